@@ -67,8 +67,10 @@ def of_images(data: str, changes: Changes, *, steps: int) -> str:
     asked["precision"] = "bf16"
     config = layered(images.Config, [("preset", images.PRESETS["fashion-mnist"]), ("ablation", asked | changes)])[0]
     spent_s, run = trained(images.build(config), steps=steps)
-    scores = run.evaluate("held-out")
-    return f"loss {scores['held-out/loss']:.4f}  accuracy {scores['held-out/accuracy']:.4f}  {1e3 * spent_s / steps:6.1f} ms a step"
+    scores = run.evaluate("val")
+    return (
+        f"loss {scores['val/loss']:.4f}  accuracy {scores['val/accuracy']:.4f}  {1e3 * spent_s / steps:6.1f} ms a step"
+    )
 
 
 def of_translation(data: str, changes: Changes, *, steps: int) -> str:

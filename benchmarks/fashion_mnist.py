@@ -139,7 +139,7 @@ def surefoot(data: sf.data.ImageDatasets, preset: str, asked: dict[str, Any]) ->
     spent_s = run.parts.whole.clock.state()["total_s"]
     training_s = opening_s + sum(float(spent_s[phase]) for phase in ("starting", "training", "waiting"))
     epochs = run.state.step * int(config.batch_size) / len(data.train)
-    return Trained(training_s, epochs, scores["held-out/accuracy"], scores["test/accuracy"])
+    return Trained(training_s, epochs, scores["val/accuracy"], scores["test/accuracy"])
 
 
 def built(preset: str, asked: dict[str, Any]) -> tuple[sf.Run, recipe.Config]:

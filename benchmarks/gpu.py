@@ -169,9 +169,9 @@ def run_lines(
     for row in run_limited(facts, limit_s=90 * slack).text.splitlines()[-QUOTED_LINES:]:
         write(row)
     for name, command in commands.items():
-        left_s = budget_s - (monotonic() - started)
-        limit_s = min(LINES[name].limit_s * slack if name in LINES else 60 * slack, left_s)
-        outcome = run_limited(command, limit_s=limit_s) if left_s > 0 else Outcome("FAIL", "no time was left", 0.0)
+        eta_s = budget_s - (monotonic() - started)
+        limit_s = min(LINES[name].limit_s * slack if name in LINES else 60 * slack, eta_s)
+        outcome = run_limited(command, limit_s=limit_s) if eta_s > 0 else Outcome("FAIL", "no time was left", 0.0)
         counts[outcome.status] += 1
         for row in written(name, outcome):
             write(row)

@@ -97,9 +97,9 @@ def surefoot(flags: str, *, text: Path, seed: int, environment: dict[str, str]) 
         command += ["--data.path", str(text), "--run-dir", f"{directory}/run"]
         wall_s, printed = _ran(command, environment=environment)
         found = records(Path(directory, "run", "metrics.jsonl"))
-    phases = ("starting_s", "training_s", "waiting_s")
+    phases = ("starting_s", "training_s", "data_wait_s")
     training_s = sum(each[phase] for each in found if each["kind"] == "train" for phase in phases)
-    loss = next(each["held-out/loss"] for each in reversed(found) if each["kind"] == "scores")
+    loss = next(each["val/loss"] for each in reversed(found) if each["kind"] == "eval")
     parameters = re.findall(r"([\d,]+) trainable", printed)[0].replace(",", "")
     return Trained(training_s, wall_s, loss, int(parameters))
 

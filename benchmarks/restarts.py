@@ -128,7 +128,7 @@ def _is_over(group: Torchrun, again: Path, pid: int, run_dir: Path) -> bool:
 
 def _is_finished(run_dir: Path) -> bool:
     metrics = run_dir / "metrics.jsonl"
-    return metrics.exists() and '"what": "finished"' in metrics.read_text()
+    return metrics.exists() and '"event": "finished"' in metrics.read_text()
 
 
 def _litter(run_dir: Path) -> list[str]:

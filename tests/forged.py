@@ -76,6 +76,6 @@ def noted_anew(run: Path, ends: list[int], lines: list[bytes]) -> None:
 def environment_changed(run: Path, edit: Edit) -> None:
     """Change every sitting that environment.json tells of."""
     held = json.loads((run / "environment.json").read_text())
-    for sitting in held["sittings"]:
+    for sitting in held["sessions"]:
         edit(sitting)
     (run / "environment.json").write_text(json.dumps(held))

@@ -146,9 +146,9 @@ def bits(run_dir: Path) -> dict[str, Any]:
         "tensors": {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(newest.glob("*.safetensors"))},
         "state": {key: value for key, value in state.items() if key not in ("clock", "machine")},
         "records": [
-            {key: record[key] for key in ("step", "loss", "norm", "held-out/loss") if key in record}
+            {key: record[key] for key in ("step", "loss", "grad_norm", "val/loss") if key in record}
             for record in records(run_dir / "metrics.jsonl")
-            if record["kind"] in ("train", "scores")
+            if record["kind"] in ("train", "eval")
         ],
     }
 

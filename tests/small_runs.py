@@ -64,9 +64,9 @@ def build(run_dir: str | Path | None, **changes: Any) -> sf.Run:
         "length": "4 epochs",
         "optimizer": sf.optim.adamw(lr=1e-2, weight_decay=0.05),
         "schedule": sf.schedules.cosine(warmup="10%"),
-        "splits": {"held-out": sf.Split((data.inputs, data.labels), scores=sf.metrics.accuracy)},
+        "splits": {"val": sf.Split((data.inputs, data.labels), scores=sf.metrics.accuracy)},
         "evaluate_every": "5 steps",
-        "early_stopping": sf.EarlyStopping("min held-out/loss", patience=50),
+        "early_stopping": sf.EarlyStopping("min val/loss", patience=50),
         "save_every": "4 steps",
         "log_every": "3 steps",
         "layer_stats_every": "6 steps",
@@ -155,7 +155,7 @@ def sitting(spec: dict[str, Any]) -> None:
             return sf.metrics.accuracy(model, batch)
 
         held_out = sf.Split((Augmented().inputs, Augmented().labels), scores=accuracy)
-        changes["splits"] = {"held-out": held_out}
+        changes["splits"] = {"val": held_out}
     if "signal_at_step" in spec:
         step, number = spec["signal_at_step"]
         passes = [0]
@@ -181,26 +181,26 @@ def outcome(run_dir: Path) -> dict[str, Any]:
         "kind",
         "step",
         "loss",
-        "norm",
-        "norm_max",
-        "clipped",
+        "grad_norm",
+        "grad_norm_max",
+        "clip_fraction",
         "targets",
         "skipped",
-        "learning_rate",
-        "rate_factor",
-        "held-out/loss",
-        "held-out/accuracy",
+        "lr",
+        "lr_factor",
+        "val/loss",
+        "val/accuracy",
         "loss_max",
         "loss_max_step",
         "skipped_steps",
-        "watched_step",
-        "gradient_norm",
+        "measured_step",
+        "grad_norm",
         "weight_norm",
         "update_norm",
-        "zero_rows",
-        "saturated",
-        "activation_norm",
-        "noise",
+        "zero_grad_row_fraction",
+        "saturated_fraction",
+        "activation_rms",
+        "grad_noise",
         "never_updated",
     )
     return {
@@ -210,7 +210,7 @@ def outcome(run_dir: Path) -> dict[str, Any]:
         "records": [
             {key: record[key] for key in shown if key in record}
             for record in records(run_dir / "metrics.jsonl")
-            if record["kind"] in ("train", "scores", "layers")
+            if record["kind"] in ("train", "eval", "layer_stats")
         ],
         "ids": dict(lines),
     }

@@ -84,6 +84,8 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
         (["train", "gtp"], "did you mean gpt?"),
         (["train", "missing.py:build"], "no file missing.py"),
         ([*GPT, "--lenght", "3"], "unknown setting --lenght: did you mean --length?"),
+        ([*GPT, "--optimizer.learning-rate", "3"], "--optimizer.learning-rate: did you mean --optimizer.lr?"),
+        ([*GPT, "--epochs", "3"], "unknown setting --epochs: did you mean --length?"),
         ([*GPT, "--lr=3"], "unknown setting --lr: did you mean --optimizer.lr?"),
         ([*GPT, "--batch-size", "many"], "batch_size = 'many': write a number of samples"),
         ([*GPT, "--optimizer.lr", "fast"], "--optimizer.lr"),
@@ -419,18 +421,18 @@ def named_loss(model: nn.Module, batch: Any) -> sf.Mean:
 named_loss.__name__ = "loss"
 
 
-def splits(name: str = "held-out", **settings: Any) -> dict[str, Any]:
+def splits(name: str = "val", **settings: Any) -> dict[str, Any]:
     return {"splits": {name: sf.Split(**{"data": data(), **settings})}}
 
 
 def stopping(**settings: Any) -> dict[str, Any]:
-    return {"early_stopping": sf.EarlyStopping("min held-out/loss", **{"patience": 1, **settings})}
+    return {"early_stopping": sf.EarlyStopping("min val/loss", **{"patience": 1, **settings})}
 
 
 MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
-    "splits['held-out'] is a tuple: write surefoot.Split": (2, lambda: {"splits": {"held-out": data()}}),
-    "split 'held-out': the data set is empty": (3, lambda: splits(data=data(0))),
-    "split 'held-out': Unsized can only be iterated": (3, lambda: splits(data=Unsized())),
+    "splits['val'] is a tuple: write surefoot.Split": (2, lambda: {"splits": {"val": data()}}),
+    "split 'val': the data set is empty": (3, lambda: splits(data=data(0))),
+    "split 'val': Unsized can only be iterated": (3, lambda: splits(data=Unsized())),
     "split 'a/b'": (2, lambda: splits("a/b")),
     "Split(batch_size=0)": (2, lambda: splits(batch_size=0)),
     "two scores called 'accuracy'": (2, lambda: splits(scores=[sf.metrics.accuracy, sf.metrics.accuracy])),
@@ -458,7 +460,9 @@ def test_what_a_caller_mistakes_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("flags", [["--sample-tokens", "-5"], ["--cloze-questions", "-1"], ["--early-stopping", "0"]])
+@pytest.mark.parametrize(
+    "flags", [["--sample-tokens", "-5"], ["--cloze-questions", "-1"], ["--early-stopping.patience", "0"]]
+)
 def test_numbers_below_nothing_are_refused_before_the_training(
     flags: list[str], refused: Refused, tmp_path: Path
 ) -> None:
@@ -492,6 +496,6 @@ def test_a_small_text_is_trained_on_without_questions(tmp_path: Path) -> None:
     """There is too little of it to hold out for them, and nobody asked for any."""
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 20)
     main([*GPT, "--data.path", str(tmp_path / "text.txt"), "--run-dir", str(tmp_path / "run"), "--model.context", "16"])
-    (scores,) = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "scores"][-1:]
-    assert "held-out/loss" in scores
+    (scores,) = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval"][-1:]
+    assert "val/loss" in scores
     assert "cloze/accuracy" not in scores

@@ -9,6 +9,8 @@ import ast
 import importlib
 import inspect
 import json
+import pydoc
+import rlcompleter
 import subprocess
 import sys
 from importlib.metadata import version
@@ -103,7 +105,7 @@ def test_a_stub_lists_each_name_once_and_dir_shows_them(stub: Path) -> None:
     names = [name for _, name in names_in(stub)]
     __import__(package_of(stub))
     package = sys.modules[package_of(stub)]
-    assert sorted(names) == sorted(listed) == sorted(dir(package)) == sorted(set(names))
+    assert sorted(names) == sorted(listed) == sorted({*dir(package)} - {"__version__"}) == sorted(set(names))
 
 
 def test_packages_that_hand_names_on_do_it_lazily() -> None:
@@ -118,8 +120,20 @@ def test_packages_that_hand_names_on_do_it_lazily() -> None:
 
 def test_the_version_is_that_of_the_package_and_other_names_are_refused() -> None:
     assert surefoot.__version__ == version("surefoot")
+    assert "__version__" in dir(surefoot)
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = surefoot.no_such_name  # type: ignore[attr-defined]
+
+
+def test_help_and_completion_show_all_public_names_and_no_module_of_ours() -> None:
+    shown = pydoc.plain(pydoc.render_doc(surefoot))
+    completer, completed = rlcompleter.Completer({"sf": surefoot}), set[str]()
+    while (text := completer.complete("sf.", len(completed))) is not None:
+        completed.add(text.removeprefix("sf.").rstrip("()"))
+    public = {name for _, name in names_in(SOURCE / "__init__.pyi")}
+    assert completed == public
+    assert all(name in shown for name in public)
+    assert version("surefoot") in shown
 
 
 def test_every_public_name_and_method_says_what_it_is() -> None:

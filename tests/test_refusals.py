@@ -146,7 +146,7 @@ def test_what_a_refusal_of_evaluate_and_of_a_class_says_to_type_works() -> None:
     with pytest.raises(sf.ConfigError) as refused:
         build(splits=(X, Y))
     changes = eval(f"dict({str(refused.value).partition('write ')[2]})", {"surefoot": sf, "data": (X, Y), "dict": dict})
-    assert set(build(**changes).evaluate()) == {"held-out/loss"}
+    assert set(build(**changes).evaluate()) == {"val/loss"}
     with pytest.raises(sf.ConfigError) as refused:
         build(model=nn.Linear)
     cure = str(refused.value).partition("with them: ")[2].replace("...", "4, 3")

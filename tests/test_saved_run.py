@@ -145,8 +145,8 @@ def test_a_saved_run_tells_what_its_directory_holds(of_script: Path) -> None:
     assert [record["loss"] for record in run.records("train")] == losses
     assert len(run.records()) == len(lines)
     assert run.settings["batch_size"] == 4
-    assert run.metrics["val/loss"] == [line["val/loss"] for line in lines if line["kind"] == "scores"][-1]
-    assert run.metrics["test/loss"] == next(line["test/loss"] for line in lines if line["kind"] == "end")
+    assert run.metrics["val/loss"] == [line["val/loss"] for line in lines if line["kind"] == "eval"][-1]
+    assert run.metrics["test/loss"] == next(line["test/loss"] for line in lines if line["kind"] == "final_eval")
 
 
 def test_a_run_that_was_stopped_says_so_and_where(tmp_path: Path) -> None:
@@ -245,10 +245,10 @@ def test_a_program_builds_its_model_and_evaluates_it_again(there: Path) -> None:
     assert all(
         torch.equal(one, other) for one, other in zip(by_class.parameters(), run.load_model().parameters(), strict=True)
     )
-    (value,) = [record["val/loss"] for record in run.records("scores") if record["step"] == 2]
+    (value,) = [record["val/loss"] for record in run.records("eval") if record["step"] == 2]
     assert run.evaluate("val", checkpoint=2) == {"val/loss": value}
-    with pytest.raises(sf.ConfigError, match="split 'held-out' does not exist\n  splits of this run: val"):
-        run.evaluate("held-out")
+    with pytest.raises(sf.ConfigError, match="split 'other' does not exist\n  splits of this run: val"):
+        run.evaluate("other")
 
 
 @pytest.mark.parametrize("use", [*EXECUTING.values()], ids=[*EXECUTING])

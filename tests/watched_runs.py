@@ -37,7 +37,7 @@ def watched(*, layer_stats_every: str | None, sharding: Any = None, **changes: A
             pass
     return {
         "weights": world_runs.weights(run),
-        "layers": [record for record in kept if record["kind"] == "layers"],
+        "layers": [record for record in kept if record["kind"] == "layer_stats"],
         "seen": sorted(run.parts.whole.seen),
     }
 

@@ -1,4 +1,4 @@
-"""Directories of runs that nobody trained: records, settings and sittings, written as a run writes them."""
+"""Directories of runs that nobody trained: records, settings and sessions, written as a run writes them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def written(path: Path, records: list[dict[str, Any]], *, config: str | None = N
     if config is not None:
         (path / "config.toml").write_text(config)
     if sitting:
-        (path / "environment.json").write_text(json.dumps({"sittings": [sitting]}))
+        (path / "environment.json").write_text(json.dumps({"sessions": [sitting]}))
     return path
 
 
@@ -68,8 +68,8 @@ def train(step: int, loss: float = 2.0, **values: Any) -> dict[str, Any]:
 
 
 def scores(step: int, **values: float) -> dict[str, Any]:
-    """A record of scores of the split "held-out"."""
-    return {"kind": "scores", "step": step, **{f"held-out/{name}": value for name, value in values.items()}}
+    """A record of scores of the split "val"."""
+    return {"kind": "eval", "step": step, **{f"val/{name}": value for name, value in values.items()}}
 
 
 def falling(steps: int, *, every: int = 10, **values: Any) -> list[dict[str, Any]]:
@@ -78,8 +78,8 @@ def falling(steps: int, *, every: int = 10, **values: Any) -> list[dict[str, Any
     for step in range(every, steps + 1, every):
         loss = 1 + 2 * math.exp(-3 * step / steps)
         rate = 1e-3 * (1 - step / steps)
-        times = {"training_s": 0.8, "waiting_s": 0.1, "evaluating_s": 0.05, "saving_s": 0.03, "user_s": 0.02}
-        more = {"norm": 0.5, "norm_max": 0.9, "clipped": 0.25, "learning_rate": rate, "targets": 640.0}
+        times = {"training_s": 0.8, "data_wait_s": 0.1, "evaluating_s": 0.05, "saving_s": 0.03, "user_s": 0.02}
+        more = {"grad_norm": 0.5, "grad_norm_max": 0.9, "clip_fraction": 0.25, "lr": rate, "targets": 640.0}
         found.append(train(step, loss, targets_per_s=711.0, host_memory_bytes=3 * 2**30, **more, **times, **values))
         if step % (5 * every) == 0:
             found.append(scores(step, loss=loss + 0.1, accuracy=1 - loss / 3))
@@ -89,13 +89,13 @@ def falling(steps: int, *, every: int = 10, **values: Any) -> list[dict[str, Any
 def layers(step: int, names: tuple[str, ...] = ("up.weight", "down.weight"), **changes: Any) -> dict[str, Any]:
     """A record of a watched step."""
     return {
-        "kind": "layers",
+        "kind": "layer_stats",
         "step": step,
-        "watched_step": step - 1,
-        "gradient_norm": {name: 0.1 * (place + 1) for place, name in enumerate(names)},
+        "measured_step": step - 1,
+        "grad_norm": {name: 0.1 * (place + 1) for place, name in enumerate(names)},
         "weight_norm": dict.fromkeys(names, 10.0),
         "update_norm": dict.fromkeys(names, 0.01),
-        "saturated": {"act": 0.5},
+        "saturated_fraction": {"act": 0.5},
         "never_updated": [],
         **changes,
     }

@@ -13,7 +13,7 @@ from rank_processes import Ranks
 
 
 class Zygote:
-    """Runs sittings of `small_runs` on one rank of `ranks`; `run` returns the exit status, negative for a signal."""
+    """Runs sessions of `small_runs` on one rank of `ranks`; `run` returns the exit status, negative for a signal."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks

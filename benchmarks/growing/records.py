@@ -7,10 +7,10 @@ import random
 from pathlib import Path
 
 _LINE = (
-    '{{"kind": "train", "step": {step}, "loss": {loss!r}, "targets": {targets}, "norm": {norm!r}, "norm_max": {most!r},'
-    ' "clipped": 0.25, "skipped": 0, "loss_max": {most!r}, "loss_max_step": {step}, "targets_per_s": {speed!r},'
-    ' "learning_rate": {rate!r}, "left_s": {left!r}, "host_memory_bytes": 373719040, "training_s": {training!r},'
-    ' "waiting_s": 0.007075670000631362, "evaluating_s": 0.0, "saving_s": 0.0, "user_s": 0.0}}\n'
+    '{{"kind": "train", "step": {step}, "loss": {loss!r}, "targets": {targets}, "grad_norm": {norm!r}, "grad_norm_max": {most!r},'
+    ' "clip_fraction": 0.25, "skipped": 0, "loss_max": {most!r}, "loss_max_step": {step}, "targets_per_s": {speed!r},'
+    ' "lr": {rate!r}, "eta_s": {left!r}, "host_memory_bytes": 373719040, "training_s": {training!r},'
+    ' "data_wait_s": 0.007075670000631362, "evaluating_s": 0.0, "saving_s": 0.0, "user_s": 0.0}}\n'
 )
 
 
@@ -35,4 +35,4 @@ def write_records(path: Path, number: int, *, every: int) -> None:
                 )
             )
             if place % 50 == 0:
-                file.write(f'{{"kind": "scores", "step": {place * every}, "held-out/loss": {loss + 0.2 * draw()!r}}}\n')
+                file.write(f'{{"kind": "eval", "step": {place * every}, "val/loss": {loss + 0.2 * draw()!r}}}\n')

@@ -119,7 +119,7 @@ class SavedRun:
         """The last value of each metric, as {"SPLIT/METRIC": value}; metrics of the final evaluation are included."""
         from surefoot.tracking.record import scores_in
 
-        evaluated = [scores_in(record) for record in self.records() if record["kind"] in ("scores", "end")]
+        evaluated = [scores_in(record) for record in self.records() if record["kind"] in ("eval", "final_eval")]
         return {name: value for scores in evaluated for name, value in scores.items()}
 
     @property

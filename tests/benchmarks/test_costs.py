@@ -55,6 +55,6 @@ def test_records_in_any_number_are_those_that_a_report_and_findings_read(
     told = read_reported_run(tmp_path).recorded
     assert (told.count, told.last_step) == (2_040, 100_000)
     assert len(history_in(tmp_path).train) == 2_000
-    assert {"loss", "norm", "learning_rate"} <= told.train.keys()
+    assert {"loss", "grad_norm", "lr"} <= told.train.keys()
     sys.modules.pop("growing.records")
     sys.modules.pop("growing")

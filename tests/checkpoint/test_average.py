@@ -50,7 +50,7 @@ def test_a_run_is_scored_with_the_mean(tmp_path: Path) -> None:
     expected = {name: held.clone() for name, held in average_weights(store, 3).files["model"].items()}
     for name, held in run.state.models["model"].state_dict().items():
         assert torch.equal(held, expected[name])
-    assert run.evaluate()["held-out/loss"] > 0
+    assert run.evaluate()["val/loss"] > 0
 
 
 @pytest.mark.parametrize("count", [0, 9])

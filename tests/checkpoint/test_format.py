@@ -127,7 +127,7 @@ def test_tensors_that_cannot_be_written_as_they_are_are_refused(
     tensors: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=r"cannot save model\.safetensors: "):
-        write(small(extra_files={"model": tensors}), directory=tmp_path / "c")
+        write(small(files={"model": tensors}), directory=tmp_path / "c")
     assert verify(tmp_path / "c") == ["manifest.json: missing"]
 
 
@@ -144,7 +144,7 @@ def test_where_hashing_fails_there_is_no_checkpoint(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("name", ["", "../model", "a/b", ".hidden", "é"])
 def test_a_file_name_that_could_lead_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="use letters"):
-        write(small(extra_files={name: {}}), directory=tmp_path / "c")
+        write(small(files={name: {}}), directory=tmp_path / "c")
 
 
 def test_only_the_chosen_files_are_read_and_checked(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_pipe_in_the_place_of_a_file_is_damage_and_not_a_hang(tmp_path: Path) 
 def test_the_room_asked_for_is_never_less_than_what_is_written(tensors: int, letters: int, tmp_path: Path) -> None:
     """A state of up to a megabyte among it."""
     files = {"model": {f"blocks.{number}.weight": torch.ones(3) for number in range(tensors)}}
-    contents = small(extra_files=files, state={"said": "x" * letters})
+    contents = small(files=files, state={"said": "x" * letters})
     write(contents, directory=tmp_path / "c")
     written = sum(path.stat().st_size for path in (tmp_path / "c").iterdir())
     assert written <= size_bytes(contents)

@@ -47,7 +47,8 @@ import torch
 from torch import nn
 import torch.nn.functional as F
 import surefoot as sf
-from surefoot.recipes.optimizer_settings import Optimizer, checked
+from surefoot.config.setting import checked
+from surefoot.recipes.optimizer_settings import Optimizer
 
 @dataclass(frozen=True)
 class Config:
@@ -77,8 +78,8 @@ def build(config: Config):
     return sf.Run(
         model=lambda: nn.Sequential(nn.Linear(4, config.width), nn.Dropout(0.2), nn.Linear(config.width, 1)),
         loss=loss, train_data=data, batch_size=7, length=config.length, optimizer=config.optimizer.spec(), seed=config.seed,
-        splits={"held-out": sf.Split(data), "test": sf.Split(data, at_end=True)}, evaluate_every="5 steps",
-        save_every="3 steps", log_every="1 steps", best="min held-out/loss", run_dir=config.run_dir, precision="fp32", report=False,
+        splits={"val": sf.Split(data), "test": sf.Split(data, at_end=True)}, evaluate_every="5 steps",
+        save_every="3 steps", log_every="1 steps", best="min val/loss", run_dir=config.run_dir, precision="fp32", report=False,
     )
 """
 SLOW = ["program.py:build", "--vary", "optimizer.name=adamw,sgd", "--optimizer.lr", "0.01", "--step-s", "0.05"]
@@ -141,8 +142,8 @@ def weights(run: Path) -> dict[str, str]:
     }
 
 
-def sittings(run: Path) -> int:
-    return len(json.loads((run / "environment.json").read_text())["sittings"])
+def sessions(run: Path) -> int:
+    return len(json.loads((run / "environment.json").read_text())["sessions"])
 
 
 def steps_of(run: Path) -> int:
@@ -179,8 +180,8 @@ def test_killed_with_its_children_and_gone_on_with_it_ends_with_the_same_bits(he
     again = compare("killed")
     for name in ("name=adamw", "name=sgd"):
         assert weights(here / "killed" / name) == weights(whole / name)
-    assert sittings(here / "killed" / "name=adamw") == 1
-    assert sittings(second) == 2
+    assert sessions(here / "killed" / "name=adamw") == 1
+    assert sessions(second) == 2
     same = ("variant", "best", "best_step", "final", "difference", "difference_error", "verdict")
     assert [[row[key] for key in same] for row in again["variants"]] == [
         [row[key] for key in same] for row in held(whole)["variants"]
@@ -217,7 +218,7 @@ def test_a_comparison_tells_what_is_shared_what_differs_and_nothing_of_the_test_
     first = [first_losses(whole / name)[0] for name in ("name=adamw", "name=sgd")]
     assert first[0] == first[1]
     assert "shared: initial weights, and the samples in their order" in found["notes"]
-    assert not any(record["kind"] == "end" for record in records(whole / "name=sgd" / "metrics.jsonl"))
+    assert not any(record["kind"] == "final_eval" for record in records(whole / "name=sgd" / "metrics.jsonl"))
     row = found["variants"][1]
     scores = {each["variant"]: each["best"] for each in found["variants"]}
     assert row["difference"] == pytest.approx(scores[row["variant"]] - found["variants"][0]["best"], rel=1e-5)
@@ -250,7 +251,7 @@ def test_a_variant_is_trained_again_where_its_directory_was_removed_and_else_nev
     assert [row["status"] for row in compare("again")["variants"]] == ["finished"] * 2
     assert steps_of(here / "again" / "lr=0.02") == 2
     assert result.stat().st_mtime_ns == before
-    assert sittings(here / "again" / "lr=0.01") == 1
+    assert sessions(here / "again" / "lr=0.01") == 1
 
 
 @pytest.mark.slow
@@ -312,8 +313,8 @@ def test_a_variant_that_fails_is_a_row_and_stops_no_other(here: Path, capsys: py
     assert rows["lr=0.02,huge=True"]["status"] == "out of memory at step 0"
     assert "no room" in rows["lr=0.02,huge=True"]["said"]
     main(["compare", "failing"])  # what diverged would do so again; what had no memory is tried again
-    assert sittings(here / "failing" / "lr=0.01") == 1
-    assert sittings(here / "failing" / "lr=0.02,huge=True") == 2
+    assert sessions(here / "failing" / "lr=0.01") == 1
+    assert sessions(here / "failing" / "lr=0.02,huge=True") == 2
     assert "out of memory" in capsys.readouterr().out
 
 
@@ -343,7 +344,7 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
     rates = {row["variant"]: row["settings"]["optimizer.lr"] for row in longer["variants"]}
     assert rates | {row["variant"]: row["settings"]["optimizer.lr"] for row in found["variants"]} == rates
     assert len(set(rates.values())) == 3
-    assert [sittings(here / "search" / f"trial-00{place}") for place in range(3)] == [1, 1, 1]
+    assert [sessions(here / "search" / f"trial-00{place}") for place in range(3)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -366,7 +367,7 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
         (["gpt", "--variant", "optimizer.name=adamw", "--variant", "optimizer.name=adamw seed=0"], "are the same"),
         (["gpt", "--variant", "optimizer.lr=0.1"], "nothing to compare it with\n  add another value"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--baseline", "foo"], "no variant of that name; there are: lr=1, lr=2"),
-        (["gpt", "--vary", "optimizer.lr=1,2", "--metric", "held-out/loss"], "--metric 'held-out/loss': cannot watch"),
+        (["gpt", "--vary", "optimizer.lr=1,2", "--metric", "val/loss"], "--metric 'val/loss': cannot watch"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--metric", "min loss"], "a split and a score of it"),
         (["a", "b", "--jobs", "2"], "--jobs is for the start of a comparison"),
     ],
@@ -412,7 +413,7 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
         (["--out", "elsewhere"], "--out is for the start of a comparison"),
         (["--metric", "min tset/loss"], "these runs score no such split on the way; there are: held-out"),
         (["--metric", "min test/loss"], "these runs score no such split on the way"),
-        (["--metric", "min held-out/lss"], "has no such score; it has: held-out/loss"),
+        (["--metric", "min val/lss"], "has no such score; it has: val/loss"),
         (["--baseline", "foo"], "no variant of that name; there are: name=adamw, name=sgd"),
         (["whole"], "whole is a comparison; its runs: whole/name=adamw, whole/name=sgd"),
     ],

@@ -43,7 +43,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_a_finding_is_a_block_of_name_sentence_evidence_causes_and_what_to_try(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = made(tmp_path / "run", train(waiting_s=lambda _: 0.9))
+    run = made(tmp_path / "run", train(data_wait_s=lambda _: 0.9))
     shown = said(capsys, str(run))
     assert shown.startswith(f"{run}: 600 steps, not finished\n1 warning\n")
     assert BLOCK in shown
@@ -71,7 +71,7 @@ def test_json_holds_findings_and_what_was_looked_at(tmp_path: Path, capsys: pyte
 def test_only_strict_leaves_with_1_and_only_for_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = made(tmp_path / "broken", train(lambda place: 2.3))
     said(capsys, str(broken))
-    said(capsys, str(made(tmp_path / "slow", train(waiting_s=lambda _: 0.9))), "--strict")
+    said(capsys, str(made(tmp_path / "slow", train(data_wait_s=lambda _: 0.9))), "--strict")
     with pytest.raises(SystemExit) as end:
         main(["diagnose", str(broken), "--strict"])
     assert end.value.code == 1

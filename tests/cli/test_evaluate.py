@@ -76,7 +76,7 @@ def test_the_end_of_a_run_is_two_lines_and_one_of_what_is_wrong(recipe: str, end
     how, *found, following = ended.said[recipe].splitlines()
     assert len(found) <= 1
     assert all(re.fullmatch(rf"\d findings?: [^:]+: surefoot diagnose runs/{recipe}", line) for line in found)
-    score = {"gpt": "held-out/loss", "translation": "validation/bleu", "images": "held-out/loss"}[recipe]
+    score = {"gpt": "val/loss", "translation": "validation/bleu", "images": "val/loss"}[recipe]
     assert re.search(rf"; {score} ((fell|rose) from [\d.]+ at step \d to )?[\d.]+", how)
     assert f"surefoot evaluate runs/{recipe}" in following
 
@@ -134,7 +134,7 @@ def test_gpt_tints_held_out_text_with_the_losses_that_its_evaluation_has(there: 
     assert 250 <= len(text.text.encode()) <= 320
     run = gpt.build(layered(gpt.Config, [("test", config("gpt"))])[0])
     run.load_checkpoint(sf.checkpoint.Store(Path("runs/gpt/checkpoints")).at(6))
-    windows = run.parts.scoring.splits["held-out"].data
+    windows = run.parts.scoring.splits["val"].data
     tokens = np.frombuffer(text.text.encode(), dtype=np.uint8).astype(np.int64)
     held_out = windows.arrays[0].astype(np.int64)
     begun = next(
@@ -173,8 +173,8 @@ def test_translation_shows_sentences_of_the_validation_part_with_their_bleu(ther
 def test_images_show_the_confusion_that_the_records_have_and_the_largest_losses(there: Ended) -> None:
     confusion, wrong = panel("images"), panel("images", 1)
     lines = [json.loads(line) for line in Path("runs/images/metrics.jsonl").read_text().splitlines()]
-    last = [line for line in lines if "held-out/confusion" in line][-1]
-    assert [list(row) for row in confusion.counts] == last["held-out/confusion"]
+    last = [line for line in lines if "val/confusion" in line][-1]
+    assert [list(row) for row in confusion.counts] == last["val/confusion"]
     assert len(wrong.images) == 16
     losses = [one.loss for one in wrong.images]
     assert losses == sorted(losses, reverse=True)
@@ -188,7 +188,7 @@ def test_the_example_of_a_run_is_predicted_as_what_was_held_out(
     said = {line.split()[1]: float(line.split()[0]) for line in capsys.readouterr().out.splitlines()}
     run = images.build(layered(images.Config, [("test", config("images"))])[0])
     run.load_checkpoint(sf.checkpoint.Store(Path("runs/images/checkpoints")).at(6))
-    picture, _ = run.parts.scoring.splits["held-out"].data[0]
+    picture, _ = run.parts.scoring.splits["val"].data[0]
     with torch.no_grad():
         chances = run.state.models["model"].eval()(picture[None])[0].softmax(dim=0)
     assert [said[str(digit)] for digit in range(10)] == pytest.approx(chances.tolist(), abs=1e-4)

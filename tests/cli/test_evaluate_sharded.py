@@ -63,9 +63,9 @@ def runs(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scores(printed: str) -> dict[str, float]:
-    """The numbers of lines such as "held-out/loss 2.3" in what `evaluate` prints."""
+    """The numbers of lines such as "val/loss 2.3" in what `evaluate` prints."""
     words = printed.replace("=", " ").split()
-    return {name: float(value) for name, value in itertools.pairwise(words) if name.startswith("held-out/")}
+    return {name: float(value) for name, value in itertools.pairwise(words) if name.startswith("val/")}
 
 
 def test_checkpoints_in_pieces_are_kept_and_removed_as_whole_ones_are(runs: Path) -> None:
@@ -76,7 +76,7 @@ def test_checkpoints_in_pieces_are_kept_and_removed_as_whole_ones_are(runs: Path
         4,
         6,
         5,
-    }  # the first, every second, the last two; and the best by held-out/loss, which is one of them
+    }  # the first, every second, the last two; and the best by val/loss, which is one of them
     assert {int(name.removeprefix("step-")) for name in steps} == wanted
     for name in steps:
         files = {file.name for file in (runs / "sharded" / "checkpoints" / name).iterdir()}
@@ -86,7 +86,7 @@ def test_checkpoints_in_pieces_are_kept_and_removed_as_whole_ones_are(runs: Path
 
 @forks
 def test_evaluate_scores_what_ranks_have_saved_as_they_did(runs: Path) -> None:
-    last = [line for line in records(runs / "sharded" / "metrics.jsonl") if line["kind"] == "scores"][-1]
+    last = [line for line in records(runs / "sharded" / "metrics.jsonl") if line["kind"] == "eval"][-1]
     evaluate = ["evaluate", str(runs / "sharded"), "--checkpoint", "6"]
     with Forked(lambda: main(evaluate), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

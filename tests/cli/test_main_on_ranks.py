@@ -38,5 +38,5 @@ def test_scores_of_a_run_are_printed_once(ranks: Ranks, tmp_path: Path) -> None:
     assert trained.status == 0, trained.text
     first, second = outcomes(ranks, 2, "evaluate", run_dir)
     assert first.status == second.status == 0, second.text
-    assert "step=4 held-out/loss=" in first.text
+    assert "step=4 val/loss=" in first.text
     assert second.text == ""

@@ -178,11 +178,11 @@ def test_a_run_that_is_there_keeps_its_micro_batches(tmp_path: Path) -> None:
     held = state_json()
     held["described"] |= {"batch_size": 64, "micro_batch_size": 16}
     state.write_text(json.dumps(held))
-    assert sizes_of(64, None, run_dir=tmp_path) == Sizes(64, 16, begun=True)
+    assert sizes_of(64, None, out=tmp_path) == Sizes(64, 16, begun=True)
     with pytest.raises(ConfigError, match=r"2 or 4 ranks$"):
-        sizes_of(64, None, run_dir=tmp_path).refuse(3)
-    assert sizes_of(32, None, run_dir=tmp_path) == Sizes(32, None)
-    assert sizes_of(64, 32, run_dir=tmp_path) == Sizes(64, 32, begun=True)
+        sizes_of(64, None, out=tmp_path).refuse(3)
+    assert sizes_of(32, None, out=tmp_path) == Sizes(32, None)
+    assert sizes_of(64, 32, out=tmp_path) == Sizes(64, 32, begun=True)
 
 
 def test_python_m_surefoot_is_the_command_line() -> None:

@@ -52,7 +52,7 @@ def test_the_page_says_from_where_and_shows_the_step(trained: Path, command: Ran
         f"{trained}, step 5 of 24",
         "  everything in this step is finite",
         page.splitlines()[2],
-        "  made again from step-00000004, 2 steps; loss and norm are bit for bit those of the record",
+        "  made again from step-00000004, 2 steps; loss and grad_norm are bit for bit those of the record",
     ]
     assert said.startswith("from step-00000004: 2 steps to make again, about ")
     ids = [sample for held in faulty_runs.build(faulty_runs.Config()).parts.supply.samples(5) for sample in held]
@@ -204,7 +204,7 @@ def test_a_text_is_shown_as_text(command: Ran, tmp_path: Path) -> None:
     [
         ([], "from step-00000004: 6 steps to make again"),
         (
-            [{"kind": "train", "step": 20, "training_s": 190.0, "waiting_s": 10.0}],
+            [{"kind": "train", "step": 20, "training_s": 190.0, "data_wait_s": 10.0}],
             "from step-00000004: 6 steps to make again, about 1m00s by the records",
         ),
     ],

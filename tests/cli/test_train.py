@@ -92,7 +92,7 @@ def weights(run: str) -> dict[str, bytes]:
 
 
 def logged(run: str, step: int) -> float:
-    found = [record for record in records(Path(run, "metrics.jsonl")) if record["kind"] == "scores"]
+    found = [record for record in records(Path(run, "metrics.jsonl")) if record["kind"] == "eval"]
     return next(float(record["all/loss"]) for record in found if record["step"] == step)
 
 
@@ -200,7 +200,7 @@ def test_a_cosine_run_is_not_extended(program: Path, capsys: pytest.CaptureFixtu
 def test_a_wsd_run_is_extended_before_its_cooldown_to_the_bits_of_one_of_that_length(
     program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Percentages stay what they were of the 8 steps with which it began, also in the sittings after that."""
+    """Percentages stay what they were of the 8 steps with which it began, also in the sessions after that."""
     main(["train", "program.py:build", "--length", "12 steps", "--schedule", "wsd in steps", "--run-dir", "runs/long"])
     main(["train", "program.py:build", "--length", "8 steps", "--schedule", "wsd", "--stop-after", "7 steps"])
     monkeypatch.setattr("surefoot.train.loop.update", interrupted_at(9))
@@ -257,7 +257,7 @@ def test_evaluating_a_checkpoint_gives_what_the_run_logged(
     asked: str, program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["train", "program.py:build", "--length", "8 steps", "--optimizer.lr", "0.9"])
-    found = [record for record in records(Path("runs/mine/metrics.jsonl")) if record["kind"] == "scores"]
+    found = [record for record in records(Path("runs/mine/metrics.jsonl")) if record["kind"] == "eval"]
     best = min(found, key=lambda record: record["all/loss"])["step"]
     assert best != 8  # at this rate the last is not the best
     step = {"newest": 8, "best": best, "4": 4}[asked]

@@ -29,7 +29,7 @@ SCORES = [(10, 2.0), (20, 1.0), (30, 1.5)]
 def trained(scores: Any = SCORES, **changes: Any) -> Trained:
     settings: dict[str, Any] = {
         "settings": {},
-        "watch": ("min", "held-out/loss"),
+        "watch": ("min", "val/loss"),
         "loss": [(step, score + 0.1) for step, score in scores],
         "scores": scores,
         "times": [(10, 1.0), (20, 2.0), (30, 4.0)],
@@ -60,8 +60,8 @@ def test_best_final_and_time_to_the_target_are_those_of_the_records() -> None:
 
 
 def test_higher_is_better_where_the_run_says_so() -> None:
-    first = run("a", [(10, 0.5), (20, 0.9)], watch=("max", "held-out/accuracy"))
-    second = run("b", [(10, 0.7), (20, 0.8)], watch=("max", "held-out/accuracy"))
+    first = run("a", [(10, 0.5), (20, 0.9)], watch=("max", "val/accuracy"))
+    second = run("b", [(10, 0.7), (20, 0.8)], watch=("max", "val/accuracy"))
     found = compared([second, first])
     assert [row.name for row in found.rows] == ["a", "b"]
     assert found.rows[0].target_step == 20  # 0.8, the best of the first given
@@ -181,7 +181,7 @@ def test_what_is_not_shared_is_said(changes: dict[str, Any], said: str) -> None:
 
 def test_runs_judged_by_different_scores_are_not_compared() -> None:
     with pytest.raises(ConfigError, match="judged by different scores"):
-        compared([run("a"), run("b", watch=("max", "held-out/accuracy"))])
+        compared([run("a"), run("b", watch=("max", "val/accuracy"))])
 
 
 def test_an_unknown_reference_is_refused() -> None:
@@ -198,21 +198,21 @@ def test_a_run_without_records_is_a_row_without_numbers(tmp_path: Path) -> None:
 
 def test_records_that_a_resume_superseded_are_no_part_of_a_curve(tmp_path: Path) -> None:
     lines = [
-        {"kind": "train", "step": 5, "loss": 3.0, "targets": 10, "training_s": 1.0, "waiting_s": 0.5},
-        {"kind": "train", "step": 10, "loss": 9.0, "targets": 10, "training_s": 1.0, "waiting_s": 0.5},
-        {"kind": "scores", "step": 10, "held-out/loss": 9.0},
-        {"kind": "resumed", "step": 5},
-        {"kind": "train", "step": 10, "loss": 2.0, "targets": 10, "training_s": 2.0, "waiting_s": 0.0},
-        {"kind": "scores", "step": 10, "held-out/loss": 1.0},
+        {"kind": "train", "step": 5, "loss": 3.0, "targets": 10, "training_s": 1.0, "data_wait_s": 0.5},
+        {"kind": "train", "step": 10, "loss": 9.0, "targets": 10, "training_s": 1.0, "data_wait_s": 0.5},
+        {"kind": "eval", "step": 10, "val/loss": 9.0},
+        {"kind": "resume", "step": 5},
+        {"kind": "train", "step": 10, "loss": 2.0, "targets": 10, "training_s": 2.0, "data_wait_s": 0.0},
+        {"kind": "eval", "step": 10, "val/loss": 1.0},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(line(each) + "\n" for each in lines))
     found = read_run(tmp_path)
     assert found.loss == [(5, 3.0), (10, 2.0)]
     assert found.scores == [(10, 1.0)]
     assert (found.training_s, found.targets) == (3.5, 20.0)
-    assert found.watch == ("min", "held-out/loss")
-    with pytest.raises(ConfigError, match="has no such score; it has: held-out/loss"):
-        read_run(tmp_path, metric="max held-out/accuracy")
+    assert found.watch == ("min", "val/loss")
+    with pytest.raises(ConfigError, match="has no such score; it has: val/loss"):
+        read_run(tmp_path, metric="max val/accuracy")
 
 
 def test_every_form_of_the_table_holds_the_same_numbers(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_every_form_of_the_table_holds_the_same_numbers(tmp_path: Path) -> None:
     lines = [row.split("\t") for row in tsv(found).splitlines()]
     assert lines[2][lines[0].index("best")] == "3"
     assert "| lr=2\\| |" in markdown(found)
-    assert "held-out/loss: lower is better" in text(found)
+    assert "val/loss: lower is better" in text(found)
     assert json.loads(as_json(compared([run("a", [(10, float("inf"))])])))["variants"][0]["best"] is None
 
 
@@ -236,10 +236,10 @@ def test_the_same_comparison_gives_the_same_picture(tmp_path: Path) -> None:
 
 
 def test_a_score_that_is_no_loss_has_a_field_of_its_own(tmp_path: Path) -> None:
-    found = compared([run("a", watch=("max", "held-out/accuracy"))])
+    found = compared([run("a", watch=("max", "val/accuracy"))])
     text = draw(found, tmp_path / "it")[1].read_text()
     assert ">training loss<" in text
-    assert ">held-out/accuracy<" in text
+    assert ">val/accuracy<" in text
 
 
 def test_a_picture_that_cannot_be_written_is_refused_in_words(tmp_path: Path) -> None:
@@ -268,9 +268,9 @@ def test_a_field_is_called_what_is_on_it_and_a_trial_by_its_settings() -> None:
     trial = Compared(variant("trial-003", **{"optimizer.lr": 0.0123456, "optimizer.name": "sgd"}), trained(loss=[]))
     (chart,) = charts(compared([trial]))
     assert names(chart) == ["trial-003: lr=0.0123, name=sgd"]
-    assert chart.title == "held-out/loss"
+    assert chart.title == "val/loss"
     (chart,) = charts(compared([run("a")]))
-    assert chart.title == "training loss (lines), held-out/loss (points)"
+    assert chart.title == "training loss (lines), val/loss (points)"
 
 
 def test_plain_lines_come_at_most_every_ten_seconds_for_each_variant() -> None:
@@ -316,7 +316,7 @@ def test_the_time_that_is_left_is_of_what_is_not_over(monkeypatch: pytest.Monkey
     )
     trial: Any = SimpleNamespace(started=90.0)
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    sitting._estimate(trial, left_s=60.0)
+    sitting._estimate(trial, eta_s=60.0)
     assert "for the 2 that are left" in stream.getvalue()
     assert stream.getvalue().startswith("about 2m20s")
 
@@ -344,7 +344,7 @@ def test_the_time_that_is_left_is_that_of_what_no_sitting_has_finished(
         InOrder("abcd", tmp_path),
         Trials(RunDirectory(tmp_path), lambda name: [name], threads=1, cwd="."),
         jobs=1,
-        score=("min", "held-out/loss"),
+        score=("min", "val/loss"),
         screen=Lines(said),
         stopping=lambda: False,
         shown={},
@@ -353,8 +353,8 @@ def test_the_time_that_is_left_is_that_of_what_no_sitting_has_finished(
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 100.0))
     sitting._estimate(trial, 90.0)
     assert said.getvalue() == "about 5m00s for the 3 that are left, judging by the first\n"
-    (tmp_path / "b" / "metrics.jsonl").write_text('{"kind": "scores", "step": 1, "held-out/accuracy": 0.5}\n')
-    with pytest.raises(ConfigError, match="b has no such score; it has: held-out/accuracy"):
+    (tmp_path / "b" / "metrics.jsonl").write_text('{"kind": "eval", "step": 1, "val/accuracy": 0.5}\n')
+    with pytest.raises(ConfigError, match="b has no such score; it has: val/accuracy"):
         sitting._look(trial)
 
 

@@ -131,9 +131,9 @@ def test_variants_may_be_added() -> None:
 
 def test_a_search_is_gone_on_with_by_the_score_it_was_begun_with() -> None:
     search = {"space": {}, "sampler": "tpe", "pruner": "none", "seed": 0, "trials": 2}
-    held = plan(search=search, metric="max held-out/accuracy", variants=[])
+    held = plan(search=search, metric="max val/accuracy", variants=[])
     on = going_on(held, plan(search={**search, "trials": 4}, variants=[]), where=Path("a"), threads_given=False)
-    assert on.metric == "max held-out/accuracy"
+    assert on.metric == "max val/accuracy"
     assert on.search is not None
     assert on.search["trials"] == 4
 

@@ -79,18 +79,18 @@ def test_samples_that_are_in_both_are_counted(kind: Any) -> None:
     inputs, labels = tensors()
     others, their_labels = tensors(seed=1)
     split = kind(torch.cat([inputs[5:12], others[:9]]), torch.cat([labels[5:12], their_labels[:9]]))
-    assert overlap(kind(inputs, labels), split) == {"looked_at": 16, "found": 7}
+    assert overlap(kind(inputs, labels), split) == {"checked": 16, "overlapping": 7}
 
 
 def test_a_label_of_another_is_another_sample() -> None:
     inputs, labels = tensors()
-    assert overlap((inputs, labels), (inputs[:8].clone(), labels[:8] + 1)) == {"looked_at": 8, "found": 0}
+    assert overlap((inputs, labels), (inputs[:8].clone(), labels[:8] + 1)) == {"checked": 8, "overlapping": 0}
 
 
 @pytest.mark.parametrize("kind", [as_given, as_rows])
 def test_scoring_the_training_data_is_no_accident(kind: Any) -> None:
     data = kind(*tensors())
-    assert overlap(data, data) == {"looked_at": SAMPLES, "found": SAMPLES, "same": True}
+    assert overlap(data, data) == {"checked": SAMPLES, "overlapping": SAMPLES, "same": True}
 
 
 def test_the_same_tensors_in_another_wrapping_are_the_same() -> None:
@@ -101,7 +101,7 @@ def test_the_same_tensors_in_another_wrapping_are_the_same() -> None:
 def test_of_parts_of_one_data_set_the_indices_tell() -> None:
     data = Rows(*tensors())
     found = overlap(Subset(data, range(30)), Subset(data, range(25, 40)))
-    assert found == {"looked_at": 15, "found": 5, "among_all": True}
+    assert found == {"checked": 15, "overlapping": 5, "among_all": True}
 
 
 def test_targets_are_counted_where_they_are_whole_numbers() -> None:
@@ -133,17 +133,17 @@ def test_augmented_images_are_known_by_what_is_stored() -> None:
     copied = ImageArrays(found.images[100:150], found.labels[100:150], **moments)
     test = ImageArrays(found.test_images, found.test_labels, **moments)
     look = first_look(train, {"copied": copied, "test": test}, seed=0)
-    assert look["overlap"]["copied"] == {"looked_at": 50, "found": 50}
-    assert look["overlap"]["test"]["found"] == 0
-    assert look["looked_at"] == len(train)
+    assert look["overlap"]["copied"] == {"checked": 50, "overlapping": 50}
+    assert look["overlap"]["test"]["overlapping"] == 0
+    assert look["checked"] == len(train)
     assert look["targets"]["distinct"] == 10
 
 
 def test_pairs_are_known_whatever_they_are_padded_to() -> None:
     sources, targets = [[place % 7 + 3] * (place % 5 + 1) for place in range(30)], [[place + 3] for place in range(30)]
     train = TokenPairs(sources, targets)
-    assert overlap(train, TokenPairs(sources[20:24], targets[20:24])) == {"looked_at": 4, "found": 4}
-    assert overlap(train, TokenPairs(sources[20:24], [[99]] * 4))["found"] == 0
+    assert overlap(train, TokenPairs(sources[20:24], targets[20:24])) == {"checked": 4, "overlapping": 4}
+    assert overlap(train, TokenPairs(sources[20:24], [[99]] * 4))["overlapping"] == 0
 
 
 def test_text_that_is_in_both_is_found_wherever_it_is_cut() -> None:
@@ -152,9 +152,9 @@ def test_text_that_is_in_both_is_found_wherever_it_is_cut() -> None:
     train = TrainWindows(text, context=128, seed=3)
     for cut in range(5_000, 5_128, 16):
         leaked = overlap(train, EvalWindows(text[cut:10_000], context=128))
-        assert leaked["found"] > 0.1 * leaked["looked_at"]
+        assert leaked["overlapping"] > 0.1 * leaked["checked"]
         assert leaked["passages"]
-    assert overlap(train, EvalWindows(other, context=128))["found"] == 0
+    assert overlap(train, EvalWindows(other, context=128))["overlapping"] == 0
     assert first_look(train, {}, seed=0)["targets"]["distinct"] == 200
 
 
@@ -162,23 +162,23 @@ def test_so_much_is_looked_at_and_no_more(monkeypatch: pytest.MonkeyPatch) -> No
     rows = Rows(*tensors())
     monkeypatch.setattr(looking, "_MOST_READ", 10)
     monkeypatch.setattr(looking, "_MOST", 20)
-    assert first_look(rows, {}, seed=0)["looked_at"] == rows.read == 10
+    assert first_look(rows, {}, seed=0)["checked"] == rows.read == 10
     look = first_look(tensors(), {"copy": tuple(part.clone() for part in tensors())}, seed=0)
-    assert look["looked_at"] == 20
+    assert look["checked"] == 20
     assert look["samples"] == SAMPLES
-    assert look["overlap"]["copy"] == {"looked_at": 20, "found": 20}  # of equal lengths the same are chosen
+    assert look["overlap"]["copy"] == {"checked": 20, "overlapping": 20}  # of equal lengths the same are chosen
 
 
 def test_reading_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(1000))
     monkeypatch.setattr(looking, "perf_counter", lambda: next(ticks) * 0.05)
-    assert 0 < first_look(Rows(*tensors()), {}, seed=0)["looked_at"] < 10
+    assert 0 < first_look(Rows(*tensors()), {}, seed=0)["checked"] < 10
 
 
 def test_what_only_the_first_time_takes_does_not_leave_little_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0.0, 1.0, 1.0, 1.001])
     monkeypatch.setattr(looking, "perf_counter", lambda: next(ticks))
-    assert first_look(tensors(), {}, seed=0)["looked_at"] == SAMPLES
+    assert first_look(tensors(), {}, seed=0)["checked"] == SAMPLES
 
 
 def test_what_cannot_be_read_is_passed_over() -> None:
@@ -189,7 +189,7 @@ def test_what_cannot_be_read_is_passed_over() -> None:
             return super().__getitem__(sample)
 
     look = first_look(tensors(), {"damaged": Damaged(*tensors())}, seed=0)
-    assert look["overlap"]["damaged"] == {"looked_at": 0, "found": 0}
+    assert look["overlap"]["damaged"] == {"checked": 0, "overlapping": 0}
 
 
 def test_looking_leaves_the_generators_alone() -> None:
@@ -201,16 +201,16 @@ def test_looking_leaves_the_generators_alone() -> None:
 def test_a_run_looks_once_when_it_begins(tmp_path: Path) -> None:
     build(tmp_path / "run", stop_after="4 steps").train()
     build(tmp_path / "run", length="4 epochs").train()
-    (record,) = [line for line in records(tmp_path / "run/metrics.jsonl") if line["kind"] == "data"]
+    (record,) = [line for line in records(tmp_path / "run/metrics.jsonl") if line["kind"] == "data_check"]
     assert record["step"] == 0
-    assert record["samples"] == record["looked_at"] == 52
-    assert set(record["overlap"]) == {"held-out"}
+    assert record["samples"] == record["checked"] == 52
+    assert set(record["overlap"]) == {"val"}
 
 
 def test_what_there_is_time_for_comes_from_all_over_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looking, "_READING_S", 0.0)
     inputs = torch.arange(20_000.0)
     look = first_look((inputs, torch.arange(20_000)), {"copy": (inputs.clone(), torch.arange(20_000))}, seed=0)
-    assert look["looked_at"] == look["targets"]["distinct"] == 512
-    assert look["overlap"]["copy"] == {"looked_at": 512, "found": 512}
+    assert look["checked"] == look["targets"]["distinct"] == 512
+    assert look["overlap"]["copy"] == {"checked": 512, "overlapping": 512}
     assert first_look((inputs, (inputs // 2_000).long()), {}, seed=0)["targets"]["distinct"] == 10

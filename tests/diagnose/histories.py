@@ -32,14 +32,14 @@ def train(
     """Records of training, each of `EVERY` steps; columns by functions of the record's place."""
     usual: dict[str, Callable[[int], Any]] = {
         "targets": lambda _: 80,
-        "norm": lambda place: 0.5 + 0.05 * wobble(place),
-        "norm_max": lambda place: 0.8,
-        "clipped": lambda _: 0.02,
+        "grad_norm": lambda place: 0.5 + 0.05 * wobble(place),
+        "grad_norm_max": lambda place: 0.8,
+        "clip_fraction": lambda _: 0.02,
         "skipped": lambda _: 0,
-        "learning_rate": lambda place: 1e-3 * (1 - place / (count + 1)),
+        "lr": lambda place: 1e-3 * (1 - place / (count + 1)),
         "targets_per_s": lambda place: 100 + wobble(place),
         "training_s": lambda _: 0.8,
-        "waiting_s": lambda _: 0.01,
+        "data_wait_s": lambda _: 0.01,
         "evaluating_s": lambda _: 0.02,
         "saving_s": lambda _: 0.001,
         "host_memory_bytes": lambda place: 500e6 + 1e6 * wobble(place),
@@ -51,11 +51,11 @@ def train(
     ]
 
 
-def scores(losses: Sequence[float], *, name: str = "held-out", **others: Sequence[float]) -> list[Record]:
+def scores(losses: Sequence[float], *, name: str = "val", **others: Sequence[float]) -> list[Record]:
     """Evaluations, spread evenly over the usual run."""
     between = RECORDS * EVERY // len(losses)
     return [
-        {"kind": "scores", "step": between * (place + 1), f"{name}/loss": value}
+        {"kind": "eval", "step": between * (place + 1), f"{name}/loss": value}
         | {f"{name}/{score}": values[place] for score, values in others.items()}
         for place, value in enumerate(losses)
     ]
@@ -73,13 +73,13 @@ def layers(
     """Watched steps; the same names in each."""
     return [
         {
-            "kind": "layers",
+            "kind": "layer_stats",
             "step": 100 * place + 10,
-            "watched_step": 100 * place,
-            "gradient_norm": {name: gradient(name, place) for name in names},
+            "measured_step": 100 * place,
+            "grad_norm": {name: gradient(name, place) for name in names},
             "weight_norm": {name: weight(name, place) for name in names},
             "update_norm": {name: update(name, place) for name in names},
-            "zero_rows": dict.fromkeys(names, 0.0),
+            "zero_grad_row_fraction": dict.fromkeys(names, 0.0),
             "never_updated": [],
         }
         | {name: value(place) for name, value in others.items()}
@@ -119,10 +119,10 @@ def history(*parts: Sequence[Record], **changes: Any) -> History:
 def healthy(**changes: Any) -> History:
     """A run in which nothing is to be found."""
     data: Record = {
-        "kind": "data",
+        "kind": "data_check",
         "step": 0,
         "targets": {"distinct": 10, "most_common_fraction": 0.1},
-        "overlap": {"held-out": {"looked_at": 100, "found": 0}},
+        "overlap": {"val": {"checked": 100, "overlapping": 0}},
     }
     losses = [1 + 3 * math.exp(-place) for place in range(1, 9)]
     return history([data], train(), scores(losses), layers(), **changes)

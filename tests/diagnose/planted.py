@@ -129,9 +129,7 @@ def own(change: Callable[[], dict[str, Any]] = dict, **settings: Any) -> Callabl
             "model": network,
             "loss": loss,
             "train_data": TensorDataset(inputs[:1500], labels[:1500]),
-            "splits": {
-                "held-out": sf.Split((inputs[1500:], labels[1500:]), scores=sf.metrics.accuracy, batch_size=297)
-            },
+            "splits": {"val": sf.Split((inputs[1500:], labels[1500:]), scores=sf.metrics.accuracy, batch_size=297)},
             "batch_size": 32,
             "length": "160 steps",
             "optimizer": sf.optim.adamw(lr=3e-3),
@@ -209,7 +207,7 @@ def sharing(share: float) -> dict[str, Any]:
     inputs, labels = digits()
     shared = int(297 * share)
     part = [torch.cat([held[1500 + shared :], held[:shared]]) for held in (inputs, labels)]
-    return {"splits": {"held-out": sf.Split((part[0], part[1]), scores=sf.metrics.accuracy, batch_size=297)}}
+    return {"splits": {"val": sf.Split((part[0], part[1]), scores=sf.metrics.accuracy, batch_size=297)}}
 
 
 def dead() -> nn.Module:
@@ -294,7 +292,7 @@ def smoothed_loss(model: nn.Module, batch: Any) -> Tensor:
 def with_perplexity() -> dict[str, Any]:
     inputs, labels = digits()
     held_out = sf.Split((inputs[1500:], labels[1500:]), derived={"perplexity": sf.metrics.perplexity}, batch_size=297)
-    return {"loss": smoothed_loss, "splits": {"held-out": held_out}, "identity": {"label_smoothing": 0.1}}
+    return {"loss": smoothed_loss, "splits": {"val": held_out}, "identity": {"label_smoothing": 0.1}}
 
 
 def slow_scores(model: nn.Module, batch: Any) -> dict[str, sf.Mean]:
@@ -305,7 +303,7 @@ def slow_scores(model: nn.Module, batch: Any) -> dict[str, sf.Mean]:
 def evaluating_long() -> dict[str, Any]:
     inputs, labels = digits()
     return {
-        "splits": {"held-out": sf.Split((inputs[1500:], labels[1500:]), scores=slow_scores)},
+        "splits": {"val": sf.Split((inputs[1500:], labels[1500:]), scores=slow_scores)},
         "evaluate_every": "8 steps",
     }
 

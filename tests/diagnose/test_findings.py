@@ -35,20 +35,20 @@ from surefoot.tracking.record import Record
 
 
 def event(what: str, step: int = RECORDS * EVERY) -> list[Record]:
-    return [{"kind": "event", "step": step, "what": what}]
+    return [{"kind": "event", "step": step, "event": what}]
 
 
 def data(**told: Any) -> list[Record]:
-    return [{"kind": "data", "step": 0, **told}]
+    return [{"kind": "data_check", "step": 0, **told}]
 
 
 def shared(found: int, *, samples: int, **told: Any) -> list[Record]:
     """Of 100 of a split `found` are among the 100 training samples that were looked at."""
-    return data(samples=samples, looked_at=100, overlap={"held-out": {"looked_at": 100, "found": found, **told}})
+    return data(samples=samples, checked=100, overlap={"val": {"checked": 100, "overlapping": found, **told}})
 
 
 def passages(found: int) -> dict[str, Any]:
-    return {"looked_at": 100, "found": found, "passages": True}
+    return {"checked": 100, "overlapping": found, "passages": True}
 
 
 def noisy(batch: int, scale: float, *, watched: int = 8) -> list[Record]:
@@ -59,7 +59,7 @@ def noisy(batch: int, scale: float, *, watched: int = 8) -> list[Record]:
         "big_count": batch,
         "big_squared": 1 + scale / batch,
     }
-    return layers(watched=watched, noise=lambda _: told)
+    return layers(watched=watched, grad_noise=lambda _: told)
 
 
 def flat(place: int) -> float:
@@ -105,7 +105,7 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ),  # within the first quarter
     ],
     "rate-too-low": [
-        ("warning", lambda: history(train(lambda place: 2.3 - 0.003 * place, learning_rate=lambda _: 1e-5))),
+        ("warning", lambda: history(train(lambda place: 2.3 - 0.003 * place, lr=lambda _: 1e-5))),
         ("warning", lambda: history(train(), layers(update=lambda name, place: 9e-5))),
         ("warning", lambda: history(train(flat), layers(update=lambda name, place: 1.6e-3))),  # 600 times are 0.096
     ],
@@ -137,33 +137,36 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ("warning", lambda: history(train(), scores([-2.0, -3.0, -4.0, -3.7, -3.5, -3.0]))),
     ],
     "train-validation-overlap": [
-        ("error", lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 50}}))),
+        ("error", lambda: history(train(), data(overlap={"val": {"checked": 100, "overlapping": 50}}))),
         ("warning", lambda: history(train(), shared(14, samples=7000))),
         ("warning", lambda: history(train(), shared(14, samples=700, among_all=True))),
-        ("warning", lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 1}}))),
-        ("note", lambda: history(train(), data(overlap={"held-out": {"looked_at": 1000, "found": 1}}))),
-        ("note", lambda: history(train(), data(overlap={"held-out": passages(9)}))),
-        ("warning", lambda: history(train(), data(overlap={"held-out": passages(10)}))),
-        ("error", lambda: history(train(), data(overlap={"held-out": passages(50)}))),
-        ("warning", lambda: history(train(), data(overlap={"a": passages(9), "b": {"looked_at": 100, "found": 2}}))),
+        ("warning", lambda: history(train(), data(overlap={"val": {"checked": 100, "overlapping": 1}}))),
+        ("note", lambda: history(train(), data(overlap={"val": {"checked": 1000, "overlapping": 1}}))),
+        ("note", lambda: history(train(), data(overlap={"val": passages(9)}))),
+        ("warning", lambda: history(train(), data(overlap={"val": passages(10)}))),
+        ("error", lambda: history(train(), data(overlap={"val": passages(50)}))),
+        (
+            "warning",
+            lambda: history(train(), data(overlap={"a": passages(9), "b": {"checked": 100, "overlapping": 2}})),
+        ),
     ],
     "constant-targets": [
         ("error", lambda: history(train(), data(targets={"distinct": 1, "most_common_fraction": 1.0}))),
         ("warning", lambda: history(train(), data(targets={"distinct": 9, "most_common_fraction": 0.95}))),
     ],
     "dead-units": [
-        ("warning", lambda: history(train(), layers(zero_rows=lambda _: {"2.weight": 0.5}))),
-        ("error", lambda: history(train(), layers(saturated=lambda _: {"1": 1.0}))),
+        ("warning", lambda: history(train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": 0.5}))),
+        ("error", lambda: history(train(), layers(saturated_fraction=lambda _: {"1": 1.0}))),
     ],
-    "saturated-units": [("warning", lambda: history(train(), layers(saturated=lambda _: {"3": 0.5})))],
+    "saturated-units": [("warning", lambda: history(train(), layers(saturated_fraction=lambda _: {"3": 0.5})))],
     "vanishing-gradient": [
         ("warning", lambda: history(train(), layers(gradient=lambda name, place: 9e-5 if name[0] == "0" else 1.0))),
-        ("error", lambda: history(train(flat, norm=lambda _: 0.0))),
+        ("error", lambda: history(train(flat, grad_norm=lambda _: 0.0))),
     ],
-    "growing-gradient": [("warning", lambda: history(train(norm=lambda place: 0.1 * 1.1**place)))],
+    "growing-gradient": [("warning", lambda: history(train(grad_norm=lambda place: 0.1 * 1.1**place)))],
     "often-clipped": [
-        ("note", lambda: history(train(clipped=lambda _: 0.91, norm=lambda _: 2.0))),
-        ("warning", lambda: history(train(clipped=lambda _: 0.91, norm=lambda _: 10.0))),
+        ("note", lambda: history(train(clip_fraction=lambda _: 0.91, grad_norm=lambda _: 2.0))),
+        ("warning", lambda: history(train(clip_fraction=lambda _: 0.91, grad_norm=lambda _: 10.0))),
     ],
     "never-updated": [
         ("warning", lambda: history(train(), layers(never_updated=lambda _: ["9.weight"]))),
@@ -197,8 +200,8 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ("note", lambda: history(train(device_memory_peak_bytes=lambda place: 500e6 + 1e6 * place))),
     ],
     "data-bound": [
-        ("note", lambda: history(train(waiting_s=lambda _: 0.1))),
-        ("warning", lambda: history(train(waiting_s=lambda _: 0.4))),
+        ("note", lambda: history(train(data_wait_s=lambda _: 0.1))),
+        ("warning", lambda: history(train(data_wait_s=lambda _: 0.4))),
     ],
     "evaluating-too-long": [
         ("warning", lambda: history(train(evaluating_s=lambda _: 0.3))),
@@ -217,7 +220,7 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
     ],
     "long-warm-up": [("warning", lambda: history(train(), schedule={"shape": "cosine", "warmup": 151}))],
     "high-rate-at-end": [
-        ("note", lambda: history(train(learning_rate=lambda _: 1e-3), schedule={"shape": "constant", "warmup": 0}))
+        ("note", lambda: history(train(lr=lambda _: 1e-3), schedule={"shape": "constant", "warmup": 0}))
     ],
     "still-improving": [("note", lambda: history(train(), scores([2.0 - 0.1 * place for place in range(10)])))],
 }
@@ -257,7 +260,7 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
     "rate-too-high": [
         lambda: history(train(), layers(update=lambda name, place: 0.99)),
         lambda: history(
-            train(), layers(zero_rows=lambda place: {"2.weight": 0.0 if place < 2 else 0.9})
+            train(), layers(zero_grad_row_fraction=lambda place: {"2.weight": 0.0 if place < 2 else 0.9})
         ),  # it may be well
         lambda: history(train(below_zero)),
         lambda: history(train(lambda place: 2.3 + 0.1 * (place > 40))),  # by 4 % only
@@ -270,8 +273,8 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
         lambda: history(train(), layers(update=lambda name, place: 1.1e-4)),
         lambda: history(train(), layers(update=lambda name, place: 1.6e-3)),
         lambda: history(train(flat), layers(update=lambda name, place: 1.7e-3)),
-        lambda: history(train(lambda place: 2.3 - 0.02 * place, learning_rate=lambda _: 1e-5)),  # a line, but it learns
-        lambda: history(train(lambda place: 2.1 + 0.2 * math.exp(-place / 12), learning_rate=lambda _: 1e-5)),
+        lambda: history(train(lambda place: 2.3 - 0.02 * place, lr=lambda _: 1e-5)),  # a line, but it learns
+        lambda: history(train(lambda place: 2.1 + 0.2 * math.exp(-place / 12), lr=lambda _: 1e-5)),
     ],
     "diverged": [
         lambda: history(
@@ -294,19 +297,21 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
         lambda: history(train(), scores(noisy_scores())),
     ],
     "train-validation-overlap": [
-        lambda: history(train(), data(overlap={"held-out": {"looked_at": 100, "found": 0}})),
-        lambda: history(train(), data(overlap={"train_data": {"looked_at": 100, "found": 100, "same": True}})),
+        lambda: history(train(), data(overlap={"val": {"checked": 100, "overlapping": 0}})),
+        lambda: history(train(), data(overlap={"train_data": {"checked": 100, "overlapping": 100, "same": True}})),
     ],
     "constant-targets": [lambda: history(train(), data(targets={"distinct": 2, "most_common_fraction": 0.94}))],
     "dead-units": [
-        lambda: history(train(), layers(zero_rows=lambda _: {"2.weight": 0.49})),
-        lambda: history(train(), layers(zero_rows=lambda _: {"2.weight": 0.9}), kinds=KINDS | {"2": "Embedding"}),
-        lambda: history(train(), layers(saturated=lambda _: {"1": 0.95})),  # sparse
+        lambda: history(train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": 0.49})),
         lambda: history(
-            train(), layers(zero_rows=lambda place: {"2.weight": 1.0 if place == 0 else 0.0})
+            train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": 0.9}), kinds=KINDS | {"2": "Embedding"}
+        ),
+        lambda: history(train(), layers(saturated_fraction=lambda _: {"1": 0.95})),  # sparse
+        lambda: history(
+            train(), layers(zero_grad_row_fraction=lambda place: {"2.weight": 1.0 if place == 0 else 0.0})
         ),  # a head from 0
     ],
-    "saturated-units": [lambda: history(train(), layers(saturated=lambda _: {"3": 0.49, "1": 0.6}))],
+    "saturated-units": [lambda: history(train(), layers(saturated_fraction=lambda _: {"3": 0.49, "1": 0.6}))],
     "vanishing-gradient": [
         lambda: history(train(), layers(gradient=lambda name, place: 1.1e-4 if name[0] == "0" else 1.0)),
         lambda: history(
@@ -319,15 +324,15 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
             layers(
                 names=("0.weight", "0.bias"),
                 gradient=lambda name, place: 1e-9 if "bias" in name else 1.0,
-                zero_rows=lambda _: {},
+                zero_grad_row_fraction=lambda _: {},
             ),
         ),
     ],
-    "growing-gradient": [lambda: history(train(norm=lambda place: 0.5 + 4.4 * place / RECORDS))],
+    "growing-gradient": [lambda: history(train(grad_norm=lambda place: 0.5 + 4.4 * place / RECORDS))],
     "often-clipped": [
-        lambda: history(train(clipped=lambda _: 0.89, norm=lambda _: 2.0)),
-        lambda: history(train(clipped=lambda _: 1.0, norm=lambda _: 1.9)),
-        lambda: history(train(clipped=lambda _: 1.0, norm=lambda _: 9.0), clip="auto 0.9"),
+        lambda: history(train(clip_fraction=lambda _: 0.89, grad_norm=lambda _: 2.0)),
+        lambda: history(train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: 1.9)),
+        lambda: history(train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: 9.0), clip="auto 0.9"),
     ],
     "never-updated": [lambda: history(train(), layers(update=lambda name, place: 0.01 * (place == 5)))],
     "unusual-updates": [
@@ -336,7 +341,7 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
             train(), layers(weight=lambda name, place: 0.01 if name[0] == "2" and place < 4 else 10.0)
         ),  # began at 0
         lambda: history(
-            train(learning_rate=lambda place: 1e-3 if place < 31 else 1e-6),
+            train(lr=lambda place: 1e-3 if place < 31 else 1e-6),
             layers(update=lambda name, place: 0.01 if place < 4 else 1e-7),
         ),
     ],
@@ -358,12 +363,12 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
         # a process that began at record 20, and took what it needs until 32
         lambda: history(
             train(host_memory_bytes=lambda place: 650e6 + 1e7 * min(max(place - 20, 0), 22)),
-            [{"kind": "resumed", "step": 200}],
+            [{"kind": "resume", "step": 200}],
         ),
     ],
     "data-bound": [
-        lambda: history(train(waiting_s=lambda _: 0.088)),
-        lambda: history(train(waiting_s=lambda place: 60.0 * (place == 0))),
+        lambda: history(train(data_wait_s=lambda _: 0.088)),
+        lambda: history(train(data_wait_s=lambda place: 60.0 * (place == 0))),
     ],
     "evaluating-too-long": [lambda: history(train(evaluating_s=lambda _: 0.26))],
     "saving-too-long": [lambda: history(train(saving_s=lambda _: 0.09))],
@@ -378,7 +383,7 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
         lambda: history(train(), schedule={"shape": "cosine", "warmup": 150}),
         lambda: history(train(), schedule={"shape": "one_cycle", "warmup": 180}),
     ],
-    "high-rate-at-end": [lambda: history(train(learning_rate=lambda place: 1e-3 * (1 - 0.51 * place / (RECORDS - 1))))],
+    "high-rate-at-end": [lambda: history(train(lr=lambda place: 1e-3 * (1 - 0.51 * place / (RECORDS - 1))))],
     "still-improving": [
         lambda: history(train(), scores([2.0 - 0.1 * place for place in range(8)] + [1.29, 1.28])),  # by 1.6 %
         lambda: history(train(count=40), scores([2.0 - 0.1 * place for place in range(10)])[:6]),
@@ -411,7 +416,7 @@ def test_a_few_records_are_evidence_of_nothing(count: int, standing: str) -> Non
 
 @in_one
 @pytest.mark.parametrize(
-    "name", ["loss", "norm", "clipped", "learning_rate", "targets_per_s", "host_memory_bytes", "waiting_s"]
+    "name", ["loss", "grad_norm", "clip_fraction", "lr", "targets_per_s", "host_memory_bytes", "data_wait_s"]
 )
 @pytest.mark.parametrize("how", ["lacking", "null", "nan", "inf"])
 def test_no_verdict_needs_a_field_that_older_runs_lack_or_that_is_no_number(name: str, how: str) -> None:
@@ -456,7 +461,7 @@ def test_divergence_names_the_layer_that_grew_first_and_the_step() -> None:
 def test_steps_of_which_none_was_applied_have_no_loss_of_zero() -> None:
     records = train(lambda place: falling(place) if place < 50 else math.nan)
     for record in records[50:]:
-        record.update({"skipped": EVERY, "loss_of_applied": 0.0})
+        record.update({"skipped": EVERY, "loss_applied": 0.0})
     lost = history(records, event("diverged", RECORDS * EVERY), length="1000 steps")
     assert len(lost.loss) == 50
     finding = found("diverged", lost)
@@ -536,7 +541,7 @@ def test_how_much_longer_steps_take_is_told_of_the_last_third_against_the_first(
     falling_speed = {"targets_per_s": lambda place: 100 / (1 + place / 30)}
     finding = found(
         "falling-throughput",
-        history(train(count=61, training_s=lambda place: 1.0 + place, waiting_s=lambda place: 2.0, **falling_speed)),
+        history(train(count=61, training_s=lambda place: 1.0 + place, data_wait_s=lambda place: 2.0, **falling_speed)),
     )
     assert finding is not None
     assert finding.evidence[1] == (
@@ -548,7 +553,7 @@ def test_how_much_longer_steps_take_is_told_of_the_last_third_against_the_first(
     ("clip", "message"), [("off", "the gradient is not limited"), ("auto 0.9", "the limit follows the gradient's norm")]
 )
 def test_a_gradient_without_a_limit_of_the_users_own_is_not_clipped_too_often(clip: str, message: str) -> None:
-    limited = verdict("often-clipped", history(train(clipped=lambda _: 1.0, norm=lambda _: 99.0), clip=clip))
+    limited = verdict("often-clipped", history(train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: 99.0), clip=clip))
     assert isinstance(limited, Healthy)
     assert limited.message.startswith(message)
 
@@ -564,7 +569,10 @@ def test_settings_to_try_are_typed_with_their_present_values() -> None:
 
 @pytest.mark.parametrize(("killed", "told"), [(0.1, True), (0.11, False)])
 def test_units_that_died_are_told_beside_what_shows_a_rate_that_is_too_high(killed: float, told: bool) -> None:
-    died = layers(update=lambda name, place: 1.01, zero_rows=lambda place: {"2.weight": killed if place == 1 else 0.5})
+    died = layers(
+        update=lambda name, place: 1.01,
+        zero_grad_row_fraction=lambda place: {"2.weight": killed if place == 1 else 0.5},
+    )
     finding = found("rate-too-high", history(train(), died))
     assert finding is not None
     assert any("2.weight (10%, then 50%)" in line for line in finding.evidence) == told
@@ -583,7 +591,7 @@ def test_overfitting_tells_what_other_scores_did() -> None:
     accuracy = [0.5, 0.6, 0.7, 0.72, 0.74, 0.76]
     finding = found("overfitting", history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9], accuracy=accuracy)))
     assert finding is not None
-    assert "held-out/accuracy 0.7 then, 0.76 now" in finding.evidence
+    assert "val/accuracy 0.7 then, 0.76 now" in finding.evidence
 
 
 def test_overfitting_names_its_best_step() -> None:
@@ -597,7 +605,7 @@ def test_what_was_compared_with_a_part_of_the_training_data_is_told_as_the_least
     for told_of, begun in (({}, "At least 14%"), ({"among_all": True}, "14%")):
         finding = found("train-validation-overlap", history(train(), shared(14, samples=700, **told_of)))
         assert finding is not None
-        assert finding.message.startswith(f"{begun} of held-out")
+        assert finding.message.startswith(f"{begun} of val")
 
 
 def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
@@ -617,7 +625,7 @@ def test_where_too_few_records_were_made_it_says_how_to_have_more() -> None:
 
 
 def test_workers_to_try_are_those_that_keep_up() -> None:
-    finding = found("data-bound", history(train(waiting_s=lambda _: 2.4), processors=8))
+    finding = found("data-bound", history(train(data_wait_s=lambda _: 2.4), processors=8))
     assert finding is not None
     assert finding.numbers["workers"] == 3  # 2.4 s of reading for 0.8 s of training
 
@@ -636,7 +644,7 @@ def test_errors_come_first() -> None:
     severities = [
         finding.severity
         for finding in findings(
-            history(train(flat, waiting_s=lambda _: 0.1, clipped=lambda _: 1.0, norm=lambda _: 11.0))
+            history(train(flat, data_wait_s=lambda _: 0.1, clip_fraction=lambda _: 1.0, grad_norm=lambda _: 11.0))
         )
     ]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
@@ -664,7 +672,7 @@ def test_no_prediction_has_a_smoothed_loss_below_the_floor(smoothing: float, cla
 
 
 def test_a_resumed_run_is_one_curve_and_what_ended_an_earlier_sitting_is_no_end() -> None:
-    marker: Record = {"kind": "resumed", "step": 300}
+    marker: Record = {"kind": "resume", "step": 300}
     records = [*train(count=30), *event("failed: OSError", 350), marker, *train()[30:50]]
     going = history(records, standing="running")
     assert verdict("ended-early", going).message == "the run goes on"
@@ -676,12 +684,12 @@ def test_a_resumed_run_is_one_curve_and_what_ended_an_earlier_sitting_is_no_end(
 
 
 def test_a_run_that_has_recorded_its_end_is_over_though_its_lock_is_held() -> None:
-    ending = history(train(learning_rate=lambda _: 1e-3), event("finished"), standing="running")
+    ending = history(train(lr=lambda _: 1e-3), event("finished"), standing="running")
     assert found("high-rate-at-end", ending) is not None
 
 
 def test_while_it_trains_nothing_is_said_of_its_end() -> None:
-    going = history(train(count=40, learning_rate=lambda _: 1e-3), scores([3.0, 2.0, 1.5, 1.0]), standing="running")
+    going = history(train(count=40, lr=lambda _: 1e-3), scores([3.0, 2.0, 1.5, 1.0]), standing="running")
     for name in ("ended-early", "high-rate-at-end", "still-improving"):
         assert isinstance(verdict(name, going), Unknown), name
 
@@ -703,7 +711,7 @@ def test_a_value_is_told_at_a_step_at_which_something_was_recorded(
     """`step` of a record counts steps made; what is watched or is the largest of a record has the index of its step."""
     past = make()
     records = [*past.train, *past.scores, *past.layers, *filter(None, [past.last_event])]
-    steps = {record[key] for record in records for key in ("step", "loss_max_step", "watched_step") if key in record}
+    steps = {record[key] for record in records for key in ("step", "loss_max_step", "measured_step") if key in record}
     finding = next(finding for finding in findings(past) if (finding.name, finding.severity) == (name, severity))
     for line in finding.evidence:
         for step in _AT_STEP.findall(line):

@@ -69,17 +69,17 @@ def test_settings_are_those_that_the_newest_readable_checkpoint_notes(tmp_path: 
         place = run / "checkpoints" / f"step-{step:>08}"
         place.mkdir(parents=True)
         (place / "state.json").write_text(text)
-    (run / "environment.json").write_text(json.dumps({"sittings": [{"processors": 3, "memory_bytes": 10**9}]}))
+    (run / "environment.json").write_text(json.dumps({"sessions": [{"processors": 3, "memory_bytes": 10**9}]}))
     described = described_in(run)
     assert (described.steps, described.workers, described.program) == (600, 2, "recipe")
     assert (described.processors, described.memory_bytes) == (3, 10**9)
 
 
 def test_a_run_that_a_script_made_is_diagnosed_with_its_own_workers_and_what_its_owner_can_type(tmp_path: Path) -> None:
-    waiting = {"waiting_s": lambda _: 0.4, "learning_rate": lambda _: 1e-3}
+    waiting = {"data_wait_s": lambda _: 0.4, "lr": lambda _: 1e-3}
     config = '[program]\nkind = "script"\n[run]\nlength = "600 steps"\n[run.schedule]\nshape = "constant"\nwarmup = 0\n'
     run = run_in(tmp_path / "run", train(**waiting), config)
-    (run / "environment.json").write_text(json.dumps({"sittings": [{"processors": 8, "workers": 2}]}))
+    (run / "environment.json").write_text(json.dumps({"sessions": [{"processors": 8, "workers": 2}]}))
     found = {finding.name: finding for finding in findings(history_in(run))}
     assert "with 2 workers" in found["data-bound"].evidence[0]
     assert "Run(workers=3) (now 2)" in found["data-bound"].try_
@@ -104,7 +104,7 @@ def test_longer_records_are_advised_only_where_they_are_short(tmp_path: Path) ->
 
 @in_one
 @pytest.mark.parametrize("name", ["config.toml", "environment.json", "checkpoints/step-00000001/state.json"])
-@pytest.mark.parametrize("held", [b"", b"\xff\xfe", b"[", b"[1]", b'{"sittings": 3, "described": 4}', b"a = 1"])
+@pytest.mark.parametrize("held", [b"", b"\xff\xfe", b"[", b"[1]", b'{"sessions": 3, "described": 4}', b"a = 1"])
 def test_no_damaged_file_of_settings_is_an_error(name: str, held: bytes, tmp_path: Path) -> None:
     run = run_in(tmp_path / "run", train())
     (run / name).parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def test_no_damaged_file_of_settings_is_an_error(name: str, held: bytes, tmp_pat
 def test_half_a_line_and_steps_that_a_resume_made_again_are_left_out(tmp_path: Path) -> None:
     records = train(count=20)
     run = run_in(
-        tmp_path / "run", [*records, {"kind": "resumed", "step": 100}, *train(lambda place: falling(place) / 2)[10:20]]
+        tmp_path / "run", [*records, {"kind": "resume", "step": 100}, *train(lambda place: falling(place) / 2)[10:20]]
     )
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 999, "lo')
@@ -127,16 +127,16 @@ def test_half_a_line_and_steps_that_a_resume_made_again_are_left_out(tmp_path: P
 
 def test_values_that_were_not_finite_come_back_in_layers_too(tmp_path: Path) -> None:
     record = {
-        "kind": "layers",
+        "kind": "layer_stats",
         "step": 1,
-        "watched_step": 0,
-        "gradient_norm": {"a": None, "b": 1.0},
-        "nonfinite": {"gradient_norm/a": "inf"},
+        "measured_step": 0,
+        "grad_norm": {"a": None, "b": 1.0},
+        "nonfinite": {"grad_norm/a": "inf"},
     }
     run = tmp_path / "run"
     run.mkdir()
     (run / "metrics.jsonl").write_text(json.dumps(record))
-    assert history_in(run).watched("gradient_norm")["a"].value.tolist() == [float("inf")]
+    assert history_in(run).watched("grad_norm")["a"].value.tolist() == [float("inf")]
 
 
 def test_what_is_no_run_is_refused_in_one_error(tmp_path: Path) -> None:

@@ -75,11 +75,11 @@ def cycle(place: int) -> float:
 
 
 def data(**fields: Any) -> list[Record]:
-    return [{"kind": "data", "step": 0, **fields}]
+    return [{"kind": "data_check", "step": 0, **fields}]
 
 
 def overlap(count: int, **fields: Any) -> list[Record]:
-    return data(overlap={"held-out": {"looked_at": 1000, "found": count, **fields}})
+    return data(overlap={"val": {"checked": 1000, "overlapping": count, **fields}})
 
 
 def noisy(scale: float, *, batch: int = 8) -> list[Record]:
@@ -91,7 +91,7 @@ def noisy(scale: float, *, batch: int = 8) -> list[Record]:
         "big_count": batch,
         "big_squared": 1 + scale / batch,
     }
-    return layers(watched=8, noise=lambda _: norms)
+    return layers(watched=8, grad_noise=lambda _: norms)
 
 
 def with_trend(deviations: float) -> list[float]:
@@ -127,7 +127,7 @@ def stretched(levels: Sequence[float]) -> list[float]:
 
 def spent(**seconds: float) -> list[Record]:
     """Records of nothing but these seconds each."""
-    none = dict.fromkeys(("training_s", "waiting_s", "evaluating_s", "saving_s"), 0.0)
+    none = dict.fromkeys(("training_s", "data_wait_s", "evaluating_s", "saving_s"), 0.0)
     return train(**{name: (lambda _, amount=amount: amount) for name, amount in (none | seconds).items()})
 
 
@@ -168,11 +168,11 @@ def half_as_fast(second: float) -> list[Record]:
     middle = LAST / 2
     return train(
         lambda place: 2.3 - 0.1 * (min(place, middle) + second * max(place - middle, 0)) / middle,
-        learning_rate=lambda _: 1e-5,
+        lr=lambda _: 1e-5,
     )
 
 
-CONSTANT_RATE: dict[str, Any] = {"learning_rate": lambda _: 1e-5}
+CONSTANT_RATE: dict[str, Any] = {"lr": lambda _: 1e-5}
 NO_WARMUP: dict[str, Any] = {"schedule": {"shape": "linear", "warmup": 0}}
 
 PUBLISHED = [
@@ -283,17 +283,21 @@ PUBLISHED = [
         counted=True,
     ),
     Threshold(
-        "gradients.OFTEN", 0.9, lambda x: is_told("often-clipped", train(clipped=lambda _: x, norm=lambda _: 2.5))
+        "gradients.OFTEN",
+        0.9,
+        lambda x: is_told("often-clipped", train(clip_fraction=lambda _: x, grad_norm=lambda _: 2.5)),
     ),
     Threshold(
-        "gradients.FAR_BELOW", 2.0, lambda x: is_told("often-clipped", train(clipped=lambda _: 1.0, norm=lambda _: x))
+        "gradients.FAR_BELOW",
+        2.0,
+        lambda x: is_told("often-clipped", train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: x)),
     ),
     Threshold(
         "gradients.FAR_ABOVE",
         10.0,
-        lambda x: is_as_bad_as("warning", "often-clipped", train(clipped=lambda _: 1.0, norm=lambda _: x)),
+        lambda x: is_as_bad_as("warning", "often-clipped", train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: x)),
     ),
-    Threshold("gradients.GREW", 10.0, lambda x: is_told("growing-gradient", train(norm=then(1.0, x, at=30)))),
+    Threshold("gradients.GREW", 10.0, lambda x: is_told("growing-gradient", train(grad_norm=then(1.0, x, at=30)))),
     Threshold(
         "gradients.GREW",
         10.0,
@@ -303,7 +307,7 @@ PUBLISHED = [
                 found(
                     "growing-gradient",
                     history(
-                        train(norm=then(1.0, 90.0, at=30)),
+                        train(grad_norm=then(1.0, 90.0, at=30)),
                         layers(watched=9, gradient=lambda name, p: x if p > 5 else 1.0),
                     ),
                 )
@@ -313,7 +317,7 @@ PUBLISHED = [
     Threshold(
         "gradients.SURE",
         3.0,
-        lambda x: is_told("growing-gradient", train(norm=lambda p: with_trend(x)[p]), **NO_WARMUP),
+        lambda x: is_told("growing-gradient", train(grad_norm=lambda p: with_trend(x)[p]), **NO_WARMUP),
     ),
     Threshold(
         "gradients.GONE",
@@ -385,7 +389,7 @@ PUBLISHED = [
     Threshold(
         "schedule.HIGH",
         0.5,
-        lambda x: is_told("high-rate-at-end", train(learning_rate=lambda p: 1e-3 * (x if p == LAST else 1))),
+        lambda x: is_told("high-rate-at-end", train(lr=lambda p: 1e-3 * (x if p == LAST else 1))),
     ),
     Threshold(
         "schedule.LEAST_STEPS",
@@ -393,7 +397,7 @@ PUBLISHED = [
         lambda count: is_clear(
             "high-rate-at-end",
             train(count=4),
-            [{"kind": "event", "step": count, "what": "finished"}],
+            [{"kind": "event", "step": count, "event": "finished"}],
             length=f"{count} steps",
         ),
         counted=True,
@@ -444,12 +448,12 @@ PUBLISHED = [
         lambda x: is_as_bad_as("warning", "evaluating-too-long", spent(evaluating_s=x / 120, training_s=x / 120)),
     ),
     Threshold("throughput.LONG_ENOUGH_S", 3.0, lambda x: is_clear("falling-throughput", spent(training_s=x / 60))),
-    Threshold("throughput.LONG_ENOUGH_S", 3.0, lambda x: is_clear("jittering-throughput", spent(waiting_s=x / 60))),
-    Threshold("throughput.WAITING", 0.1, lambda x: is_told("data-bound", spent(waiting_s=x, training_s=1 - x))),
+    Threshold("throughput.LONG_ENOUGH_S", 3.0, lambda x: is_clear("jittering-throughput", spent(data_wait_s=x / 60))),
+    Threshold("throughput.WAITING", 0.1, lambda x: is_told("data-bound", spent(data_wait_s=x, training_s=1 - x))),
     Threshold(
         "throughput.MUCH_WAITING",
         0.3,
-        lambda x: is_as_bad_as("warning", "data-bound", spent(waiting_s=x, training_s=1 - x)),
+        lambda x: is_as_bad_as("warning", "data-bound", spent(data_wait_s=x, training_s=1 - x)),
     ),
     Threshold(
         "throughput.EVALUATING", 0.25, lambda x: is_told("evaluating-too-long", spent(evaluating_s=x, training_s=1 - x))
@@ -476,7 +480,9 @@ PUBLISHED = [
         lambda x: is_told("jittering-throughput", train(targets_per_s=lambda p: 100 * (1 + x / OF_THREE * cycle(p)))),
     ),
     Threshold(
-        "layers.DEAD", 0.5, lambda x: is_told("dead-units", train(), layers(zero_rows=lambda _: {"2.weight": x}))
+        "layers.DEAD",
+        0.5,
+        lambda x: is_told("dead-units", train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": x})),
     ),
     Threshold(
         "layers.ALIVE",
@@ -488,7 +494,10 @@ PUBLISHED = [
                     "rate-too-high",
                     history(
                         train(),
-                        layers(update=lambda name, _: 1.01, zero_rows=lambda p: {"2.weight": x if p == 1 else 0.5}),
+                        layers(
+                            update=lambda name, _: 1.01,
+                            zero_grad_row_fraction=lambda p: {"2.weight": x if p == 1 else 0.5},
+                        ),
                     ),
                 )
             )
@@ -498,9 +507,11 @@ PUBLISHED = [
     Threshold(
         "layers.ALL_FLAT",
         0.99,
-        lambda x: is_told("dead-units", train(), layers(saturated=lambda _: {"1": min(x, 1.0)})),
+        lambda x: is_told("dead-units", train(), layers(saturated_fraction=lambda _: {"1": min(x, 1.0)})),
     ),
-    Threshold("layers.FLAT", 0.5, lambda x: is_told("saturated-units", train(), layers(saturated=lambda _: {"3": x}))),
+    Threshold(
+        "layers.FLAT", 0.5, lambda x: is_told("saturated-units", train(), layers(saturated_fraction=lambda _: {"3": x}))
+    ),
     Threshold(
         "layers.USUAL",
         1e-4,

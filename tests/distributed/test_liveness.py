@@ -58,7 +58,7 @@ def test_an_error_is_named_after_a_moment_in_which_all_may_meet_it() -> None:
 
 def test_the_rest_of_an_error_is_told_and_what_holds_its_traceback() -> None:
     error = "DataError: sample 7 is broken\n  to see it alone: dataset[7]"
-    assert replace(SECOND, error=error, run_dir="runs/a").failure.splitlines()[1:] == [
+    assert replace(SECOND, error=error, out="runs/a").failure.splitlines()[1:] == [
         "  to see it alone: dataset[7]",
         "  its traceback is in runs/a/crash",
     ]

@@ -225,7 +225,7 @@ def test_the_end_says_which_rank_was_told_to_stop(ranks: Ranks, tmp_path: Path) 
 
 
 def early(*, run_dir: str) -> dict[str, Any]:
-    stopping = sf.EarlyStopping("min held-out/loss", patience=1, min_delta=10.0)
+    stopping = sf.EarlyStopping("min val/loss", patience=1, min_delta=10.0)
     run = world_runs.built(run_dir=run_dir, steps=100, early_stopping=stopping, evaluate_every="3 steps")
     run.train()
     assert run.parts.whole.watch is not None

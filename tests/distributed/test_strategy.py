@@ -74,9 +74,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 
 def test_replicas_that_do_not_divide_the_ranks_are_refused_with_numbers_that_do() -> None:
     assert strategy_for(sf.fsdp(replicas=3), ranks=6).replicas == 3
-    with pytest.raises(
-        sf.ConfigError, match=r"replicas = 4 does not divide 6 ranks.*\n.*replicas=3, or 8 ranks"
-    ):
+    with pytest.raises(sf.ConfigError, match=r"replicas = 4 does not divide 6 ranks.*\n.*replicas=3, or 8 ranks"):
         strategy_for(sf.fsdp(replicas=4), ranks=6)
 
 

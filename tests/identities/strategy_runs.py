@@ -121,7 +121,7 @@ def of_each_limit(limits: list[str], **changes: Any) -> dict[str, Any]:
         with run:
             for step in run:
                 note(step)
-        found[clip] = {"clipped": fractions, "weights": world_runs.weights(run)}
+        found[clip] = {"clip_fraction": fractions, "weights": world_runs.weights(run)}
     return found
 
 
@@ -143,7 +143,7 @@ def sampled(**changes: Any) -> dict[str, Any]:
 
     held_out = world_runs.Augmented().inputs[:11].double(), torch.zeros(11, dtype=torch.long), torch.arange(11)
     splits = {
-        "held-out": sf.Split(held_out, batch_size=3),
+        "val": sf.Split(held_out, batch_size=3),
         "used": sf.Split(held_out, batch_size=2, outputs=outputs, judge=lambda found: {"sum": sum(found)}, loss=False),
     }
 

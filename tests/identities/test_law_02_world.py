@@ -96,7 +96,7 @@ def test_in_float64_a_run_is_the_same_on_any_number_of_ranks(
         assert of_steps(together, "mask") == of_steps(alone, "mask")
         assert largest(together["weights"], alone["weights"]) < 1e-9
         assert of_steps(together, "loss") == pytest.approx(of_steps(alone, "loss"), abs=1e-9)
-        assert of_steps(together, "norm") == pytest.approx(of_steps(alone, "norm"), abs=1e-9)
+        assert of_steps(together, "grad_norm") == pytest.approx(of_steps(alone, "grad_norm"), abs=1e-9)
         assert together["scores"] == pytest.approx(alone["scores"], abs=1e-6)
 
 

@@ -27,7 +27,7 @@ def of_steps(found: dict[str, Any], name: str) -> list[Any]:
 def assert_same(together: dict[str, Any], alone: dict[str, Any]) -> None:
     for name in ("samples", "mask", "skipped"):
         assert of_steps(together, name) == of_steps(alone, name)
-    for name in ("loss", "norm"):
+    for name in ("loss", "grad_norm"):
         assert of_steps(together, name) == pytest.approx(of_steps(alone, name), abs=1e-9, nan_ok=True)
     assert largest(together["weights"], alone["weights"]) < 1e-9
     assert together["scores"] == pytest.approx(alone["scores"], abs=1e-6)
@@ -136,7 +136,7 @@ def test_every_limit_of_gradients_limits_the_same_and_tells_the_same_fraction(
     (alone,) = ranks(1, strategy_runs.of_each_limit, limits=limits)
     for together in ranks(size, strategy_runs.of_each_limit, limits=limits, sharding={}):
         for clip, found in together.items():
-            assert found["clipped"] == pytest.approx(alone[clip]["clipped"], abs=1e-6), clip
+            assert found["clip_fraction"] == pytest.approx(alone[clip]["clip_fraction"], abs=1e-6), clip
             assert largest(found["weights"], alone[clip]["weights"]) < 1e-9, clip
 
 

@@ -99,7 +99,7 @@ def seen(run_dir: Path) -> dict[int, list[list[int]]]:
 
 
 def told(run_dir: Path) -> list[tuple[int, str, float]]:
-    names = ("loss", "held-out/loss")
+    names = ("loss", "val/loss")
     return [
         (record["step"], name, record[name])
         for record in records(run_dir / "metrics.jsonl")
@@ -192,7 +192,7 @@ def test_a_missing_piece_is_passed_over_and_the_older_checkpoint_ends_with_the_s
     shutil.copytree(whole, parts)
     (parts / "checkpoints" / f"step-{STEPS:08d}" / "model.00002-of-00002.safetensors").unlink()
     sitting(parts, ("fsdp", 2), until=STEPS)
-    assert [line["step"] for line in json.loads((parts / "environment.json").read_text())["sittings"]] == [0, SAVED]
+    assert [line["step"] for line in json.loads((parts / "environment.json").read_text())["sessions"]] == [0, SAVED]
     for file, tensors in last(whole).items():
         assert all(torch.equal(last(parts)[file][name], tensor) for name, tensor in tensors.items())
 
@@ -232,16 +232,16 @@ def test_a_full_disk_of_one_rank_is_told_and_the_run_goes_on_and_saves_again(tmp
 def test_scores_at_the_end_are_of_the_best_checkpoint_which_every_rank_reads(tmp_path: Path) -> None:
     data = Augmented()
     split = (data.inputs, data.labels)
-    both = {"held-out": sf.Split(split), "test": sf.Split(split, at_end=True)}
-    settings: dict[str, Any] = {"splits": both, "best": "max held-out/loss", "early_stopping": None}
+    both = {"val": sf.Split(split), "test": sf.Split(split, at_end=True)}
+    settings: dict[str, Any] = {"splits": both, "best": "max val/loss", "early_stopping": None}
     found = {}
     for start in (("none", 1), ("fsdp", 2)):
         run_dir = tmp_path / start[0]
         sitting(run_dir, start, until=STEPS, evaluate_every="2 steps", **settings)
         lines = list(records(run_dir / "metrics.jsonl"))
-        (end,) = [record for record in lines if record["kind"] == "end"]
-        scored = {record["step"]: record["held-out/loss"] for record in lines if record["kind"] == "scores"}
-        assert end["weights_of_step"] == 2  # the largest loss is the first
+        (end,) = [record for record in lines if record["kind"] == "final_eval"]
+        scored = {record["step"]: record["val/loss"] for record in lines if record["kind"] == "eval"}
+        assert end["weights_step"] == 2  # the largest loss is the first
         assert end["test/loss"] == pytest.approx(scored[2], rel=1e-6)
         found[start] = end["test/loss"], last(run_dir)["model"]
     (alone, weights), (together, others) = found.values()

@@ -158,9 +158,9 @@ def test_the_best_checkpoint_is_scored_with_its_weights_and_the_run_has_its_own_
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     by_step = {record["step"]: record["val/loss"] for record in records if "val/loss" in record}
     best = min(by_step, key=lambda step: by_step[step])
-    end = next(record for record in records if record["kind"] == "end")
+    end = next(record for record in records if record["kind"] == "final_eval")
     assert best != 6
-    assert (end["weights_of_step"], end["test/loss"]) == (best, by_step[best])
+    assert (end["weights_step"], end["test/loss"]) == (best, by_step[best])
     now = run.state.models["model"].named_parameters()
     assert all(equal_bits(tensor, last[name]) for name, tensor in now if type(tensor) is nn.Parameter)
 

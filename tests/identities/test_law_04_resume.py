@@ -95,7 +95,7 @@ def test_a_signal_loses_no_step_and_shows_in_the_exit_status(
 
 def test_a_plateau_decides_the_same_however_often_its_run_is_killed(zygote: Zygote, tmp_path: Path) -> None:
     """Two passes are a step: killed in the first step at a lowered rate, in the one before, and between two saves."""
-    spec: dict[str, Any] = {"plateau": {"monitor": "min held-out/loss", "patience": 1, "min_delta": 0.5}}
+    spec: dict[str, Any] = {"plateau": {"monitor": "min val/loss", "patience": 1, "min_delta": 0.5}}
     assert zygote.run(tmp_path / "whole", **spec) == 0
     for killed_at in (21, 8, 13, 9):
         assert zygote.run(tmp_path / "killed", **spec, **{"pass": killed_at}) == SIGKILLED
@@ -108,7 +108,7 @@ def test_a_plateau_decides_the_same_however_often_its_run_is_killed(zygote: Zygo
 @pytest.mark.slow
 def test_early_stopping_ends_at_the_same_step_however_often_its_run_is_killed(zygote: Zygote, tmp_path: Path) -> None:
     """Killed in the evaluation that ends it, in a step, and twice in its last save; once it has stopped it makes no step."""
-    stopping = {"monitor": "min held-out/loss", "patience": 2, "min_delta": 0.5}
+    stopping = {"monitor": "min val/loss", "patience": 2, "min_delta": 0.5}
     spec: dict[str, Any] = {"early_stopping": stopping}
     assert zygote.run(tmp_path / "whole", **spec) == 0
     expected, run_dir = outcome(tmp_path / "whole"), tmp_path / "killed"

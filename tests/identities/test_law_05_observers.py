@@ -88,9 +88,9 @@ def unwatched() -> tuple[str, list[float]]:
         {"layer_stats_every": "3 steps", "log_every": "2 steps"},
         {"workers": 2},
         {"workers": 1, "evaluate_every": "2 steps", "log_every": "3 steps", "save_every": "5 steps"},
-        {"best": "min held-out/loss", "evaluate_every": "1 steps"},
+        {"best": "min val/loss", "evaluate_every": "1 steps"},
         {
-            "early_stopping": sf.EarlyStopping("min held-out/loss", patience=1000),
+            "early_stopping": sf.EarlyStopping("min val/loss", patience=1000),
             "evaluate_every": "2 steps",
             "evaluate_at_start": True,
         },
@@ -187,7 +187,7 @@ def test_watching_a_compiled_run_changes_no_bit(ranks: Ranks) -> None:
     cases: list[dict[str, Any]] = [{"layer_stats_every": "1 steps"}, {"layer_stats_every": None}]
     (watched,), (unwatched,) = ranks.each(1, watched_runs.watched, cases, compile=True)
     assert len(watched["layers"]) == 3
-    assert all(record["activation_norm"] == {} for record in watched["layers"])
+    assert all(record["activation_rms"] == {} for record in watched["layers"])
     assert all(torch.equal(held, unwatched["weights"][name]) for name, held in watched["weights"].items())
 
 
@@ -204,8 +204,10 @@ def test_of_several_ranks_the_layers_are_those_of_one_process(
     main, other = of_ranks(way, "1 steps")
     assert main["seen"] == other["seen"] == of_one["seen"]
     for found, expected in zip(main["layers"], of_one["layers"], strict=True):
-        assert ("noise" in found) == (way == "ddp")  # of what is sharded no rank has a first micro-batch's gradient
-        assert found.keys() == expected.keys() - ({"noise"} if way != "ddp" else set())
+        assert ("grad_noise" in found) == (
+            way == "ddp"
+        )  # of what is sharded no rank has a first micro-batch's gradient
+        assert found.keys() == expected.keys() - ({"grad_noise"} if way != "ddp" else set())
         for name, value in found.items():
             if isinstance(value, dict):
                 assert value == pytest.approx(expected[name], rel=1e-9, abs=1e-9, nan_ok=True), name

@@ -57,9 +57,7 @@ def scores(size: int | None, loss: Any, *, ema: float | None = None, dataset: An
         "batch_size": 23,
         "length": "4 steps",
         "optimizer": sf.optim.adamw(lr=1e-2),
-        "splits": {
-            "held-out": sf.Split(dataset or tokens(SAMPLES, seed=2), scores=[entropy, several], batch_size=size)
-        },
+        "splits": {"val": sf.Split(dataset or tokens(SAMPLES, seed=2), scores=[entropy, several], batch_size=size)},
         "evaluate_every": "1000 steps",
         "ema": ema,
         "precision": "fp32",
@@ -86,10 +84,10 @@ def by_hand(run: sf.Run, ema: float | None) -> dict[str, float]:
         right = ((logits.argmax(2) == targets) & counted).sum()
         logs = logits.log_softmax(2)
     return {
-        "held-out/loss": float(each.sum() / counted.sum()),
-        "held-out/entropy": float(-(logs.exp() * logs).sum() / (SAMPLES * LENGTH)),
-        "held-out/right": float(right / counted.sum()),
-        "held-out/of samples": float(right / SAMPLES),
+        "val/loss": float(each.sum() / counted.sum()),
+        "val/entropy": float(-(logs.exp() * logs).sum() / (SAMPLES * LENGTH)),
+        "val/right": float(right / counted.sum()),
+        "val/of samples": float(right / SAMPLES),
     }
 
 
@@ -130,9 +128,9 @@ def test_without_a_batch_size_the_micro_batch_size_is_taken_and_changes_nothing(
 def test_a_split_with_a_batch_that_counts_nothing_has_a_finite_score() -> None:
     inputs, targets = tokens(SAMPLES, seed=2)
     targets[:12] = IGNORED
-    expected = scores(23, counted_mean, dataset=(inputs, targets))[1]["held-out/loss"]
+    expected = scores(23, counted_mean, dataset=(inputs, targets))[1]["val/loss"]
 
-    found = [scores(4, loss, dataset=(inputs, targets))[1]["held-out/loss"] for loss in (plain_mean, counted_mean)]
+    found = [scores(4, loss, dataset=(inputs, targets))[1]["val/loss"] for loss in (plain_mean, counted_mean)]
 
     assert found == pytest.approx([expected, expected], rel=1e-6)
 

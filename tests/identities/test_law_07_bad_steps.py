@@ -182,9 +182,9 @@ def test_a_bad_step_is_counted_and_shown_in_the_record(tmp_path: Path) -> None:
     assert (first["skipped"], second["skipped"]) == (1, 0)
     assert first["loss"] is None
     assert first["nonfinite"]["loss"] == "nan"
-    assert math.isfinite(first["loss_of_applied"])
+    assert math.isfinite(first["loss_applied"])
     assert math.isfinite(second["loss"])
-    assert "loss_of_applied" not in second
+    assert "loss_applied" not in second
 
 
 def every_sample_from(step: int) -> tuple[Tensor, Tensor]:

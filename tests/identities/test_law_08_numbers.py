@@ -94,8 +94,8 @@ def test_the_logged_loss_is_that_of_all_global_batches_since_the_last_log(
         targets_seen = sum(step["count"] for step in window)
         assert record["targets"] == targets_seen
         assert record["loss"] == pytest.approx(sum(step["total"] for step in window) / targets_seen, rel=1e-6)
-        assert record["norm"] == pytest.approx(sum(step["norm"] for step in window) / len(window), rel=1e-5)
-        assert record["norm_max"] == pytest.approx(max(step["norm"] for step in window), rel=1e-5)
+        assert record["grad_norm"] == pytest.approx(sum(step["norm"] for step in window) / len(window), rel=1e-5)
+        assert record["grad_norm_max"] == pytest.approx(max(step["norm"] for step in window), rel=1e-5)
         assert record["skipped"] == 0
         if loss is with_accuracy:
             assert record["accuracy"] == sum(step["right"] for step in window) / targets_seen
@@ -125,7 +125,7 @@ def test_the_logged_rate_is_that_of_the_last_step(tmp_path: Path) -> None:
     run = build(tmp_path / "run", log_every="1 steps")
     run.train()
 
-    assert [record["learning_rate"] for record in training_records(tmp_path / "run")] == [
+    assert [record["lr"] for record in training_records(tmp_path / "run")] == [
         0.5 * run.parts.task.factors(step) for step in range(12)
     ]
 
@@ -134,7 +134,7 @@ def test_targets_a_second_times_seconds_are_targets(tmp_path: Path) -> None:
     build(tmp_path / "run").train()
 
     for record in training_records(tmp_path / "run"):
-        seconds = record["training_s"] + record["waiting_s"]
+        seconds = record["training_s"] + record["data_wait_s"]
         counted = record["targets"] - record.get("starting_targets", 0)
         assert record["targets_per_s"] * seconds == pytest.approx(counted, rel=1e-12)
 
@@ -195,7 +195,7 @@ def test_norm_and_clipping_are_those_of_all_optimizers_together(tmp_path: Path) 
     one = 4 * math.sqrt(3 + 1)  # the gradient of each weight and of the bias is the sum over four samples of one
     assert float(step.grad_norm) == pytest.approx(math.hypot(one, 5 * one))  # type: ignore[arg-type]
     (record,) = training_records(tmp_path / "run")
-    assert record["clipped"] == 0.5
+    assert record["clip_fraction"] == 0.5
 
 
 def test_time_is_shown_where_it_went_and_never_twice(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_time_is_shown_where_it_went_and_never_twice(tmp_path: Path) -> None:
             clock.advance(1e6)
 
     second = training_records(tmp_path / "run")[1]  # steps 5 to 9, of 8 samples each
-    phases = ("waiting_s", "training_s", "evaluating_s", "user_s", "saving_s")
+    phases = ("data_wait_s", "training_s", "evaluating_s", "user_s", "saving_s")
     assert [second[name] for name in phases] == [40, 100 * (passes_by_step[10] - passes_by_step[5]), 50_000, 5e6, 0]
 
 
@@ -247,7 +247,7 @@ def test_a_clock_that_goes_on_from_a_checkpoint_counts_every_second_once() -> No
     """Also those since the last record, which stand in the total and in the window."""
     now = 0.0
     clock = Clock(now=lambda: now)
-    for phase, seconds in (("training", 5.0), ("waiting", 2.0), ("user", 1.0)):
+    for phase, seconds in (("training", 5.0), ("data_wait", 2.0), ("user", 1.0)):
         clock.enter(phase)  # type: ignore[arg-type]
         now += seconds
         if phase == "training":
@@ -260,13 +260,13 @@ def test_a_clock_that_goes_on_from_a_checkpoint_counts_every_second_once() -> No
     resumed.enter("training")
     now += 4.0
     window = resumed.window()
-    assert {name: window[name] for name in ("training_s", "waiting_s", "user_s")} == {
+    assert {name: window[name] for name in ("training_s", "data_wait_s", "user_s")} == {
         "training_s": 4.0,
-        "waiting_s": 2.0,
+        "data_wait_s": 2.0,
         "user_s": 1.0,
     }
     total_s = {phase: float(seconds) for phase, seconds in resumed.state()["total_s"].items()}
-    assert (total_s["training"], total_s["waiting"], total_s["user"]) == (9.0, 2.0, 1.0)
+    assert (total_s["training"], total_s["data_wait"], total_s["user"]) == (9.0, 2.0, 1.0)
 
 
 class SlowSaving:
@@ -329,7 +329,13 @@ def test_every_moment_counts_for_exactly_one_phase(opened: bool) -> None:
             duties.now += 7
 
     user = 0 if opened else 21
-    first = {"training_s": 10_003.0, "waiting_s": 30.0, "evaluating_s": 100.0, "saving_s": 1_000_000.0, "user_s": user}
+    first = {
+        "training_s": 10_003.0,
+        "data_wait_s": 30.0,
+        "evaluating_s": 100.0,
+        "saving_s": 1_000_000.0,
+        "user_s": user,
+    }
     first["starting_s"] = 0.0
     second = first | {"evaluating_s": 200.0, "saving_s": 2_000_000.0}
     assert duties.windows == [first, second]
@@ -350,7 +356,7 @@ def test_what_comes_before_the_first_step_is_not_waiting_for_data(tmp_path: Path
         run.train()
 
     first = training_records(tmp_path / "run")[0]
-    assert (first["starting_s"], first["waiting_s"], first["training_s"]) == (4.0, 0.0, 0.0)
+    assert (first["starting_s"], first["data_wait_s"], first["training_s"]) == (4.0, 0.0, 0.0)
 
 
 def test_floats_are_written_whole(tmp_path: Path) -> None:
@@ -386,7 +392,7 @@ def test_what_is_not_finite_is_null_beside_a_field_that_says_what(value: float, 
 
 @pytest.mark.parametrize("stop", [3, 5, 7])
 def test_a_resumed_run_writes_the_same_numbers(stop: int, tmp_path: Path) -> None:
-    timeless = ("step", "loss", "norm", "norm_max", "clipped", "targets", "skipped", "learning_rate", "accuracy")
+    timeless = ("step", "loss", "grad_norm", "grad_norm_max", "clip_fraction", "targets", "skipped", "lr", "accuracy")
     build(tmp_path / "whole", loss=with_accuracy).train()
     build(tmp_path / "cut", loss=with_accuracy, stop_after=f"{stop} steps").train()
     build(tmp_path / "cut", loss=with_accuracy).train()
@@ -426,7 +432,7 @@ def test_a_record_that_spans_two_sittings_has_the_time_of_both(tmp_path):
         run.train()
     (record,) = training_records(tmp_path / "run")
     assert (record["targets"], record["starting_targets"]) == (80, 16)
-    assert (record["starting_s"], record["training_s"], record["waiting_s"]) == (2.0, 8.0, 0.0)
+    assert (record["starting_s"], record["training_s"], record["data_wait_s"]) == (2.0, 8.0, 0.0)
     assert record["targets_per_s"] == 8.0
 
 
@@ -481,7 +487,7 @@ def test_what_comes_once_is_in_neither_speed_nor_the_time_that_is_left(tmp_path:
     first, *others = training_records(tmp_path / "run")
     each = first["starting_targets"]
     assert first["starting_s"] == pytest.approx(90.375)
-    assert first["left_s"] == pytest.approx(8 * 0.5)
+    assert first["eta_s"] == pytest.approx(8 * 0.5)
     assert first["targets_per_s"] == pytest.approx((first["targets"] - each) / (3 * 0.5), rel=1e-9)
     assert all("starting_targets" not in record and record["starting_s"] == 0 for record in others)
 
@@ -490,15 +496,15 @@ def test_a_record_of_a_first_step_alone_tells_neither(tmp_path: Path) -> None:
     run = timed(tmp_path / "run", splits=None, log_every="1 steps")
     run.train()
     first, second, *_ = training_records(tmp_path / "run")
-    assert first.keys().isdisjoint({"targets_per_s", "left_s"})
-    assert second["left_s"] == pytest.approx(7 * 0.5)
+    assert first.keys().isdisjoint({"targets_per_s", "eta_s"})
+    assert second["eta_s"] == pytest.approx(7 * 0.5)
 
 
 def test_the_time_that_is_left_counts_evaluations_before_the_first_one(tmp_path: Path) -> None:
     """A forward pass is a third of the 0.5 s of a step of 8 samples, and an evaluation passes 40, until one has taken 4 s."""
     run = timed(tmp_path / "run", length="12 steps", evaluate_every="6 steps")
     run.train()
-    left = [record["left_s"] for record in training_records(tmp_path / "run")]
+    left = [record["eta_s"] for record in training_records(tmp_path / "run")]
     each = SAMPLES / 8 * 0.5 / 3
     # one micro-batch of the steps 5 to 8 has nothing to count, and is left out
     assert left == pytest.approx([8 * 0.5 + 2 * each, 4 * 0.5 - 0.125 + 4.0, 4.0])

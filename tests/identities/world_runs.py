@@ -90,7 +90,7 @@ def built(
         "schedule": sf.schedules.cosine(warmup="10%"),
         "clip": "norm 0.5",
         "ema": 0.9,
-        "splits": {"held-out": sf.Split(held_out, batch_size=8)},
+        "splits": {"val": sf.Split(held_out, batch_size=8)},
         "evaluate_every": "10 steps",
         "log_every": "5 steps",
         "device": "cpu",
@@ -121,7 +121,7 @@ def trained(**changes: Any) -> dict[str, Any]:
                     "samples": everybody,
                     "mask": sum(other["mask"] for other in told),
                     "loss": float(step.loss),
-                    "norm": float(step.grad_norm),
+                    "grad_norm": float(step.grad_norm),
                     "skipped": float(step.skipped),
                     "scores": dict(step.metrics),
                 }
@@ -288,7 +288,7 @@ def scored(*, samples: int) -> dict[str, float]:
         batch_size=12,
         ema=None,
         splits={
-            "held-out": sf.Split(data, scores=confident, batch_size=5, outputs=outputs, judge=judge),
+            "val": sf.Split(data, scores=confident, batch_size=5, outputs=outputs, judge=judge),
         },
     )
     return run.evaluate()

@@ -74,7 +74,7 @@ def test_the_confusion_matrix_stands_in_the_records_and_sums_to_the_split(tmp_pa
         length="3 steps",
         optimizer=sf.optim.sgd(0.1),
         splits={
-            "held-out": sf.Split(
+            "val": sf.Split(
                 (logits, labels),
                 loss=False,
                 outputs=sf.metrics.classified,
@@ -87,9 +87,9 @@ def test_the_confusion_matrix_stands_in_the_records_and_sums_to_the_split(tmp_pa
     )
     run.train()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    matrix = next(line["held-out/confusion"] for line in lines if "held-out/confusion" in line)
+    matrix = next(line["val/confusion"] for line in lines if "val/confusion" in line)
     assert [sum(row) for row in matrix] == labels.bincount(minlength=CLASSES).tolist()
-    assert run.evaluate()["held-out/accuracy"] == sum(matrix[place][place] for place in range(CLASSES)) / SAMPLES
+    assert run.evaluate()["val/accuracy"] == sum(matrix[place][place] for place in range(CLASSES)) / SAMPLES
 
 
 def scores_of(logits: list[list[float]], labels: list[int]) -> dict[str, Any]:

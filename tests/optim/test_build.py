@@ -23,7 +23,7 @@ for name, optimizer in (("adamw", sf.optim.adamw(lr=1e-2)), ("muon", sf.optim.mu
     loss = lambda model, batch: F.mse_loss(model(batch[0]), batch[1])
     for length in ("2 steps", "4 steps"):
         sf.Run(model=build, loss=loss, train_data=data, batch_size=4, length=length, optimizer=optimizer, run_dir=Path(sys.argv[1]) / name,
-               splits={"held-out": sf.Split(data)}, console=False, report=False).train()
+               splits={"val": sf.Split(data)}, console=False, report=False).train()
 print("torch._dynamo" in sys.modules)
 """
 

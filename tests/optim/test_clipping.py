@@ -64,7 +64,7 @@ def test_by_norm_is_torchs(most, factor):
 @pytest.mark.parametrize("most", [1.0, 0.3, 7.7e-5])
 def test_by_norm_on_numbers_of_the_host_has_the_bits_of_the_same_arithmetic_on_tensors(most):
     generator = torch.Generator().manual_seed(0)
-    made = clipping_of(("norm", most), [nn.Parameter(torch.zeros(1))])
+    made = clipping_of(("grad_norm", most), [nn.Parameter(torch.zeros(1))])
     for size in torch.rand(200, generator=generator) * 3 * most:
         gradient = torch.randn(9, generator=generator) * size
         norm = torch.linalg.vector_norm(gradient)
@@ -240,7 +240,7 @@ def test_a_resumed_run_is_bit_equal_with_a_bad_step_on_the_way(kind, tmp_path):
     assert state_bits(second) == state_bits(whole)
     logged = {
         name: [
-            repr((record["step"], record["loss"], record["clipped"]))
+            repr((record["step"], record["loss"], record["clip_fraction"]))
             for record in records(tmp_path / name / "metrics.jsonl")
             if record["kind"] == "train"
         ]
@@ -262,12 +262,12 @@ def test_clipped_is_the_fraction_of_applied_steps_whose_norm_was_above(bad, tmp_
     build(tmp_path / "all", clip="norm 1.0", train_data=data(*bad), log_every="8 steps").train()
     each = [record for record in records(tmp_path / "each" / "metrics.jsonl") if record["kind"] == "train"]
     (whole,) = [record for record in records(tmp_path / "all" / "metrics.jsonl") if record["kind"] == "train"]
-    above = [record["norm"] > 1.0 for record in each if not record["skipped"]]
+    above = [record["grad_norm"] > 1.0 for record in each if not record["skipped"]]
     assert len(above) == 8 - len(bad)
-    assert 0 < whole["clipped"] < 1
-    assert whole["clipped"] == np.mean(above)
-    assert [record.get("clipped") for record in each] == [
-        None if record["skipped"] else float(record["norm"] > 1.0) for record in each
+    assert 0 < whole["clip_fraction"] < 1
+    assert whole["clip_fraction"] == np.mean(above)
+    assert [record.get("clip_fraction") for record in each] == [
+        None if record["skipped"] else float(record["grad_norm"] > 1.0) for record in each
     ]
 
 
@@ -278,13 +278,13 @@ def test_clipped_is_the_mean_fraction_of_values_or_units_over_the_steps(kind, tm
         for step in run:
             seen.append(float(step.clip_fractions["model"]))
     (record,) = [record for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
-    assert 0 < record["clipped"] < 1
-    assert record["clipped"] == pytest.approx(np.mean(seen), rel=1e-12)
+    assert 0 < record["clip_fraction"] < 1
+    assert record["clip_fraction"] == pytest.approx(np.mean(seen), rel=1e-12)
 
 
 def test_without_a_limit_nothing_is_said_of_one(tmp_path):
     build(tmp_path / "run", clip="off").train()
-    assert all("clipped" not in record for record in records(tmp_path / "run" / "metrics.jsonl"))
+    assert all("clip_fraction" not in record for record in records(tmp_path / "run" / "metrics.jsonl"))
 
 
 def test_several_optimizers_remember_their_own_norms(tmp_path):
@@ -320,7 +320,9 @@ def test_several_optimizers_remember_their_own_norms(tmp_path):
         assert torch.equal(
             held.clipping.remembered["norms"], second.state.optimizers[name].clipping.remembered["norms"]
         )
-    found = [record["clipped"] for record in records(tmp_path / "whole" / "metrics.jsonl") if record["kind"] == "train"]
+    found = [
+        record["clip_fraction"] for record in records(tmp_path / "whole" / "metrics.jsonl") if record["kind"] == "train"
+    ]
     assert found[0] == 0.0
     assert set(found) <= {0.0, 0.5, 1.0}
     assert len(set(found)) > 1

@@ -256,9 +256,7 @@ def test_the_schedule_multiplies_every_rate_and_the_record_has_the_base_one(tmp_
         for _ in run:
             seen.append([group["lr"] for group in run.state.optimizers["model"].optimizer.param_groups])
     assert seen == [[0.5 * rate * factor(step) for rate in (1.0, 1.0, 0.5, 0.5, 0.25, 0.25)] for step in range(8)]
-    logged = [
-        record["learning_rate"] for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"
-    ]
+    logged = [record["lr"] for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
     assert logged == [0.5 * factor(step) for step in range(8)]
 
 

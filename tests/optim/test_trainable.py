@@ -151,7 +151,7 @@ def with_teacher(run_dir: Path | None, teacher: nn.Module, **changes: Any) -> sf
         "model": {"student": Statistics, "teacher": teacher},
         "optimizer": {"student": sf.optim.sgd(0.1)},
         "loss": distilled,
-        "splits": {"held-out": sf.Split(data())},
+        "splits": {"val": sf.Split(data())},
         "evaluate_every": "2 steps",
     }
     return build(run_dir, **(settings | changes))

@@ -80,9 +80,9 @@ def test_patience_and_best_score_are_remembered(tmp_path: Path) -> None:
 
     data = Augmented()
     settings: dict[str, Any] = {
-        "splits": {"held-out": sf.Split((data.inputs, data.labels), scores=worse)},
+        "splits": {"val": sf.Split((data.inputs, data.labels), scores=worse)},
         "evaluate_every": "2 steps",
-        "early_stopping": sf.EarlyStopping("min held-out/worse", patience=5),
+        "early_stopping": sf.EarlyStopping("min val/worse", patience=5),
     }
     for last in ("5 steps", "9 steps", None):
         run = build(tmp_path / "run", stop_after=last, **settings)
@@ -247,15 +247,15 @@ def test_keep_every_saves_where_nothing_else_does(tmp_path: Path) -> None:
 
 def test_another_score_to_watch_begins_anew_and_the_old_best_says_nothing_of_it(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"length": "12 steps", "evaluate_every": "2 steps", "early_stopping": None}
-    build(tmp_path / "run", best="min held-out/loss", stop_after="6 steps", **changes).train()
-    run = build(tmp_path / "run", best="max held-out/accuracy", **changes)
+    build(tmp_path / "run", best="min val/loss", stop_after="6 steps", **changes).train()
+    run = build(tmp_path / "run", best="max val/accuracy", **changes)
     run.train()
     watch = run.parts.whole.watch
     assert watch is not None
     assert watch.step is not None
     assert watch.step > 6
-    scores = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "scores"]
-    assert watch.value == max(line["held-out/accuracy"] for line in scores if line["step"] > 6)
+    scores = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval"]
+    assert watch.value == max(line["val/accuracy"] for line in scores if line["step"] > 6)
 
 
 def test_averages_begin_at_the_weights_a_run_starts_from(tmp_path: Path) -> None:
@@ -304,10 +304,10 @@ def test_the_best_stays_and_is_no_second_copy(tmp_path: Path) -> None:
         length="12 steps",
         keep_last=1,
         save_every="3 steps",
-        splits={"held-out": split},
+        splits={"val": split},
         evaluate_every="2 steps",
         early_stopping=None,
-        best="min held-out/best_at_the_second",
+        best="min val/best_at_the_second",
     ).train()
     assert kept(tmp_path / "run") == [0, 4, 12]
     assert len(list((tmp_path / "run").rglob("model.safetensors"))) == 3
@@ -351,11 +351,11 @@ def test_time_spent_is_counted_on_after_a_resume(tmp_path: Path) -> None:
 def test_other_data_to_score_are_noted_and_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The best score so far was of other data."""
     build(tmp_path / "run", stop_after="6 steps").train()
-    split = {"held-out": sf.Split(tensors(another_data_set()), scores=sf.metrics.accuracy)}
+    split = {"val": sf.Split(tensors(another_data_set()), scores=sf.metrics.accuracy)}
     run = build(tmp_path / "run", splits=split, console=True)
     run.train()
     assert run.state.step == STEPS
-    assert "note: held-out holds other data than before" in capsys.readouterr().out
+    assert "note: val holds other data than before" in capsys.readouterr().out
 
 
 class Counting(torch.optim.SGD):
@@ -460,7 +460,7 @@ def test_a_longer_run_is_scored_at_the_same_steps(tmp_path: Path) -> None:
     settings = {"schedule": sf.schedules.constant(2), "evaluate_every": "25%", "save_every": "100 steps"}
     build(tmp_path / "run", length="8 steps", **settings).train()
     build(tmp_path / "run", length="16 steps", **settings).train()
-    found = [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "scores"]
+    found = [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval"]
     assert found == [2, 4, 6, 8, 10, 12, 14, 16]
 
 

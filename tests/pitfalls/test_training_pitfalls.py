@@ -117,7 +117,7 @@ def test_the_rate_moves_once_a_step_however_many_micro_batches(micro_batch_size:
     """Counted in micro-batches; rate 0 at step 0; peak used twice; floor never reached."""
     schedule = sf.schedules.linear(warmup="3 steps", min_lr_ratio=0.1)
     changes: dict[str, Any] = {"length": "10 steps", "log_every": "1 steps", "micro_batch_size": micro_batch_size}
-    rates = [record["learning_rate"] for record in trained(tmp_path / "run", schedule=schedule, **changes)]
+    rates = [record["lr"] for record in trained(tmp_path / "run", schedule=schedule, **changes)]
     expected = [0.25, 0.5, 0.75, 1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.1]
     assert rates == pytest.approx([0.01 * factor for factor in expected])
 
@@ -156,7 +156,7 @@ def test_the_model_trains_on_after_validation_and_validates_in_evaluation_mode()
 
     data = Augmented()
     split = sf.Split((data.inputs, data.labels), scores=mode)
-    run = build(None, length="6 steps", splits={"held-out": split}, evaluate_every="2 steps", ema=None)
+    run = build(None, length="6 steps", splits={"val": split}, evaluate_every="2 steps", ema=None)
     with run:
         for step in run:
             assert all(part.training for model in step.state.models.values() for part in model.modules())
@@ -176,7 +176,7 @@ def test_a_validation_score_does_not_depend_on_its_batch_size(batch_size: int) -
 
     def scores(size: int) -> dict[str, float]:
         split = sf.Split((data.inputs, data.labels), scores=sf.metrics.accuracy, batch_size=size)
-        return build(None, splits={"held-out": split}).evaluate()
+        return build(None, splits={"val": split}).evaluate()
 
     assert scores(batch_size) == pytest.approx(scores(13), rel=1e-6)
 
@@ -205,7 +205,7 @@ def test_the_last_update_is_evaluated_logged_and_saved(tmp_path: Path) -> None:
     never = "1000 steps"
     build(tmp_path / "run", length="7 steps", evaluate_every=never, log_every=never, save_every=never).train()
     found = [(record["kind"], record["step"]) for record in records(tmp_path / "run" / "metrics.jsonl")]
-    assert [pair for pair in found if pair[0] in ("train", "scores")] == [("train", 7), ("scores", 7)]
+    assert [pair for pair in found if pair[0] in ("train", "eval")] == [("train", 7), ("eval", 7)]
     assert Store(tmp_path / "run" / "checkpoints").steps() == [0, 7]
 
 
@@ -242,7 +242,7 @@ def test_throughput_times_time_is_what_was_trained_on_and_leaves_out_the_rest(tm
         loss=slow_loss,
         length="6 steps",
         log_every="6 steps",
-        splits={"held-out": split},
+        splits={"val": split},
         check_state=False,
     )
     run.parts.whole.clock.now = clock

@@ -425,7 +425,7 @@ def test_a_score_that_is_no_counted_mean_is_found_by_a_plan() -> None:
 
     split = sf.Split((torch.zeros(9, 32), torch.zeros(9, dtype=torch.int64)), scores=right)
     with pytest.raises(sf.ConfigError, match=r"the score 'right' returned a float.*\n  return surefoot\.Mean"):
-        said(run_of(splits={"held-out": split}))
+        said(run_of(splits={"val": split}))
 
 
 def test_a_plan_says_which_data_these_are() -> None:

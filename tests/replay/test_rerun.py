@@ -15,7 +15,7 @@ from surefoot.checkpoint import Checkpoint, Store
 from surefoot.replay.rerun import Made, execution, nearest
 from surefoot.tracking.jsonl import records
 
-PLATEAU = sf.ReduceLROnPlateau("min held-out/loss", patience=1, min_delta=1.0)  # lowered at every evaluation
+PLATEAU = sf.ReduceLROnPlateau("min val/loss", patience=1, min_delta=1.0)  # lowered at every evaluation
 
 
 def build(run_dir: Path, **changes: Any) -> sf.Run:
@@ -61,7 +61,7 @@ def test_windows_are_the_records_of_training(trained: Path) -> None:
     assert list(windows) == [6, 9, 12, 15, 18]
     for step, window in windows.items():
         assert window == {name: written[step][name] for name in window}
-        assert {"loss", "norm", "norm_max", "targets", "skipped"} <= window.keys()
+        assert {"loss", "grad_norm", "grad_norm_max", "targets", "skipped"} <= window.keys()
 
 
 def test_workers_change_no_step(trained: Path) -> None:
@@ -73,7 +73,7 @@ def test_workers_change_no_step(trained: Path) -> None:
 
 def test_the_rate_that_a_plateau_lowered_is_taken_from_the_records(trained: Path) -> None:
     made, _ = made_again(trained, 4, 12)
-    assert made[-1].step.state.rate_factor < 1
+    assert made[-1].step.state.lr_factor < 1
     _, without = made_again(trained, 4, 12, with_records=False)
     expected = tensors(Store(trained / "checkpoints").at(12))
     assert not torch.equal(tensors(without)["model/0.weight"], expected["model/0.weight"])

@@ -40,14 +40,14 @@ SITTING = {
 @pytest.fixture(scope="module")
 def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has everything a page can show."""
-    told: list[dict[str, Any]] = [{"kind": "resumed", "step": 0}]
+    told: list[dict[str, Any]] = [{"kind": "resume", "step": 0}]
     for record in falling(600, memory=1.5):
         told.append(record)
         if record["kind"] == "train" and record["step"] % 100 == 0:
             told.append(layers(record["step"], never_updated=["head.bias"]))
     told += [{"kind": "sample", "step": 300, "text": "so it goes"}, {"kind": "sample", "step": 600, "text": "as ever"}]
-    told += [{"kind": "end", "step": 600, "weights_of_step": 550, "test/loss": 1.25}]
-    told += [{"kind": "event", "step": 600, "what": "finished"}]
+    told += [{"kind": "final_eval", "step": 600, "weights_step": 550, "test/loss": 1.25}]
+    told += [{"kind": "event", "step": 600, "event": "finished"}]
     run = written(tmp_path_factory.mktemp("page") / "my run", told, config=CONFIG, **SITTING)
     text = TextHeatmap(title="Held-out text", legend="loss", unit="nats", pieces=(("one", None), (" two", 3.0)))
     pairs = Examples(
@@ -119,7 +119,7 @@ def test_a_page_asks_for_nothing_and_runs_nothing(page: str) -> None:
 def test_how_the_run_went_is_said_in_a_sentence(page: str) -> None:
     said = re.search(r'<p class="verdict">(.*?)</p>', page)
     assert said is not None
-    assert said[1] == "finished: 600 steps; held-out/loss fell from 2.6576 to 1.1996; still falling at the end."
+    assert said[1] == "finished: 600 steps; val/loss fell from 2.6576 to 1.1996; still falling at the end."
 
 
 def test_settings_are_parted_by_who_chose_them(page: str) -> None:
@@ -162,7 +162,7 @@ def test_three_records_are_a_page_without_empty_sections(tmp_path: Path) -> None
     assert "ended at step 20 without a final record" in page
 
 
-@pytest.mark.parametrize("records", [[], [{"kind": "resumed", "step": 0}], [train(1, float("nan"))]])
+@pytest.mark.parametrize("records", [[], [{"kind": "resume", "step": 0}], [train(1, float("nan"))]])
 def test_a_run_without_a_number_has_a_page_too(records: list[dict[str, Any]], tmp_path: Path) -> None:
     page = page_of([written(tmp_path / "run", records)])
     Elements(page)
@@ -172,10 +172,10 @@ def test_a_run_without_a_number_has_a_page_too(records: list[dict[str, Any]], tm
 def test_nan_in_every_kind_of_record_is_marked_and_harms_nothing(tmp_path: Path) -> None:
     bad = float("nan")
     told = falling(300)
-    told[7] = train(80, bad, norm=bad, norm_max=float("inf"), clipped=bad, targets_per_s=bad, learning_rate=bad)
+    told[7] = train(80, bad, grad_norm=bad, grad_norm_max=float("inf"), clip_fraction=bad, targets_per_s=bad, lr=bad)
     told += [
         scores(310, loss=bad, accuracy=bad),
-        layers(320, gradient_norm={"up.weight": None}, nonfinite={"gradient_norm/up.weight": "nan"}),
+        layers(320, grad_norm={"up.weight": None}, nonfinite={"grad_norm/up.weight": "nan"}),
     ]
     told += [{**train(320, bad, training_s=bad, targets=bad), "skipped": 2, "skipped_steps": [311, 315]}]
     page = page_of([written(tmp_path / "run", told)])
@@ -187,7 +187,7 @@ def test_nan_in_every_kind_of_record_is_marked_and_harms_nothing(tmp_path: Path)
 
 def test_a_run_of_an_older_version_is_shown_with_what_it_has(tmp_path: Path) -> None:
     old = written(tmp_path / "run", [{"kind": "train", "step": step, "loss": 1.0 / step} for step in range(1, 30)])
-    (old / "environment.json").write_text('{"sittings": [{"time": "2025-01-01"}]}')
+    (old / "environment.json").write_text('{"sessions": [{"time": "2025-01-01"}]}')
     page = page_of([old])
     assert titles(page) == ["Loss", "Environment and commands"]
 
@@ -209,7 +209,7 @@ def test_damaged_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
 
 def test_a_run_that_died_is_told_with_its_error(tmp_path: Path) -> None:
     run = written(
-        tmp_path / "run", [*falling(100), {"kind": "event", "step": 100, "what": "failed: OSError: disk <gone>"}]
+        tmp_path / "run", [*falling(100), {"kind": "event", "step": 100, "event": "failed: OSError: disk <gone>"}]
     )
     (run / "crash").mkdir()
     found = {"error": "OSError: disk <gone>", "step": 100, "traceback": ["one\n", "two <b>\n"]}
@@ -223,11 +223,11 @@ def test_a_run_that_died_is_told_with_its_error(tmp_path: Path) -> None:
 
 
 def test_what_stopped_a_run_is_told_until_it_goes_on(tmp_path: Path) -> None:
-    stopped = [*falling(100), {"kind": "event", "step": 100, "what": "stopped by SIGTERM"}]
+    stopped = [*falling(100), {"kind": "event", "step": 100, "event": "stopped by SIGTERM"}]
     page = page_of([written(tmp_path / "stopped", stopped, config=CONFIG, **SITTING)])
     assert "stopped by SIGTERM at step 100 of 600" in page
     assert "surefoot resume" in page
-    went_on = [*stopped, {"kind": "resumed", "step": 100}, train(110)]
+    went_on = [*stopped, {"kind": "resume", "step": 100}, train(110)]
     assert "ended at step 110 of 600 without a final record" in page_of(
         [written(tmp_path / "gone on", went_on, config=CONFIG)]
     )
@@ -240,13 +240,13 @@ def test_hostile_text_is_only_text(tmp_path: Path) -> None:
     told = falling(100, **{HOSTILE: 1.0})
     told += [
         {"kind": "sample", "step": 100, "text": HOSTILE},
-        {"kind": "event", "step": 100, "what": f"failed: {HOSTILE}"},
+        {"kind": "event", "step": 100, "event": f"failed: {HOSTILE}"},
     ]
-    told += [{"kind": "scores", "step": 100, f"{HOSTILE}/loss": 1.0, f"{HOSTILE}/{HOSTILE}": 2.0}]
+    told += [{"kind": "eval", "step": 100, f"{HOSTILE}/loss": 1.0, f"{HOSTILE}/{HOSTILE}": 2.0}]
     told += [layers(100, (HOSTILE, "other"), never_updated=[HOSTILE])]
     run = written(tmp_path / "a<b>&'\"run", told, config=f"name = {json.dumps(HOSTILE[:-1])} # <i>")
     sitting = dict.fromkeys(("time", "python", "directory", "git_commit"), HOSTILE)
-    hostile = {"sittings": [{**sitting, "command": ["surefoot", HOSTILE], "machine": {"torch": HOSTILE}}]}
+    hostile = {"sessions": [{**sitting, "command": ["surefoot", HOSTILE], "machine": {"torch": HOSTILE}}]}
     (run / "environment.json").write_text(json.dumps(hostile))
     (run / "crash").mkdir()
     (run / "crash" / "step-00000100.json").write_text(
@@ -262,7 +262,7 @@ def test_hostile_text_is_only_text(tmp_path: Path) -> None:
 
 
 def test_no_text_turns_round_the_words_after_it(tmp_path: Path) -> None:
-    told = [*falling(100), {"kind": "event", "step": 100, "what": "stopped by \u202e\u2066"}]
+    told = [*falling(100), {"kind": "event", "step": 100, "event": "stopped by \u202e\u2066"}]
     page = page_of([written(tmp_path / "run", told)])
     assert not re.search("[\u202a-\u202e\u2066-\u2069]", page)
 
@@ -273,11 +273,11 @@ def test_a_page_of_everything_at_its_largest_is_below_a_megabyte(tmp_path: Path)
     told: list[dict[str, Any]] = []
     for step in range(1, 300):
         told.append(train(step, 1.0 + step % 7, **{name: step % 13 * value for name, value in values.items()}))
-        told.append({"kind": "scores", "step": step, **{f"split {n}/loss": n + step % 5 for n in range(80)}})
+        told.append({"kind": "eval", "step": step, **{f"split {n}/loss": n + step % 5 for n in range(80)}})
     names = tuple(f"blocks.{n}.{'very' * 20}.weight" for n in range(400))
     told += [layers(step, names) for step in range(1, 20)]
     told += [{"kind": "sample", "step": step, "text": "<" * 100_000} for step in range(20)]
-    told += [{"kind": "event", "step": step, "what": "&" * 300} for step in range(1000)]
+    told += [{"kind": "event", "step": step, "event": "&" * 300} for step in range(1000)]
     config = "".join(f'setting_{n} = "{"&" * 1000}" # flag\n' for n in range(1000))
     page = page_of([written(tmp_path / "run", told, config=config)])
     assert len(page.encode()) <= MOST_BYTES
@@ -298,6 +298,6 @@ def test_no_run_is_refused_and_a_place_that_cannot_be_written_too(tmp_path: Path
 
 def test_a_score_that_went_and_came_back_is_told_by_its_best(tmp_path: Path) -> None:
     losses = ((10, 2.0), (50, 1.0), (100, 2.0))
-    told = [{"kind": "scores", "step": step, "held-out/loss": loss} for step, loss in losses]
+    told = [{"kind": "eval", "step": step, "val/loss": loss} for step, loss in losses]
     page = page_of([written(tmp_path / "run", told)])
-    assert "held-out/loss reached 1 at step 50 and is 2 again, as at step 10" in page
+    assert "val/loss reached 1 at step 50 and is 2 again, as at step 10" in page

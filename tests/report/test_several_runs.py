@@ -34,15 +34,15 @@ def test_only_settings_that_differ_are_told(runs: list[Path]) -> None:
 
 def test_the_best_of_each_score_is_marked(runs: list[Path]) -> None:
     held = page_values([read_reported_run(run) for run in runs], stretches=100)
-    place = held["metric_names"].index("held-out/loss")
+    place = held["metric_names"].index("val/loss")
     value, _, best = held["cells"][1][place]
     assert (value, best) == ("1.1996", True)
-    assert held["verdict"].startswith("slow has the best held-out/loss") or "best held-out/loss" in held["verdict"]
+    assert held["verdict"].startswith("slow has the best val/loss") or "best val/loss" in held["verdict"]
 
 
 def test_every_run_has_a_line_in_every_chart_and_one_colour(runs: list[Path]) -> None:
     held = page_values([read_reported_run(run) for run in runs], stretches=100)
-    assert [chart.name for chart in held["overlaid"]][:2] == ["loss", "metric-held-out/loss"]
+    assert [chart.name for chart in held["overlaid"]][:2] == ["loss", "metric-val/loss"]
     for chart in held["overlaid"]:
         assert [(line.name, line.series) for line in chart.lines] == [("slow", 0), ("fast", 1), ("wild", 2)]
 

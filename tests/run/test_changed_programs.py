@@ -1,6 +1,6 @@
 """A program that computes something else than when its run began is refused by name, or goes on with it where that is accepted. (9 s)
 
-Each run is built by a real file, which is changed between two sittings.
+Each run is built by a real file, which is changed between two sessions.
 """
 
 from __future__ import annotations
@@ -223,8 +223,8 @@ def test_an_accepted_change_goes_on_is_recorded_and_is_what_is_compared_from_the
     begin(place, own)
     built(place, old, new, own=own, stop_after="6 steps", accept_change=name).train()
     assert "note: accepted: " in capsys.readouterr().out
-    sittings = json.loads((place / "run" / "environment.json").read_text())["sittings"]
-    assert [[each["changed"] for each in sitting.get("accepted_changes", [])] for sitting in sittings] == [[], [[name]]]
+    sessions = json.loads((place / "run" / "environment.json").read_text())["sessions"]
+    assert [[each["changed"] for each in sitting.get("accepted_changes", [])] for sitting in sessions] == [[], [[name]]]
     assert [(each["step"], each["changed"]) for each in fingerprints(place, 6)["accepted"]] == [(4, [name])]
     built(place, old, new, own=own).train()
     assert "accepted: " not in capsys.readouterr().out
@@ -335,13 +335,13 @@ def test_a_checkpoint_without_fingerprints_is_refused_in_one_sentence(place: Pat
 def test_a_split_of_other_samples_is_noted_and_refused_where_it_steers(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = "{'splits': {'held-out': sf.Split(Other())}, 'evaluate_every': '2 steps', 'plateau': PLATEAU}"
+    own = "{'splits': {'val': sf.Split(Other())}, 'evaluate_every': '2 steps', 'plateau': PLATEAU}"
     begin(place, own.replace("PLATEAU", "None"))
     built(place, "inputs - 1.0", "inputs - 2.0", own=own.replace("PLATEAU", "None")).train()
-    assert "note: held-out holds other data than before: its scores are not comparable" in capsys.readouterr().out
-    steered = own.replace("PLATEAU", "sf.ReduceLROnPlateau('min held-out/loss', patience=5)")
+    assert "note: val holds other data than before: its scores are not comparable" in capsys.readouterr().out
+    steered = own.replace("PLATEAU", "sf.ReduceLROnPlateau('min val/loss', patience=5)")
     begin(place / "steered", steered) if (place / "steered").mkdir() is None else None
-    with pytest.raises(sf.CheckpointError, match="sample 0 of held-out, which steers the run, is not what it was"):
+    with pytest.raises(sf.CheckpointError, match="sample 0 of val, which steers the run, is not what it was"):
         built(place / "steered", "inputs - 1.0", "inputs - 2.0", own=steered, console=False).train()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from contextlib import suppress
@@ -73,7 +74,7 @@ def test_what_is_no_number_stands_in_the_records_alone(tmp_path: Path, capsys: p
     run = build(tmp_path / "run", splits={"all": judged()}, early_stopping=None, console=True)
     run.train()
     assert all(isinstance(value, float) for value in run.evaluate().values())
-    last = written(tmp_path / "run", "scores")[-1]
+    last = written(tmp_path / "run", "eval")[-1]
     assert sum(sum(row) for row in last["all/confusion"]) == 52
     assert last["all/signature"] == "three classes"
     printed = capsys.readouterr().out
@@ -101,13 +102,13 @@ def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_o
     before = len(ASKED)
     run.train()
     assert sum(ASKED[before:]) == 52
-    (record,) = written(run_dir, "end")
+    (record,) = written(run_dir, "final_eval")
     best = run.parts.whole.watch
     assert best is not None
-    assert record["weights_of_step"] == best.step != run.state.step
+    assert record["weights_step"] == best.step != run.state.step
     again = build(None, **changes)
     assert run.parts.saving is not None
-    again.load_checkpoint(run.parts.saving.store.at(record["weights_of_step"]))
+    again.load_checkpoint(run.parts.saving.store.at(record["weights_step"]))
     assert again.evaluate("test")["test/accuracy"] == record["test/accuracy"]
     unscored = build(tmp_path / "other", **(changes | {"splits": {"all": splits["all"]}}))
     unscored.train()
@@ -120,11 +121,11 @@ def test_the_average_of_the_best_step_is_scored_at_the_end(tmp_path: Path) -> No
     changes: dict[str, Any] = {"splits": splits, "early_stopping": None, "best": "max all/loss", "ema": 0.9}
     run = build(tmp_path / "run", **changes)
     run.train()
-    (record,) = written(tmp_path / "run", "end")
-    assert record["weights_of_step"] < run.state.step
+    (record,) = written(tmp_path / "run", "final_eval")
+    assert record["weights_step"] < run.state.step
     again = build(None, **changes)
     assert run.parts.saving is not None
-    again.load_checkpoint(run.parts.saving.store.at(record["weights_of_step"]))
+    again.load_checkpoint(run.parts.saving.store.at(record["weights_step"]))
     assert again.evaluate("test")["test/loss"] == record["test/loss"]
 
 
@@ -134,7 +135,7 @@ def test_a_finished_run_is_not_scored_again(tmp_path: Path) -> None:
     before = len(ASKED)
     build(tmp_path / "run", **changes).train()
     assert sum(ASKED[before:]) == 0 or ASKED[before:] == []
-    assert len(written(tmp_path / "run", "end")) == 1
+    assert len(written(tmp_path / "run", "final_eval")) == 1
 
 
 def test_an_end_given_up_for_a_signal_is_scored_by_the_resume_once(tmp_path: Path) -> None:
@@ -153,11 +154,11 @@ def test_an_end_given_up_for_a_signal_is_scored_by_the_resume_once(tmp_path: Pat
     with pytest.raises(SystemExit) as left:
         build(tmp_path / "run", **changes(interrupting)).train()
     assert left.value.code == 143
-    assert written(tmp_path / "run", "end") == []
+    assert written(tmp_path / "run", "final_eval") == []
     build(tmp_path / "run", **changes(guesses)).train()
-    assert len(written(tmp_path / "run", "end")) == 1
+    assert len(written(tmp_path / "run", "final_eval")) == 1
     build(tmp_path / "run", **changes(guesses)).train()
-    assert len(written(tmp_path / "run", "end")) == 1
+    assert len(written(tmp_path / "run", "final_eval")) == 1
 
 
 def test_a_run_that_patience_ended_is_scored_too(tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ def test_a_run_that_patience_ended_is_scored_too(tmp_path: Path) -> None:
     )
     run.train()
     assert run.state.step < 60
-    (record,) = written(tmp_path / "run", "end")
+    (record,) = written(tmp_path / "run", "final_eval")
     assert record["step"] == run.state.step
 
 
@@ -194,7 +195,7 @@ def test_a_run_that_is_made_longer_has_another_end(tmp_path: Path) -> None:
     changes |= {"schedule": sf.schedules.constant(), "save_every": "2 steps"}
     for steps in (6, 6, 9):
         build(tmp_path / "run", length=f"{steps} steps", **changes).train()
-    assert [record["step"] for record in written(tmp_path / "run", "end")] == [6, 9]
+    assert [record["step"] for record in written(tmp_path / "run", "final_eval")] == [6, 9]
 
 
 def test_the_last_step_is_safe_before_the_end_is_scored(tmp_path: Path) -> None:
@@ -230,28 +231,43 @@ def test_the_end_tells_how_a_score_moved_in_the_run_and_not_in_its_last_sitting(
     plain: dict[str, Any] = {"length": "12 steps", "evaluate_every": "4 steps", "early_stopping": None}
     build(tmp_path / "run", stop_after="8 steps", **plain).train()
     build(tmp_path / "run", console=True, **plain).train()
-    first = next(line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "scores")
+    first = next(line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval")
     assert first["step"] == 4
-    assert f"from {number(first['held-out/loss'])} at step 4 to" in capsys.readouterr().out
+    assert f"from {number(first['val/loss'])} at step 4 to" in capsys.readouterr().out
 
 
 def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing(tmp_path: Path) -> None:
-    """A session that ends in its first step leaves it to no other; the run verifies, and watches what it would have watched."""
+    """A session that ends in its first step leaves it to no other; the run verifies, and watches what it would have watched.
+
+    A training record has the derived values too, and they are computed again.
+    """
     changes: dict[str, Any] = {"length": "5 steps", "evaluate_at_start": True, "ema": None}
-    changes["early_stopping"] = sf.EarlyStopping("max held-out/loss", patience=9)  # at the start it is the largest
+    changes["derived"] = {"perplexity": sf.metrics.perplexity}
+    changes["early_stopping"] = sf.EarlyStopping("max val/loss", patience=9)  # at the start it is the largest
     expected = build(None, **changes).evaluate()
     with suppress(KeyError), build(tmp_path / "run", **changes) as run:
         for _ in run:
             raise KeyError
     run = build(tmp_path / "run", **changes)
     run.train()
-    first, *others = written(tmp_path / "run", "scores")
-    assert first == {"kind": "scores", "step": 0, **expected}
+    first, *others = written(tmp_path / "run", "eval")
+    assert first == {"kind": "eval", "step": 0, **expected}
     assert [record["step"] for record in others] == [5]
     watch = run.parts.whole.watch
     assert watch is not None
     assert watch.step == 5
-    assert sf.load(build(tmp_path / "run", **changes)).verify().problems == []
+    for record in written(tmp_path / "run", "train"):
+        assert record["perplexity"] == math.exp(record["loss"])
+    verdict = sf.load(build(tmp_path / "run", **changes)).verify()
+    assert verdict.problems == []
+    assert "perplexity" not in str(verdict)  # as what it cannot compute
+
+
+def test_derived_values_do_not_take_the_place_of_a_number_of_the_record() -> None:
+    with pytest.raises(sf.ConfigError, match="'loss'"):
+        build(None, derived={"loss": sf.metrics.perplexity})
+    with pytest.raises(sf.ConfigError, match="functions by name"):
+        build(None, derived=sf.metrics.perplexity)
 
 
 def test_several_samples_stand_in_one_record_and_all_are_shown(
@@ -264,3 +280,21 @@ def test_several_samples_stand_in_one_record_and_all_are_shown(
     assert record["texts"] == ["once", "twice"]
     assert all(each in record["text"] for each in ("once", "twice"))
     assert record["text"] in capsys.readouterr().out
+
+
+def test_the_end_of_each_epoch_has_a_line_with_the_loss_of_its_steps_and_its_scores(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Epochs of 6.5 steps: of 7, 6, 7 and 6 of them."""
+    settings: dict[str, Any] = {"length": "4 epochs", "log_every": "0.5 epochs", "evaluate_every": "2 epochs"}
+    build(tmp_path / "run", **settings, early_stopping=None, console=True).train()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("epoch=")]
+    assert [line[:2] for line in lines] == [
+        [f"epoch={epoch}/4", f"step={step}/26"] for epoch, step in enumerate((7, 13, 20, 26), 1)
+    ]
+    assert ["val/loss" in " ".join(line) for line in lines] == [False, True, False, True]
+    records = written(tmp_path / "run", "train")
+    targets = {record["step"]: (record["targets"], record["loss"]) for record in records}
+    for line, ends in zip(lines, ((4, 7), (10, 13), (17, 20), (23, 26)), strict=True):
+        total = sum(targets[end][0] * targets[end][1] for end in ends)
+        assert line[2] == f"loss={number(total / sum(targets[end][0] for end in ends))}"

@@ -74,7 +74,7 @@ def test_a_run_that_early_stopping_ends_has_them_and_one_that_a_signal_ends_has_
         return small_runs.loss(model, batch)
 
     told: list[int] = []
-    patience = sf.EarlyStopping("min held-out/loss", patience=1) if early else None
+    patience = sf.EarlyStopping("min val/loss", patience=1) if early else None
     changes: dict[str, Any] = {"early_stopping": patience, "evaluate_every": "1 steps", "length": "60 steps"}
     changes |= {"optimizer": sf.optim.adamw(lr=2.0)} if early else {}
     run = build(tmp_path / "run", panels_fn=of_model, loss=stopped, **changes)

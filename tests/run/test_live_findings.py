@@ -61,7 +61,7 @@ def test_a_finding_is_said_once_and_again_where_it_is_worse() -> None:
 def test_a_healthy_run_says_nothing_and_notes_are_left_to_diagnose() -> None:
     said: list[str] = []
     made = of(said)
-    for record in [*train(waiting_s=lambda _: 0.15), *layers(), *scores([3.0, 2.0, 1.5, 1.0])]:
+    for record in [*train(data_wait_s=lambda _: 0.15), *layers(), *scores([3.0, 2.0, 1.5, 1.0])]:
         made.write(record)
     assert said == []
 
@@ -70,7 +70,7 @@ def test_at_most_one_line_a_record_and_the_worst_first() -> None:
     said: list[str] = []
     made = of(said)
     lines = []
-    for record in train(lambda place: 2.3, waiting_s=lambda _: 0.9, skipped=lambda _: 1):
+    for record in train(lambda place: 2.3, data_wait_s=lambda _: 0.9, skipped=lambda _: 1):
         before = len(said)
         made.write(record)
         lines.append(len(said) - before)
@@ -118,7 +118,7 @@ def test_asking_takes_at_most_a_hundredth_of_the_time() -> None:
 
 
 def test_a_resumed_run_does_not_repeat_what_its_records_showed_before() -> None:
-    records = train(waiting_s=lambda _: 0.9)
+    records = train(data_wait_s=lambda _: 0.9)
     said: list[str] = []
     made = of(said, earlier=records[:30])
     for record in records[30:]:
@@ -127,7 +127,7 @@ def test_a_resumed_run_does_not_repeat_what_its_records_showed_before() -> None:
 
 
 def test_what_earlier_sittings_wrote_is_read_at_the_first_record_of_training_and_not_before() -> None:
-    records = train(waiting_s=lambda _: 0.9)
+    records = train(data_wait_s=lambda _: 0.9)
     read: list[int] = []
 
     def earlier() -> Iterator[Record]:
@@ -140,7 +140,7 @@ def test_what_earlier_sittings_wrote_is_read_at_the_first_record_of_training_and
     made.write(records[30])
     assert read == [0]
     assert made.collected.kinds["train"] == records[:31]
-    assert [len(made.collected.kinds[kind]) for kind in ("train", "layers")] == [31, 1]
+    assert [len(made.collected.kinds[kind]) for kind in ("train", "layer_stats")] == [31, 1]
 
 
 def test_a_fault_in_a_finding_is_said_once_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_memory_is_bounded_and_sums_extremes_and_the_best_are_kept() -> None:
     records = train(
         count=9000,
         skipped=lambda place: int(place % 1000 == 0),
-        norm_max=lambda place: 50.0 if place == 17 else 1.0,
+        grad_norm_max=lambda place: 50.0 if place == 17 else 1.0,
         loss_max=lambda place: 9.0 if place == 17 else 2.0,
         loss_max_step=lambda place: EVERY * place + 3,
     )
@@ -177,14 +177,14 @@ def test_memory_is_bounded_and_sums_extremes_and_the_best_are_kept() -> None:
     for record in scores(losses[:600]) * 5:
         held.add(record)
     for place, loss in enumerate(losses):
-        held.add({"kind": "scores", "step": place, "held-out/loss": loss})
+        held.add({"kind": "eval", "step": place, "val/loss": loss})
     assert all(len(kept) <= MOST.get(kind, 1) for kind, kept in held.kinds.items())
     history = held.history(described())
     assert history.total("targets") == 80 * 9000
     assert history.total("skipped") == 9
-    assert history.column("norm_max").value.max() == 50.0
+    assert history.column("grad_norm_max").value.max() == 50.0
     assert next(record["loss_max_step"] for record in history.train if record["loss_max"] == 9.0) == 173
-    assert history.splits["held-out"].value.min() == 2.0
+    assert history.splits["val"].value.min() == 2.0
     whole = sum(record["loss"] for record in records) / len(records)
     of_windows = history.loss.value @ history.column("targets").value / history.total("targets")
     assert of_windows == pytest.approx(whole)
@@ -214,7 +214,7 @@ def test_records_that_cannot_be_collected_end_no_run(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("lost", [(True, False), (False, True), (True, True)])
 def test_thinned_records_have_the_loss_of_what_was_applied(lost: tuple[bool, bool]) -> None:
     pair = [
-        record | ({"loss": None, "skipped": EVERY, "loss_of_applied": 0.0} if gone else {})
+        record | ({"loss": None, "skipped": EVERY, "loss_applied": 0.0} if gone else {})
         for record, gone in zip(train(lambda _: 2.0, count=2), lost, strict=True)
     ]
     held = Collected(times=1)
@@ -251,7 +251,7 @@ def test_a_run_says_what_it_finds_and_its_weights_are_the_same_bits(
     quiet = build(tmp_path / "b", **settings)
     quiet.train()
     assert all(torch.equal(one, other) for one, other in zip(run.state.parameters, quiet.state.parameters, strict=True))
-    noted = json.loads((tmp_path / "a" / "environment.json").read_text())["sittings"][0]
+    noted = json.loads((tmp_path / "a" / "environment.json").read_text())["sessions"][0]
     assert noted["memory_bytes"] > 10**8
     assert sf.load(tmp_path / "a").diagnose()[0].name == "loss-not-falling"
 

@@ -50,7 +50,7 @@ def saved(run_dir: Path) -> dict[str, str]:
 
 def logged(run_dir: Path) -> list[Any]:
     """All losses and scores. In a loop of one's own a step's loss is written after its scores, since values may be added."""
-    values = {"train": "loss", "scores": "held-out/loss"}
+    values = {"train": "loss", "eval": "val/loss"}
     found = [line for line in records(run_dir / "metrics.jsonl") if line["kind"] in values]
     return sorted((line["step"], line["kind"], line[values[line["kind"]]]) for line in found)
 
@@ -344,7 +344,7 @@ def test_a_pass_made_only_to_look_changes_no_batch_statistic() -> None:
 # --- names in a record -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["loss", "step", "kind", "learning_rate", "saving_s"])
+@pytest.mark.parametrize("name", ["loss", "step", "kind", "lr", "saving_s"])
 def test_a_users_value_cannot_take_the_name_of_a_records_own(name: str) -> None:
     def loss(model: Any, batch: Any) -> Any:
         return small_runs.loss(model, batch), {name: sf.Mean(1.0, 1)}
@@ -361,9 +361,9 @@ def test_every_name_that_a_record_has_by_itself_is_known_as_its_own(tmp_path: Pa
     data = small_runs.Augmented()
     data.inputs[3] = torch.nan  # so that the records of skipped steps are seen too
     build(tmp_path / "run", train_data=data).train()
-    lines = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] in ("train", "scores")]
+    lines = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] in ("train", "eval")]
     names = {name for line in lines for name in line if "/" not in name}
-    assert "loss_of_applied" in names
+    assert "loss_applied" in names
     assert names - OWN == set()
 
 
@@ -417,7 +417,7 @@ def test_scores_asked_for_outside_of_a_sitting_have_the_settings_of_the_run() ->
 
     data = small_runs.Augmented()
     split = sf.Split((data.inputs, data.labels), scores=settings)
-    run = build(None, splits={"held-out": split}, deterministic=True)
+    run = build(None, splits={"val": split}, deterministic=True)
     run.evaluate()
     assert set(seen) == {True}
     assert not torch.are_deterministic_algorithms_enabled()
@@ -442,7 +442,7 @@ def test_an_evaluation_that_a_signal_cuts_short_is_made_by_the_resume(
         return sf.metrics.accuracy(model, batch)
 
     split = sf.Split((data.inputs, data.labels), scores=accuracy)
-    run = build(tmp_path / "run", splits={"held-out": split})
+    run = build(tmp_path / "run", splits={"val": split})
     with pytest.raises(SystemExit) as end:
         run.train()
     assert end.value.code == 128 + number
@@ -470,7 +470,7 @@ def test_an_evaluation_given_up_at_the_end_is_told_and_made_once(
         return "a sample"
 
     split = sf.Split((data.inputs, data.labels), scores=accuracy)
-    run = build(tmp_path / "run", splits={"held-out": split}, sample_fn=sample, console=True)
+    run = build(tmp_path / "run", splits={"val": split}, sample_fn=sample, console=True)
     with pytest.raises(SystemExit):
         run.train()
     said = capsys.readouterr().out
@@ -504,7 +504,7 @@ def test_a_kill_after_the_evaluation_that_a_resume_made_up_for_repeats_no_scores
         return small_runs.loss(model, batch)
 
     split = sf.Split((data.inputs, data.labels), scores=accuracy)
-    run = build(tmp_path / "run", splits={"held-out": split})
+    run = build(tmp_path / "run", splits={"val": split})
     with pytest.raises(SystemExit):
         run.train()
     for _ in range(2):
@@ -525,7 +525,7 @@ def test_with_code_of_ones_own_between_the_steps_an_evaluation_is_finished(tmp_p
             signal.raise_signal(signal.SIGINT)
         return sf.metrics.accuracy(model, batch)
 
-    run = build(tmp_path / "run", splits={"held-out": sf.Split((data.inputs, data.labels), scores=accuracy)})
+    run = build(tmp_path / "run", splits={"val": sf.Split((data.inputs, data.labels), scores=accuracy)})
     with pytest.raises(SystemExit), run:  # noqa: PT012
         for step in run:
             bodies.append(step.index)
@@ -645,9 +645,7 @@ def test_a_checkpoint_that_lacks_a_part_of_its_state_is_refused_by_its_name(tmp_
 
 
 def scored(run_dir: Path) -> list[Any]:
-    return [
-        (line["step"], line["held-out/loss"]) for line in records(run_dir / "metrics.jsonl") if line["kind"] == "scores"
-    ]
+    return [(line["step"], line["val/loss"]) for line in records(run_dir / "metrics.jsonl") if line["kind"] == "eval"]
 
 
 def test_an_exit_after_the_end_is_no_half_made_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -727,7 +725,7 @@ def test_a_run_in_another_thread_is_refused_while_one_is_open(tmp_path):
         for step in run:
             in_thread(other.train)
             in_thread(lambda: build(tmp_path / "third"))
-            in_thread(lambda: other.evaluate("held-out"))
+            in_thread(lambda: other.evaluate("val"))
             if step.index == 1:
                 break
     assert len(refused) == 6

@@ -33,13 +33,21 @@ def test_of_training_there_is_a_line_at_most_every_ten_seconds_and_always_the_fi
     assert [line.split()[0] for line in found] == ["step=10/100", "step=40/100", "step=100/100"]
 
 
+def test_every_record_of_training_has_a_line_if_log_every_was_given() -> None:
+    stream = StringIO()
+    console = Console(100, stream, every_record=True, now=lambda: 0.0)
+    for step in (10, 20, 30):
+        console.write(train(step))
+    assert [line.split()[0] for line in stream.getvalue().splitlines()] == ["step=10/100", "step=20/100", "step=30/100"]
+
+
 def test_scores_and_samples_are_never_left_out() -> None:
-    scores = {"kind": "scores", "step": 20, "held-out/loss": 1.25}
+    scores = {"kind": "eval", "step": 20, "val/loss": 1.25}
     sample = {"kind": "sample", "step": 20, "text": "so it goes"}
     found = lines(train(10), scores, sample, train(30), at=(0.0, 0.1, 0.2, 0.3))
     assert found == [
         "step=10/100 train/loss=2.5",
-        "step=20/100 held-out/loss=1.25",
+        "step=20/100 val/loss=1.25",
         "--- sample at step 20 ---",
         "so it goes",
         "---",
@@ -47,7 +55,7 @@ def test_scores_and_samples_are_never_left_out() -> None:
 
 
 def test_steps_stand_in_their_order_beside_scores_and_samples() -> None:
-    scores, sample = {"kind": "scores", "step": 25, "held-out/loss": 1.25}, {"kind": "sample", "step": 35, "text": "so"}
+    scores, sample = {"kind": "eval", "step": 25, "val/loss": 1.25}, {"kind": "sample", "step": 35, "text": "so"}
     records = [train(10), train(20), scores, train(30), sample, train(40), train(100)]
     found = lines(*records, at=tuple(place / 10 for place in range(len(records))))
     assert [line.split("/")[0] for line in found if line.startswith("step")] == [
@@ -57,18 +65,18 @@ def test_steps_stand_in_their_order_beside_scores_and_samples() -> None:
 
 
 def test_a_line_has_what_was_skipped_the_users_values_and_the_time_left() -> None:
-    record = train(10, loss_of_applied=2.25, learning_rate=1e-3, norm=0.5, targets_per_s=51234.0, warmth=3, left_s=192)
+    record = train(10, loss_applied=2.25, lr=1e-3, grad_norm=0.5, targets_per_s=51234.0, warmth=3, eta_s=192)
     record["skipped"] = 2
     (line,) = lines(record, at=(0.0,))
     assert line == (
-        "step=10/100 train/loss=2.5 train/loss_of_applied=2.25"
-        " skipped=2 learning_rate=0.001 norm=0.5 targets_per_s=51234 warmth=3 left=3m12s"
+        "step=10/100 train/loss=2.5 train/loss_applied=2.25"
+        " skipped=2 lr=0.001 norm=0.5 targets_per_s=51234 warmth=3 left=3m12s"
     )
 
 
 def test_plain_lines_hold_no_escape() -> None:
-    record = {"kind": "scores", "step": 20, "held-out/loss": float("nan")}
-    assert lines(record, train(100), at=(0.0, 0.0)) == ["step=20/100 held-out/loss=nan", "step=100/100 train/loss=2.5"]
+    record = {"kind": "eval", "step": 20, "val/loss": float("nan")}
+    assert lines(record, train(100), at=(0.0, 0.0)) == ["step=20/100 val/loss=nan", "step=100/100 train/loss=2.5"]
 
 
 def test_the_newest_record_is_brought_out_by_a_message_and_by_the_end() -> None:
@@ -124,12 +132,26 @@ def test_what_takes_more_than_a_minute_is_said_once() -> None:
     stream, clock = StringIO(), [0.0]
     console = Console(100, stream, now=lambda: clock[0])
     for clock[0] in (0.0, 30.0, 59.0, 61.0, 90.0, 200.0):
-        console.doing("evaluating held-out")
-    assert stream.getvalue() == "still evaluating held-out ...\n"
-    console.write({"kind": "scores", "step": 20, "held-out/loss": 1.25})
+        console.doing("evaluating val")
+    assert stream.getvalue() == "still evaluating val ...\n"
+    console.write({"kind": "eval", "step": 20, "val/loss": 1.25})
     for clock[0] in (300.0, 359.0):
-        console.doing("evaluating held-out")
+        console.doing("evaluating val")
     assert stream.getvalue().count("still") == 1
     clock[0] = 361.0
-    console.doing("evaluating held-out")
+    console.doing("evaluating val")
     assert stream.getvalue().count("still") == 2
+
+
+EPOCH = {"kind": "epoch", "step": 20, "epoch": 2, "epochs": 3, "loss": 0.5, "epoch_s": 65.0}
+
+
+@pytest.mark.parametrize("is_evaluated", [True, False])
+def test_an_epoch_has_one_line_with_its_scores_if_it_was_evaluated(is_evaluated: bool) -> None:
+    stream = StringIO()
+    console = Console(30, stream)
+    console.write(EPOCH | {"is_evaluated": is_evaluated})
+    if is_evaluated:
+        console.write({"kind": "eval", "step": 20, "val/loss": 0.75})
+    scores = " val/loss=0.75" if is_evaluated else ""
+    assert stream.getvalue() == f"epoch=2/3 step=20/30 loss=0.5{scores} time=1m05s\n"

@@ -24,7 +24,7 @@ def several_sittings(seed: int) -> list[dict[str, Any]]:
             step += generator.randrange(1, 4)
             found.append(generator.choice([train(step), scores(step, loss=float("nan"))]))
         step = generator.randrange(step + 1)
-        found.append({"kind": "resumed", "step": step})
+        found.append({"kind": "resume", "step": step})
     return found
 
 
@@ -46,13 +46,13 @@ def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
 
 def test_what_stands_behind_a_size_is_not_read(tmp_path: Path) -> None:
     before = written(tmp_path / "before", [train(1), train(2)]) / "metrics.jsonl"
-    now = written(tmp_path / "now", [train(1), train(2), {"kind": "resumed", "step": 1}, train(3)]) / "metrics.jsonl"
+    now = written(tmp_path / "now", [train(1), train(2), {"kind": "resume", "step": 1}, train(3)]) / "metrics.jsonl"
     assert list(streamed(now, size_bytes=before.stat().st_size)) == [train(1), train(2)]
-    assert list(streamed(now)) == [train(1), {"kind": "resumed", "step": 1}, train(3)]
+    assert list(streamed(now)) == [train(1), {"kind": "resume", "step": 1}, train(3)]
 
 
 def test_what_happened_to_a_run_outlives_a_resume(tmp_path: Path) -> None:
-    told = [train(5), {"kind": "event", "step": 9, "what": "stopped by SIGTERM"}, {"kind": "resumed", "step": 4}]
+    told = [train(5), {"kind": "event", "step": 9, "event": "stopped by SIGTERM"}, {"kind": "resume", "step": 4}]
     run = written(tmp_path / "run", [*told, train(6)])
     assert [event.what for event in read_reported_run(run).recorded.events] == [
         "stopped by SIGTERM",
@@ -62,26 +62,26 @@ def test_what_happened_to_a_run_outlives_a_resume(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_finite_come_back_nested_ones_too(tmp_path: Path) -> None:
-    record = layers(10) | {"gradient_norm": {"up.weight": None}, "nonfinite": {"gradient_norm/up.weight": "inf"}}
+    record = layers(10) | {"grad_norm": {"up.weight": None}, "nonfinite": {"grad_norm/up.weight": "inf"}}
     (found,) = streamed(written(tmp_path / "run", [record]) / "metrics.jsonl")
-    assert found["gradient_norm"] == {"up.weight": float("inf")}
+    assert found["grad_norm"] == {"up.weight": float("inf")}
     (found,) = streamed(written(tmp_path / "other", [scores(3, loss=float("nan"))]) / "metrics.jsonl")
-    assert repr(found["held-out/loss"]) == "nan"
+    assert repr(found["val/loss"]) == "nan"
 
 
 def test_of_a_window_with_a_bad_step_the_loss_of_the_others_is_drawn_beside_its_mark(tmp_path: Path) -> None:
-    told = [train(1), train(2, float("nan"), loss_of_applied=1.5), train(3, float("nan"), loss_of_applied=0.0)]
+    told = [train(1), train(2, float("nan"), loss_applied=1.5), train(3, float("nan"), loss_applied=0.0)]
     loss = read_reported_run(written(tmp_path / "run", told)).recorded.train["loss"]
     assert (loss.points(), loss.strange) == ([(1, 2.0), (2, 1.5)], [2, 3])
 
 
 def test_of_many_watched_steps_neighbours_become_one_with_the_largest_of_their_values(tmp_path: Path) -> None:
-    several = [layers(step, gradient_norm={"up": 7.0 if step == 401 else 1.0}) for step in range(1, 1000)]
+    several = [layers(step, grad_norm={"up": 7.0 if step == 401 else 1.0}) for step in range(1, 1000)]
     held = read_reported_run(written(tmp_path / "run", several)).recorded.layers
     assert len(held.tables) == len(held.steps) <= 240
     assert held.size == 8
-    assert [table["gradient_norm"]["up"] for table in held.tables].count(7.0) == 1
-    assert held.tables[401 // 8]["gradient_norm"]["up"] == 7.0
+    assert [table["grad_norm"]["up"] for table in held.tables].count(7.0) == 1
+    assert held.tables[401 // 8]["grad_norm"]["up"] == 7.0
 
 
 def test_of_many_samples_a_few_at_even_distances_and_the_last_are_kept(tmp_path: Path) -> None:

@@ -29,16 +29,16 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(step: int, **values: Any) -> dict[str, Any]:
-    plain = {"loss": 2.5 - step / 100, "learning_rate": 1e-3, "norm": 0.51, "targets_per_s": 15400.0, "left_s": 90}
+    plain = {"loss": 2.5 - step / 100, "lr": 1e-3, "grad_norm": 0.51, "targets_per_s": 15400.0, "eta_s": 90}
     return {"kind": "train", "step": step, **plain, **values}
 
 
 def scores(step: int, **values: float) -> dict[str, Any]:
     return {
-        "kind": "scores",
+        "kind": "eval",
         "step": step,
-        "held-out/loss": 3.3654,
-        "held-out/perplexity": 28.946,
+        "val/loss": 3.3654,
+        "val/perplexity": 28.946,
         "cloze/accuracy": 0.645,
     } | values
 
@@ -55,12 +55,35 @@ def test_there_is_one_row_per_evaluation_under_one_head_and_one_live_line_below(
     steps = range(10, 100, 10)
     screen = shown(*(record for step in steps for record in (train(step), scores(step))), train(95))
     assert screen.lines[0].split() == [
-        *("step", "train", "loss", "held-out/loss", "held-out/perplexity", "cloze/accuracy", "time")
+        *("step", "train", "loss", "val/loss", "val/perplexity", "cloze/accuracy", "time")
     ]
     rows = [line.split() for line in screen.lines[1:-1]]
     assert [row[0] for row in rows] == [str(step) for step in steps]
     assert rows[0][1:5] == ["2.4", "3.3654", "28.946", "0.645"]
     assert screen.lines[-1].startswith("━━━━━━━━━━─ 95/100  loss 1.55  left 1m30s  lr 0.001  norm 0.51  15.4k/s")
+
+
+def test_an_epoch_has_one_row_with_its_loss_and_time_and_its_scores_if_it_was_evaluated() -> None:
+    epoch = {"kind": "epoch", "epochs": 30, "loss": 0.25, "epoch_s": 65.0}
+    first = epoch | {"step": 10, "epoch": 1, "is_evaluated": True}
+    second = epoch | {"step": 20, "epoch": 2, "is_evaluated": False}
+    screen = shown(train(10), first, {"kind": "eval", "step": 10, "val/loss": 0.75}, train(20), second)
+    head, *rows = [line.split() for line in screen.lines[:-1]]
+    assert head[0] == "step"
+    assert rows == [
+        ["10", "0.25", "0.75", "0s", "epoch", "1/30", "in", "1m05s"],
+        ["20", "0.25", "0s", "epoch", "2/30", "in", "1m05s"],
+    ]
+
+
+def test_every_record_of_training_has_one_row_if_log_every_was_given() -> None:
+    screen = Screen(80, 24)
+    terminal = Terminal(100, screen, every_record=True, now=lambda: 0.0)  # type: ignore[arg-type]
+    for record in (train(10), train(20), scores(20), scores(25), train(25), train(30)):
+        terminal.write(record)
+    terminal.say("the end")
+    rows = [line.split()[:2] for line in screen.lines if re.search(r" 0s$", line)]
+    assert rows == [["10", "2.4"], ["20", "2.3"], ["25", "2.3"], ["30", "2.2"]]
 
 
 @pytest.mark.slow
@@ -76,7 +99,7 @@ def test_the_live_line_is_one_line_and_leaves_room_for_the_echo_of_ctrl_c(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     own = {"a_value_with_a_rather_long_name": 1.0, "two\nlines": 123456.789, "wide 宽宽宽宽": 1e300}
-    screen = shown(train(10, **own), train(20, loss=1e300, norm=float("inf"), **own), columns=columns)
+    screen = shown(train(10, **own), train(20, loss=1e300, grad_norm=float("inf"), **own), columns=columns)
     assert len(screen.lines) == 1
     assert screen.screen.cursor.x <= columns - 3
 
@@ -90,7 +113,7 @@ def test_no_row_is_wider_than_the_terminal(columns: int, monkeypatch: pytest.Mon
     terminal = Terminal(100, screen, now=lambda: 0.0)  # type: ignore[arg-type]
     terminal.write(train(10, loss=1e300))
     terminal.write(scores(10))
-    terminal.write({"kind": "scores", "step": 20, **more})
+    terminal.write({"kind": "eval", "step": 20, **more})
     assert [line.split()[0] for line in screen.lines if line.split()[1:2] == ["1e+300"]] == ["10", "20"]
     rows = [line for line in screen.lines[:-1] if " 1e+300 " in line or line.endswith("time")]
     assert [row.split()[-1] for row in rows] == ["time", "0s", "time", "0s"]  # nothing of them has wrapped
@@ -99,7 +122,7 @@ def test_no_row_is_wider_than_the_terminal(columns: int, monkeypatch: pytest.Mon
 def test_all_that_one_wants_to_know_is_in_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     terminal = Terminal(20_000, screen)  # type: ignore[arg-type]
-    terminal.write(train(19_999, loss=2.34567, learning_rate=4.98e-5, norm=0.512, targets_per_s=123456.0, left_s=5040))
+    terminal.write(train(19_999, loss=2.34567, lr=4.98e-5, grad_norm=0.512, targets_per_s=123456.0, eta_s=5040))
     assert screen.lines == ["━━━━━━━ 19999/20000  loss 2.3457  left 1h24m  lr 4.98e-5  norm 0.512  123k/s"]
 
 
@@ -110,7 +133,7 @@ def test_scores_for_which_there_is_no_room_are_named() -> None:
 
 
 def test_other_scores_get_a_head_of_their_own() -> None:
-    screen = shown(scores(10), {"kind": "scores", "step": 20, "test/loss": 1.0})
+    screen = shown(scores(10), {"kind": "eval", "step": 20, "test/loss": 1.0})
     assert [line.split()[-2] for line in screen.lines if "step" in line] == ["cloze/accuracy", "test/loss"]
 
 
@@ -119,9 +142,9 @@ def test_every_column_names_its_split_in_one_line_or_above_it(
     columns: int, heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    screen = shown(train(10), scores(10, **{"held-out/bits": 1.5}), columns=columns)
+    screen = shown(train(10), scores(10, **{"val/bits": 1.5}), columns=columns)
     head = [line.split() for line in screen.lines[:heads]]
-    names = ["held-out/loss", "held-out/perplexity", "cloze/accuracy", "held-out/bits"]
+    names = ["val/loss", "val/perplexity", "cloze/accuracy", "val/bits"]
     if heads == 1:
         assert head == [["step", "train", "loss", *names, "time"]]
     else:
@@ -168,8 +191,8 @@ def test_what_takes_long_is_named_until_the_next_record(record: dict[str, Any]) 
     screen = Screen()
     terminal = Terminal(100, screen, now=lambda: 0.0)  # type: ignore[arg-type]
     terminal.write(train(10))
-    terminal.doing("evaluating held-out")
-    assert screen.lines[-1].endswith("10/100  evaluating held-out")
+    terminal.doing("evaluating val")
+    assert screen.lines[-1].endswith("10/100  evaluating val")
     terminal.write(record)
     assert "evaluating" not in "".join(screen.lines)
 
@@ -200,7 +223,7 @@ def test_plain_lines_go_where_a_line_cannot_be_redrawn(
 
 
 def test_skipped_steps_stand_out() -> None:
-    screen = shown(train(10, skipped=2, loss=float("nan"), loss_of_applied=1.5))
+    screen = shown(train(10, skipped=2, loss=float("nan"), loss_applied=1.5))
     assert "2 skipped  loss 1.5" in screen.lines[-1]
     assert "\x1b[31m" in screen.raw
 
@@ -325,7 +348,7 @@ def test_a_run_leaves_its_head_its_table_and_its_end(started: Callable[..., Proc
     table = next(place for place, line in enumerate(lines) if line.split()[0] == "step")  # a long path may have wrapped
     assert [line.split()[0] for line in lines[table : table + 4]] == ["step", "5", "10", "11"]
     assert lines[table + 4].startswith("finished: 11 steps")
-    assert "held-out/loss fell from" in " ".join(lines) or "held-out/loss rose from" in " ".join(lines)
+    assert "val/loss fell from" in " ".join(lines) or "val/loss rose from" in " ".join(lines)
     assert_sane(process)
 
 
@@ -379,7 +402,7 @@ def test_a_terminal_that_is_made_narrow_gets_short_lines_from_then_on(started: C
     ("program", "begun"),
     [
         (SLOW_STEP, " 2/2000"),
-        pytest.param(SLOW_EVALUATION, "evaluating held-out", marks=pytest.mark.slow),
+        pytest.param(SLOW_EVALUATION, "evaluating val", marks=pytest.mark.slow),
         pytest.param(SHORT_STEPS, " 2/2000", marks=pytest.mark.slow),
     ],
     ids=["step", "evaluation", "short steps"],

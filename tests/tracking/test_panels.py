@@ -20,7 +20,7 @@ from surefoot.tracking.panels_file import MOST_BYTES, fitting, panels_from_json,
 
 PNG = sf.report.encode_png(torch.full((1, 4, 4), 0.5))
 OF_EACH_KIND: tuple[Panel, ...] = (
-    sf.report.TextHeatmap(title="held-out", legend="loss", unit="nats", pieces=(("dé", None), (" f</script>", 2.5))),
+    sf.report.TextHeatmap(title="val", legend="loss", unit="nats", pieces=(("dé", None), (" f</script>", 2.5))),
     sf.report.Examples(
         title="said",
         legend="BLEU",

@@ -26,7 +26,7 @@ def written(run_dir: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def happened(run_dir: Path) -> list[tuple[int, str]]:
-    return [(record["step"], record["what"]) for record in written(run_dir, "event")]
+    return [(record["step"], record["event"]) for record in written(run_dir, "event")]
 
 
 class MishapError(Exception):
@@ -41,7 +41,7 @@ class MishapError(Exception):
     [
         ({}, "finished"),
         ({"stop_after": "2 steps"}, "stopped by stop_after"),
-        ({"early_stopping": sf.EarlyStopping("max held-out/loss", patience=1)}, "stopped early"),
+        ({"early_stopping": sf.EarlyStopping("max val/loss", patience=1)}, "stopped early"),
         ({"time_limit": "10 min"}, "stopped by time_limit"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
@@ -182,7 +182,7 @@ def test_no_more_than_twenty_skipped_steps_are_named(tmp_path: Path) -> None:
     assert first["skipped"] == 24
     assert first["skipped_steps"] == list(range(20))
     assert "loss_max" not in first
-    assert "loss_of_applied" not in first  # 0 would be no true number
+    assert "loss_applied" not in first  # 0 would be no true number
 
 
 def test_memory_is_that_of_this_process(tmp_path: Path) -> None:
@@ -211,15 +211,15 @@ def test_what_records_have_of_their_own_is_not_shown_as_the_users(capsys: pytest
 
 def test_numbers_inside_of_dictionaries_that_are_not_finite_come_back(tmp_path: Path) -> None:
     record = {
-        "kind": "layers",
+        "kind": "layer_stats",
         "step": 1,
-        "gradient_norm": {"a.weight": math.inf, "a/b": 2.0},
+        "grad_norm": {"a.weight": math.inf, "a/b": 2.0},
         "update_norm": {"a/b": -math.inf},
-        "held-out/loss": math.inf,
-        "held-out": {"loss": 1.0},
+        "val/loss": math.inf,
+        "val": {"loss": 1.0},
     }
     raw = json.loads(line(record), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert raw["nonfinite"] == {"gradient_norm/a.weight": "inf", "update_norm/a/b": "-inf", "held-out/loss": "inf"}
+    assert raw["nonfinite"] == {"grad_norm/a.weight": "inf", "update_norm/a/b": "-inf", "val/loss": "inf"}
     (tmp_path / "metrics.jsonl").write_text(line(record) + "\n")
     assert records(tmp_path / "metrics.jsonl") == [record]
 
@@ -234,7 +234,7 @@ def test_every_key_of_a_record_is_declared_or_named_by_the_user(tmp_path: Path) 
     build(tmp_path, length="6 steps", stop_after="4 steps", layer_stats_every="2 steps", log_every="2 steps").train()
     build(tmp_path, length="6 steps", layer_stats_every="2 steps", log_every="2 steps").train()
     written = records(tmp_path / "metrics.jsonl")
-    assert {"train", "scores", "layers", "data", "event", "resumed"} <= {record["kind"] for record in written}
+    assert {"train", "eval", "layer_stats", "data_check", "event", "resume"} <= {record["kind"] for record in written}
     for record in written:
         of_users = {name for name in record if "/" in name}
         declared = KINDS[record["kind"]]

@@ -90,7 +90,7 @@ def test_hparams_are_the_settings_with_the_scores_that_stand_as_scalars(run: Pat
     assert settings["clip"].string_value == "norm 1.0"
     held = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
     metrics = {info.name.tag for info in HParamsPluginData.FromString(held).experiment.metric_infos}
-    assert metrics == {"held-out/loss", "held-out/accuracy"}
+    assert metrics == {"val/loss", "val/accuracy"}
     assert metrics <= set(events.Tags()["scalars"])
 
 
@@ -101,7 +101,7 @@ def test_scores_at_the_end_are_among_the_metrics(tmp_path: Path) -> None:
     events = read(tmp_path / "run")
     held = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
     metrics = {info.name.tag for info in HParamsPluginData.FromString(held).experiment.metric_infos}
-    assert metrics == {"end/test/loss", "end/test/accuracy"}
+    assert metrics == {"test/loss", "test/accuracy"}
     assert metrics <= set(events.Tags()["scalars"])
 
 

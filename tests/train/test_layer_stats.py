@@ -67,7 +67,7 @@ def build(run_dir: Path | None, **changes: Any) -> sf.Run:
 
 
 def layers(run_dir: Path) -> list[dict[str, Any]]:
-    return [record for record in records(run_dir / "metrics.jsonl") if record["kind"] == "layers"]
+    return [record for record in records(run_dir / "metrics.jsonl") if record["kind"] == "layer_stats"]
 
 
 class Found:
@@ -124,13 +124,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 def test_each_watched_step_has_a_record(found: Found) -> None:
-    assert [(record["step"], record["watched_step"]) for record in found.records] == [(1, 0), (2, 1), (3, 2), (4, 3)]
+    assert [(record["step"], record["measured_step"]) for record in found.records] == [(1, 0), (2, 1), (3, 2), (4, 3)]
 
 
 def test_gradient_norms_are_those_of_the_whole_batch_before_clipping(found: Found) -> None:
     for record, gradients in zip(found.records, found.gradients, strict=True):
         expected = {name: float(gradient.norm()) for name, gradient in gradients.items()}
-        assert record["gradient_norm"] == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        assert record["grad_norm"] == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def test_weight_norms_are_from_before_the_update_and_a_tied_weight_counts_once(found: Found) -> None:
@@ -155,30 +155,30 @@ def test_zero_rows_are_the_units_without_a_gradient(found: Found) -> None:
             for name, gradient in gradients.items()
             if gradient.ndim > 1
         }
-        assert record["zero_rows"] == pytest.approx(expected)
-    assert found.records[0]["zero_rows"]["dead.weight"] == pytest.approx(2 / 6)
+        assert record["zero_grad_row_fraction"] == pytest.approx(expected)
+    assert found.records[0]["zero_grad_row_fraction"]["dead.weight"] == pytest.approx(2 / 6)
 
 
 def test_the_noise_is_of_the_first_micro_batch_and_of_the_whole_batch(found: Found) -> None:
     for place, record in enumerate(found.records):
         count, squared = found.firsts[place]
         whole = sum(float(gradient.square().sum()) for gradient in found.gradients[place].values())
-        assert record["noise"] == pytest.approx(
+        assert record["grad_noise"] == pytest.approx(
             {"small_count": count, "small_squared": squared, "big_count": found.counts[place], "big_squared": whole}
         )
 
 
 def test_parameters_without_a_gradient_are_named(found: Found) -> None:
     assert all(record["never_updated"] == ["never.weight", "never.bias"] for record in found.records)
-    assert "never.weight" not in found.records[0]["gradient_norm"]
+    assert "never.weight" not in found.records[0]["grad_norm"]
     assert found.records[0]["update_norm"]["never.weight"] == 0
 
 
 def test_modules_are_measured_where_they_stand_and_no_dropout_is(found: Found) -> None:
     record = found.records[0]
-    assert set(record["activation_norm"]) == {"into", "bend", "dead", "rectify", "again", "out", "tied"}
-    assert set(record["saturated"]) == {"bend", "rectify"}
-    assert record["saturated"]["rectify"] >= 2 / 6
+    assert set(record["activation_rms"]) == {"into", "bend", "dead", "rectify", "again", "out", "tied"}
+    assert set(record["saturated_fraction"]) == {"bend", "rectify"}
+    assert record["saturated_fraction"]["rectify"] >= 2 / 6
 
 
 def test_no_hook_stays(found: Found) -> None:
@@ -207,7 +207,14 @@ def test_the_numbers_do_not_depend_on_how_the_batch_is_cut(tmp_path: Path) -> No
     def plain() -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, CLASSES)).double()
 
-    names = ("gradient_norm", "weight_norm", "update_norm", "zero_rows", "saturated", "activation_norm")
+    names = (
+        "grad_norm",
+        "weight_norm",
+        "update_norm",
+        "zero_grad_row_fraction",
+        "saturated_fraction",
+        "activation_rms",
+    )
     inputs, targets = tokens(SAMPLES, seed=5, dtype=torch.float64)
     targets[:, 0] = 0  # a micro-batch without any target is not passed at all
     for size in (2, 12):
@@ -216,8 +223,8 @@ def test_the_numbers_do_not_depend_on_how_the_batch_is_cut(tmp_path: Path) -> No
     for cut, whole in zip(few, one, strict=True):
         for name in names:
             assert cut[name] == pytest.approx(whole[name], rel=1e-9)
-        assert "noise" in cut
-        assert "noise" not in whole  # which has nothing smaller
+        assert "grad_noise" in cut
+        assert "grad_noise" not in whole  # which has nothing smaller
 
 
 class Blocks(nn.Module):
@@ -237,7 +244,7 @@ def test_what_is_computed_again_is_not_counted_twice(how: str, tmp_path: Path) -
     for name, checkpointing in (("kept", "off"), ("again", how)):
         build(tmp_path / name, model=Blocks, activation_checkpointing=checkpointing).train()
     assert layers(tmp_path / "again") == layers(tmp_path / "kept")
-    assert {"blocks.0", "blocks.0.0", "blocks.2.1", "out"} <= set(layers(tmp_path / "again")[0]["activation_norm"])
+    assert {"blocks.0", "blocks.0.0", "blocks.2.1", "out"} <= set(layers(tmp_path / "again")[0]["activation_rms"])
 
 
 def test_a_module_that_is_computed_again_inside_of_the_loss_is_seen_once() -> None:
@@ -301,7 +308,7 @@ def test_parameters_of_every_kind_of_number_are_measured(dtype: torch.dtype, tmp
     wide = torch.promote_types(dtype, torch.float32)
     assert record["weight_norm"]["weight"] == pytest.approx(float(before.to(wide).norm()), rel=1e-6)
     assert record["update_norm"]["weight"] == pytest.approx(float((after - before).to(wide).norm()), rel=1e-3)
-    assert record["zero_rows"] == {"weight": 0.0}
+    assert record["zero_grad_row_fraction"] == {"weight": 0.0}
 
 
 def test_a_step_that_is_skipped_updates_nothing_and_says_so(tmp_path: Path) -> None:
@@ -310,11 +317,11 @@ def test_a_step_that_is_skipped_updates_nothing_and_says_so(tmp_path: Path) -> N
     build(tmp_path / "run", train_data=(inputs, targets), batch_size=24, micro_batch_size=4, length="1 steps").train()
     (record,) = layers(tmp_path / "run")
     assert set(record["update_norm"].values()) == {0.0}
-    assert not math.isfinite(record["gradient_norm"]["into.weight"])
-    (line,) = [row for row in (tmp_path / "run/metrics.jsonl").read_text().splitlines() if '"layers"' in row]
+    assert not math.isfinite(record["grad_norm"]["into.weight"])
+    (line,) = [row for row in (tmp_path / "run/metrics.jsonl").read_text().splitlines() if '"layer_stats"' in row]
     raw = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert raw["gradient_norm"]["into.weight"] is None
-    assert "gradient_norm/into.weight" in raw["nonfinite"]
+    assert raw["grad_norm"]["into.weight"] is None
+    assert "grad_norm/into.weight" in raw["nonfinite"]
 
 
 def test_under_a_loss_scale_gradients_are_as_they_would_be_without(tmp_path: Path) -> None:
@@ -331,8 +338,8 @@ def test_under_a_loss_scale_gradients_are_as_they_would_be_without(tmp_path: Pat
         }
         build(tmp_path / precision, **changes).train()
     plain, scaled = layers(tmp_path / "fp32"), layers(tmp_path / "fp16")
-    assert scaled[-1]["gradient_norm"] == pytest.approx(plain[-1]["gradient_norm"], rel=0.02)
-    assert scaled[-1]["noise"] == pytest.approx(plain[-1]["noise"], rel=0.04)
+    assert scaled[-1]["grad_norm"] == pytest.approx(plain[-1]["grad_norm"], rel=0.02)
+    assert scaled[-1]["grad_noise"] == pytest.approx(plain[-1]["grad_noise"], rel=0.04)
 
 
 def test_a_resume_remembers_which_parameters_have_had_a_gradient(tmp_path: Path) -> None:
@@ -357,7 +364,7 @@ def test_a_resume_remembers_which_parameters_have_had_a_gradient(tmp_path: Path)
     sitting(used=False, accept_change="loss")
     found = layers(tmp_path / "run")
     assert len(found) == STEPS
-    assert "once.weight" not in found[-1]["gradient_norm"]
+    assert "once.weight" not in found[-1]["grad_norm"]
     assert found[-1]["never_updated"] == []
 
 
@@ -369,7 +376,7 @@ def test_only_steps_that_are_due_are_watched(tmp_path: Path) -> None:
             kinds.append(isinstance(step.watch, Watched))
             assert kinds[-1] or step.watch is UNWATCHED
     assert kinds == [False, False, True, False, False, True, False, False]
-    assert [record["watched_step"] for record in layers(tmp_path / "run")] == [2, 5]
+    assert [record["measured_step"] for record in layers(tmp_path / "run")] == [2, 5]
 
 
 def test_without_watch_every_nothing_is_watched(tmp_path: Path) -> None:
@@ -414,9 +421,9 @@ def test_of_several_models_names_begin_with_theirs(tmp_path: Path) -> None:
     kind = {name: (lambda: nn.Linear(FEATURES, CLASSES).double()) for name in ("first", "second")}
     build(tmp_path / "run", model=kind, loss=of_both).train()
     record = layers(tmp_path / "run")[0]
-    assert list(record["gradient_norm"]) == ["first.weight", "first.bias", "second.weight", "second.bias"]
-    assert set(record["activation_norm"]) == {"first.Linear", "second.Linear"}
-    assert "noise" not in record  # of which of the two optimizers would it be?
+    assert list(record["grad_norm"]) == ["first.weight", "first.bias", "second.weight", "second.bias"]
+    assert set(record["activation_rms"]) == {"first.Linear", "second.Linear"}
+    assert "grad_noise" not in record  # of which of the two optimizers would it be?
 
 
 def test_a_loop_of_ones_own_is_watched_where_it_updates(tmp_path: Path) -> None:
@@ -439,6 +446,6 @@ def test_the_gan_of_the_examples_is_watched(tmp_path: Path) -> None:
     finally:
         torch.set_default_dtype(usual)
     found = layers(tmp_path / "run")
-    assert [record["watched_step"] for record in found] == [1, 3, 5]
+    assert [record["measured_step"] for record in found] == [1, 3, 5]
     assert all(value > 0 for value in found[0]["update_norm"].values())
     assert found[0]["never_updated"] == []

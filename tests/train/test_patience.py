@@ -20,12 +20,15 @@ import small_runs
 import surefoot as sf
 from in_one import in_one
 from surefoot.cli.main import main
+from surefoot.config.tree import layered
+from surefoot.errors import speaking_in_flags
 from surefoot.plan import summary
 from surefoot.recipes import images
+from surefoot.recipes.optimizer_settings import Plateau
 from surefoot.tracking.jsonl import records
-from surefoot.train.patience import Feedback, ReduceLROnPlateau, Standing, following
+from surefoot.train.patience import Feedback, ReduceLROnPlateau, Standing, Watch, following
 
-NEVER_BETTER = ReduceLROnPlateau("min held-out/same", patience=2)
+NEVER_BETTER = ReduceLROnPlateau("min val/same", patience=2)
 SETTINGS: dict[str, Any] = {
     "length": "12 steps",
     "evaluate_every": "2 steps",
@@ -44,7 +47,7 @@ def same(model: nn.Module, batch: Any) -> sf.Mean:
 
 def split(*scores: Any) -> dict[str, sf.Split]:
     data = small_runs.Augmented()
-    return {"held-out": sf.Split((data.inputs, data.labels), scores=[same, *scores])}
+    return {"val": sf.Split((data.inputs, data.labels), scores=[same, *scores])}
 
 
 def build(run_dir: Path | None, **changes: Any) -> sf.Run:
@@ -60,8 +63,8 @@ def left(run_dir: Path) -> Any:
     newest = max((run_dir / "checkpoints").glob("step-*"))
     tensors = {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")}
     standing = json.loads((newest / "state.json").read_text())["plateau"]
-    rates = sorted(written(run_dir, "train", "learning_rate"))
-    return newest.name, tensors, standing, rates, sorted(written(run_dir, "scores", "rate_factor"))
+    rates = sorted(written(run_dir, "train", "lr"))
+    return newest.name, tensors, standing, rates, sorted(written(run_dir, "eval", "lr_factor"))
 
 
 # --- the decision ----------------------------------------------------------------------------------------------------
@@ -158,17 +161,15 @@ def following_factors(
     return found
 
 
-@pytest.mark.parametrize(
-    "plateau", [NEVER_BETTER, ReduceLROnPlateau("min held-out/loss", 1, 0.25, 0.1, 1, 0.02)], ids=repr
-)
+@pytest.mark.parametrize("plateau", [NEVER_BETTER, ReduceLROnPlateau("min val/loss", 1, 0.25, 0.1, 1, 0.02)], ids=repr)
 def test_the_rate_of_a_step_is_its_schedules_times_what_the_scores_before_it_say(
     plateau: ReduceLROnPlateau, tmp_path: Path
 ) -> None:
     run = build(tmp_path / "run", plateau=plateau)
     run.train()
-    scores = written(tmp_path / "run", "scores", plateau.score)
+    scores = written(tmp_path / "run", "eval", plateau.score)
     lowered = following_factors(scores, plateau, 12, every=2)
-    rates = [rate for _, rate in sorted(written(tmp_path / "run", "train", "learning_rate"))]
+    rates = [rate for _, rate in sorted(written(tmp_path / "run", "train", "lr"))]
     assert rates == [1e-2 * (run.parts.task.factors(step) * lowered[step]) for step in range(12)]
     assert len(set(lowered)) > 1
 
@@ -196,8 +197,8 @@ def test_every_group_of_every_optimizer_is_lowered() -> None:
         optimizer={"one": sf.optim.sgd(lr=1.0), "other": sf.optim.adamw(lr=1e-3)},
         loss=loss,
         schedule=None,
-        splits={"held-out": sf.Split((torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)), scores=[same_of_several])},
-        plateau=ReduceLROnPlateau("min held-out/same_of_several", patience=1),
+        splits={"val": sf.Split((torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)), scores=[same_of_several])},
+        plateau=ReduceLROnPlateau("min val/same_of_several", patience=1),
         length="5 steps",
         ema=None,
     )
@@ -223,7 +224,7 @@ def bits(run: sf.Run) -> str:
 
 def test_a_plateau_that_is_never_reached_changes_no_bit() -> None:
     watching, plain = (
-        build(None, plateau=ReduceLROnPlateau("min held-out/same", patience=99)),
+        build(None, plateau=ReduceLROnPlateau("min val/same", patience=99)),
         build(None, plateau=None),
     )
     for run in (watching, plain):
@@ -238,7 +239,7 @@ def test_a_plateau_that_is_never_reached_changes_no_bit() -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
     run_dir = tmp_path_factory.mktemp("whole") / "run"
     build(run_dir).train()
-    assert [factor for _, factor in sorted(written(run_dir, "scores", "rate_factor"))] == [
+    assert [factor for _, factor in sorted(written(run_dir, "eval", "lr_factor"))] == [
         1.0,
         1.0,
         0.5,
@@ -279,7 +280,7 @@ def test_an_evaluation_that_gave_way_to_a_signal_lowers_the_rate_at_the_resume(w
     run = build(tmp_path / "run", splits=split(interrupting))
     with pytest.raises(SystemExit):
         run.train()
-    assert run.state.rate_factor == 1.0
+    assert run.state.lr_factor == 1.0
     build(tmp_path / "run").train()
     assert left(tmp_path / "run") == whole
 
@@ -296,15 +297,15 @@ def test_a_run_made_longer_is_one_of_that_length(first: int, tmp_path: Path) -> 
 
 def another_split() -> dict[str, sf.Split]:
     data = small_runs.Augmented()
-    return {"held-out": sf.Split((data.inputs + 1, data.labels), scores=[same])}
+    return {"val": sf.Split((data.inputs + 1, data.labels), scores=[same])}
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         (lambda: {"evaluate_every": "3 steps"}, "plateau.evaluate_every was '2 steps', now '3 steps'"),
-        (lambda: {"plateau": ReduceLROnPlateau("min held-out/same", 3)}, "plateau.patience was 2, now 3"),
-        (lambda: {"plateau": None}, "plateau.monitor was 'min held-out/same', now absent"),
+        (lambda: {"plateau": ReduceLROnPlateau("min val/same", 3)}, "plateau.patience was 2, now 3"),
+        (lambda: {"plateau": None}, "plateau.monitor was 'min val/same', now absent"),
         (lambda: {"splits": another_split()}, "plateau.scored"),
     ],
 )
@@ -321,23 +322,23 @@ def test_a_percentage_stays_the_steps_that_it_was_when_the_run_is_made_longer(tm
     plain = {"schedule": None, "save_every": "1 steps", "evaluate_every": "25%"}
     build(tmp_path / "run", length="8 steps", **plain).train()
     build(tmp_path / "run", **plain).train()
-    assert [step for step, _ in sorted(written(tmp_path / "run", "scores", "rate_factor"))] == [2, 4, 6, 8, 10, 12]
+    assert [step for step, _ in sorted(written(tmp_path / "run", "eval", "lr_factor"))] == [2, 4, 6, 8, 10, 12]
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_reduction_is_told_in_one_line_and_in_the_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build(tmp_path / "run", console=True, plateau=ReduceLROnPlateau("min held-out/same", 2, min_lr_ratio=0.3)).train()
+    build(tmp_path / "run", console=True, plateau=ReduceLROnPlateau("min val/same", 2, min_lr_ratio=0.3)).train()
     said = [line for line in capsys.readouterr().out.splitlines() if "learning rate" in line]
     assert said == [
-        "learning rate halved after 2 evaluations without a better held-out/same: 0.5 of the schedule's from step 6 on",
-        "learning rate multiplied by 0.6 after 2 evaluations without a better held-out/same:"
+        "learning rate halved after 2 evaluations without a better val/same: 0.5 of the schedule's from step 6 on",
+        "learning rate multiplied by 0.6 after 2 evaluations without a better val/same:"
         " 0.3 of the schedule's from step 10 on, its floor",
         *[line for line in said if line.startswith("finished: ")],
     ]
     assert "the learning rate was lowered to 0.3 of the schedule's" in said[-1]
-    assert dict(written(tmp_path / "run", "scores", "rate_factor"))[6] == 0.5
+    assert dict(written(tmp_path / "run", "eval", "lr_factor"))[6] == 0.5
 
 
 def test_a_resume_says_at_which_rate_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -352,14 +353,14 @@ def test_after_the_last_step_nothing_is_lowered_and_nothing_is_told(capsys: pyte
     said = capsys.readouterr().out
     assert "from step 10 on" not in said
     assert "the learning rate was lowered to 0.5 of the schedule's" in said
-    assert run.state.rate_factor == 0.5
+    assert run.state.lr_factor == 0.5
 
 
 def test_an_evaluation_that_ends_the_run_early_lowers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    run = build(None, console=True, early_stopping=sf.EarlyStopping("min held-out/same", 4))
+    run = build(None, console=True, early_stopping=sf.EarlyStopping("min val/same", 4))
     run.train()
     assert "from step 10 on" not in capsys.readouterr().out
-    assert (run.state.step, run.state.rate_factor) == (10, 0.5)
+    assert (run.state.step, run.state.lr_factor) == (10, 0.5)
 
 
 def broken_from(step: int) -> tuple[dict[str, sf.Split], list[sf.Run]]:
@@ -369,7 +370,7 @@ def broken_from(step: int) -> tuple[dict[str, sf.Split], list[sf.Run]]:
         return sf.Mean(math.nan if held[0].state.step >= step else 1.0, 1)
 
     data = small_runs.Augmented()
-    return {"held-out": sf.Split((data.inputs, data.labels), scores=[same])}, held
+    return {"val": sf.Split((data.inputs, data.labels), scores=[same])}, held
 
 
 def test_a_score_that_is_no_number_is_told_each_time_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -379,16 +380,16 @@ def test_a_score_that_is_no_number_is_told_each_time_and_counted(capsys: pytest.
     run.train()
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
     assert [
-        f"held-out/same after step {step} is not a number ({n} so far)" for n, step in enumerate((4, 6, 8, 10, 12), 1)
+        f"val/same after step {step} is not a number ({n} so far)" for n, step in enumerate((4, 6, 8, 10, 12), 1)
     ] == [line.removeprefix("warning: ").partition(":")[0] for line in said]
-    assert run.state.rate_factor == 1.0
+    assert run.state.lr_factor == 1.0
 
 
 def test_plan_says_that_rates_may_be_lower() -> None:
     lines = summary.learning_rates(build(None).parts)
     assert (
         lines[-1]
-        == "or lower: times 0.5 after 2 evaluations without a better held-out/same, and again, down to 0.01 of these"
+        == "or lower: times 0.5 after 2 evaluations without a better val/same, and again, down to 0.01 of these"
     )
     assert len(summary.learning_rates(build(None, plateau=None).parts)) == len(lines) - 1
 
@@ -405,27 +406,27 @@ def test_plan_says_that_rates_may_be_lower() -> None:
         ({"min_lr_ratio": 1.0}, "min_lr_ratio = 1.0: the lowest factor"),
         ({"cooldown": -1}, "cooldown = -1"),
         ({"min_delta": math.nan}, "min_delta = nan"),
-        ({"monitor": "held-out/loss"}, "say which way is better"),
+        ({"monitor": "val/loss"}, "say which way is better"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(sf.ConfigError) as refused:
-        ReduceLROnPlateau(**({"monitor": "min held-out/loss", "patience": 1} | settings))
+        ReduceLROnPlateau(**({"monitor": "min val/loss", "patience": 1} | settings))
     assert says in str(refused.value)
 
 
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(sf.ConfigError) as refused:
-        ReduceLROnPlateau("min held-out/loss", 0, 2.0, -1.0)
+        ReduceLROnPlateau("min val/loss", 0, 2.0, -1.0)
     assert len(str(refused.value).splitlines()) == 3
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"plateau": "min held-out/loss"}, "is no plateau"),
-        ({"plateau": ReduceLROnPlateau("min test/loss", 3)}, "no split of that name; there are: held-out"),
-        ({"early_stopping": sf.EarlyStopping("min held-out/same", 2)}, "before its learning rate is ever lowered"),
+        ({"plateau": "min val/loss"}, "is no plateau"),
+        ({"plateau": ReduceLROnPlateau("min test/loss", 3)}, "no split of that name; there are: val"),
+        ({"early_stopping": sf.EarlyStopping("min val/same", 2)}, "before its learning rate is ever lowered"),
     ],
 )
 def test_a_plateau_that_could_lower_no_rate_is_refused_before_the_run(changes: dict[str, Any], says: str) -> None:
@@ -434,29 +435,76 @@ def test_a_plateau_that_could_lower_no_rate_is_refused_before_the_run(changes: d
 
 
 def test_early_stopping_of_another_score_or_more_patience_goes_with_it() -> None:
-    for stop in (sf.EarlyStopping("min held-out/same", 3), sf.EarlyStopping("min held-out/loss", 1)):
+    for stop in (sf.EarlyStopping("min val/same", 3), sf.EarlyStopping("min val/loss", 1)):
         assert build(None, early_stopping=stop).parts.whole.feedback is not None
 
 
 def test_a_score_that_is_not_taken_is_named_at_the_first_evaluation() -> None:
-    with pytest.raises(sf.ConfigError, match=r"cannot watch 'held-out/sane': scored are held-out/loss, held-out/same"):
-        build(None, plateau=ReduceLROnPlateau("min held-out/sane", 2)).train()
+    with pytest.raises(sf.ConfigError, match=r"cannot watch 'val/sane': scored are val/loss, val/same"):
+        build(None, plateau=ReduceLROnPlateau("min val/sane", 2)).train()
 
 
 def test_a_recipe_builds_the_plateau_of_its_score() -> None:
-    config = images.Config(plateau=4, plateau_factor=0.2, run_dir=None)
+    config = images.Config(plateau=Plateau(patience=4, factor=0.2), run_dir=None)
     assert images.build(config).parts.whole.feedback is not None
-    assert config.steering(images.BEST) == {"early_stopping": None, "plateau": ReduceLROnPlateau(images.BEST, 4, 0.2)}
-    assert images.Config(plateau=4).steering("max a/b")["plateau"] == ReduceLROnPlateau("max a/b", 4)
+    expected = {"best": images.BEST, "early_stopping": None, "plateau": ReduceLROnPlateau(images.BEST, 4, 0.2)}
+    assert config.steering(images.BEST) == expected
+    assert images.Config(plateau=Plateau(patience=4)).steering("max a/b")["plateau"] == ReduceLROnPlateau("max a/b", 4)
+
+
+def test_flags_are_the_fields_of_the_objects_and_best_follows_the_monitor() -> None:
+    flags = {
+        "early_stopping.patience": 5,
+        "early_stopping.monitor": "min val/loss",
+        "early_stopping.min_delta": 0.25,
+        "plateau.patience": 2,
+        "plateau.factor": 0.1,
+        "plateau.min_lr_ratio": 0.5,
+        "plateau.cooldown": 3,
+        "plateau.min_delta": 0.125,
+    }
+    config, _ = layered(images.Config, [("flag", flags)])
+    assert config.steering("max val/accuracy") == {
+        "best": "min val/loss",
+        "early_stopping": sf.EarlyStopping("min val/loss", patience=5, min_delta=0.25),
+        "plateau": ReduceLROnPlateau(
+            "max val/accuracy", patience=2, factor=0.1, min_lr_ratio=0.5, cooldown=3, min_delta=0.125
+        ),
+    }
+
+
+@in_one
+@pytest.mark.parametrize("direction", ["min", "max"])
+@pytest.mark.parametrize("patience", [1, 3])
+@pytest.mark.parametrize("min_delta", [0.0, 0.125])
+def test_early_stopping_ends_where_keras_ends(direction: Any, patience: int, min_delta: float) -> None:
+    sign, ends = 1.0 if direction == "min" else -1.0, set()
+    for seed in range(20):
+        scores = [score for score in walk(random.Random(seed)) if math.isfinite(score)]
+        best, wait, expected = sign * math.inf, 0, None
+        for step, score in enumerate(scores):  # Keras 3, EarlyStopping.on_epoch_end
+            wait += 1
+            if sign * (best - score) > min_delta:
+                best, wait = score, 0
+            elif wait >= patience:
+                expected = step
+                break
+        watch = Watch(f"{direction} a/b", sf.EarlyStopping(f"{direction} a/b", patience, min_delta))
+        found = next(
+            (step for step, score in enumerate(scores) if not watch.improved(step, score) and watch.exhausted), None
+        )
+        assert found == expected
+        ends.add(found)
+    assert len(ends) > 1
 
 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--plateau", "0"], "patience = 0"),
-        (["--plateau", "2", "--plateau-factor", "1.5"], "factor = 1.5"),
-        (["--plateau-factor", "0.5"], "says nothing without a plateau"),
-        (["--plateau", "3", "--early-stopping", "3"], "before its learning rate is ever lowered"),
+        (["--plateau.patience", "0"], "patience = 0"),
+        (["--plateau.patience", "2", "--plateau.factor", "1.5"], "factor = 1.5"),
+        (["--plateau.factor", "0.5"], "changes nothing without a patience"),
+        (["--plateau.patience", "3", "--early-stopping.patience", "3"], "before its learning rate is ever lowered"),
     ],
 )
 def test_flags_that_make_no_plateau_are_refused(
@@ -473,11 +521,15 @@ def test_flags_that_make_no_plateau_are_refused(
 @pytest.mark.parametrize("plateau", range(1, 8))
 @pytest.mark.parametrize("stop", range(1, 8))
 def test_what_a_refusal_says_to_type_is_taken(plateau: int, stop: int) -> None:
+    flags = {"plateau.patience": plateau, "early_stopping.patience": stop}
     try:
-        images.Config(plateau=plateau, early_stopping=stop).steering(images.BEST)
+        with speaking_in_flags():
+            layered(images.Config, [("flag", flags)])[0].steering(images.BEST)
     except sf.ConfigError as refused:
-        for setting, value in re.findall(r"--(plateau|early-stopping) (\d+)", str(refused)):
-            tried = {"plateau": plateau, "early_stopping": stop} | {setting.replace("-", "_"): int(value)}
-            images.Config(**tried).steering(images.BEST)
+        typed = re.findall(r"--([a-z.-]+) (\d+)", str(refused))
+        assert typed
+        for setting, value in typed:
+            tried = flags | {setting.replace("-", "_"): int(value)}
+            layered(images.Config, [("flag", tried)])[0].steering(images.BEST)
     else:
         assert stop > plateau

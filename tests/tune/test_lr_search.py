@@ -189,5 +189,5 @@ def test_digits_are_learned_better_at_the_suggestion_than_at_a_tenth_of_it(name:
     for lr in (suggested, suggested / 10):
         run = images.build(config(lr))
         run.train()
-        scores[lr] = run.evaluate("held-out")["held-out/loss"]
+        scores[lr] = run.evaluate("val")["val/loss"]
     assert scores[suggested] < 0.7 * scores[suggested / 10]

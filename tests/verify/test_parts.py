@@ -62,7 +62,7 @@ def test_a_gap_before_every_checkpoint_cannot_be_closed() -> None:
 
 
 def test_the_pace_of_a_run_is_its_time_over_all_of_its_steps() -> None:
-    took = {"kind": "train", "training_s": 1.5, "waiting_s": 0.5}
+    took = {"kind": "train", "training_s": 1.5, "data_wait_s": 0.5}
     assert pace_s([took | {"step": 4}, took | {"step": 12}, {"kind": "train", "step": 16}]) == 4 / 16
     assert pace_s([]) is None
 
@@ -73,7 +73,7 @@ def test_the_pace_of_a_run_is_its_time_over_all_of_its_steps() -> None:
 def checkpoint(step: int, log: Log | None, *, scored: str = "a") -> StoredStep:
     """One whose clock can be compared where it has noted the records."""
     noted = None if log is None else (0, sha256(b"").hexdigest())
-    state = state_json() | {"scored": {"held-out": {"sha256": scored}}}
+    state = state_json() | {"scored": {"val": {"sha256": scored}}}
     return StoredStep(Path(f"step-{step}"), Manifest(step, {}, noted), Checkpoint(step, {}, state))
 
 
@@ -121,7 +121,7 @@ def test_what_was_changed_before_a_run_went_on_is_told_apart() -> None:
 
 def test_only_what_a_kill_leaves_is_a_line_without_a_record() -> None:
     cut = LINES[3][:9] + b"\n"
-    resumed = json.dumps({"kind": "resumed", "step": 2}).encode() + b"\n"
+    resumed = json.dumps({"kind": "resume", "step": 2}).encode() + b"\n"
     assert read(b"".join([*LINES[:3], cut, resumed, *LINES[2:]]), []).problems == ()
     assert read(b"".join([*LINES[:3], cut[:-1]]), []).problems == ()
     (problem,) = read(b"".join([*LINES[:3], cut, *LINES[4:]]), []).problems
@@ -134,11 +134,11 @@ def records_of(*records: dict[str, object]) -> Log:
 
 def test_a_rate_that_an_evaluation_lowered_holds_for_the_steps_after_it() -> None:
     """The step that was evaluated was made before, also where its record stands after the scores."""
-    lowered = {"kind": "scores", "step": 5, "rate_factor": 0.5}
-    at, after = ({"kind": "train", "step": step, "learning_rate": rate} for step, rate in ((5, 4.0), (6, 2.5)))
+    lowered = {"kind": "eval", "step": 5, "lr_factor": 0.5}
+    at, after = ({"kind": "train", "step": step, "lr": rate} for step, rate in ((5, 4.0), (6, 2.5)))
     assert list(rates(records_of(lowered, at, after), lambda index, factor: factor * index)) == []
     assert list(rates(records_of(at, lowered, after), lambda index, factor: factor * index)) == []
-    for wrong in (at | {"learning_rate": 2.0}, after | {"learning_rate": 5.0}):
+    for wrong in (at | {"lr": 2.0}, after | {"lr": 5.0}):
         (problem,) = rates(records_of(lowered, wrong), lambda index, factor: factor * index)
         assert problem.step == wrong["step"]
 
@@ -147,21 +147,21 @@ def test_a_rate_that_an_evaluation_lowered_holds_for_the_steps_after_it() -> Non
 
 
 def test_numbers_are_compared_to_the_last_bit_and_nan_is_nan() -> None:
-    known = {"loss", "norm", "skipped", "targets"}
-    record = {"loss": 0.1, "norm": math.nan, "skipped": 0, "targets": 8.0}
-    same = {"loss": 0.1, "norm": math.nan, "skipped": 0, "targets": 8, "loss_max": 3.0}
+    known = {"loss", "grad_norm", "skipped", "targets"}
+    record = {"loss": 0.1, "grad_norm": math.nan, "skipped": 0, "targets": 8.0}
+    same = {"loss": 0.1, "grad_norm": math.nan, "skipped": 0, "targets": 8, "loss_max": 3.0}
     assert numbers(record, same, known=known, exact=True) == []
     (found,) = numbers(record, same | {"loss": math.nextafter(0.1, 1)}, known=known, exact=True)
     assert (found.where, found.saved, found.computed) == ("loss", "0.1", "0.10000000000000002")
-    (absent,) = numbers({"loss": 0.1}, {"loss": 0.1, "norm": 2.0}, known=known, exact=True)
-    assert (absent.where, absent.saved) == ("norm", "absent")
+    (absent,) = numbers({"loss": 0.1}, {"loss": 0.1, "grad_norm": 2.0}, known=known, exact=True)
+    assert (absent.where, absent.saved) == ("grad_norm", "absent")
 
 
 def test_elsewhere_counts_must_agree_and_thresholds_need_not() -> None:
-    record = {"loss": 1.0, "clipped": 0.5, "skipped": 0}
-    (loss,) = numbers(record, {"loss": 1.01, "clipped": 0.6, "skipped": 0}, known=set(record), exact=False)
+    record = {"loss": 1.0, "clip_fraction": 0.5, "skipped": 0}
+    (loss,) = numbers(record, {"loss": 1.01, "clip_fraction": 0.6, "skipped": 0}, known=set(record), exact=False)
     assert loss.relative == pytest.approx(0.01, rel=0.02)
-    (skipped,) = numbers(record, {"loss": 1.0, "clipped": 0.6, "skipped": 1}, known=set(record), exact=False)
+    (skipped,) = numbers(record, {"loss": 1.0, "clip_fraction": 0.6, "skipped": 1}, known=set(record), exact=False)
     assert skipped.relative == math.inf
 
 

@@ -63,4 +63,4 @@ def _check_score(text: str | None) -> None:
     except ConfigError as problem:
         raise ConfigError(f"--metric {text!r}: {problem}") from problem
     if score is not None and not all(score.partition("/")):
-        raise ConfigError(f"--metric {text!r}: a split and a score of it, as in '{direction} held-out/loss'")
+        raise ConfigError(f"--metric {text!r}: a split and a score of it, as in '{direction} val/loss'")

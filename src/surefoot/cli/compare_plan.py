@@ -1,4 +1,4 @@
-"""What `surefoot compare ...` asks for: its options, and from them the plan of a comparison, every variant's settings checked."""
+"""Options of `surefoot compare`, and the plan of a comparison made from them; every variant's settings are checked."""
 
 import os
 import shlex
@@ -38,7 +38,7 @@ class Compare(ChangedProgramOption):
     """
 
     what: Positional[Annotated[tuple[str, ...], arg(metavar="RECIPE|FILE.py:build|DIR|RUN")]] = ()
-    """What to train, a comparison to continue, or several runs."""
+    """A recipe or program to train, a comparison to continue, or several runs."""
     config: str | None = None
     """A TOML file of settings."""
     vary: UseAppendAction[tuple[str, ...]] = ()
@@ -54,7 +54,7 @@ class Compare(ChangedProgramOption):
     target: float | None = None
     """Show how soon each run reaches this value of the metric."""
     baseline: str = "best"
-    """What differences are measured against: best, first or a variant."""
+    """The run that the others are compared with: best, first or a variant."""
     metric: str | None = None
     """ "min SPLIT/METRIC": the metric to compare by. Default: the one that the runs monitor."""
     out: str | None = None
@@ -135,7 +135,7 @@ def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
 
 
 def program_of(plan: Planned, *, run: Path) -> tuple[Program, type[Any]]:
-    """What builds a comparison's runs, and the dataclass of its settings; that it is unchanged was looked at before."""
+    """The program of a comparison's runs and the dataclass of its settings. The caller has checked that it is unchanged."""
     program = program_again(plan.program, run=run, run_changed=True)
     if program.config is None:
         raise ConfigError(f"{plan.program['path']}: build() takes no settings any more")

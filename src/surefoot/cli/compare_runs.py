@@ -1,4 +1,4 @@
-"""The runs of a comparison, trained here or there already: what is known of each, and how they compare, told and written."""
+"""The runs of a comparison, trained here or before: read, compared, printed and written."""
 
 import sys
 from collections.abc import Mapping, Sequence

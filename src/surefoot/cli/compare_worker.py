@@ -41,7 +41,7 @@ def command(what: str, directory: Path, name: str) -> list[str]:
 
 
 def what_building_tells(plan: planned.Planned, directory: RunDirectory) -> dict[str, Any]:
-    """What building one of the runs tells; where it cannot be built, this ends as that did, before anything is trained."""
+    """Facts that only building a run shows. If it cannot be built, this process ends with the same status before any training."""
     with subprocess.Popen(
         command("look", directory.path, plan.names[0] if plan.names else "first"),
         stdin=subprocess.PIPE,  # open as long as this process lives: see distributed/environment.py
@@ -125,7 +125,7 @@ def look(plan: planned.Planned, directory: Path, name: str) -> None:
 
 
 def _built(plan: planned.Planned, directory: Path, name: str) -> Run:
-    """The run that a variant is, without what is for the end alone: who chooses between variants must not know that."""
+    """The run of a variant, without splits for the end alone: the choice between variants must not depend on those."""
     torch.set_num_threads(plan.threads)
     program, kind = program_of(plan, run=directory / name)
     own = {

@@ -108,7 +108,7 @@ def _bash(*, zsh: bool) -> str:
 
 
 def _second() -> dict[str, str]:
-    """What may follow each verb, besides the names of files and runs."""
+    """Words that may follow each verb, besides the names of files and runs."""
     of_runs = ("resume", "evaluate", "predict", "diagnose", "report", "replay", "verify", "export")
     return {
         **dict.fromkeys(_SETTINGS, " ".join(NAMES)),

@@ -1,4 +1,4 @@
-"""`surefoot diagnose RUN`: what is wrong with a run, from its records. Torch-free."""
+"""`surefoot diagnose RUN`: findings about a run, from its records. Torch-free."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ class Diagnose(RunOption):
     and steps that show it, likely causes, and what to try with the present value.
     The run may be finished, dead or training; it is not changed. Errors come first:
     the run is broken or useless. Warnings cost quality or time. Notes may be
-    harmless. If there are no findings, the output says what was checked.
+    harmless. Without findings, the output says what was checked.
 
       surefoot diagnose latest
       surefoot diagnose runs/mine --all

@@ -29,7 +29,7 @@ class Evaluate(processes.Several, SavedRunOptions):
     WinoGrande or LAMBADA as JSON lines, gzipped or not.
 
       surefoot evaluate runs/mine --checkpoint best
-      surefoot evaluate runs/mine --checkpoint "average 5" --split held-out
+      surefoot evaluate runs/mine --checkpoint "average 5" --split val
       surefoot evaluate runs/mine --questions hellaswag=hellaswag_val.jsonl
     """
 

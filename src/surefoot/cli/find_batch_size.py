@@ -20,7 +20,7 @@ class FindBatchSize(TriedRunOptions):
     batch_size: str | None = None
     """Batch to divide, such as 64; "4096 tokens" if the run's batch is in tokens. Default: the run's."""
     memory: str | None = None
-    """Memory that may be used, such as 8GB; a tenth of it is left free. Default: what is free."""
+    """Memory that may be used, such as 8GB; 10% of it is left free. Default: all that is free."""
 
 
 def find_batch_size(arguments: list[str]) -> None:

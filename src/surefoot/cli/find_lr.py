@@ -30,7 +30,7 @@ class TriedRunOptions(ChangedProgramOption, ProgramOptions):
     what: Positional[Annotated[str, arg(metavar="RECIPE|FILE.py:build|RUN")]]
     """gpt, translation or images; your own function that returns a surefoot.Run; or an existing run."""
     checkpoint: str | None = None
-    """Of an existing run: newest, best, or a step."""
+    """Checkpoint of an existing run: newest, best, or a step."""
 
 
 @dataclass(frozen=True, kw_only=True)

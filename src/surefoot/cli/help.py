@@ -1,4 +1,4 @@
-"""What `--help` prints: the flags of a verb and of a run with their texts, from the dataclasses. Torch-free, 80 columns wide."""
+"""The text of `--help`: flags of a verb and of a run, derived from their dataclasses. Torch-free, 80 columns wide."""
 
 import ast
 import dataclasses
@@ -32,7 +32,7 @@ class Flag:
     text: str
     group: str
     metavar: str = ""
-    """Of an argument; "" if it is a flag."""
+    """Name of an argument in the help; "" for a flag."""
     is_switch: bool = False
     """Whether it takes no value, as an option of a verb that is a bool."""
 
@@ -121,7 +121,7 @@ def _value(flag: Flag) -> tuple[str, str]:
 
 
 def value_of(hint: Any) -> str:
-    """What a value of a type looks like.
+    """A placeholder for a value of a type.
 
     >>> value_of(int | str | None), value_of(tuple[float, float] | None), value_of(str | Path)
     ('INT|TEXT', 'FLOAT FLOAT', 'PATH')

@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _unread() -> bool:
-    """Whether nobody reads standard output any more; what is left of it is then dropped."""
+    """Whether standard output has no reader any more; the rest of the output is then dropped."""
     if sys.stdout is None or not hasattr(select, "poll"):  # not on Windows
         return False
     look = select.poll()

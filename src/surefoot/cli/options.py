@@ -61,7 +61,7 @@ class SavedRunOptions(ChangedProgramOption, RunOption):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramOptions:
-    """What builds the run that a verb is about, and a file of its settings."""
+    """The program of the run that a verb is about, and a file of its settings."""
 
     what: Positional[Annotated[str, arg(metavar="RECIPE|FILE.py:build")]]
     """gpt, translation or images; or your own function that returns a surefoot.Run."""
@@ -111,7 +111,7 @@ def flag_text(arguments: Sequence[str], name: str) -> str | None:
 
 
 def target(kind: type[Any], arguments: Sequence[str], *, verb: str, missing: str = WHICH_RUN) -> str:
-    """The first argument, what the verb is about; where there is none, help if that is asked for, else `ConfigError`."""
+    """The first argument. Without one, print help if it is asked for, else raise `ConfigError`."""
     if arguments and not arguments[0].startswith("-"):
         return arguments[0]
     if "help" in dict(by_flag(arguments)):
@@ -210,7 +210,7 @@ def _readable(run: Path) -> Path:
 
 
 def parse(kind: type[T], arguments: Sequence[str], *, verb: str, flags: str = "settings", **more: Any) -> T:
-    """What tyro makes of the arguments; `ConfigError` with its first sentence, in our words, and where all such `flags` stand."""
+    """Parse the arguments with tyro. `ConfigError` has its first sentence, in our words, and where to find all `flags`."""
     errors = io.StringIO()
     try:
         with redirect_stderr(errors):
@@ -223,7 +223,7 @@ def parse(kind: type[T], arguments: Sequence[str], *, verb: str, flags: str = "s
 
 
 def _unboxed(text: str) -> str:
-    """What tyro says in the first part of its box, as one line; the box is of dashes where the terminal knows ASCII alone."""
+    """The first part of tyro's box as one line. The box is made of dashes if the terminal knows ASCII alone."""
     lines = [line.strip().strip("│|").strip() for line in text.splitlines()]
     edges = [place for place, line in enumerate(lines) if line.startswith(("─", "╭", "╰", "---", "+--"))]
     first, last = (*edges, len(lines))[:2] if edges else (-1, len(lines))

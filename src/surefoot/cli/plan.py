@@ -1,4 +1,4 @@
-"""`surefoot plan ...`: what `train` would run; with `--world-size N` what it would need on so many GPUs, computed and not made."""
+"""`surefoot plan ...`: the run that `train` would start; with `--world-size N` its needs on N GPUs, computed from shapes."""
 
 import math
 import re
@@ -126,7 +126,7 @@ def _print_configuration(config: Any, origins: Mapping[str, str]) -> None:
 
 
 def _assumed(numbers: Mapping[str, float], *, precision: str) -> "Machine":
-    """The machine that is meant: what was given, else an H100; and for each number where it comes from."""
+    """The machine of the plan: the numbers given, else an H100's, each with its origin."""
     from surefoot.plan.network_model import Machine
     from surefoot.train.precision import FORMATS
 
@@ -134,14 +134,14 @@ def _assumed(numbers: Mapping[str, float], *, precision: str) -> "Machine":
     values: dict[str, Any] = {name: value for name, (value, _) in usual.items()} | dict(numbers)
     values |= {"memory_bytes": int(values.pop("gpu_memory")), "node_size": int(values["node_size"])}
     origins = {
-        name: f"--{name.replace('_', '-')}" + ("" if name in numbers else f" absent: {origin}")
+        name: f"--{name.replace('_', '-')}" + ("" if name in numbers else f" default: {origin}")
         for name, (_, origin) in usual.items()
     }
     return Machine(**values, origins=origins)
 
 
 def _numbers(options: MachineOptions) -> dict[str, float]:
-    """The machine's numbers that were given, by name; raises one `ConfigError` for all that are none."""
+    """The machine's numbers that were given, by name. One `ConfigError` lists all that are not numbers."""
     given = {name: getattr(options, name) for name in ("flops", *_USUAL) if getattr(options, name) is not None}
     if given and options.world_size is None:
         raise ConfigError(
@@ -165,7 +165,7 @@ def _numbers(options: MachineOptions) -> dict[str, float]:
 
 
 def bytes_per_s(text: str, *, setting: str) -> float:
-    """Bytes a second from a text with its unit, in which b are bits.
+    """Bytes per second from a text with its unit; b stands for bits.
 
     >>> bytes_per_s("50 GB/s", setting="--bandwidth"), bytes_per_s("400 Gb/s", setting="--bandwidth")
     (50000000000.0, 50000000000.0)

@@ -136,7 +136,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _basis(options: PlanSchedules, flags: Sequence[str]) -> tuple[Length, dict[str, Any], float | None]:
-    """The length of the run that the arguments besides the list mean, its schedule's settings, and its base rate if it has one."""
+    """The run's length, its schedule settings, and its base rate if it has one."""
     own, verb = [PlanSchedules], "plan --schedules LIST"
     if not options.what:
         plain = configured(Plain, [("file", file_values(options.config))], flags, verb=verb, own=own)[0]
@@ -162,7 +162,7 @@ def _basis(options: PlanSchedules, flags: Sequence[str]) -> tuple[Length, dict[s
 
 
 def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a configuration says of its schedule, but for the name."""
+    """The schedule settings of a configuration, except the name."""
     return {
         name.removeprefix("schedule."): value
         for name, value in values.items()

@@ -31,7 +31,7 @@ class Several:
     """How often to start all processes again if one died."""
 
     def recorded(self) -> dict[str, int | str]:
-        """What of it config.toml is to say, so that a resume knows it; by name.
+        """The values by name that config.toml records for a resume.
 
         >>> Several(nproc=2).recorded(), Several().recorded()
         ({'nproc': 2}, {})
@@ -52,14 +52,14 @@ def program_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tu
 
 
 def settled(several: Several, config: Any) -> Several:
-    """What the configuration says, where these are settings of it."""
+    """The values of the configuration, if these are settings of it."""
     if config is None or "nproc" not in flatten(config):
         return several
     return Several(nproc=config.nproc, max_restarts=config.max_restarts)
 
 
 def as_before(several: Several, arguments: Sequence[str], before: Mapping[str, Any]) -> Several:
-    """What the arguments say, and where they do not, what was recorded `before`.
+    """The values of the arguments; for those not given, the values recorded `before`.
 
     >>> as_before(Several(), ["runs/mine"], {"nproc": 2})
     Several(nproc=2, max_restarts=0)
@@ -80,7 +80,7 @@ def refuse_several(arguments: Sequence[str], *, verb: str, or_launched: bool = F
 def start_several(
     command: Sequence[str], several: Several, *, config: Any, flags: Sequence[str], out: Path | None = None
 ) -> None:
-    """Where several processes are asked for, and this is none of them, run the command in them and leave with their status."""
+    """Run the command in several processes if they are asked for, and exit with their status; return inside one of them."""
     wanted = _wanted(several)
     if "WORLD_SIZE" in os.environ:
         if not started_by_launcher() and flag_text(flags, "nproc") is not None:
@@ -115,7 +115,7 @@ def planned(several: Several, config: Any) -> int:
 
 
 def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> None:
-    """Raise where so many tasks, each of them a process of the run, cannot train it, or would start others."""
+    """Raise if this number of tasks, each a process of the run, cannot train it, or would start others."""
     if several.recorded() and (tasks > 1 or local):
         named = " and ".join(f"--{name.replace('_', '-')} {value}" for name, value in several.recorded().items())
         raise ConfigError(

@@ -28,7 +28,7 @@ class Replay(ChangedProgramOption, RunOption):
     """
 
     step: int | None = limited(None, least=0)
-    """The step, counted from 0."""
+    """The step, as Step.index counts from 0. Records and the console count steps made, so their step 413 is --step 412."""
     bisect_nan: bool = False
     """Find the first bad step, and show it."""
     samples: int = limited(8, least=0)
@@ -38,7 +38,7 @@ class Replay(ChangedProgramOption, RunOption):
 
 
 def replay(arguments: list[str]) -> None:
-    """Print a step that is made again. What is said beforehand goes to standard error, so that the page can be kept."""
+    """Print a step that is made again. Messages before it go to standard error, so that the page can be redirected."""
     options, flags = verb_options(Replay, arguments, verb="replay", missing=WHICH_RUN)
     refuse_several(arguments, verb="replay")
     path, step = find_run(options.run), options.step

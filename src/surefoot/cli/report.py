@@ -17,11 +17,11 @@ _DRAWN = 8  # charts of the picture
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """Write a page about a run: its course in one sentence, findings, loss and
-    metrics, learning rate, norms, speed, memory and time, layers, examples of what
-    the model does, settings, and the commands that repeat it. It is one HTML file
-    of at most 1 MB that needs no network. Every run writes one when it ends
-    (--report False leaves it out). The run may be finished, training or dead.
-    Several runs: their curves in common charts, and the settings that differ.
+    metrics, learning rate, norms, speed, memory and time, layers, and settings. It
+    shows examples of the model's work and the commands that repeat the run. It is
+    one HTML file of at most 1 MB that needs no network. Every run writes one when
+    it ends (--report False leaves it out). The run may be finished, training or
+    dead. Several runs: their curves in common charts, and the settings that differ.
 
     The run's program is not executed. Examples are shown if the run wrote them; for
     a run that was killed: surefoot evaluate RUN --panels.

@@ -19,9 +19,9 @@ class Resume(AcceptChange, Several, RunOption):
     """Resume a run from its newest intact checkpoint, with the same bits as if it had
     never stopped. Settings that change no result may change: --workers,
     --log-every, --save-every, --keep-last, --stop-after, --time-limit,
-    --max-restarts, and --length if the schedule allows it. --nproc and --parallel
-    may change too: the samples and their order stay, and results are equal to
-    rounding.
+    --max-restarts. --length may change if the schedule allows it. With another
+    --nproc or --parallel the samples and their order stay, and results are equal
+    to rounding.
 
       surefoot resume latest
       surefoot resume runs/mine --time-limit "2 h"

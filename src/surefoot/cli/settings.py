@@ -44,7 +44,7 @@ def file_values(file: str | None) -> dict[str, Any]:
 
 
 def layers_below(program: Program, in_file: dict[str, Any], flags: Sequence[str]) -> list[Layer]:
-    """What stands below the flags: the preset that the flags or the file name, and the file."""
+    """The layers below the flags: the preset that the flags or the file name, and the file."""
     if program.config is None:
         return [("file", in_file)]
     flagged = flag_text(flags, "preset")
@@ -54,7 +54,7 @@ def layers_below(program: Program, in_file: dict[str, Any], flags: Sequence[str]
 
 
 def saved_settings(run: Path, options: ChangedProgramOption, flags: Sequence[str], *, verb: str) -> tuple[Program, Any]:
-    """What made a run, and its configuration with some flags changed; a changed program needs --run-changed-program."""
+    """The program of a run, and its configuration with some flags changed. A changed program needs --run-changed-program."""
     program, in_file = read_program(run, run_changed=options.run_changed_program)
     config, _ = read_settings(program, [("file", in_file)], flags, verb=f"{verb} RUN", own=[type(options)])
     if not options.run_changed_program:

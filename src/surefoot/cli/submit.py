@@ -49,7 +49,7 @@ class Training:
             raise
 
     def checkpoint(self) -> Any:
-        """What is to be called after the requeue: submitit's protocol. All that has changed since is in the run's directory."""
+        """The callable for after the requeue, as submitit's protocol asks. All that has changed since is in the run's directory."""
         return _submitit("submitit.helpers").DelayedSubmission(self)
 
 
@@ -71,7 +71,7 @@ class Submit(AcceptChange, ProgramOptions):
     gpus_per_node: int = limited(0, least=0)
     """GPUs of each machine, and as many processes."""
     tasks_per_node: int | None = limited(None, least=1)
-    """Processes of each machine if there are no GPUs. Default: 1."""
+    """Processes of each machine without GPUs. Default: 1."""
     cpus_per_task: int | None = limited(None, least=1)
     """Cores of each process. Default: the cluster's number."""
     partition: str | None = None
@@ -139,7 +139,7 @@ def submit(arguments: list[str]) -> None:
 
 
 def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = False) -> None:
-    """Raise where the run would be refused by its settings alone or by so many tasks, or could not go on."""
+    """Raise if the run would be refused by its settings or by this number of tasks, or could not be resumed."""
     program = find_program(arguments[0])
     options, flags = verb_options(
         Train, without(arguments, ["help"]), verb="train", but=processes.among_settings(program)

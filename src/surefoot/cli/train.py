@@ -16,7 +16,7 @@ from surefoot.recipes.program import Program, build_run
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptChange:
-    """What may have changed in a run that continues."""
+    """Changes to accept in a run that continues."""
 
     accept_change: str | None = None
     """Continue although the program computes something else than before: loss, model, collate, data, optimizer, or several:

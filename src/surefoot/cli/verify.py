@@ -86,7 +86,7 @@ def verify(arguments: list[str]) -> None:
 
 
 def progress(show: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> Callable[[int, int], None]:
-    """What shows how many of the steps are made again, and how long the others will take; not each time that it is called."""
+    """A callback that shows how many steps are repeated and how long the others will take, a few times per second."""
     from surefoot.tracking.format import duration
 
     begun, drawn = now(), -math.inf

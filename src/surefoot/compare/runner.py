@@ -165,19 +165,19 @@ class Sitting:
                 files = read_run(self.trials.directory.path / trial.name)
                 how.steps, self.score = files.planned_steps, self.score or watched(files)
             how.take(record, score=None if self.score is None else self.score[1])
-            if record["kind"] == "scores" and self.score is not None:
+            if record["kind"] == "eval" and self.score is not None:
                 refuse_missing_score(self.score, record, of=trial.name)
                 if self.chooser.saw(trial.name, int(record["step"]), float(record[self.score[1]])):
                     self.trials.stop(trial, "pruned")
-        if not self.estimated and trial.fresh and how.left_s is not None:
-            self._estimate(trial, how.left_s)
+        if not self.estimated and trial.fresh and how.eta_s is not None:
+            self._estimate(trial, how.eta_s)
 
-    def _estimate(self, trial: Trial, left_s: float) -> None:
+    def _estimate(self, trial: Trial, eta_s: float) -> None:
         """Say once how long it all takes, as far as the first of them tells."""
         self.estimated = True
         left = self.chooser.total - self.chooser.over - self.done
         if left > 1:
-            whole_s = (time.monotonic() - trial.started + left_s) * -(-left // self.jobs)
+            whole_s = (time.monotonic() - trial.started + eta_s) * -(-left // self.jobs)
             self.screen.say(f"about {duration(whole_s)} for the {left} that are left, judging by the first")
 
     def _end(self, trial: Trial, outcome: Outcome) -> None:

@@ -92,7 +92,7 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
     A run that watches none is judged by the first loss among its scores. `ConfigError` where it was never given `metric`.
     """
     lines = list(read_records(path)) if (path / "metrics.jsonl").is_file() else []
-    scored = [record for record in lines if record["kind"] == "scores"]
+    scored = [record for record in lines if record["kind"] == "eval"]
     if metric is not None:
         watch: tuple[Direction, str] | None = parsed(metric)
         if scored:
@@ -101,8 +101,8 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
         losses_scored = (name for name in (scores_in(scored[0]) if scored else {}) if name.endswith("/loss"))
         watch = watched(read_run_files(path)) or next((("min", name) for name in losses_scored), None)
     made = [record for record in lines if record["kind"] == "train"]
-    spent_s = accumulate(record.get("training_s", 0.0) + record.get("waiting_s", 0.0) for record in made)
-    losses = [(int(record["step"]), record.get("loss_of_applied", record.get("loss"))) for record in made]
+    spent_s = accumulate(record.get("training_s", 0.0) + record.get("data_wait_s", 0.0) for record in made)
+    losses = [(int(record["step"]), record.get("loss_applied", record.get("loss"))) for record in made]
     name = "" if watch is None else watch[1]
     return Trained(
         settings=read_settings(path).flat if (path / "config.toml").is_file() else {},

@@ -45,19 +45,19 @@ class Standing:
     steps: int | None = None
     loss: float | None = None
     score: float | None = None
-    left_s: float | None = None
+    eta_s: float | None = None
 
     def take(self, record: Record, *, score: str | None) -> None:
         self.step = int(record["step"])
         if record["kind"] == "train":
-            self.loss = record.get("loss_of_applied", record.get("loss"))
-            self.left_s = record.get("left_s")
-        elif record["kind"] == "scores" and score in record:
+            self.loss = record.get("loss_applied", record.get("loss"))
+            self.eta_s = record.get("eta_s")
+        elif record["kind"] == "eval" and score in record:
             self.score = record[score]
 
     def values(self) -> list[str]:
         shown = [f"step={self.step}" + (f"/{self.steps}" if self.steps else "")]
-        known = (("loss", self.loss, number), ("score", self.score, number), ("left", self.left_s, duration))
+        known = (("loss", self.loss, number), ("score", self.score, number), ("left", self.eta_s, duration))
         return shown + [f"{name}={form(value)}" for name, value, form in known if value is not None]
 
 

@@ -39,24 +39,24 @@ class Cut(Protocol):
 
 
 def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
-    """What a record says of the data: `samples`, how many were `looked_at`, `targets`, and the `overlap` of each split.
+    """What a record says of the data: `samples`, how many were `checked`, `targets`, and the `overlap` of each split.
 
     `targets`: how many `distinct` ones there are, and the `most_common_fraction`; absent where they are no whole numbers. They
     are the second part of a sample (input, target), or what a sample calls target or label. `overlap`: how many of the samples
-    `looked_at` are training samples too, `found` by their bytes; `among_all` where indices tell it of all; `passages` where a
+    `checked` are training samples too, `found` by their bytes; `among_all` where indices tell it of all; `passages` where a
     passage of a window was looked for in the training text; `same` where the split is the training data themselves. What cannot
     be read is passed over. The global random generators are left as they were.
 
     >>> inputs, labels = torch.arange(6.0), torch.tensor([0, 1, 0, 1, 0, 0])
-    >>> look = first_look((inputs, labels), {"held-out": (inputs[4:], labels[4:])}, seed=0)
+    >>> look = first_look((inputs, labels), {"val": (inputs[4:], labels[4:])}, seed=0)
     >>> look["targets"], look["overlap"]
-    ({'distinct': 2, 'most_common_fraction': 0.6666666666666666}, {'held-out': {'looked_at': 2, 'found': 2}})
+    ({'distinct': 2, 'most_common_fraction': 0.6666666666666666}, {'val': {'checked': 2, 'overlapping': 2}})
     """
     with untouched():
         reading_s = _READING_S / (1 + len(splits))
         samples, targets = _looked(train, seed=seed, reading_s=reading_s)
         known = set(samples)
-        found: dict[str, Any] = {"samples": sample_count(train), "looked_at": len(samples)}
+        found: dict[str, Any] = {"samples": sample_count(train), "checked": len(samples)}
         if targets is not None and targets.size:
             values, counts = np.unique(targets, return_counts=True)
             found["targets"] = {"distinct": len(values), "most_common_fraction": float(counts.max() / counts.sum())}
@@ -104,12 +104,16 @@ def passages(windows_NT: NDArray[Any], *, most: int = 64) -> list[bytes]:
 
 def _overlap(train: Any, split: Any, known: set[int], *, seed: int, reading_s: float) -> dict[str, Any]:
     if _is_same(train, split):
-        return {"looked_at": len(known), "found": len(known), "same": True}
+        return {"checked": len(known), "overlapping": len(known), "same": True}
     if type(train) is Subset and type(split) is Subset and _is_same(train.dataset, split.dataset):
         own = np.asarray(split.indices)
-        return {"looked_at": len(own), "found": int(np.isin(own, np.asarray(train.indices)).sum()), "among_all": True}
+        return {
+            "checked": len(own),
+            "overlapping": int(np.isin(own, np.asarray(train.indices)).sum()),
+            "among_all": True,
+        }
     samples, _ = _looked(split, seed=seed, reading_s=reading_s)
-    counts = {"looked_at": len(samples), "found": sum(sample in known for sample in samples)}
+    counts = {"checked": len(samples), "overlapping": sum(sample in known for sample in samples)}
     return counts | ({"passages": True} if isinstance(split, Cut) else {})
 
 

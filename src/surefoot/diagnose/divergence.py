@@ -167,7 +167,7 @@ def _divergence(history: History, begun: int, message: str, evidence: str, *, ba
 def _first_to_grow(history: History, begun: int) -> str:
     """The layer whose gradient or update first rose far above its usual level, from shortly before the divergence on."""
     grown: list[tuple[int, float, str]] = []  # the step, how many times, and a sentence
-    for kind, quantity in (("gradient_norm", "gradient"), ("update_norm", "update"), ("activation_norm", "output")):
+    for kind, quantity in (("grad_norm", "gradient"), ("update_norm", "update"), ("activation_rms", "output")):
         for name, series in history.watched(kind).items():
             before, later = series.value[series.step < begun], series.since(begun - 2)
             usual = level(before)

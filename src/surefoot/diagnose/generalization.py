@@ -62,7 +62,7 @@ def overfitting(history: History) -> Verdict:
         ),
         try_=(
             f"surefoot evaluate {described.name} --checkpoint best  (step {best:,}, where best is min {split}/loss)",
-            described.typed("early_stopping", 3)
+            described.typed("early_stopping.patience", 3)
             if described.program == "recipe"
             else f'Run(early_stopping=sf.EarlyStopping("min {split}/loss", patience=3))',
             described.typed("optimizer.weight_decay", float(f"{max(3 * decay, 0.1):.2g}"))
@@ -97,21 +97,21 @@ def overlap(history: History) -> Verdict:
     splits = {
         split: counts
         for split, counts in (recorded.items() if isinstance(recorded, dict) else ())
-        if isinstance(counts, dict) and counts.get("looked_at") and not counts.get("same")  # which is on purpose
+        if isinstance(counts, dict) and counts.get("checked") and not counts.get("same")  # which is on purpose
     }
     need(splits, "the records do not say how many samples are in both parts")
-    verdicts = [_overlap_of(split, counts, history) for split, counts in splits.items() if counts.get("found")]
+    verdicts = [_overlap_of(split, counts, history) for split, counts in splits.items() if counts.get("overlapping")]
     verdicts.sort(key=lambda verdict: -verdict.numbers["share"])
-    looked_at = sum(int(counts["looked_at"]) for counts in splits.values())
-    well(not verdicts, f"none of {looked_at:,} samples looked at is one of training")
+    checked = sum(int(counts["checked"]) for counts in splits.values())
+    well(not verdicts, f"none of {checked:,} samples looked at is one of training")
     return replace(worst_first(verdicts)[0], evidence=tuple(line for verdict in verdicts for line in verdict.evidence))
 
 
 def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding:
-    looked_at, same, of_text = int(counts["looked_at"]), int(counts["found"]), bool(counts.get("passages"))
-    share, bound = same / looked_at, PASSAGES_SHARED if of_text else SHARED
+    checked, same, of_text = int(counts["checked"]), int(counts["overlapping"]), bool(counts.get("passages"))
+    share, bound = same / checked, PASSAGES_SHARED if of_text else SHARED
     severity: Severity = "error" if share >= MOSTLY_SHARED else "warning" if share >= bound else "note"
-    trained_on, known = int(history.data.get("samples") or 0), int(history.data.get("looked_at") or 0)
+    trained_on, known = int(history.data.get("samples") or 0), int(history.data.get("checked") or 0)
     part = known < trained_on and not counts.get("among_all")
     among = f" among the {known:,} of {trained_on:,} training samples looked at" if part else ""
     where = "part of the training text that was looked at"
@@ -136,7 +136,7 @@ def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding
     if of_text:
         in_common = "what many files have in common: licences, headers, code or phrases that were copied"
         causes = (in_common, *(("", "") if severity == "note" else (both, "documents that are in the data twice")))
-    evidence = f"{split}: {same:,} of {looked_at:,} {'windows' if of_text else 'looked at'}{among}"
+    evidence = f"{split}: {same:,} of {checked:,} {'windows' if of_text else 'looked at'}{among}"
     return wrong(severity, message, (evidence,), causes=causes, try_=(cure,), numbers={"share": share})
 
 

@@ -40,9 +40,9 @@ def often_clipped(history: History) -> Verdict:
         kind in ("off", "auto"),
         "the gradient is not limited" if kind == "off" else "the limit follows the gradient's norm by itself",
     )
-    late = history.column("clipped").finite.since(max(history.step // 2, described.warmup))
+    late = history.column("clip_fraction").finite.since(max(history.step // 2, described.warmup))
     need(len(late) >= FEWEST // 2, f"{len(late)} records of the later half are too few (at least {FEWEST // 2})")
-    share, norm = float(late.value.mean()), level(history.column("norm").since(int(late.step[0]) - 1).value)
+    share, norm = float(late.value.mean()), level(history.column("grad_norm").since(int(late.step[0]) - 1).value)
     well(
         share < OFTEN or (kind == "norm" and norm < FAR_BELOW * limit),
         f"limited in {share:.0%} of the later steps" + (f", with norms about {norm:.3g}" if norm else ""),
@@ -68,7 +68,7 @@ def often_clipped(history: History) -> Verdict:
 @check("growing-gradient")
 def growing_gradient(history: History) -> Verdict:
     """The norm of the gradient in the last third of the run against the first, and in which layers it grew most."""
-    norms = history.column("norm").finite.since(history.described.warmup)
+    norms = history.column("grad_norm").finite.since(history.described.warmup)
     need(len(norms) >= FEWEST, f"{len(norms)} records of the norm after the warm-up are too few (at least {FEWEST})")
     before, now = first_and_last_third(norms.value)
     well(
@@ -98,9 +98,9 @@ def growing_gradient(history: History) -> Verdict:
 @check("vanishing-gradient")
 def vanishing_gradient(history: History) -> Verdict:
     """Gradients of layers, each times its weight, relative to the largest; and gradients that are 0 everywhere."""
-    norms = history.column("norm").finite
+    norms = history.column("grad_norm").finite
     quarter = len(norms) // 4
-    gradients, weights = (_settled(history, kind) for kind in ("gradient_norm", "weight_norm"))
+    gradients, weights = (_settled(history, kind) for kind in ("grad_norm", "weight_norm"))
     if len(norms) >= FEWEST and not norms.value[-quarter:].any():
         return wrong(
             "error",
@@ -147,7 +147,7 @@ def vanishing_gradient(history: History) -> Verdict:
 @check("batch-too-small")
 def noisy_batch(history: History) -> Verdict:
     """The gradient noise scale against the batch: McCandlish et al. 2018, appendix A.1, both means taken before dividing."""
-    measured = [record["noise"] for record in history.layers if isinstance(record.get("noise"), dict)]
+    measured = [record["grad_noise"] for record in history.layers if isinstance(record.get("grad_noise"), dict)]
     keys = ("small_count", "small_squared", "big_count", "big_squared")
     rows = np.array([[noise.get(key) or math.nan for key in keys] for noise in measured]).reshape(-1, 4)
     rows = rows[np.isfinite(rows).all(axis=1) & (rows[:, 2] > rows[:, 0])]
@@ -212,7 +212,7 @@ def _settled(history: History, kind: str) -> dict[str, Series]:
 def _layers_that_grew(history: History) -> str:
     thirds = {
         name: first_and_last_third(series.value)
-        for name, series in history.watched("gradient_norm").items()
+        for name, series in history.watched("grad_norm").items()
         if len(series) >= 2 * WATCHED
     }
     grew = {name: now / before for name, (before, now) in thirds.items() if before > 0 and now > GREW * before}

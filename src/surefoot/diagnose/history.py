@@ -59,7 +59,7 @@ class History:
     @property
     def ended_by(self) -> str | None:
         """The end of the last session: "finished", "stopped by SIGTERM", "diverged" ...; None where it goes on or was killed."""
-        return None if self.last_event is None else str(self.last_event.get("what"))
+        return None if self.last_event is None else str(self.last_event.get("event"))
 
     @property
     def over(self) -> bool:
@@ -78,7 +78,7 @@ class History:
     @cached_property
     def loss(self) -> Series:
         """The training loss of the steps that were applied, where it is a number."""
-        return _series([(record["step"], loss_of_applied(record)) for record in self.train]).finite
+        return _series([(record["step"], loss_applied(record)) for record in self.train]).finite
 
     @cached_property
     def windows(self) -> Series:
@@ -114,21 +114,21 @@ class History:
             having = [record for record in self.layers if isinstance(record.get(kind), dict)]
             self._watched[kind] = {
                 name: _series(
-                    [(record.get("watched_step", record["step"]), record[kind].get(name)) for record in having]
+                    [(record.get("measured_step", record["step"]), record[kind].get(name)) for record in having]
                 )
                 for name in dict.fromkeys(name for record in having for name in record[kind])
             }
         return self._watched[kind]
 
 
-def loss_of_applied(record: Record) -> Any:
+def loss_applied(record: Record) -> Any:
     """The training loss of the applied steps of a record; None if no step was applied, which is recorded as 0.
 
-    >>> loss_of_applied({"loss": 2.0}), loss_of_applied({"loss": None, "skipped": 2, "loss_of_applied": 0.0})
+    >>> loss_applied({"loss": 2.0}), loss_applied({"loss": None, "skipped": 2, "loss_applied": 0.0})
     (2.0, None)
     """
-    loss = record.get("loss_of_applied", record.get("loss"))
-    return None if loss == 0.0 and "loss_of_applied" in record else loss
+    loss = record.get("loss_applied", record.get("loss"))
+    return None if loss == 0.0 and "loss_applied" in record else loss
 
 
 def _column(records: Sequence[Record], name: str) -> Series:

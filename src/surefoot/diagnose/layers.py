@@ -41,7 +41,7 @@ def never_updated(history: History) -> Verdict:
     moved = history.watched("update_norm")
     still = [parameter for parameter in unmoved(history) if parameter not in without]
     well(
-        not without and (not still or not any(record.get("learning_rate") for record in history.train)),
+        not without and (not still or not any(record.get("lr") for record in history.train)),
         f"all {len(moved)} trainable parameters have gradients and move",
     )
     count = len(without) + len(still)
@@ -126,7 +126,7 @@ def matrices(history: History, names: Iterable[str]) -> list[str]:
 def _ratios(history: History) -> tuple[dict[str, float], int]:
     """Update over weight of matrices, the median at half of the highest rate or more, and of how many steps; weights near 0 aside."""
     moved, weights = history.watched("update_norm"), history.watched("weight_norm")
-    rates, medians, watched = history.column("learning_rate").finite, dict[str, float](), 0
+    rates, medians, watched = history.column("lr").finite, dict[str, float](), 0
     for parameter in matrices(history, [name for name in moved if name in weights]):
         step, weight = moved[parameter].step, weights[parameter].value
         if len(step) != len(weight):
@@ -149,7 +149,7 @@ def dead_units(history: History) -> Verdict:
     unused = history.layers[-1].get("never_updated") or ()
     rows = {
         name: series
-        for name, series in history.watched("zero_rows").items()
+        for name, series in history.watched("zero_grad_row_fraction").items()
         if name not in unused and not _is_lookup(history, name)
     }
     dead, silent = _above(rows, DEAD), _above(_flat(history, squashing=False), ALL_FLAT)
@@ -204,7 +204,7 @@ def saturated_units(history: History) -> Verdict:
 def died(history: History) -> list[str]:
     """Layers with at most 10% dead units at some time in the first third, and 50% or more in the last third."""
     dead = []
-    for parameter, series in history.watched("zero_rows").items():
+    for parameter, series in history.watched("zero_grad_row_fraction").items():
         third = len(series) // 3
         first, last = np.nanmin(series.value[:third], initial=1.0), level(series.value[-third:])
         if len(series) >= 2 * WATCHED and first <= ALIVE and last >= DEAD and not _is_lookup(history, parameter):
@@ -216,7 +216,7 @@ def _flat(history: History, *, squashing: bool) -> dict[str, Series]:
     """The fraction of saturated outputs of each activation."""
     return {
         module: series
-        for module, series in history.watched("saturated").items()
+        for module, series in history.watched("saturated_fraction").items()
         if (history.described.kinds.get(module, "") in SQUASHING) is squashing
     }
 

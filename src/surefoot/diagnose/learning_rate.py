@@ -131,7 +131,7 @@ def rate_too_high(history: History) -> Verdict:
     )
     # no evidence by itself: in large models that are well, units die too (Voita et al. 2023, arXiv:2309.04827)
     dead = died(history)
-    clipped = level(history.column("clipped").value[-max(1, len(loss) // 2) :])
+    clipped = level(history.column("clip_fraction").value[-max(1, len(loss) // 2) :])
     return wrong(
         signs[-1][0],
         f"The learning rate{described.lr_in_text} seems to be too high.",
@@ -202,7 +202,7 @@ _RATIO = "a step at the highest rates changes the weights by {:.2g} of their nor
 
 def _rebound(history: History) -> str:
     """A sentence where the loss fell in the first third of the run, rose, and stayed above that for as long as the rate was high."""
-    loss, rates = history.loss, history.column("learning_rate").finite
+    loss, rates = history.loss, history.column("lr").finite
     width = max(3, len(loss) // 10)
     course = levels(loss.value, width)
     third = len(course) // 3
@@ -225,7 +225,7 @@ def _rebound(history: History) -> str:
 
 def _halves(history: History) -> tuple[float, float, float, float] | None:
     """The start, and by how much the loss fell over the first and the second half of all rate; with the error of a level."""
-    loss, rates = history.loss, history.column("learning_rate").finite
+    loss, rates = history.loss, history.column("lr").finite
     if len(rates) < FEWEST:
         return None
     passed = np.cumsum(rates.value * np.interp(rates.step, history.windows.step, history.windows.value))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.paths import local_path
-from surefoot.diagnose.history import History, loss_of_applied
+from surefoot.diagnose.history import History, loss_applied
 from surefoot.diagnose.run_settings import Described, kinds_of_models
 from surefoot.errors import ConfigError
 from surefoot.tracking.record import PHASES, Record
@@ -47,11 +47,11 @@ def described_in(run: Path) -> Described:
     )
 
 
-MOST: dict[str, int] = {"train": 2000, "scores": 1000, "layers": 200, "event": 200}
+MOST: dict[str, int] = {"train": 2000, "eval": 1000, "layer_stats": 200, "event": 200}
 """Limits per kind. Beyond one, the older half is thinned to half as many: new records are complete, old ones coarse."""
 _SUMMED = ("targets", "starting_targets", "skipped", *(f"{phase}_s" for phase in PHASES))
-_LARGEST = ("norm_max", "host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
-_AVERAGED = ("loss", "norm", "clipped")
+_LARGEST = ("grad_norm_max", "host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
+_AVERAGED = ("loss", "grad_norm", "clip_fraction")
 _INDEXES = 20
 
 
@@ -69,7 +69,7 @@ class Collected:
         kind = record["kind"]
         if kind == "sample":
             return
-        if kind == "resumed":  # what ended the sittings before is over
+        if kind == "resume":  # what ended the sessions before is over
             self.kinds.pop("event", None)
         kept = self.kinds.setdefault(kind, [])
         kept.append(record)
@@ -79,7 +79,8 @@ class Collected:
 
     def history(self, described: Described) -> History:
         train, scores, layers, data, events, resumed = (
-            tuple(self.kinds.get(kind, ())) for kind in ("train", "scores", "layers", "data", "event", "resumed")
+            tuple(self.kinds.get(kind, ()))
+            for kind in ("train", "eval", "layer_stats", "data_check", "event", "resume")
         )
         return History(
             described,
@@ -112,10 +113,10 @@ def _as_one(first: Record, second: Record) -> Record:
             merged[name] = one + other if name in _SUMMED else max(one, other) if name in _LARGEST else mean
     if (first.get("loss_max") or 0) > (second.get("loss_max") or 0):
         merged |= {name: first[name] for name in ("loss_max", "loss_max_step") if name in first}
-    if "loss_of_applied" in merged:
-        losses = [(loss_of_applied(record), record.get("targets", 1)) for record in (first, second)]
+    if "loss_applied" in merged:
+        losses = [(loss_applied(record), record.get("targets", 1)) for record in (first, second)]
         known = [(loss, share) for loss, share in losses if isinstance(loss, int | float)]
-        merged["loss_of_applied"] = sum(loss * share for loss, share in known) / (sum(share for _, share in known) or 1)
+        merged["loss_applied"] = sum(loss * share for loss, share in known) / (sum(share for _, share in known) or 1)
     indexes = [*(first.get("skipped_steps") or ()), *(second.get("skipped_steps") or ())]
     return merged | ({"skipped_steps": indexes[:_INDEXES]} if indexes else {})
 

@@ -148,5 +148,5 @@ def high_rate_at_end(history: History) -> Verdict:
 
 def _rates(history: History) -> tuple[float, float]:
     """The last rate, and the highest."""
-    rates = history.column("learning_rate").finite
+    rates = history.column("lr").finite
     return (float(rates.value[-1]), float(rates.value.max())) if len(rates) else (0.0, 0.0)

@@ -39,7 +39,7 @@ UNEVEN = 0.25
 def data_bound(history: History) -> Verdict:
     """The share of a step's time in which it waits for data, without the first record, in which workers start."""
     described = history.described
-    waiting, training = (history.column(column).value[1:] for column in ("waiting_s", "training_s"))
+    waiting, training = (history.column(column).value[1:] for column in ("data_wait_s", "training_s"))
     waited_s, trained_s = (float(spent[np.isfinite(spent)].sum()) for spent in (waiting, training))
     need(
         len(waiting) >= FEWEST // 4 and waited_s + trained_s >= LEAST_S,
@@ -100,7 +100,7 @@ def _speeds(history: History) -> Series:
 def _enough_speeds(history: History) -> None:
     count, trained_s = len(_speeds(history)), history.total("training_s")
     need(
-        count >= FEWEST and trained_s + history.total("waiting_s") >= LONG_ENOUGH_S,
+        count >= FEWEST and trained_s + history.total("data_wait_s") >= LONG_ENOUGH_S,
         f"{count} records of the throughput, or {trained_s:.1f} s of training, are too few",
     )
 
@@ -112,7 +112,7 @@ def falling_throughput(history: History) -> Verdict:
     before, now = first_and_last_third(speed.value)
     sure = -trend(speed.value)
     well(now > FELL * before or sure < SURE, f"{three_digits(before)} targets/s at first, {three_digits(now)} at last")
-    waits, trains = (_grew(history.column(column).value) for column in ("waiting_s", "training_s"))
+    waits, trains = (_grew(history.column(column).value) for column in ("data_wait_s", "training_s"))
     return wrong(
         "note",  # a healthy run beside eight busy processes fell from 1,740 to 1,320 tokens/s in 160 steps
         f"Throughput falls: from {three_digits(before)} to {three_digits(now)} targets a second.",
@@ -162,7 +162,7 @@ def jittering_throughput(history: History) -> Verdict:
 
 def _overhead(history: History, column: str, limit: float, *, doing: str, setting: str) -> Verdict:
     spent_s = history.total(column)
-    all_s = sum(history.total(each) for each in ("training_s", "waiting_s", "evaluating_s", "saving_s"))
+    all_s = sum(history.total(each) for each in ("training_s", "data_wait_s", "evaluating_s", "saving_s"))
     need(all_s >= LEAST_S and len(history.train) >= 2, f"{all_s:.1f} s in {len(history.train)} records are too little")
     share = spent_s / all_s
     well(share < limit, f"{doing.lower()} takes {share:.1%} of the time")

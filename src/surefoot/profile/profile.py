@@ -131,11 +131,11 @@ def _outcomes(
     offered = variants(parts, names)
     base.seconds()
     for place, variant in enumerate(offered):
-        left_s = until - perf_counter()
-        if left_s <= 0:
+        eta_s = until - perf_counter()
+        if eta_s <= 0:
             return outcomes, [other.flag for other in offered[place:]]
         tell(f"trying {variant.flag}")
-        outcomes.append(tried(variant, base, limit_s=min(left_s / (len(offered) - place), 0.2 * limit_s)))
+        outcomes.append(tried(variant, base, limit_s=min(eta_s / (len(offered) - place), 0.2 * limit_s)))
     return outcomes, []
 
 

@@ -78,7 +78,7 @@ class Replay:
             "steps_made_again": self.look.step - self.start,
             "logged": None if self.logged is None else json_values(vars(self.logged)),
             "notes_of_run": list(self.notes),
-            "learning_rate": self.learning_rate,
+            "lr": self.learning_rate,
             **self.look.to_dict(),
         }
 
@@ -113,7 +113,7 @@ def replayed(
                 pieces=parts.supply.plan.pieces,
             )
         logged = _logged(again, known, path, step)
-        rate = again.parts.task.factors(step) * again.parts.state.rate_factor
+        rate = again.parts.task.factors(step) * again.parts.state.lr_factor
     return Replay(
         run=str(path),
         look=replace(seen, notes=notes + seen.notes),
@@ -154,11 +154,11 @@ def tell_cost(
 def pace_s(known: Sequence[Record]) -> float | None:
     """The seconds of a step by the records, including the wait for its data; None if they do not have it.
 
-    >>> pace_s([{"kind": "train", "step": step, "training_s": 3.0, "waiting_s": 1.0} for step in (8, 16)])
+    >>> pace_s([{"kind": "train", "step": step, "training_s": 3.0, "data_wait_s": 1.0} for step in (8, 16)])
     0.5
     """
     trained = [record for record in known if record["kind"] == "train"]
-    took_s = sum(float(record.get(name) or 0.0) for record in trained for name in ("training_s", "waiting_s"))
+    took_s = sum(float(record.get(name) or 0.0) for record in trained for name in ("training_s", "data_wait_s"))
     return took_s / max(int(record["step"]) for record in trained) if took_s > 0 else None
 
 
@@ -179,7 +179,7 @@ def _logged(again: Execution, known: Sequence[Record], out: Path, step: int) -> 
     (made,) = again.steps(step + 1)
     record = next((held for held in known if held["kind"] == "train" and held["step"] == step + 1), None)
     if record is not None and made.window is not None:
-        names = [name for name in ("loss", "norm") if name in record and name in made.window]
+        names = [name for name in ("loss", "grad_norm") if name in record and name in made.window]
         return _logged_as("the record", names, record, made.window)
     store = Store(out / "checkpoints")
     for later in (each for each in store.steps() if each > step):
@@ -189,8 +189,8 @@ def _logged(again: Execution, known: Sequence[Record], out: Path, step: int) -> 
             continue
         if (row := next((row for row in rows if row[0] == step), None)) is not None:
             numbers = made.numbers()
-            then, now = {"loss": row[1], "norm": row[3]}, {"loss": numbers.loss, "norm": numbers.norm}
-            return _logged_as(f"step-{later:08d}", ["loss", "norm"], then, now)
+            then, now = {"loss": row[1], "grad_norm": row[3]}, {"loss": numbers.loss, "grad_norm": numbers.norm}
+            return _logged_as(f"step-{later:08d}", ["loss", "grad_norm"], then, now)
     return None
 
 

@@ -60,7 +60,7 @@ class Execution:
     def __init__(self, parts: Components, found: Checkpoint, records: Sequence[Record]) -> None:
         self.parts = parts
         self.logged = {int(record["step"]) for record in records if record["kind"] == "train"}
-        self.scored = {int(record["step"]): record for record in records if record["kind"] == "scores"}
+        self.scored = {int(record["step"]): record for record in records if record["kind"] == "eval"}
         self.notes = _notes(parts, found)
         self._steer()  # by an evaluation that was owed when the checkpoint was written
 
@@ -110,7 +110,7 @@ class Execution:
             return
         if self.parts.timetable.every["evaluate_every"].due(self.done) and feedback.plateau.score in record:
             feedback.saw(self.done, float(record[feedback.plateau.score]))
-            self.parts.state.rate_factor = feedback.standing.factor
+            self.parts.state.lr_factor = feedback.standing.factor
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def headline(run: ReportedRun) -> Headline | None:
 def direction_of(name: str) -> str:
     """The direction in which a metric is better, by its name.
 
-    >>> direction_of("held-out/loss"), direction_of("cloze/accuracy")
+    >>> direction_of("val/loss"), direction_of("cloze/accuracy")
     ('min', 'max')
     """
     score = name.rpartition("/")[2].lower()
@@ -85,7 +85,7 @@ def verdict(run: ReportedRun, state: State) -> str:
 
 
 def _how_it_ended(run: ReportedRun, state: State) -> str:
-    planned, event, left = run.files.planned_steps, run.recorded.over, run.recorded.left_s
+    planned, event, left = run.files.planned_steps, run.recorded.over, run.recorded.eta_s
     step = f"step {run.recorded.last_step:,}" + ("" if planned is None else f" of {planned:,}")
     match state:
         case "finished":
@@ -136,7 +136,7 @@ def _trend(found: Headline, curve: Curve) -> str:
     >>> curve = Curve()
     >>> for step in range(10):
     ...     curve.add(step, 10.0 - step)
-    >>> _trend(_headline("held-out/loss", curve, "min"), curve)
+    >>> _trend(_headline("val/loss", curve, "min"), curve)
     'still falling'
     """
     points = smoothed(curve, width=0.03)

@@ -21,7 +21,7 @@ CIVIDIS = ("#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a
 _COLOURS = 100  # of the palette; one more is for what is not there, and one for what is not finite
 _MISSING, _STRANGE = _COLOURS, _COLOURS + 1
 COLUMNS = 120
-_KINDS = ("gradient_norm", "weight_norm", "update_norm", "saturated", "activation_norm")
+_KINDS = ("grad_norm", "weight_norm", "update_norm", "saturated_fraction", "activation_rms")
 _Table = dict[str, dict[str, float]]  # kind -> name -> value
 
 
@@ -145,7 +145,7 @@ class Layers:
         table["ratio"] = {
             name: update / weights[name] for name, update in updates.items() if weights.get(name, 0.0) > 0
         }
-        step, never = record.get("watched_step"), record.get("never_updated")
+        step, never = record.get("measured_step"), record.get("never_updated")
         self.never_updated = [str(name) for name in never] if isinstance(never, list) else []
         if self.tables and self.in_last < self.size:
             self.tables[-1] = _larger(self.tables[-1], table)
@@ -163,7 +163,7 @@ class Layers:
         """Heat maps of gradient norm, update-to-weight ratio and saturated outputs, as far as they were recorded."""
         several = f" Each column is the maximum over {self.size} measured steps." if self.size > 1 else ""
         kinds: list[tuple[str, str, Unit, str]] = [
-            ("gradient_norm", "Gradient norm of each layer", "number", "Before clipping. Lighter is larger."),
+            ("grad_norm", "Gradient norm of each layer", "number", "Before clipping. Lighter is larger."),
             (
                 "ratio",
                 "Update-to-weight ratio",
@@ -171,9 +171,9 @@ class Layers:
                 "Norm of the update over the norm of the weight; about 0.001 is usual.",
             ),
         ]
-        if any(value > 0 for table in self.tables for value in table["saturated"].values()):
+        if any(value > 0 for table in self.tables for value in table["saturated_fraction"].values()):
             note = "Outputs of activations where their slope is almost 0; at 100% no gradient passes."
-            kinds.append(("saturated", "Saturated outputs", "fraction", note))
+            kinds.append(("saturated_fraction", "Saturated outputs", "fraction", note))
         maps = (
             heat_map(kind, title, self._table(kind), self.steps, unit=unit, note=note + several)
             for kind, title, unit, note in kinds
@@ -182,7 +182,7 @@ class Layers:
 
     def _table(self, kind: str) -> dict[str, Sequence[float | None]]:
         names = list(dict.fromkeys(name for table in self.tables for name in table[kind]))
-        together = math.hypot if kind == "gradient_norm" else _largest
+        together = math.hypot if kind == "grad_norm" else _largest
         rows: dict[str, Sequence[float | None]] = {}
         for group, members in grouped(names).items():
             columns = [[table[kind][name] for name in members if name in table[kind]] for table in self.tables]

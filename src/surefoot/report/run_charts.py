@@ -89,9 +89,9 @@ def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
         return tuple(Line(name, points, series) for name, points, series in drawn if points)
 
     train = run.recorded.train
-    rate, clipped = lines(("learning_rate", "learning rate", 0)), lines(("clipped", "clip fraction", 2))
-    norms = lines(("norm_max", "maximum", 1), ("norm", "mean", 0))
-    strange = tuple(_strange(train["norm_max"], "gradient norm") if "norm_max" in train else ())
+    rate, clipped = lines(("lr", "learning rate", 0)), lines(("clip_fraction", "clip fraction", 2))
+    norms = lines(("grad_norm_max", "maximum", 1), ("grad_norm", "mean", 0))
+    strange = tuple(_strange(train["grad_norm_max"], "gradient norm") if "grad_norm_max" in train else ())
     speed = lines(("targets_per_s", "targets per second", 0))
     memory = lines(
         ("host_memory_bytes", "host", 0),
@@ -101,9 +101,15 @@ def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     rate_note = "mean of each record, over training and waiting for data"
     return [
         Chart("learning-rate", "Learning rate", rate, zero=True, scale="linear"),
-        Chart("norm", "Gradient norm", norms, strange, note="before clipping, of the steps of each record"),
+        Chart("grad_norm", "Gradient norm", norms, strange, note="before clipping, of the steps of each record"),
         Chart(
-            "clipped", "Clip fraction", clipped, unit="fraction", zero=True, scale="linear", note="mean of each record"
+            "clip_fraction",
+            "Clip fraction",
+            clipped,
+            unit="fraction",
+            zero=True,
+            scale="linear",
+            note="mean of each record",
         ),
         Chart("throughput", "Targets per second", speed, zero=True, scale="linear", note=rate_note),
         Chart("memory", "Memory", memory, unit="bytes", zero=True, scale="linear"),

@@ -15,13 +15,13 @@ from surefoot.tracking.run_reader import RunFiles, is_running, read_records, rea
 PHASES = {
     "starting": "first steps",
     "training": "training",
-    "waiting": "waiting for data",
+    "data_wait": "waiting for data",
     "evaluating": "evaluating",
     "saving": "saving",
     "user": "your own code",
 }
 
-_DRAWN = {"loss", "norm", "norm_max", "clipped", "learning_rate", "targets_per_s"}
+_DRAWN = {"loss", "grad_norm", "grad_norm_max", "clip_fraction", "lr", "targets_per_s"}
 _DRAWN |= {"host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes"}
 _MOST_CURVES = 60  # names of one kind: more are left out
 _MOST_EVENTS = 200
@@ -61,44 +61,44 @@ class Recorded:
     skipped: int = 0
     last_step: int = 0
     count: int = 0
-    left_s: float | None = None
+    eta_s: float | None = None
     over: str | None = None  # the last event, where nothing came after it
 
     def add(self, record: Record) -> None:
         self.count += 1
         step, kind = record["step"], record["kind"]
         self.last_step = max(self.last_step, step)
-        self.over = str(record.get("what", "")) or None if kind == "event" else None
+        self.over = str(record.get("event", "")) or None if kind == "event" else None
         match kind:
             case "train":
                 self._add_train(step, record)
-            case "scores":
+            case "eval":
                 for name, value in scores_in(record).items():
                     self._add(self.scores, name, step, value)
-            case "end":
-                self.at_end, weights = scores_in(record), record.get("weights_of_step")
+            case "final_eval":
+                self.at_end, weights = scores_in(record), record.get("weights_step")
                 self.at_end_of_step = weights if isinstance(weights, int) else None
             case "sample" if isinstance(record.get("text"), str):
                 self._add_sample(step, record["text"])
-            case "layers":
+            case "layer_stats":
                 self.layers.add(record)
-            case "resumed":
+            case "resume":
                 self.ending_spent_s = {}
                 self._tell(Event(step, f"resumed after step {step:,}", resumed=True))
-            case "event" if isinstance(record.get("what"), str):
+            case "event" if isinstance(record.get("event"), str):
                 self.ending_spent_s = _added({}, record)
-                self._tell(Event(step, record["what"][:_LONGEST_EVENT]))
+                self._tell(Event(step, record["event"][:_LONGEST_EVENT]))
 
     def _add_train(self, step: int, record: Record) -> None:
         for name, value in record.items():
             if _is_number(value) and (name in _DRAWN or name not in OWN):
                 self._add(self.train if name in _DRAWN else self.users, name, step, value)
-        applied = record.get("loss_of_applied")
+        applied = record.get("loss_applied")
         if _is_number(applied) and applied and not math.isfinite(record.get("loss") or 0.0):
             self._add(self.train, "loss", step, applied)  # 0 where no step was
         _added(self.trained_spent_s, record)
         self.targets += (_number_in(record, "targets") or 0.0) - (_number_in(record, "starting_targets") or 0.0)
-        self.left_s = _number_in(record, "left_s")
+        self.eta_s = _number_in(record, "eta_s")
         skipped, steps = record.get("skipped"), record.get("skipped_steps")
         if isinstance(skipped, int) and skipped > 0:
             self.skipped += skipped
@@ -162,7 +162,7 @@ def read_reported_run(path: Path, *, also: Callable[[Record], object] = lambda r
     problems = list(files.problems)
     try:
         for record in read_records(path):
-            if record["kind"] == "data":
+            if record["kind"] == "data_check":
                 data = record
             recorded.add(record)
             also(record)

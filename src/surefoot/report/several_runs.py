@@ -15,8 +15,8 @@ _MOST_METRICS = 12
 _DOTS = 60
 _LONGEST_TITLE = 60  # letters
 _MORE = {
-    "learning_rate": "Learning rate",
-    "norm": "Gradient norm, mean of each record",
+    "lr": "Learning rate",
+    "grad_norm": "Gradient norm, mean of each record",
     "targets_per_s": "Targets per second, mean of each record",
 }
 
@@ -75,7 +75,7 @@ def overlaid_charts(
         found.append(Chart(f"metric-{name}", name, lines, _best_of_all(curves, direction_of(name))))
     for key, title in _MORE.items():
         lines = _lines(labels, [points_of(train.get(key), stretches) for train in trained])
-        found.append(Chart(key, title, lines, zero=key != "norm"))
+        found.append(Chart(key, title, lines, zero=key != "grad_norm"))
     return [chart for chart in found if chart.lines]
 
 

@@ -78,7 +78,7 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
     spent, total = recorded.spent_s, sum(recorded.spent_s.values())
     if total > 0:
         row.append(("time", written(total, "seconds"), f"{spent['training'] / total:.0%} training"))
-    trained = spent["training"] + spent["waiting"]
+    trained = spent["training"] + spent["data_wait"]
     if recorded.targets > 0 and trained > 0:
         row.append(("targets per second", written(float(f"{recorded.targets / trained:.3g}")), "mean, while training"))
     if resumed := sum(event.resumed for event in recorded.events):

@@ -64,7 +64,7 @@ def classification_panels(
     classes: Sequence[str],
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
-    name: str = "held-out",
+    name: str = "val",
     images: int = 16,
 ) -> Iterator[Panel]:
     """The confusion matrix of a data set of (image, label), and the images with the largest losses.

@@ -68,7 +68,7 @@ class Evaluations:
         if improved and self.parts.saving is not None:
             self.parts.saving.asked = True
         steered, told = self._steered()
-        self.journal.write({"kind": "scores", "step": self.state.step, **found, **steered})
+        self.journal.write({"kind": "eval", "step": self.state.step, **found, **steered})
         if told is not None:
             self.parts.say(told)
 
@@ -78,7 +78,7 @@ class Evaluations:
         self.due = False
         if found is not None:
             self.first = {"step": 0, **numbers(found)}
-            self.journal.write({"kind": "scores", "step": 0, **found})
+            self.journal.write({"kind": "eval", "step": 0, **found})
 
     def score_at_end(self, *, stop: Callable[[], bool]) -> None:
         """Score what is for the end alone, with the best checkpoint's weights; the next save holds that it was done."""
@@ -89,7 +89,7 @@ class Evaluations:
             return
         step = self.state.step if best is None else best.step
         self.ended, self.at_end = True, (step, numbers(found))
-        self.journal.write({"kind": "end", "step": self.state.step, "weights_of_step": step, **found})
+        self.journal.write({"kind": "final_eval", "step": self.state.step, "weights_step": step, **found})
         if parts.saving is not None:
             parts.saving.asked = True
 
@@ -172,10 +172,10 @@ class Evaluations:
             before = feedback.standing.factor
             told = feedback.saw(step, self._watched(feedback.plateau.score))
             if not self.parts.finished:
-                self.state.rate_factor = feedback.standing.factor
+                self.state.lr_factor = feedback.standing.factor
             elif feedback.standing.factor != before:
                 told = None
-        return {"rate_factor": self.state.rate_factor}, told
+        return {"lr_factor": self.state.lr_factor}, told
 
     def _watched(self, score: str) -> float:
         if score not in self.scores:

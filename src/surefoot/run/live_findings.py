@@ -23,7 +23,7 @@ from surefoot.tracking.jsonl import streamed
 from surefoot.tracking.record import Record
 from surefoot.tracking.run_directory import machine_memory_bytes
 
-_ASKED_AFTER = ("train", "scores")
+_ASKED_AFTER = ("train", "eval")
 _TIMES_AS_LONG = 100  # as an asking took, until the next
 _NAMED = 3  # findings at the end of a run
 _GONE = 0.1  # of all steps: a finding that was gone for longer is said again
@@ -93,7 +93,7 @@ class Remarks:
         """Nothing is held open."""
 
     def _go_on(self) -> None:
-        """Read what earlier sittings wrote: when it is first needed, so that no first step waits for it."""
+        """Read what earlier sessions wrote: when it is first needed, so that no first step waits for it."""
         earlier, self.earlier = self.earlier or (), None
         before = Collected(earlier, times=1)
         if before.kinds:

@@ -37,8 +37,8 @@ def header(parts: RunComponents, *, chosen: Chosen) -> str:
         cut += f", {sizes.pieces // world.size} on each of {world.size} ranks"
     padded = f", {plan.padded_fraction():.0%} of them padding" if isinstance(plan, Buckets) else ""
     start = f"going on at step {step}" if step else "from step 0"
-    if parts.state.rate_factor < 1:
-        start += f" with {parts.state.rate_factor:.3g} of the schedule's rate"
+    if parts.state.lr_factor < 1:
+        start += f" with {parts.state.lr_factor:.3g} of the schedule's rate"
     count = torch.get_num_threads()
     threads = f", {count} thread{'s' * (count != 1)}" if device.type == "cpu" else ""
     precision = chosen.in_words(parts.whole.precision, channels_last=parts.layout.channels_last)
@@ -97,7 +97,7 @@ def ending(
         whose = f"step {at:,}, the best" if at != step else f"the last step, {at:,}"
         listed = ", ".join(f"{name} {number(value)}" for name, value in scores_at_end.items())
         told.append(f"{listed} (scored once, with the weights of {whose})")
-    lowered = parts.state.rate_factor
+    lowered = parts.state.lr_factor
     told += [f"the learning rate was lowered to {lowered:.3g} of the schedule's"] * (lowered < 1)
     were = "step was" if skipped == 1 else "steps were"
     told += [f"{skipped} {were} skipped, for a gradient that was not finite"] * (skipped > 0)
@@ -140,7 +140,7 @@ def _where_the_time_went(parts: RunComponents) -> list[str]:
     names = {
         "starting": "first steps",
         "training": "training",
-        "waiting": "waiting for data",
+        "data_wait": "waiting for data",
         "evaluating": "evaluating",
         "saving": "saving",
         "user": "your own code",

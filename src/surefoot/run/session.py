@@ -171,11 +171,11 @@ class Sitting:
         supply, splits = self.parts.supply, self.parts.scoring.splits
         looked = first_look(supply.dataset, {name: split.data for name, split in splits.items()}, seed=supply.seed)
         alike = [name for name, split in splits.items() if split.loss]
-        self.journal.write({"kind": "data", "step": self.state.step, **looked, "scored_by_training_loss": alike})
+        self.journal.write({"kind": "data_check", "step": self.state.step, **looked, "scored_by_training_loss": alike})
 
     def _happened(self, what: str) -> None:
         """Record what ended the session, and its time since the last record; no checkpoint holds that."""
-        self.journal.write({"kind": "event", "step": self.state.step, "what": what, **self.whole.clock.window()})
+        self.journal.write({"kind": "event", "step": self.state.step, "event": what, **self.whole.clock.window()})
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class Sitting:
         """Nothing of the user's runs between steps if the run trains by itself; a session's first steps are told apart."""
         if phase == "user" and self.between.alone:
             phase = "training"
-        first = self.state.step < self.between.later_step and phase in ("training", "waiting")
+        first = self.state.step < self.between.later_step and phase in ("training", "data_wait")
         self.whole.clock.enter("starting" if first else phase)
 
     def _fed(self, step: int) -> Sequence[MicroBatch]:

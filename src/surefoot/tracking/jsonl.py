@@ -179,8 +179,8 @@ def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], 
     with open_regular(path) as file:
         while (most_bytes is None or size < most_bytes) and (text := file.readline(_LONGEST)):
             size += len(text)
-            record = parse_record(text) if b'"resumed"' in text else None
-            if record is not None and record["kind"] == "resumed":
+            record = parse_record(text) if b'"resume"' in text else None
+            if record is not None and record["kind"] == "resume":
                 ends.append(size)
                 steps.append(record["step"])
     return ends, steps, size

@@ -38,7 +38,7 @@ class Journal:
             return
         if noted is not None and not self.metrics.holds(*noted):
             self._say(f"warning: {directory.metrics} is not what it was at step {found.step}: records were lost")
-        self.write({"kind": "resumed", "step": step})
+        self.write({"kind": "resume", "step": step})
 
     def make_again(self, directory: RunDirectory) -> bool:
         """Write the files of records again if they were deleted meanwhile; return whether any was."""

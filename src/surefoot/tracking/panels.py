@@ -24,7 +24,7 @@ class TextHeatmap:
 
     unit: "nats" for losses (0 and more), "fraction" for 0..1. A piece that has no number is not tinted.
 
-    >>> TextHeatmap(title="held-out", legend="loss", unit="nats", pieces=(("def", None), (" f", 0.7))).text
+    >>> TextHeatmap(title="val", legend="loss", unit="nats", pieces=(("def", None), (" f", 0.7))).text
     'def f'
     """
 

@@ -50,8 +50,8 @@ def written(panel: Panel) -> dict[str, Any]:
     """A panel as JSON has it, its `kind` first.
 
     >>> from surefoot.tracking.panels import ConfusionMatrix
-    >>> written(ConfusionMatrix(title="held-out", classes=("cat",), counts=((4,),)))
-    {'kind': 'confusion-matrix', 'title': 'held-out', 'classes': ('cat',), 'counts': ((4,),)}
+    >>> written(ConfusionMatrix(title="val", classes=("cat",), counts=((4,),)))
+    {'kind': 'confusion-matrix', 'title': 'val', 'classes': ('cat',), 'counts': ((4,),)}
     """
     return {"kind": panel.kind, **asdict(panel)}
 
@@ -60,7 +60,7 @@ def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
     """The panels that fit on a page, in their order, and the rest.
 
     >>> from surefoot.tracking.panels import ConfusionMatrix
-    >>> fitting([ConfusionMatrix(title="held-out", classes=(), counts=())])[1]
+    >>> fitting([ConfusionMatrix(title="val", classes=(), counts=())])[1]
     []
     """
     kept, left_out = list[Panel](), list[Panel]()

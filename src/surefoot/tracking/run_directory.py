@@ -176,7 +176,7 @@ class RunDirectory:
                 earlier = read_sessions(self.path)
             except (OSError, ValueError):
                 file.replace(self.path / "environment.damaged.json")
-        self.write_text(file.name, json.dumps({"sittings": [*earlier, sitting]}, indent=1) + "\n")
+        self.write_text(file.name, json.dumps({"sessions": [*earlier, sitting]}, indent=1) + "\n")
 
 
 def directory_of_start(run: Path) -> str | None:

@@ -142,8 +142,8 @@ def read_sessions(path: Path) -> tuple[Session, ...]:
         environment = json.loads(read_regular(path / "environment.json"))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    sessions = environment.get("sittings") if isinstance(environment, dict) else None
-    if problem := misshapen(sessions, list[Session], "sittings"):
+    sessions = environment.get("sessions") if isinstance(environment, dict) else None
+    if problem := misshapen(sessions, list[Session], "sessions"):
         raise ValueError(problem)
     return tuple(sessions or ())
 

@@ -74,7 +74,7 @@ def _tiles(pngs: list[bytes]) -> Image.Image:
 
 
 _files = itertools.count()  # of this process
-_NO_CURVES = {"layers", "data", "event"}  # nested, or words
+_NO_CURVES = {"layer_stats", "data_check", "event"}  # nested, or words
 
 
 class TensorBoard:
@@ -131,7 +131,7 @@ class TensorBoard:
         """Settings for TensorBoard's table that compares runs; the metrics stand there as scalars already."""
         from torch.utils.tensorboard.summary import hparams
 
-        scores = [*record["scores"], *(f"end/{name}" for name in record.get("scores_at_end", {}))]
+        scores = [*record["scores"], *record.get("scores_at_end", {})]
         settings = {
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in record["settings"].items()

@@ -140,13 +140,13 @@ class Layers:
             return None
         self.seen.update(name for name, norm in gradients.items() if norm != 0)
         return {
-            "kind": "layers",
+            "kind": "layer_stats",
             "step": watched.index + 1,
-            "watched_step": watched.index,
-            "gradient_norm": gradients,
+            "measured_step": watched.index,
+            "grad_norm": gradients,
             "weight_norm": {name: self._norm("weight", name, told) for name in told[0]["weight"]},
             "update_norm": {name: self._norm("update", name, told) for name in told[0]["update"]},
-            "zero_rows": {name: self._zero_rows(name, told) for name in told[0]["rows"]},
+            "zero_grad_row_fraction": {name: self._zero_rows(name, told) for name in told[0]["rows"]},
             **_of_modules(told),
             **_noise(told[0]["noise"], gradients),
             "never_updated": [name for name in self.rows if name not in self.seen],
@@ -208,12 +208,12 @@ def _of_modules(told: Sequence[Mapping[str, Any]]) -> Record:
     }
     flat = {name: [own for own in owns if own["flat"] is not None] for name, owns in held.items()}
     return {
-        "saturated": {
+        "saturated_fraction": {
             name: sum(own["flat"] for own in owns) / sum(own["numbers"] for own in owns)
             for name, owns in flat.items()
             if owns
         },
-        "activation_norm": {
+        "activation_rms": {
             name: math.hypot(*(own["norm"] for own in owns)) / math.sqrt(max(1, sum(own["numbers"] for own in owns)))
             for name, owns in held.items()
         },
@@ -228,7 +228,7 @@ def _noise(own: Sequence[float] | None, gradients: Mapping[str, float]) -> Recor
     # what backward left of the small one is its total over the count of the whole batch
     small_norm, big_norm = norm * big / small, math.hypot(*gradients.values())
     small_of = {"small_count": round(small), "small_squared": small_norm * small_norm}
-    return {"noise": {**small_of, "big_count": round(big), "big_squared": big_norm * big_norm}}
+    return {"grad_noise": {**small_of, "big_count": round(big), "big_squared": big_norm * big_norm}}
 
 
 def _fetched(numbers: Mapping[Name, Tensor]) -> dict[Name, float]:

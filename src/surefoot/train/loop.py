@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # what a step is handed
     from surefoot.train.precision import Precision
 
 Loss = Callable[[Any, Any], Any]
-Phase = Literal["training", "waiting", "evaluating", "saving", "user"]
+Phase = Literal["training", "data_wait", "evaluating", "saving", "user"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class State:
     ema_models: dict[str, Averages] = field(default_factory=dict)
     step: int = 0
     buffers: BatchStatistics = field(default_factory=BatchStatistics)
-    rate_factor: float = 1.0  # on every rate of the schedule; an evaluation lowers it, where a plateau was asked for
+    lr_factor: float = 1.0  # on every rate of the schedule; an evaluation lowers it, where a plateau was asked for
     trainable: Trainable = field(default_factory=Trainable)  # which parameters `optimizers` have
 
     @property
@@ -84,7 +84,7 @@ class State:
 class Step:
     """One optimizer update, before (level 3) or after it was made. Tensors are on the device: reading one waits for it."""
 
-    index: int
+    index: int  # from 0; records count steps made
     micro_batches: Sequence[MicroBatch]
     task: Task
     state: State
@@ -138,7 +138,7 @@ def steps(
     clear(state.parameters)  # what a step that was never finished may have left
     state.buffers.undo()
     while state.step < length and not duties.stopping:
-        clock("waiting")
+        clock("data_wait")
         step = Step(state.step, feed(state.step), task, state, watch=watch(state.step))
         clock("training")
         if opened:
@@ -242,7 +242,7 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     skipped = skipped_where_bad(norm, loss, trained.bad_in_a_row, most=most, loss_scale=factor_of_scale)
     step.clip_fractions[name] = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
     momentum = None if task.momentum is None else task.momentum(step.index)
-    trained.set_rate(task.factors(step.index) * step.state.rate_factor, momentum=momentum)
+    trained.set_rate(task.factors(step.index) * step.state.lr_factor, momentum=momentum)
     trained.skip.apply(trained.optimizer, skipped)
     if name in step.state.ema_models:
         step.state.ema_models[name].update(1.0 - skipped)

@@ -5,7 +5,7 @@ limited and whether the update was skipped. Rows not yet logged are part of a ch
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,7 @@ class Meter:
 
         `loss` is over everything counted, `loss_max` the largest finite one of a single step, applied or not, and `loss_max_step` the
         first step that had it. Where updates were skipped, `skipped` counts them, `skipped_steps` names the first 20, and
-        `loss_of_applied` leaves them out. `norm` is the mean over steps, `norm_max` the largest. `starting_targets` are those of
+        `loss_applied` leaves them out. `norm` is the mean over steps, `grad_norm_max` the largest. `starting_targets` are those of
         `first_steps`, with which sessions began. `clipped` is how much of the gradient was limited, from 0 to 1, as a mean over
         the applied steps and the optimizers.
         """
@@ -59,13 +59,13 @@ class Meter:
             values |= {"loss": _weighted(measured), "targets": float(count.sum())}
             if first_steps:
                 values["starting_targets"] = float(count[np.isin(step, first_steps)].sum())
-            values |= {"norm": float(norm.mean()), "norm_max": float(norm.max())}
+            values |= {"grad_norm": float(norm.mean()), "grad_norm_max": float(norm.max())}
             limited = clipped[applied & ~np.isnan(clipped)]
             if limited.size:
-                values["clipped"] = float(limited.mean())
+                values["clip_fraction"] = float(limited.mean())
             values["skipped"] = int(skipped.sum())
             if applied.any() and not applied.all():
-                values["loss_of_applied"] = _weighted(measured[:, applied])
+                values["loss_applied"] = _weighted(measured[:, applied])
             if not applied.all():
                 values["skipped_steps"] = [int(index) for index in step[~applied][:_SHOWN]]
             finite = np.isfinite(loss) & (count > 0)
@@ -133,6 +133,17 @@ class Meter:
             if name.startswith("logged/")
             for index, total, count in table
         ]
+
+
+def derived(
+    functions: Mapping[str, Callable[[Mapping[str, float]], float]] | None, values: Mapping[str, float]
+) -> dict[str, float]:
+    """The run's `derived` values of a record whose steps have a loss.
+
+    >>> derived({"double": lambda values: 2 * values["loss"]}, {"loss": 1.5}), derived({"double": max}, {})
+    ({'double': 3.0}, {})
+    """
+    return {name: function(values) for name, function in (functions or {}).items() if "loss" in values}
 
 
 def _weighted(measured: NDArray[np.float64]) -> float:

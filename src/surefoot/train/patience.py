@@ -76,8 +76,8 @@ class ReduceLROnPlateau:
     def in_words(self) -> str:
         """What it does, in a line.
 
-        >>> print(ReduceLROnPlateau("max held-out/accuracy", patience=3).in_words)
-        times 0.5 after 3 evaluations without a better held-out/accuracy, and again, down to 0.01 of these
+        >>> print(ReduceLROnPlateau("max val/accuracy", patience=3).in_words)
+        times 0.5 after 3 evaluations without a better val/accuracy, and again, down to 0.01 of these
         """
         after = f"after {self.evaluations} without a better {self.score}"
         return f"times {self.factor:g} {after}, and again, down to {self.min_lr_ratio:g} of these"
@@ -93,7 +93,7 @@ class Watch:
 
     A score that is not a number is neither an improvement nor a failed attempt: it uses up no patience.
 
-    >>> watch = Watch("min held-out/loss")
+    >>> watch = Watch("min val/loss")
     >>> [watch.improved(step, loss) for step, loss in enumerate([2.0, 1.5, math.nan, 1.7])]
     [True, True, False, False]
     >>> watch.step, watch.value, watch.waited
@@ -156,7 +156,7 @@ def following(plateau: ReduceLROnPlateau, before: Standing, *, step: int, score:
 
     So every rank decides alike, without asking. A score that is not a number is counted, and changes nothing else.
 
-    >>> plateau, standing = ReduceLROnPlateau("min held-out/loss", patience=2), Standing()
+    >>> plateau, standing = ReduceLROnPlateau("min val/loss", patience=2), Standing()
     >>> for step, loss in enumerate([2.0, 2.5, math.nan, 3.0, 1.0], start=1):
     ...     standing = following(plateau, standing, step=step, score=loss)
     ...     print(standing.factor, standing.waited, standing.not_numbers)
@@ -182,7 +182,7 @@ def following(plateau: ReduceLROnPlateau, before: Standing, *, step: int, score:
 
 @dataclass
 class Feedback:
-    """A plateau over a run: where it stands now, in words and in a checkpoint; `State.rate_factor` takes it to the optimizers."""
+    """A plateau over a run: where it stands now, in words and in a checkpoint; `State.lr_factor` takes it to the optimizers."""
 
     plateau: ReduceLROnPlateau
     standing: Standing = Standing()
@@ -243,26 +243,26 @@ def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: Earl
     same = plateau.monitor == early_stopping.monitor and early_stopping.patience <= plateau.patience
     if same and early_stopping.min_delta >= plateau.min_delta:
         waits, several = early_stopping.patience, early_stopping.patience != 1
-        shorter = f"--plateau {max(1, waits // 3)}, or " if several else ""  # nothing is shorter than 1
+        shorter = (
+            f"--plateau.patience {max(1, waits // 3)} for the plateau, or " if several else ""
+        )  # nothing is shorter than 1
         raise ConfigError(
             f"early stopping waits {waits} evaluation{'s' * several} and plateau {plateau.patience} for the same score:"
             " the run would end before its learning rate is ever lowered\n"
-            f"  try: {shorter}--early-stopping {3 * plateau.patience}"
+            f"  try: {shorter}--early-stopping.patience {3 * plateau.patience} for early stopping"
         )
 
 
 def parsed(text: str) -> tuple[Literal["min", "max"], str]:
     """Direction and score of "min SPLIT/SCORE"; anything else is a `ConfigError`.
 
-    >>> parsed("max held-out/accuracy")
-    ('max', 'held-out/accuracy')
+    >>> parsed("max val/accuracy")
+    ('max', 'val/accuracy')
     """
     match text.split(maxsplit=1):
         case ["min" | "max" as direction, score]:
             return "min" if direction == "min" else "max", score
-    raise ConfigError(
-        f"cannot watch {text!r}: say which way is better, as in 'min held-out/loss' or 'max held-out/accuracy'"
-    )
+    raise ConfigError(f"cannot watch {text!r}: say which way is better, as in 'min val/loss' or 'max val/accuracy'")
 
 
 def _refuse_unknown_split(score: str, splits: Collection[str], *, by: str = "") -> None:

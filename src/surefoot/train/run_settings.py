@@ -14,6 +14,7 @@ from surefoot.errors import ConfigError
 from surefoot.optim.build import Built
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.schedules.joined import AnySchedule
+from surefoot.tracking.record import refuse_own
 from surefoot.train.evaluate import Split
 from surefoot.train.loop import Loss
 from surefoot.train.patience import EarlyStopping, ReduceLROnPlateau
@@ -46,7 +47,7 @@ def _schedule(value: Any, *, setting: str) -> None:
 def _plateau(value: Any, *, setting: str) -> None:
     if not isinstance(value, ReduceLROnPlateau):
         raise ConfigError(
-            f"{setting} = {value!r} is no plateau\n  write it as surefoot.ReduceLROnPlateau('min held-out/loss', patience=3)"
+            f"{setting} = {value!r} is no plateau\n  write it as surefoot.ReduceLROnPlateau('min val/loss', patience=3)"
         )
 
 
@@ -54,13 +55,22 @@ def _splits(value: Any, *, setting: str) -> None:
     if not isinstance(value, Mapping):
         raise ConfigError(
             f"{setting} is a {type(value).__name__}: scores are called SPLIT/SCORE, so each split needs a name\n"
-            f'  write {setting}={{"held-out": surefoot.Split(data)}}'
+            f'  write {setting}={{"val": surefoot.Split(data)}}'
         )
     for name, split in value.items():
         if not isinstance(split, Split):
             raise ConfigError(
                 f"{setting}[{name!r}] is a {type(split).__name__}: write surefoot.Split(...) around the data"
             )
+
+
+def _derived(value: Any, *, setting: str) -> None:
+    if not isinstance(value, Mapping) or not all(map(callable, value.values())):
+        raise ConfigError(
+            f"{setting} = {value!r}: functions by name are needed\n"
+            f'  write it as {setting}={{"perplexity": surefoot.metrics.perplexity}}'
+        )
+    refuse_own(value)
 
 
 def _accept_change(value: Any, *, setting: str) -> None:  # noqa: ARG001
@@ -95,11 +105,15 @@ class RunSettings(TrainSettings):
     plateau: ReduceLROnPlateau | None = setting(None, check=_plateau, identity=True)
     """Lower the learning rate if a score stops improving; `evaluate_every` is then part of what the run is."""
     splits: Mapping[str, Split] | None = setting(None, check=_splits, observer=True, after="deterministic")
-    """Named data sets to evaluate, such as "held-out": {name: Split}."""
-    best: str | None = setting(None, observer=True, after="evaluate_every")
-    """ "min held-out/loss" or "max held-out/accuracy": the score whose best checkpoint is kept."""
+    """Named data sets to evaluate, such as "val": {name: Split}."""
+    best: str | None = setting(None, observer=True, after="evaluate_at_start")
+    """ "min val/loss" or "max val/accuracy": the score whose best checkpoint is kept."""
     sample_fn: Callable[[Any], str | Sequence[str]] | None = setting(None, observer=True)
     """`sample_fn(model)` returns text to show, or a list of texts, for example generated text."""
+    derived: Mapping[str, Callable[[Mapping[str, float]], float]] | None = setting(
+        None, check=_derived, observer=True, after="layer_stats_every"
+    )
+    """Functions of a training record's numbers, whose values stand in it too: {"perplexity": surefoot.metrics.perplexity}."""
     panels_fn: Makes | None = setting(None, observer=True, after="trackers")
     """`panels_fn(model)` yields panels for the page, once, at the end; after 60 seconds no further panel is asked for."""
     console: bool = setting(True, per_rank=True, after="report")

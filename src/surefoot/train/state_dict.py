@@ -182,7 +182,7 @@ def restore(whole: Whole, found: Checkpoint, *, where: str, main: bool = True) -
         whole.watch.load_state(saved.watch)
     if whole.feedback is not None:
         whole.feedback.load_state(saved.plateau)
-        state.rate_factor = whole.feedback.standing.factor
+        state.lr_factor = whole.feedback.standing.factor
     whole.kept.tensors, whole.kept.unclaimed = _under("kept/", loose), dict(saved.kept)
     for name, held in list(whole.kept.objects.items()):
         whole.kept.add(name, held)

@@ -40,7 +40,7 @@ class Clock:
 
     def start(self) -> None:
         """Begin to train: what was since the last phase belongs to none."""
-        self.phase, self.since = "waiting", self.now()
+        self.phase, self.since = "data_wait", self.now()
 
     def enter(self, phase: Phase) -> None:
         """From now on, time is spent on `phase`."""
@@ -138,13 +138,13 @@ class Deadline:
 
     def __init__(self, limit_s: float, now: Callable[[], float] = perf_counter) -> None:
         self.now, self.end = now, now() + limit_s
-        self.looked_at: float | None = None
+        self.checked: float | None = None
         self.longest_s = 0.0  # from one look to the next: a step, with all that was due after it
 
     def near(self, *, keep_free_s: float) -> bool:
         """Asked before each step: whether it, if it takes as long as the longest, would leave less than `keep_free_s`."""
         now = self.now()
-        if self.looked_at is not None:
-            self.longest_s = max(self.longest_s, now - self.looked_at)
-        self.looked_at = now
+        if self.checked is not None:
+            self.longest_s = max(self.longest_s, now - self.checked)
+        self.checked = now
         return now + self.longest_s + keep_free_s > self.end

@@ -126,9 +126,9 @@ class Trial:
         plan = data_plan(supply.dataset, seed=supply.seed, samples=supply.plan.samples, sizes=sizes)
         if isinstance(plan, Buckets):
             longest = plan.longest
-            looked_at = [plan.micro_batches(step)[0] for step in range(min(plan.steps, _LOOKED_AT))]
-            by_places = max(looked_at, key=lambda held: len(held[0]) * int(longest[held[0]].max()))
-            ids = [*looked_at[:4], by_places, max(looked_at, key=lambda held: int(longest[held[0]].max()))]
+            checked = [plan.micro_batches(step)[0] for step in range(min(plan.steps, _LOOKED_AT))]
+            by_places = max(checked, key=lambda held: len(held[0]) * int(longest[held[0]].max()))
+            ids = [*checked[:4], by_places, max(checked, key=lambda held: int(longest[held[0]].max()))]
         else:
             ids = [plan.micro_batches(self.state.step)[0]]
         feed = replace(supply, plan=_Chosen(ids, plan.samples), sizes=sizes).feed(workers=0)

@@ -20,7 +20,9 @@ from surefoot.verify.verdict import Difference
 TOLERANCE = 1e-2  # relative; over a hundred steps rounding has been seen to grow to a tenth of it
 
 _COUNTED = ("skipped", "targets")  # equal on any machine
-_BY_THRESHOLD = ("clipped",)  # rounding may put a step on the other side, so a fraction of steps says nothing there
+_BY_THRESHOLD = (
+    "clip_fraction",
+)  # rounding may put a step on the other side, so a fraction of steps says nothing there
 _OF_STATE_JSON = ("aliases", "extra", "optimizer", "groups", "trainable", "evaluating", "skipped_in_a_row", "plateau")
 _OF_THE_USER = ("kept/", "meter/logged/")  # what a loop's own body does is not done again
 _NOISE = 1e-4  # of the root mean square of a kind of state: what is smaller says that the gradient was rounding

@@ -49,7 +49,7 @@ class Files:
     path: Path
     checkpoints: dict[int, StoredStep]
     log: Log
-    sittings: Sequence[Session]
+    sessions: Sequence[Session]
     problems: list[Problem]
     notes: list[str]
 
@@ -61,7 +61,7 @@ class Files:
         """The machine that made the step of that index: of its session, else of a checkpoint."""
         # the last sitting that began at or before it: a later one that began there, or before, has made the step anew
         return next(
-            (each["machine"] for each in reversed(self.sittings) if each["step"] <= step), otherwise.saved.machine
+            (each["machine"] for each in reversed(self.sessions) if each["step"] <= step), otherwise.saved.machine
         )
 
 
@@ -73,16 +73,16 @@ def checked(path: Path) -> Files:
     # after the checkpoints: what these have noted of it is then in the file, even where the run goes on
     data = (path / FILE).read_bytes() if (path / FILE).is_file() else b""
     log = logs.read(data, [Noted(each.step, *each.manifest.log) for each in checkpoints.values() if each.manifest.log])
-    sittings, unread = _sittings(path)
-    sittings = [] if (path / "environment.damaged.json").exists() else sittings  # it lacks what was in that
+    sessions, unread = _sittings(path)
+    sessions = [] if (path / "environment.damaged.json").exists() else sessions  # it lacks what was in that
     problems += [*log.problems, *unread]
     notes: list[str] = []
     if checkpoints:
         with interpreted(checkpoints[max(checkpoints)].path):
-            problems += [*_other_runs(checkpoints), *_misplaced(checkpoints, sittings, log)]
+            problems += [*_other_runs(checkpoints), *_misplaced(checkpoints, sessions, log)]
             problems += _script(path, checkpoints[max(checkpoints)])
             notes += _other_scores(checkpoints)
-    return Files(path, checkpoints, log, sittings, problems, notes + program_notes(path))
+    return Files(path, checkpoints, log, sessions, problems, notes + program_notes(path))
 
 
 def program_notes(path: Path) -> list[str]:
@@ -150,33 +150,33 @@ def _other_scores(checkpoints: Mapping[int, StoredStep]) -> list[str]:
 
 
 def _sittings(path: Path) -> tuple[Sequence[Session], list[Problem]]:
-    file, why = "environment.json", "is damaged: it tells of no sittings"
+    file, why = "environment.json", "is damaged: it tells of no sessions"
     try:
         with suppress(ValueError):
-            sittings = read_sessions(path)
-            if all("step" in sitting and "machine" in sitting for sitting in sittings):
-                return sittings, []
+            sessions = read_sessions(path)
+            if all("step" in sitting and "machine" in sitting for sitting in sessions):
+                return sessions, []
     except OSError as problem:
         why = "is missing" if isinstance(problem, FileNotFoundError) else f"cannot be read: {problem.strerror}"
     return [], [Problem("damaged", f"{file} {why}", file=file)]
 
 
-def _misplaced(checkpoints: Mapping[int, StoredStep], sittings: Sequence[Session], log: Log) -> list[Problem]:
+def _misplaced(checkpoints: Mapping[int, StoredStep], sessions: Sequence[Session], log: Log) -> list[Problem]:
     """Compare the sessions in environment.json with the recorded resumes and the checkpoints that followed."""
-    if not sittings:
+    if not sessions:
         return []
     problems = []
-    begun = iter([sitting["step"] for sitting in sittings])
-    resumed = (line.step for line in log.lines if line.kind == "resumed")
+    begun = iter([sitting["step"] for sitting in sessions])
+    resumed = (line.step for line in log.lines if line.kind == "resume")
     lost = next((step for step in resumed if step not in begun), None)  # consumes: each in its order
     if lost is not None and not log.problems:
         problems.append(f"tells of no sitting that went on from step {lost}, and {FILE} does")
     for step, checkpoint in sorted(checkpoints.items()):
         machine = dict(checkpoint.found.saved.machine)
         now = {"threads": machine["threads"]}  # how many compute may be changed by the user at any time
-        if all(differences({**sitting["machine"], **now}, machine) for sitting in sittings):
+        if all(differences({**sitting["machine"], **now}, machine) for sitting in sessions):
             problems.append(f"tells of no sitting on the machine by which {checkpoint.path.name} was saved")
-        data = [sitting["data"] for sitting in sittings if sitting.get("data") is not None]
+        data = [sitting["data"] for sitting in sessions if sitting.get("data") is not None]
         if data and checkpoint.described["data"] not in data:
             problems.append(f"tells of other training data than {checkpoint.path.name}, of step {step:,}")
     return [Problem("inconsistent", f"environment.json {line}", file="environment.json") for line in problems[:1]]

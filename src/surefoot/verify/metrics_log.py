@@ -93,7 +93,7 @@ def curve(lines: Iterable[Line]) -> list[Line]:
     """The lines with records that no later resume has superseded."""
     kept: list[Line] = []
     for line in lines:
-        if line.kind == "resumed":
+        if line.kind == "resume":
             kept = [before for before in kept if before.step <= line.step]
         if line.record:
             kept.append(line)
@@ -138,7 +138,7 @@ def _meant(lines: Sequence[Line], wrong: Noted, proved: int) -> list[Line]:
     count = sum(line.start < wrong.length for line in after)
     while count and after[count - 1].step > wrong.step:
         count -= 1
-    while count < len(after) and 0 <= after[count].step <= wrong.step and after[count].kind != "resumed":
+    while count < len(after) and 0 <= after[count].step <= wrong.step and after[count].kind != "resume":
         count += 1
     return after[:count]
 
@@ -161,7 +161,7 @@ def line_numbers(lines: Sequence[Line]) -> str:
 
 def _unreadable(lines: Sequence[Line]) -> list[Problem]:
     """Lines that do not hold records, except one that a kill has cut off: the last, or one that a resume follows."""
-    wrong = [line.number for line, after in pairwise(lines) if not line.record and after.kind != "resumed"]
+    wrong = [line.number for line, after in pairwise(lines) if not line.record and after.kind != "resume"]
     more = f", nor are {len(wrong) - 1} more" if len(wrong) > 1 else ""
     return [
         Problem("inconsistent", f"{FILE}: line {number} is no record{more}, and no resume follows it", file=FILE)

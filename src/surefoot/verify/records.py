@@ -24,11 +24,11 @@ def in_order(log: Log) -> Iterator[Problem]:
     last: dict[str, int] = {}
     for line in log.lines:
         match line.kind:
-            case "resumed":
+            case "resume":
                 last = {name: min(before, line.step) for name, before in last.items()}
-            case "train" | "scores":
+            case "train" | "eval":
                 if line.step <= last.get(
-                    line.kind, -1 if line.kind == "scores" else 0
+                    line.kind, -1 if line.kind == "eval" else 0
                 ):  # splits are evaluated at step 0 if asked for
                     before = f"after those of step {last[line.kind]}" if line.kind in last else "before the first step"
                     yield _at(line, f"it tells of {line.kind} {before}")
@@ -40,11 +40,11 @@ def speeds(log: Log) -> Iterator[Problem]:
     name = "targets_per_s"
     for line in log.lines_of("train", name):
         record = line.record
-        took_s = _number(record, "training_s") + _number(record, "waiting_s")
+        took_s = _number(record, "training_s") + _number(record, "data_wait_s")
         starting = _number(record, "starting_targets") if "starting_targets" in record else 0.0
         speed = (_number(record, "targets") - starting) / took_s if took_s > 0 else math.nan
         if repr(speed) != repr(_number(record, name)):
-            why = f"{record[name]!r}, and targets by training_s and waiting_s make {speed!r} (first steps apart)"
+            why = f"{record[name]!r}, and targets by training_s and data_wait_s make {speed!r} (first steps apart)"
             yield _at(line, f"{name} is {why}", name=name, computed=speed)
 
 
@@ -55,9 +55,9 @@ def times(log: Log, checkpoint: StoredStep) -> list[Problem]:
     lines = log.up_to(checkpoint.manifest.log[0])
     clock = checkpoint.found.saved.clock
     for phase in PHASES:
-        told_s, waiting_s = (float(clock[name].get(phase, "0")) for name in ("total_s", "window_s"))
+        told_s, data_wait_s = (float(clock[name].get(phase, "0")) for name in ("total_s", "window_s"))
         added_s, most_s = (
-            waiting_s + math.fsum(_number(line.record, f"{phase}_s") for line in held if line.kind == "train")
+            data_wait_s + math.fsum(_number(line.record, f"{phase}_s") for line in held if line.kind == "train")
             for held in (curve(lines), lines)  # one that had diverged goes on with a clock that has counted all of it
         )
         close = any(math.isclose(told_s, each_s, rel_tol=1e-6, abs_tol=1e-6) for each_s in (added_s, most_s))
@@ -85,7 +85,7 @@ def watched(log: Log, checkpoint: StoredStep) -> list[Problem]:
         return []
     watch = Watch(early["monitor"], EarlyStopping(**early))
     for line in curve(log.up_to(checkpoint.manifest.log[0])):
-        if line.kind == "scores" and line.step > 0 and watch.score in line.record:
+        if line.kind == "eval" and line.step > 0 and watch.score in line.record:
             watch.improved(line.step, _number(line.record, watch.score))
     for name, now in dict(watch.state()).items():
         told = dict(saved)[name]
@@ -97,11 +97,11 @@ def watched(log: Log, checkpoint: StoredStep) -> list[Problem]:
 
 def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
     """Every learning rate on the record must be the schedule's: `rate` of a step's index and the factor of a plateau."""
-    name = "learning_rate"
+    name = "lr"
     factors = [(0, 1.0)]  # from which step on; the rate of a step that is scored and logged was set before the scores
     for line in log.curve:
-        if line.kind == "scores" and "rate_factor" in line.record:
-            factors.append((line.step, _number(line.record, "rate_factor")))
+        if line.kind == "eval" and "lr_factor" in line.record:
+            factors.append((line.step, _number(line.record, "lr_factor")))
         if line.kind != "train" or name not in line.record:
             continue
         planned = rate(line.step - 1, next(factor for begun, factor in reversed(factors) if begun < line.step))
@@ -114,7 +114,7 @@ def targets(log: Log, each: float) -> Iterator[Problem]:
     """Check the targets if every step has the same number: that of the steps since the last record, or since a resumed divergence."""
     name, before, resumed = "targets", 0, 0
     for line in log.curve:
-        resumed = line.step if line.kind == "resumed" else resumed
+        resumed = line.step if line.kind == "resume" else resumed
         if line.kind != "train":
             continue
         made = {line.step - begun for begun in (before, max(before, resumed))}

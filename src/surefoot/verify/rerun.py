@@ -13,6 +13,7 @@ from surefoot.replay.rerun import Execution, Made, execution, unlike
 from surefoot.run import periodic
 from surefoot.run.components import RunComponents
 from surefoot.tracking.record import OWN
+from surefoot.train.meter import derived
 from surefoot.verify.compare import judged, numbers, tensors
 from surefoot.verify.files import Files, StoredStep
 from surefoot.verify.metrics_log import FILE, curve
@@ -117,7 +118,7 @@ class _Remaking:
         self.tolerance, self.watch = tolerance, watch
         self.lines = {line.step: line for line in files.log.lines_of("train")}
         self.known = {name for line in self.lines.values() for name in line.record}
-        self.resumed = {int(record["step"]) for record in files.log.of("resumed")}
+        self.resumed = {int(record["step"]) for record in files.log.of("resume")}
         self.outcome = Outcome(window, exact=True)
         self.astray = False  # whether the last checkpoint differed
 
@@ -152,7 +153,8 @@ class _Remaking:
             return
         line = self.lines[step]
         rate = next(iter(stand.parts.state.optimizers.values())).optimizer.param_groups[0]["lr"]
-        computed: dict[str, Any] = {**made.window, "learning_rate": rate}
+        computed: dict[str, Any] = {**made.window, "lr": rate}
+        computed |= derived(stand.parts.settings.derived, made.window)
         outcome.unknown |= line.record.keys() - computed.keys() - OWN
         unequal = numbers(line.record, computed, known=self.known, exact=outcome.exact)
         wrong = self._beyond(unequal, f"the record of step {step}", "records")

@@ -11,10 +11,10 @@ from surefoot.verify.rerun import cost_steps, gaps
 from surefoot.verify.verdict import Outcome, Window, steps_in_words
 
 _OTHERS = {
-    "scores": "scores",
-    "end": "scores at the end",
+    "eval": "evaluations",
+    "final_eval": "final evaluations",
     "sample": "samples",
-    "layers": "records of layers",
+    "layer_stats": "layer statistics",
     "data": "what was seen of the data",
 }
 _EVALUATE = " (surefoot evaluate RUN --checkpoint STEP computes the scores of a checkpoint)"
@@ -93,7 +93,7 @@ def not_of_windows(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
         "what was given to run.register_state: a loop's own body changes it, which cannot be done again": any(
             outcome.kept for outcome in outcomes
         ),
-        f"{', '.join(others)}: not computed again{_EVALUATE if 'scores' in kinds else ''}": bool(others),
+        f"{', '.join(others)}: not computed again{_EVALUATE if 'eval' in kinds else ''}": bool(others),
     }
     return [
         *(_gap(gap, starts, step_s) for gap in gaps([_reached(outcome) for outcome in outcomes], end=end)),

@@ -158,7 +158,7 @@ def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     rates = consistency.rates(
         files.log, lambda step, lowered: group["initial_lr"] * (parts.task.factors(step) * lowered)
     )
-    recorded, wrong = len(files.log.lines_of("train", "learning_rate")), consistency.shortened(rates)
+    recorded, wrong = len(files.log.lines_of("train", "lr")), consistency.shortened(rates)
     verdict.problems.extend(wrong)
     if recorded and not wrong:
         verdict.proved.append(f"learning rates of {recorded:,} records: those of the schedule")

@@ -180,11 +180,11 @@ def test_a_split_for_the_end_is_scored_with_the_mean_of_the_best_step(tmp_path: 
         for step in run:
             if step.metrics:
                 seen[step.index + 1] = step.metrics["all/loss"]
-    last = [line for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines() if '"end"' in line]
+    last = [line for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines() if '"final_eval"' in line]
     worst = max(seen, key=seen.__getitem__)
 
     assert worst != 12
-    assert json.loads(last[-1])["weights_of_step"] == worst
+    assert json.loads(last[-1])["weights_step"] == worst
     assert json.loads(last[-1])["end/loss"] == pytest.approx(seen[worst], rel=1e-6)
 
 

@@ -86,27 +86,27 @@ def test_perplexity_and_bits_per_byte_are_those_of_the_held_out_text(tokenizer: 
             nats += float(F.cross_entropy(logits[0], window[1:], reduction="sum"))
     first_bytes = int(corpus.tokenizer.byte_counts[int(tokens[0])])
     size = len(held_out.encode()) - first_bytes  # the first token is predicted from nothing
-    assert scores["held-out/loss"] == pytest.approx(nats / (len(tokens) - 1), rel=1e-5)
-    assert scores["held-out/perplexity"] == pytest.approx(math.exp(nats / (len(tokens) - 1)), rel=1e-4)
-    assert scores["held-out/bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    assert scores["val/loss"] == pytest.approx(nats / (len(tokens) - 1), rel=1e-5)
+    assert scores["val/perplexity"] == pytest.approx(math.exp(nats / (len(tokens) - 1)), rel=1e-4)
+    assert scores["val/bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
 
 
 def test_a_part_of_the_held_out_text_is_evaluated_while_training_and_all_of_it_at_the_end(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A resume may evaluate another part, which it says; bits per byte are those of the part's own text."""
-    changes: dict[str, Any] = {"out": tmp_path / "run", "data.tokenizer": "characters", "length": "4 steps"}
+    changes: dict[str, Any] = {"run_dir": tmp_path / "run", "data.tokenizer": "characters", "length": "4 steps"}
     trained(config(path, val_tokens=100, stop_after="2 steps", **changes))
     capsys.readouterr()
     run = trained(config(path, val_tokens=200, **changes))
-    assert "held-out holds other data than before" in capsys.readouterr().out
+    assert "val holds other data than before" in capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    (end,) = [line for line in lines if line["kind"] == "end"]
-    all_of_it = trained(config(path, **changes | {"out": None})).evaluate()
-    assert end["val_all/loss"] == pytest.approx(all_of_it["held-out/loss"], rel=1e-6)
-    assert end["val_all/bits_per_byte"] == pytest.approx(all_of_it["held-out/bits_per_byte"], rel=1e-6)
-    assert run.evaluate is not None
-    assert len(run.evaluate["held-out"].data) == 7  # of 32 tokens
+    (end,) = [line for line in lines if line["kind"] == "final_eval"]
+    all_of_it = trained(config(path, **changes | {"run_dir": None})).evaluate()
+    assert end["val_all/loss"] == pytest.approx(all_of_it["val/loss"], rel=1e-6)
+    assert end["val_all/bits_per_byte"] == pytest.approx(all_of_it["val/bits_per_byte"], rel=1e-6)
+    assert run.splits is not None
+    assert len(run.splits["val"].data) == 7  # of 32 tokens
 
 
 @pytest.mark.slow
@@ -247,7 +247,7 @@ def test_only_a_tokenizer_that_belongs_to_the_weights_is_taken(
 def test_a_text_that_repeats_itself_is_trained_on_without_questions(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("ab" * 9000)
     built = gpt.build(config(tmp_path / "text.txt", **{"data.tokenizer": "characters", "cloze_questions": None}))
-    assert list(built.parts.scoring.splits) == ["held-out"]
+    assert list(built.parts.scoring.splits) == ["val"]
     with pytest.raises(sf.DataError, match="repeats itself"):
         gpt.build(config(tmp_path / "text.txt", **{"data.tokenizer": "characters", "cloze_questions": 10}))
 
@@ -264,7 +264,7 @@ def test_evaluate_scores_with_the_run_s_own_tokenizer(
     capsys.readouterr()
     main(["evaluate", str(tmp_path / "run")])
     before = capsys.readouterr()
-    assert before.err == f"scoring step 6 of {tmp_path / 'run'} on held-out\n"
+    assert before.err == f"scoring step 6 of {tmp_path / 'run'} on val\n"
     cut = len(text()) - round(0.05 * len(text()))  # what is held out stays
     path.write_text("q" * cut + text()[cut:])
     main(["evaluate", str(tmp_path / "run")])
@@ -318,8 +318,8 @@ def test_shards_are_trained_on_with_the_tokenizer_that_made_them(path: Path, tmp
     )
     shards = config(tmp_path / "shards", **{"data.tokenizer": "bytes"})
     whole = config(path, **{"data.tokenizer": "bytes"})
-    assert trained(shards).evaluate()["held-out/bits_per_byte"] == pytest.approx(
-        trained(whole).evaluate()["held-out/bits_per_byte"], abs=0.5
+    assert trained(shards).evaluate()["val/bits_per_byte"] == pytest.approx(
+        trained(whole).evaluate()["val/bits_per_byte"], abs=0.5
     )
     with pytest.raises(sf.ConfigError, match="holds tokens, not text"):
         gpt.build(config(tmp_path / "shards"))

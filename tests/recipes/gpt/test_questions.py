@@ -47,7 +47,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
 
 
 def logged() -> dict[str, float]:
-    return [record for record in records(Path("runs/a/metrics.jsonl")) if record["kind"] == "scores"][-1]
+    return [record for record in records(Path("runs/a/metrics.jsonl")) if record["kind"] == "eval"][-1]
 
 
 def test_a_file_is_scored_while_training_as_it_is_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,8 +110,8 @@ def test_a_fixed_part_of_a_file_is_asked_and_changes_no_weight(capsys: pytest.Ca
 def test_one_split_of_a_run_is_scored_alone(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "gpt", *SMALL, "--multiple-choice", "swag.jsonl"])
     capsys.readouterr()
-    main(["evaluate", "a", "--split", "held-out"])
-    assert {name.partition("/")[0] for name in printed(capsys)} == {"held-out"}
+    main(["evaluate", "a", "--split", "val"])
+    assert {name.partition("/")[0] for name in printed(capsys)} == {"val"}
 
 
 def test_what_cannot_be_scored_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,10 +142,10 @@ def test_what_cannot_be_scored_is_refused(capsys: pytest.CaptureFixture[str]) ->
     refused(capsys=capsys)
 
 
-@pytest.mark.parametrize("given", [["a=b", "a=c"], ["=b"], ["a="], ["held-out=b"], ["x/y=b"], [""]])
+@pytest.mark.parametrize("given", [["a=b", "a=c"], ["=b"], ["a="], ["val=b"], ["x/y=b"], [""]])
 def test_names_that_no_split_can_have_are_refused(given: list[str]) -> None:
     with pytest.raises(sf.ConfigError, match="multiple_choice"):
-        named(given, taken=("held-out",))
+        named(given, taken=("val",))
 
 
 def test_how_many_questions_are_cut_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,16 +54,16 @@ def records(run_dir: Path) -> list[dict[str, Any]]:
 
 def test_scores_are_those_of_the_model_on_every_image_and_not_smoothed(tmp_path: Path) -> None:
     run = trained(config(label_smoothing=0.3))
-    split = run.parts.scoring.splits["held-out"]
+    split = run.parts.scoring.splits["val"]
     data = split.data
     inputs, labels = data.gather(np.arange(len(data)), np.zeros(len(data), dtype=np.int64))
     with torch.no_grad():
         logits = run.state.models["model"].eval()(inputs)
     scores = run.evaluate()
-    assert scores["held-out/loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
-    assert scores["held-out/accuracy"] == (logits.argmax(dim=1) == labels).double().mean().item()
+    assert scores["val/loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert scores["val/accuracy"] == (logits.argmax(dim=1) == labels).double().mean().item()
     five = (logits.topk(5).indices == labels[:, None]).any(dim=1).double().mean().item()
-    assert scores["held-out/top_5_accuracy"] == pytest.approx(five, abs=1e-12)
+    assert scores["val/top_5_accuracy"] == pytest.approx(five, abs=1e-12)
 
 
 def test_the_test_part_is_scored_once_at_the_end_and_with_its_confusion(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_the_test_part_is_scored_once_at_the_end_and_with_its_confusion(tmp_path
     tested = [line for line in records(tmp_path / "run") if "test/accuracy" in line]
     assert len(tested) == 1
     assert np.sum(tested[0]["test/confusion"]) == 360
-    assert sum("held-out/confusion" in line for line in records(tmp_path / "run")) == 2
+    assert sum("val/confusion" in line for line in records(tmp_path / "run")) == 2
 
 
 def test_accuracy_while_training_counts_both_labels_by_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,14 +163,14 @@ def test_a_run_is_never_scored_on_images_of_another_kind(change: dict[str, Any],
     again = images.build(config(run_dir=stopped, **change))
     again.load_checkpoint(run.parts.packed())
     with pytest.raises(sf.DataError, match=says):
-        again.evaluate("held-out")
+        again.evaluate("val")
 
 
 def test_other_data_are_scored_with_the_normalisation_that_was_trained_with(stopped: str) -> None:
     run = images.build(config(run_dir=stopped))
     other = {"data.path": "synthetic", "data.size": 8, "data.channels": 1}
     again = images.build(config(run_dir=stopped, **other))
-    for name in ("held-out", "test"):
+    for name in ("val", "test"):
         ours, theirs = again.parts.scoring.splits[name].data, run.parts.scoring.splits[name].data
         assert (ours.mean, ours.std) == (theirs.mean, theirs.std)
     with pytest.raises(sf.CheckpointError, match=r"data\.samples was"):
@@ -188,11 +188,11 @@ def test_pictures_of_the_same_names_that_look_otherwise_are_other_data(tmp_path:
 
 
 def test_early_stopping_watches_what_the_best_checkpoint_is_chosen_by() -> None:
-    asked = {"length": "400 steps", "evaluate_every": "1 steps", "early_stopping": 1, "optimizer.lr": 1.0}
+    asked = {"length": "400 steps", "evaluate_every": "1 steps", "early_stopping.patience": 1, "optimizer.lr": 1.0}
     run = trained(config(**asked))
     assert run.state.step < 400
     assert run.parts.whole.watch is not None
-    assert run.parts.whole.watch.score == "held-out/loss"
+    assert run.parts.whole.watch.score == "val/loss"
 
 
 # --- networks ----------------------------------------------------------------------------------------------------------

@@ -184,10 +184,10 @@ def test_the_test_part_is_scored_once_with_the_best_weights_and_the_signature_st
 ) -> None:
     trained(config(folder, run_dir=str(tmp_path / "run"), evaluate_every="2 steps"))
     found = list(records(tmp_path / "run" / "metrics.jsonl"))
-    scored = [line for line in found if line["kind"] == "scores"]
+    scored = [line for line in found if line["kind"] == "eval"]
     assert len(scored) == 3
     assert not any("test/bleu" in line for line in scored)
-    ends = [line for line in found if line["kind"] == "end"]
+    ends = [line for line in found if line["kind"] == "final_eval"]
     assert len(ends) == 1
     assert ends[0]["test/bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
     assert 0 <= ends[0]["test/bleu"] <= 100
@@ -408,7 +408,7 @@ def test_betas_are_the_published_ones_where_the_optimizer_has_any(name: str, bet
 
 def test_a_checkpoint_is_the_best_by_what_was_asked_for(folder: Path) -> None:
     watched = {
-        best: translation.build(config(folder, best=best, early_stopping=2)).parts.whole.watch
+        best: translation.build(config(folder, best=best, **{"early_stopping.patience": 2})).parts.whole.watch
         for best in ("bleu", "loss")
     }
     assert watched["bleu"] is not None

@@ -35,7 +35,7 @@ from waiting import HANG_S, HangLimit
 THERE = tuple(
     name for name, packages in registry.PACKAGES.items() if all(find_spec(package) is not None for package in packages)
 )
-TOLD = ("train/loss", "held-out/accuracy")  # one curve of each kind
+TOLD = ("train/loss", "val/accuracy")  # one curve of each kind
 
 
 def sample(model: Any) -> str:
@@ -45,7 +45,7 @@ def sample(model: Any) -> str:
 def built(run_dir: Path, **changes: Any) -> sf.Run:
     held_out = small_runs.Augmented()
     ends = {
-        "held-out": sf.Split((held_out.inputs, held_out.labels), scores=sf.metrics.accuracy),
+        "val": sf.Split((held_out.inputs, held_out.labels), scores=sf.metrics.accuracy),
         "test": sf.Split((held_out.inputs[:9], held_out.labels[:9]), scores=sf.metrics.accuracy, at_end=True),
     }
     settings: dict[str, Any] = {"splits": ends, "sample_fn": sample, "length": "18 steps", "save_every": "4 steps"}
@@ -97,7 +97,7 @@ def expected(run_dir: Path, name: str) -> list[tuple[int, float]]:
     return [
         (record["step"], record[own if kind == "train" else name])
         for record in records(run_dir / "metrics.jsonl")
-        if record["kind"] == ("train" if kind == "train" else "scores")
+        if record["kind"] == ("train" if kind == "train" else "eval")
     ]
 
 
@@ -125,7 +125,7 @@ def test_of_wandb_the_file_holds_every_point_once_in_one_run(tracked: Callable[[
     (file,) = (out / "trackers" / "wandb").glob(f"offline-run-*/files/{text}")
     assert "the Net says &lt;&amp;&gt;" in file.read_text()
     summary = {u.key: u.value_json for e in found if e.HasField("summary") for u in e.summary.update}
-    (end,) = (record for record in records(out / "metrics.jsonl") if record["kind"] == "end")
+    (end,) = (record for record in records(out / "metrics.jsonl") if record["kind"] == "final_eval")
     assert float(summary["test/accuracy"]) == end["test/accuracy"]
 
 
@@ -173,7 +173,7 @@ client = MlflowClient(tracking_uri=f"sqlite:///{sys.argv[1]}/mlflow.db")
 (run,) = client.search_runs([client.get_experiment_by_name("poems").experiment_id])
 history = client.get_metric_history(run.info.run_id, "train/loss")
 assert sorted((point.step, point.value) for point in history) == [tuple(pair) for pair in json.loads(sys.argv[2])]
-assert run.data.params["seed"] == "0" and run.data.metrics["end/test/accuracy"] <= 1
+assert run.data.params["seed"] == "0" and run.data.metrics["test/accuracy"] <= 1
 """
 
 
@@ -268,7 +268,9 @@ def test_a_tracker_that_fails_stops_no_run_and_is_told_of_once(
         how, "did not finish" if "hanging" in how else "no room for it"
     )
     assert why in said
-    assert [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "end"] == [18]
+    assert [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "final_eval"] == [
+        18
+    ]
 
 
 def test_a_record_is_handed_over_without_waiting_and_the_oldest_are_lost_where_none_is_taken(
@@ -344,7 +346,7 @@ CLOSE: Record = {"kind": "close"}
 def test_after_a_kill_no_point_is_told_twice_and_each_kind_goes_on_where_it_stood(tmp_path: Path) -> None:
     first, second = Noted(), Noted()
     train = [{"kind": "train", "step": step} for step in (3, 6, 9, 12)]
-    scores = [{"kind": "scores", "step": step} for step in (5, 10)]
+    scores = [{"kind": "eval", "step": step} for step in (5, 10)]
     followed(tmp_path, *train[:3], scores[0], told=first)
     followed(tmp_path, train[1], train[2], scores[1], train[3], CLOSE, told=second)  # gone on with from step 5
     assert first.records + second.records == [*train[:3], scores[0], scores[1], train[3]]
@@ -353,7 +355,7 @@ def test_after_a_kill_no_point_is_told_twice_and_each_kind_goes_on_where_it_stoo
 
 def test_two_events_of_one_step_are_both_told(tmp_path: Path) -> None:
     told = Noted()
-    events = [{"kind": "event", "step": 4, "what": what} for what in ("stopped by SIGTERM", "saved")]
+    events = [{"kind": "event", "step": 4, "event": what} for what in ("stopped by SIGTERM", "saved")]
     followed(tmp_path, *events, CLOSE, told=told)
     assert told.records == events
     assert told.ending == "stopped"

@@ -117,7 +117,7 @@ def _published(layers: int, heads: int, width: int, *, lr: float, micro_batch_si
     }
 
 
-BEST = "min held-out/loss"
+BEST = "min val/loss"
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {},

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
+from surefoot.config.setting import checked
 from surefoot.recipes.gpt import corpus as texts
 from surefoot.recipes.gpt import questions as asked_questions
 from surefoot.recipes.gpt.config import BEST, MEANT_FOR, Config
 from surefoot.recipes.gpt.predict import Predict, continuations
-from surefoot.recipes.optimizer_settings import checked, refuse_default_data
+from surefoot.recipes.optimizer_settings import refuse_default_data
 
 _TOKENS = 300  # are shown, about
 
@@ -48,7 +49,7 @@ def check(config: Config) -> list[Any]:
         config.schedule.spec,
         config.check,
         lambda: texts.refuse_foreign_vocabulary(config.data),
-        lambda: asked_questions.named(config.multiple_choice or (), taken=("held-out", "val_all", "cloze")),
+        lambda: asked_questions.named(config.multiple_choice or (), taken=("val", "val_all", "cloze")),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
     )
 
@@ -77,7 +78,7 @@ def build(config: Config) -> "sf.Run":
 
     every_window = sf.data.EvalWindows(found.val, context=context)
     part = sf.data.EvalWindows(found.val, context=context, max_tokens=config.val_tokens, seed=config.seed)
-    splits = {"held-out": _text_split(part, tokenizer)}
+    splits = {"val": _text_split(part, tokenizer)}
     if len(part) < len(every_window):
         splits["val_all"] = _text_split(every_window, tokenizer, at_end=True)
     if config.cloze_questions != 0 and (cloze := _cloze(config, found)) is not None:
@@ -95,9 +96,9 @@ def build(config: Config) -> "sf.Run":
         schedule=schedule,
         splits=splits,
         sample_fn=sample if config.sample_tokens else None,
+        derived={"perplexity": sf.metrics.perplexity},
         panels_fn=lambda model: [tinted_held_out(model, found, context=context)],
         describe_fn=in_words,
-        best=BEST,
         extra_files={texts.TOKENIZER: tokenizer.to_json()},
         predict_example="",
         data_summary=found.in_words,

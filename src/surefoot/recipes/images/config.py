@@ -71,7 +71,7 @@ class Config(RecipeSettings):
     """Share of each target's probability that all classes share while training. Metrics are of the unsmoothed loss."""
 
 
-BEST = "min held-out/loss"  # accuracy is the same for many checkpoints, where few images are held out
+BEST = "min val/loss"  # accuracy is the same for many checkpoints, where few images are held out
 
 _FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 

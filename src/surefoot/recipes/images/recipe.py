@@ -7,11 +7,12 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.batch_size import batching
+from surefoot.config.setting import checked
 from surefoot.recipes.images import networks
 from surefoot.recipes.images import predict as pictures
 from surefoot.recipes.images.config import BEST, MEANT_FOR, Config
 from surefoot.recipes.images.predict import Predict
-from surefoot.recipes.optimizer_settings import checked, refuse_default_data
+from surefoot.recipes.optimizer_settings import refuse_default_data
 
 _ARRAYS = (
     "crop_padding",
@@ -97,7 +98,7 @@ def build(config: Config) -> "sf.Run":
             judge=lambda classified: sf.metrics.classification_scores(classified, classes=len(names)),
             at_end=name == "test",
         )
-        for name, part in (("held-out", found.val), ("test", found.test))
+        for name, part in (("val", found.val), ("test", found.test))
         if part is not None
     }
     return sf.Run(
@@ -108,7 +109,6 @@ def build(config: Config) -> "sf.Run":
         schedule=schedule,
         splits=splits,
         panels_fn=panels,
-        best=BEST,
         describe_fn=pictures.picture_in_words(names),
         extra_files={pictures.FILE: kept.to_json(), pictures.EXAMPLE: png_file(found.val[0][0], **normalised)},
         predict_example=None if config.run_dir is None else str(Path(config.run_dir) / pictures.EXAMPLE),

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
+from surefoot.config.setting import checked
 from surefoot.errors import refuse_all
 from surefoot.recipes.gpt.corpus import saved, wrapped
-from surefoot.recipes.optimizer_settings import Optimizer, checked, refuse_default_data
+from surefoot.recipes.optimizer_settings import Optimizer, refuse_default_data
 from surefoot.recipes.translation import corpus as texts
 from surefoot.recipes.translation.config import MEANT_FOR, Config
 from surefoot.recipes.translation.predict import Predict, Search, answers, judged, shown, translated
@@ -83,9 +84,9 @@ def build(config: Config) -> "sf.Run":
         schedule=schedule,
         splits=splits,
         sample_fn=sample,
+        derived=None if config.label_smoothing else {"perplexity": sf.metrics.perplexity},
         panels_fn=lambda model: [shown(model, scored, while_training, language=config.data.target)],
         describe_fn=in_words,
-        best=best,
         extra_files=found.files,
         predict_example=scored[0][0],
         data_summary=found.in_words,

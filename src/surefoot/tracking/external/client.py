@@ -48,7 +48,7 @@ class Tracker:
 
     def write(self, record: Record) -> None:
         """Send as much of a record as the tracker takes now; the rest waits for the next call."""
-        if record["kind"] == "resumed":  # a tracker's run just goes on
+        if record["kind"] == "resume":  # a tracker's run just goes on
             return
         self._append(record)
         if len(self.waiting) > WAITING:

@@ -112,14 +112,14 @@ class Kept:
 def numbers_in(record: Record) -> dict[str, float]:
     """The numbers of a record by the names that they have in a tracker; those of a dictionary by its own names too.
 
-    Scores have their own names, "SPLIT/SCORE"; all else stands under its kind, as in TensorBoard. Metrics evaluated once are under "end".
+    Metrics have their own names, "SPLIT/METRIC"; all else stands under its kind, as in TensorBoard.
 
-    >>> numbers_in({"kind": "train", "step": 3, "loss": 0.5, "noise": {"small": 1.0}})
-    {'train/loss': 0.5, 'train/noise/small': 1.0}
-    >>> numbers_in({"kind": "scores", "step": 3, "held-out/loss": 0.5, "held-out/confusion": [[1, 0], [0, 1]]})
-    {'held-out/loss': 0.5}
+    >>> numbers_in({"kind": "train", "step": 3, "loss": 0.5, "grad_noise": {"small": 1.0}})
+    {'train/loss': 0.5, 'train/grad_noise/small': 1.0}
+    >>> numbers_in({"kind": "eval", "step": 3, "val/loss": 0.5, "val/confusion": [[1, 0], [0, 1]]})
+    {'val/loss': 0.5}
     """
-    prefix = "" if record["kind"] == "scores" else f"{record['kind']}/"
+    prefix = "" if record["kind"] in ("eval", "final_eval") else f"{record['kind']}/"
     return {
         prefix + name: value
         for name, value in _flat(record).items()
@@ -133,7 +133,7 @@ def text_in(record: Record) -> str | None:
     >>> text_in({"kind": "sample", "step": 3, "text": "once"}), text_in({"kind": "train", "step": 3, "loss": 0.5})
     ('once', None)
     """
-    text = record.get({"sample": "text", "event": "what"}.get(record["kind"], ""))
+    text = record.get({"sample": "text", "event": "event"}.get(record["kind"], ""))
     return None if text is None else str(text)
 
 

@@ -47,7 +47,7 @@ class Wandb:
             values[record["kind"]] = self.html(f"<pre>{html.escape(text)}</pre>", inject=False)
         if values:
             self.run.log({**values, "step": record["step"]})
-        if record["kind"] == "end":
+        if record["kind"] == "final_eval":
             self.run.summary.update(scores_in(record))
 
     def close(self, ending: str) -> None:

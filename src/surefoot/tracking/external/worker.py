@@ -130,7 +130,7 @@ def _until_over(lines: Iterable[bytes], gone: threading.Event) -> Iterator[bytes
 
 def _told(record: Record) -> str | None:
     """The end of the run that an event reports."""
-    word = str(record.get("what", "")).split(" ")[0].strip(":,") if record["kind"] == "event" else ""
+    word = str(record.get("event", "")).split(" ")[0].strip(":,") if record["kind"] == "event" else ""
     return {"failed": "failed", "diverged": "failed", "stopped": "stopped"}.get(word)
 
 

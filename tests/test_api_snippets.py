@@ -1,0 +1,191 @@
+"""The API in use: each snippet of the public API, with small local data and models. (5 s)"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import surefoot as sf
+from rank_processes import Ranks
+
+CLASSES = 4
+
+
+class MyNet(nn.Module):
+    """A classifier with a part to be frozen and a number to be logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Linear(8, 16)
+        self.head = nn.Linear(16, CLASSES)
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def forward(self, x_BC: Tensor) -> Tensor:
+        logits_BK: Tensor = self.head(self.backbone(x_BC).relu()) / self.temperature
+        return logits_BK
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    inputs, labels = batch
+    return F.cross_entropy(model(inputs), labels)
+
+
+def samples(count: int, seed: int) -> TensorDataset:
+    """Classes that can be told apart."""
+    centers_KC = torch.randn(CLASSES, 8, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(seed)
+    labels_B = torch.randint(CLASSES, (count,), generator=generator)
+    return TensorDataset(centers_KC[labels_B] + 0.3 * torch.randn(count, 8, generator=generator), labels_B)
+
+
+def classifier(run_dir: Path | None, **changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {
+        "model": MyNet,
+        "loss": loss,
+        "train_data": samples(64, 1),
+        "splits": {"val": sf.Split(samples(32, 2))},
+        "batch_size": 16,
+        "length": "12 steps",
+        "evaluate_every": "2 steps",
+        "log_every": "1 steps",
+        "optimizer": sf.optim.adamw(lr=0.03),
+        "run_dir": run_dir,
+        "device": "cpu",
+        "console": False,
+        "report": False,
+    }
+    return sf.Run(**(settings | changes))
+
+
+# --- a custom loop ------------------------------------------------------------------------------------------------------
+
+
+def frozen_at_first() -> MyNet:
+    model = MyNet()
+    model.backbone.requires_grad_(False)
+    return model
+
+
+def own_loop(run: sf.Run, *, low_enough: float) -> list[float]:
+    """Level 2, with gradual unfreezing, a value in the records, and a stop of its own."""
+    with run:
+        history: list[float] = run.register_state("history", [])
+        for step in run:
+            if step.index == 3:
+                run.state.model.get_submodule("backbone").requires_grad_(True)
+            step.log(temperature=run.state.model.get_parameter("temperature"))
+            if step.metrics:
+                history.append(step.metrics["val/loss"])
+                if history[-1] < low_enough:
+                    break
+    return history
+
+
+def test_a_custom_loop_that_broke_off_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    straight = own_loop(classifier(tmp_path / "straight", model=frozen_at_first), low_enough=0.0)
+    assert sorted(straight, reverse=True) == straight
+
+    cut = own_loop(classifier(tmp_path / "cut", model=frozen_at_first), low_enough=straight[2] + 1e-6)
+    assert cut == straight[:3]
+    assert sf.load(tmp_path / "cut").status == "stopped"
+    assert own_loop(classifier(tmp_path / "cut", model=frozen_at_first), low_enough=0.0) == straight
+
+
+def test_what_a_custom_loop_does_is_seen_in_the_run(tmp_path: Path) -> None:
+    run = classifier(tmp_path / "run", model=frozen_at_first, length="6 steps")
+    begun = run.state.model.get_parameter("backbone.weight").tolist()
+    own_loop(run, low_enough=0.0)
+    temperatures = [record["temperature"] for record in sf.load(tmp_path / "run").records("train")]
+    assert len(temperatures) == len(set(temperatures)) == 6
+    assert run.state.model.get_parameter("backbone.weight").tolist() != begun
+    third = sf.load(tmp_path / "run").load_model(MyNet, checkpoint=0)
+    assert third.get_parameter("backbone.weight").tolist() == begun
+
+
+# --- a GAN --------------------------------------------------------------------------------------------------------------
+
+
+class Generator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 8)
+
+    def forward(self, noise_BZ: Tensor) -> Tensor:
+        faces_BC: Tensor = self.layer(noise_BZ)
+        return faces_BC
+
+
+class Discriminator(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(8, 1)
+
+
+def discriminator_loss(models: dict[str, nn.Module], batch: Any) -> Tensor:
+    (faces,) = batch
+    fakes = models["generator"](torch.randn(len(faces), 2)).detach()
+    return F.softplus(-models["discriminator"](faces)).mean() + F.softplus(models["discriminator"](fakes)).mean()
+
+
+def generator_loss(models: dict[str, nn.Module], batch: Any) -> Tensor:
+    return F.softplus(-models["discriminator"](models["generator"](torch.randn(len(batch[0]), 2)))).mean()
+
+
+def test_the_steps_of_a_gan_train_each_model_with_its_own_optimizer(tmp_path: Path) -> None:
+    run = sf.Run(
+        model={"generator": Generator, "discriminator": Discriminator},
+        train_data=(torch.randn(64, 8),),
+        batch_size=16,
+        length="2 epochs",
+        run_dir=tmp_path / "gan",
+        optimizer={name: sf.optim.adam(lr=2e-4, betas=(0.5, 0.999)) for name in ("generator", "discriminator")},
+        log_every="1 steps",
+        device="cpu",
+        console=False,
+        report=False,
+    )
+    moved: dict[str, list[bool]] = {"discriminator": [], "generator": []}
+
+    def update(step: sf.Step, name: str) -> None:
+        before = {each: model.state_dict() for each, model in run.state.models.items()}
+        before = {each: {key: value.clone() for key, value in held.items()} for each, held in before.items()}
+        sf.update(step, name)
+        changed = {
+            each
+            for each, model in run.state.models.items()
+            if any(not torch.equal(value, before[each][key]) for key, value in model.state_dict().items())
+        }
+        moved[name].append(changed == {name})
+
+    with run:
+        for step in run.steps():
+            sf.forward_backward(step, discriminator_loss)
+            update(step, "discriminator")
+            fooled = sf.forward_backward(step, generator_loss)
+            update(step, "generator")
+            step.log(generator_loss=fooled)
+    assert moved == {"discriminator": [True] * 8, "generator": [True] * 8}
+    assert all(record["generator_loss"] > 0 for record in sf.load(tmp_path / "gan").records("train"))
+
+
+# --- distributed --------------------------------------------------------------------------------------------------------
+
+
+def on_a_rank(run_dir: str) -> tuple[int, int, str]:
+    """A file that does not mention processes."""
+    run = classifier(Path(run_dir), micro_batch_size=4)
+    run.train()
+    return run.rank, run.world_size, run.parts.parallel.kind
+
+
+def test_the_same_program_trains_on_several_ranks(tmp_path: Path, ranks: Ranks) -> None:
+    assert ranks(2, on_a_rank, run_dir=str(tmp_path / "two")) == [(0, 2, "ddp"), (1, 2, "ddp")]
+    classifier(tmp_path / "one", micro_batch_size=4).train()
+    one, two = (sf.load(tmp_path / name) for name in ("one", "two"))
+    assert two.metrics["val/loss"] == pytest.approx(one.metrics["val/loss"], rel=1e-5)
+    assert two.step == one.step == 12
