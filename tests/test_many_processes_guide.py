@@ -45,11 +45,11 @@ def test_a_command_can_be_typed(command: list[str]) -> None:
 
 def test_a_command_with_a_mistake_would_be_found() -> None:
     with pytest.raises(ConfigError):
-        check_training(["gpt", "--sharding.replica", "2"])
+        check_training(["gpt", "--fsdp.replica", "2"])
 
 
 def test_every_setting_that_is_named_exists() -> None:
-    named = re.findall(r"`(--(?:sharding|parallel|batch|micro|save|stop)[\w.-]*)(?: (\w+))?`", TEXT)
+    named = re.findall(r"`(--(?:fsdp|ddp|parallel|batch|micro|save|stop)[\w.-]*)(?: (\w+))?`", TEXT)
     assert len(named) > 6
     for flag, value in named:
         check_training(["gpt", "--parallel", "fsdp", flag, value or EXAMPLES[flag]])

@@ -50,6 +50,8 @@ def test_the_example_learns_and_finds_itself_finished_when_it_is_started_again(
     for used in code[1:]:  # what may be done with it afterwards
         exec(used, names)
         assert (
-            sf.evaluate(names["model"], sf.Split(names["held_out"], scores=sf.metrics.accuracy, loss=False))["accuracy"]
+            sf.evaluate(names["model"], sf.Split(names["held_out"], metrics=sf.metrics.accuracy, loss=False))[
+                "accuracy"
+            ]
             > 0.9
         )

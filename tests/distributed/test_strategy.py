@@ -9,7 +9,7 @@ import pytest
 import surefoot as sf
 from in_one import in_one
 from surefoot.config import parallel
-from surefoot.config.parallel import Sharding, Strategy, strategy_for
+from surefoot.config.parallel import DDPSettings, FSDPSettings, Strategy, strategy_for, strategy_of
 
 
 @pytest.mark.parametrize(
@@ -41,24 +41,31 @@ OTHER: dict[str, Any] = {
 
 
 def test_every_setting_is_tried_here() -> None:
-    assert OTHER.keys() == vars(Sharding()).keys()
+    assert OTHER.keys() == vars(FSDPSettings()).keys()
 
 
 @in_one
 @pytest.mark.parametrize("name", OTHER)
 @pytest.mark.parametrize("kind", parallel.KINDS)
 def test_a_setting_that_a_strategy_has_no_use_for_is_refused(kind: Any, name: str) -> None:
-    given = Sharding(**{name: OTHER[name]})
-    of_both = name in ("sync", "find_unused_parameters")
+    of_both = name in vars(DDPSettings())
+    own: Any = {"fsdp": FSDPSettings(**{name: OTHER[name]}), "ddp": DDPSettings()}
+    if of_both and kind != "fsdp":
+        own = {"fsdp": FSDPSettings(), "ddp": DDPSettings(**{name: OTHER[name]})}
     if kind == "fsdp" or (of_both and kind != "none"):
         for ranks in (
             (2, 4) if name == "replicas" else (1, 2)
         ):  # the same settings, whatever number of processes is there
-            assert vars(strategy_for(Strategy(kind=kind, **vars(given)), ranks=ranks))[name] == OTHER[name]
+            assert vars(strategy_for(strategy_of(kind, **own), ranks=ranks))[name] == OTHER[name]
         return
-    with pytest.raises(sf.ConfigError, match=f"^sharding.{name} = .*, and parallel is {kind}") as refused:
-        strategy_for(Strategy(kind=kind, **vars(given)), ranks=1)
+    with pytest.raises(sf.ConfigError, match=rf"^(ddp|fsdp)\.{name} = .*, and parallel is {kind}") as refused:
+        strategy_for(strategy_of(kind, **own), ranks=1)
     assert ("several processes" in str(refused.value)) == of_both
+
+
+def test_an_argument_of_ddp_is_refused_under_fsdp() -> None:
+    with pytest.raises(sf.ConfigError, match=r"ddp\.find_unused_parameters = True is for ddp, and parallel is fsdp\n"):
+        strategy_of("fsdp", ddp=DDPSettings(find_unused_parameters=True), fsdp=FSDPSettings())
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:

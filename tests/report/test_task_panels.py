@@ -18,7 +18,6 @@ from PIL import Image
 from torch import nn
 
 import surefoot as sf
-from surefoot.metrics.classification import classification_scores, classified
 
 BPE = sf.tokenizers.BPETokenizer.train(["the cät sat on 日本 mats, the cät ran 🐈 off"] * 9, vocab_size=300)
 TOKENIZERS: list[Any] = [sf.tokenizers.ByteTokenizer(), BPE]
@@ -138,10 +137,11 @@ def pictures(samples: int = 90) -> tuple[torch.Tensor, torch.Tensor]:
 def test_confusion_and_losses_are_those_of_the_scores() -> None:
     images, labels = pictures()
     confusion, wrong = sf.report.classification_panels(Guessing(), (images, labels), classes="abcd", images=7)
-    scores = classification_scores(classified(Guessing(), (images, labels)), classes=4)
+    report = sf.metrics.ClassificationReport("abcd")
+    metrics = report.whole(*report.per_batch(Guessing()(images), labels))
     assert isinstance(confusion, sf.report.ConfusionMatrix)
     assert isinstance(wrong, sf.report.ImageGrid)
-    assert [list(row) for row in confusion.counts] == scores["confusion"]
+    assert [list(row) for row in confusion.counts] == metrics["confusion"]
     logits = images.flatten(1)[:, :4]
     losses = F.cross_entropy(logits, labels, reduction="none")
     worst = losses.argsort(descending=True)[:7]

@@ -96,7 +96,7 @@ def test_hparams_are_the_settings_with_the_scores_that_stand_as_scalars(run: Pat
 
 def test_scores_at_the_end_are_among_the_metrics(tmp_path: Path) -> None:
     data = Augmented()
-    splits = {"test": sf.Split((data.inputs, data.labels), scores=sf.metrics.accuracy, at_end=True)}
+    splits = {"test": sf.Split((data.inputs, data.labels), metrics=sf.metrics.accuracy, at_end=True)}
     build(tmp_path / "run", length="2 steps", splits=splits, early_stopping=None).train()
     events = read(tmp_path / "run")
     held = events.SummaryMetadata("_hparams_/experiment").plugin_data.content

@@ -49,7 +49,7 @@ def built(run_dir: Path | None = None, **changes: Any) -> sf.Run:
         "batch_size": 8,
         "length": "4 steps",
         "optimizer": sf.optim.adamw(lr=1e-3),
-        "splits": {"same": sf.Split(data, scores=sf.metrics.accuracy)},
+        "splits": {"same": sf.Split(data, metrics=sf.metrics.accuracy)},
         "ema": 0.9,
         "report": False,
         "run_dir": run_dir,

@@ -290,7 +290,7 @@ def test_other_training_data_are_named_before_any_step_is_made(run: Path) -> Non
 
 def test_other_data_of_a_split_are_named_and_steps_are_made_all_the_same(run: Path) -> None:
     data = small_runs.Augmented()
-    split = sf.Split((data.inputs + 1, data.labels), scores=sf.metrics.accuracy)
+    split = sf.Split((data.inputs + 1, data.labels), metrics=sf.metrics.accuracy)
     verdict = sf.load(build(run, splits={"val": split})).verify(steps=3, windows=1)
     assert the_problem(verdict).text.startswith("data of split val: sha256 was ")
     assert (verdict.exit_status, len(verdict.outcomes)) == (3, 1)
@@ -345,7 +345,7 @@ def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, t
 
 def test_another_setting_is_named_beside_other_data_of_a_split(run: Path) -> None:
     data = small_runs.Augmented()
-    split = sf.Split((data.inputs + 1, data.labels), scores=sf.metrics.accuracy)
+    split = sf.Split((data.inputs + 1, data.labels), metrics=sf.metrics.accuracy)
     verdict = sf.load(build(run, splits={"val": split}, optimizer=sf.optim.adamw(lr=0.5, weight_decay=0.05))).verify()
     said = [problem.text for problem in verdict.problems]
     assert [text.startswith("data of split val") for text in said] == [True, False]

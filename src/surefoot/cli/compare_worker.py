@@ -89,7 +89,7 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
             found[kind] = None  # not every run keeps its best
             continue
         with run.parts.numerics():
-            means = run.parts.scoring.score_by_batch(score, batches=BATCHES)
+            means = run.parts.scoring.metric_by_batch(score, batches=BATCHES)
         if means is None:
             return {"why": f"{score} is no mean over samples"}
         counts, totals = [float(mean.count) for mean in means], [float(mean.total) for mean in means]

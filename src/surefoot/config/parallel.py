@@ -12,48 +12,44 @@ KINDS: tuple[Kind, ...] = ("auto", "none", "ddp", "fsdp")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sharding:
-    """How several processes share a run, beyond --parallel."""
+class DDPSettings:
+    """The arguments of `sf.ddp`."""
 
     sync: Literal["auto", "last", "every"] = "auto"
     """With which micro-batches of a step gradients are added up over ranks. auto: ddp the last; fsdp every, none is held whole."""
     find_unused_parameters: bool = False
     """Allow parameters that get no gradient; otherwise they are named at the start."""
-    blocks: tuple[str, ...] = ()
-    """fsdp: modules whose weights are gathered together, by name or class. Absent: the model's own repeated blocks."""
-    reshard_after_forward: bool = True
-    """fsdp: let gathered weights go after the forward pass, and gather them again for the backward pass."""
-    cpu_offload: bool = False
-    """fsdp: keep weights, gradients and optimizer state on the CPU, and update them there."""
-    gather_dtype: Literal["fp32", "bf16"] = "fp32"
-    """fsdp: the format in which weights travel and compute; they are kept in fp32."""
-    replicas: int = 1
-    """fsdp: so many groups of ranks hold the model each; it is spread within a group alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strategy(Sharding):
+class FSDPSettings(DDPSettings):
+    """The arguments of `sf.fsdp`."""
+
+    blocks: tuple[str, ...] = ()
+    """Modules whose weights are gathered together, by name or class. Default: the model's own repeated blocks."""
+    reshard_after_forward: bool = True
+    """Let gathered weights go after the forward pass, and gather them again for the backward pass."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and optimizer state on the CPU, and update them there."""
+    gather_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Format in which weights travel and compute; they are kept in fp32."""
+    replicas: int = 1
+    """Number of groups of ranks that hold the model each; it is spread within a group alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy(FSDPSettings):
     """How the ranks of a run work together; made by `ddp` or `fsdp`, which say what the fields mean."""
 
     kind: Kind = "auto"
 
     def __post_init__(self) -> None:
-        foreign = [
-            field.name
-            for field in fields(Sharding)
-            if field.name not in ("sync", "find_unused_parameters") and vars(self)[field.name] != field.default
-        ]
         refuse_all(
             {
                 f"parallel = {self.kind!r}: one of {', '.join(KINDS)}": self.kind not in KINDS,
                 f"sync = {self.sync!r}: auto, last or every": (self.sync not in ("auto", "last", "every")),
                 f"gather_dtype = {self.gather_dtype!r}: fp32 or bf16": self.gather_dtype not in ("fp32", "bf16"),
                 f"replicas = {self.replicas}: how many groups hold the model each, 1 or more": self.replicas < 1,
-                **{
-                    f"sharding.{name} = {vars(self)[name]!r} is for fsdp, and parallel is {self.kind}\n"
-                    "  leave it out, or try: --parallel fsdp": self.kind != "fsdp"
-                    for name in foreign
-                },
             }
         )
 
@@ -107,6 +103,23 @@ def fsdp(
     )
 
 
+def strategy_of(kind: Kind, *, ddp: DDPSettings, fsdp: FSDPSettings) -> Strategy:
+    """The strategy that flags mean; `ConfigError` for an argument of the other one.
+
+    >>> strategy_of("fsdp", ddp=DDPSettings(), fsdp=FSDPSettings(replicas=2)).replicas
+    2
+    """
+    own, other = (fsdp, ddp) if kind == "fsdp" else (ddp, fsdp)
+    name = "ddp" if other is ddp else "fsdp"
+    for field in fields(other):
+        if (value := getattr(other, field.name)) != field.default:
+            raise ConfigError(
+                f"{name}.{field.name} = {value!r} is for {name}, and parallel is {kind}\n"
+                f"  leave it out, or try: --parallel {name}"
+            )
+    return Strategy(kind=kind, **vars(own))
+
+
 def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
     """What a setting means among so many ranks; "auto" is DDP where there are several, none where there is one.
 
@@ -119,7 +132,7 @@ def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
     if found.kind == "none" and (found.find_unused_parameters or found.sync == "every"):
         name = "find_unused_parameters" if found.find_unused_parameters else "sync"
         raise ConfigError(
-            f"sharding.{name} = {vars(found)[name]!r} is for several processes, and parallel is none\n"
+            f"ddp.{name} = {vars(found)[name]!r} is for several processes, and parallel is none\n"
             "  leave it out, or try: --parallel auto"
         )
     if found.kind == "auto":
@@ -135,7 +148,7 @@ def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
         fewer = max(number for number in range(1, found.replicas) if ranks % number == 0)
         raise ConfigError(
             f"replicas = {found.replicas} does not divide {ranks} ranks: each replica is held by equally many\n"
-            f"  try: --sharding.replicas {fewer}, or {found.replicas * max(1, round(ranks / found.replicas))} ranks"
+            f"  try: --fsdp.replicas {fewer}, or {found.replicas * max(1, round(ranks / found.replicas))} ranks"
         )
     if found.sync == "auto":
         found = replace(found, sync="every" if found.kind == "fsdp" else "last")

@@ -18,7 +18,7 @@ from surefoot.run.components import RunComponents
 
 @dataclass(frozen=True)
 class Spread:
-    """A strategy over `world` ranks; the settings are those of `--parallel` and `--sharding.*`, none of them "auto"."""
+    """A strategy over `world` ranks; the settings are those of `--parallel` and `--fsdp.*`, none of them "auto"."""
 
     kind: Literal["none", "ddp", "fsdp"]
     world: int

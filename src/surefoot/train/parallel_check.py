@@ -134,8 +134,8 @@ def _about_order(orders: Sequence[Sequence[str] | None]) -> list[str]:
                 return [
                     f"rank {rank} calls {other} where rank {begun} calls {first}: FSDP gathers each block from all ranks at once,\n"
                     "  so all must call the same ones in every pass (are some left out at random, or for some inputs?)\n"
-                    "  name blocks that are always called (--sharding.blocks), or try:\n"
-                    "  --parallel ddp --sharding.find-unused-parameters True"
+                    "  name blocks that are always called (--fsdp.blocks), or try:\n"
+                    "  --parallel ddp --ddp.find-unused-parameters True"
                 ]
     return []
 

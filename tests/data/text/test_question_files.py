@@ -179,6 +179,6 @@ def test_hellaswag_is_scored_as_build_nanogpt_does():
         summed += int(total.argmin()) == example["label"]
         normed += int((total / mask[:, 1:].sum(dim=1)).argmin()) == example["label"]
     dataset = MultipleChoice(found, context=256, byte_counts=tokenizer.byte_counts)
-    scores = evaluate(model, sf.Split(dataset, scores=multiple_choice_accuracy, loss=False, batch_size=3))
+    scores = evaluate(model, sf.Split(dataset, metrics=multiple_choice_accuracy, loss=False, batch_size=3))
     assert (scores["acc"], scores["acc_norm"]) == (summed / 12, normed / 12)
     assert summed != normed

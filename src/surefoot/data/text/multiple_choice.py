@@ -14,7 +14,7 @@ import torch
 from surefoot.data.order import Ids
 from surefoot.data.text.shards import Tokens
 from surefoot.errors import DataError
-from surefoot.metrics.multiple_choice import ChoiceBatch
+from surefoot.metrics.multiple_choice import ChoiceBatch, ChoiceTargets
 from surefoot.seeding import fold, stream_key
 
 TokenRow = Sequence[int] | Tokens
@@ -38,14 +38,14 @@ class Question:
 
 
 class MultipleChoice:
-    """Questions as a data set for a `Split` whose score is `multiple_choice_accuracy` or `continuation_accuracy`.
+    """Questions as a data set for a `Split` with the metric `multiple_choice_accuracy` or `continuation_accuracy`.
 
     A row is a context and its ending; one longer than `context` + 1 tokens loses tokens of its context, and `shortened`
     counts the questions with such a row. Questions stand from the longest to the shortest: the first batch needs the most
     memory. `most_targets` is how many tokens the endings of one question have at most. All must have as many endings.
 
     >>> dataset = MultipleChoice([Question([[1, 2]] * 2, [[3], [4, 5]], label=0)], context=8, byte_counts=[1] * 6)
-    >>> dataset.gather(np.array([0]), np.array([0])).targets.tolist()
+    >>> dataset.gather(np.array([0]), np.array([0])).targets.tokens.tolist()
     [3, 4, 5]
     """
 
@@ -85,16 +85,15 @@ class MultipleChoice:
         targets_E = self.tokens[starts_R[rows_E] + places_E + 1].astype(np.int64)
         # float64, which they are here, is nothing that MPS has
         bytes_R = np.bincount(rows_E, self.byte_counts[targets_E], minlength=len(rows_R)).astype(np.int64)
-        shape = (len(ids), self.choices)
-        return ChoiceBatch(
-            tokens=torch.from_numpy(tokens_RT).view(*shape, -1),
-            places=torch.from_numpy(rows_E * len(span_T) + places_E),
-            targets=torch.from_numpy(targets_E),
+        targets = ChoiceTargets(
+            positions=torch.from_numpy(rows_E * len(span_T) + places_E),
+            tokens=torch.from_numpy(targets_E),
             rows=torch.from_numpy(rows_E),
-            ending_tokens=torch.from_numpy(endings_R).view(shape),
-            ending_bytes=torch.from_numpy(bytes_R).view(shape),
+            ending_tokens=torch.from_numpy(endings_R).view(len(ids), self.choices),
+            ending_bytes=torch.from_numpy(bytes_R).view(len(ids), self.choices),
             right=torch.from_numpy(self.right[asked]),
         )
+        return ChoiceBatch(torch.from_numpy(tokens_RT), targets)
 
     def fingerprint(self) -> dict[str, Any]:
         """Which questions, and how much of them is shown."""

@@ -191,22 +191,23 @@ def _cloze(config: Config, found: texts.Corpus) -> "sf.Split | None":
     rows = sf.data.MultipleChoice(questions, context=context, byte_counts=found.tokenizer.byte_counts)
     return sf.Split(
         rows,  # whose endings are all of one length
-        scores=lambda model, batch: {"accuracy": asked_questions.choice_accuracy(model, batch)["acc"]},
+        metrics=lambda outputs, targets: {"accuracy": sf.metrics.multiple_choice_accuracy(outputs, targets)["acc"]},
+        predict=asked_questions.predict_endings,
         batch_size=asked_questions.questions_at_once(rows, vocab_size=found.tokenizer.vocab_size),
         loss=False,
     )
 
 
 def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any) -> Iterator[tuple[str, float]]:
-    """The scores of a trained model over whole files of questions, for `surefoot evaluate --questions`; no training data are read."""
+    """The metrics of a trained model over whole files of questions, for `surefoot evaluate --questions`; no training data are read."""
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
     own: dict[str, Any] = {"tokenizer": tokenizer, "context": config.model.context}
     splits = {name: asked_questions.question_split(name, path, **own) for name, path in on.items()}
     model = _trained(config, tokenizer, checkpoint, device=config.device)
     as_trained = checkpoint.saved.described["precision"] if config.precision == "auto" else config.precision
     for name, split in splits.items():
-        scores = sf.evaluate(model, split, device=config.device, precision=as_trained, seed=config.seed)
-        yield from ((f"{name}/{score}", value) for score, value in scores.items())
+        metrics = sf.evaluate(model, split, device=config.device, precision=as_trained, seed=config.seed)
+        yield from ((f"{name}/{metric}", value) for metric, value in metrics.items())
 
 
 def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:

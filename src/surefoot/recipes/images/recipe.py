@@ -71,16 +71,15 @@ def build(config: Config) -> "sf.Run":
     def loss(model: Any, batch: Any) -> Any:
         images_BCHW, labels_B = batch
         if not model.training:
-            return sf.losses.cross_entropy(model(images_BCHW), labels_B)
+            logits_BK = model(images_BCHW)
+            return sf.losses.cross_entropy(logits_BK, labels_B), (logits_BK, labels_B)
         mixture = sf.losses.mixup(images_BCHW, labels_B, mixup=changes.mixup, cutmix=changes.cutmix)
         logits_BK = model(mixture.images)
         mean = sf.losses.mixup_cross_entropy(logits_BK, mixture, label_smoothing=config.label_smoothing)
         return mean, {"accuracy": _accuracy(logits_BK.detach(), mixture)}
 
-    def outputs(model: Any, batch: Any) -> "list[sf.metrics.Classified]":
-        if strange is not None:  # not before: a plan is told too, and a resume is refused by name
-            raise sf.DataError(strange)
-        return sf.metrics.classified(model, batch)
+    def refuse_other_images(_: Any, __: Any) -> Any:  # only here: a plan is shown, and a resume is refused by name
+        raise sf.DataError(strange)
 
     def panels(model: Any) -> Iterator[Any]:
         if strange is not None:
@@ -92,10 +91,9 @@ def build(config: Config) -> "sf.Run":
     splits = {
         name: sf.Split(
             part,
-            loss=False,
+            metrics=sf.metrics.ClassificationReport(names),
             batch_size=256,
-            outputs=outputs,
-            judge=lambda classified: sf.metrics.classification_scores(classified, classes=len(names)),
+            predict=None if strange is None else refuse_other_images,
             at_end=name == "test",
         )
         for name, part in (("val", found.val), ("test", found.test))

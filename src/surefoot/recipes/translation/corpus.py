@@ -165,13 +165,18 @@ def _trained(pairs: Sentences, data: Data) -> tuple[Any, Any]:
     return (trained(sources + targets),) * 2 if data.shared_vocab else (trained(sources), trained(targets))
 
 
-def smoothed(label_smoothing: float) -> Any:
-    """The loss to train on: label-smoothed cross-entropy over the real tokens of the target, as a counted mean."""
+def cross_entropy(label_smoothing: float) -> Any:
+    """The loss: cross-entropy over the real tokens of the target, as a counted mean; smoothed while training.
+
+    In evaluation the accuracy stands beside it: how often the next token is the likeliest, given the right ones before it.
+    """
 
     def loss(model: Any, batch: Any) -> Any:
         source_BS, target_BT = batch
 
         def of_hidden(hidden_BTC: Any, head_VC: Any) -> Any:
+            if not model.training:
+                return _evaluated(hidden_BTC, head_VC, target_BT)
             hidden, targets = _real(hidden_BTC, target_BT[:, 1:])
             return sf.losses.linear_cross_entropy(
                 hidden, head_VC, targets, ignore_index=PADDING, label_smoothing=label_smoothing
@@ -182,20 +187,12 @@ def smoothed(label_smoothing: float) -> Any:
     return loss
 
 
-def of_tokens(model: Any, batch: Any) -> "dict[str, sf.Mean]":
-    """Scores of a model that is told the right tokens so far: the loss without smoothing, and how often it is right."""
-    source_BS, target_BT = batch
-
-    def of_hidden(hidden_BTC: Any, head_VC: Any) -> "dict[str, sf.Mean]":
-        hidden, targets = _real(hidden_BTC, target_BT[:, 1:])
-        logits, real = hidden @ head_VC.to(hidden.dtype).T, targets != PADDING
-        right = (logits.argmax(dim=-1) == targets) & real
-        return {
-            "loss": sf.losses.cross_entropy(logits, targets, ignore_index=PADDING),
-            "accuracy": sf.Mean(right.sum(), real.sum()),
-        }
-
-    return dict(model(source_BS, target_BT[:, :-1], loss=of_hidden))
+def _evaluated(hidden_BTC: Any, head_VC: Any, target_BT: Any) -> "tuple[sf.Mean, dict[str, sf.Mean]]":
+    hidden, targets = _real(hidden_BTC, target_BT[:, 1:])
+    logits, real = hidden @ head_VC.to(hidden.dtype).T, targets != PADDING
+    right = (logits.argmax(dim=-1) == targets) & real
+    loss = sf.losses.cross_entropy(logits, targets, ignore_index=PADDING)
+    return loss, {"accuracy": sf.Mean(right.sum(), real.sum())}
 
 
 def targets_of(batch: Any) -> int:

@@ -1,7 +1,7 @@
 """What a trained encoder-decoder says: translations of sentences, how good they are, and `surefoot predict`."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,28 +59,24 @@ def translated(model: Any, sentences: Sequence[str], search: Search, *, batch_si
     return [lines.get(place, "") for place in range(len(sentences))]
 
 
-def judged(references: Sequence[str], *, language: str) -> Callable[[list[str]], dict[str, float | str]]:
-    """Scores of translations against their references: BLEU and chrF by sacrebleu with their signatures, and exact matches.
+def corpus_metrics(references: Sequence[str], translations: Sequence[str], *, language: str) -> dict[str, float | str]:
+    """BLEU and chrF of translations by sacrebleu, with their signatures; and the fraction that equals its reference.
 
     BLEU: Papineni et al. 2002 (https://aclanthology.org/P02-1040), as sacrebleu makes it comparable (Post 2018:
     https://aclanthology.org/W18-6319). chrF: Popovic 2015 (https://aclanthology.org/W15-3049).
     """
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
 
-    def judge(translations: list[str]) -> dict[str, float | str]:
-        from sacrebleu.metrics.bleu import BLEU
-        from sacrebleu.metrics.chrf import CHRF
-
-        bleu, chrf = BLEU(tokenize=_words(language), force=True), CHRF()
-        same = sum(one == other for one, other in zip(translations, references, strict=True))
-        return {
-            "bleu": bleu.corpus_score(translations, [references]).score,  # before its signature
-            "chrf": chrf.corpus_score(translations, [references]).score,
-            "exact": same / len(references),
-            "bleu_signature": str(bleu.get_signature()),
-            "chrf_signature": str(chrf.get_signature()),
-        }
-
-    return judge
+    bleu, chrf = BLEU(tokenize=_words(language), force=True), CHRF()
+    equal = sum(one == other for one, other in zip(translations, references, strict=True))
+    return {
+        "bleu": bleu.corpus_score(translations, [references]).score,  # before its signature
+        "chrf": chrf.corpus_score(translations, [references]).score,
+        "exact": equal / len(references),
+        "bleu_signature": str(bleu.get_signature()),
+        "chrf_signature": str(chrf.get_signature()),
+    }
 
 
 def shown(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, language: str) -> "sf.report.Examples":

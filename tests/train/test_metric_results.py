@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pytest
 import torch
 
 import surefoot as sf
-from surefoot.train.distributed_eval import Messages
+from surefoot.train.metric_results import Messages
+
+
+class Named(NamedTuple):
+    label: int
+    loss: float
 
 
 def test_outputs_come_back_as_what_they_were() -> None:
-    messages, held = Messages(), [sf.metrics.Classified(1, 2, 3, 0.5), {"a": (1, None)}, torch.tensor([True, False])]
+    messages, held = Messages(), [Named(1, 0.5), {"a": (1, None)}, torch.tensor([True, False])]
     first, second, third = messages.read(messages.written(held))
     assert first == held[0]
-    assert type(first) is sf.metrics.Classified
+    assert type(first) is Named
     assert second == held[1]
     torch.testing.assert_close(third, held[2])
     with pytest.raises(sf.ConfigError, match="cannot go from one rank to another"):
