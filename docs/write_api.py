@@ -1,4 +1,4 @@
-"""Write docs/api.md anew: each public name with its line and an example that runs, made of the stubs: python docs/write_api.py."""
+"""Write docs/reference/api.md anew: each public name with its line and an example, made of the stubs: python docs/write_api.py."""
 
 from __future__ import annotations
 
@@ -129,5 +129,5 @@ def _arguments(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).with_name("api.md")
+    target = Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).parent / "reference" / "api.md"
     target.write_text(page(public_names()), encoding="utf-8")

@@ -161,7 +161,7 @@ def test_docs_list_each_public_name_with_a_line_and_an_example() -> None:
     names = public_names()
     without = without_example(names)
     assert set(without) <= {"sf.metrics.continuation_accuracy", "sf.metrics.multiple_choice_accuracy"}
-    assert (DOCS / "api.md").read_text(encoding="utf-8") == page(names)
+    assert (DOCS / "reference" / "api.md").read_text(encoding="utf-8") == page(names)
     for stub in STUBS:
         if "recipes" not in stub.parts:
             assert {name for module, name in names_in(stub) if module} <= {name.rpartition(".")[2] for name in names}
