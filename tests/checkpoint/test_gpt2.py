@@ -222,7 +222,7 @@ def test_a_model_that_transformers_has_no_room_for_is_not_written(here: dict[str
 def test_the_page_about_evaluation_shows_how_published_weights_are_scored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = Path(__file__).parents[2] / "docs" / "evaluating-gpt.md"
+    page = Path(__file__).parents[2] / "docs" / "guides" / "evaluating-gpt.md"
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
     tokenizer = sf.tokenizers.BPETokenizer.trained(["the cat sat on the mat"], vocab_size=260)

@@ -123,7 +123,7 @@ def test_a_manifest_of_pieces_is_of_another_format_than_one_of_whole_files(tmp_p
     versions = [
         json.loads((tmp_path / name / "manifest.json").read_text())["format_version"] for name in ("pieces", "whole")
     ]
-    assert versions == [4, 3]
+    assert versions == [6, 5]
 
 
 def test_only_the_chosen_files_are_named_with_all_their_pieces_and_the_state(tmp_path: Path) -> None:

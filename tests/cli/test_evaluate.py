@@ -217,7 +217,7 @@ def test_panels_made_anew_of_the_newest_checkpoint_are_those_that_were_written(t
 
 
 def test_panels_made_anew_are_of_the_best_checkpoint(there: Ended) -> None:
-    watched = sf.checkpoint.Store(Path("runs/images/checkpoints")).at(6).state["watch"]
+    watched = sf.checkpoint.Store(Path("runs/images/checkpoints")).at(6).state["monitor"]
     shown = panels_made_anew("runs/images")
     assert shown is not None
     assert shown.step == watched["step"]

@@ -100,7 +100,7 @@ def trained_as_chosen(*, really: bool, **changes: Any) -> dict[str, Any]:
         run = trained(compile="auto", **changes)
     finally:
         world_runs.built = built
-    return run | {"compiled": found[-1].parts.described["compile"], "called": Through.calls}
+    return run | {"compiled": found[-1].parts.identity["compile"], "called": Through.calls}
 
 
 def of_each_optimizer(names: list[str], **changes: Any) -> dict[str, Any]:

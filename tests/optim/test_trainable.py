@@ -112,7 +112,7 @@ def everything(run_dir: Path) -> dict[str, Any]:
         for file, named in contents.files.items()
         for name, held in named.items()
     }
-    return tensors | {key: contents.state.get(key) for key in ("groups", "trainable", "optimizer", "evaluating")}
+    return tensors | {key: contents.state.get(key) for key in ("param_groups", "trainable", "optimizer", "eval_mode")}
 
 
 def assert_equal_bits(one: dict[str, Any], other: dict[str, Any]) -> None:

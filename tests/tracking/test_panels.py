@@ -108,12 +108,12 @@ HOSTILE = [
     '{"format_version": 1, "step": 3, "panels": [], "code": "import os"}',
     '{"format_version": 1, "step": 3, "panels": 5}',
     '{"format_version": 1, "step": 3, "panels": [{"kind": "html", "text": "<script>"}]}',
-    '{"format_version": 1, "step": 3, "panels": [{"kind": ["tinted-text"]}]}',
-    '{"format_version": 1, "step": 3, "panels": [{"kind": "tinted-text", "title": "t", "__class__": "os.system"}]}',
-    '{"format_version": 1, "step": 3, "panels": [{"kind": "tinted-text", "title": "t", "legend": "", "unit": "nats", "pieces": "ab"}]}',
-    '{"format_version": 1, "step": 3, "panels": [{"kind": "tinted-text", "title": "t", "legend": "", "unit": "nats",'
+    '{"format_version": 1, "step": 3, "panels": [{"kind": ["text-heatmap"]}]}',
+    '{"format_version": 1, "step": 3, "panels": [{"kind": "text-heatmap", "title": "t", "__class__": "os.system"}]}',
+    '{"format_version": 1, "step": 3, "panels": [{"kind": "text-heatmap", "title": "t", "legend": "", "unit": "nats", "pieces": "ab"}]}',
+    '{"format_version": 1, "step": 3, "panels": [{"kind": "text-heatmap", "title": "t", "legend": "", "unit": "nats",'
     ' "pieces": [["a", 1' + "0" * 400 + "]]}]}",
-    '{"format_version": 1, "step": 3, "panels": [{"kind": "tinted-text", "title": "t", "legend": "", "unit": "nats",'
+    '{"format_version": 1, "step": 3, "panels": [{"kind": "text-heatmap", "title": "t", "legend": "", "unit": "nats",'
     ' "pieces": [["a", NaN]]}]}',
     '{"format_version": 1, "step": 3, "panels": [{"kind": "curves", "title": "t", "legend": "", "curves": [1]}]}',
     "[" * 100_000,

@@ -132,7 +132,7 @@ def _file_of(path: Path, weights: Weights, model: str) -> str:
 def _settings_of_gpt2(found: Checkpoint, run: Path) -> bytes:
     """The config.json of the network that a run of the recipe gpt has trained; `ConfigError` for any other network."""
     try:
-        shape = GPTConfig(**found.saved.described["identity"].get("model"))
+        shape = GPTConfig(**found.saved.identity["identity"].get("model"))
     except (TypeError, ValueError) as problem:
         raise ConfigError(
             f"layout = gpt2: {run} is no run of surefoot train gpt, so it has no network that transformers would call so"

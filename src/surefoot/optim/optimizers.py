@@ -1,6 +1,6 @@
 """What an optimizer is to be, before there is a model: a name and numbers to be printed, saved and compared.
 
-Importing this file does not import torch; `build.build_optimizer` does. Which one for what: docs/optimizers.md.
+Importing this file does not import torch; `build.build_optimizer` does. Which one for what: docs/guides/optimizers.md.
 """
 
 from collections.abc import Mapping, Sequence

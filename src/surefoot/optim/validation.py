@@ -24,7 +24,7 @@ class Declaration:
     weight_decay: float
     settings: Mapping[str, Setting]
     checks: Mapping[str, Check]
-    # lr and weight_decay of a recipe that is not told any, chosen among rates a factor of 3 apart (docs/optimizers.md)
+    # lr and weight_decay of a recipe that is not told any, chosen among rates a factor of 3 apart (docs/guides/optimizers.md)
     first_run: tuple[float, float]
     like_adam: bool  # whether the size of its steps is that of `lr`, whatever the size of the gradient
 

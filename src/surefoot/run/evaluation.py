@@ -132,7 +132,7 @@ class Evaluations:
             {
                 "kind": "outcome",
                 "step": self.state.step,
-                "settings": flat(self.parts.described),
+                "settings": flat(self.parts.identity),
                 "scores": self.scores,
                 **({} if self.at_end is None else {"scores_at_end": self.at_end[1]}),
             }

@@ -40,7 +40,7 @@ class Run(RunSettings):
 
     A run is a pure function of its settings, `seed` and the step. When it is opened it goes on by itself if `run_dir` holds a
     checkpoint. Durations are text with a unit: "200 steps", "2 epochs", "5%" of the run, and for `save_every` and `time_limit`
-    also "90 min". The keywords, each with its text: docs/settings.md.
+    also "90 min". The keywords, each with its text: docs/reference/settings.md.
 
     Raises `ConfigError` or `DataError` for what cannot be run, before anything is written.
     """
@@ -177,12 +177,12 @@ class Run(RunSettings):
 
         Returns one line for each difference between this run's data and the checkpoint's.
         """
-        self.parts.whole.precision.settle(checkpoint.saved.described["precision"])
-        self.parts.layout.settle(checkpoint.saved.described["channels_last"])
-        self.parts.compiling.settle(checkpoint.saved.described["compile"])
+        self.parts.whole.precision.settle(checkpoint.saved.identity["precision"])
+        self.parts.layout.settle(checkpoint.saved.identity["channels_last"])
+        self.parts.compiling.settle(checkpoint.saved.identity["compile"])
         state_dict.restore(self.parts.whole, checkpoint, where=f"step {checkpoint.step}")
-        now = json.loads(json.dumps(self.parts.described["data"]))
-        return differences({"data": checkpoint.saved.described["data"]}, {"data": now})
+        now = json.loads(json.dumps(self.parts.identity["data"]))
+        return differences({"data": checkpoint.saved.identity["data"]}, {"data": now})
 
 
 @contextmanager
@@ -207,7 +207,7 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
     tried = replace(parts, whole=Whole(state, precision, kept=Kept(dict(parts.whole.kept.objects))))
     models = {**state.models, **{f"average of {name}": each.model for name, each in state.ema_models.items()}}
     format_before = precision.name, precision.open
-    layout_before, described_before = (parts.layout.channels_last, parts.layout.open), dict(parts.described)
+    layout_before, described_before = (parts.layout.channels_last, parts.layout.open), dict(parts.identity)
     clock, spent_s = parts.whole.clock, parts.whole.clock.now() - parts.whole.clock.since
     with ExitStack() as stack:
         stack.callback(lambda: setattr(clock, "since", clock.now() - spent_s))  # at last: putting back takes time too
@@ -228,5 +228,5 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
             state_dict.restore(tried.whole, found, where="what was before the trial")
             precision.name, precision.open = format_before
             parts.layout.channels_last, parts.layout.open = layout_before
-            parts.described.clear()
-            parts.described.update(described_before)
+            parts.identity.clear()
+            parts.identity.update(described_before)

@@ -76,7 +76,7 @@ class TextHeatmap:
     'def f'
     """
 
-    kind: ClassVar[str] = "tinted-text"
+    kind: ClassVar[str] = "text-heatmap"
     title: str
     legend: str
     unit: Literal["nats", "fraction"]

@@ -250,7 +250,7 @@ def test_a_script_without_a_guard_is_told_of_it_and_its_processes_write_nothing(
 
 
 def test_the_page_about_shards_shows_a_script_that_makes_them(inputs: list[Path], tmp_path: Path) -> None:
-    page = Path(__file__).parents[3] / "docs" / "token-shards.md"
+    page = Path(__file__).parents[3] / "docs" / "guides" / "token-shards.md"
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     (tmp_path / "script.py").write_text(code)
     inputs[0].rename(tmp_path / "text.jsonl")

@@ -401,8 +401,8 @@ def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Pat
 @pytest.mark.parametrize(("name", "betas"), [("adamw", [0.9, 0.98]), ("sgd", None)])
 def test_betas_are_the_published_ones_where_the_optimizer_has_any(name: str, betas: Any, folder: Path) -> None:
     run = translation.build(config(folder, **{"optimizer.name": name}))
-    assert json.loads(json.dumps(run.parts.described["optimizer"])).get("betas") == betas or betas in [
-        one.get("betas") for one in run.parts.described["optimizer"].values() if isinstance(one, dict)
+    assert json.loads(json.dumps(run.parts.identity["optimizer"])).get("betas") == betas or betas in [
+        one.get("betas") for one in run.parts.identity["optimizer"].values() if isinstance(one, dict)
     ]
 
 
