@@ -6,7 +6,7 @@ FAST := not slow and not campaign and not gpu and not timing
 WORKERS := -n 2 --dist loadfile
 export PYTHONDONTWRITEBYTECODE :=  # else each of the hundreds of processes that tests start would compile the package again
 
-.PHONY: train check test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-diagnose campaign-mutants bench prose clean
+.PHONY: train check test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-diagnose campaign-mutants bench pictures prose clean
 
 train: .venv/ready  ## install, then train a GPT on the source of Python's own standard library
 	$(BIN)/surefoot train gpt --run-dir runs/first
@@ -49,6 +49,9 @@ bench: .venv/ready  ## every benchmark in its short form, up to 20 minutes; DATA
 
 prose:  ## sentences of README, docs, help and docstrings: how long they are, turns to avoid; ARGS="--worst 40", "--draw 100"
 	$(PYTHON) docs/prose.py $(ARGS)
+
+pictures: .venv/ready  ## every picture of README and docs, from runs made for it; ONLY="resumed report" makes these alone
+	PATH="$(CURDIR)/$(BIN):$$PATH" DATA="$(abspath $(DATA))" benchmarks/pictures.sh $(ONLY)
 
 # torch first and through the constraints file: a plain `torch` may bring gigabytes of CUDA packages
 .venv/ready: pyproject.toml constraints.txt

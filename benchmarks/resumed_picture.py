@@ -2,8 +2,8 @@
 
     python benchmarks/resumed_picture.py [--length "2500 steps"]
 
-A few minutes on two cores. The terminal is a pseudo-terminal of 112 columns; what it shows at the end is drawn with matplotlib's
-monospaced font.
+A few minutes on two cores. The terminal is a pseudo-terminal of 80 columns; what it shows at the end is drawn, in its colors, with
+matplotlib's monospaced font. `make pictures ONLY=resumed` calls it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import fcntl
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -24,14 +25,16 @@ import pyte
 from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFont
 
-COLUMNS, LINES = 112, 400
+COLUMNS, LINES = 80, 400
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "resumed.png"
 SUREFOOT = Path(sys.executable).with_name("surefoot")
 BACKGROUND, INK, FAINT = "#1e1e1e", "#e4e4e4", "#8a8a8a"
+COLORS = {"red": "#f07178", "green": "#8fd07e", "brown": "#e6c07b", "cyan": "#6cc7d6"}  # pyte's names; brown is yellow
+Letters = list[tuple[str, str]]  # of a line, each with its color
 
 
-def shown(arguments: list[str], *, place: Path, kill_when: str | None = None) -> list[str]:
-    """The lines that a terminal shows of the command, which is killed once some line of its output begins so."""
+def shown(arguments: list[str], *, place: Path, kill_when: str | None = None) -> list[Letters]:
+    """The lines that a terminal shows of the command, which is killed as soon as a line of its output begins so."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
     screen = pyte.Screen(COLUMNS, LINES)
@@ -54,18 +57,33 @@ def shown(arguments: list[str], *, place: Path, kill_when: str | None = None) ->
             break
     process.wait()
     os.close(ours)
-    return [line.rstrip() for line in screen.display]
+    rows = [[screen.buffer[row][column] for column in range(COLUMNS)] for row in range(LINES)]
+    lines = [[(letter.data, COLORS.get(letter.fg, INK)) for letter in row] for row in rows]
+    while lines and not text_of(lines[-1]):
+        lines.pop()
+    return lines
 
 
-def draw(lines: list[str], path: Path) -> None:
-    """Write lines as a picture; those that were typed are faint."""
+def text_of(letters: Letters) -> str:
+    return "".join(letter for letter, _ in letters).rstrip()
+
+
+def typed(line: str) -> Letters:
+    """A line that a person typed."""
+    return [(letter, FAINT) for letter in line]
+
+
+def draw(lines: list[Letters], path: Path) -> None:
+    """Write lines as a picture."""
     font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSansMono.ttf", 14)
-    wide = font.getlength("M" * max(map(len, lines)))
+    letter_wide = font.getlength("M")
+    wide = letter_wide * max(len(text_of(line)) for line in lines)
     high, border = 19, 14
     picture = Image.new("RGB", (int(wide) + 2 * border, high * len(lines) + 2 * border), BACKGROUND)
     pen = ImageDraw.Draw(picture)
     for place, line in enumerate(lines):
-        pen.text((border, border + high * place), line, font=font, fill=FAINT if line.startswith("$ ") else INK)
+        for column, (letter, color) in enumerate(line):
+            pen.text((border + letter_wide * column, border + high * place), letter, font=font, fill=color)
     picture.quantize(32).save(path, optimize=True)
 
 
@@ -77,18 +95,10 @@ def main() -> None:
         place = Path(directory)
         train = ["train", "gpt", "--run-dir", "runs/first", "--length", arguments.length]
         first = shown(train, place=place, kill_when=str(int(arguments.length.split()[0]) // 2) + " ")
-        killed = next(line.split()[0] for line in reversed(first) if line)
+        killed = next(step[1] for line in reversed(first) if (step := re.search(r"(\d+)/\d+", text_of(line))))
         second = shown(["resume", "runs/first"], place=place)
-    while second and not second[-1]:
-        second.pop()
-    draw(
-        [
-            f"$ make train      # killed with kill -9, behind step {killed.split('/')[0]}",
-            "$ surefoot resume runs/first",
-            *second,
-        ],
-        PICTURE,
-    )
+    head = [f"$ make train      # killed with kill -9 after step {killed}", "$ surefoot resume runs/first"]
+    draw([*map(typed, head), *second], PICTURE)
 
 
 if __name__ == "__main__":

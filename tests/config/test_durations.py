@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from itertools import pairwise
 from math import ceil
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from in_one import in_one
-from surefoot.config.durations import Every, Length, every, in_steps, planned, seconds
+from surefoot.config.durations import Every, Length, every, in_steps, log_interval, planned, seconds
 from surefoot.errors import ConfigError
 
 LENGTH = Length(steps=300, samples_per_epoch=1000, batch_size=30)
@@ -128,3 +129,14 @@ def test_times_are_seconds(text, expected):
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(ConfigError, match="'30 s', '90 min' or '2 h'"):
         seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "samples", "several"), [(30, 13, 1), (30, 1000, 1), (3, 10_000, 1), (1, 999, 1), (400, 25, 20)]
+)
+def test_epochs_end_with_a_record_and_short_ones_share_it(epochs: int, samples: int, several: int) -> None:
+    """By themselves records come every 50 steps, or twenty times in a run; here at most as far apart."""
+    length = planned(f"{epochs} epochs", samples_per_epoch=samples, batch_size=10)
+    records = [step for step in range(1, length.steps + 1) if log_interval("auto", length=length).due(step)]
+    assert max(later - before for before, later in pairwise([0, *records])) <= ceil(max(1, min(50, length.steps / 20)))
+    assert {ceil(epoch * samples / 10) for epoch in range(several, epochs + 1, several)} <= set(records)

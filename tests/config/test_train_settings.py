@@ -35,7 +35,7 @@ ORDER = re.findall(
     model loss train_data init_from seed length stop_after time_limit early_stopping batch_size micro_batch_size collate_fn
     count_fn workers optimizer schedule plateau clip ema max_bad_steps precision channels_last compile
     activation_checkpointing activation_checkpointing_modules device deterministic splits evaluate_every evaluate_at_start best sample_fn
-    sample_every log_every layer_stats_every trackers panels_fn report console run_dir save_every keep_last keep_every
+    sample_every log_every layer_stats_every derived trackers panels_fn report console run_dir save_every keep_last keep_every
     parallel sync_batch_norm check_ranks_every identity extra_files describe_fn predict_example data_summary check_state
     accept_change disk
     """,
@@ -190,13 +190,13 @@ def test_a_resume_does_with_a_setting_what_its_role_says(role: Role, name: str, 
 
 def test_the_table_in_the_docs_is_the_one_that_the_fields_make() -> None:
     """Write it anew: python docs/write_settings.py."""
-    assert settings_table(sf.Run) in (DOCS / "settings.md").read_text()
+    assert settings_table(sf.Run) in (DOCS / "reference" / "settings.md").read_text()
 
 
 FIELD = '''    rate_times: float = setting(1.0, identity=True)
     """What every learning rate is multiplied by."""
 '''
-LINE = "    rate = rate * task.settings.rate_times\n"
+LINE = "task.settings.rate_times * "
 
 
 def with_one_more_setting(directory: Path) -> Path:
@@ -205,7 +205,7 @@ def with_one_more_setting(directory: Path) -> Path:
     shutil.copytree(Path(sf.__file__).parent, copy / "surefoot", ignore=shutil.ignore_patterns("__pycache__"))
     for file, before, more in (
         ("config/train_settings.py", "    max_bad_steps: int = setting(", FIELD),
-        ("train/loop.py", '    for group in trained.optimizer.param_groups:\n        group["lr"] =', LINE),
+        ("train/loop.py", "task.factors(step.index) * step.state.rate_factor", LINE),
     ):
         text = (copy / "surefoot" / file).read_text()
         assert text.count(before) == 1
@@ -247,7 +247,7 @@ def test_one_field_and_one_line_make_a_setting(tmp_path: Path) -> None:
     other = printed(copy, tmp_path, "surefoot", "resume", "half", "--rate-times", "0.25")
     assert "cannot resume half at step-00000002: rate_times was 0.5, now 0.25" in other
 
-    shutil.copy(DOCS / "settings.md", tmp_path)
+    shutil.copy(DOCS / "reference" / "settings.md", tmp_path)
     shutil.copy(DOCS / "write_settings.py", tmp_path)
     printed(copy, tmp_path, "write_settings", "settings.md")
     assert "| `rate_times` | `1.0` | What every learning rate is" in (tmp_path / "settings.md").read_text()

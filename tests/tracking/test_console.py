@@ -33,6 +33,14 @@ def test_of_training_there_is_a_line_at_most_every_ten_seconds_and_always_the_fi
     assert [line.split()[0] for line in found] == ["step=10/100", "step=40/100", "step=100/100"]
 
 
+def test_every_record_of_training_has_a_line_if_log_every_was_given() -> None:
+    stream = StringIO()
+    console = Console(100, stream, every_record=True, now=lambda: 0.0)
+    for step in (10, 20, 30):
+        console.write(train(step))
+    assert [line.split()[0] for line in stream.getvalue().splitlines()] == ["step=10/100", "step=20/100", "step=30/100"]
+
+
 def test_scores_and_samples_are_never_left_out() -> None:
     scores = {"kind": "eval", "step": 20, "val/loss": 1.25}
     sample = {"kind": "sample", "step": 20, "text": "so it goes"}
@@ -133,3 +141,17 @@ def test_what_takes_more_than_a_minute_is_said_once() -> None:
     clock[0] = 361.0
     console.doing("evaluating val")
     assert stream.getvalue().count("still") == 2
+
+
+EPOCH = {"kind": "epoch", "step": 20, "epoch": 2, "epochs": 3, "loss": 0.5, "epoch_s": 65.0}
+
+
+@pytest.mark.parametrize("is_evaluated", [True, False])
+def test_an_epoch_has_one_line_with_its_scores_if_it_was_evaluated(is_evaluated: bool) -> None:
+    stream = StringIO()
+    console = Console(30, stream)
+    console.write(EPOCH | {"is_evaluated": is_evaluated})
+    if is_evaluated:
+        console.write({"kind": "eval", "step": 20, "val/loss": 0.75})
+    scores = " val/loss=0.75" if is_evaluated else ""
+    assert stream.getvalue() == f"epoch=2/3 step=20/30 loss=0.5{scores} time=1m05s\n"

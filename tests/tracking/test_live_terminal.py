@@ -63,6 +63,29 @@ def test_there_is_one_row_per_evaluation_under_one_head_and_one_live_line_below(
     assert screen.lines[-1].startswith("━━━━━━━━━━─ 95/100  loss 1.55  left 1m30s  lr 0.001  norm 0.51  15.4k/s")
 
 
+def test_an_epoch_has_one_row_with_its_loss_and_time_and_its_scores_if_it_was_evaluated() -> None:
+    epoch = {"kind": "epoch", "epochs": 30, "loss": 0.25, "epoch_s": 65.0}
+    first = epoch | {"step": 10, "epoch": 1, "is_evaluated": True}
+    second = epoch | {"step": 20, "epoch": 2, "is_evaluated": False}
+    screen = shown(train(10), first, {"kind": "eval", "step": 10, "val/loss": 0.75}, train(20), second)
+    head, *rows = [line.split() for line in screen.lines[:-1]]
+    assert head[0] == "step"
+    assert rows == [
+        ["10", "0.25", "0.75", "0s", "epoch", "1/30", "in", "1m05s"],
+        ["20", "0.25", "0s", "epoch", "2/30", "in", "1m05s"],
+    ]
+
+
+def test_every_record_of_training_has_one_row_if_log_every_was_given() -> None:
+    screen = Screen(80, 24)
+    terminal = Terminal(100, screen, every_record=True, now=lambda: 0.0)  # type: ignore[arg-type]
+    for record in (train(10), train(20), scores(20), scores(25), train(25), train(30)):
+        terminal.write(record)
+    terminal.say("the end")
+    rows = [line.split()[:2] for line in screen.lines if re.search(r" 0s$", line)]
+    assert rows == [["10", "2.4"], ["20", "2.3"], ["25", "2.3"], ["30", "2.2"]]
+
+
 @pytest.mark.slow
 def test_a_thousand_rows_scroll_away_as_ordinary_text() -> None:
     screen = shown(*(record for step in range(1000) for record in ([train(step)] * (step % 10 == 0) + [scores(step)])))

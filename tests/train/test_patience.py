@@ -20,10 +20,13 @@ import small_runs
 import surefoot as sf
 from in_one import in_one
 from surefoot.cli.main import main
+from surefoot.config.tree import layered
+from surefoot.errors import speaking_in_flags
 from surefoot.plan import summary
 from surefoot.recipes import images
+from surefoot.recipes.optimizer_settings import Plateau
 from surefoot.tracking.jsonl import records
-from surefoot.train.patience import Feedback, ReduceLROnPlateau, Standing, following
+from surefoot.train.patience import Feedback, ReduceLROnPlateau, Standing, Watch, following
 
 NEVER_BETTER = ReduceLROnPlateau("min val/same", patience=2)
 SETTINGS: dict[str, Any] = {
@@ -37,14 +40,14 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def same(model: nn.Module, batch: Any) -> sf.Mean:
+def same(outputs: Any, targets: Any) -> sf.Mean:
     """A score that cannot get better."""
     return sf.Mean(torch.tensor(1.0), 1)
 
 
 def split(*scores: Any) -> dict[str, sf.Split]:
     data = small_runs.Augmented()
-    return {"val": sf.Split((data.inputs, data.labels), scores=[same, *scores])}
+    return {"val": sf.Split((data.inputs, data.labels), metrics=[same, *scores])}
 
 
 def build(run_dir: Path | None, **changes: Any) -> sf.Run:
@@ -194,7 +197,11 @@ def test_every_group_of_every_optimizer_is_lowered() -> None:
         optimizer={"one": sf.optim.sgd(lr=1.0), "other": sf.optim.adamw(lr=1e-3)},
         loss=loss,
         schedule=None,
-        splits={"val": sf.Split((torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)), scores=[same_of_several])},
+        splits={
+            "val": sf.Split(
+                (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)), metrics=same_of_several, predict=untouched_pair
+            )
+        },
         plateau=ReduceLROnPlateau("min val/same_of_several", patience=1),
         length="5 steps",
         ema=None,
@@ -208,7 +215,11 @@ def test_every_group_of_every_optimizer_is_lowered() -> None:
     assert rates == [0.5] * 3  # evaluated after steps 2 and 4; the first score is the best
 
 
-def same_of_several(models: Any, batch: Any) -> sf.Mean:
+def untouched_pair(models: Any, batch: Any) -> Any:
+    return batch[0], batch[1]
+
+
+def same_of_several(outputs: Any, targets: Any) -> sf.Mean:
     return sf.Mean(torch.tensor(1.0), 1)
 
 
@@ -269,7 +280,7 @@ def test_a_loop_left_by_break_at_an_evaluation_ends_bit_equal(opened: bool, whol
 
 
 def test_an_evaluation_that_gave_way_to_a_signal_lowers_the_rate_at_the_resume(whole: Any, tmp_path: Path) -> None:
-    def interrupting(model: nn.Module, batch: Any) -> sf.Mean:
+    def interrupting(outputs: Any, targets: Any) -> sf.Mean:
         if run.state.step == 6:
             signal.raise_signal(signal.SIGTERM)
         return sf.Mean(0.0, 1)
@@ -294,7 +305,7 @@ def test_a_run_made_longer_is_one_of_that_length(first: int, tmp_path: Path) -> 
 
 def another_split() -> dict[str, sf.Split]:
     data = small_runs.Augmented()
-    return {"val": sf.Split((data.inputs + 1, data.labels), scores=[same])}
+    return {"val": sf.Split((data.inputs + 1, data.labels), metrics=[same])}
 
 
 @pytest.mark.parametrize(
@@ -363,11 +374,11 @@ def test_an_evaluation_that_ends_the_run_early_lowers_nothing(capsys: pytest.Cap
 def broken_from(step: int) -> tuple[dict[str, sf.Split], list[sf.Run]]:
     held: list[sf.Run] = []
 
-    def same(model: nn.Module, batch: Any) -> sf.Mean:
+    def same(outputs: Any, targets: Any) -> sf.Mean:
         return sf.Mean(math.nan if held[0].state.step >= step else 1.0, 1)
 
     data = small_runs.Augmented()
-    return {"val": sf.Split((data.inputs, data.labels), scores=[same])}, held
+    return {"val": sf.Split((data.inputs, data.labels), metrics=[same])}, held
 
 
 def test_a_score_that_is_no_number_is_told_each_time_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -442,19 +453,66 @@ def test_a_score_that_is_not_taken_is_named_at_the_first_evaluation() -> None:
 
 
 def test_a_recipe_builds_the_plateau_of_its_score() -> None:
-    config = images.Config(plateau=4, plateau_factor=0.2, run_dir=None)
+    config = images.Config(plateau=Plateau(patience=4, factor=0.2), run_dir=None)
     assert images.build(config).parts.whole.feedback is not None
-    assert config.steering(images.BEST) == {"early_stopping": None, "plateau": ReduceLROnPlateau(images.BEST, 4, 0.2)}
-    assert images.Config(plateau=4).steering("max a/b")["plateau"] == ReduceLROnPlateau("max a/b", 4)
+    expected = {"best": images.BEST, "early_stopping": None, "plateau": ReduceLROnPlateau(images.BEST, 4, 0.2)}
+    assert config.steering(images.BEST) == expected
+    assert images.Config(plateau=Plateau(patience=4)).steering("max a/b")["plateau"] == ReduceLROnPlateau("max a/b", 4)
+
+
+def test_flags_are_the_fields_of_the_objects_and_best_follows_the_monitor() -> None:
+    flags = {
+        "early_stopping.patience": 5,
+        "early_stopping.monitor": "min val/loss",
+        "early_stopping.min_delta": 0.25,
+        "plateau.patience": 2,
+        "plateau.factor": 0.1,
+        "plateau.min_lr_ratio": 0.5,
+        "plateau.cooldown": 3,
+        "plateau.min_delta": 0.125,
+    }
+    config, _ = layered(images.Config, [("flag", flags)])
+    assert config.steering("max val/accuracy") == {
+        "best": "min val/loss",
+        "early_stopping": sf.EarlyStopping("min val/loss", patience=5, min_delta=0.25),
+        "plateau": ReduceLROnPlateau(
+            "max val/accuracy", patience=2, factor=0.1, min_lr_ratio=0.5, cooldown=3, min_delta=0.125
+        ),
+    }
+
+
+@in_one
+@pytest.mark.parametrize("direction", ["min", "max"])
+@pytest.mark.parametrize("patience", [1, 3])
+@pytest.mark.parametrize("min_delta", [0.0, 0.125])
+def test_early_stopping_ends_where_keras_ends(direction: Any, patience: int, min_delta: float) -> None:
+    sign, ends = 1.0 if direction == "min" else -1.0, set()
+    for seed in range(20):
+        scores = [score for score in walk(random.Random(seed)) if math.isfinite(score)]
+        best, wait, expected = sign * math.inf, 0, None
+        for step, score in enumerate(scores):  # Keras 3, EarlyStopping.on_epoch_end
+            wait += 1
+            if sign * (best - score) > min_delta:
+                best, wait = score, 0
+            elif wait >= patience:
+                expected = step
+                break
+        watch = Watch(f"{direction} a/b", sf.EarlyStopping(f"{direction} a/b", patience, min_delta))
+        found = next(
+            (step for step, score in enumerate(scores) if not watch.improved(step, score) and watch.exhausted), None
+        )
+        assert found == expected
+        ends.add(found)
+    assert len(ends) > 1
 
 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--plateau", "0"], "patience = 0"),
-        (["--plateau", "2", "--plateau-factor", "1.5"], "factor = 1.5"),
-        (["--plateau-factor", "0.5"], "says nothing without a plateau"),
-        (["--plateau", "3", "--early-stopping", "3"], "before its learning rate is ever lowered"),
+        (["--plateau.patience", "0"], "patience = 0"),
+        (["--plateau.patience", "2", "--plateau.factor", "1.5"], "factor = 1.5"),
+        (["--plateau.factor", "0.5"], "changes nothing without a patience"),
+        (["--plateau.patience", "3", "--early-stopping.patience", "3"], "before its learning rate is ever lowered"),
     ],
 )
 def test_flags_that_make_no_plateau_are_refused(
@@ -471,11 +529,15 @@ def test_flags_that_make_no_plateau_are_refused(
 @pytest.mark.parametrize("plateau", range(1, 8))
 @pytest.mark.parametrize("stop", range(1, 8))
 def test_what_a_refusal_says_to_type_is_taken(plateau: int, stop: int) -> None:
+    flags = {"plateau.patience": plateau, "early_stopping.patience": stop}
     try:
-        images.Config(plateau=plateau, early_stopping=stop).steering(images.BEST)
+        with speaking_in_flags():
+            layered(images.Config, [("flag", flags)])[0].steering(images.BEST)
     except sf.ConfigError as refused:
-        for setting, value in re.findall(r"--(plateau|early-stopping) (\d+)", str(refused)):
-            tried = {"plateau": plateau, "early_stopping": stop} | {setting.replace("-", "_"): int(value)}
-            images.Config(**tried).steering(images.BEST)
+        typed = re.findall(r"--([a-z.-]+) (\d+)", str(refused))
+        assert typed
+        for setting, value in typed:
+            tried = flags | {setting.replace("-", "_"): int(value)}
+            layered(images.Config, [("flag", tried)])[0].steering(images.BEST)
     else:
         assert stop > plateau

@@ -28,7 +28,7 @@ class Replay(ChangedProgramOption, RunOption):
     """
 
     step: int | None = limited(None, least=0)
-    """The step, counted from 0."""
+    """The step, as Step.index counts from 0. Records and the console count steps made, so their step 413 is --step 412."""
     bisect_nan: bool = False
     """Find the first bad step, and show it."""
     samples: int = limited(8, least=0)
@@ -63,7 +63,7 @@ def replay(arguments: list[str]) -> None:
         page = None if step is None else replayed(run.parts, step, samples=options.samples, say=note, path=path)
     if options.json:
         first = {} if searched is None else {"bisected": searched}
-        text = json.dumps(first | ({} if page is None else page.plain()), allow_nan=False, indent=1)
+        text = json.dumps(first | ({} if page is None else page.to_dict()), allow_nan=False, indent=1)
     else:
         text = "\n".join(str(part) for part in (searched, page) if part is not None)
     Said(None).put(f"{text}\n")

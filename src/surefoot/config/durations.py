@@ -38,6 +38,7 @@ class Length:
     steps: int
     samples_per_epoch: int
     batch_size: int
+    in_epochs: bool = False  # it was given so
 
     @property
     def epochs(self) -> float:
@@ -124,7 +125,7 @@ def planned(text: str, *, samples_per_epoch: int, batch_size: int, setting: str 
     number, unit = _parsed(text, refuse)
     if unit not in ("steps", "epochs"):
         raise refuse("is not a number of steps or epochs")
-    length = Length(steps=0, samples_per_epoch=samples_per_epoch, batch_size=batch_size)
+    length = Length(0, samples_per_epoch, batch_size, in_epochs=unit == "epochs")
     steps = ceil(_in_steps(number, unit, length, refuse))
     if steps < 1:
         raise refuse("is no step at all")
@@ -172,12 +173,20 @@ def every(text: str | None, *, length: Length, time: bool = False, setting: str 
 def log_interval(text: str, *, length: Length, setting: str = "log_every") -> Every:
     """When a record is written; "auto" is every 50 steps, or a twentieth of the run if that is less.
 
+    If the length is in epochs, it is the next shorter interval with which an epoch ends with a record: a part of one, or several.
+
     >>> log_interval("auto", length=Length(steps=200, samples_per_epoch=100, batch_size=10)).described()
     '10 steps'
+    >>> log_interval("auto", length=Length(3000, samples_per_epoch=1100, batch_size=10, in_epochs=True)).described()
+    '110/3 steps'
     """
     if text != "auto":
         return every(text, length=length, setting=setting)
-    return Every(period=max(Fraction(1), min(Fraction(50), Fraction(length.steps, 20))).as_integer_ratio())
+    period = max(Fraction(1), min(Fraction(50), Fraction(length.steps, 20)))
+    if length.in_epochs:
+        epoch = Fraction(length.samples_per_epoch, length.batch_size)
+        period = epoch / ceil(epoch / period) if epoch > period else epoch * (period // epoch)
+    return Every(period=period.as_integer_ratio())
 
 
 def save_interval(text: str, *, length: Length, setting: str = "save_every") -> Every:

@@ -1,6 +1,6 @@
 """How a setting is declared: its default, its check, and what a resume does with it. Torch-free.
 
-Flags, config.toml, docs/settings.md, what a resume compares and what ranks must share are derived from the fields.
+Flags, config.toml, docs/reference/settings.md, what a resume compares and what ranks must share are derived from the fields.
 """
 
 import dataclasses
@@ -140,3 +140,16 @@ def cadences(settings: Declared, *, length: Length) -> dict[str, Every]:
         for field in dataclasses.fields(settings)
         if field.metadata["role"] == "cadence"
     }
+
+
+def checked(*checks: Callable[[], Any]) -> list[Any]:
+    """What each check returns; where some raise `ConfigError`, one of them all, with every problem."""
+    values, problems = [], []
+    for check in checks:
+        try:
+            values.append(check())
+        except ConfigError as problem:
+            problems.append(str(problem))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return values

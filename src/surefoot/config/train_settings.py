@@ -156,8 +156,8 @@ class TrainSettings(Declared):
     sample_every: str | None = setting(None, check=every, cadence=True)
     """How often a sample is shown. None: once, at the end."""
     log_every: str = setting("auto", check=log_interval, cadence=True, group="records")
-    """How often a record is written. Only then does the host wait for the device. auto: every 50 steps, or a twentieth of the run
-    if that is less."""
+    """How often a record is written. Only then does the host wait for the device. Each has a line of the console if this is given.
+    auto: every 50 steps, or a twentieth of the run if that is less, so that epochs end with a record."""
     layer_stats_every: str | None = setting("200 steps", check=every, cadence=True)
     """How often per-layer gradient, weight and update statistics are recorded; such a step keeps its weights twice. None: never."""
     trackers: str | Sequence[str] | None = setting(None, observer=True)
@@ -196,6 +196,7 @@ class Timetable:
     every: dict[str, Every]  # by the name of its setting
     stop_step: int  # the session ends here; the schedule does not know
     limit_s: float | None
+    epoch: Every  # its end, in a run whose length is in epochs
 
     def evaluate_due(self, done: int) -> bool:
         """After the last step, and every `evaluate_every`."""
@@ -217,4 +218,5 @@ def timetable(settings: TrainSettings, *, samples_per_epoch: int, batch_size: in
     stop_after = length if settings.stop_after is None else plan(settings.stop_after, setting="stop_after")
     limit_s = None if settings.time_limit is None else seconds(settings.time_limit, setting="time_limit")
     stop_step = min(stop_after.steps, length.steps)
-    return Timetable(settings, length, cadences(settings, length=length), stop_step, limit_s)
+    epoch = every("1 epochs", length=length) if length.in_epochs else Every()
+    return Timetable(settings, length, cadences(settings, length=length), stop_step, limit_s, epoch)

@@ -62,7 +62,7 @@ def overfitting(history: History) -> Verdict:
         ),
         try_=(
             f"surefoot evaluate {described.name} --checkpoint best  (step {best:,}, where best is min {split}/loss)",
-            described.typed("early_stopping", 3)
+            described.typed("early_stopping.patience", 3)
             if described.program == "recipe"
             else f'Run(early_stopping=sf.EarlyStopping("min {split}/loss", patience=3))',
             described.typed("optimizer.weight_decay", float(f"{max(3 * decay, 0.1):.2g}"))
@@ -200,7 +200,7 @@ def smoothed_perplexity(history: History) -> Verdict:
         ),
         causes=("the split is scored by the loss that is trained on",),
         try_=(
-            "in the loss, smooth only where model.training is true; or Split(loss=False, scores=...) with the plain cross-entropy",
+            "in the loss, smooth only where model.training is true; or Split(loss=False, metrics=...) with the plain cross-entropy",
         ),
         numbers={"label_smoothing": smoothing} | ({"floor": floor} if distinct > 1 else {}),
     )

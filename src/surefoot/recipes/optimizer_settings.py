@@ -5,11 +5,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import surefoot as sf
-from surefoot.config.parallel import Kind, Sharding, Strategy
-from surefoot.config.setting import default, ordered, setting
+from surefoot.config.parallel import DDPSettings, FSDPSettings, Kind, Strategy, strategy_of
+from surefoot.config.setting import checked, default, ordered, setting
 from surefoot.config.train_settings import TrainSettings, number
 from surefoot.config.tree import LEADS, STAYS
 from surefoot.distributed.environment import placed
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 else:  # the choices of a flag
     OptimizerName, ShapeName = Literal[tuple(OPTIMIZERS)], Literal[tuple(SHAPES)]
 
+Watching = TypeVar("Watching")
 FRACTION = number("a fraction, at least 0 and below 1", least=0, below=1, kind=int | float)
 
 
@@ -90,7 +91,7 @@ class Optimizer:
             lambda: [] if not self.frozen else [sf.optim.frozen(*self.frozen)],
             plain,
         )
-        return plain(rates=[each for given in rates for each in given])
+        return plain(lr_multipliers=[each for given in rates for each in given])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +131,55 @@ class Schedule:
         return schedules.Schedule(own.pop("name"), **own)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EarlyStopping:
+    """End the run if a metric stops improving. Without patience it never ends early."""
+
+    patience: int | None = None
+    """End after this number of evaluations without improvement. Default: never."""
+    monitor: str | None = None
+    """The metric, such as "min val/loss" or "max val/accuracy". Default: the recipe's."""
+    min_delta: float | None = None
+    """Smallest change that counts as an improvement. Default: 0, any change."""
+
+    def spec(self, monitor: str) -> sf.EarlyStopping | None:
+        """The object for `sf.Run`, which monitors the recipe's metric by default; None without patience."""
+        return _of_flags(sf.EarlyStopping, "early_stopping", vars(self), monitor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plateau:
+    """Lower the learning rate if a metric stops improving. Without patience it is never lowered."""
+
+    patience: int | None = None
+    """Lower it after this number of evaluations without improvement. Default: never."""
+    factor: float | None = None
+    """Factor on the learning rate. Default: 0.5."""
+    monitor: str | None = None
+    """The metric, such as "min val/loss" or "max val/accuracy". Default: the recipe's."""
+    min_lr_ratio: float | None = None
+    """Lowest factor on the schedule's rate, of all reductions together. Default: 0.01."""
+    cooldown: int | None = None
+    """Number of evaluations after a reduction that use up no patience. Default: 0."""
+    min_delta: float | None = None
+    """Smallest change that counts as an improvement. Default: 0, any change."""
+
+    def spec(self, monitor: str) -> sf.ReduceLROnPlateau | None:
+        """The object for `sf.Run`, which monitors the recipe's metric by default; None without patience."""
+        return _of_flags(sf.ReduceLROnPlateau, "plateau", vars(self), monitor)
+
+
+def _of_flags(kind: Callable[..., Watching], name: str, settings: Mapping[str, Any], monitor: str) -> Watching | None:
+    given = {key: value for key, value in settings.items() if value is not None}
+    if given and "patience" not in given:
+        key, value = next(iter(given.items()))
+        raise sf.ConfigError(
+            f"{name}.{key} = {value!r} changes nothing without a patience\n"
+            f"  give one too: --{name.replace('_', '-')}.patience 3"
+        )
+    return kind(**({"monitor": monitor} | given)) if given else None
+
+
 def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping[str, str]) -> None:
     """Raise `ConfigError` where a preset is for data of the user's (what, `meant_for` says) and none are given."""
     if path is None and preset is not None and preset in meant_for:
@@ -149,20 +199,20 @@ class RecipeSettings(TrainSettings):
     clip: str = default("norm 1.0")
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = default("auto")
     channels_last: bool | Literal["auto"] = default("auto")
-    early_stopping: int | None = setting(None, identity=True, after="time_limit")
-    """End after this many evaluations without a better score. None: never."""
+    early_stopping: EarlyStopping = setting(EarlyStopping(), identity=True, after="time_limit")
+    """End the run if a metric stops improving."""
     optimizer: Optimizer = setting(Optimizer(), identity=True, after="workers", group="optimization")
     """How gradients become updates. A setting that is absent has the optimizer's default; a foreign one is refused."""
     schedule: Schedule = setting(Schedule(), identity=True)
     """The learning rate over the run, as a factor on the base rate; absent settings have the shape's default."""
-    plateau: int | None = setting(None, identity=True)
-    """Lower the learning rate after this many evaluations without a better score. None: never."""
-    plateau_factor: float | None = setting(None, identity=True)
-    """With plateau: what the learning rate is multiplied by. None: 0.5."""
+    plateau: Plateau = setting(Plateau(), identity=True)
+    """Lower the learning rate if a metric stops improving."""
     parallel: Kind = setting("auto", observer=True, after="keep_every", group="processes")
     """How several processes work together; auto is ddp if there are several. fsdp spreads the model over them."""
-    sharding: Sharding = setting(factory=Sharding, observer=True)
-    """How several processes share a run, beyond parallel."""
+    ddp: DDPSettings = setting(DDPSettings(), observer=True)
+    """How ddp works, which is parallel = auto among several processes too."""
+    fsdp: FSDPSettings = setting(FSDPSettings(), observer=True)
+    """How parallel = fsdp works."""
     nproc: int | str = setting(1, observer=True)
     """Processes on this machine that train together, or "1:4": as many as divide a step, and fewer if some died.
     Changes no result beyond rounding if micro_batch_size is given; without it another number is another run."""
@@ -177,47 +227,33 @@ class RecipeSettings(TrainSettings):
             spec = self.schedule.spec()
         except sf.ConfigError:  # which is told by itself
             spec = None
-        checked(lambda: check_settings(self, schedule=spec), lambda: self.steering("min any/score"))
+        checked(lambda: check_settings(self, schedule=spec), self.strategy, lambda: self.steering("min any/score"))
 
-    def run_settings(self, watch: str | None) -> dict[str, Any]:
-        """The keywords of `Run` that these settings are; `watch` is the recipe's score, None for a run that scores nothing."""
+    def run_settings(self, monitor: str | None) -> dict[str, Any]:
+        """The keywords of `Run` that these settings are; `monitor` is the recipe's metric, None for a run that evaluates nothing."""
         return {
             **self.train_settings(),
-            "parallel": Strategy(kind=self.parallel, **vars(self.sharding)),
-            **({} if watch is None else self.steering(watch)),
+            "parallel": self.strategy(),
+            **({} if monitor is None else self.steering(monitor)),
         }
 
-    def steering(self, watch: str) -> dict[str, Any]:
-        """`early_stopping` and `plateau` for `Run`: here they are numbers of evaluations, of the recipe's score."""
-        stop, wait, factor = self.early_stopping, self.plateau, self.plateau_factor
-        if factor is not None and wait is None:
-            raise sf.ConfigError(
-                f"plateau_factor = {factor} says nothing without a plateau\n  give its patience too: --plateau 3"
-            )
-        own: dict[str, Any] = {} if factor is None else {"factor": factor}
-        stopping, plateau = checked(
-            lambda: None if stop is None else sf.EarlyStopping(watch, patience=stop),
-            lambda: None if wait is None else sf.ReduceLROnPlateau(watch, patience=wait, **own),
-        )
+    def strategy(self) -> Strategy:
+        """How several processes work together; `ConfigError` for settings of `ddp` under `fsdp`, and the other way round."""
+        return strategy_of(self.parallel, ddp=self.ddp, fsdp=self.fsdp)
+
+    def steering(self, monitor: str) -> dict[str, Any]:
+        """`best`, `early_stopping` and `plateau` for `Run`; the best is chosen by what early stopping monitors."""
+        stopping, plateau = checked(lambda: self.early_stopping.spec(monitor), lambda: self.plateau.spec(monitor))
         if stopping is not None and plateau is not None:
             refuse_end_before_reduction(plateau, stopping)
-        return {"early_stopping": stopping, "plateau": plateau}
+        return {
+            "best": monitor if stopping is None else stopping.monitor,
+            "early_stopping": stopping,
+            "plateau": plateau,
+        }
 
 
 def note(text: str) -> None:
     """Print what is no result, by rank 0 alone; the others may not have met yet."""
     if placed(os.environ).rank == 0:
         print(text, file=sys.stderr)
-
-
-def checked(*checks: Callable[[], Any]) -> list[Any]:
-    """What each check returns; where some raise `ConfigError`, one of them all, with every problem."""
-    values, problems = [], []
-    for check in checks:
-        try:
-            values.append(check())
-        except sf.ConfigError as problem:
-            problems.append(str(problem))
-    if problems:
-        raise sf.ConfigError("\n".join(problems))
-    return values

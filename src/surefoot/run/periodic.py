@@ -4,7 +4,7 @@ The loop asks (`surefoot.train.loop.Duties`); only here may a run wait for the d
 """
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.distributed.consistency import compare_when_due
 from surefoot.errors import ConfigError
+from surefoot.mean import Mean
 from surefoot.memory import used_bytes
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.run.stop_requests import Wishes
 from surefoot.tracking.logger import Journal
+from surefoot.tracking.record import Record
 from surefoot.tracking.run_reader import read_records
 from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import State, Step
+from surefoot.train.meter import derived
 from surefoot.train.step_watch import UNWATCHED, Watch
 from surefoot.train.timer import Event, RemainingTime
 
@@ -43,12 +46,15 @@ class BetweenSteps:
         self.logged_step = 0
         self.evaluated_step = 0  # the last one after which scores or a sample were due
         self.remaining = RemainingTime()
+        self.epochs = 0  # that are over
+        self.epoch_loss, self.epoch_s = Mean(0.0, 0), 0.0  # since the end of the last one
         self.changes: set[str] = set()  # of what is trained, as they were said
 
     def opened(self, state_check: "StateCheck | None") -> None:
         self.state_check, self.first_step = state_check, self.state.step
         self.compared: int | None = None  # the step after which ranks compared their weights last
         self.layers, self.flags = self._layers(), self.state.trainable.flags
+        self.epochs = self.parts.timetable.epoch.count(0, self.state.step)
 
     def started(self) -> None:
         self.later_step = self.state.step + (1 if self.state_check is None else self.state_check.steps)
@@ -94,6 +100,7 @@ class BetweenSteps:
         first_steps = self.whole.clock.first_steps
         later_steps = sum(index not in first_steps for index, *_ in self.whole.meter.rows)
         values, skipped = self.whole.meter.read(first_steps=first_steps)
+        values |= derived(self.parts.settings.derived, values)
         times = self.whole.clock.window()
         trained_s = times["training_s"] + times["data_wait_s"]
         # first steps are not in those seconds
@@ -102,10 +109,11 @@ class BetweenSteps:
             values["targets_per_s"] = counted / trained_s
         values["lr"] = next(iter(self.state.optimizers.values())).optimizer.param_groups[0]["lr"]
         self.remaining.add_steps(later_steps, training_s=trained_s, user_s=times["user_s"])
-        if (eta_s := self._left_s()) is not None:
+        if (eta_s := self._eta_s()) is not None:
             values["eta_s"] = eta_s
         values |= used_bytes(self.parts.device)
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
+        self._show_epoch(values, times)
         self.skipped += len(skipped)
         self.whole.meter.saw(skipped, done=self.state.step)
         if self.parts.world.size > 1:
@@ -227,6 +235,22 @@ class BetweenSteps:
         """Whether an evaluation is to be given up; never if code of the user's waits for its numbers."""
         return self.alone and self.wishes.told_to_stop()
 
+    def _show_epoch(self, values: Record, times: Mapping[str, float]) -> None:
+        """Show the epoch that ended since the last record: the mean loss of its steps, and their time in this session."""
+        step, epoch = self.state.step, self.parts.timetable.epoch
+        targets = values.get("targets", 0.0)
+        self.epoch_loss += Mean(values.get("loss_applied", values.get("loss", 0.0)) * targets, targets)
+        self.epoch_s += times["starting_s"] + times["training_s"] + times["data_wait_s"] + times["user_s"]
+        if epoch.count(0, step) == self.epochs:
+            return
+        self.epochs = epoch.count(0, step)
+        record: Record = {"kind": "epoch", "step": step, "epoch": self.epochs, "epoch_s": self.epoch_s}
+        record |= {"epochs": epoch.count(0, self.parts.length.steps), "loss": self.epoch_loss.value}
+        record["is_evaluated"] = self.evaluated_step != step and self.evaluations.scores_due(step)  # right after this
+        self.epoch_loss, self.epoch_s = Mean(0.0, 0), 0.0
+        if self.parts.console is not None:
+            self.parts.console.write(record)
+
     @contextmanager
     def _timed(self, event: Event) -> Iterator[None]:
         """Time an evaluation, a sample or a save, for the time that is left; not one that was given up."""
@@ -244,7 +268,7 @@ class BetweenSteps:
         during, at_end = (scoring.training_samples(scoring.names(at_end=at_end)) for at_end in (False, True))
         return during / (3 * samples_per_step), at_end / (3 * samples_per_step)
 
-    def _left_s(self) -> float | None:
+    def _eta_s(self) -> float | None:
         """Seconds until the run's last step is made, evaluated and saved, with the samples and the evaluation at the end."""
         done, last, every = self.state.step, self.parts.length.steps, self.parts.timetable.every
         evaluated = done - (self.evaluated_step != done)  # what is due after this step comes after its record
@@ -280,7 +304,7 @@ class BetweenSteps:
                     parts.supply.first(self.state.step),
                     precision=self.whole.precision,
                     world=parts.world,
-                    allow_unused=parts.parallel.unused,
+                    allow_unused=parts.parallel.find_unused_parameters,
                 )
             parts.task.ranks.follow_trainable()
             parts.make_ready()

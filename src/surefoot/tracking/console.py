@@ -62,15 +62,26 @@ def can_redraw(stream: TextIO | None) -> bool:
 
 
 class Console:
-    """Lines on a stream: all records, but for training at most one in ten seconds, the first, the last and those before messages."""
+    """Lines on a stream: all records, but for training at most one in ten seconds, the first, the last and those before messages.
+
+    With `every_record` each of training has a line too.
+    """
 
     fresh_line = "\n"
 
-    def __init__(self, length: int, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
-        self.length, self.now = length, now
+    def __init__(
+        self,
+        length: int,
+        stream: TextIO | None = None,
+        *,
+        every_record: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.length, self.every_record, self.now = length, every_record, now
         self.said = Said(stream)
         self.printed_at: float | None = None
         self.held: Record | None = None  # of training, newer than what was printed
+        self.epoch: Record | None = None  # that is over, with no line yet
         self.what = ""
         self.begun: float | None = None  # when that which is being done was begun; None once that was said
 
@@ -80,11 +91,15 @@ class Console:
         match record["kind"]:
             case "train":
                 self.held = record
-                if step >= self.length or self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S:
+                is_due = self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S
+                if self.every_record or step >= self.length or is_due:
                     self._print_held()
+            case "epoch":
+                self.epoch, self.held = record, None  # whose line says it too
+                if not record["is_evaluated"]:
+                    self._print_scores({"step": step})
             case "eval":
-                values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]
-                self.say(" ".join([f"step={step}/{self.length}", *values]))
+                self._print_scores(record)
             case "sample":
                 self.say(f"--- sample at step {step} ---\n{record['text']}\n---")
 
@@ -105,6 +120,18 @@ class Console:
 
     def close(self) -> None:
         self._print_held()
+        if self.epoch is not None:  # its evaluation was given up
+            self._print_scores({"step": self.epoch["step"]})
+
+    def _print_scores(self, record: Record) -> None:
+        """Print the scores of a record, with the epoch that ended at its step."""
+        values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]
+        step, epoch, self.epoch = f"step={record['step']}/{self.length}", self.epoch, None
+        if epoch is None or epoch["step"] != record["step"]:
+            self.say(" ".join([step, *values]))
+            return
+        loss, took = f"loss={number(epoch['loss'])}", f"time={duration(epoch['epoch_s'])}"
+        self._print(" ".join([f"epoch={epoch['epoch']}/{epoch['epochs']}", step, loss, *values, took]))
 
     def _print_held(self) -> None:
         record, self.held = self.held, None

@@ -31,6 +31,7 @@ _STYLES = {
     "note": "dim",
     "finished": "bold green",
 }
+_EPOCH = 20  # columns of "epoch 12/30 in 1m05s"
 _WRITTEN: dict[str, Callable[[float], str]] = {  # on the live line, in this order
     "eta_s": lambda value: f"left {duration(value)}",
     "lr": lambda value: f"lr {value:.3g}".replace("e-0", "e-"),
@@ -43,9 +44,18 @@ _WRITTEN: dict[str, Callable[[float], str]] = {  # on the live line, in this ord
 class Terminal:
     """The terminal that `stream` (default: standard output) is. NO_COLOR is honored; only the eight plain colors are used."""
 
-    def __init__(self, length: int, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        length: int,
+        stream: TextIO | None = None,
+        *,
+        every_record: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         from rich.console import Console  # 60 ms, and only terminals need it
 
+        self.every_record = every_record  # of training has a row too
+        self.row_due, self.row_step = False, 0  # of the last training record; the step of the last row
         self.length, self.now, self.begun = length, now, now()
         self.stream = stream or sys.stdout
         self.rich = Console(file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -59,6 +69,8 @@ class Terminal:
         self.train: Record | None = None  # the last one
         self.phrase = ""  # what is being done, where that takes long
         self.columns: list[tuple[str, ...]] | None = None  # titles in the table
+        self.names: list[str] = []  # of the metrics in the table
+        self.epoch: Record | None = None  # the last one that ended
         self.drawn = self.unfinished = False  # the live line; a guest's line
 
     @property
@@ -71,15 +83,32 @@ class Terminal:
         self.phrase = ""
         match record["kind"]:
             case "train":
+                self._print_row()
                 self.train = record
+                self.row_due = self.every_record and self.row_step != record["step"]
+            case "epoch":
+                self.epoch, self.row_due = record, True
+                if not record["is_evaluated"]:
+                    self._print_row()
             case "eval":
-                self._above(*self._row(record))
+                if self.train is not None and self.train["step"] != record["step"]:
+                    self._print_row()
+                self._print_row(record)
             case "sample":
                 self._above(f"--- sample at step {record['step']} ---\n{visible(record['text'])}\n---")
         self._draw()
 
+    def _print_row(self, record: Record | None = None) -> None:
+        """Add the row of an evaluation to the table; without one, of the last training record, if one is due."""
+        if record is None and self.row_due and self.train is not None:
+            record = {"step": self.train["step"]}
+        if record is not None:
+            self.row_due, self.row_step = False, record["step"]
+            self._above(*self._row(record))
+
     def say(self, text: str) -> None:
         """Text above the live line, broken between words; its first word in colour where that has a meaning."""
+        self._print_row()
         self._above(*map(self._worded, visible(text).split("\n")))
         self._draw()
 
@@ -95,6 +124,7 @@ class Terminal:
 
     def close(self) -> None:
         """Erase the live line, so that the next text stands on a line of its own."""
+        self._print_row()
         self.guests.close()
         if self.drawn or self.unfinished:
             self.said.put(self._start())
@@ -163,8 +193,12 @@ class Terminal:
         from rich.text import Text
 
         values = {in_line(name): _cell(value) for name, value in scores_in(record).items()}
+        values = values or dict.fromkeys(self.names, "")
+        self.names = [*values]
+        epoch = self.epoch if self.epoch is not None and self.epoch["step"] == record["step"] else None
+        end = f"{_GAP}epoch {epoch['epoch']}/{epoch['epochs']} in {duration(epoch['epoch_s'])}" if epoch else ""
         step = max(5, len(str(self.length)))
-        room = self.rich.width - 1 - step - len(_GAP) - _TIME
+        room = self.rich.width - 1 - step - len(_GAP) - _TIME - (len(_GAP) + _EPOCH if self.epoch else 0)
         in_one_line, in_two = (
             (("train loss",), *((name,) for name in values)),
             (("train", "loss"), *map(_split, values)),
@@ -184,17 +218,18 @@ class Terminal:
                 lines.append(Text(_GAP.join([ends[0].rjust(step), *names, ends[1].rjust(_TIME)]), "bold"))
             if hidden := [*values][count - 1 :]:
                 lines.append(Text(f"not shown for lack of room: {', '.join(hidden)}", "dim"))
-        cells = [_loss(self.train or {}), *values.values()]
+        cells = [_loss(epoch or self.train or {}), *values.values()]
         cells = [cell.rjust(width) for cell, width in zip(cells[:count], widths, strict=False)]
         return [
             *lines,
-            _GAP.join([str(record["step"]).rjust(step), *cells, duration(self.now() - self.begun).rjust(_TIME)]),
+            _GAP.join([str(record["step"]).rjust(step), *cells, duration(self.now() - self.begun).rjust(_TIME)]) + end,
         ]
 
 
-def screen(length: int, stream: TextIO | None = None) -> Screen:
+def screen(length: int, stream: TextIO | None = None, *, every_record: bool = False) -> Screen:
     """The live view where `stream` (default: standard output) is a terminal that can redraw a line, else plain lines."""
-    return Terminal(length, stream) if can_redraw(stream or sys.stdout) else Console(length, stream)
+    kind = Terminal if can_redraw(stream or sys.stdout) else Console
+    return kind(length, stream, every_record=every_record)
 
 
 class _Guest:

@@ -5,7 +5,7 @@ limited and whether the update was skipped. Rows not yet logged are part of a ch
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,6 +133,17 @@ class Meter:
             if name.startswith("logged/")
             for index, total, count in table
         ]
+
+
+def derived(
+    functions: Mapping[str, Callable[[Mapping[str, float]], float]] | None, values: Mapping[str, float]
+) -> dict[str, float]:
+    """The run's `derived` values of a record whose steps have a loss.
+
+    >>> derived({"double": lambda values: 2 * values["loss"]}, {"loss": 1.5}), derived({"double": max}, {})
+    ({'double': 3.0}, {})
+    """
+    return {name: function(values) for name, function in (functions or {}).items() if "loss" in values}
 
 
 def _weighted(measured: NDArray[np.float64]) -> float:

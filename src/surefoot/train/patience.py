@@ -16,6 +16,9 @@ class EarlyStopping:
     """End a run whose watched score has not improved for `patience` evaluations.
 
     `monitor` is "min SPLIT/SCORE" or "max SPLIT/SCORE"; only a change of more than `min_delta` counts as one.
+
+    >>> EarlyStopping("min val/loss", patience=5).min_delta
+    0.0
     """
 
     monitor: str
@@ -37,6 +40,9 @@ class ReduceLROnPlateau:
     `monitor` and `min_delta` are those of `EarlyStopping`. A step's rate is its schedule's times all reductions so far,
     which together are never less than `min_lr_ratio`. After a reduction `cooldown` evaluations use up no patience. As torch's
     ReduceLROnPlateau with threshold_mode="abs" and a patience one less.
+
+    >>> ReduceLROnPlateau("max val/accuracy", patience=2, factor=0.1).min_lr_ratio
+    0.01
     """
 
     monitor: str
@@ -237,11 +243,13 @@ def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: Earl
     same = plateau.monitor == early_stopping.monitor and early_stopping.patience <= plateau.patience
     if same and early_stopping.min_delta >= plateau.min_delta:
         waits, several = early_stopping.patience, early_stopping.patience != 1
-        shorter = f"--plateau {max(1, waits // 3)}, or " if several else ""  # nothing is shorter than 1
+        shorter = (
+            f"--plateau.patience {max(1, waits // 3)} for the plateau, or " if several else ""
+        )  # nothing is shorter than 1
         raise ConfigError(
             f"early stopping waits {waits} evaluation{'s' * several} and plateau {plateau.patience} for the same score:"
             " the run would end before its learning rate is ever lowered\n"
-            f"  try: {shorter}--early-stopping {3 * plateau.patience}"
+            f"  try: {shorter}--early-stopping.patience {3 * plateau.patience} for early stopping"
         )
 
 

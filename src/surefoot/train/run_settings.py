@@ -14,6 +14,7 @@ from surefoot.errors import ConfigError
 from surefoot.optim.build import Built
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.schedules.joined import AnySchedule
+from surefoot.tracking.record import refuse_own
 from surefoot.train.evaluate import Split
 from surefoot.train.loop import Loss
 from surefoot.train.patience import EarlyStopping, ReduceLROnPlateau
@@ -63,6 +64,15 @@ def _splits(value: Any, *, setting: str) -> None:
             )
 
 
+def _derived(value: Any, *, setting: str) -> None:
+    if not isinstance(value, Mapping) or not all(map(callable, value.values())):
+        raise ConfigError(
+            f"{setting} = {value!r}: functions by name are needed\n"
+            f'  write it as {setting}={{"perplexity": surefoot.metrics.perplexity}}'
+        )
+    refuse_own(value)
+
+
 def _accept_change(value: Any, *, setting: str) -> None:  # noqa: ARG001
     from surefoot.checkpoint.changes import change_names
 
@@ -77,7 +87,8 @@ class RunSettings(TrainSettings):
     model: Model | Mapping[str, Model] = setting(identity=True, by_fingerprint=True, after="")
     """The model, or better a factory, which is called under the run's seed; or several by name."""
     loss: Loss | None = setting(None, identity=True, by_fingerprint=True)
-    """`loss(model, batch)` returns a scalar mean, or a counted `Mean`. None: your code makes the steps."""
+    """`loss(model, batch)` returns a mean, an `sf.Mean`, or either with `(outputs, targets)` or `{name: Mean}`. None: your code makes
+    the steps."""
     train_data: Any = setting(identity=True, by_fingerprint=True)
     """Training data: a map-style data set, a `TensorDataset` or tuple of tensors, a `Mixture`, or `sf.data.TrainWindows` of tokens."""
     early_stopping: EarlyStopping | None = setting(None, identity=True, after="time_limit")
@@ -100,6 +111,10 @@ class RunSettings(TrainSettings):
     """ "min val/loss" or "max val/accuracy": the score whose best checkpoint is kept."""
     sample_fn: Callable[[Any], str | Sequence[str]] | None = setting(None, observer=True)
     """`sample_fn(model)` returns text to show, or a list of texts, for example generated text."""
+    derived: Mapping[str, Callable[[Mapping[str, float]], float]] | None = setting(
+        None, check=_derived, observer=True, after="layer_stats_every"
+    )
+    """Functions of a training record's numbers, whose values stand in it too: {"perplexity": surefoot.metrics.perplexity}."""
     panels_fn: Makes | None = setting(None, observer=True, after="trackers")
     """`panels_fn(model)` yields panels for the page, once, at the end; after 60 seconds no further panel is asked for."""
     console: bool = setting(True, per_rank=True, after="report")

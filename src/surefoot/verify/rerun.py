@@ -13,6 +13,7 @@ from surefoot.replay.rerun import Execution, Made, execution, unlike
 from surefoot.run import periodic
 from surefoot.run.components import RunComponents
 from surefoot.tracking.record import OWN
+from surefoot.train.meter import derived
 from surefoot.verify.compare import judged, numbers, tensors
 from surefoot.verify.files import Files, StoredStep
 from surefoot.verify.metrics_log import FILE, curve
@@ -153,6 +154,7 @@ class _Remaking:
         line = self.lines[step]
         rate = next(iter(stand.parts.state.optimizers.values())).optimizer.param_groups[0]["lr"]
         computed: dict[str, Any] = {**made.window, "lr": rate}
+        computed |= derived(stand.parts.settings.derived, made.window)
         outcome.unknown |= line.record.keys() - computed.keys() - OWN
         unequal = numbers(line.record, computed, known=self.known, exact=outcome.exact)
         wrong = self._beyond(unequal, f"the record of step {step}", "records")
@@ -178,7 +180,7 @@ class _Remaking:
         if not outcome.exact:
             buffers = {name for model in stand.parts.state.models.values() for name, _ in model.named_buffers()}
             found = judged(checkpoint.found, now, found, buffers=buffers)
-        outcome.kept |= bool(checkpoint.found.saved.kept)
+        outcome.kept |= bool(checkpoint.found.saved.user_state)
         wrong = self._beyond(found, checkpoint.path.name, "tensors")
         outcome.checkpoints += [] if wrong else [step]
         outcome.problems += _of_checkpoint(wrong, checkpoint)

@@ -100,8 +100,9 @@ class Config(RecipeSettings):
     """Default betas of adamw are (0.9, 0.98) here, as in Vaswani et al. 2017, and the default weight decay is 0."""
     schedule: Schedule = default(Schedule(name="inverse_sqrt", warmup="10%"))
     label_smoothing: float = setting(0.1, check=FRACTION, identity=True, after="check_state", group="optimization")
-    """Share of each target's probability that all tokens share while training. Metrics are of the unsmoothed loss."""
-    best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_every")
+    """Share of each target's probability that all tokens share while training. Metrics are of the unsmoothed loss.
+    0: training records have the perplexity too."""
+    best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_at_start")
     """The validation metric whose best checkpoint is kept."""
     beam_size: int = setting(5, check=_ONE_OR_MORE, observer=True, after="label_smoothing", group="evaluation")
     """Number of hypotheses kept open when the test split is translated; 1 is greedy search."""
