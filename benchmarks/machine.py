@@ -34,7 +34,7 @@ from plain_translator import Translator
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.recipes.translation.corpus import smoothed, targets_of
+from surefoot.recipes.translation.corpus import cross_entropy, targets_of
 from surefoot.train.auto_precision import settle_choices
 
 Step = Callable[[], int]  # makes one and says how many targets it had
@@ -136,7 +136,7 @@ def translation(*, width: int, layers: int, vocab_size: int, **more: int) -> Cas
         )
         return sf.Run(
             model=lambda: sf.models.Seq2Seq(network),
-            loss=smoothed(0.0),
+            loss=cross_entropy(0.0),
             count_fn=targets_of,
             train_data=pairs,
             batch_size="2048 tokens",

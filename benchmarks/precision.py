@@ -41,7 +41,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from surefoot.config.speed_table import BF16_WORTH_IT, LAYOUT_WORTH_IT, Facts
 from surefoot.profile.profile import interval
-from surefoot.recipes.translation.corpus import smoothed, targets_of
+from surefoot.recipes.translation.corpus import cross_entropy, targets_of
 from surefoot.train.auto_precision import run_facts
 from surefoot.train.precision import instruction_set
 
@@ -93,7 +93,7 @@ def translation(layers: int, width: int, vocab_size: int, *, tokens: int, longes
     network = sf.models.Seq2SeqConfig(width=width, mlp_width=4 * width, **both, **shape)
     return lambda **settings: sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
-        loss=smoothed(0.1),
+        loss=cross_entropy(0.1),
         count_fn=targets_of,
         train_data=pairs,
         batch_size=f"{tokens} tokens",

@@ -53,10 +53,15 @@ def generator_loss(models: Models, batch: tuple[Tensor]) -> Tensor:
     return F.softplus(-models["discriminator"](made_up(models, batch[0]))).mean()
 
 
-def distance_to_the_ring(models: Models, batch: tuple[Tensor]) -> sf.Mean:
+def points(models: Models, batch: tuple[Tensor]) -> tuple[Tensor, Tensor]:
+    """Made-up points and real ones: the outputs and targets of metrics."""
+    return made_up(models, batch[0]), batch[0]
+
+
+def distance_to_the_ring(generated: Tensor, real: Tensor) -> sf.Mean:
     """How far a made-up point is from the nearest of the eight places."""
-    angle = torch.arange(MODES, device=batch[0].device) * (2 * math.pi / MODES)
-    nearest = torch.cdist(made_up(models, batch[0]), 2 * torch.stack([angle.cos(), angle.sin()], dim=1)).amin(dim=1)
+    angle = torch.arange(MODES, device=real.device) * (2 * math.pi / MODES)
+    nearest = torch.cdist(generated, 2 * torch.stack([angle.cos(), angle.sin()], dim=1)).amin(dim=1)
     return sf.Mean(nearest.sum(), len(nearest))
 
 
@@ -71,7 +76,7 @@ def build(run_dir: str | Path | None = None, **changes: Any) -> sf.Run:
             "generator": sf.optim.adamw(lr=1e-3, betas=(0.5, 0.99), weight_decay=0.0),
             "discriminator": sf.optim.adamw(lr=1e-3, betas=(0.5, 0.99), weight_decay=0.0),
         },
-        "splits": {"ring": sf.Split(ring(), scores=distance_to_the_ring, loss=False)},
+        "splits": {"ring": sf.Split(ring(), metrics=distance_to_the_ring, predict=points, loss=False)},
         "evaluate_every": "300 steps",
         "clip": "off",
         "run_dir": run_dir,

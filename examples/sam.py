@@ -46,7 +46,7 @@ def build(**changes: Any) -> sf.Run:
         "length": "20 epochs",
         "optimizer": sf.optim.sgd(lr=0.2, momentum=0.9),
         "schedule": sf.schedules.cosine(warmup="5%"),
-        "splits": {"val": sf.Split((points[500:], labels[500:]), scores=sf.metrics.accuracy)},
+        "splits": {"val": sf.Split((points[500:], labels[500:]), metrics=sf.metrics.accuracy)},
         "evaluate_every": "5 epochs",
     }
     return sf.Run(**(settings | changes))

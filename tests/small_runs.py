@@ -64,7 +64,7 @@ def build(run_dir: str | Path | None, **changes: Any) -> sf.Run:
         "length": "4 epochs",
         "optimizer": sf.optim.adamw(lr=1e-2, weight_decay=0.05),
         "schedule": sf.schedules.cosine(warmup="10%"),
-        "splits": {"val": sf.Split((data.inputs, data.labels), scores=sf.metrics.accuracy)},
+        "splits": {"val": sf.Split((data.inputs, data.labels), metrics=sf.metrics.accuracy)},
         "evaluate_every": "5 steps",
         "early_stopping": sf.EarlyStopping("min val/loss", patience=50),
         "save_every": "4 steps",
@@ -148,13 +148,13 @@ def sitting(spec: dict[str, Any]) -> None:
     if "evaluated" in spec:  # killed in the n-th batch that is evaluated
         to_evaluate = [spec["evaluated"]]
 
-        def accuracy(model: nn.Module, batch: Any) -> Any:
+        def accuracy(outputs: Any, targets: Any) -> Any:
             to_evaluate[0] -= 1
             if to_evaluate[0] == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return sf.metrics.accuracy(model, batch)
+            return sf.metrics.accuracy(outputs, targets)
 
-        held_out = sf.Split((Augmented().inputs, Augmented().labels), scores=accuracy)
+        held_out = sf.Split((Augmented().inputs, Augmented().labels), metrics=accuracy)
         changes["splits"] = {"val": held_out}
     if "signal_at_step" in spec:
         step, number = spec["signal_at_step"]

@@ -13,7 +13,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -414,7 +413,7 @@ class Unsized(torch.utils.data.IterableDataset[int]):
         return iter([1])
 
 
-def named_loss(model: nn.Module, batch: Any) -> sf.Mean:
+def named_loss(outputs: Any, targets: Any) -> sf.Mean:
     return sf.Mean(0.0, 1)
 
 
@@ -435,9 +434,11 @@ MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
     "split 'val': Unsized can only be iterated": (3, lambda: splits(data=Unsized())),
     "split 'a/b'": (2, lambda: splits("a/b")),
     "Split(batch_size=0)": (2, lambda: splits(batch_size=0)),
-    "two scores called 'accuracy'": (2, lambda: splits(scores=[sf.metrics.accuracy, sf.metrics.accuracy])),
-    "two scores called 'loss'": (2, lambda: splits(scores=named_loss)),
-    "a score function without a name": (2, lambda: splits(scores=partial(sf.metrics.accuracy))),
+    "two metrics called 'accuracy'": (2, lambda: splits(metrics=[sf.metrics.accuracy, sf.metrics.accuracy])),
+    "two metrics called 'loss'": (2, lambda: splits(metrics=named_loss)),
+    "the metric 'accuracy' is a text": (2, lambda: splits(metrics="accuracy")),
+    "ClassificationReport is a class": (2, lambda: splits(metrics=sf.metrics.ClassificationReport)),
+    "Split(metrics=0.5)": (2, lambda: splits(metrics=0.5)),
     "patience = 0": (2, lambda: stopping(patience=0)),
     "min_delta = nan": (2, lambda: stopping(min_delta=float("nan"))),
     "schedule = 'cosine' is no schedule": (2, lambda: {"schedule": "cosine"}),

@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
         {"loss": lambda model, batch: (loss(model, batch), model(batch[0]))},
         sf.ConfigError,
         r"the loss returned \(Tensor, Tensor\)",
-        "write: return loss",
+        r"return loss, \(outputs, targets\)",
     ),
     "a mean that is a number": (
         {"loss": lambda model, batch: (loss(model, batch), {"accuracy": 0.5})},
@@ -188,43 +188,42 @@ def test_a_list_of_samples_is_taken(data: Any) -> None:
 
 
 class MulticlassAccuracy:
-    """A metric as torchmetrics has them."""
-
-    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return (outputs.argmax(dim=1) == labels).double().mean()
+    """A metric object, but not one of torchmetrics."""
 
     def update(self, outputs: Tensor, labels: Tensor) -> None: ...
 
     def compute(self) -> None: ...
 
-    def reset(self) -> None: ...
+
+def right_fraction(outputs: Tensor, targets: Tensor) -> float:
+    return float((outputs.argmax(dim=1) == targets).double().mean())
 
 
-@pytest.mark.fast("False")
-@pytest.mark.parametrize("torchs", [False, True])
-def test_a_metric_object_is_refused_and_what_the_message_says_works(torchs: bool) -> None:
-    metric: Any = MulticlassAccuracy()
-    if torchs:
-        import torchmetrics  # takes a second: only where it is used
-
-        metric = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
-    for scores in ([metric], {"a": metric}, metric):
-        with pytest.raises(sf.ConfigError, match="MulticlassAccuracy is a metric object") as refused:
-            sf.Split((X, Y), scores=scores)
-    cure = "".join(str(refused.value).splitlines()[2:])
-    split = eval(f"sf.Split((X, Y), {cure})", {"sf": sf, "X": X, "Y": Y, "metric": metric, "torch": torch, "zip": zip})
+def test_a_metric_object_of_another_library_is_refused_and_what_the_message_says_works() -> None:
+    for metrics in ([MulticlassAccuracy()], {"a": MulticlassAccuracy()}, MulticlassAccuracy()):
+        with pytest.raises(sf.ConfigError, match="MulticlassAccuracy is a metric object, but not one of") as refused:
+            sf.Split((X, Y), metrics=metrics)
+    cure = str(refused.value).splitlines()[-1].partition("once: ")[2]
+    split = eval(f"sf.Split((X, Y), {cure})", {"sf": sf, "surefoot": sf, "X": X, "Y": Y, "function": right_fraction})
     run = build(splits={"v": split})
-    right = (run.state.models["model"](X).argmax(dim=1) == Y).double().mean()
-    assert run.evaluate()["v/score"] == pytest.approx(float(right))
+    assert run.evaluate()["v/right_fraction"] == right_fraction(run.state.models["model"](X), Y)
 
 
-def test_scores_by_name_are_refused_and_what_the_message_says_works() -> None:
-    scores = {"a": sf.metrics.accuracy}
-    with pytest.raises(sf.ConfigError, match="scores is a dictionary") as refused:
-        sf.Split((X, Y), scores=scores)  # type: ignore[arg-type]
-    cure = str(refused.value).partition("names: ")[2]
-    split = eval(f"sf.Split((X, Y), {cure})", {"sf": sf, "X": X, "Y": Y, "scores": scores})
-    assert set(build(splits={"v": split}).evaluate()) == {"v/loss", "v/accuracy"}
+def test_a_name_for_a_metric_is_refused_and_what_the_message_says_works() -> None:
+    with pytest.raises(sf.ConfigError, match="'top_k_accuracy' is a text") as refused:
+        sf.Split((X, Y), metrics="top_k_accuracy")
+    cure = str(refused.value).partition("write: ")[2]
+    run = build(splits={"v": eval(f"sf.Split((X, Y), {cure})", {"sf": sf, "X": X, "Y": Y})})
+    assert set(run.evaluate()) == {"v/loss", "v/top_k_accuracy"}
+
+
+def test_a_metric_that_returns_a_number_is_refused_and_what_the_message_says_works() -> None:
+    with pytest.raises(sf.ConfigError, match="'right_fraction' returned a float") as refused:
+        build(splits={"v": sf.Split((X, Y), metrics=right_fraction)}).evaluate()
+    cure = str(refused.value).partition("whole split: ")[2]
+    names = {"sf": sf, "surefoot": sf, "X": X, "Y": Y, "function": right_fraction}
+    run = build(splits={"v": eval(f"sf.Split((X, Y), {cure})", names)})
+    assert set(run.evaluate()) == {"v/loss", "v/right_fraction"}
 
 
 # --- scripts -----------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ AREAS = {
     "evaluation": (
         "train/evaluate",
         "run/evaluation",
-        "train/distributed_eval",
+        "train/metric_results",
         "train/patience",
         "verify",
         "diagnose",

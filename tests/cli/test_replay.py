@@ -130,12 +130,12 @@ def test_of_another_run_it_is_said_that_its_steps_cannot_be_made_and_not_how_to_
 
 
 def test_a_run_is_held_by_one_process_whole_whatever_shared_it() -> None:
-    from surefoot.config.parallel import Sharding
+    from surefoot.config.parallel import FSDPSettings
     from surefoot.recipes.images.config import Config
     from surefoot.recipes.program import for_one_process
 
-    held = for_one_process(Config(parallel="fsdp", sharding=Sharding(replicas=2)), Path("runs/a"))
-    assert (held.parallel, held.sharding, held.run_dir) == ("none", Sharding(), "runs/a")
+    held = for_one_process(Config(parallel="fsdp", fsdp=FSDPSettings(replicas=2)), Path("runs/a"))
+    assert (held.parallel, held.fsdp, held.run_dir) == ("none", FSDPSettings(), "runs/a")
     assert for_one_process(None, Path("runs/a")) is None
 
 

@@ -96,7 +96,7 @@ def again(one: Planned) -> Planned:
 
 def test_a_plan_is_read_back_as_it_was() -> None:
     before, after = plan(found={"precision": "fp32"}), again(plan(found={"precision": "fp32"}))
-    tuples = {"optimizer.betas": (0.9, 0.95), "sharding.blocks": ()}
+    tuples = {"optimizer.betas": (0.9, 0.95), "fsdp.blocks": ()}
     known = {name: value for name, value in before.settings("name=sgd").items() if value is not None}
     assert {name: value for name, value in after.settings("name=sgd").items() if value is not None} | tuples == known
     assert (after.threads, after.target, after.origins["seed"]) == (2, 1.9, "flag")

@@ -129,7 +129,7 @@ def own(change: Callable[[], dict[str, Any]] = dict, **settings: Any) -> Callabl
             "model": network,
             "loss": loss,
             "train_data": TensorDataset(inputs[:1500], labels[:1500]),
-            "splits": {"val": sf.Split((inputs[1500:], labels[1500:]), scores=sf.metrics.accuracy, batch_size=297)},
+            "splits": {"val": sf.Split((inputs[1500:], labels[1500:]), metrics=sf.metrics.accuracy, batch_size=297)},
             "batch_size": 32,
             "length": "160 steps",
             "optimizer": sf.optim.adamw(lr=3e-3),
@@ -207,7 +207,7 @@ def sharing(share: float) -> dict[str, Any]:
     inputs, labels = digits()
     shared = int(297 * share)
     part = [torch.cat([held[1500 + shared :], held[:shared]]) for held in (inputs, labels)]
-    return {"splits": {"val": sf.Split((part[0], part[1]), scores=sf.metrics.accuracy, batch_size=297)}}
+    return {"splits": {"val": sf.Split((part[0], part[1]), metrics=sf.metrics.accuracy, batch_size=297)}}
 
 
 def dead() -> nn.Module:
@@ -295,15 +295,15 @@ def with_perplexity() -> dict[str, Any]:
     return {"loss": smoothed_loss, "splits": {"val": held_out}, "identity": {"label_smoothing": 0.1}}
 
 
-def slow_scores(model: nn.Module, batch: Any) -> dict[str, sf.Mean]:
+def slow_scores(outputs: Any, targets: Any) -> dict[str, sf.Mean]:
     time.sleep(0.02)
-    return {"accuracy": sf.metrics.accuracy(model, batch)}
+    return {"accuracy": sf.metrics.accuracy(outputs, targets)}
 
 
 def evaluating_long() -> dict[str, Any]:
     inputs, labels = digits()
     return {
-        "splits": {"val": sf.Split((inputs[1500:], labels[1500:]), scores=slow_scores)},
+        "splits": {"val": sf.Split((inputs[1500:], labels[1500:]), metrics=slow_scores)},
         "evaluate_every": "8 steps",
     }
 

@@ -55,20 +55,20 @@ def test_what_a_run_left_in_its_mailbox_the_next_one_of_the_process_does_not_fin
     assert ranks(2, left_over) == [[False], [False]]
 
 
-def judged_by(*, run_dir: str) -> list[Any]:
-    def judge(outputs: list[Any]) -> dict[str, float]:
+def evaluated_by(*, run_dir: str) -> list[Any]:
+    def diverged(outputs: Any, targets: Any) -> float:
         raise sf.DivergedError("the model's logits are not finite")
 
     data = torch.zeros(5, 6), torch.zeros(5), torch.zeros(5)
-    split = sf.Split(data, loss=False, outputs=lambda model, batch: [0] * len(batch[0]), judge=judge)
-    run = world_runs.built(run_dir=run_dir, steps=4, splits={"judged": split}, evaluate_every="2 steps")
+    split = sf.Split(data, metrics=sf.metrics.whole_split(diverged), predict=lambda model, batch: batch[:2], loss=False)
+    run = world_runs.built(run_dir=run_dir, steps=4, splits={"given-up": split}, evaluate_every="2 steps")
     run.train()
     return [run.state.step]
 
 
 @pytest.mark.slow
-def test_what_the_judge_gives_up_all_ranks_give_up(ranks: Ranks, tmp_path: Path) -> None:
-    assert ranks(2, judged_by, run_dir=str(tmp_path / "run")) == [[4], [4]]
+def test_what_a_metric_of_the_whole_split_gives_up_all_ranks_give_up(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks(2, evaluated_by, run_dir=str(tmp_path / "run")) == [[4], [4]]
 
 
 class Counted(world_runs.Augmented):

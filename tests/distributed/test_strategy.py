@@ -9,7 +9,7 @@ import pytest
 import surefoot as sf
 from in_one import in_one
 from surefoot.config import parallel
-from surefoot.config.parallel import Sharding, Strategy, strategy_for
+from surefoot.config.parallel import DDPSettings, FSDPSettings, Strategy, strategy_for, strategy_of
 
 
 @pytest.mark.parametrize(
@@ -26,57 +26,62 @@ def test_auto_is_ddp_among_several_and_fsdp_alone_adds_up_with_every_micro_batch
     kind: Any, ranks: int, meant: tuple[str, str]
 ) -> None:
     found = strategy_for(kind, ranks=ranks)
-    assert (found.kind, found.synchronise) == meant
+    assert (found.kind, found.sync) == meant
 
 
 OTHER: dict[str, Any] = {
-    "synchronise": "every",
-    "unused": True,
+    "sync": "every",
+    "find_unused_parameters": True,
     "blocks": ("head",),
-    "reshard": False,
-    "offload": True,
-    "gather": "bf16",
+    "reshard_after_forward": False,
+    "cpu_offload": True,
+    "gather_dtype": "bf16",
     "replicas": 2,
 }
 
 
 def test_every_setting_is_tried_here() -> None:
-    assert OTHER.keys() == vars(Sharding()).keys()
+    assert OTHER.keys() == vars(FSDPSettings()).keys()
 
 
 @in_one
 @pytest.mark.parametrize("name", OTHER)
 @pytest.mark.parametrize("kind", parallel.KINDS)
 def test_a_setting_that_a_strategy_has_no_use_for_is_refused(kind: Any, name: str) -> None:
-    given = Sharding(**{name: OTHER[name]})
-    of_both = name in ("synchronise", "unused")
+    of_both = name in vars(DDPSettings())
+    own: Any = {"fsdp": FSDPSettings(**{name: OTHER[name]}), "ddp": DDPSettings()}
+    if of_both and kind != "fsdp":
+        own = {"fsdp": FSDPSettings(), "ddp": DDPSettings(**{name: OTHER[name]})}
     if kind == "fsdp" or (of_both and kind != "none"):
         for ranks in (
             (2, 4) if name == "replicas" else (1, 2)
         ):  # the same settings, whatever number of processes is there
-            assert vars(strategy_for(Strategy(kind=kind, **vars(given)), ranks=ranks))[name] == OTHER[name]
+            assert vars(strategy_for(strategy_of(kind, **own), ranks=ranks))[name] == OTHER[name]
         return
-    with pytest.raises(sf.ConfigError, match=f"^sharding.{name} = .*, and parallel is {kind}") as refused:
-        strategy_for(Strategy(kind=kind, **vars(given)), ranks=1)
+    with pytest.raises(sf.ConfigError, match=rf"^(ddp|fsdp)\.{name} = .*, and parallel is {kind}") as refused:
+        strategy_for(strategy_of(kind, **own), ranks=1)
     assert ("several processes" in str(refused.value)) == of_both
+
+
+def test_an_argument_of_ddp_is_refused_under_fsdp() -> None:
+    with pytest.raises(sf.ConfigError, match=r"ddp\.find_unused_parameters = True is for ddp, and parallel is fsdp\n"):
+        strategy_of("fsdp", ddp=DDPSettings(find_unused_parameters=True), fsdp=FSDPSettings())
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(sf.ConfigError) as refused:
-        Strategy(kind="dpd", synchronise="never", gather="fp8", replicas=0)  # type: ignore[arg-type]
+        Strategy(kind="dpd", sync="never", gather_dtype="fp8", replicas=0)  # type: ignore[arg-type]
     assert [line.split(" = ")[0] for line in str(refused.value).splitlines()[:4]] == [
         "parallel",
-        "synchronise",
-        "gather",
+        "sync",
+        "gather_dtype",
         "replicas",
     ]
 
 
 def test_replicas_that_do_not_divide_the_ranks_are_refused_with_numbers_that_do() -> None:
     assert strategy_for(sf.fsdp(replicas=3), ranks=6).replicas == 3
-    with pytest.raises(
-        sf.ConfigError, match=r"replicas = 4 does not divide 6 ranks.*\n.*sharding.replicas 3, or 8 ranks"
-    ):
+    with pytest.raises(sf.ConfigError, match=r"replicas = 4 does not divide 6 ranks.*\n.*replicas=3, or 8 ranks"):
         strategy_for(sf.fsdp(replicas=4), ranks=6)
 
 

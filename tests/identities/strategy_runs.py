@@ -100,7 +100,7 @@ def trained_as_chosen(*, really: bool, **changes: Any) -> dict[str, Any]:
         run = trained(compile="auto", **changes)
     finally:
         world_runs.built = built
-    return run | {"compiled": found[-1].parts.described["compile"], "called": Through.calls}
+    return run | {"compiled": found[-1].parts.identity["compile"], "called": Through.calls}
 
 
 def of_each_optimizer(names: list[str], **changes: Any) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def of_each_limit(limits: list[str], **changes: Any) -> dict[str, Any]:
 
 
 def sampled(**changes: Any) -> dict[str, Any]:
-    """A run that between its steps uses the model otherwise on each rank: rank 0 samples, outputs take any number of calls."""
+    """A run that between its steps uses the model otherwise on each rank: rank 0 samples, predict makes any number of calls."""
     calls = []
 
     def sample(model: nn.Module) -> str:
@@ -136,15 +136,18 @@ def sampled(**changes: Any) -> dict[str, Any]:
             float(model(inputs)[0].sum()) + sum(float(block(torch.ones(1, WIDTH)).sum()) for block in model.blocks)
         )
 
-    def outputs(model: nn.Module, batch: Any) -> list[Any]:
+    def predict(model: nn.Module, batch: Any) -> tuple[Any, Any]:
         for _ in range(int(batch[2][0]) % 3):
             model(batch[0])
-        return model(batch[0])[0].sum(1).tolist()
+        return model(batch[0])[0].sum(1), batch[1]
+
+    def added(outputs: Any, targets: Any) -> float:
+        return float(outputs.sum())
 
     held_out = world_runs.Augmented().inputs[:11].double(), torch.zeros(11, dtype=torch.long), torch.arange(11)
     splits = {
         "val": sf.Split(held_out, batch_size=3),
-        "used": sf.Split(held_out, batch_size=2, outputs=outputs, judge=lambda found: {"sum": sum(found)}, loss=False),
+        "used": sf.Split(held_out, metrics=sf.metrics.whole_split(added), batch_size=2, predict=predict, loss=False),
     }
 
     def panels(model: nn.Module) -> list[sf.report.Curves]:
@@ -190,7 +193,9 @@ def with_unused(**changes: Any) -> dict[str, Any]:
 
 def of_gathered_halves() -> dict[str, Any]:
     """Weights that travel and are computed with in bfloat16, beside those that are not; of a model with batch statistics."""
-    plain, halved = (_run(parallel=sf.fsdp(gather=form), steps=4, ema=None, double=False) for form in ("fp32", "bf16"))
+    plain, halved = (
+        _run(parallel=sf.fsdp(gather_dtype=form), steps=4, ema=None, double=False) for form in ("fp32", "bf16")
+    )
     for run in (plain, halved):
         run.train()
     return {"plain": world_runs.weights(plain), "halved": world_runs.weights(halved)}

@@ -281,11 +281,10 @@ def test_evaluating_and_sampling_leave_generators_modes_and_weights_as_found() -
 
 def test_a_score_that_raises_leaves_generators_and_modes_as_found() -> None:
     from surefoot.data.loader import MicroBatch
-    from surefoot.train.evaluate import Split, scored
+    from surefoot.train.evaluate import Split, evaluate_batches
     from surefoot.train.precision import precision
 
-    def broken(model: Any, batch: Any) -> sf.Mean:
-        model(batch)
+    def broken(outputs: Any, targets: Any) -> sf.Mean:
         raise ZeroDivisionError
 
     model = Watched()
@@ -293,10 +292,10 @@ def test_a_score_that_raises_leaves_generators_and_modes_as_found() -> None:
     none = np.zeros(0, dtype=np.int64)
     before = random.getstate(), torch.get_rng_state().tolist()
     with pytest.raises(ZeroDivisionError):
-        scored(
+        evaluate_batches(
             model,
-            [MicroBatch(torch.randn(4, 8, generator=torch.Generator()), 4, 0, none, none)],
-            Split(None, scores=[broken], loss=False),
+            [MicroBatch((torch.randn(4, 8, generator=torch.Generator()), torch.zeros(4)), 4, 0, none, none)],
+            Split(None, metrics=[broken], loss=False),
             loss=None,
             precision=precision("fp32", torch.device("cpu")),
             seed=0,

@@ -14,7 +14,7 @@ import surefoot as sf
 from in_one import in_one
 from ragged import CLASSES, FEATURES, IGNORED, LENGTH, Batch, counted_mean, counted_targets, plain_mean, tokens
 from surefoot.data.loader import MicroBatch
-from surefoot.train.evaluate import scored, scored_by_batch
+from surefoot.train.evaluate import evaluate_batches, metric_by_batch
 from surefoot.train.precision import precision
 
 SAMPLES = 23  # prime: every batch size but 1 and 23 is ragged
@@ -32,19 +32,23 @@ class Net(nn.Module):
 
 
 def with_further(model: Any, batch: Batch) -> Any:
-    return counted_mean(model, batch), {"entropy": entropy(model, batch)}
+    return counted_mean(model, batch), {"entropy": entropy(model(batch[0]), batch[1])}
 
 
-def entropy(model: Any, batch: Batch) -> sf.Mean:
-    logs = F.log_softmax(model(batch[0]), dim=2)
+def with_outputs(model: Any, batch: Batch) -> Any:
+    return counted_mean(model, batch), (model(batch[0]), batch[1])
+
+
+def entropy(outputs: Any, targets: Any) -> sf.Mean:
+    logs = F.log_softmax(outputs, dim=2)
     return sf.Mean(-(logs.exp() * logs).sum(), logs.shape[0] * logs.shape[1])
 
 
-def several(model: Any, batch: Batch) -> dict[str, sf.Mean]:
-    right = (model(batch[0]).argmax(2) == batch[1]) & (batch[1] != IGNORED)
+def several(outputs: Any, targets: Any) -> dict[str, sf.Mean]:
+    right = (outputs.argmax(2) == targets) & (targets != IGNORED)
     return {
-        "right": sf.Mean(right.sum(), (batch[1] != IGNORED).sum()),
-        "of samples": sf.Mean(right.sum(), len(batch[0])),
+        "right": sf.Mean(right.sum(), (targets != IGNORED).sum()),
+        "of samples": sf.Mean(right.sum(), len(outputs)),
     }
 
 
@@ -57,7 +61,7 @@ def scores(size: int | None, loss: Any, *, ema: float | None = None, dataset: An
         "batch_size": 23,
         "length": "4 steps",
         "optimizer": sf.optim.adamw(lr=1e-2),
-        "splits": {"val": sf.Split(dataset or tokens(SAMPLES, seed=2), scores=[entropy, several], batch_size=size)},
+        "splits": {"val": sf.Split(dataset or tokens(SAMPLES, seed=2), metrics=[entropy, several], batch_size=size)},
         "evaluate_every": "1000 steps",
         "ema": ema,
         "precision": "fp32",
@@ -93,7 +97,7 @@ def by_hand(run: sf.Run, ema: float | None) -> dict[str, float]:
 
 @in_one
 @pytest.mark.parametrize("ema", [None, 0.5])
-@pytest.mark.parametrize("loss", [plain_mean, counted_mean, with_further])
+@pytest.mark.parametrize("loss", [plain_mean, counted_mean, with_further, with_outputs])
 @pytest.mark.parametrize("size", SIZES)
 def test_a_score_is_that_of_the_whole_split(size: int, loss: Any, ema: float | None) -> None:
     run, found = scores(size, loss, ema=ema)
@@ -139,21 +143,21 @@ def test_every_batch_draws_random_numbers_of_its_own_and_the_same_each_time() ->
     """Else masks drawn in a score, or samples of a decoder, would be the same in every batch of a split."""
     drawn: list[float] = []
 
-    def draws(model: Any, batch: Any) -> sf.Mean:
+    def draws(outputs: Any, targets: Any) -> sf.Mean:
         drawn.append(float(torch.rand(())))
         return sf.Mean(drawn[-1], 1)
 
     settings: dict[str, Any] = {"loss": None, "precision": precision("fp32", torch.device("cpu"))}
-    none, split = np.zeros(0, dtype=np.int64), sf.Split(None, scores=[draws])
-    batches = [MicroBatch(torch.ones(2, 1), 2, place, none, none) for place in range(5)]
-    scored(nn.Linear(1, 1), batches, split, seed=3, **settings)
+    none, split = np.zeros(0, dtype=np.int64), sf.Split(None, metrics=[draws])
+    batches = [MicroBatch((torch.ones(2, 1), torch.ones(2)), 2, place, none, none) for place in range(5)]
+    evaluate_batches(nn.Linear(1, 1), batches, split, seed=3, **settings)
     together, drawn = drawn, []
     assert len(set(together)) == 5
-    each = scored_by_batch(nn.Linear(1, 1), batches, split, score="draws", seed=3, **settings)
+    each = metric_by_batch(nn.Linear(1, 1), batches, split, metric="draws", seed=3, **settings)
     assert drawn == together
     assert [float(mean.total) for mean in each or []] == pytest.approx(together)
     drawn.clear()
-    scored(nn.Linear(1, 1), batches, split, seed=4, **settings)
+    evaluate_batches(nn.Linear(1, 1), batches, split, seed=4, **settings)
     assert not set(drawn).intersection(together)
 
 
@@ -162,8 +166,8 @@ def test_many_small_batches_do_not_round_away_what_they_count() -> None:
     values = torch.ones(1000)
     values[0] = 2.0**24
 
-    def value(model: Any, batch: Any) -> sf.Mean:
-        return sf.Mean(batch[0].sum(), len(batch[0]))
+    def value(outputs: Any, targets: Any) -> sf.Mean:
+        return sf.Mean(targets.sum(), len(targets))
 
     run = sf.Run(
         model=lambda: nn.Linear(1, 1),
@@ -172,7 +176,7 @@ def test_many_small_batches_do_not_round_away_what_they_count() -> None:
         batch_size=100,
         length="1 steps",
         optimizer=sf.optim.sgd(lr=0.1),
-        splits={"all": sf.Split((values,), scores=value, batch_size=1, loss=False)},
+        splits={"all": sf.Split((values[:, None], values), metrics=value, batch_size=1, loss=False)},
         console=False,
     )
 

@@ -216,11 +216,11 @@ def test_time_is_shown_where_it_went_and_never_twice(tmp_path: Path) -> None:
         clock.advance(100.0 * torch.is_grad_enabled())
         return plain_mean(model, batch)
 
-    def slow_score(model: Any, batch: Any) -> sf.Mean:
+    def slow_score(outputs: Any, targets: Any) -> sf.Mean:
         clock.advance(10_000.0)
         return sf.Mean(1.0, 1)
 
-    split = sf.Split(TOKENS, scores=slow_score, batch_size=SAMPLES)
+    split = sf.Split(TOKENS, metrics=slow_score, batch_size=SAMPLES)
     run = build(
         tmp_path / "run",
         length="10 steps",
@@ -447,11 +447,11 @@ def timed(run_dir: Path, **changes: Any) -> sf.Run:
             passes += 1
         return plain_mean(model, batch)
 
-    def score(model: Any, batch: Batch) -> sf.Mean:
+    def score(outputs: Any, targets: Any) -> sf.Mean:
         clock.advance(4.0)
-        return sf.Mean(plain_mean(model, batch).detach(), 1)
+        return sf.Mean(outputs.mean(), 1)
 
-    split = sf.Split(TOKENS, scores=score, batch_size=1000)
+    split = sf.Split(TOKENS, metrics=score, batch_size=1000)
     settings: dict[str, Any] = {"length": "9 steps", "log_every": "4 steps", "evaluate_every": "3 steps"}
     run = build(run_dir, **settings | {"loss": loss, "splits": {"s": split}} | changes)
     run.parts.whole.clock.now = clock

@@ -174,7 +174,7 @@ def called(*, function: str, **arguments: Any) -> Any:
 
 
 def trained_with(*, strategy: Any = None, **changes: Any) -> dict[str, Any]:
-    return trained(**changes, **({} if strategy is None else {"parallel": sf.ddp(synchronise=strategy)}))
+    return trained(**changes, **({} if strategy is None else {"parallel": sf.ddp(sync=strategy)}))
 
 
 def with_few_targets(*, counts_itself: bool = False) -> dict[str, Any]:
@@ -257,28 +257,30 @@ def by_tokens() -> dict[str, Any]:
 
 
 def scored(*, samples: int) -> dict[str, float]:
-    """Means, outputs judged together, and what is derived, of a split of any size."""
+    """Means, and metrics of the whole split, of a split of any size."""
     generator = torch.Generator().manual_seed(1)
     data = torch.randn(samples, FEATURES, generator=generator), torch.randint(CLASSES, (samples,), generator=generator)
 
-    def outputs(model: Any, batch: Any) -> list[sf.metrics.Classified]:
-        return sf.metrics.classified(lambda inputs: model(inputs)[0], batch)
+    def in_order(logits: Tensor, labels: Tensor) -> float:
+        assert len(logits) == len(labels) == samples
+        return float((logits.argmax(1) * torch.arange(samples)).sum())  # the order counts
 
-    def judge(found: list[Any]) -> dict[str, float]:
-        assert len(found) == samples
-        first = sum(place * one.guess for place, one in enumerate(found))  # the order counts
-        return {"in_order": float(first)} | {
-            name: value
-            for name, value in sf.metrics.classification_scores(found, classes=CLASSES).items()
-            if isinstance(value, float)
-        }
+    def confident(logits: Tensor, _: Tensor) -> sf.Mean:
+        return sf.Mean(logits.amax(1).sum(), len(logits))
 
-    def confident(model: Any, batch: Any) -> sf.Mean:
-        sizes = model(batch[0])[0].amax(1)
-        return sf.Mean(sizes.sum(), len(sizes))
+    def of_two(model: Any, batch: Any) -> Any:
+        logits = model(batch[0])[0]
+        return F.cross_entropy(logits, batch[1]), (logits, batch[1])
 
-    def of_two(model: Any, batch: Any) -> Tensor:
-        return F.cross_entropy(model(batch[0])[0], batch[1])
+    from torchmetrics.classification import MulticlassCalibrationError, MulticlassF1Score
+
+    metrics: dict[str, Any] = {
+        "confident": confident,
+        "in_order": sf.metrics.whole_split(in_order),
+        "report": sf.metrics.ClassificationReport(CLASSES),
+        "f1": MulticlassF1Score(CLASSES),
+        "calibration": MulticlassCalibrationError(CLASSES),  # keeps every output
+    }
 
     run = built(
         double=False,
@@ -288,7 +290,7 @@ def scored(*, samples: int) -> dict[str, float]:
         batch_size=12,
         ema=None,
         splits={
-            "val": sf.Split(data, scores=confident, batch_size=5, outputs=outputs, judge=judge),
+            "val": sf.Split(data, metrics=metrics, batch_size=5),
         },
     )
     return run.evaluate()

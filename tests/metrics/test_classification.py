@@ -1,110 +1,90 @@
-"""Scores of a classifier against torchmetrics, and in a run; 5 seconds."""
+"""Metrics of a classifier against torchmetrics; 2 seconds."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import surefoot as sf
-from surefoot.metrics.classification import classification_scores, classified, top_k_accuracy
+from surefoot.metrics.contract import joined
 
 CLASSES, SAMPLES = 7, 60
 
 
-def outputs() -> tuple[torch.Tensor, torch.Tensor]:
+def data() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return torch.randn(SAMPLES, CLASSES, generator=generator), torch.randint(CLASSES, (SAMPLES,), generator=generator)
 
 
-def found(batch_size: int) -> dict[str, Any]:
-    logits, labels = outputs()
+def report_of(logits: Any, labels: Any, *, batch_size: int = SAMPLES) -> dict[str, Any]:
+    logits, labels = torch.as_tensor(logits), torch.as_tensor(labels)
+    report = sf.metrics.ClassificationReport(logits.shape[1])
     batches = zip(logits.split(batch_size), labels.split(batch_size), strict=True)
-    rows = [row for batch in batches for row in classified(torch.nn.Identity(), batch)]
-    return classification_scores(rows, classes=CLASSES)
+    return report.whole(*joined([report.per_batch(*batch) for batch in batches]))  # type: ignore[no-any-return]
 
 
-def test_scores_are_those_of_torchmetrics_and_torch() -> None:
+def test_metrics_are_those_of_torchmetrics() -> None:
     from torchmetrics.functional.classification import multiclass_accuracy, multiclass_confusion_matrix
 
-    logits, labels = outputs()
-    scores = found(SAMPLES)
-    assert scores["confusion"] == multiclass_confusion_matrix(logits, labels, num_classes=CLASSES).tolist()
+    logits, labels = data()
+    report = report_of(logits, labels)
+    assert report["confusion"] == multiclass_confusion_matrix(logits, labels, num_classes=CLASSES).tolist()
     for name, k in (("accuracy", 1), ("top_5_accuracy", 5)):
         theirs = multiclass_accuracy(logits, labels, num_classes=CLASSES, average="micro", top_k=k).item()
-        assert scores[name] == pytest.approx(theirs, abs=1e-6)
-        assert top_k_accuracy(logits, labels, k=k).value.item() == pytest.approx(theirs, abs=1e-6)  # type: ignore[union-attr]
-    assert scores["loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), abs=1e-6)
+        assert report[name] == pytest.approx(theirs, abs=1e-6)
+        mean = sf.metrics.top_k_accuracy(logits, labels, k=k)
+        assert float(mean.value) == pytest.approx(theirs, abs=1e-6)
+    assert float(sf.metrics.accuracy(logits, labels).value) == pytest.approx(report["accuracy"])
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 59])
-def test_scores_do_not_depend_on_the_batch_size(batch_size: int) -> None:
-    scores, whole = found(batch_size), found(SAMPLES)
-    assert scores.pop("confusion") == whole.pop("confusion")
-    assert scores == pytest.approx(whole, abs=1e-6)
+def test_the_report_does_not_depend_on_the_batch_size(batch_size: int) -> None:
+    assert report_of(*data(), batch_size=batch_size) == report_of(*data())
 
 
-def test_of_few_classes_the_five_likeliest_are_not_told() -> None:
-    rows = classified(torch.nn.Identity(), (torch.eye(5), torch.arange(5)))
-    assert classification_scores(rows, classes=5).keys() == {"loss", "accuracy", "confusion"}
+def test_with_few_classes_the_five_likeliest_are_not_reported() -> None:
+    assert report_of(torch.eye(5), torch.arange(5)).keys() == {"accuracy", "confusion"}
 
 
-def test_labels_below_nought_are_not_counted_while_training() -> None:
-    mean = top_k_accuracy(torch.eye(3), torch.tensor([0, -100, 0]))
+def test_labels_below_nought_are_not_counted() -> None:
+    logits, labels = torch.eye(3), torch.tensor([0, -100, 0])
+    mean = sf.metrics.top_k_accuracy(logits, labels)
     assert (int(mean.total), int(mean.count)) == (1, 2)
+    assert report_of(logits, labels) == {"accuracy": 0.5, "confusion": [[1, 0, 1], [0, 0, 0], [0, 0, 0]]}
+
+
+def test_positions_are_counted_as_samples_are() -> None:
+    logits, labels = data()
+    of_positions = logits.view(6, 10, CLASSES).movedim(2, 1), labels.view(6, 10)
+    report = sf.metrics.ClassificationReport(CLASSES)
+    assert report.whole(*report.per_batch(*of_positions)) == report_of(logits, labels)
+    assert float(sf.metrics.accuracy(*of_positions).value) == pytest.approx(report_of(logits, labels)["accuracy"])
+    with pytest.raises(sf.ConfigError, match="classes are the second dimension"):
+        sf.metrics.accuracy(logits.view(6, 10, CLASSES), labels.view(6, 10))
 
 
 @pytest.mark.parametrize("k", [0, 4])
 def test_a_k_that_is_no_number_of_classes_is_refused(k: int) -> None:
     with pytest.raises(sf.ConfigError, match=f"k = {k} of 3 classes"):
-        top_k_accuracy(torch.eye(3), torch.arange(3), k=k)
+        sf.metrics.top_k_accuracy(torch.eye(3), torch.arange(3), k=k)
 
 
-def test_the_confusion_matrix_stands_in_the_records_and_sums_to_the_split(tmp_path: Path) -> None:
-    logits, labels = outputs()
-    run = sf.Run(
-        model=lambda: torch.nn.Linear(CLASSES, CLASSES),
-        loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
-        train_data=(logits, labels),
-        batch_size=20,
-        length="3 steps",
-        optimizer=sf.optim.sgd(0.1),
-        splits={
-            "val": sf.Split(
-                (logits, labels),
-                loss=False,
-                outputs=sf.metrics.classified,
-                judge=lambda rows: sf.metrics.classification_scores(rows, classes=CLASSES),
-            )
-        },
-        run_dir=tmp_path,
-        precision="fp32",
-        console=False,
-    )
-    run.train()
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    matrix = next(line["val/confusion"] for line in lines if "val/confusion" in line)
-    assert [sum(row) for row in matrix] == labels.bincount(minlength=CLASSES).tolist()
-    assert run.evaluate()["val/accuracy"] == sum(matrix[place][place] for place in range(CLASSES)) / SAMPLES
-
-
-def scores_of(logits: list[list[float]], labels: list[int]) -> dict[str, Any]:
-    rows = classified(torch.nn.Identity(), (torch.tensor(logits), torch.tensor(labels)))
-    return classification_scores(rows, classes=len(logits[0]))
+def test_a_class_beyond_the_last_is_refused() -> None:
+    report = sf.metrics.ClassificationReport(["cat", "dog"])
+    with pytest.raises(sf.ConfigError, match="2 classes, but a target or an output is of class 2"):
+        report.whole(*report.per_batch(torch.eye(3), torch.arange(3)))
 
 
 def test_of_equal_logits_five_are_among_the_five_likeliest() -> None:
     """All alike, as at step 0 with a head of zeros: each label once, of ten."""
-    scores = scores_of([[0.0] * 10] * 10, list(range(10)))
-    assert (scores["accuracy"], scores["top_5_accuracy"]) == (0.1, 0.5)
+    report = report_of([[0.0] * 10] * 10, list(range(10)))
+    assert (report["accuracy"], report["top_5_accuracy"]) == (0.1, 0.5)
 
 
 def test_a_logit_that_is_no_number_is_never_right_and_is_likelier_than_any() -> None:
     nan = float("nan")
-    assert scores_of([[nan] * 10] * 2, [0, 5])["accuracy"] == scores_of([[nan] * 10] * 2, [0, 5])["top_5_accuracy"] == 0
-    rows = classified(torch.nn.Identity(), (torch.tensor([[1.0, nan, 0.0]]), torch.tensor([0])))
-    assert (rows[0].guess, rows[0].rank) == (1, 1)
+    report = report_of([[nan] * 10] * 2, [0, 5])
+    assert report["accuracy"] == report["top_5_accuracy"] == 0
+    assert report_of([[1.0, nan, 0.0]], [0]) == {"accuracy": 0.0, "confusion": [[0, 1, 0], [0, 0, 0], [0, 0, 0]]}

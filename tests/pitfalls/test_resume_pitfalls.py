@@ -75,12 +75,12 @@ def test_after_a_resume_no_sample_of_the_pass_is_repeated_or_missed(stop: int, t
 def test_patience_and_best_score_are_remembered(tmp_path: Path) -> None:
     """The score cannot improve on its first value, so the run ends at the sixth evaluation, however often it is cut."""
 
-    def worse(model: Any, batch: Any) -> sf.Mean:
+    def worse(outputs: Any, targets: Any) -> sf.Mean:
         return sf.Mean(torch.tensor(1.0), 1)
 
     data = Augmented()
     settings: dict[str, Any] = {
-        "splits": {"val": sf.Split((data.inputs, data.labels), scores=worse)},
+        "splits": {"val": sf.Split((data.inputs, data.labels), metrics=worse)},
         "evaluate_every": "2 steps",
         "early_stopping": sf.EarlyStopping("min val/worse", patience=5),
     }
@@ -293,12 +293,12 @@ def test_old_checkpoints_that_resist_removal_are_named_and_the_run_ends_saved(
 def test_the_best_stays_and_is_no_second_copy(tmp_path: Path) -> None:
     calls: list[int] = []
 
-    def best_at_the_second(model: Any, batch: Any) -> sf.Mean:
+    def best_at_the_second(outputs: Any, targets: Any) -> sf.Mean:
         calls.append(1)
         return sf.Mean(torch.tensor(0.0 if len(calls) == 2 else float(len(calls))), 1)
 
     data = Augmented()
-    split = sf.Split((data.inputs, data.labels), scores=best_at_the_second, batch_size=SAMPLES)
+    split = sf.Split((data.inputs, data.labels), metrics=best_at_the_second, batch_size=SAMPLES)
     build(
         tmp_path / "run",
         length="12 steps",
@@ -345,13 +345,13 @@ def test_time_spent_is_counted_on_after_a_resume(tmp_path: Path) -> None:
     train(build(tmp_path / "run", length="8 steps"))
     after = Store(tmp_path / "run" / "checkpoints").at(8).state
     assert float(after["clock"]["total_s"]["training"]) > float(state["clock"]["total_s"]["training"]) > 0
-    assert after["kept"] != state["kept"]
+    assert after["user_state"] != state["user_state"]
 
 
 def test_other_data_to_score_are_noted_and_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The best score so far was of other data."""
     build(tmp_path / "run", stop_after="6 steps").train()
-    split = {"val": sf.Split(tensors(another_data_set()), scores=sf.metrics.accuracy)}
+    split = {"val": sf.Split(tensors(another_data_set()), metrics=sf.metrics.accuracy)}
     run = build(tmp_path / "run", splits=split, console=True)
     run.train()
     assert run.state.step == STEPS

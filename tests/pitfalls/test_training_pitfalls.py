@@ -150,12 +150,12 @@ def test_the_first_update_has_the_first_rate(warmup: str, factor: float) -> None
 def test_the_model_trains_on_after_validation_and_validates_in_evaluation_mode() -> None:
     modes: set[bool] = set()
 
-    def mode(model: nn.Module, batch: Any) -> sf.Mean:
+    def predict(model: nn.Module, batch: Any) -> Any:
         modes.update(part.training for part in model.modules())
-        return sf.Mean(torch.tensor(0.0), 1)
+        return model(batch[0]), batch[1]
 
     data = Augmented()
-    split = sf.Split((data.inputs, data.labels), scores=mode)
+    split = sf.Split((data.inputs, data.labels), metrics=sf.metrics.accuracy, predict=predict)
     run = build(None, length="6 steps", splits={"val": split}, evaluate_every="2 steps", ema=None)
     with run:
         for step in run:
@@ -175,7 +175,7 @@ def test_a_validation_score_does_not_depend_on_its_batch_size(batch_size: int) -
     data = Augmented()
 
     def scores(size: int) -> dict[str, float]:
-        split = sf.Split((data.inputs, data.labels), scores=sf.metrics.accuracy, batch_size=size)
+        split = sf.Split((data.inputs, data.labels), metrics=sf.metrics.accuracy, batch_size=size)
         return build(None, splits={"val": split}).evaluate()
 
     assert scores(batch_size) == pytest.approx(scores(13), rel=1e-6)
@@ -231,12 +231,12 @@ def test_throughput_times_time_is_what_was_trained_on_and_leaves_out_the_rest(tm
         clock.advance(0.5 * torch.is_grad_enabled())
         return loss(model, batch)
 
-    def slow_score(model: nn.Module, batch: Any) -> sf.Mean:
+    def slow_score(outputs: Any, targets: Any) -> sf.Mean:
         clock.advance(100.0)
         return sf.Mean(torch.tensor(0.0), 1)
 
     data = Augmented()
-    split = sf.Split((data.inputs, data.labels), scores=slow_score, batch_size=SAMPLES)
+    split = sf.Split((data.inputs, data.labels), metrics=slow_score, batch_size=SAMPLES)
     run = build(
         tmp_path / "run",
         loss=slow_loss,

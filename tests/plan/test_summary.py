@@ -406,11 +406,12 @@ def test_the_time_of_evaluations_is_estimated_from_a_few_batches_spread_over_eac
     data, seen = (torch.arange(200.0)[:, None].expand(200, 32), torch.zeros(200, dtype=torch.int64)), list[int]()
     monkeypatch.setattr(scorer, "perf_counter", lambda: 0.05 * len(seen))  # 50 ms a batch
 
-    def slow(model: Any, batch: Any) -> sf.Mean:
-        seen.append(int(batch[0][0, 0]))
-        return sf.Mean(torch.zeros(()), len(batch[0]))
+    def slow(outputs: Any, targets: Any) -> sf.Mean:
+        seen.append(int(outputs[0, 0]))
+        return sf.Mean(torch.zeros(()), len(outputs))
 
-    splits = {"often": sf.Split(data, scores=slow, batch_size=10), "once": sf.Split(data, scores=slow, at_end=True)}
+    settings: dict[str, Any] = {"metrics": slow, "predict": lambda model, batch: tuple(batch)}
+    splits = {"often": sf.Split(data, batch_size=10, **settings), "once": sf.Split(data, at_end=True, **settings)}
     run = run_of(splits=splits, evaluate_every="3 epochs")
     assert run.parts.scoring.seconds("often") == pytest.approx(1.0)  # 20 batches
     assert seen == [30, 100, 160]
@@ -419,12 +420,12 @@ def test_the_time_of_evaluations_is_estimated_from_a_few_batches_spread_over_eac
     assert "for once, scored once, at the end" in text
 
 
-def test_a_score_that_is_no_counted_mean_is_found_by_a_plan() -> None:
-    def right(model: Any, batch: Any) -> float:
+def test_a_metric_that_is_not_a_counted_mean_is_found_by_a_plan() -> None:
+    def right(outputs: Any, targets: Any) -> float:
         return 0.5
 
-    split = sf.Split((torch.zeros(9, 32), torch.zeros(9, dtype=torch.int64)), scores=right)
-    with pytest.raises(sf.ConfigError, match=r"the score 'right' returned a float.*\n  return surefoot\.Mean"):
+    split = sf.Split((torch.zeros(9, 32), torch.zeros(9, dtype=torch.int64)), metrics=right)
+    with pytest.raises(sf.ConfigError, match=r"the metric 'right' returned a float.*\n  return surefoot\.Mean"):
         said(run_of(splits={"val": split}))
 
 

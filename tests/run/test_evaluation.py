@@ -1,4 +1,4 @@
-"""Scores that are no means, and splits that are scored once, when the run is over. 8 s."""
+"""Metrics that are not means, and splits that are scored once, when the run is over. 8 s."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from surefoot.tracking.jsonl import records
 ASKED: list[int] = []
 
 
-def guesses(model: nn.Module, batch: Any) -> list[tuple[int, int]]:
+def predict(model: nn.Module, batch: Any) -> tuple[Any, Any]:
     inputs, labels = batch
     ASKED.append(len(labels))
-    return list(zip(labels.tolist(), model(inputs).argmax(dim=1).tolist(), strict=True))
+    return model(inputs), labels
 
 
-def confusion(outputs: list[tuple[int, int]]) -> dict[str, Any]:
-    table = [[sum(pair == (label, guess) for pair in outputs) for guess in range(3)] for label in range(3)]
+def confusion(outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
+    pairs = list(zip(targets.tolist(), outputs.argmax(dim=1).tolist(), strict=True))
+    table = [[sum(pair == (label, guess) for pair in pairs) for guess in range(3)] for label in range(3)]
     right = sum(table[label][label] for label in range(3))
-    return {"right": right / len(outputs), "samples": len(outputs), "confusion": table, "signature": "three classes"}
+    return {"right": right / len(pairs), "samples": len(pairs), "confusion": table, "signature": "three classes"}
 
 
 def build(run_dir: Path | None, **changes: Any) -> sf.Run:
@@ -45,7 +46,8 @@ def rows() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def judged(**changes: Any) -> sf.Split:
-    return sf.Split(rows(), scores=sf.metrics.accuracy, outputs=guesses, judge=confusion, **changes)
+    metrics = [sf.metrics.accuracy, sf.metrics.whole_split(confusion)]
+    return sf.Split(rows(), metrics=metrics, **({"predict": predict} | changes))
 
 
 def written(run_dir: Path, kind: str) -> list[dict[str, Any]]:
@@ -55,15 +57,15 @@ def written(run_dir: Path, kind: str) -> list[dict[str, Any]]:
 def test_accuracy_is_the_share_of_labels_whose_output_is_the_largest() -> None:
     """A label below 0 counts nothing; outputs are (B, C) or (B, C, ...)."""
     outputs = torch.tensor([[3.0, 1.0, 2.0], [0.0, 5.0, 9.0], [7.0, 6.0, 8.0], [1.0, 4.0, 0.0]])
-    mean = sf.metrics.accuracy(lambda inputs: inputs, (outputs, torch.tensor([0, 1, 2, -100])))
+    mean = sf.metrics.accuracy(outputs, torch.tensor([0, 1, 2, -100]))
     assert (int(mean.total), int(mean.count)) == (2, 3)
     positions = outputs.reshape(2, 2, 3).movedim(2, 1)
-    mean = sf.metrics.accuracy(lambda inputs: inputs, (positions, torch.tensor([[0, 1], [-1, 1]])))
+    mean = sf.metrics.accuracy(positions, torch.tensor([[0, 1], [-1, 1]]))
     assert (int(mean.total), int(mean.count)) == (2, 3)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 52])
-def test_a_judge_sees_every_output_once_whatever_the_batch_size(batch_size: int) -> None:
+def test_a_metric_of_the_whole_split_sees_every_output_once_whatever_the_batch_size(batch_size: int) -> None:
     run = build(None, splits={"all": judged(batch_size=batch_size)}, early_stopping=None, seed=1)
     scores = run.evaluate()
     assert scores["all/samples"] == 52
@@ -83,19 +85,14 @@ def test_what_is_no_number_stands_in_the_records_alone(tmp_path: Path, capsys: p
 
 
 def test_what_cannot_be_recorded_is_refused() -> None:
-    strange = sf.Split(rows(), outputs=guesses, judge=lambda outputs: {"what": {1, 2}})
-    with pytest.raises(sf.ConfigError, match="judge returned what cannot be put into a record"):
+    strange = sf.Split(rows(), metrics=sf.metrics.whole_split(lambda outputs, targets: {"what": {1, 2}}))
+    with pytest.raises(sf.ConfigError, match="a metric returned what cannot be put into a record"):
         build(None, splits={"all": strange}, early_stopping=None).evaluate()
-
-
-def test_outputs_without_a_judge_are_refused() -> None:
-    with pytest.raises(sf.ConfigError, match="judge is missing"):
-        sf.Split(rows(), outputs=guesses)
 
 
 def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_ones_stay(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    splits = {"all": sf.Split(rows(), scores=sf.metrics.accuracy), "test": judged(at_end=True)}
+    splits = {"all": sf.Split(rows(), metrics=sf.metrics.accuracy), "test": judged(at_end=True)}
     # the worst is watched, which the last step is not
     changes: dict[str, Any] = {"splits": splits, "early_stopping": None, "best": "max all/loss", "ema": None}
     run = build(run_dir, **changes)
@@ -117,7 +114,7 @@ def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_o
 
 
 def test_the_average_of_the_best_step_is_scored_at_the_end(tmp_path: Path) -> None:
-    splits = {"all": sf.Split(rows(), scores=sf.metrics.accuracy), "test": judged(at_end=True)}
+    splits = {"all": sf.Split(rows(), metrics=sf.metrics.accuracy), "test": judged(at_end=True)}
     changes: dict[str, Any] = {"splits": splits, "early_stopping": None, "best": "max all/loss", "ema": 0.9}
     run = build(tmp_path / "run", **changes)
     run.train()
@@ -141,28 +138,31 @@ def test_a_finished_run_is_not_scored_again(tmp_path: Path) -> None:
 def test_an_end_given_up_for_a_signal_is_scored_by_the_resume_once(tmp_path: Path) -> None:
     interrupted: list[bool] = []
 
-    def interrupting(model: nn.Module, batch: Any) -> list[tuple[int, int]]:
+    def interrupting(model: nn.Module, batch: Any) -> tuple[Any, Any]:
         if not interrupted:
             interrupted.append(True)
             os.kill(os.getpid(), signal.SIGTERM)
-        return guesses(model, batch)
+        return predict(model, batch)
 
-    def changes(outputs: Any) -> dict[str, Any]:
-        split = sf.Split(rows(), outputs=outputs, judge=confusion, batch_size=5, at_end=True)
-        return {"splits": {"test": split}, "early_stopping": None, "best": None}
+    def changes(predict: Any) -> dict[str, Any]:
+        return {
+            "splits": {"test": judged(predict=predict, batch_size=5, at_end=True)},
+            "early_stopping": None,
+            "best": None,
+        }
 
     with pytest.raises(SystemExit) as left:
         build(tmp_path / "run", **changes(interrupting)).train()
     assert left.value.code == 143
     assert written(tmp_path / "run", "final_eval") == []
-    build(tmp_path / "run", **changes(guesses)).train()
+    build(tmp_path / "run", **changes(predict)).train()
     assert len(written(tmp_path / "run", "final_eval")) == 1
-    build(tmp_path / "run", **changes(guesses)).train()
+    build(tmp_path / "run", **changes(predict)).train()
     assert len(written(tmp_path / "run", "final_eval")) == 1
 
 
 def test_a_run_that_patience_ended_is_scored_too(tmp_path: Path) -> None:
-    splits = {"all": sf.Split(rows(), scores=sf.metrics.accuracy), "test": judged(at_end=True)}
+    splits = {"all": sf.Split(rows(), metrics=sf.metrics.accuracy), "test": judged(at_end=True)}
     patience = sf.EarlyStopping("min all/loss", patience=1)
     run = build(
         tmp_path / "run", splits=splits, early_stopping=patience, optimizer=sf.optim.adamw(lr=2.0), length="60 steps"
@@ -199,10 +199,10 @@ def test_a_run_that_is_made_longer_has_another_end(tmp_path: Path) -> None:
 
 
 def test_the_last_step_is_safe_before_the_end_is_scored(tmp_path: Path) -> None:
-    def failing(model: nn.Module, batch: Any) -> list[Any]:
+    def failing(model: nn.Module, batch: Any) -> Any:
         raise RuntimeError("out of luck")
 
-    split = sf.Split(rows(), outputs=failing, judge=confusion, at_end=True)
+    split = judged(predict=failing, at_end=True)
     changes: dict[str, Any] = {"splits": {"test": split}, "early_stopping": None, "best": None}
     with pytest.raises(RuntimeError, match="out of luck"):
         build(tmp_path / "run", length="7 steps", save_every="1 h", **changes).train()
@@ -210,13 +210,10 @@ def test_the_last_step_is_safe_before_the_end_is_scored(tmp_path: Path) -> None:
 
 
 def test_scores_that_overflow_end_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def overflowing(model: nn.Module, batch: Any) -> list[Any]:
+    def overflowing(model: nn.Module, batch: Any) -> Any:
         raise sf.DivergedError("the logits are not finite")
 
-    splits = {
-        name: sf.Split(rows(), outputs=overflowing, judge=confusion, at_end=at_end)
-        for name, at_end in (("all", False), ("test", True))
-    }
+    splits = {name: judged(predict=overflowing, at_end=at_end) for name, at_end in (("all", False), ("test", True))}
     run = build(tmp_path / "run", splits=splits, early_stopping=None, best=None, console=True, length="10 steps")
     run.train()
     assert run.state.step == 10

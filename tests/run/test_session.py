@@ -411,12 +411,12 @@ def test_data_that_cannot_be_read_again_do_not_hide_the_error_that_ended_the_run
 def test_scores_asked_for_outside_of_a_sitting_have_the_settings_of_the_run() -> None:
     seen: list[bool] = []
 
-    def settings(model: nn.Module, batch: Any) -> sf.Mean:
+    def settings(outputs: Any, targets: Any) -> sf.Mean:
         seen.append(torch.are_deterministic_algorithms_enabled())
         return sf.Mean(0.0, 1)
 
     data = small_runs.Augmented()
-    split = sf.Split((data.inputs, data.labels), scores=settings)
+    split = sf.Split((data.inputs, data.labels), metrics=settings)
     run = build(None, splits={"val": split}, deterministic=True)
     run.evaluate()
     assert set(seen) == {True}
@@ -435,13 +435,13 @@ def test_an_evaluation_that_a_signal_cuts_short_is_made_by_the_resume(
     data = small_runs.Augmented()
     seen = [0]
 
-    def accuracy(model: nn.Module, batch: Any) -> sf.Mean:
+    def accuracy(outputs: Any, targets: Any) -> sf.Mean:
         seen[0] += 1
         if run.state.step == at:
             signal.raise_signal(number)
-        return sf.metrics.accuracy(model, batch)
+        return sf.metrics.accuracy(outputs, targets)
 
-    split = sf.Split((data.inputs, data.labels), scores=accuracy)
+    split = sf.Split((data.inputs, data.labels), metrics=accuracy)
     run = build(tmp_path / "run", splits={"val": split})
     with pytest.raises(SystemExit) as end:
         run.train()
@@ -460,16 +460,16 @@ def test_an_evaluation_given_up_at_the_end_is_told_and_made_once(
 ) -> None:
     data, samples = small_runs.Augmented(), []
 
-    def accuracy(model: nn.Module, batch: Any) -> sf.Mean:
+    def accuracy(outputs: Any, targets: Any) -> sf.Mean:
         if run.state.step == STEPS:
             signal.raise_signal(signal.SIGINT)
-        return sf.metrics.accuracy(model, batch)
+        return sf.metrics.accuracy(outputs, targets)
 
     def sample(model: nn.Module) -> str:
         samples.append(run.state.step)
         return "a sample"
 
-    split = sf.Split((data.inputs, data.labels), scores=accuracy)
+    split = sf.Split((data.inputs, data.labels), metrics=accuracy)
     run = build(tmp_path / "run", splits={"val": split}, sample_fn=sample, console=True)
     with pytest.raises(SystemExit):
         run.train()
@@ -493,17 +493,17 @@ def test_an_evaluation_given_up_at_the_end_is_told_and_made_once(
 def test_a_kill_after_the_evaluation_that_a_resume_made_up_for_repeats_no_scores(tmp_path: Path) -> None:
     data = small_runs.Augmented()
 
-    def accuracy(model: nn.Module, batch: Any) -> sf.Mean:
+    def accuracy(outputs: Any, targets: Any) -> sf.Mean:
         if run.state.step == 5:
             signal.raise_signal(signal.SIGINT)
-        return sf.metrics.accuracy(model, batch)
+        return sf.metrics.accuracy(outputs, targets)
 
     def dying(model: nn.Module, batch: Any) -> Any:
         if model.training:
             raise MishapError
         return small_runs.loss(model, batch)
 
-    split = sf.Split((data.inputs, data.labels), scores=accuracy)
+    split = sf.Split((data.inputs, data.labels), metrics=accuracy)
     run = build(tmp_path / "run", splits={"val": split})
     with pytest.raises(SystemExit):
         run.train()
@@ -519,13 +519,13 @@ def test_with_code_of_ones_own_between_the_steps_an_evaluation_is_finished(tmp_p
     bodies: list[int] = []
     asked: list[int] = []
 
-    def accuracy(model: nn.Module, batch: Any) -> sf.Mean:
+    def accuracy(outputs: Any, targets: Any) -> sf.Mean:
         if run.state.step == 5 and not asked:
             asked.append(5)
             signal.raise_signal(signal.SIGINT)
-        return sf.metrics.accuracy(model, batch)
+        return sf.metrics.accuracy(outputs, targets)
 
-    run = build(tmp_path / "run", splits={"val": sf.Split((data.inputs, data.labels), scores=accuracy)})
+    run = build(tmp_path / "run", splits={"val": sf.Split((data.inputs, data.labels), metrics=accuracy)})
     with pytest.raises(SystemExit), run:  # noqa: PT012
         for step in run:
             bodies.append(step.index)

@@ -49,7 +49,7 @@ def built(run_dir: Path | None = None, **changes: Any) -> sf.Run:
         "batch_size": 8,
         "length": "4 steps",
         "optimizer": sf.optim.adamw(lr=1e-3),
-        "splits": {"same": sf.Split(data, scores=sf.metrics.accuracy)},
+        "splits": {"same": sf.Split(data, metrics=sf.metrics.accuracy)},
         "ema": 0.9,
         "report": False,
         "run_dir": run_dir,
@@ -103,7 +103,7 @@ def test_format_and_layout_are_chosen_together(
     seen = layouts_seen(run)
     run.train()
     assert (run.parts.whole.precision.name, run.parts.layout.channels_last) == chosen
-    assert run.parts.described["channels_last"] == chosen[1]
+    assert run.parts.identity["channels_last"] == chosen[1]
     assert seen == {chosen[1]}  # in training, and where averaged weights are scored
 
 

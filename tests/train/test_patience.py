@@ -40,14 +40,14 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def same(model: nn.Module, batch: Any) -> sf.Mean:
+def same(outputs: Any, targets: Any) -> sf.Mean:
     """A score that cannot get better."""
     return sf.Mean(torch.tensor(1.0), 1)
 
 
 def split(*scores: Any) -> dict[str, sf.Split]:
     data = small_runs.Augmented()
-    return {"val": sf.Split((data.inputs, data.labels), scores=[same, *scores])}
+    return {"val": sf.Split((data.inputs, data.labels), metrics=[same, *scores])}
 
 
 def build(run_dir: Path | None, **changes: Any) -> sf.Run:
@@ -197,7 +197,11 @@ def test_every_group_of_every_optimizer_is_lowered() -> None:
         optimizer={"one": sf.optim.sgd(lr=1.0), "other": sf.optim.adamw(lr=1e-3)},
         loss=loss,
         schedule=None,
-        splits={"val": sf.Split((torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)), scores=[same_of_several])},
+        splits={
+            "val": sf.Split(
+                (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)), metrics=same_of_several, predict=untouched_pair
+            )
+        },
         plateau=ReduceLROnPlateau("min val/same_of_several", patience=1),
         length="5 steps",
         ema=None,
@@ -211,7 +215,11 @@ def test_every_group_of_every_optimizer_is_lowered() -> None:
     assert rates == [0.5] * 3  # evaluated after steps 2 and 4; the first score is the best
 
 
-def same_of_several(models: Any, batch: Any) -> sf.Mean:
+def untouched_pair(models: Any, batch: Any) -> Any:
+    return batch[0], batch[1]
+
+
+def same_of_several(outputs: Any, targets: Any) -> sf.Mean:
     return sf.Mean(torch.tensor(1.0), 1)
 
 
@@ -272,7 +280,7 @@ def test_a_loop_left_by_break_at_an_evaluation_ends_bit_equal(opened: bool, whol
 
 
 def test_an_evaluation_that_gave_way_to_a_signal_lowers_the_rate_at_the_resume(whole: Any, tmp_path: Path) -> None:
-    def interrupting(model: nn.Module, batch: Any) -> sf.Mean:
+    def interrupting(outputs: Any, targets: Any) -> sf.Mean:
         if run.state.step == 6:
             signal.raise_signal(signal.SIGTERM)
         return sf.Mean(0.0, 1)
@@ -297,7 +305,7 @@ def test_a_run_made_longer_is_one_of_that_length(first: int, tmp_path: Path) -> 
 
 def another_split() -> dict[str, sf.Split]:
     data = small_runs.Augmented()
-    return {"val": sf.Split((data.inputs + 1, data.labels), scores=[same])}
+    return {"val": sf.Split((data.inputs + 1, data.labels), metrics=[same])}
 
 
 @pytest.mark.parametrize(
@@ -366,11 +374,11 @@ def test_an_evaluation_that_ends_the_run_early_lowers_nothing(capsys: pytest.Cap
 def broken_from(step: int) -> tuple[dict[str, sf.Split], list[sf.Run]]:
     held: list[sf.Run] = []
 
-    def same(model: nn.Module, batch: Any) -> sf.Mean:
+    def same(outputs: Any, targets: Any) -> sf.Mean:
         return sf.Mean(math.nan if held[0].state.step >= step else 1.0, 1)
 
     data = small_runs.Augmented()
-    return {"val": sf.Split((data.inputs, data.labels), scores=[same])}, held
+    return {"val": sf.Split((data.inputs, data.labels), metrics=[same])}, held
 
 
 def test_a_score_that_is_no_number_is_told_each_time_and_counted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -221,11 +221,11 @@ def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
 
 
 def _other_rate(state: dict[str, Any]) -> None:
-    state["described"]["optimizer"]["lr"] = 0.5
+    state["identity"]["optimizer"]["lr"] = 0.5
 
 
 def _other_best(state: dict[str, Any]) -> None:
-    state["watch"]["value"] = "0.25"
+    state["monitor"]["value"] = "0.25"
 
 
 def _longer(record: dict[str, Any]) -> None:
@@ -290,7 +290,7 @@ def test_other_training_data_are_named_before_any_step_is_made(run: Path) -> Non
 
 def test_other_data_of_a_split_are_named_and_steps_are_made_all_the_same(run: Path) -> None:
     data = small_runs.Augmented()
-    split = sf.Split((data.inputs + 1, data.labels), scores=sf.metrics.accuracy)
+    split = sf.Split((data.inputs + 1, data.labels), metrics=sf.metrics.accuracy)
     verdict = sf.load(build(run, splits={"val": split})).verify(steps=3, windows=1)
     assert the_problem(verdict).text.startswith("data of split val: sha256 was ")
     assert (verdict.exit_status, len(verdict.outcomes)) == (3, 1)
@@ -298,7 +298,7 @@ def test_other_data_of_a_split_are_named_and_steps_are_made_all_the_same(run: Pa
 
 def test_a_split_whose_data_were_exchanged_in_a_sitting_is_noted_once(run: Path) -> None:
     for step in (4, 8):
-        forged.state_changed(forged.checkpoint(run, step), lambda state: state["scored"]["val"].update(sha256="0"))
+        forged.state_changed(forged.checkpoint(run, step), lambda state: state["splits"]["val"].update(sha256="0"))
     assert checked(run).notes == [
         "split val held other data at step 4 than later: its scores are not comparable with those"
     ]
@@ -345,7 +345,7 @@ def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, t
 
 def test_another_setting_is_named_beside_other_data_of_a_split(run: Path) -> None:
     data = small_runs.Augmented()
-    split = sf.Split((data.inputs + 1, data.labels), scores=sf.metrics.accuracy)
+    split = sf.Split((data.inputs + 1, data.labels), metrics=sf.metrics.accuracy)
     verdict = sf.load(build(run, splits={"val": split}, optimizer=sf.optim.adamw(lr=0.5, weight_decay=0.05))).verify()
     said = [problem.text for problem in verdict.problems]
     assert [text.startswith("data of split val") for text in said] == [True, False]

@@ -4,7 +4,6 @@ As tensors and JSON are saved objects that a user keeps, and what modules and op
 """
 
 import random
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from surefoot.checkpoint.tensor_file import Stored, equal_bits
 from surefoot.distributed.shards import held_of
 from surefoot.errors import CheckpointError, ConfigError, first_line
+from surefoot.metrics.contract import torchmetrics_in
 
 Named = dict[str, Tensor]
 _ROUNDING = 1e-4  # relative, between two passes where kernels are not deterministic
@@ -38,7 +38,7 @@ def kept_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
         state = held.state_dict() if isinstance(held, Stateful) else held
         state = held.get_state() if isinstance(held, torch.Generator) else state
         # whose state_dict leaves out how often they were updated, and most of their state
-        if metrics := metrics_in(held):
+        if metrics := torchmetrics_in(held):
             state = {"module": state, "metrics": [[each.metric_state, each.update_count] for each in metrics]}
         if not isinstance(state, Tensor | dict | list):
             raise CheckpointError(
@@ -139,7 +139,7 @@ def _load_state(held: Any, saved: Any) -> None:
     if isinstance(held, torch.Generator):
         held.set_state(saved)
     elif isinstance(held, Stateful):
-        metrics = metrics_in(held)
+        metrics = torchmetrics_in(held)
         for metric, (state, updates) in zip(metrics, saved["metrics"] if metrics else (), strict=True):
             for key, value in state.items():
                 setattr(metric, key, value.to(metric.device) if isinstance(value, Tensor) else value)
@@ -177,13 +177,6 @@ def _take_back(held: Any, saved: Any) -> Any:
         same = len(held) == len(every) and all(one is other for one, other in zip(held, every, strict=True))
         return held if same else tuple(every)
     return saved
-
-
-def metrics_in(held: Any) -> list[Any]:
-    """The metrics of torchmetrics in a module; nobody has one who has not imported it."""
-    torchmetrics = sys.modules.get("torchmetrics")
-    modules = held.modules() if torchmetrics is not None and isinstance(held, nn.Module) else ()
-    return [each for each in modules if torchmetrics is not None and isinstance(each, torchmetrics.Metric)]
 
 
 class Counted(NamedTuple):

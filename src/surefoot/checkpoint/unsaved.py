@@ -23,7 +23,6 @@ from surefoot.checkpoint.nested_state import (
     Counted,
     NotPutBackError,
     generator_state,
-    metrics_in,
     reset,
     reset_tensor,
     same,
@@ -31,6 +30,7 @@ from surefoot.checkpoint.nested_state import (
 from surefoot.checkpoint.optimizer_state import group_numbers
 from surefoot.distributed.shards import held_of, plain_tensors
 from surefoot.errors import first_line
+from surefoot.metrics.contract import torchmetrics_in
 
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
 _MAX_ENTRIES, _MAX_OBJECTS = 10_000, 100_000  # of a longer list only the length is compared
@@ -68,7 +68,7 @@ class Observation:
         self.saved_modules = {id(module) for each in [*models.values(), *of_user] for module in each.modules()}
         # not entered from an object of `run.register_state`, which may refer to all of the run
         self.later = self.saved_modules | {id(optimizer) for optimizer in (optimizers or {}).values()}
-        metrics = {name: metrics_in(each) for name, each in user_state.items()}  # all of them is saved
+        metrics = {name: torchmetrics_in(each) for name, each in user_state.items()}  # all of them is saved
         self.later -= {id(metric) for of_object in metrics.values() for metric in of_object}
         for module in () if with_weights else (module for model in models.values() for module in model.modules()):
             tensors = (module._parameters | module._buffers).items()
@@ -191,7 +191,7 @@ class Observation:
     def _module(self, path: str, module: nn.Module, is_saved: bool) -> None:
         is_known = id(module) in self.saved_modules
         # one with a protocol of its own says itself which of its attributes are saved; but a metric's leaves out its numbers
-        says_itself = _overrides(module, nn.Module) and module not in metrics_in(module)
+        says_itself = _overrides(module, nn.Module) and module not in torchmetrics_in(module)
         all_saved = is_saved or (is_known and (says_itself or bool(module._state_dict_hooks)))
         for entries in (vars(module), module._parameters, module._buffers, module._modules):
             self._note("", None, all_saved, reset, entries, entries.copy())

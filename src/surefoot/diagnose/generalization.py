@@ -200,7 +200,7 @@ def smoothed_perplexity(history: History) -> Verdict:
         ),
         causes=("the split is scored by the loss that is trained on",),
         try_=(
-            "in the loss, smooth only where model.training is true; or Split(loss=False, scores=...) with the plain cross-entropy",
+            "in the loss, smooth only where model.training is true; or Split(loss=False, metrics=...) with the plain cross-entropy",
         ),
         numbers={"label_smoothing": smoothing} | ({"floor": floor} if distinct > 1 else {}),
     )

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import surefoot as sf
-from surefoot.config.parallel import Kind, Sharding, Strategy
+from surefoot.config.parallel import DDPSettings, FSDPSettings, Kind, Strategy, strategy_of
 from surefoot.config.setting import checked, default, ordered, setting
 from surefoot.config.train_settings import TrainSettings, number
 from surefoot.config.tree import LEADS, STAYS
@@ -91,7 +91,7 @@ class Optimizer:
             lambda: [] if not self.frozen else [sf.optim.frozen(*self.frozen)],
             plain,
         )
-        return plain(rates=[each for given in rates for each in given])
+        return plain(lr_multipliers=[each for given in rates for each in given])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,8 +209,10 @@ class RecipeSettings(TrainSettings):
     """Lower the learning rate if a metric stops improving."""
     parallel: Kind = setting("auto", observer=True, after="keep_every", group="processes")
     """How several processes work together; auto is ddp if there are several. fsdp spreads the model over them."""
-    sharding: Sharding = setting(factory=Sharding, observer=True)
-    """How several processes share a run, beyond parallel."""
+    ddp: DDPSettings = setting(DDPSettings(), observer=True)
+    """How ddp works, which is parallel = auto among several processes too."""
+    fsdp: FSDPSettings = setting(FSDPSettings(), observer=True)
+    """How parallel = fsdp works."""
     nproc: int | str = setting(1, observer=True)
     """Processes on this machine that train together, or "1:4": as many as divide a step, and fewer if some died.
     Changes no result beyond rounding if micro_batch_size is given; without it another number is another run."""
@@ -225,15 +227,19 @@ class RecipeSettings(TrainSettings):
             spec = self.schedule.spec()
         except sf.ConfigError:  # which is told by itself
             spec = None
-        checked(lambda: check_settings(self, schedule=spec), lambda: self.steering("min any/score"))
+        checked(lambda: check_settings(self, schedule=spec), self.strategy, lambda: self.steering("min any/score"))
 
     def run_settings(self, monitor: str | None) -> dict[str, Any]:
         """The keywords of `Run` that these settings are; `monitor` is the recipe's metric, None for a run that evaluates nothing."""
         return {
             **self.train_settings(),
-            "parallel": Strategy(kind=self.parallel, **vars(self.sharding)),
+            "parallel": self.strategy(),
             **({} if monitor is None else self.steering(monitor)),
         }
+
+    def strategy(self) -> Strategy:
+        """How several processes work together; `ConfigError` for settings of `ddp` under `fsdp`, and the other way round."""
+        return strategy_of(self.parallel, ddp=self.ddp, fsdp=self.fsdp)
 
     def steering(self, monitor: str) -> dict[str, Any]:
         """`best`, `early_stopping` and `plateau` for `Run`; the best is chosen by what early stopping monitors."""

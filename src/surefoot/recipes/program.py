@@ -198,7 +198,7 @@ def for_one_process(config: Any, run: Path) -> Any:
     if getattr(config, "parallel", None) in _SHARED:  # a program's own setting of that name may be something else
         config = dataclasses.replace(config, parallel="none")
     if isinstance(config, RecipeSettings):
-        config = dataclasses.replace(config, sharding=type(config.sharding)())
+        config = dataclasses.replace(config, ddp=type(config.ddp)(), fsdp=type(config.fsdp)())
     return config
 
 

@@ -1,9 +1,9 @@
-"""Scores over a whole split, as counted means: they depend neither on the batch size nor on what the run does meanwhile."""
+"""The metrics of a split, in one pass over it: they depend neither on the batch size nor on what the run does meanwhile."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,88 +13,54 @@ from surefoot.data.dataset_checks import check_split
 from surefoot.data.loader import MicroBatch, in_order
 from surefoot.distributed.world import World, device_called
 from surefoot.errors import ConfigError, DivergedError
-from surefoot.mean import Mean, add_each
+from surefoot.mean import Mean
+from surefoot.metrics.contract import Metric, named_metrics, refuse_twice
+from surefoot.metrics.multiple_choice import ChoiceBatch, eagerly
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
-from surefoot.train.distributed_eval import as_recorded, scores_together
+from surefoot.train.loss_accumulator import loss_parts
+from surefoot.train.metric_results import Results
 from surefoot.train.precision import Precision
 from surefoot.train.precision import precision as chosen_precision
 
 Loss = Callable[[Any, Any], Any]
-Score = Callable[[Any, Any], Mean | Mapping[str, Mean]]
-_BATCH_SIZE = 16  # where the split names none; changes no score
-
-
-@runtime_checkable
-class _MetricObject(Protocol):
-    """An object of torchmetrics or the like, which is called with predictions and targets."""
-
-    def update(self, *given: Any) -> None: ...
-    def compute(self) -> Any: ...
+_BATCH_SIZE = 16  # if the split names none; changes no metric
 
 
 @known_keywords
 @dataclass(frozen=True)
 class Split:
-    """A named data set to score.
+    """A named data set to evaluate, in order.
 
-    Each of `scores` is a function of (model, batch) that returns a counted `Mean`, logged under the function's name, or a
-    dictionary of them. The run's loss is scored beside them unless `loss` is false. `derived` are functions of all means of
-    this split by name, such as `perplexity`. `batch_size` changes memory and speed, never a score.
-    `outputs`, a function of (model, batch), returns a list with one entry a sample; `judge` makes scores by name of all of
-    them together, such as BLEU. What it returns that is not a number (a confusion matrix, a text) stands in the records only.
-    `at_end`: scored once, when the run is over, with the best checkpoint's weights if there is one: a test split.
+    `metrics`: one, several, or {name: metric}. A metric is a function of (outputs, targets) that returns a `Mean`, recorded
+    under the function's name, or {name: Mean}; a Metric or MetricCollection of torchmetrics; or
+    `sf.metrics.whole_split(function)` for what is not a mean. `predict(model, batch)` returns (outputs, targets). By default
+    they are those that the loss returns beside its mean, else `model(inputs), targets` of a batch of two. Without `predict`
+    the model passes each batch once, whatever the number of metrics.
+
+    The run's loss is evaluated too unless `loss` is false. `derived` are functions of all means of this split by name, such as
+    `perplexity`. `batch_size` changes memory and speed, never a metric. `at_end`: evaluated once, when the run is over, with
+    the best checkpoint's weights if there is one: a test split.
     """
 
     data: Any
-    scores: Score | Sequence[Score] = ()
+    metrics: Metric | Iterable[Metric] | Mapping[str, Metric] = ()
     batch_size: int | None = None
     loss: bool = True
+    predict: Callable[[Any, Any], tuple[Any, Any]] | None = None
     derived: Mapping[str, Callable[[Mapping[str, float]], float]] = field(default_factory=dict)
-    outputs: Callable[[Any, Any], list[Any]] | None = None
-    judge: Callable[[list[Any]], Mapping[str, Any]] | None = None
     at_end: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
-            raise ConfigError(f"Split(batch_size={self.batch_size}): at least one sample is scored at once")
-        by_name: Any = self.scores if isinstance(self.scores, Mapping) else {}
-        for score in by_name.values() or self.score_functions:
-            if isinstance(score, _MetricObject):
-                raise ConfigError(
-                    f"Split: {getattr(score, '__name__', type(score).__name__)} is a metric object,"
-                    " and a score is a function of (model, batch)\n"
-                    "  let the split collect what the metric needs, and compute it once:\n"
-                    "  outputs=lambda model, batch: list(zip(model(batch[0]), batch[1])),\n"
-                    '  judge=lambda pairs: {"score": float(metric(*map(torch.stack, zip(*pairs))))}'
-                )
-        if by_name:
-            raise ConfigError(
-                "Split: scores is a dictionary\n  give its functions, which have names: scores=[*scores.values()]"
-            )
-        names = (
-            [getattr(score, "__name__", "") for score in self.score_functions] + ["loss"] * self.loss + [*self.derived]
-        )
-        wrong = next((name for place, name in enumerate(names) if not name or name in names[:place]), None)
-        if wrong is not None:
-            what = f"two scores called {wrong!r}" if wrong else "a score function without a name"
-            raise ConfigError(f"Split: {what}: one would hide the other; write `def some_name(model, batch): ...`")
-        if (self.outputs is None) != (self.judge is None):
-            raise ConfigError(
-                f"Split: {'outputs' if self.outputs is None else 'judge'} is missing:"
-                f" outputs(model, batch) are collected, and judge(all of them) scores"
-            )
-
-    @property
-    def score_functions(self) -> tuple[Score, ...]:
-        """The functions among `scores`, of which there may be one alone."""
-        return (self.scores,) if callable(self.scores) else tuple(self.scores)
+            raise ConfigError(f"Split(batch_size={self.batch_size}): at least one sample is evaluated at once")
+        refuse_twice([name for name, _ in named_metrics(self.metrics)] + ["loss"] * self.loss + [*self.derived])
 
 
 class EvaluationStoppedError(Exception):
     """The evaluation was given up, because whoever asked for it has to stop."""
 
 
-def scored(
+def evaluate_batches(
     model: Any,
     batches: Iterable[MicroBatch],
     split: Split,
@@ -105,145 +71,180 @@ def scored(
     stop: Callable[[], bool] = lambda: False,
     world: World | None = None,
 ) -> dict[str, Any]:
-    """Return the mean of every score over all batches, and what `judge` makes of all `outputs`.
+    """Return the loss and every metric over all batches, by name.
 
-    Waits for the device once, at the end, unless `outputs` does. Leaves modes and random generators as they were. A loss's
-    plain mean is weighted by the batch's count. Raises `EvaluationStoppedError` if `stop` says so between two batches.
-    In a `world` of several ranks each gives equally many batches of its own and returns the same. Collective then, and
-    `stop` must be agreed.
+    Waits for the device once, at the end, unless `predict` does or a metric needs the whole split. Leaves modes and random
+    generators as they were. A loss's plain mean is weighted by the batch's count. Raises `EvaluationStoppedError` if `stop`
+    returns true between two batches. In a `world` of several ranks each passes the same number of batches, its own, and returns
+    the same values. Collective then, and `stop` must be agreed.
     """
     rank, ranks = (0, 1) if world is None else (world.rank, world.size)
-    sums: dict[str, Mean] = {}
-    outputs: list[list[Any]] = []
-    void: list[bool] = []
-    diverged: DivergedError | None = None
-    with _evaluating(model, seed) as begin:
-        for place, batch in enumerate(batches):
+    results, diverged = Results(split.metrics, precision.device, world), None
+    with _evaluating(model, seed) as begin, _Passes(model, split, loss) as passes:
+        for index, batch in enumerate(batches):
             if stop():
                 raise EvaluationStoppedError
-            begin(place * ranks + rank)
+            begin(index * ranks + rank)
             try:
                 with precision.autocast():
-                    found = _counted(model, batch, split, loss)
-                    made = [] if split.outputs is None else split.outputs(model, batch.batch)
+                    results.add(*passes.of(batch), is_padding=batch.is_padding)
             except DivergedError as problem:
                 if ranks == 1:
                     raise
                 diverged = problem  # the other ranks go on, and may need this one: to gather weights, and to stop
-                continue
-            add_each(sums, {name: Mean(0.0, 0) for name in found} if batch.is_padding else found)
-            outputs.append(made)
-            void.append(batch.is_padding)
-    if world is not None and ranks > 1:
-        return scores_together(world, sums, outputs, void, judge=split.judge, diverged=diverged)
-    judged = {} if split.judge is None else as_recorded(split.judge([each for made in outputs for each in made]))
-    return {name: float(mean.value) for name, mean in sums.items()} | judged
+    return results.values(diverged)
 
 
-def scored_by_batch(
+def metric_by_batch(
     model: Any,
     batches: Iterable[MicroBatch],
     split: Split,
     *,
-    score: str,
+    metric: str,
     loss: Loss | None,
     precision: Precision,
     seed: int,
 ) -> list[Mean] | None:
-    """Return one score of each batch by itself, counted; None if no score has that name. Otherwise as `scored`.
+    """Return one metric of each batch by itself, counted; None if none has that name. Otherwise as `evaluate_batches`.
 
-    The mean of what a judge says of batches is the score of the split only if that is a mean over samples, as BLEU is not.
+    The mean over batches is the metric of the split only if that is a mean over samples, as BLEU is not.
     """
-    found: list[Mean] = []
-    with _evaluating(model, seed) as begin:
-        for place, batch in enumerate(batches):
-            begin(place)
+    means: list[Mean] = []
+    with _evaluating(model, seed) as begin, _Passes(model, split, loss) as passes:
+        for index, batch in enumerate(batches):
+            begin(index)
+            results = Results(split.metrics, precision.device, None)
             with precision.autocast():
-                mean = _counted(model, batch, split, loss).get(score)
-                outputs = split.outputs(model, batch.batch) if mean is None and split.outputs is not None else []
-            mean = _judged_alone(split, outputs, score=score) if mean is None else mean
-            if mean is None:
+                results.add(*passes.of(batch), is_padding=False)
+            if (mean := results.mean(metric, samples=len(batch.sample_ids))) is None:
                 return None
-            found.append(mean.detach())
-    return [Mean(float(mean.total), float(mean.count)) for mean in found]
+            means.append(mean)
+    return [Mean(float(mean.total), float(mean.count)) for mean in means]
 
 
 def evaluate(
-    model: nn.Module, split: Split, *, device: str = "auto", precision: str = "fp32", seed: int = 0
+    model: nn.Module,
+    split: Split,
+    *,
+    loss: Loss | None = None,
+    device: str = "auto",
+    precision: str = "fp32",
+    seed: int = 0,
 ) -> dict[str, float]:
-    """Every score of a split by name, of a model that is moved to the device and otherwise left as it was.
+    """Return the metrics of a split by name, and the loss if one is given.
 
-    `precision` is that of the passes, as in `Run`. A split that scores the run's loss has none here: `Split(..., loss=False)`.
+    The model is moved to the device and otherwise left as it was. `loss` and `precision` are those of `Run`.
 
     >>> import torch
     >>> from surefoot.metrics.classification import accuracy
     >>> data = torch.eye(3), torch.tensor([0, 1, 0])
-    >>> evaluate(nn.Identity(), Split(data, scores=accuracy, loss=False), device="cpu")
+    >>> evaluate(nn.Identity(), Split(data, metrics=accuracy), device="cpu")
     {'accuracy': 0.6666666666666666}
     """
-    if split.loss:
-        raise ConfigError("evaluate: outside a run there is no loss to score: write Split(..., loss=False)")
+    if not named_metrics(split.metrics) and (loss is None or not split.loss):
+        raise ConfigError(
+            "evaluate: this split has no metrics, and there is no loss to evaluate\n"
+            "  write: evaluate(model, split, loss=loss), or Split(data, metrics=sf.metrics.accuracy)"
+        )
     check_split("split", split.data, seed=seed)
-    place = device_called(device)
-    computed_in = chosen_precision(precision, place)
-    batches = in_order(split.data, batch_size=split.batch_size or _BATCH_SIZE, seed=seed, device=place)
-    with computed_in.numerics():
-        found = scored(model.to(place), batches, split, loss=None, precision=computed_in, seed=seed)
-    scores = numbers(found)
-    return scores | {name: function(scores) for name, function in split.derived.items()}
+    used_device = device_called(device)
+    used_precision = chosen_precision(precision, used_device)
+    batches = in_order(split.data, batch_size=split.batch_size or _BATCH_SIZE, seed=seed, device=used_device)
+    with used_precision.numerics():
+        values = evaluate_batches(model.to(used_device), batches, split, loss=loss, precision=used_precision, seed=seed)
+    metrics = numbers(values)
+    return metrics | {name: function(metrics) for name, function in split.derived.items()}
 
 
-def numbers(found: Mapping[str, Any]) -> dict[str, float]:
-    """The scores among what was found: a confusion matrix, say, is none.
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are numbers: a confusion matrix, say, is not.
 
     >>> numbers({"accuracy": 0.5, "confusion": [[1, 0], [1, 0]]})
     {'accuracy': 0.5}
     """
-    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
 
 
-def _judged_alone(split: Split, outputs: list[Any], *, score: str) -> Mean | None:
-    """A score of a part of the outputs; None where there is none of that name, or the judge wants all of them."""
-    value = None
-    with suppress(Exception):  # references for the whole split, say: then a part cannot be judged
-        value = None if split.judge is None else split.judge(outputs).get(score)
-    return Mean(value * len(outputs), len(outputs)) if isinstance(value, int | float) else None
+class _Passes:
+    """Passes batches through the model: what the loss returns of each, and the (outputs, targets) that metrics receive."""
+
+    def __init__(self, model: Any, split: Split, loss: Loss | None) -> None:
+        self.model, self.loss, self.predict = model, loss if split.loss else None, split.predict
+        self.needs_pair = bool(named_metrics(split.metrics))
+        # of the model: its input, its output, and the output's counter of changes in place
+        self.last_call: tuple[Any, Tensor, int] | None = None
+        self.hook: Any = None
+
+    def __enter__(self) -> "_Passes":
+        """A loss may return no pair, but call `model(inputs)`: what comes out need not be computed again."""
+        can_hook = isinstance(self.model, nn.Module) and not isinstance(self.model, torch.jit.ScriptModule)
+        if can_hook and self.needs_pair and self.loss is not None and self.predict is None:
+            self.hook = self.model.register_forward_hook(self._note_call, with_kwargs=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.hook is not None:
+            self.hook.remove()
+
+    def of(self, batch: MicroBatch) -> tuple[dict[str, Mean], tuple[Any, Any] | None]:
+        """The means of the loss, and (outputs, targets)."""
+        pair = None if self.predict is None or not self.needs_pair else self._predicted(batch.batch)
+        means: dict[str, Mean] = {}
+        if self.loss is not None:
+            mean, beside, loss_pair = loss_parts(self.loss(self.model, batch.batch))
+            means = {"loss": _counted(mean, batch.count), **beside}
+            pair = loss_pair if pair is None and self.needs_pair else pair
+        if self.needs_pair and pair is None:
+            pair = self._default_pair(batch.batch)
+        self.last_call = None
+        return means, pair
+
+    def _predicted(self, batch: Any) -> tuple[Any, Any]:
+        assert self.predict is not None
+        pair = self.predict(self.model, batch)
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ConfigError(
+                f"Split: predict returned {type(pair).__name__}, and the metrics take outputs and targets\n"
+                "  write: return outputs, targets"
+            )
+        return pair
+
+    def _default_pair(self, batch: Any) -> tuple[Any, Any]:
+        if not isinstance(batch, list | tuple) or len(batch) != 2 or isinstance(self.model, dict):
+            which = "several models" if isinstance(self.model, dict) else f"a batch of type {type(batch).__name__}"
+            raise ConfigError(
+                f"Split: the metrics need (outputs, targets), and for {which} there is no default\n"
+                "  let the loss return them: return loss, (outputs, targets)\n"
+                "  or the split: Split(data, metrics=..., predict=lambda model, batch: (outputs, targets))"
+            )
+        inputs, targets = batch
+        if self.last_call is not None:
+            given, output, version = self.last_call
+            if given is inputs and output._version == version:
+                return output, targets
+        with eagerly() if isinstance(batch, ChoiceBatch) else nullcontext():
+            return self.model(inputs), targets
+
+    def _note_call(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        alone = len(inputs) == 1 and not named and isinstance(output, Tensor)
+        self.last_call = (inputs[0], output, output._version) if alone else None
+
+
+def _counted(mean: Any, count: int) -> Mean:
+    """A loss as a counted mean; `ConfigError` if it is not one number."""
+    if isinstance(mean, Tensor) and mean.ndim > 0:
+        raise ConfigError(f"the loss is not one number but a tensor of shape {tuple(mean.shape)}: return its mean")
+    if isinstance(mean, Mean):
+        return mean
+    return Mean(mean.detach().double() * count if count else 0.0, count)
 
 
 @contextmanager
 def _evaluating(model: Any, seed: int) -> Iterator[Callable[[int], None]]:
-    """No gradients, and everything in evaluation mode; yields what seeds the generators for the batch of a place."""
+    """No gradients, and everything in evaluation mode; yields what seeds the generators for a batch by its index."""
     key = stream_key(seed, "evaluate")
     with untouched(), torch.no_grad(), evaluation_mode([*model.values()] if isinstance(model, dict) else [model]):
-        yield lambda place: seed_generators(fold(key, place))
-
-
-def _counted(model: Any, batch: MicroBatch, split: Split, loss: Loss | None) -> dict[str, Mean]:
-    found = {} if loss is None or not split.loss else _losses(loss(model, batch.batch), batch.count)
-    for score in split.score_functions:
-        found |= _means(score(model, batch.batch), score.__name__)
-    return found
-
-
-def _means(result: Any, name: str) -> Mapping[str, Mean]:
-    """What a score function returned, by name; `ConfigError` where it is no counted mean."""
-    means = result if isinstance(result, Mapping) else {name: result}
-    for each in means.values():
-        if not isinstance(each, Mean):
-            raise ConfigError(
-                f"the score {name!r} returned a {type(each).__name__}, which says not over how many samples it is a mean\n"
-                "  return surefoot.Mean(total, count): the sum over the batch, and how many were added; or a dictionary of them"
-            )
-    return means
-
-
-def _losses(result: Any, count: int) -> dict[str, Mean]:
-    result, further = result if isinstance(result, tuple) else (result, {})
-    if isinstance(result, Tensor) and result.ndim > 0:
-        raise ConfigError(f"the loss is not one number but a tensor of shape {tuple(result.shape)}: return its mean")
-    if isinstance(result, Tensor):
-        result = Mean(result.detach().double() * count if count else 0.0, count)
-    return {"loss": result, **further}
+        yield lambda index: seed_generators(fold(key, index))
 
 
 @contextmanager

@@ -176,9 +176,10 @@ def steps(
 def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     """Add the gradient of the global batch's mean loss to the parameters; return that loss, on the device.
 
-    `loss(model, batch)` returns a scalar mean over `micro_batch.count` things, or a counted `Mean`, or either of them with a
-    dictionary of further `Mean`s to log. However the batch is cut, the gradient is that of its total divided once by its
-    count. Each micro-batch draws its random numbers from (seed, step, its index): a second call in a step repeats them.
+    `loss(model, batch)` returns a scalar mean over `micro_batch.count` things, or a counted `Mean`, or either of them with
+    (outputs, targets), which only evaluations use, or with {name: Mean} to log. However the batch is cut, the gradient is that
+    of its total divided once by its count. Each micro-batch draws its random numbers from (seed, step, its index): a second
+    call in a step repeats them.
     """
     task, state, ranks = step.task, step.state, step.task.ranks
     loss = loss or task.loss
@@ -196,6 +197,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
         with task.precision.autocast():
             result = loss(task.forward, micro_batch.batch)
         part, further = sums.add(result, micro_batch.count)
+        del result  # outputs beside the loss need not outlive the backward pass
         add_each(step.logged, further)
         if last:
             ranks.begin_sum(sums.total, sums.plain if sums.counted is None else sums.counted)

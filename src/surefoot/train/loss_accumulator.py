@@ -30,11 +30,11 @@ class LossSum:
         self._counted: Tensor | float | None = None  # by the loss itself
 
     def add(self, result: Any, count: int) -> tuple[Tensor, Mapping[str, Mean]]:
-        """The part of the total that a backward pass starts from, and what the loss returned to be logged beside it.
+        """The part of the total that a backward pass starts from, and the means that the loss returned beside it, to be logged.
 
         What counts nothing adds nothing: its backward pass is made only to keep step with other ranks.
         """
-        result, further = _with_means(result) if isinstance(result, tuple) else (result, {})
+        result, further, _ = loss_parts(result)
         whole = scalar(result.total if isinstance(result, Mean) else result)
         if count == 0:
             return whole, {}
@@ -54,20 +54,30 @@ class LossSum:
         return self._counted + self.plain if self._counted is not None and self.plain else self._counted
 
 
-def _with_means(returned: tuple[Any, ...]) -> tuple[Any, Mapping[str, Mean]]:
-    """A loss and the means that it returned beside it; `ConfigError` for a tuple of anything else."""
+def loss_parts(returned: Any) -> tuple[Any, Mapping[str, Mean], tuple[Any, Any] | None]:
+    """A loss; the means that stand beside it, to be logged; and (outputs, targets) for metrics, if it stands beside it.
+
+    `ConfigError` for a tuple of anything else.
+
+    >>> loss_parts((0.5, ("outputs", "targets")))
+    (0.5, {}, ('outputs', 'targets'))
+    """
+    if not isinstance(returned, tuple):
+        return returned, {}, None
+    if len(returned) == 2 and isinstance(returned[1], tuple) and len(returned[1]) == 2:
+        return returned[0], {}, returned[1]
     if len(returned) == 2 and isinstance(returned[1], Mapping):
         wrong = [name for name, mean in returned[1].items() if not isinstance(mean, Mean)]
         if not wrong:
             refuse_own(returned[1])
-            return returned[0], returned[1]
+            return returned[0], returned[1], None
         what = f"{wrong[0]!r} as {type(returned[1][wrong[0]]).__name__}"
     else:
         what = f"({', '.join(type(part).__name__ for part in returned)})"
     raise ConfigError(
-        f"the loss returned {what}: beside the loss stands nothing, or a dictionary of surefoot.Mean to be logged\n"
-        "  outputs such as logits are not kept; scores of a split are computed by Split(scores=...)\n"
-        '  write: return loss, or return loss, {"accuracy": surefoot.Mean(right, count)}'
+        f"the loss returned {what}: beside its mean only (outputs, targets) or a dictionary of surefoot.Mean may stand\n"
+        "  for the metrics of a split: return loss, (outputs, targets)\n"
+        '  for the records of training: return loss, {"accuracy": surefoot.Mean(right, count)}'
     )
 
 

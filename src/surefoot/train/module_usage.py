@@ -84,7 +84,7 @@ class Watch:
     def problems(self) -> list[str]:
         found = self.outside_problems() + [
             f"{weight} is used while {part} is not being called, and with that it would be gathered\n"
-            f"  do not gather {part} by itself: name other blocks (--sharding.blocks), or use --parallel ddp"
+            f"  do not gather {part} by itself: name other blocks (--fsdp.blocks), or use --parallel ddp"
             for part, weight in list(self.displaced.items())[:1]
         ]
         if self.differentiated:

@@ -87,7 +87,8 @@ class RunSettings(TrainSettings):
     model: Model | Mapping[str, Model] = setting(identity=True, by_fingerprint=True, after="")
     """The model, or better a factory, which is called under the run's seed; or several by name."""
     loss: Loss | None = setting(None, identity=True, by_fingerprint=True)
-    """`loss(model, batch)` returns a scalar mean, or a counted `Mean`. None: your code makes the steps."""
+    """`loss(model, batch)` returns a mean, an `sf.Mean`, or either with `(outputs, targets)` or `{name: Mean}`. None: your code makes
+    the steps."""
     train_data: Any = setting(identity=True, by_fingerprint=True)
     """Training data: a map-style data set, a `TensorDataset` or tuple of tensors, a `Mixture`, or `sf.data.TrainWindows` of tokens."""
     early_stopping: EarlyStopping | None = setting(None, identity=True, after="time_limit")

@@ -1,8 +1,7 @@
-"""What a run makes of its model between steps: scores over its splits, and samples. Nothing here changes the run."""
+"""What a run makes of its model between steps: metrics over its splits, and samples. Nothing here changes the run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from surefoot.distributed.strategy import Ranks
 from surefoot.mean import Mean
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.compile import Compiling, sole_or_all
-from surefoot.train.evaluate import Split, evaluation_mode, scored, scored_by_batch
+from surefoot.train.evaluate import Split, evaluate_batches, evaluation_mode, metric_by_batch
 from surefoot.train.loop import Loss, State
 from surefoot.train.precision import Precision
 
@@ -24,7 +23,7 @@ Made = TypeVar("Made")
 
 
 class Scoring:
-    """Scores and samples with the averaged weights where a run has them, else with the trained ones."""
+    """Metrics and samples with the averaged weights where a run has them, else with the trained ones."""
 
     def __init__(
         self,
@@ -42,33 +41,34 @@ class Scoring:
         self.callables: dict[str, Any] = {}
 
     def names(self, *, at_end: bool) -> list[str]:
-        """The splits that are scored at every evaluation, or those that are scored when the run is over."""
+        """The splits of every evaluation, or those that are evaluated when the run is over."""
         return [name for name, split in self.splits.items() if split.at_end == at_end]
 
     def scores(self, names: Sequence[str], *, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-        """What is found of some splits, as {"SPLIT/SCORE": value}; waits for the device. Given up where `stop` says so.
+        """The metrics of some splits, as {"SPLIT/METRIC": value}; waits for the device. Given up if `stop` returns true.
 
-        Of a sharded model all ranks pass their batches in step; outputs may take as many calls as they like, of whole weights.
+        With a sharded model all ranks pass their batches in step; `predict` may call it as often as it likes, with whole weights.
         """
         forward, models = self._forward(), self.models().values()
         found: dict[str, Any] = {}
         for name in names:
             split = self.splits[name]
-            with nullcontext() if split.outputs is None else self.ranks.whole(models):
+            with nullcontext() if split.predict is None else self.ranks.whole(models):
                 batches = self.supply.split(split.data, batch_size=split.batch_size)
-                scores = scored(forward, batches, split, stop=stop, world=self.supply.world, **self._how())
-            scores |= {score: function(scores) for score, function in split.derived.items()}
-            found |= {f"{name}/{score}": value for score, value in scores.items()}
+                values = evaluate_batches(forward, batches, split, stop=stop, world=self.supply.world, **self._how())
+            values |= {metric: function(values) for metric, function in split.derived.items()}
+            found |= {f"{name}/{metric}": value for metric, value in values.items()}
         return found
 
     def seconds(self, name: str, *, batches: int = 3) -> float:
-        """About how long it takes to score a split now: as measured with so many of its batches, without the judging."""
+        """About how long it takes to evaluate a split now, measured with a few of its batches."""
         split, forward = self.splits[name], self._forward()
-        without_judge = replace(split, judge=None if split.judge is None else lambda _: {})
         took_s, seen = 0.0, 0
         for batch in self.supply.split(split.data, batch_size=split.batch_size, most=batches):
             begun = perf_counter()
-            scored(forward, [batch], without_judge, **self._how())
+            metric_by_batch(
+                forward, [batch], split, metric="loss", **self._how()
+            )  # a part may be too little for other metrics
             took_s, seen = took_s + perf_counter() - begun, seen + len(batch.sample_ids)
         return took_s * sample_count(split.data) / max(1, seen)
 
@@ -85,21 +85,21 @@ class Scoring:
             total = sum(sample_count(self.splits[name].data) * values(self.splits[name].data) for name in names)
             return total / max(1, values(self.supply.dataset)) if total else 0.0
 
-    def score_by_batch(self, score: str, *, batches: int) -> list[Mean] | None:
-        """ "SPLIT/SCORE" of each of so many batches of neighbouring samples by itself (fewer of a small split).
+    def metric_by_batch(self, metric: str, *, batches: int) -> list[Mean] | None:
+        """ "SPLIT/METRIC" of each of `batches` batches of neighboring samples by itself (fewer of a small split).
 
-        None where the split has no such score that a single batch could have.
+        None if the split has no such metric that a single batch could have.
         """
-        name, _, wanted = score.partition("/")
+        name, _, wanted = metric.partition("/")
         split = self.splits[name]
-        neighbours = self.supply.split(split.data, batch_size=-(-sample_count(split.data) // batches))
-        return scored_by_batch(self._forward(), neighbours, split, score=wanted, **self._how())
+        neighbors = self.supply.split(split.data, batch_size=-(-sample_count(split.data) // batches))
+        return metric_by_batch(self._forward(), neighbors, split, metric=wanted, **self._how())
 
     def _how(self) -> dict[str, Any]:
         return {"loss": self.loss, "precision": self.precision, "seed": self.supply.seed}
 
     def leave_out_end(self) -> None:
-        """Score nothing that is for the end of the run alone: whoever chooses between runs must not see it."""
+        """Evaluate nothing that is for the end of the run alone: whoever chooses between runs must not see it."""
         self.splits = {name: split for name, split in self.splits.items() if not split.at_end}
 
     def panels(self, make: Callable[[Any], Made]) -> Made:

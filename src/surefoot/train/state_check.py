@@ -24,7 +24,7 @@ from surefoot.mean import Mean
 from surefoot.seeding import fold, seed_generators
 from surefoot.train.compile import sole_or_all
 from surefoot.train.components import Components
-from surefoot.train.evaluate import Split, scored_by_batch
+from surefoot.train.evaluate import Split, metric_by_batch
 from surefoot.train.loop import Loss, State, Step, Task, forward_backward
 from surefoot.train.precision import FORMATS
 from surefoot.train.scratch import eagerly, preserved
@@ -150,7 +150,7 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     hashed = partial(hashes_of_samples, seed=supply.seed, gather=supply.collate is None, unknown=unknown)
     found: dict[str, Any] = {
         "machine": parts.machine(),
-        "format": "bf16" if parts.parallel.gather == "bf16" else task.precision.name,
+        "format": "bf16" if parts.parallel.gather_dtype == "bf16" else task.precision.name,
         "samples": hashed(supply.dataset),
         "splits": {name: hashed(split.data) for name, split in parts.scoring.splits.items()},
         "micro_batch": None,
@@ -224,11 +224,11 @@ def loss_contract(parts: Components) -> tuple[bool, str]:
 
 def _mean(parts: Components, batch: MicroBatch, seed: int) -> Mean:
     """The loss of a batch of each rank, called with the plain models unless all ranks must gather their weights together."""
-    means = scored_by_batch(
+    means = metric_by_batch(
         parts.task.forward if parts.parallel.kind == "fsdp" else sole_or_all(parts.state.models),
         [replace(batch, batch=deepcopy(batch.batch))],  # a loss may write into it
         Split(None),
-        score="loss",
+        metric="loss",
         loss=parts.task.loss,
         precision=parts.whole.precision,
         seed=parts.supply.seed + seed,

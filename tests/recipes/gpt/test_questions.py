@@ -88,7 +88,7 @@ def test_files_are_scored_in_the_precision_that_is_asked_for(
     monkeypatch.setattr(sf, "evaluate", noted)
     main(["train", "gpt", *SMALL])
     capsys.readouterr()
-    settled = sf.checkpoint.Store(Path("runs/a/checkpoints")).newest_intact()[0].state["described"]["precision"]
+    settled = sf.checkpoint.Store(Path("runs/a/checkpoints")).newest_intact()[0].state["identity"]["precision"]
     found = {}
     for flags in ([], ["--precision=fp32"], ["--precision=bf16"]):
         main(["evaluate", "a", "--questions", "last=last.jsonl", *flags])
@@ -121,7 +121,7 @@ def test_what_cannot_be_scored_is_refused(capsys: pytest.CaptureFixture[str]) ->
     @pytest.mark.parametrize(
         ("flag", "names", "status", "says"),
         [
-            ("--split", ["nothing"], 2, "this run has no such split; it has: held-out\n"),
+            ("--split", ["nothing"], 2, "this run has no such split; it has: val\n"),
             ("--split", ["swag.jsonl"], 2, "for a file of questions: --questions NAME=FILE"),
             ("--questions", ["missing.jsonl"], 3, "no file missing.jsonl"),
             ("--questions", ["=swag.jsonl"], 2, "write NAME=FILE"),
@@ -159,7 +159,7 @@ def test_the_scores_of_a_gpt_need_no_other_logits_than_those_of_endings() -> Non
     model = sf.models.GPT(shape)
     for name, score in (("swag", sf.metrics.multiple_choice_accuracy), ("last", sf.metrics.continuation_accuracy)):
         split = question_split(name, Path(f"{name}.jsonl"), tokenizer=sf.tokenizers.ByteTokenizer(), context=64)
-        whole = sf.evaluate(model, sf.Split(split.data, scores=score, loss=False))
+        whole = sf.evaluate(model, sf.Split(split.data, metrics=score, loss=False))
         found = sf.evaluate(model, split)
         assert {key: found[key] for key in whole} == pytest.approx(whole, rel=1e-6)
 

@@ -20,7 +20,7 @@ from surefoot.config.tree import layered
 from surefoot.generate.beam import BEGIN, END
 from surefoot.recipes import translation
 from surefoot.recipes.translation import corpus
-from surefoot.recipes.translation.predict import Search, judged, sentences_of, translated
+from surefoot.recipes.translation.predict import Search, corpus_metrics, sentences_of, translated
 from surefoot.tracking.jsonl import records
 
 ONES = {
@@ -100,7 +100,7 @@ def test_the_loss_is_the_mean_over_real_target_tokens_however_they_are_padded(
     longer: int, label_smoothing: float
 ) -> None:
     model, source_BS, target_BT = a_batch(longer=longer)
-    found = corpus.smoothed(label_smoothing)(model, (source_BS, target_BT))
+    found = corpus.cross_entropy(label_smoothing)(model, (source_BS, target_BT))
     rows = [  # one pair at a time, without padding
         F.cross_entropy(
             model(source[source != 0][None], target[target != 0][None, :-1])[0],
@@ -114,19 +114,19 @@ def test_the_loss_is_the_mean_over_real_target_tokens_however_they_are_padded(
     assert_close(found.value, sum(rows) / 10, rtol=1e-12, atol=1e-12)
 
 
-def test_scores_are_without_smoothing_and_over_real_tokens() -> None:
+def test_metrics_are_without_smoothing_and_over_real_tokens() -> None:
     model, source_BS, target_BT = a_batch(longer=3)
-    found = corpus.of_tokens(model, (source_BS, target_BT))
+    loss, means = corpus.cross_entropy(0.1)(model.eval(), (source_BS, target_BT))
     logits, targets = model(source_BS, target_BT[:, :-1]), target_BT[:, 1:]
     real = targets != 0
-    assert_close(found["loss"].value, F.cross_entropy(logits[real], targets[real]), rtol=1e-12, atol=1e-12)
-    assert_close(found["accuracy"].value.double(), (logits.argmax(-1) == targets)[real].double().mean())
+    assert_close(loss.value, F.cross_entropy(logits[real], targets[real]), rtol=1e-12, atol=1e-12)
+    assert_close(means["accuracy"].value.double(), (logits.argmax(-1) == targets)[real].double().mean())
 
 
 def test_off_the_cpu_the_padding_is_ignored_where_it_stands() -> None:
     """There its places cannot be counted without waiting: the loss must give the same with them."""
     model, source_BS, target_BT = a_batch(longer=3)
-    gathered = corpus.smoothed(0.1)(model, (source_BS, target_BT))
+    gathered = corpus.cross_entropy(0.1)(model, (source_BS, target_BT))
     whole = model(
         source_BS,
         target_BT[:, :-1],
@@ -169,14 +169,14 @@ def test_the_scores_of_a_run_are_those_of_its_own_translations(folder: Path) -> 
 
 
 def test_translations_are_judged_by_the_tokenizer_that_their_language_needs() -> None:
-    same = judged(["eins zwei drei vier.", "fünf"], language="de")(["eins zwei drei vier.", "sechs"])
+    same = corpus_metrics(["eins zwei drei vier.", "fünf"], ["eins zwei drei vier.", "sechs"], language="de")
     assert same["exact"] == 0.5
     assert "tok:13a" in str(same["bleu_signature"])
     assert "version:" in str(same["chrf_signature"])
-    chinese = judged(["十二月十六日星期四"], language="zh_Hant")(["十二月十六日星期四"])
+    chinese = corpus_metrics(["十二月十六日星期四"], ["十二月十六日星期四"], language="zh_Hant")
     assert chinese["bleu"] == pytest.approx(100.0)
     assert "tok:zh" in str(chinese["bleu_signature"])
-    assert "tok:char" in str(judged(["2021年12月16日"], language="ja")(["x"])["bleu_signature"])
+    assert "tok:char" in str(corpus_metrics(["2021年12月16日"], ["x"], language="ja")["bleu_signature"])
 
 
 def test_the_test_part_is_scored_once_with_the_best_weights_and_the_signature_stands_in_the_records(
@@ -268,7 +268,9 @@ def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(folder:
         translation.build(config(folder, init_from=str(tmp_path / "first")))
     second = translation.build(config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None}))
     assert second.parts.files == first.parts.files
-    with pytest.raises(sf.ConfigError, match=r"data\.shared = False: the weights of --init-from have one vocabulary"):
+    with pytest.raises(
+        sf.ConfigError, match=r"data\.shared_vocab = False: the weights of --init-from have one vocabulary"
+    ):
         translation.build(
             config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None, "data.shared_vocab": False})
         )
@@ -401,8 +403,8 @@ def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Pat
 @pytest.mark.parametrize(("name", "betas"), [("adamw", [0.9, 0.98]), ("sgd", None)])
 def test_betas_are_the_published_ones_where_the_optimizer_has_any(name: str, betas: Any, folder: Path) -> None:
     run = translation.build(config(folder, **{"optimizer.name": name}))
-    assert json.loads(json.dumps(run.parts.described["optimizer"])).get("betas") == betas or betas in [
-        one.get("betas") for one in run.parts.described["optimizer"].values() if isinstance(one, dict)
+    assert json.loads(json.dumps(run.parts.identity["optimizer"])).get("betas") == betas or betas in [
+        one.get("betas") for one in run.parts.identity["optimizer"].values() if isinstance(one, dict)
     ]
 
 

@@ -45,8 +45,8 @@ def sample(model: Any) -> str:
 def built(run_dir: Path, **changes: Any) -> sf.Run:
     held_out = small_runs.Augmented()
     ends = {
-        "val": sf.Split((held_out.inputs, held_out.labels), scores=sf.metrics.accuracy),
-        "test": sf.Split((held_out.inputs[:9], held_out.labels[:9]), scores=sf.metrics.accuracy, at_end=True),
+        "val": sf.Split((held_out.inputs, held_out.labels), metrics=sf.metrics.accuracy),
+        "test": sf.Split((held_out.inputs[:9], held_out.labels[:9]), metrics=sf.metrics.accuracy, at_end=True),
     }
     settings: dict[str, Any] = {"splits": ends, "sample_fn": sample, "length": "18 steps", "save_every": "4 steps"}
     return small_runs.build(run_dir, **(settings | changes))

@@ -44,14 +44,13 @@ def question_split(
     if dataset.shortened:
         note(
             f"note: {name}: {dataset.shortened:,} of {len(dataset):,} questions are longer than the context of {context}"
-            " tokens: their beginnings are cut"
+            " tokens: their contexts are cut"
         )
     several = dataset.choices > 1
     return sf.Split(
         dataset,
-        scores=choice_accuracy
-        if several
-        else lambda model, batch: sf.metrics.continuation_accuracy(model, batch, logits=_logits_at),
+        metrics=sf.metrics.multiple_choice_accuracy if several else sf.metrics.continuation_accuracy,
+        predict=predict_endings,
         batch_size=questions_at_once(dataset, vocab_size=tokenizer.vocab_size),
         loss=False,
         derived={} if several else {"perplexity": sf.metrics.perplexity},
@@ -59,17 +58,18 @@ def question_split(
 
 
 def questions_at_once(dataset: Any, *, vocab_size: int) -> int:
-    """How many questions are scored together, so that their logits fit into memory; changes no score."""
+    """How many questions make a batch, so that their logits fit into memory; changes no metric."""
     return max(1, min(_MOST_AT_ONCE, _LOGITS_AT_ONCE // int(dataset.most_targets * vocab_size)))
 
 
-def choice_accuracy(model: Any, batch: Any) -> "dict[str, sf.Mean]":
-    """`surefoot.metrics.multiple_choice_accuracy` of a `models.GPT`, which makes no logits but those of the endings."""
-    return sf.metrics.multiple_choice_accuracy(model, batch, logits=_logits_at)
+def predict_endings(model: Any, batch: Any) -> tuple[Any, Any]:
+    """The logits of a `models.GPT` for the endings of some questions, and no others; and what they are compared with."""
+    from surefoot.metrics.multiple_choice import eagerly  # imports torch
 
-
-def _logits_at(model: Any, tokens_RT: Any, places_E: Any) -> Any:
-    return model(
-        tokens_RT,
-        loss=lambda hidden_RTC, head_VC: hidden_RTC.flatten(0, 1).index_select(0, places_E) @ head_VC.T,
-    )
+    tokens_RT, targets = batch
+    with eagerly():
+        logits_EV = model(
+            tokens_RT,
+            loss=lambda hidden_RTC, head_VC: hidden_RTC.flatten(0, 1).index_select(0, targets.positions) @ head_VC.T,
+        )
+    return logits_EV, targets

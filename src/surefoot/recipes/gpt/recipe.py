@@ -32,7 +32,7 @@ def tinted_held_out(model: Any, found: texts.Corpus, *, context: int) -> "sf.rep
     losses = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
     real = targets_BT.flatten() >= 0  # the last window is filled up
     tokens = [int(inputs_BT[0, 0]), *targets_BT.flatten()[real].tolist()]
-    return sf.report.tinted_by_loss(
+    return sf.report.TextHeatmap.from_losses(
         "held-out text",
         tokens,
         losses[real].tolist(),
@@ -67,7 +67,7 @@ def build(config: Config) -> "sf.Run":
 
     def sample(model: Any) -> list[str]:
         settings: dict[str, Any] = {"max_new_tokens": config.sample_tokens, "context": context, "temperature": 0.7}
-        settings |= {"eos_id": tokenizer.end, "use_cache": True}
+        settings |= {"eos_id": tokenizer.eos_id, "use_cache": True}
         seeds = range(config.seed, config.seed + config.sample_count)
         drawn = [sf.generate.sample(model, prompt, seed=seed, **settings) for seed in seeds]
         return [str(tokenizer.decode(tokens)) for tokens in drawn]
@@ -76,8 +76,8 @@ def build(config: Config) -> "sf.Run":
         inputs_BT, targets_BT = batch
         return texts.wrapped(repr(tokenizer.decode([*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()])))
 
-    every_window = sf.data.EvalWindows(found.held_out, context=context)
-    part = sf.data.EvalWindows(found.held_out, context=context, max_tokens=config.val_tokens, seed=config.seed)
+    every_window = sf.data.EvalWindows(found.val, context=context)
+    part = sf.data.EvalWindows(found.val, context=context, max_tokens=config.val_tokens, seed=config.seed)
     splits = {"val": _text_split(part, tokenizer)}
     if len(part) < len(every_window):
         splits["val_all"] = _text_split(every_window, tokenizer, at_end=True)
@@ -91,7 +91,7 @@ def build(config: Config) -> "sf.Run":
     return sf.Run(
         model=lambda: sf.models.GPT(network),
         loss=_loss,
-        train_data=sf.data.TrainWindows(found.training, context=context, seed=config.seed),
+        train_data=sf.data.TrainWindows(found.train, context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
         splits=splits,
@@ -191,22 +191,23 @@ def _cloze(config: Config, found: texts.Corpus) -> "sf.Split | None":
     rows = sf.data.MultipleChoice(questions, context=context, byte_counts=found.tokenizer.byte_counts)
     return sf.Split(
         rows,  # whose endings are all of one length
-        scores=lambda model, batch: {"accuracy": asked_questions.choice_accuracy(model, batch)["acc"]},
+        metrics=lambda outputs, targets: {"accuracy": sf.metrics.multiple_choice_accuracy(outputs, targets)["acc"]},
+        predict=asked_questions.predict_endings,
         batch_size=asked_questions.questions_at_once(rows, vocab_size=found.tokenizer.vocab_size),
         loss=False,
     )
 
 
 def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any) -> Iterator[tuple[str, float]]:
-    """The scores of a trained model over whole files of questions, for `surefoot evaluate --questions`; no training data are read."""
+    """The metrics of a trained model over whole files of questions, for `surefoot evaluate --questions`; no training data are read."""
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
     own: dict[str, Any] = {"tokenizer": tokenizer, "context": config.model.context}
     splits = {name: asked_questions.question_split(name, path, **own) for name, path in on.items()}
     model = _trained(config, tokenizer, checkpoint, device=config.device)
     as_trained = checkpoint.saved.described["precision"] if config.precision == "auto" else config.precision
     for name, split in splits.items():
-        scores = sf.evaluate(model, split, device=config.device, precision=as_trained, seed=config.seed)
-        yield from ((f"{name}/{score}", value) for score, value in scores.items())
+        metrics = sf.evaluate(model, split, device=config.device, precision=as_trained, seed=config.seed)
+        yield from ((f"{name}/{metric}", value) for metric, value in metrics.items())
 
 
 def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:

@@ -71,46 +71,44 @@ def build(config: Config) -> "sf.Run":
     def loss(model: Any, batch: Any) -> Any:
         images_BCHW, labels_B = batch
         if not model.training:
-            return sf.losses.cross_entropy(model(images_BCHW), labels_B)
+            logits_BK = model(images_BCHW)
+            return sf.losses.cross_entropy(logits_BK, labels_B), (logits_BK, labels_B)
         mixture = sf.losses.mixup(images_BCHW, labels_B, mixup=changes.mixup, cutmix=changes.cutmix)
         logits_BK = model(mixture.images)
         mean = sf.losses.mixup_cross_entropy(logits_BK, mixture, label_smoothing=config.label_smoothing)
         return mean, {"accuracy": _accuracy(logits_BK.detach(), mixture)}
 
-    def outputs(model: Any, batch: Any) -> "list[sf.metrics.Classified]":
-        if strange is not None:  # not before: a plan is told too, and a resume is refused by name
-            raise sf.DataError(strange)
-        return sf.metrics.classified(model, batch)
+    def refuse_other_images(_: Any, __: Any) -> Any:  # only here: a plan is shown, and a resume is refused by name
+        raise sf.DataError(strange)
 
     def panels(model: Any) -> Iterator[Any]:
         if strange is not None:
             raise sf.DataError(strange)
-        yield from sf.report.classification_panels(model, found.held_out, classes=names, **normalised)
+        yield from sf.report.classification_panels(model, found.val, classes=names, **normalised)
 
-    normalised: dict[str, Any] = {"mean": found.held_out.mean, "std": found.held_out.std}
+    normalised: dict[str, Any] = {"mean": found.val.mean, "std": found.val.std}
     left_out = repr([f"{path.parent.name}/{path.name}" for path in found.left_out]).encode(errors="surrogateescape")
     splits = {
         name: sf.Split(
             part,
-            loss=False,
+            metrics=sf.metrics.ClassificationReport(names),
             batch_size=256,
-            outputs=outputs,
-            judge=lambda classified: sf.metrics.classification_scores(classified, classes=len(names)),
+            predict=None if strange is None else refuse_other_images,
             at_end=name == "test",
         )
-        for name, part in (("val", found.held_out), ("test", found.test))
+        for name, part in (("val", found.val), ("test", found.test))
         if part is not None
     }
     return sf.Run(
         model=model,
         loss=loss,
-        train_data=found.training,
+        train_data=found.train,
         optimizer=optimizer,
         schedule=schedule,
         splits=splits,
         panels_fn=panels,
         describe_fn=pictures.picture_in_words(names),
-        extra_files={pictures.FILE: kept.to_json(), pictures.EXAMPLE: png_file(found.held_out[0][0], **normalised)},
+        extra_files={pictures.FILE: kept.to_json(), pictures.EXAMPLE: png_file(found.val[0][0], **normalised)},
         predict_example=None if config.run_dir is None else str(Path(config.run_dir) / pictures.EXAMPLE),
         data_summary=_in_words(found, config.data.path),
         identity={
@@ -128,7 +126,7 @@ def _in_words(found: "sf.data.ImageDatasets", path: str | None) -> list[str]:
     test = "no test part" if found.test is None else f"{len(found.test):,} to test at the end"
     return [
         "scikit-learn's handwritten digits (data.path is absent)" if path is None else f"images of {path}",
-        f"{len(found.training):,} to train on, {len(found.held_out):,} held out, {test}",
+        f"{len(found.train):,} to train on, {len(found.val):,} held out, {test}",
         f"{len(found.classes)} classes; {found.fitting.size} x {found.fitting.size} pixels,"
         f" {found.fitting.channels} channel{'s' * (found.fitting.channels != 1)}",
     ]

@@ -21,8 +21,8 @@ Sentences = list[tuple[str, str]]  # a source and its translation
 class Bilingual:
     """Pairs to train on, and sentences to score with their translations; and what made tokens of them."""
 
-    training: Any
-    held_out: Sentences
+    train: Any
+    val: Sentences
     test: Sentences | None
     source: Any
     target: Any  # the same object as `source` where one vocabulary serves both sides
@@ -39,7 +39,7 @@ class Bilingual:
         sizes = [f"{tokenizer.vocab_size:,}" for tokenizer in tokenizers]
         return [
             self.about,
-            f"{len(self.training):,} pairs to train on, {len(self.held_out):,} held out, {test}",
+            f"{len(self.train):,} pairs to train on, {len(self.val):,} held out, {test}",
             f"{' and '.join(sizes)} subwords{' for both languages' if len(sizes) == 1 else ''}",
         ]
 
@@ -50,7 +50,7 @@ class Bilingual:
         return {TOKENIZER: self.source.to_json(), **own}
 
     def pairs(self, sentences: Sentences) -> Any:
-        return sf.data.TokenPairs.encoded(sentences, source=self.source, target=self.target)
+        return sf.data.TokenPairs.from_text(sentences, source=self.source, target=self.target)
 
 
 def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
@@ -72,13 +72,13 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
         about = f"pairs of {data.path}, {source} to {target}"
     place = saved if saved is not None or init is None else beside(local_path(init, setting="init_from"))
     if place is None:
-        made = _trained(parts.training, data)
+        made = _trained(parts.train, data)
     else:
         made = saved_tokenizers(place.parent)
         if saved is None:
             _refuse_unlike(data, made, place)
-    pairs = sf.data.TokenPairs.encoded(
-        parts.training,
+    pairs = sf.data.TokenPairs.from_text(
+        parts.train,
         source=made[0],
         target=made[1],
         max_source_tokens=data.max_source_tokens,
@@ -89,10 +89,10 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
         note(f"note: {parts.left_out:,} {pairs_are} left out (data.on_empty)")
     if pairs.left_out:
         note(
-            f"note: {pairs.left_out:,} of {len(parts.training):,} pairs to train on are longer than"
+            f"note: {pairs.left_out:,} of {len(parts.train):,} pairs to train on are longer than"
             f" {data.max_source_tokens} and {data.max_target_tokens} tokens (data.max_source_tokens, data.max_target_tokens) and left out"
         )
-    held_out = _within(context, parts.held_out, made, origin=parts.held_out_origin)
+    held_out = _within(context, parts.val, made, origin=parts.val_origin)
     test = None if parts.test is None else _within(context, parts.test, made, origin=parts.test_origin)
     chosen = f"{data.tokenizer}, {promised_vocabulary(data.vocab_size)} tokens{'' if data.shared_vocab else ' for each side'}"
     return Bilingual(pairs, held_out, test, *made, chosen if init is None else f"that of init, or {chosen}", about)
@@ -120,7 +120,7 @@ def _refuse_unlike(data: Data, made: tuple[Any, Any], place: Path) -> None:
 
 def _within(context: int, sentences: Sentences, tokenizers: tuple[Any, Any], *, origin: Any) -> Sentences:
     """The sentences to score that fit the model; those of files of their own must all fit: `DataError` names the first."""
-    lengths = sf.data.TokenPairs.encoded(sentences, source=tokenizers[0], target=tokenizers[1]).lengths.max(axis=1)
+    lengths = sf.data.TokenPairs.from_text(sentences, source=tokenizers[0], target=tokenizers[1]).lengths.max(axis=1)
     long = (lengths > context).nonzero()[0].tolist()
     if long and (origin is not None or len(long) == len(sentences)):
         where = "a pair to be scored" if origin is None else f"{origin.of(long[0])}: a pair to be scored"
@@ -159,19 +159,24 @@ def promised_vocabulary(vocab_size: int | None) -> int:
 def _trained(pairs: Sentences, data: Data) -> tuple[Any, Any]:
     """The tokenizers of both sides, trained on what is trained on."""
     trained = partial(
-        sf.tokenizers.SubwordTokenizer.trained, vocab_size=promised_vocabulary(data.vocab_size), kind=data.tokenizer
+        sf.tokenizers.SubwordTokenizer.train, vocab_size=promised_vocabulary(data.vocab_size), kind=data.tokenizer
     )
     sources, targets = [one for one, _ in pairs], [other for _, other in pairs]
     return (trained(sources + targets),) * 2 if data.shared_vocab else (trained(sources), trained(targets))
 
 
-def smoothed(label_smoothing: float) -> Any:
-    """The loss to train on: label-smoothed cross-entropy over the real tokens of the target, as a counted mean."""
+def cross_entropy(label_smoothing: float) -> Any:
+    """The loss: cross-entropy over the real tokens of the target, as a counted mean; smoothed while training.
+
+    In evaluation the accuracy stands beside it: how often the next token is the likeliest, given the right ones before it.
+    """
 
     def loss(model: Any, batch: Any) -> Any:
         source_BS, target_BT = batch
 
         def of_hidden(hidden_BTC: Any, head_VC: Any) -> Any:
+            if not model.training:
+                return _evaluated(hidden_BTC, head_VC, target_BT)
             hidden, targets = _real(hidden_BTC, target_BT[:, 1:])
             return sf.losses.linear_cross_entropy(
                 hidden, head_VC, targets, ignore_index=PADDING, label_smoothing=label_smoothing
@@ -182,20 +187,12 @@ def smoothed(label_smoothing: float) -> Any:
     return loss
 
 
-def of_tokens(model: Any, batch: Any) -> "dict[str, sf.Mean]":
-    """Scores of a model that is told the right tokens so far: the loss without smoothing, and how often it is right."""
-    source_BS, target_BT = batch
-
-    def of_hidden(hidden_BTC: Any, head_VC: Any) -> "dict[str, sf.Mean]":
-        hidden, targets = _real(hidden_BTC, target_BT[:, 1:])
-        logits, real = hidden @ head_VC.to(hidden.dtype).T, targets != PADDING
-        right = (logits.argmax(dim=-1) == targets) & real
-        return {
-            "loss": sf.losses.cross_entropy(logits, targets, ignore_index=PADDING),
-            "accuracy": sf.Mean(right.sum(), real.sum()),
-        }
-
-    return dict(model(source_BS, target_BT[:, :-1], loss=of_hidden))
+def _evaluated(hidden_BTC: Any, head_VC: Any, target_BT: Any) -> "tuple[sf.Mean, dict[str, sf.Mean]]":
+    hidden, targets = _real(hidden_BTC, target_BT[:, 1:])
+    logits, real = hidden @ head_VC.to(hidden.dtype).T, targets != PADDING
+    right = (logits.argmax(dim=-1) == targets) & real
+    loss = sf.losses.cross_entropy(logits, targets, ignore_index=PADDING)
+    return loss, {"accuracy": sf.Mean(right.sum(), real.sum())}
 
 
 def targets_of(batch: Any) -> int:

@@ -1,12 +1,13 @@
 """What a trained encoder-decoder says: translations of sentences, how good they are, and `surefoot predict`."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import surefoot as sf
 from surefoot.config.paths import local_path
+from surefoot.tokenizers.subwords import END
 
 _SHOWN = 30  # sentences are translated for a report
 _CHARACTERS = ("ja", "ko", "th", "lo", "km", "my", "bo")  # written without spaces, or scored by the character
@@ -46,9 +47,9 @@ def translated(model: Any, sentences: Sequence[str], search: Search, *, batch_si
     for place in rows:
         if (why := _too_long(model, search.source, sentences[place])) is not None:
             raise sf.DataError(f"sentence {place + 1} {why}")
-    found = sf.generate.searched(
+    found = sf.generate.beam_search(
         model,
-        [[*row.tolist(), sf.generate.END] for row in rows.values()],
+        [[*row.tolist(), END] for row in rows.values()],
         beam_size=search.beam_size,
         length_penalty=search.length_penalty,
         batch_size=batch_size,
@@ -58,28 +59,24 @@ def translated(model: Any, sentences: Sequence[str], search: Search, *, batch_si
     return [lines.get(place, "") for place in range(len(sentences))]
 
 
-def judged(references: Sequence[str], *, language: str) -> Callable[[list[str]], dict[str, float | str]]:
-    """Scores of translations against their references: BLEU and chrF by sacrebleu with their signatures, and exact matches.
+def corpus_metrics(references: Sequence[str], translations: Sequence[str], *, language: str) -> dict[str, float | str]:
+    """BLEU and chrF of translations by sacrebleu, with their signatures; and the fraction that equals its reference.
 
     BLEU: Papineni et al. 2002 (https://aclanthology.org/P02-1040), as sacrebleu makes it comparable (Post 2018:
     https://aclanthology.org/W18-6319). chrF: Popovic 2015 (https://aclanthology.org/W15-3049).
     """
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
 
-    def judge(translations: list[str]) -> dict[str, float | str]:
-        from sacrebleu.metrics.bleu import BLEU
-        from sacrebleu.metrics.chrf import CHRF
-
-        bleu, chrf = BLEU(tokenize=_words(language), force=True), CHRF()
-        same = sum(one == other for one, other in zip(translations, references, strict=True))
-        return {
-            "bleu": bleu.corpus_score(translations, [references]).score,  # before its signature
-            "chrf": chrf.corpus_score(translations, [references]).score,
-            "exact": same / len(references),
-            "bleu_signature": str(bleu.get_signature()),
-            "chrf_signature": str(chrf.get_signature()),
-        }
-
-    return judge
+    bleu, chrf = BLEU(tokenize=_words(language), force=True), CHRF()
+    equal = sum(one == other for one, other in zip(translations, references, strict=True))
+    return {
+        "bleu": bleu.corpus_score(translations, [references]).score,  # before its signature
+        "chrf": chrf.corpus_score(translations, [references]).score,
+        "exact": equal / len(references),
+        "bleu_signature": str(bleu.get_signature()),
+        "chrf_signature": str(chrf.get_signature()),
+    }
 
 
 def shown(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, language: str) -> "sf.report.Examples":
@@ -93,7 +90,7 @@ def shown(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, langu
         (one, meant, answer, min(100.0, bleu.sentence_score(answer, [meant]).score))
         for (one, meant), answer in zip(spread, said, strict=True)
     ]
-    return sf.report.examples_by_score(
+    return sf.report.Examples.best_and_worst(
         f"{len(rows)} of {len(pairs):,} held-out sentences translated", "BLEU of the sentence, 0 to 100", rows
     )
 

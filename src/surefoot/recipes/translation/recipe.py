@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from surefoot.recipes.gpt.corpus import saved, wrapped
 from surefoot.recipes.optimizer_settings import Optimizer, refuse_default_data
 from surefoot.recipes.translation import corpus as texts
 from surefoot.recipes.translation.config import MEANT_FOR, Config
-from surefoot.recipes.translation.predict import Predict, Search, answers, judged, shown, translated
+from surefoot.recipes.translation.predict import Predict, Search, answers, corpus_metrics, shown, translated
 
 _SHOWN = 3  # example translations of a sample
 
@@ -37,25 +38,28 @@ def build(config: Config) -> "sf.Run":
     network = network_shape(config, source=own, target=found.target.vocab_size)
     at_end = Search(found.source, found.target, config.beam_size, config.length_penalty)
     while_training = replace(at_end, beam_size=config.val_beam_size)
-    scored = found.held_out[: config.val_pairs]
+    scored = found.val[: config.val_pairs]
 
     def split(sentences: list[tuple[str, str]], search: Search, *, at_end: bool) -> "sf.Split":
         # neighbours of one length, so that batches have little padding: the order of a split changes no score
         ordered = sorted(sentences, key=lambda pair: (len(pair[0]), pair))
 
-        def outputs(model: Any, batch: Any) -> list[str]:
+        def predict(model: Any, batch: Any) -> tuple[list[str], list[str]]:
             rows = [[token for token in row if token != texts.PADDING] for row in batch[0].tolist()]
-            said = sf.generate.searched(model, rows, beam_size=search.beam_size, length_penalty=search.length_penalty)
-            return [found.target.decode(one.tokens) for one in said]
+            hypotheses = sf.generate.beam_search(
+                model, rows, beam_size=search.beam_size, length_penalty=search.length_penalty
+            )
+            return [found.target.decode(hypothesis.tokens) for hypothesis in hypotheses], batch[1].tolist()
+
+        # against the text as it was written, which tokens need not give back
+        compare = partial(corpus_metrics, [reference for _, reference in ordered], language=config.data.target)
 
         return sf.Split(
             found.pairs(ordered),
-            scores=texts.of_tokens,
+            metrics=sf.metrics.whole_split(lambda translations, _: compare(translations)),
             batch_size=64,
-            loss=False,
+            predict=predict,
             derived={"perplexity": sf.metrics.perplexity},
-            outputs=outputs,
-            judge=judged([other for _, other in ordered], language=config.data.target),
             at_end=at_end,
         )
 
@@ -75,9 +79,9 @@ def build(config: Config) -> "sf.Run":
         splits["test"] = split(found.test, at_end, at_end=True)
     return sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
-        loss=texts.smoothed(config.label_smoothing),
+        loss=texts.cross_entropy(config.label_smoothing),
         count_fn=texts.targets_of,
-        train_data=found.training,
+        train_data=found.train,
         optimizer=optimizer,
         schedule=schedule,
         splits=splits,
@@ -111,7 +115,7 @@ def outline(config: Config) -> "sf.Run | None":
     row = [0] * (length - 1)  # and its end
     return sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
-        loss=texts.smoothed(config.label_smoothing),
+        loss=texts.cross_entropy(config.label_smoothing),
         train_data=sf.data.TokenPairs([row] * 64, [row] * 64),
         optimizer=optimizer,
         schedule=schedule,

@@ -1,0 +1,225 @@
+"""What may be a metric of a split: a function of (outputs, targets), one of the whole split at once, or an object of torchmetrics."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from surefoot.errors import ConfigError
+from surefoot.mean import Mean
+
+MetricFunction = Callable[[Any, Any], Mean | Mapping[str, Mean]]
+Metric = Any
+"""A `MetricFunction`, a `WholeSplitMetric`, or a Metric or MetricCollection of torchmetrics."""
+
+
+@runtime_checkable
+class WholeSplitMetric(Protocol):
+    """A metric that is not a mean: computed from the outputs and targets of all batches together."""
+
+    def per_batch(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+        """What is collected of a batch."""
+
+    def whole(self, outputs: Any, targets: Any) -> Any:
+        """A value, or values by name, from everything that was collected, in the order of the split."""
+
+
+@dataclass(frozen=True)
+class _OfFunction:
+    function: Callable[[Any, Any], Any]
+    __name__: str
+
+    def per_batch(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+        return outputs, targets
+
+    def whole(self, outputs: Any, targets: Any) -> Any:
+        return self.function(outputs, targets)
+
+
+def whole_split(function: Callable[[Any, Any], Any]) -> WholeSplitMetric:
+    """Make a metric of a function that needs the whole split at once, such as BLEU; for `Split(metrics=)`.
+
+    `function(outputs, targets)` returns a number, or values by name. A value that is not a number (a list, a text) appears
+    only in the records. Tensors of all batches are concatenated on the CPU, and lists are joined; tuples and dictionaries of
+    them entry by entry. On several ranks rank 0 calls the function, with the samples in the order of the split.
+
+    >>> correlation = whole_split(lambda outputs, targets: {"r": float(torch.corrcoef(torch.stack([outputs, targets]))[0, 1])})
+    >>> correlation.whole(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0]))
+    {'r': 1.0}
+    """
+    if not callable(function):
+        raise ConfigError(
+            f"whole_split({function!r}): it takes a function of (outputs, targets)\n  write: whole_split(f1_score)"
+        )
+    return _OfFunction(function, name_of(function))
+
+
+def name_of(metric: Metric) -> str:
+    """The name of a metric's value; "" if it has none, as a lambda.
+
+    >>> name_of(partial(name_of)), name_of(lambda outputs, targets: 0.0)
+    ('name_of', '')
+    """
+    while isinstance(metric, partial):
+        metric = metric.func
+    name = str(getattr(metric, "__name__", type(metric).__name__))
+    return "" if name == "<lambda>" else name
+
+
+def named_metrics(metrics: Any) -> list[tuple[str, Metric]]:
+    """The metrics of a `Split` with their names; `ConfigError` for what is not a metric."""
+    if isinstance(metrics, Mapping) and not is_metric(metrics):
+        named = list(metrics.items())
+    else:
+        several = isinstance(metrics, Sequence) and not isinstance(metrics, str)
+        named = [(name_of(metric), metric) for metric in (metrics if several else [metrics])]
+    for _, metric in named:
+        if not is_metric(metric):
+            _refuse(metric)
+    return named
+
+
+def refuse_twice(names: Sequence[str]) -> None:
+    """Raise `ConfigError` if a name (other than "") appears twice."""
+    if twice := next((name for index, name in enumerate(names) if name and name in names[:index]), None):
+        raise ConfigError(
+            f"Split: two metrics called {twice!r}: one would hide the other\n"
+            f"  name them yourself: metrics={{'my_{twice}': metric, ...}}"
+        )
+
+
+def is_metric(metric: Any) -> bool:
+    """Whether a split can compute it; a class is not a metric, an object of it may be."""
+    if isinstance(metric, type):
+        return False
+    return is_torchmetric(metric) or isinstance(metric, WholeSplitMetric) or (callable(metric) and not _updates(metric))
+
+
+def is_torchmetric(metric: Any) -> bool:
+    """Whether it is a Metric or a MetricCollection; nobody has one who has not imported torchmetrics."""
+    torchmetrics = sys.modules.get("torchmetrics")
+    return torchmetrics is not None and isinstance(metric, torchmetrics.Metric | torchmetrics.MetricCollection)
+
+
+def torchmetrics_in(module: Any) -> list[Any]:
+    """The metrics of torchmetrics in a module, itself among them."""
+    torchmetrics = sys.modules.get("torchmetrics")
+    modules = module.modules() if torchmetrics is not None and isinstance(module, nn.Module) else ()
+    return [each for each in modules if torchmetrics is not None and isinstance(each, torchmetrics.Metric)]
+
+
+def means_of(result: Any, name: str, *, prefixed: bool) -> dict[str, Mean]:
+    """What a metric function returned, by name; `ConfigError` if it is not counted means."""
+    means = by_name(result, name, prefixed=prefixed)
+    for mean in means.values():
+        if not isinstance(mean, Mean):
+            raise ConfigError(
+                f"the metric {name or 'without a name'!r} returned a {type(mean).__name__}, without the count that it is a mean of\n"
+                "  return surefoot.Mean(total, count), the sum over the batch and the number of values in it, or a dictionary of them;\n"
+                "  or compute it once, of the whole split: metrics=surefoot.metrics.whole_split(function)"
+            )
+    return means
+
+
+def by_name(result: Any, name: str, *, prefixed: bool) -> dict[str, Any]:
+    """What a metric returned as a dictionary: under its own names, `prefixed` by that of the metric if a user chose it.
+
+    >>> by_name(0.5, "f1", prefixed=True), by_name({"low": 0.5}, "f1", prefixed=True), by_name({"low": 0.5}, "f1", prefixed=False)
+    ({'f1': 0.5}, {'f1_low': 0.5}, {'low': 0.5})
+    """
+    if isinstance(result, Mapping):
+        return {f"{name}_{key}" if prefixed else str(key): value for key, value in result.items()}
+    if not name:
+        raise ConfigError(
+            "Split: a metric without a name returned a single value\n  name it: metrics={'some_name': ...}, or write a `def`"
+        )
+    return {name: result}
+
+
+def as_recorded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a metric returned, as it appears in the records; `ConfigError` for what cannot.
+
+    >>> as_recorded({"f1": 1, "of_classes": [0.5, float("nan")]})
+    {'f1': 1.0, 'of_classes': [0.5, None]}
+    """
+    recorded = {
+        name: float(value) if isinstance(value, int | float) else pytree.tree_map(_finite_or_none, value)
+        for name, value in values.items()
+    }
+    try:
+        json.dumps([value for value in recorded.values() if not isinstance(value, float)], allow_nan=False)
+    except (TypeError, ValueError) as problem:
+        raise ConfigError(
+            f"a metric returned what cannot be put into a record: {problem}\n  return numbers, lists or texts"
+        ) from problem
+    return recorded
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """What was collected of all batches as one: tensors and arrays end to end, lists joined, tuples and dictionaries by entry.
+
+    >>> joined([(torch.tensor([1]), ["a"]), (torch.tensor([2, 3]), ["b", "c"])])
+    (tensor([1, 2, 3]), ['a', 'b', 'c'])
+    """
+    first = parts[0]
+    try:
+        if isinstance(first, Tensor):
+            return torch.cat(list(parts))
+        if isinstance(first, np.ndarray):
+            return np.concatenate(parts)
+    except (RuntimeError, ValueError) as problem:
+        shapes = ", ".join(dict.fromkeys(str(tuple(part.shape)) for part in parts))
+        raise ConfigError(
+            f"whole_split: tensors of these shapes do not fit together along their first dimension: {shapes}\n"
+            "  let Split(predict=) return lists with one entry for each sample"
+        ) from problem
+    if isinstance(first, Mapping):
+        return {key: joined([part[key] for part in parts]) for key in first}
+    if isinstance(first, tuple):
+        entries = [joined(entries) for entries in zip(*parts, strict=True)]
+        return type(first)(*entries) if hasattr(first, "_fields") else tuple(entries)
+    if isinstance(first, list):
+        return [entry for part in parts for entry in part]
+    raise ConfigError(
+        f"whole_split: outputs of type {type(first).__name__} cannot be joined over batches\n"
+        "  let Split(predict=) return tensors, or lists with one entry for each sample"
+    )
+
+
+def _finite_or_none(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _updates(metric: Any) -> bool:
+    return callable(getattr(metric, "update", None)) and callable(getattr(metric, "compute", None))
+
+
+def _refuse(metric: Any) -> None:
+    name = getattr(metric, "__name__", type(metric).__name__)
+    if isinstance(metric, str):
+        known = metric if metric in sys.modules["surefoot.metrics"].__all__ else "accuracy"
+        raise ConfigError(
+            f"Split: the metric {metric!r} is a text, and a metric is a function or an object\n  write: metrics=sf.metrics.{known}"
+        )
+    if isinstance(metric, type):
+        raise ConfigError(
+            f"Split: {name} is a class, and a metric is an object of it\n  write: metrics={name}(...), with its arguments"
+        )
+    if _updates(metric):
+        raise ConfigError(
+            f"Split: {name} is a metric object, but not one of torchmetrics: ranks could not add up what it has seen\n"
+            "  write a function of (outputs, targets) that returns surefoot.Mean(total, count),\n"
+            "  or compute it once: metrics=surefoot.metrics.whole_split(function)"
+        )
+    raise ConfigError(
+        f"Split(metrics={metric!r}): a metric is a function of (outputs, targets) or an object of torchmetrics\n"
+        "  write: metrics=sf.metrics.accuracy, a list of them, or {name: metric}"
+    )

@@ -1,0 +1,256 @@
+"""What the loss and the metrics of a split come to, batch by batch; and over several ranks, as one process would find it.
+
+Outputs travel between ranks as text: nothing is pickled, so nothing that comes can run code.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from surefoot.distributed.world import World
+from surefoot.errors import ConfigError, DivergedError
+from surefoot.mean import Mean, add_each, summed
+from surefoot.metrics.contract import (
+    MetricFunction,
+    WholeSplitMetric,
+    as_recorded,
+    by_name,
+    is_torchmetric,
+    joined,
+    means_of,
+    named_metrics,
+    refuse_twice,
+    torchmetrics_in,
+)
+
+
+class Results:
+    """What the loss and the metrics of a split come to, batch by batch; padding batches are not counted."""
+
+    def __init__(self, metrics: Any, device: torch.device, world: World | None) -> None:
+        self.world = world if world is not None and world.size > 1 else None
+        self.device, self.prefixed = device, isinstance(metrics, Mapping)
+        self.functions: list[tuple[str, MetricFunction]] = []
+        self.objects: list[tuple[str, Any]] = []  # of torchmetrics
+        self.whole: list[tuple[str, WholeSplitMetric]] = []
+        for name, metric in named_metrics(metrics):
+            if isinstance(metric, WholeSplitMetric):
+                self.whole.append((name, metric))
+            elif is_torchmetric(metric):
+                self.objects.append((name, self._fresh(metric, shared=self.world is not None)))
+            else:
+                self.functions.append((name, metric))
+        self.sums: dict[str, Any] = {}
+        self.collected: list[list[Any]] = []  # of each batch, for each metric of the whole split
+        self.only_pair: Any = None  # of the first batch, until there is a second
+        self.padding: list[bool] = []
+
+    def add(self, means: dict[str, Mean], pair: tuple[Any, Any] | None, *, is_padding: bool) -> None:
+        """Count a batch: what its loss returned, and (outputs, targets)."""
+        if pair is not None:
+            self.collected.append([_on_cpu(metric.per_batch(*pair)) for _, metric in self.whole])
+            self.padding.append(is_padding)
+            self.only_pair = pair if len(self.padding) == 1 and self.world is not None else None
+        if is_padding:
+            return
+        computed: dict[str, Mean] = {}
+        if pair is not None:
+            for name, function in self.functions:
+                own = means_of(function(*pair), name, prefixed=self.prefixed)
+                refuse_twice([*computed, *own, *(["loss"] if "loss" in means else [])])
+                computed |= own
+            for _, metric in self.objects:
+                metric.update(*pair)
+        add_each(
+            self.sums, means | computed
+        )  # a metric takes precedence over a mean that the loss logs under the same name
+
+    def values(self, diverged: DivergedError | None = None) -> dict[str, Any]:
+        """The value of each metric; collective in a world of several ranks, where `diverged` is what one of them met."""
+        if self.world is None:
+            values = {name: float(mean.value) for name, mean in self.sums.items()}
+        else:
+            values = _sums_of_ranks(self.world, self.sums, diverged)
+        if self.objects and self.world is not None:
+            self._share_few_batches(self.world)
+        for name, metric in self.objects:
+            own = as_recorded(by_name(_on_host(metric.compute()), name, prefixed=self.prefixed))
+            refuse_twice([*values, *own])
+            values |= own
+        own = self._of_whole_split()
+        refuse_twice([*values, *own])
+        return values | own
+
+    def mean(self, name: str, *, samples: int) -> Mean | None:
+        """A metric of one batch alone, counted; None if none has that name, or if it cannot be computed of a part."""
+        if name in self.sums:
+            mean: Mean = self.sums[name]
+            return mean
+        value = None
+        with suppress(Exception):  # what needs more than a batch
+            value = self.values().get(name)
+        return Mean(value * samples, samples) if isinstance(value, int | float) else None
+
+    def _of_whole_split(self) -> dict[str, Any]:
+        if not self.whole or (self.world is None and not self.collected):
+            return {}
+        batches = self.collected
+        if self.world is not None:
+            batches = _collected_in_order(self.world, self.collected, self.padding)
+
+        def computed() -> dict[str, Any]:
+            values: dict[str, Any] = {}
+            for (name, metric), parts in zip(self.whole, zip(*batches, strict=True), strict=True):
+                own = by_name(metric.whole(*joined(parts)), name, prefixed=self.prefixed)
+                refuse_twice([*values, *own])
+                values |= own
+            return as_recorded(values)
+
+        return computed() if self.world is None else _from_main_rank(self.world, computed)
+
+    def _fresh(self, metric: Any, *, shared: bool) -> Any:
+        """A copy that has seen nothing: the user's is not touched, and two splits may have it. `shared` by all ranks."""
+        copy = deepcopy(metric).to(self.device)
+        copy.reset()
+        for each in torchmetrics_in(copy):
+            each.sync_on_compute = shared
+        return copy
+
+    def _share_few_batches(self, world: World) -> None:
+        """If a rank had padding alone, let every rank see all batches: torchmetrics cannot gather a state that is empty there."""
+        if not any(all(rank) for rank in world.gathered(self.padding)):
+            return
+        pairs = _collected_in_order(world, [_on_cpu(self.only_pair)], self.padding)
+        self.objects = [(name, self._fresh(metric, shared=False)) for name, metric in self.objects]
+        for outputs, targets in pytree.tree_map_only(Tensor, lambda tensor: tensor.to(self.device), pairs):
+            for _, metric in self.objects:
+                metric.update(outputs, targets)
+
+
+def _on_cpu(pair: tuple[Any, Any]) -> tuple[Any, Any]:
+    on_cpu: tuple[Any, Any] = pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), pair)
+    return on_cpu
+
+
+def _on_host(values: Any) -> Any:
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.tolist(), values)
+
+
+def _sums_of_ranks(world: World, sums: Mapping[str, Mean], diverged: DivergedError | None) -> dict[str, Any]:
+    """The means over all ranks by name; `DivergedError` on all of them if one has diverged. Collective."""
+    own = {name: (float(mean.total), float(mean.count)) for name, mean in sums.items()}
+    of_ranks = world.gathered({"sums": own, "diverged": None if diverged is None else str(diverged)})
+    if reasons := [rank["diverged"] for rank in of_ranks if rank["diverged"] is not None]:
+        raise DivergedError(reasons[0])
+    return {
+        name: float(summed(Mean(*rank["sums"][name]) for rank in of_ranks if name in rank["sums"]).value)
+        for name in dict.fromkeys(name for rank in of_ranks for name in rank["sums"])
+    }
+
+
+def _collected_in_order(world: World, collected: list[Any], padding: list[bool]) -> list[Any]:
+    """What every rank collected of its batches, in the order of the split, without padding batches. Collective."""
+    counted = sum(not is_padding for rank in world.gathered(padding) for is_padding in rank)
+    messages = Messages()
+    of_ranks = world.gathered([messages.written(batch) for batch in collected])
+    in_order = [messages.read(text) for batches in zip(*of_ranks, strict=True) for text in batches]
+    return in_order[:counted]  # padding batches are the last in order
+
+
+def _from_main_rank(world: World, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What rank 0 computes, on every rank; if it gives up a model that has diverged, all ranks do. Collective."""
+    values, problem = dict[str, Any](), None
+    if world.is_main:
+        try:
+            values = compute()
+        except DivergedError as error:
+            problem = str(error)
+    values, problem = world.from_main([values, problem])
+    if problem is not None:
+        raise DivergedError(problem)
+    return dict(values)
+
+
+class Messages:
+    """Values to text and back: numbers, texts, lists, tuples, dictionaries, tensors, arrays, dataclasses and named tuples.
+
+    The last two, and what is a list or tuple of a kind of its own, come back as classes that this process has written itself before: a name
+    in a message chooses among those.
+
+    >>> messages = Messages()
+    >>> messages.read(messages.written([(1, float("inf")), {"a": "b"}]))
+    [(1, inf), {'a': 'b'}]
+    """
+
+    def __init__(self) -> None:
+        self.classes: dict[str, type] = {}
+
+    def written(self, value: Any) -> str:
+        """The value as text; `ConfigError` for what cannot be."""
+        return json.dumps(self._taken_apart(value))
+
+    def read(self, text: str) -> Any:
+        """What was written, by this process or another one of the same program."""
+        return self._put_together(json.loads(text))
+
+    def _taken_apart(self, value: Any) -> Any:
+        if value is None or isinstance(value, bool | int | float | str):
+            return value if type(value) in (type(None), bool, int, float, str) else _plain(value)
+        if isinstance(value, torch.Tensor):
+            return {"tensor": _bytes(value)}
+        if isinstance(value, np.ndarray | np.generic):
+            return {"array": _bytes(torch.from_numpy(np.array(value)))}
+        if isinstance(value, dict):
+            return {"dict": [[self._taken_apart(key), self._taken_apart(held)] for key, held in value.items()]}
+        if is_dataclass(value) and not isinstance(value, type):
+            parts = [getattr(value, field.name) for field in fields(value) if field.init]
+        elif isinstance(value, list | tuple):
+            parts = list(value)
+        else:
+            raise ConfigError(
+                f"a {type(value).__name__} cannot go from one rank to another, as a metric of the whole split needs\n"
+                "  let Split(predict=) return numbers, texts, tensors, or lists, tuples and dictionaries of them"
+            )
+        kind = type(value).__name__
+        if type(value) not in (list, tuple):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            self.classes[kind] = type(value)
+        return {kind: [self._taken_apart(part) for part in parts]}
+
+    def _put_together(self, told: Any) -> Any:
+        if not isinstance(told, dict):
+            return told
+        ((kind, held),) = told.items()
+        if kind in ("tensor", "array"):
+            tensor = load(base64.b64decode(held))["held"]
+            return tensor if kind == "tensor" else tensor.numpy()
+        if kind == "dict":
+            return {self._put_together(key): self._put_together(value) for key, value in held}
+        parts = [self._put_together(part) for part in held]
+        if kind in ("list", "tuple"):
+            return parts if kind == "list" else tuple(parts)
+        if kind not in self.classes:
+            raise ConfigError(f"another rank's outputs are of the class {kind}, and none was made here")
+        made = self.classes[kind]
+        if is_dataclass(made):
+            return made(**dict(zip([field.name for field in fields(made) if field.init], parts, strict=True)))
+        return made(*parts) if "_fields" in vars(made) else made(parts)  # of a named tuple each part is an argument
+
+
+def _plain(value: Any) -> Any:
+    """A number or text of a class of its own (an enumeration, a float of NumPy) as a plain one."""
+    return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))
+
+
+def _bytes(tensor: torch.Tensor) -> str:
+    return base64.b64encode(save({"held": tensor.detach().cpu().contiguous()})).decode()
