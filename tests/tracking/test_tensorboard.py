@@ -16,7 +16,7 @@ from torch import nn
 
 import surefoot as sf
 from small_runs import Augmented, build
-from surefoot.tracking.panels import written
+from surefoot.tracking.panels_file import written
 from surefoot.tracking.tensorboard import pictured
 
 COUNTS = ((8, 2), (0, 3))
