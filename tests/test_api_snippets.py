@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import surefoot as sf
 from rank_processes import Ranks
+from surefoot.cli.main import main
 
 CLASSES = 4
 
@@ -189,3 +191,99 @@ def test_the_same_program_trains_on_several_ranks(tmp_path: Path, ranks: Ranks) 
     one, two = (sf.load(tmp_path / name) for name in ("one", "two"))
     assert two.metrics["val/loss"] == pytest.approx(one.metrics["val/loss"], rel=1e-5)
     assert two.step == one.step == 12
+
+
+# --- afterwards ---------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import surefoot as sf
+from test_api_snippets import classifier, samples
+
+def build():
+    return classifier(
+        "runs/a", best="min val/loss", ema=0.5, save_every="4 steps",
+        splits={"val": sf.Split(samples(32, 2), metrics=sf.metrics.accuracy)},
+    )
+"""
+
+
+def test_afterwards_a_run_is_read_evaluated_replayed_verified_and_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    main(["train", "train.py:build"])
+    test_set = samples(32, 3)
+    capsys.readouterr()
+
+    run = sf.load("runs/a")
+    print(run.step, run.metrics["val/accuracy"])
+    curve = run.records("train")
+    model = run.load_model(MyNet, checkpoint="best")
+    metrics = sf.evaluate(model, sf.Split(test_set, metrics=sf.metrics.accuracy), loss=loss)
+    findings = [str(finding) for finding in run.diagnose()]
+    replay, verdict = run.replay(step=6), run.verify(windows=3)
+    page = run.report()
+    run.export("export/", checkpoint="best")
+
+    assert capsys.readouterr().out.splitlines()[0] == f"12 {run.metrics['val/accuracy']}"
+    assert [record["step"] for record in curve] == list(range(1, 13))
+    assert metrics["accuracy"] > 0.8
+    assert set(metrics) == {"accuracy", "loss"}
+    assert not model.training
+    assert all(findings)
+    assert float(replay.look.loss) == pytest.approx(curve[6]["loss"])
+    assert verdict.exit_status == 0
+    assert page.read_text().startswith("<!")
+    exported = load_file(Path("export", "model.safetensors"))
+    assert all(torch.equal(tensor.cpu(), exported[name]) for name, tensor in model.state_dict().items())
+    assert run.evaluate("val", checkpoint="best")["val/accuracy"] == max(
+        record["val/accuracy"] for record in run.records() if "val/accuracy" in record and record["step"] > 0
+    )
+
+
+# --- fine-tuning a transformers model -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_transformers_model_is_fine_tuned_and_saved_as_such(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "good": 1, "bad": 2, "film": 3}, "[PAD]"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")
+    config = transformers.BertConfig(
+        vocab_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, num_labels=2
+    )
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(2, 7, (48,), generator=generator).tolist()
+    data = [
+        {"input_ids": [1 + number % 2] + [3] * length, "attention_mask": [1] * (length + 1), "label": number % 2}
+        for number, length in enumerate(lengths)
+    ]
+
+    def fine_tuning_loss(model: Any, batch: Any) -> Any:
+        output = model(**batch)
+        return output.loss, (output.logits, batch["labels"])
+
+    run = sf.Run(
+        model=lambda: transformers.AutoModelForSequenceClassification.from_config(config),
+        loss=fine_tuning_loss,
+        train_data=data[:32],
+        collate_fn=transformers.DataCollatorWithPadding(tokenizer),
+        splits={"val": sf.Split(data[32:], metrics=sf.metrics.accuracy)},
+        batch_size=16,
+        micro_batch_size=4,
+        length="20 epochs",
+        optimizer=sf.optim.adamw(lr=1e-2, rates=sf.optim.layer_decay(0.9)),
+        schedule=sf.schedules.linear(warmup="6%"),
+        clip="norm 1.0",
+        precision="bf16",
+        run_dir=tmp_path / "bert",
+        device="cpu",
+        console=False,
+    )
+    run.train()
+    assert sf.load(tmp_path / "bert").metrics["val/accuracy"] == 1.0
+    run.state.model.save_pretrained(tmp_path / "tuned")  # type: ignore[operator]
+    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "tuned")
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in run.state.model.state_dict().items())

@@ -59,7 +59,9 @@ def open_regular(path: Path) -> BinaryIO:
 def read_regular(path: Path, *, limit: int = _SMALL_BYTES) -> bytes:
     """Read a regular file of at most `limit` bytes; `OSError` for a larger one, and for what `open_regular` refuses."""
     with open_regular(path) as file:
-        data = file.read(limit + 1) or b""
+        data = (
+            file.read(min(limit, os.fstat(file.fileno()).st_size) + 1) or b""
+        )  # `read` takes memory for all that it may read
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"larger than {limit:,} bytes, which surefoot never writes there", str(path))
     return data
