@@ -1,4 +1,4 @@
-"""docs/anatomy.md: one optimizer step of a real run, each line of loop.py beside what it computed and how long it took.
+"""docs/explained/anatomy.md: one optimizer step of a real run, each line of loop.py beside what it computed and how long it took.
 
     python benchmarks/anatomy.py [--write]
 
@@ -29,7 +29,7 @@ from surefoot.recipes import images
 from surefoot.train import loop
 
 STEP, TIMED = 30, 20
-PAGE = Path(__file__).parents[1] / "docs" / "anatomy.md"
+PAGE = Path(__file__).parents[1] / "docs" / "explained" / "anatomy.md"
 SETTINGS = {
     "run_dir": None,
     "micro_batch_size": 32,
@@ -269,8 +269,8 @@ def page() -> str:
     """The whole page."""
     seen = watched()
     head = (
-        "What happens in an optimizer step, line by line of [`loop.py`](../src/surefoot/train/loop.py), with the numbers of a real run: the"
-        f" recipe `images` on scikit-learn's 8 x 8 digits, its network of {seen.parameters:,} parameters, batches of 64 in two"
+        "What happens in an optimizer step, line by line of [`loop.py`](../../src/surefoot/train/loop.py), with the numbers of a real"
+        f" run: the recipe `images` on scikit-learn's 8 x 8 digits, its network of {seen.parameters:,} parameters, batches of 64 in two"
         f" micro-batches of 32, AdamW, one CPU thread, step {STEP}. `python benchmarks/anatomy.py --write` makes this page; a test"
         f" makes it again and compares. Microseconds are the least of {TIMED} steps on one machine, under a trace function that slows"
         " what it watches; all other numbers are the same each time. [A tour of the loop](loop.md) has the whole."

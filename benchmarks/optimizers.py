@@ -1,4 +1,4 @@
-"""Milliseconds of an update and bytes of state for each optimizer, on the tiny GPT; the table of docs/optimizers.md.
+"""Milliseconds of an update and bytes of state for each optimizer, on the tiny GPT; the table of docs/guides/optimizers.md.
 
     python benchmarks/optimizers.py [--steps 20]
 

@@ -1,4 +1,4 @@
-"""Write the table of all settings into docs/settings.md anew, made of the fields: python docs/write_settings.py."""
+"""Write the table of all settings into docs/reference/settings.md anew, made of the fields: python docs/write_settings.py."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ def with_table(text: str, kind: type[Declared]) -> str:
 
 
 if __name__ == "__main__":
-    page = Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).with_name("settings.md")
+    page = Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).parent / "reference" / "settings.md"
     page.write_text(with_table(page.read_text(), Run))

@@ -1,4 +1,4 @@
-"""docs/anatomy.md is what benchmarks/anatomy.py makes, but for its microseconds; 2 seconds."""
+"""docs/explained/anatomy.md is what benchmarks/anatomy.py makes, but for its microseconds; 2 seconds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parted(page: str) -> tuple[str, list[float]]:
 
 
 def test_the_page_is_what_the_script_makes(made: str) -> None:
-    written, numbers = parted((ROOT / "docs" / "anatomy.md").read_text())
+    written, numbers = parted((ROOT / "docs" / "explained" / "anatomy.md").read_text())
     words, found = parted(made)
     assert words == written, "run python benchmarks/anatomy.py --write"
     # equal on the machine that made the page; elsewhere sixty steps of other rounding lie between

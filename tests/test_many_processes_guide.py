@@ -1,4 +1,4 @@
-"""The commands of docs/many-processes.md: torchrun, Slurm and surefoot would take them as they stand there. (about 3 s)"""
+"""The commands of docs/guides/many-processes.md: torchrun, Slurm and surefoot would take them as they stand there. (about 3 s)"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from surefoot.cli.submit import Submit, check_training
 from surefoot.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "docs" / "many-processes.md").read_text()
+TEXT = (ROOT / "docs" / "guides" / "many-processes.md").read_text()
 COMMANDS = [shlex.split(line) for line in re.findall(r"^    (\S.*)$", TEXT, flags=re.MULTILINE)]
 COMMANDS += [shlex.split(text) for text in re.findall(r"`((?:torchrun|srun) [^`]*train[^`]*)`", TEXT)]
 EXAMPLES = {"--parallel": "fsdp", "--batch-size": "64", "--micro-batch-size": "8", "--save-every": "10 min"}

@@ -1,4 +1,4 @@
-"""The public API as README.md and docs/your-own-model.md show it, run to the letter. (about 3 s)"""
+"""The public API as README.md and docs/start/your-own-model.md show it, run to the letter. (about 3 s)"""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def images(samples: int, seed: int) -> TensorDataset:
     return TensorDataset(kinds[labels] + 0.5 * torch.randn(samples, 8, 8, generator=generator), labels)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/your-own-model.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/start/your-own-model.md"])
 def test_the_example_learns_and_finds_itself_finished_when_it_is_started_again(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

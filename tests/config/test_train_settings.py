@@ -190,7 +190,7 @@ def test_a_resume_does_with_a_setting_what_its_role_says(role: Role, name: str, 
 
 def test_the_table_in_the_docs_is_the_one_that_the_fields_make() -> None:
     """Write it anew: python docs/write_settings.py."""
-    assert settings_table(sf.Run) in (DOCS / "settings.md").read_text()
+    assert settings_table(sf.Run) in (DOCS / "reference" / "settings.md").read_text()
 
 
 FIELD = '''    rate_times: float = setting(1.0, identity=True)
@@ -247,7 +247,7 @@ def test_one_field_and_one_line_make_a_setting(tmp_path: Path) -> None:
     other = printed(copy, tmp_path, "surefoot", "resume", "half", "--rate-times", "0.25")
     assert "cannot resume half at step-00000002: rate_times was 0.5, now 0.25" in other
 
-    shutil.copy(DOCS / "settings.md", tmp_path)
+    shutil.copy(DOCS / "reference" / "settings.md", tmp_path)
     shutil.copy(DOCS / "write_settings.py", tmp_path)
     printed(copy, tmp_path, "write_settings", "settings.md")
     assert "| `rate_times` | `1.0` | What every learning rate is" in (tmp_path / "settings.md").read_text()

@@ -154,4 +154,4 @@ def test_an_epoch_has_one_line_with_its_scores_if_it_was_evaluated(is_evaluated:
     if is_evaluated:
         console.write({"kind": "eval", "step": 20, "val/loss": 0.75})
     scores = " val/loss=0.75" if is_evaluated else ""
-    assert stream.getvalue() == f"epoch=2/3 step=20/30 loss=0.5{scores} time=1m05s\n"
+    assert stream.getvalue() == f"epoch=2/3 step=20/30 train/loss=0.5{scores} time=1m05s\n"

@@ -1,6 +1,6 @@
 """How a setting is declared: its default, its check, and what a resume does with it. Torch-free.
 
-Flags, config.toml, docs/settings.md, what a resume compares and what ranks must share are derived from the fields.
+Flags, config.toml, docs/reference/settings.md, what a resume compares and what ranks must share are derived from the fields.
 """
 
 import dataclasses

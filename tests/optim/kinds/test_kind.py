@@ -38,7 +38,7 @@ def test_each_optimizer_is_a_public_function_and_its_settings_are_flags() -> Non
 
 
 def test_the_first_table_of_the_docs_has_every_optimizer() -> None:
-    table = (ROOT / "docs/optimizers.md").read_text().split("\n\n")[1]
+    table = (ROOT / "docs/guides/optimizers.md").read_text().split("\n\n")[1]
 
     assert {name for name in OPTIMIZERS if f"`{name}`" not in table} == set()
 
@@ -97,7 +97,7 @@ with heavy_ball_named.added():
     from surefoot.config.tree import layered
     from surefoot.recipes.images.config import Config
     config, _ = layered(Config, [("flag", {"optimizer.name": "heavy_ball"})])
-    print(config.optimizer.spec().described())
+    print(config.optimizer.spec().to_dict())
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
 

@@ -515,7 +515,7 @@ def test_damaged_pictures_that_are_left_out_are_told(tmp_path: Path, capsys: pyt
     run = trained(config(**{"data.path": str(tmp_path / "data"), "data.on_corrupt": "skip"}))
     assert f"1 damaged picture is left out: {tmp_path / 'data' / 'dark' / '3.png'}" in capsys.readouterr().out
     assert len(run.parts.supply.dataset) == 35
-    assert run.parts.described["identity"]["data"]["left_out"]["pictures"] == 1
+    assert run.parts.identity["identity"]["data"]["left_out"]["pictures"] == 1
     for path in (tmp_path / "data" / "dark").glob("1*.png"):  # of which some are not held out
         path.write_bytes(b"no picture")
     with pytest.raises(sf.DataError, match=r"dark/1\d*\.png is no picture[^\n]*\n.*--data\.on-corrupt skip"):
@@ -638,7 +638,7 @@ def test_a_run_without_its_classes_is_not_guessed_at(change: Any, says: str, sha
 
 @pytest.mark.slow
 def test_digits_are_learned() -> None:
-    """97 % in a third of the time; what the whole preset reaches stands in docs/images.md."""
+    """97 % in a third of the time; what the whole preset reaches stands in docs/guides/images.md."""
     quick = {"run_dir": None, "length": "10 epochs", "precision": "fp32", "augmentation.randaugment": 0}
     run = trained(layered(images.Config, [("test", quick)])[0])
     assert run.evaluate("test")["test/accuracy"] > 0.97
