@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from in_one import in_one
-from surefoot.checkpoint import Checkpoint, DamageError, Manifest, read, read_manifest, verify, write
-from surefoot.checkpoint.format import size_bytes
-from surefoot.checkpoint.manifest import from_bytes, to_bytes
+from surefoot.checkpoint import Checkpoint
+from surefoot.checkpoint.format import DamageError, size_bytes, write
+from surefoot.checkpoint.manifest import Manifest, from_bytes, to_bytes
+from surefoot.checkpoint.reader import read, read_manifest, verify
 from surefoot.checkpoint.state_json import SavedState, hints_of
 from surefoot.errors import CheckpointError
 

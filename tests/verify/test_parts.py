@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from in_one import in_one
-from surefoot.checkpoint import Checkpoint, Manifest
+from surefoot.checkpoint import Checkpoint
+from surefoot.checkpoint.manifest import Manifest
 from surefoot.replay.replay import pace_s
 from surefoot.verify.compare import judged, numbers, tensor, tensors
 from surefoot.verify.files import Files, StoredStep

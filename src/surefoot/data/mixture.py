@@ -20,6 +20,10 @@ class Mixture:
 
     A run draws from each in proportion to its weight, exactly in every 1,000 samples, in its own order and passes. Weights need
     not sum to 1. As a data set it is the concatenation of all. Those that only `gather` do not mix with those read one by one.
+
+    >>> from torch import zeros
+    >>> len(Mixture({"web": ((zeros(30), zeros(30)), 0.7), "books": ((zeros(10), zeros(10)), 0.3)}))
+    40
     """
 
     def __init__(self, parts: Mapping[str, tuple[Any, float]]) -> None:

@@ -91,7 +91,7 @@ class Optimizer:
             lambda: [] if not self.frozen else [sf.optim.frozen(*self.frozen)],
             plain,
         )
-        return plain(rates=[each for given in rates for each in given])
+        return plain(lr_multipliers=[each for given in rates for each in given])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from surefoot.train.scratch import preserved
 from surefoot.train.state_dict import Kept, Whole
 
 if TYPE_CHECKING:
-    from surefoot.tracking.panels import Panels
+    from surefoot.tracking.panels_file import Panels
 
 
 @known_keywords
@@ -43,6 +43,27 @@ class Run(RunSettings):
     also "90 min". The keywords, each with its text: docs/reference/settings.md.
 
     Raises `ConfigError` or `DataError` for what cannot be run, before anything is written.
+
+    >>> import torch, surefoot as sf
+    >>> inputs = torch.linspace(-1, 1, 64)[:, None]
+    >>> def loss(model, batch):
+    ...     return (model(batch[0]) - batch[1]).square().mean()
+    >>> run = Run(
+    ...     model=lambda: torch.nn.Linear(1, 1),
+    ...     loss=loss,
+    ...     train_data=(inputs, 3 * inputs),
+    ...     optimizer=sf.optim.sgd(lr=0.1),
+    ...     batch_size=16,
+    ...     length="2 epochs",
+    ...     device="cpu",
+    ...     console=False,
+    ... )
+    >>> with run:
+    ...     for step in run.steps():
+    ...         value = sf.forward_backward(step)  # `for step in run:` and `run.train()` make these two calls themselves
+    ...         sf.update(step)
+    >>> isinstance(step, sf.Step), run.state.step
+    (True, 8)
     """
 
     def __post_init__(self) -> None:

@@ -159,7 +159,7 @@ class Components:
         refuse_other_data(saved, own, where=where)
         refuse_another_length(saved, self.length, schedule=schedule, step=found.step, where=where)
         self.timetable.every = cadences(self.settings, length=began)  # percentages are of the length it began with
-        described = self.identity | {"schedule": schedule.described(), "schedule_of_steps": began.steps}
+        described = self.identity | {"schedule": schedule.to_dict(), "schedule_of_steps": began.steps}
         if self.whole.feedback is not None:
             described["plateau"] = described["plateau"] | {
                 "evaluate_every": self.timetable.every["evaluate_every"].described()
