@@ -66,6 +66,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "strategy": ("parallel={}",),
     "ema_decay": ("ema={}",),
     "patience": ('early_stopping=sf.EarlyStopping("min val/loss", patience={})',),
+    "val_split validation_split test_size held_out_fraction": ("val_fraction={}",),
     "watch": ("monitor={}",),
     "rates lr_mult param_groups": ("lr_multipliers={}", "optimizer=sf.optim.adamw(lr=..., lr_multipliers={})"),
 }
