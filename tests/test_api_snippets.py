@@ -367,7 +367,7 @@ def test_a_transformers_model_is_fine_tuned_and_saved_as_such(tmp_path: Path) ->
         batch_size=16,
         micro_batch_size=4,
         length="20 epochs",
-        optimizer=sf.optim.adamw(lr=1e-2, rates=sf.optim.layer_decay(0.9)),
+        optimizer=sf.optim.adamw(lr=1e-2, lr_multipliers=sf.optim.layer_decay(0.9)),
         schedule=sf.schedules.linear(warmup="6%"),
         clip="norm 1.0",
         precision="bf16",

@@ -411,7 +411,7 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
     [
         (["--trials", "3"], "is no search"),
         (["--out", "elsewhere"], "--out is for the start of a comparison"),
-        (["--metric", "min tset/loss"], "these runs score no such split on the way; there are: held-out"),
+        (["--metric", "min tset/loss"], "these runs score no such split on the way; there are: val"),
         (["--metric", "min test/loss"], "these runs score no such split on the way"),
         (["--metric", "min val/lss"], "has no such score; it has: val/loss"),
         (["--baseline", "foo"], "no variant of that name; there are: name=adamw, name=sgd"),
@@ -444,7 +444,7 @@ def test_a_reader_that_has_gone_is_no_error(whole: Path, monkeypatch: pytest.Mon
 def test_a_score_of_no_split_is_not_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["compare", "program.py:build", "--vary", "width=4,8", "--metric", "min tset/loss", "--out", "out"])
-    assert "these runs score no such split on the way; there are: held-out" in capsys.readouterr().err
+    assert "these runs score no such split on the way; there are: val" in capsys.readouterr().err
     plan = planned.read(here / "out")
     assert plan is not None
     assert plan.metric is None

@@ -78,7 +78,7 @@ def test_every_number_of_the_machine_says_where_it_comes_from(capsys: pytest.Cap
     assumed = section(said(capsys, written(), "--world-size", "16", *flags), "assumed")
     origins = [re.findall(r"\[(.*)\]", line)[0] for line in assumed]
     assert origins[:-1] == ["--node-size", "--flops", "--mfu", "--gpu-memory", "--bandwidth"]
-    assert origins[-1].startswith("--node-bandwidth absent: H100")
+    assert origins[-1].startswith("--node-bandwidth default: H100")
     assert "16 GPUs, 4 nodes of 4" in assumed[0]
     assert "400 TFLOP/s" in assumed[1]
     assert "25 GB/s" in assumed[4]

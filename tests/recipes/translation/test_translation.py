@@ -268,7 +268,9 @@ def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(folder:
         translation.build(config(folder, init_from=str(tmp_path / "first")))
     second = translation.build(config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None}))
     assert second.parts.files == first.parts.files
-    with pytest.raises(sf.ConfigError, match=r"data\.shared = False: the weights of --init-from have one vocabulary"):
+    with pytest.raises(
+        sf.ConfigError, match=r"data\.shared_vocab = False: the weights of --init-from have one vocabulary"
+    ):
         translation.build(
             config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None, "data.shared_vocab": False})
         )
