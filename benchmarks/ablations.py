@@ -97,7 +97,7 @@ def trained(run: sf.Run, *, steps: int) -> tuple[float, sf.Run]:
 
 def without_other_parts(data: str, directory: Path) -> str:
     """The training part of parallel files, alone in a directory."""
-    pairs = sf.data.load_pairs(data).training
+    pairs = sf.data.load_pairs(data).train
     for language, side in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
         (directory / f"train.{language}").write_text("".join(f"{line}\n" for line in side), newline="\n")
     return str(directory)

@@ -96,11 +96,11 @@ def accuracy(model: nn.Module, data: Any) -> float:
 
 def plain(data: sf.data.ImageDatasets, *, wanted: float, most_s: float, seed: int, workers: int) -> Trained:
     """A loop that its user would have written: to the first epoch with the wanted accuracy, or the best one of `most_s` seconds."""
-    assert isinstance(data.training, sf.data.ImageArrays)
+    assert isinstance(data.train, sf.data.ImageArrays)
     torch.manual_seed(seed)
     random.seed(seed)
     begun = perf_counter()
-    loader = DataLoader(Augmented(data.training), batch_size=BATCH, shuffle=True, num_workers=workers)
+    loader = DataLoader(Augmented(data.train), batch_size=BATCH, shuffle=True, num_workers=workers)
     model = sf.models.SimpleCNN(channels=1, classes=10, width=WIDTH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY)
     training_s, epoch = 0.0, 0
@@ -115,7 +115,7 @@ def plain(data: sf.data.ImageDatasets, *, wanted: float, most_s: float, seed: in
             if training_s + perf_counter() - begun >= most_s:
                 break
         epoch, training_s = epoch + 1, training_s + perf_counter() - begun
-        if (held_out := accuracy(model, data.held_out)) > best:
+        if (held_out := accuracy(model, data.val)) > best:
             best, best_epoch = held_out, epoch
             weights = {name: held.clone() for name, held in model.state_dict().items()}
         begun = perf_counter()
@@ -138,7 +138,7 @@ def surefoot(data: sf.data.ImageDatasets, preset: str, asked: dict[str, Any]) ->
         scores |= run.evaluate("test")
     spent_s = run.parts.whole.clock.state()["total_s"]
     training_s = opening_s + sum(float(spent_s[phase]) for phase in ("starting", "training", "waiting"))
-    epochs = run.state.step * int(config.batch_size) / len(data.training)
+    epochs = run.state.step * int(config.batch_size) / len(data.train)
     return Trained(training_s, epochs, scores["val/accuracy"], scores["test/accuracy"])
 
 

@@ -178,11 +178,11 @@ def plain(
     torch.manual_seed(asked.seed)
     found = sf.data.load_pairs(asked.data)
     vocab_size = PRESET.data.vocab_size or 0
-    tokenizer = sf.tokenizers.SubwordTokenizer.trained(
-        [one for pair in found.training for one in pair], vocab_size=vocab_size
+    tokenizer = sf.tokenizers.SubwordTokenizer.train(
+        [one for pair in found.train for one in pair], vocab_size=vocab_size
     )
-    training = rows_of(found.training, tokenizer, longest=LONGEST)
-    validation = rows_of(found.held_out, tokenizer, longest=512)
+    training = rows_of(found.train, tokenizer, longest=LONGEST)
+    validation = rows_of(found.val, tokenizer, longest=512)
     model = Translator(tokenizer.vocab_size, dropout=asked.dropout, norm_first=asked.norm_first)
     optimizer = torch.optim.Adam(model.parameters(), lr=asked.lr, betas=(0.9, 0.98), eps=1e-9)
     print(f"plain: {sum(parameter.numel() for parameter in model.parameters()):,} parameters", flush=True)
@@ -232,7 +232,7 @@ def in_minutes(asked: argparse.Namespace) -> None:
         found = sf.data.load_pairs(asked.data)
         assert found.test is not None
         bleu = []
-        for pairs in (found.held_out, found.test):
+        for pairs in (found.val, found.test):
             said = translated(model, [source for source, _ in pairs], tokenizer)
             bleu.append(sacrebleu.corpus_bleu(said, [[target for _, target in pairs]]).score)
         print(

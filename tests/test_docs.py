@@ -24,8 +24,8 @@ from surefoot.config.toml import values
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {*(ROOT / "docs" / "decisions").iterdir()})]
-# by test_readme.py, checkpoint/test_gpt2.py, data/text/test_prepare_shards.py
-RUN_ELSEWHERE = {"README.md", "your-own-model.md", "evaluating-gpt.md", "token-shards.md"}
+# by test_readme.py, checkpoint/test_gpt2.py, data/text/test_prepare_shards.py; api.md holds doctests
+RUN_ELSEWHERE = {"README.md", "api.md", "your-own-model.md", "evaluating-gpt.md", "token-shards.md"}
 SMALL = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--length=6 steps"]
 SMALL += ["--cloze-questions=8", "--sample-tokens=8", "--batch-size=8", "--micro-batch-size=4"]
 OF_TRANSLATION = ["--model.encoder-layers=1", "--model.decoder-layers=1", "--model.width=16", "--model.mlp-width=16"]

@@ -22,6 +22,10 @@ import torch
 import surefoot
 from fresh_interpreters import EVERYTHING
 
+DOCS = Path(__file__).parents[1] / "docs"
+sys.path.insert(0, str(DOCS))
+from write_api import page, public_names, without_example  # noqa: E402
+
 SOURCE = Path(surefoot.__file__).parent
 STUBS = sorted(SOURCE.rglob("__init__.pyi"))
 
@@ -150,3 +154,17 @@ def test_every_public_name_and_method_says_what_it_is() -> None:
                 if (callable(value) or isinstance(value, property)) and not inspect.getdoc(value)
             ]
     assert not silent, "\n".join(silent)
+
+
+def test_docs_list_each_public_name_with_a_line_and_an_example() -> None:
+    """Write it anew: python docs/write_api.py."""
+    names = public_names()
+    assert without_example(names) == []
+    assert (DOCS / "reference" / "api.md").read_text(encoding="utf-8") == page(names)
+    for stub in STUBS:
+        if "recipes" not in stub.parts:
+            assert {name for module, name in names_in(stub) if module} <= {name.rpartition(".")[2] for name in names}
+    with_repr = [name for name, value in names.items() if hasattr(value, "to_dict") and value.__str__ is object.__str__]
+    results = ("Finding", "Verdict", "Replay", "ExportResult", "Profile", "LRRangeTest", "BatchSizeSearch", "Panels")
+    assert not [name for name in with_repr if name.endswith(results)], with_repr
+    assert all(hasattr(names[name], "to_dict") for name in names if name.endswith(results))

@@ -118,13 +118,13 @@ def older(of_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str
     monkeypatch.chdir(tmp_path)
     (tmp_path / "executed").unlink(missing_ok=True)
     for file in Path("run").glob("checkpoints/*/manifest.json"):
-        body = {**json.loads(file.read_bytes()), "format_version": 2}
+        body = {**json.loads(file.read_bytes()), "format_version": 3}
         body["sha256"] = sha256(canonical({name: body[name] for name in body if name != "sha256"})).hexdigest()
         file.write_bytes(canonical(body))
     config = Path("run/config.toml")
     config.write_text("floor = 0.1  # default\n" + config.read_text())
     return (
-        "another version of surefoot wrote run (format 2, and this version reads 3 and 4): install that version,"
+        "another version of surefoot wrote run (format 3, and this version reads 5 and 6): install that version,"
         " or train a new run in another directory"
     )
 

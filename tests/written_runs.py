@@ -33,7 +33,7 @@ def state_json(*, length: str = "600 steps") -> dict[str, Any]:
         "deterministic": False,
         "ranks": 1,
     }
-    described = {
+    identity = {
         "compile": False,
         "data": {},
         "length": length,
@@ -56,7 +56,7 @@ def state_json(*, length: str = "600 steps") -> dict[str, Any]:
         "not_looked_into": [],
     }
     state: dict[str, Any] = {name: {} for name in hints_of(SavedState)}
-    state |= {"described": described, "machine": machine, "fingerprints": fingerprints, "watch": None, "plateau": None}
+    state |= {"identity": identity, "machine": machine, "fingerprints": fingerprints, "monitor": None, "plateau": None}
     state |= dict.fromkeys(("evaluation_due", "ended", "stopped_early"), False)
     state |= {"trainable": {"frozen": [], "in_no_optimizer": []}, "skipped_in_a_row": [0], "seen": []}
     return state | {"clock": {"total_s": {}, "window_s": {}, "first_steps": []}}

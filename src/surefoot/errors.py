@@ -61,6 +61,9 @@ class SurefootError(Exception):
     """Anything surefoot refuses or gives up on; `exit_status` is what the command line ends with, and a script too.
 
     A script that it ends prints its sentence and the script's own line, without frames.
+
+    >>> ConfigError("batch_size = 0").exit_status, isinstance(DataError(""), SurefootError)
+    (2, True)
     """
 
     exit_status = 1
@@ -73,25 +76,49 @@ class SurefootError(Exception):
 
 
 class ConfigError(SurefootError):
-    """A setting, or a combination of settings, that cannot be run."""
+    """A setting, or a combination of settings, that cannot be run.
+
+    >>> import surefoot
+    >>> surefoot.ddp(sync="never")
+    Traceback (most recent call last):
+    surefoot.errors.ConfigError: sync = 'never': auto, last or every
+    """
 
     exit_status = 2
 
 
 class DataError(SurefootError):
-    """A data set, file or sample that cannot be used as it is."""
+    """A data set, file or sample that cannot be used as it is.
+
+    >>> import surefoot
+    >>> try:
+    ...     surefoot.data.load_documents("missing.txt")
+    ... except DataError as problem:
+    ...     print(problem.exit_status)
+    3
+    """
 
     exit_status = 3
 
 
 class CheckpointError(SurefootError):
-    """A checkpoint that cannot be written, read, or continued from."""
+    """A checkpoint that cannot be written, read, or continued from.
+
+    >>> import surefoot
+    >>> surefoot.load("missing").load_model()
+    Traceback (most recent call last):
+    surefoot.errors.CheckpointError: missing holds no checkpoint
+    """
 
     exit_status = 4
 
 
 class DivergedError(SurefootError):
-    """Too many steps in a row were not finite, the first at `step`; `seen` (JSON) and `text` say what was seen in it."""
+    """Too many steps in a row were not finite, the first at `step`; `seen` (JSON) and `text` say what was seen in it.
+
+    >>> DivergedError("loss not finite", step=412).step
+    412
+    """
 
     exit_status = 5
 
@@ -101,7 +128,11 @@ class DivergedError(SurefootError):
 
 
 class RankLostError(SurefootError):
-    """Another rank of this run died, hangs, or went a way of its own: which one, and how far it was."""
+    """Another rank of this run died, hangs, or went a way of its own: which one, and how far it was.
+
+    >>> RankLostError.exit_status
+    7
+    """
 
     exit_status = 7
 

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from surefoot.diagnose.finding import Finding
-    from surefoot.export.export import Exported, Layout, Weights
+    from surefoot.export.export import ExportResult, Layout, Weights
     from surefoot.recipes.program import Program
     from surefoot.replay.replay import Replay
     from surefoot.report.headline import State
     from surefoot.report.series import ReportedRun
     from surefoot.run.run import Run
-    from surefoot.tracking.panels import Panels
+    from surefoot.tracking.panels_file import Panels
     from surefoot.tracking.record import Record
     from surefoot.verify.verdict import Verdict
     from surefoot.verify.verify import Steps, Watching
@@ -186,7 +186,7 @@ class SavedRun:
         layout: Layout = "native",
         max_file: str = "5 GB",
         model: str = "model",
-    ) -> Exported:
+    ) -> ExportResult:
         """Write the weights of a checkpoint as safetensors that other libraries load; one tensor at a time is in memory.
 
         `checkpoint` is "newest" (the newest intact one), "best", or a step. "auto" weights are the averaged ones if the run

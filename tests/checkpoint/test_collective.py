@@ -15,9 +15,10 @@ from torch import nn
 
 from rank_processes import forks, on_ranks
 from sharded_saves import of_rank, whole
-from surefoot.checkpoint import Store, Writer
+from surefoot.checkpoint import Store
 from surefoot.checkpoint.init_weights import load_initial_weights
 from surefoot.checkpoint.manifest import bounds
+from surefoot.checkpoint.writer import Writer
 from surefoot.distributed.world import World, joined
 from surefoot.errors import CheckpointError
 
@@ -166,7 +167,7 @@ def test_a_rank_killed_while_it_writes_leaves_the_older_checkpoint_and_the_next_
 
     class Killing:
         def __getattr__(self, name: str) -> Any:
-            from surefoot.checkpoint import Disk
+            from surefoot.checkpoint.filesystem import Disk
 
             return getattr(Disk(), name)
 

@@ -53,22 +53,22 @@ def test_a_model_that_transformers_saved_gives_its_logits(tmp_path: Path) -> Non
 
 def test_a_model_of_ours_gives_its_logits_in_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: nothing to compare with")
-    sf.checkpoint.save_gpt2(gpt(), tmp_path / "ours", end=None)
+    sf.checkpoint.save_gpt2(gpt(), tmp_path / "ours", eos_id=None)
     there = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "ours").eval()
     assert_close(there(TOKENS).logits, gpt()(TOKENS), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("end", [None, 0, 7])
-def test_the_end_of_a_text_is_that_of_the_tokenizer(end: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("eos_id", [None, 0, 7])
+def test_the_end_of_a_text_is_that_of_the_tokenizer(eos_id: int | None, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: nothing to compare with")
-    sf.checkpoint.save_gpt2(gpt(), tmp_path, end=end)
+    sf.checkpoint.save_gpt2(gpt(), tmp_path, eos_id=eos_id)
     there = transformers.AutoConfig.from_pretrained(tmp_path)
-    assert (there.bos_token_id, there.eos_token_id) == (end, end)
+    assert (there.bos_token_id, there.eos_token_id) == (eos_id, eos_id)
 
 
 def test_an_end_that_is_no_token_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(sf.CheckpointError, match="end = 50 is no token of this model, whose vocabulary has 50"):
-        sf.checkpoint.save_gpt2(gpt(), tmp_path, end=50)
+    with pytest.raises(sf.CheckpointError, match="eos_id = 50 is no token of this model, whose vocabulary has 50"):
+        sf.checkpoint.save_gpt2(gpt(), tmp_path, eos_id=50)
 
 
 def test_a_run_starts_from_what_transformers_saved(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_there_and_back_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     again = from_gpt2_layout(to_gpt2_layout(state))
     assert {*again} == {*state}
     assert all(torch.equal(again[name], held) for name, held in state.items())
-    sf.checkpoint.save_gpt2(gpt(), tmp_path, end=None)
+    sf.checkpoint.save_gpt2(gpt(), tmp_path, eos_id=None)
     assert all(torch.equal(sf.checkpoint.load_gpt2(tmp_path).state_dict()[name], held) for name, held in state.items())
 
 
@@ -121,7 +121,7 @@ def test_without_a_config_there_is_a_head_for_64_channels(tmp_path: Path) -> Non
 def test_weights_that_do_not_fit_whole_are_refused_naming_the_sizes(
     here: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
-    sf.checkpoint.save_gpt2(gpt(), tmp_path, end=None)
+    sf.checkpoint.save_gpt2(gpt(), tmp_path, eos_id=None)
     model = GPT(replace(SHAPE, **here))
     before = {name: held.clone() for name, held in model.state_dict().items()}
     with pytest.raises(sf.CheckpointError, match=says) as caught:
@@ -181,7 +181,7 @@ def test_a_head_of_its_own_goes_into_a_model_that_has_one(tmp_path: Path) -> Non
 
 
 def test_what_is_no_gpt2_is_refused(tmp_path: Path) -> None:
-    sf.checkpoint.save_gpt2(gpt(), tmp_path / "good", end=None)
+    sf.checkpoint.save_gpt2(gpt(), tmp_path / "good", eos_id=None)
     tensors = load_file(tmp_path / "good" / "model.safetensors")
     for name, wrong, says in (
         ("other", {"weight": torch.ones(3)}, "no GPT-2 as transformers names it: it holds weight"),
@@ -206,7 +206,7 @@ def test_what_is_no_gpt2_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_config_of_another_network_is_refused(settings: dict[str, Any], says: str, tmp_path: Path) -> None:
-    sf.checkpoint.save_gpt2(gpt(), tmp_path, end=None)
+    sf.checkpoint.save_gpt2(gpt(), tmp_path, eos_id=None)
     (tmp_path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(sf.CheckpointError, match=says):
         sf.checkpoint.load_gpt2(tmp_path, heads=2)
@@ -215,7 +215,7 @@ def test_a_config_of_another_network_is_refused(settings: dict[str, Any], says: 
 @pytest.mark.parametrize("here", [{"family": "modern"}, {"tie_embeddings": False}])
 def test_a_model_that_transformers_has_no_room_for_is_not_written(here: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(sf.CheckpointError, match="is no GPT-2"):
-        sf.checkpoint.save_gpt2(GPT(replace(SHAPE, **here)), tmp_path / "a", end=None)
+        sf.checkpoint.save_gpt2(GPT(replace(SHAPE, **here)), tmp_path / "a", eos_id=None)
     assert not (tmp_path / "a").exists()
 
 
@@ -225,8 +225,8 @@ def test_the_page_about_evaluation_shows_how_published_weights_are_scored(
     page = Path(__file__).parents[2] / "docs" / "guides" / "evaluating-gpt.md"
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    tokenizer = sf.tokenizers.BPETokenizer.trained(["the cat sat on the mat"], vocab_size=260)
-    sf.checkpoint.save_gpt2(gpt(replace(SHAPE, vocab_size=tokenizer.vocab_size)), "gpt2", end=tokenizer.end)
+    tokenizer = sf.tokenizers.BPETokenizer.train(["the cat sat on the mat"], vocab_size=260)
+    sf.checkpoint.save_gpt2(gpt(replace(SHAPE, vocab_size=tokenizer.vocab_size)), "gpt2", eos_id=tokenizer.eos_id)
     Path("gpt2/tokenizer.json").write_text(tokenizer.to_json())
     Path("hellaswag_val.jsonl").write_text('{"ctx": "the", "endings": ["cat", "cat"], "label": 0}\n')
     exec(code, {})

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from surefoot.checkpoint import Checkpoint, Disk, Store, Writer
+from surefoot.checkpoint import Checkpoint, Store
+from surefoot.checkpoint.filesystem import Disk
+from surefoot.checkpoint.writer import Writer
 from surefoot.errors import CheckpointError, ConfigError
 from waiting import HANG_S
 
@@ -344,7 +346,9 @@ def test_where_no_thread_can_start_the_save_is_made_at_once(tmp_path: Path, monk
 _EXIT = """
 import sys, time, torch
 from pathlib import Path
-from surefoot.checkpoint import Checkpoint, Disk, Store, Writer
+from surefoot.checkpoint import Checkpoint, Store
+from surefoot.checkpoint.filesystem import Disk
+from surefoot.checkpoint.writer import Writer
 class Slow:
     def __getattr__(self, name):
         time.sleep(0.02)

@@ -398,7 +398,7 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
     trials = [trial(search, name, {"optimizer.name": name}) for name in ("adamw", "lion")]
     for each in (plan, replace(search, variants=trials)):
         for name in each.names:
-            described = compare_worker._built(each, here / "out", name).parts.described["optimizer"]
+            described = compare_worker._built(each, here / "out", name).parts.identity["optimizer"]
             assert described["name"] in name
             assert described["lr"] == {"adamw": 0.5, "lion": 1e-3}[described["name"]]
             assert described["weight_decay"] == 0.25
@@ -411,7 +411,7 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
     [
         (["--trials", "3"], "is no search"),
         (["--out", "elsewhere"], "--out is for the start of a comparison"),
-        (["--metric", "min tset/loss"], "these runs score no such split on the way; there are: held-out"),
+        (["--metric", "min tset/loss"], "these runs score no such split on the way; there are: val"),
         (["--metric", "min test/loss"], "these runs score no such split on the way"),
         (["--metric", "min val/lss"], "has no such score; it has: val/loss"),
         (["--baseline", "foo"], "no variant of that name; there are: name=adamw, name=sgd"),
@@ -444,7 +444,7 @@ def test_a_reader_that_has_gone_is_no_error(whole: Path, monkeypatch: pytest.Mon
 def test_a_score_of_no_split_is_not_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["compare", "program.py:build", "--vary", "width=4,8", "--metric", "min tset/loss", "--out", "out"])
-    assert "these runs score no such split on the way; there are: held-out" in capsys.readouterr().err
+    assert "these runs score no such split on the way; there are: val" in capsys.readouterr().err
     plan = planned.read(here / "out")
     assert plan is not None
     assert plan.metric is None
@@ -466,7 +466,7 @@ def test_the_precision_that_was_chosen_is_in_the_settings_of_every_run(here: Pat
     plan = planned_of(program, rest, asked, verb="compare")
     plan = replace(plan, found={"precision": "bf16", "chosen": "1.3 times as fast as fp32"})
     run = compare_worker._built(plan, here / "out", "lr=0.02")
-    assert run.parts.described["precision"] == "bf16"
+    assert run.parts.identity["precision"] == "bf16"
     assert 'precision = "bf16" # auto' in str(run.configuration)
     assert plan.settled == {"precision": "bf16"}
     chooser = InOrder(plan.names, here / "out")

@@ -175,10 +175,10 @@ def test_images_show_the_confusion_that_the_records_have_and_the_largest_losses(
     lines = [json.loads(line) for line in Path("runs/images/metrics.jsonl").read_text().splitlines()]
     last = [line for line in lines if "val/confusion" in line][-1]
     assert [list(row) for row in confusion.counts] == last["val/confusion"]
-    assert len(wrong.pictures) == 16
-    losses = [one.loss for one in wrong.pictures]
+    assert len(wrong.images) == 16
+    losses = [one.loss for one in wrong.images]
     assert losses == sorted(losses, reverse=True)
-    assert all(one.label in "0123456789" for one in wrong.pictures)
+    assert all(one.label in "0123456789" for one in wrong.images)
 
 
 def test_the_example_of_a_run_is_predicted_as_what_was_held_out(
@@ -217,7 +217,7 @@ def test_panels_made_anew_of_the_newest_checkpoint_are_those_that_were_written(t
 
 
 def test_panels_made_anew_are_of_the_best_checkpoint(there: Ended) -> None:
-    watched = sf.checkpoint.Store(Path("runs/images/checkpoints")).at(6).state["watch"]
+    watched = sf.checkpoint.Store(Path("runs/images/checkpoints")).at(6).state["monitor"]
     shown = panels_made_anew("runs/images")
     assert shown is not None
     assert shown.step == watched["step"]

@@ -78,14 +78,14 @@ def test_every_number_of_the_machine_says_where_it_comes_from(capsys: pytest.Cap
     assumed = section(said(capsys, written(), "--world-size", "16", *flags), "assumed")
     origins = [re.findall(r"\[(.*)\]", line)[0] for line in assumed]
     assert origins[:-1] == ["--node-size", "--flops", "--mfu", "--gpu-memory", "--bandwidth"]
-    assert origins[-1].startswith("--node-bandwidth absent: H100")
+    assert origins[-1].startswith("--node-bandwidth default: H100")
     assert "16 GPUs, 4 nodes of 4" in assumed[0]
     assert "400 TFLOP/s" in assumed[1]
     assert "25 GB/s" in assumed[4]
 
 
 def test_a_strategy_that_is_set_in_a_program_is_the_one_computed(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, written("sf.fsdp(replicas=4, reshard=False)"), "--world-size", "16")
+    text = said(capsys, written("sf.fsdp(replicas=4, reshard_after_forward=False)"), "--world-size", "16")
     assert "memory of a GPU, fsdp, 4 replicas, as set" in text
     assert [line.split("  ")[1] for line in section(text, "strategies")[1:]] == [
         "fsdp, 4 replicas, as set",
@@ -131,7 +131,9 @@ def test_one_gpu_sends_nothing_and_has_no_strategies(capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("recipe", ["gpt", "translation"])
 def test_recipes_are_computed_without_data(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "none were read" in said(capsys, recipe, "--world-size", "8", "--fsdp.gather", "bf16", "--parallel", "fsdp")
+    assert "none were read" in said(
+        capsys, recipe, "--world-size", "8", "--fsdp.gather-dtype", "bf16", "--parallel", "fsdp"
+    )
 
 
 def test_an_outline_has_the_model_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:

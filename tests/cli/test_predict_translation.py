@@ -182,4 +182,4 @@ def test_the_recipe_s_help_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "--data.max-source-tokens-tokens" in done.stdout
+    assert "--data.max-source-tokens" in done.stdout

@@ -176,7 +176,7 @@ def test_a_run_that_is_there_keeps_its_micro_batches(tmp_path: Path) -> None:
     state = tmp_path / "checkpoints" / "step-00000004" / "state.json"
     state.parent.mkdir(parents=True)
     held = state_json()
-    held["described"] |= {"batch_size": 64, "micro_batch_size": 16}
+    held["identity"] |= {"batch_size": 64, "micro_batch_size": 16}
     state.write_text(json.dumps(held))
     assert sizes_of(64, None, out=tmp_path) == Sizes(64, 16, begun=True)
     with pytest.raises(ConfigError, match=r"2 or 4 ranks$"):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from surefoot.cli.main import main
-from surefoot.tracking.panels import ConfusionMatrix, Panels
+from surefoot.tracking.panels import ConfusionMatrix
+from surefoot.tracking.panels_file import Panels
 from written_runs import falling, written
 
 

@@ -697,7 +697,7 @@ def test_while_it_trains_nothing_is_said_of_its_end() -> None:
 def test_a_finding_as_json_has_its_numbers() -> None:
     finding = findings(history(train(flat)))[0]
     assert isinstance(finding, Finding)
-    assert finding.as_json()["numbers"]["start"] == pytest.approx(2.3, abs=0.02)
+    assert finding.to_dict()["numbers"]["start"] == pytest.approx(2.3, abs=0.02)
 
 
 _AT_STEP = re.compile(r"(?<!full )at step (\d+(?:,\d{3})*)")

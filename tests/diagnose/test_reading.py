@@ -104,7 +104,7 @@ def test_longer_records_are_advised_only_where_they_are_short(tmp_path: Path) ->
 
 @in_one
 @pytest.mark.parametrize("name", ["config.toml", "environment.json", "checkpoints/step-00000001/state.json"])
-@pytest.mark.parametrize("held", [b"", b"\xff\xfe", b"[", b"[1]", b'{"sessions": 3, "described": 4}', b"a = 1"])
+@pytest.mark.parametrize("held", [b"", b"\xff\xfe", b"[", b"[1]", b'{"sessions": 3, "identity": 4}', b"a = 1"])
 def test_no_damaged_file_of_settings_is_an_error(name: str, held: bytes, tmp_path: Path) -> None:
     run = run_in(tmp_path / "run", train())
     (run / name).parent.mkdir(parents=True, exist_ok=True)

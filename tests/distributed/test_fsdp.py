@@ -27,8 +27,8 @@ def test_rows_of_gradients_and_the_norm_are_those_of_a_plain_model(ranks: Ranks,
 
 @pytest.mark.slow
 def test_so_they_are_with_every_setting(ranks: Ranks) -> None:
-    settings: list[dict[str, Any]] = [{"synchronise": "last"}, {"reshard": False}, {"offload": True}]
-    settings += [{"unused": True}, {"replicas": 2}, {"void": True}]
+    settings: list[dict[str, Any]] = [{"sync": "last"}, {"reshard_after_forward": False}, {"cpu_offload": True}]
+    settings += [{"find_unused_parameters": True}, {"replicas": 2}, {"void": True}]
     for setting, found in zip(settings, ranks.each(2, sharded_models.differences, settings, kind="gpt"), strict=True):
         assert max(map(max, found)) < 1e-12, setting
 

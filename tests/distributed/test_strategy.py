@@ -26,16 +26,16 @@ def test_auto_is_ddp_among_several_and_fsdp_alone_adds_up_with_every_micro_batch
     kind: Any, ranks: int, meant: tuple[str, str]
 ) -> None:
     found = strategy_for(kind, ranks=ranks)
-    assert (found.kind, found.synchronise) == meant
+    assert (found.kind, found.sync) == meant
 
 
 OTHER: dict[str, Any] = {
-    "synchronise": "every",
-    "unused": True,
+    "sync": "every",
+    "find_unused_parameters": True,
     "blocks": ("head",),
-    "reshard": False,
-    "offload": True,
-    "gather": "bf16",
+    "reshard_after_forward": False,
+    "cpu_offload": True,
+    "gather_dtype": "bf16",
     "replicas": 2,
 }
 
@@ -64,17 +64,17 @@ def test_a_setting_that_a_strategy_has_no_use_for_is_refused(kind: Any, name: st
 
 
 def test_an_argument_of_ddp_is_refused_under_fsdp() -> None:
-    with pytest.raises(sf.ConfigError, match=r"ddp\.unused = True is for ddp, and parallel is fsdp\n"):
-        strategy_of("fsdp", ddp=DDPSettings(unused=True), fsdp=FSDPSettings())
+    with pytest.raises(sf.ConfigError, match=r"ddp\.find_unused_parameters = True is for ddp, and parallel is fsdp\n"):
+        strategy_of("fsdp", ddp=DDPSettings(find_unused_parameters=True), fsdp=FSDPSettings())
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(sf.ConfigError) as refused:
-        Strategy(kind="dpd", synchronise="never", gather="fp8", replicas=0)  # type: ignore[arg-type]
+        Strategy(kind="dpd", sync="never", gather_dtype="fp8", replicas=0)  # type: ignore[arg-type]
     assert [line.split(" = ")[0] for line in str(refused.value).splitlines()[:4]] == [
         "parallel",
-        "synchronise",
-        "gather",
+        "sync",
+        "gather_dtype",
         "replicas",
     ]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from surefoot.errors import ConfigError, DataError, DivergedError
-from surefoot.generate.beam import BEGIN, END, Hypothesis, beam_search, penalty, searched
+from surefoot.generate.beam import BEGIN, END, Hypothesis, beam_search, penalty
 from surefoot.models.seq2seq import Seq2Seq
 from surefoot.models.seq2seq_layers import Seq2SeqConfig
 
@@ -80,7 +80,7 @@ def greedy(model: Seq2Seq, source: list[int], most: int) -> list[int]:
 @pytest.mark.parametrize("kind", ["undecided", "endless"])
 def test_a_beam_of_1_is_greedy_search(kind: str, undecided: Seq2Seq) -> None:
     model, rows = undecided if kind == "undecided" else seq2seq(), sources(6)
-    found = searched(model, rows, beam_size=1)
+    found = beam_search(model, rows, beam_size=1)
     assert [one.tokens for one in found] == [greedy(model, row, 2 * len(row) + 10) for row in rows]
     at_the_end = [len(one.tokens) == 2 * len(row) + 10 for one, row in zip(found, rows, strict=True)]
     assert all(at_the_end) if kind == "endless" else sum(at_the_end) < 3
@@ -94,7 +94,7 @@ def test_a_wide_beam_finds_the_best_of_all_targets(alpha: float, seed: int) -> N
         every = [[*row, END] for size in range(most) for row in itertools.product(range(3, 6), repeat=size)]
         scored = {tuple(one): log_probability(model, source, one) / penalty(len(one), alpha) for one in every}
         best = max(scored, key=lambda one: scored[one])
-        found = searched(model, [source], beam_size=200, length_penalty=alpha, most=lambda _: most)[0]
+        found = beam_search(model, [source], beam_size=200, length_penalty=alpha, max_new_tokens_fn=lambda _: most)[0]
         assert [*found.tokens, END] == [*best]
         assert found.score == pytest.approx(scored[best], rel=1e-12)
 
@@ -124,7 +124,7 @@ def plain_search(model: Seq2Seq, source: list[int], *, beam_size: int, alpha: fl
 )
 def test_it_is_the_search_that_lists_would_make(beam_size: int, alpha: float, undecided: Seq2Seq) -> None:
     rows = sources(3)
-    found = searched(undecided, rows, beam_size=beam_size, length_penalty=alpha, most=lambda _: 7)
+    found = beam_search(undecided, rows, beam_size=beam_size, length_penalty=alpha, max_new_tokens_fn=lambda _: 7)
     expected = [plain_search(undecided, row, beam_size=beam_size, alpha=alpha, most=7) for row in rows]
     assert [one.tokens for one in found] == expected
 
@@ -132,15 +132,17 @@ def test_it_is_the_search_that_lists_would_make(beam_size: int, alpha: float, un
 @pytest.mark.parametrize("batch_size", [3, 20])
 def test_a_target_does_not_depend_on_what_else_is_searched(batch_size: int, undecided: Seq2Seq) -> None:
     rows = sources(20)
-    together = searched(undecided, rows, beam_size=4, batch_size=batch_size)
-    alone = [searched(undecided, [row], beam_size=4)[0] for row in rows]
+    together = beam_search(undecided, rows, beam_size=4, batch_size=batch_size)
+    alone = [beam_search(undecided, [row], beam_size=4)[0] for row in rows]
     assert [one.tokens for one in together] == [one.tokens for one in alone]
     assert [one.score for one in together] == pytest.approx([one.score for one in alone], rel=1e-10)
     assert len({len(one.tokens) for one in together}) > 3  # they do end at different times
 
 
 def test_the_score_is_the_log_probability_over_the_penalty(undecided: Seq2Seq) -> None:
-    for row, found in zip(sources(12), searched(undecided, sources(12), beam_size=3, length_penalty=0.8), strict=True):
+    for row, found in zip(
+        sources(12), beam_search(undecided, sources(12), beam_size=3, length_penalty=0.8), strict=True
+    ):
         whole = [*found.tokens, *([END] if len(found.tokens) < 2 * len(row) + 10 else [])]
         expected = log_probability(undecided, row, whole) / penalty(len(whole), 0.8)
         assert found.score == pytest.approx(expected, rel=1e-10)
@@ -148,7 +150,7 @@ def test_the_score_is_the_log_probability_over_the_penalty(undecided: Seq2Seq) -
 
 def test_a_larger_length_penalty_gives_longer_targets(undecided: Seq2Seq) -> None:
     lengths = [
-        sum(len(one.tokens) for one in searched(undecided, sources(30), beam_size=4, length_penalty=alpha))
+        sum(len(one.tokens) for one in beam_search(undecided, sources(30), beam_size=4, length_penalty=alpha))
         for alpha in (0.0, 1.0, 3.0)
     ]
     assert lengths == sorted(lengths)
@@ -157,9 +159,9 @@ def test_a_larger_length_penalty_gives_longer_targets(undecided: Seq2Seq) -> Non
 
 def test_no_target_is_longer_than_it_may_be() -> None:
     model = seq2seq(std=0.05)  # which hardly ever ends
-    found = searched(model, sources(9), beam_size=3, most=lambda tokens: tokens + 1)
+    found = beam_search(model, sources(9), beam_size=3, max_new_tokens_fn=lambda tokens: tokens + 1)
     assert all(len(one.tokens) <= len(row) + 1 for one, row in zip(found, sources(9), strict=True))
-    long = searched(model, [[*[5] * 38, END]], beam_size=1)[0]
+    long = beam_search(model, [[*[5] * 38, END]], beam_size=1)[0]
     assert len(long.tokens) <= model.shape.context
 
 
@@ -167,18 +169,18 @@ def test_padding_and_begin_are_never_said() -> None:
     model = seq2seq()
     with torch.no_grad():
         model.embedding.weight[0] = model.embedding.weight[1] = 9.0
-    assert all(token >= 3 for one in searched(model, sources(9), beam_size=4) for token in one.tokens)
+    assert all(token >= 3 for one in beam_search(model, sources(9), beam_size=4) for token in one.tokens)
 
 
 def test_modes_and_generators_are_left_as_they_were() -> None:
     model = seq2seq().train()
     model.encoder.eval()
     before = torch.get_rng_state()
-    first = searched(model, sources(3), beam_size=2)
+    first = beam_search(model, sources(3), beam_size=2)
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training
     assert not model.encoder.training
-    assert searched(model.eval(), sources(3), beam_size=2) == first
+    assert beam_search(model.eval(), sources(3), beam_size=2) == first
 
 
 @pytest.mark.parametrize(
@@ -193,18 +195,17 @@ def test_modes_and_generators_are_left_as_they_were() -> None:
 )
 def test_settings_that_cannot_be_are_refused(changes: dict[str, float], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        searched(seq2seq(), sources(2), **changes)  # type: ignore[arg-type]
+        beam_search(seq2seq(), sources(2), **changes)  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_searched_is_told() -> None:
     with pytest.raises(DataError, match="source 1 has no token"):
-        searched(seq2seq(), [[5, END], []])
+        beam_search(seq2seq(), [[5, END], []])
     model = seq2seq()
     model.head.weight.data.fill_(math.inf)
     with pytest.raises(DivergedError, match="not finite"):
-        searched(model, sources(2))
-    assert searched(seq2seq(), []) == []
-    assert beam_search(seq2seq(), torch.zeros(0, 3, dtype=torch.long)) == []
+        beam_search(model, sources(2))
+    assert beam_search(seq2seq(), []) == []
 
 
 def test_a_hypothesis_is_tokens_and_score() -> None:

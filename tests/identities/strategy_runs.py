@@ -100,7 +100,7 @@ def trained_as_chosen(*, really: bool, **changes: Any) -> dict[str, Any]:
         run = trained(compile="auto", **changes)
     finally:
         world_runs.built = built
-    return run | {"compiled": found[-1].parts.described["compile"], "called": Through.calls}
+    return run | {"compiled": found[-1].parts.identity["compile"], "called": Through.calls}
 
 
 def of_each_optimizer(names: list[str], **changes: Any) -> dict[str, Any]:
@@ -193,7 +193,9 @@ def with_unused(**changes: Any) -> dict[str, Any]:
 
 def of_gathered_halves() -> dict[str, Any]:
     """Weights that travel and are computed with in bfloat16, beside those that are not; of a model with batch statistics."""
-    plain, halved = (_run(parallel=sf.fsdp(gather=form), steps=4, ema=None, double=False) for form in ("fp32", "bf16"))
+    plain, halved = (
+        _run(parallel=sf.fsdp(gather_dtype=form), steps=4, ema=None, double=False) for form in ("fp32", "bf16")
+    )
     for run in (plain, halved):
         run.train()
     return {"plain": world_runs.weights(plain), "halved": world_runs.weights(halved)}

@@ -55,8 +55,8 @@ CASES: dict[str, dict[str, Any]] = {
     **{f"scored-{samples}": {"function": "scored", "samples": samples} for samples in (1, 3, 24, 37)},
     "sam": {"function": "of_example", "name": "sam"},
     "gan": {"function": "of_example", "name": "gan"},
-    "sometimes": {"function": "of_two_models_with", "sometimes": True, "strategy": {"unused": True}},
-    "every": {"function": "of_two_models_with", "sometimes": False, "strategy": {"synchronise": "every"}},
+    "sometimes": {"function": "of_two_models_with", "sometimes": True, "strategy": {"find_unused_parameters": True}},
+    "every": {"function": "of_two_models_with", "sometimes": False, "strategy": {"sync": "every"}},
 }
 SLOW = {"adamw-8", "sgd-4", "sgd-8", "translation", "images"}
 CameTo = Callable[[int, str], list[Any]]
@@ -194,7 +194,7 @@ def test_of_several_models_one_may_be_used_on_some_ranks_only_where_that_is_allo
 
 def test_gradients_of_several_models_are_added_up_once_a_step(came_to: CameTo) -> None:
     for said in came_to(2, "every"):
-        assert said.startswith("synchronise = every: gradients of several models (first, second) are added up once")
+        assert said.startswith("sync = every: gradients of several models (first, second) are added up once")
 
 
 @pytest.mark.slow

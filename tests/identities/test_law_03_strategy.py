@@ -49,11 +49,11 @@ def test_in_float64_twenty_sharded_steps_are_those_of_one_process(ranks: Ranks, 
 
 OF_TWO: list[dict[str, Any]] = [
     {"sharding": {}},
-    {"sharding": {"reshard": False, "synchronise": "last", "offload": True}},
+    {"sharding": {"reshard_after_forward": False, "sync": "last", "cpu_offload": True}},
 ]
 OTHERS_OF_TWO: list[dict[str, Any]] = [
     {"sharding": {"replicas": 2}},
-    {"sharding": {"blocks": ["blocks", "kernel"], "unused": True}},
+    {"sharding": {"blocks": ["blocks", "kernel"], "find_unused_parameters": True}},
     {"parallel": "ddp"},
 ]
 
@@ -65,7 +65,7 @@ OTHERS_OF_TWO: list[dict[str, Any]] = [
         (1, [{"sharding": {}}]),
         (2, OF_TWO),
         (2, OTHERS_OF_TWO),
-        (4, [{"sharding": {"replicas": 2, "synchronise": "last"}}]),
+        (4, [{"sharding": {"replicas": 2, "sync": "last"}}]),
     ],
     ids=["one", "two", "two-others", "four"],
 )
@@ -158,7 +158,7 @@ def test_ranks_may_use_whole_weights_as_often_as_each_likes_between_steps(ranks:
 @pytest.mark.parametrize("when", ["last", "every"])
 def test_what_no_rank_uses_in_a_step_does_not_move_in_it(ranks: Ranks, when: str) -> None:
     (alone,) = ranks(1, strategy_runs.with_unused)
-    for together in ranks(2, strategy_runs.with_unused, sharding={"unused": True, "synchronise": when}):
+    for together in ranks(2, strategy_runs.with_unused, sharding={"find_unused_parameters": True, "sync": when}):
         assert largest(together, alone) < 1e-9
 
 

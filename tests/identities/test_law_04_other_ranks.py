@@ -22,7 +22,8 @@ from torch import Tensor, nn
 import surefoot as sf
 from rank_processes import forks, on_ranks
 from small_runs import FEATURES, Augmented, build
-from surefoot.checkpoint import Disk, Store
+from surefoot.checkpoint import Store
+from surefoot.checkpoint.filesystem import Disk
 from surefoot.tracking.jsonl import records
 
 pytestmark = forks

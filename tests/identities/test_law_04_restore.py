@@ -53,9 +53,7 @@ def what_is_saved(run: sf.Run) -> dict[str, Any]:
     packed = run.parts.packed()
     tensors = {f"{file}: {name}": tensor for file in packed.files for name, tensor in packed.tensors(file).items()}
     plain = {
-        key: value
-        for key, value in packed.state.items()
-        if key not in ("clock", "machine", "described", "fingerprints")
+        key: value for key, value in packed.state.items() if key not in ("clock", "machine", "identity", "fingerprints")
     }
     return tensors | {"plain": json.dumps(plain, sort_keys=True)}
 

@@ -26,7 +26,10 @@ import torch
 
 from in_one import in_one
 from medium import NEEDS_ROOM, Faulty, Killed, Medium, failing, killed, killed_for_real
-from surefoot.checkpoint import Checkpoint, Damage, Disk, Store, verify
+from surefoot.checkpoint import Checkpoint, Store
+from surefoot.checkpoint.filesystem import Disk
+from surefoot.checkpoint.format import Damage
+from surefoot.checkpoint.reader import verify
 from surefoot.errors import CheckpointError
 from waiting import wait_until
 

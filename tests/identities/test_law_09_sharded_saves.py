@@ -19,8 +19,10 @@ import torch
 
 from medium import NEEDS_ROOM, Faulty, Killed, Medium, failing, killed
 from sharded_saves import Messages, of_rank, save_by_turns, whole
-from surefoot.checkpoint import Checkpoint, Disk, Store, Writer, opened, verify
-from surefoot.checkpoint.writer import Board, save_leading
+from surefoot.checkpoint import Checkpoint, Store
+from surefoot.checkpoint.filesystem import Disk
+from surefoot.checkpoint.reader import opened, verify
+from surefoot.checkpoint.writer import Board, Writer, save_leading
 from surefoot.errors import CheckpointError
 
 ROOT = Path("/runs/a/checkpoints")

@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from in_one import in_one
-from surefoot.checkpoint import Checkpoint, DamageError, Store, read, read_manifest, verify, write
+from surefoot.checkpoint import Checkpoint, Store
+from surefoot.checkpoint.format import DamageError, write
+from surefoot.checkpoint.reader import read, read_manifest, verify
 from surefoot.cli.main import main
 from surefoot.data.text.shards import TokenShards, write_shards
 from surefoot.errors import DataError

@@ -55,7 +55,7 @@ def choices(**changes: Any) -> dict[str, Any]:
     }
     run = sf.Run(**(arguments | changes))
     with run:
-        return {name: run.parts.described.get(name) for name in ("precision", "channels_last", "compile")}
+        return {name: run.parts.identity.get(name) for name in ("precision", "channels_last", "compile")}
 
 
 def gain_by_table(

@@ -174,7 +174,7 @@ def called(*, function: str, **arguments: Any) -> Any:
 
 
 def trained_with(*, strategy: Any = None, **changes: Any) -> dict[str, Any]:
-    return trained(**changes, **({} if strategy is None else {"parallel": sf.ddp(synchronise=strategy)}))
+    return trained(**changes, **({} if strategy is None else {"parallel": sf.ddp(sync=strategy)}))
 
 
 def with_few_targets(*, counts_itself: bool = False) -> dict[str, Any]:

@@ -318,4 +318,4 @@ def test_a_few_steps_learn_to_count():
         optimizer.zero_grad()
         cross_entropy(model(counting[:, :-1]), counting[:, 1:]).value.backward()
         optimizer.step()
-    assert sample(model, [4], count=30, context=16, temperature=0) == [(4 + place) % 10 for place in range(31)]
+    assert sample(model, [4], max_new_tokens=30, context=16, temperature=0) == [(4 + place) % 10 for place in range(31)]

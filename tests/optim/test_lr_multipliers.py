@@ -86,7 +86,7 @@ def test_a_model_without_blocks_is_told_what_to_do():
             self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 3)
 
     with pytest.raises(sf.ConfigError, match=r"no depth in Flat.*\n.*first, second\n.*sf\.optim\.LRMultipliers"):
-        run_of(model=Flat, optimizer=sf.optim.sgd(0.1, rates=sf.optim.layer_decay(0.5)))
+        run_of(model=Flat, optimizer=sf.optim.sgd(0.1, lr_multipliers=sf.optim.layer_decay(0.5)))
 
 
 # --- width scaling ---------------------------------------------------------------------------------------------------
@@ -142,7 +142,9 @@ def hidden_change(width, *, base_width=None, steps=4):
         batch_size=64,
         length=f"{steps} steps",
         optimizer=sf.optim.adamw(
-            0.02, weight_decay=0.0, rates=[] if base_width is None else sf.optim.width_scaling(base_width=base_width)
+            0.02,
+            weight_decay=0.0,
+            lr_multipliers=[] if base_width is None else sf.optim.width_scaling(base_width=base_width),
         ),
     )
     net = run.state.models["model"]
@@ -175,7 +177,7 @@ def test_the_modern_gpt_does_what_else_width_scaling_takes():
             train_data=(tokens,),
             batch_size=16,
             length="6 steps",
-            optimizer=sf.optim.adamw(0.01, weight_decay=0.0, rates=rates),
+            optimizer=sf.optim.adamw(0.01, weight_decay=0.0, lr_multipliers=rates),
         )
         model, stream = run.state.models["model"], []
         model.norm.register_forward_hook(lambda module, inputs, output: stream.append(inputs[0].detach()))
@@ -195,12 +197,12 @@ def test_the_modern_gpt_does_what_else_width_scaling_takes():
 @pytest.mark.parametrize("model", [lambda: nn.Linear(8, 3), lambda: nn.Sequential(nn.Embedding(8, 3), nn.LayerNorm(3))])
 def test_a_model_without_hidden_width_is_refused(model):
     with pytest.raises(sf.ConfigError, match="has no hidden width"):
-        run_of(model=model, optimizer=sf.optim.adamw(0.1, rates=sf.optim.width_scaling(base_width=8)))
+        run_of(model=model, optimizer=sf.optim.adamw(0.1, lr_multipliers=sf.optim.width_scaling(base_width=8)))
 
 
 def test_width_scaling_is_refused_for_optimizers_with_other_factors():
     with pytest.raises(sf.ConfigError, match=r"base_width = 8 does not fit sgd"):
-        sf.optim.sgd(0.1, rates=sf.optim.width_scaling(base_width=8))
+        sf.optim.sgd(0.1, lr_multipliers=sf.optim.width_scaling(base_width=8))
 
 
 # --- exact factors ---------------------------------------------------------------------------------------------------
@@ -208,10 +210,10 @@ def test_width_scaling_is_refused_for_optimizers_with_other_factors():
 
 def test_an_update_of_sgd_is_scaled_by_exactly_the_factor():
     """Factors and rate are powers of two, so nothing is rounded: the change with them is the change without, times them."""
-    rates = [sf.optim.layer_decay(0.5), sf.optim.LRMultipliers(lambda model: {"0.bias": 4.0}, described={"mine": 4})]
+    rates = [sf.optim.layer_decay(0.5), sf.optim.LRMultipliers(lambda model: {"0.bias": 4.0}, identity={"mine": 4})]
     changes = []
     for given in ((), rates):
-        run = run_of(length="1 steps", optimizer=sf.optim.sgd(0.25, rates=given))
+        run = run_of(length="1 steps", optimizer=sf.optim.sgd(0.25, lr_multipliers=given))
         before = weights(run)
         for held in run.state.models["model"].parameters():
             held.grad = torch.ones_like(held)
@@ -243,7 +245,7 @@ def test_groups_of_one_decay_and_rate_are_one_and_the_base_rate_comes_first():
 
 def test_the_schedule_multiplies_every_rate_and_the_record_has_the_base_one(tmp_path):
     run = run_of(
-        optimizer=sf.optim.adamw(0.5, rates=sf.optim.layer_decay(0.5)),
+        optimizer=sf.optim.adamw(0.5, lr_multipliers=sf.optim.layer_decay(0.5)),
         schedule=sf.schedules.cosine("2 steps"),
         run_dir=tmp_path / "run",
         log_every="1 steps",
@@ -263,7 +265,7 @@ def test_the_schedule_multiplies_every_rate_and_the_record_has_the_base_one(tmp_
 def test_every_optimizer_has_the_rates_of_parts_of_the_model(name):
     run = run_of(
         model=lambda: mlp(layers=4),
-        optimizer=named(name, lr=0.5, rates=[sf.optim.layer_decay(0.5), sf.optim.frozen("0.bias")]),
+        optimizer=named(name, lr=0.5, lr_multipliers=[sf.optim.layer_decay(0.5), sf.optim.frozen("0.bias")]),
     )
     names = {held: title for title, held in run.state.models["model"].named_parameters()}
     found = {
@@ -281,7 +283,7 @@ def test_every_optimizer_has_the_rates_of_parts_of_the_model(name):
 
 @pytest.mark.parametrize("optimizer", [sf.optim.adamw, sf.optim.sgd])
 def test_a_frozen_parameter_never_changes_a_bit_and_has_no_state(optimizer):
-    run = run_of(optimizer=optimizer(0.1, weight_decay=0.5, rates=sf.optim.frozen("0.*", "*.bias")), ema=0.9)
+    run = run_of(optimizer=optimizer(0.1, weight_decay=0.5, lr_multipliers=sf.optim.frozen("0.*", "*.bias")), ema=0.9)
     before = weights(run)
     run.train()
     after = weights(run)
@@ -301,13 +303,13 @@ def test_freezing_one_name_of_a_tied_parameter_freezes_it():
 
 def test_a_pattern_that_fits_nothing_is_told_what_there_is():
     with pytest.raises(sf.ConfigError) as told:
-        run_of(optimizer=sf.optim.sgd(0.1, rates=sf.optim.frozen("0.*", "encoder.*")))
+        run_of(optimizer=sf.optim.sgd(0.1, lr_multipliers=sf.optim.frozen("0.*", "encoder.*")))
     assert str(told.value) == ("frozen: no parameter of Sequential is called 'encoder.*'\n  there are: 0.*, 2.*, 4.*")
 
 
 def test_all_frozen_is_nothing_to_train():
     with pytest.raises(sf.ConfigError, match="nothing to train"):
-        run_of(optimizer=sf.optim.sgd(0.1, rates=sf.optim.frozen("*")))
+        run_of(optimizer=sf.optim.sgd(0.1, lr_multipliers=sf.optim.frozen("*")))
 
 
 @pytest.mark.parametrize(
@@ -315,7 +317,7 @@ def test_all_frozen_is_nothing_to_train():
 )
 def test_weights_to_start_from_are_those_of_the_average_too_where_they_are_frozen(optimizer, ema, tmp_path):
     run_of(run_dir=tmp_path / "first", seed=1).train()
-    run = run_of(init_from=tmp_path / "first", optimizer=optimizer(0.1, rates=sf.optim.frozen("0.*")), ema=ema)
+    run = run_of(init_from=tmp_path / "first", optimizer=optimizer(0.1, lr_multipliers=sf.optim.frozen("0.*")), ema=ema)
     with run:
         start = weights(run)
         twin = dict(run.parts.scoring.models()["model"].named_parameters())
@@ -342,18 +344,18 @@ def test_weights_to_start_from_are_those_of_the_average_too_where_they_are_froze
         (sf.optim.frozen, "frozen = "),
         (lambda: sf.optim.frozen(""), "frozen = "),
         (
-            lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"5.weight": 1.0}, described={})]),
+            lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"5.weight": 1.0}, identity={})]),
             "'5.weight' is no parameter",
         ),
         (
-            lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"0.weight": -1.0}, described={})]),
+            lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"0.weight": -1.0}, identity={})]),
             "-1.0 for 0.weight is no factor",
         ),
         (
-            lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"0.weight": math.inf}, described={})]),
+            lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"0.weight": math.inf}, identity={})]),
             "inf for 0.weight",
         ),
-        (lambda: sf.optim.adamw(0.1, rates=0.5), "rates = 0.5"),
+        (lambda: sf.optim.adamw(0.1, lr_multipliers=0.5), "lr_multipliers = 0.5"),
     ],
 )
 def test_values_that_cannot_be_are_refused(wrong, message):
@@ -364,7 +366,10 @@ def test_values_that_cannot_be_are_refused(wrong, message):
 def test_a_resume_with_rates_is_bit_equal_and_one_with_others_is_refused(tmp_path):
     def build(run_dir, rates, **changes):
         return run_of(
-            optimizer=sf.optim.adamw(0.05, rates=rates), run_dir=tmp_path / run_dir, save_every="100 steps", **changes
+            optimizer=sf.optim.adamw(0.05, lr_multipliers=rates),
+            run_dir=tmp_path / run_dir,
+            save_every="100 steps",
+            **changes,
         )
 
     rates = [sf.optim.layer_decay(0.5), sf.optim.frozen("0.bias")]
@@ -381,8 +386,8 @@ def test_a_resume_with_rates_is_bit_equal_and_one_with_others_is_refused(tmp_pat
 
 def test_a_rule_of_ones_own_that_changed_is_seen_at_resume(tmp_path):
     def build(factor, **changes):
-        rates = sf.optim.LRMultipliers(lambda _: {"0.weight": factor}, described={"mine": "slower"})
-        return run_of(optimizer=sf.optim.adamw(0.05, rates=rates), run_dir=tmp_path / "run", **changes)
+        rates = sf.optim.LRMultipliers(lambda _: {"0.weight": factor}, identity={"mine": "slower"})
+        return run_of(optimizer=sf.optim.adamw(0.05, lr_multipliers=rates), run_dir=tmp_path / "run", **changes)
 
     build(0.5, stop_after="4 steps").train()
     with pytest.raises(sf.CheckpointError, match=r"optimizer\.learning_rates was"):
@@ -391,12 +396,12 @@ def test_a_rule_of_ones_own_that_changed_is_seen_at_resume(tmp_path):
 
 def test_settings_of_a_recipe_make_the_same_specification():
     config = Optimizer(lr=0.1, layer_decay=0.75, base_width=64, frozen=("embedding.*",))
-    assert config.spec().described()["rates"] == [
+    assert config.spec().to_dict()["lr_multipliers"] == [
         {"layer_decay": 0.75},
         {"base_width": 64},
         {"frozen": ["embedding.*"]},
     ]
-    assert "rates" not in Optimizer(lr=0.1).spec().described()
+    assert "lr_multipliers" not in Optimizer(lr=0.1).spec().to_dict()
 
 
 def test_everything_wrong_with_them_is_told_at_once():
@@ -412,7 +417,9 @@ def test_everything_wrong_with_them_is_told_at_once():
 
 def test_plan_shows_the_rate_of_each_group_and_what_is_frozen():
     run = run_of(
-        optimizer=sf.optim.adamw(0.1, weight_decay=0.1, rates=[sf.optim.layer_decay(0.5), sf.optim.frozen("0.bias")])
+        optimizer=sf.optim.adamw(
+            0.1, weight_decay=0.1, lr_multipliers=[sf.optim.layer_decay(0.5), sf.optim.frozen("0.bias")]
+        )
     )
     text = "\n".join(str(section) for section in summary.sections(run.parts))
     assert "group 0: 1 tensor, 48 numbers, lr 0.1, weight decay 0.1: 4.weight" in text

@@ -161,7 +161,7 @@ def test_each_group_has_its_own_decay():
 
 
 def test_described_is_json_and_names_every_number():
-    assert adamw(0.1).described() == {
+    assert adamw(0.1).to_dict() == {
         "name": "adamw",
         "lr": 0.1,
         "weight_decay": 0.01,

@@ -23,7 +23,7 @@ from surefoot.optim.skip_step import skipping
 SAMPLES, BATCH, STEPS = 32, 8, 8
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "adamw": lambda: sf.optim.adamw(1e-2, weight_decay=0.1),
-    "layer decay": lambda: sf.optim.adamw(1e-2, weight_decay=0.1, rates=sf.optim.layer_decay(0.5)),
+    "layer decay": lambda: sf.optim.adamw(1e-2, weight_decay=0.1, lr_multipliers=sf.optim.layer_decay(0.5)),
     "sgd": lambda: sf.optim.sgd(1e-2, momentum=0.9, weight_decay=0.1),
     "lion": lambda: sf.optim.lion(1e-3, weight_decay=0.1),
     "adafactor": lambda: sf.optim.adafactor(1e-2, weight_decay=0.1),
@@ -112,7 +112,7 @@ def everything(run_dir: Path) -> dict[str, Any]:
         for file, named in contents.files.items()
         for name, held in named.items()
     }
-    return tensors | {key: contents.state.get(key) for key in ("groups", "trainable", "optimizer", "evaluating")}
+    return tensors | {key: contents.state.get(key) for key in ("param_groups", "trainable", "optimizer", "eval_mode")}
 
 
 def assert_equal_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -564,7 +564,7 @@ def other_groups(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     ("run", "body", "says"),
     [
         (
-            lambda: build(model=Net, optimizer=sf.optim.adamw(1e-2, rates=sf.optim.frozen("head.*"))),
+            lambda: build(model=Net, optimizer=sf.optim.adamw(1e-2, lr_multipliers=sf.optim.frozen("head.*"))),
             frozen_by_rates,
             "requires_grad of head.weight is True now, and the optimizer's rates freeze it: it would get gradients",
         ),

@@ -345,7 +345,7 @@ def test_time_spent_is_counted_on_after_a_resume(tmp_path: Path) -> None:
     train(build(tmp_path / "run", length="8 steps"))
     after = Store(tmp_path / "run" / "checkpoints").at(8).state
     assert float(after["clock"]["total_s"]["training"]) > float(state["clock"]["total_s"]["training"]) > 0
-    assert after["kept"] != state["kept"]
+    assert after["user_state"] != state["user_state"]
 
 
 def test_other_data_to_score_are_noted_and_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

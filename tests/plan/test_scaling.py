@@ -144,16 +144,18 @@ def one_step(*, kind: str, micro_batches: int, settings: dict[str, Any]) -> dict
         replicas = settings.get("replicas", 1)
         shape = (replicas, world.size // replicas) if replicas > 1 else (world.size,)
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
-        narrow = settings.get("gather") == "bf16"
+        narrow = settings.get("gather_dtype") == "bf16"
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if narrow else MixedPrecisionPolicy()
         for block in blocks_of(model).values():
-            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=settings.get("reshard", True))
+            fully_shard(
+                block, mesh=mesh, mp_policy=policy, reshard_after_forward=settings.get("reshard_after_forward", True)
+            )
         fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     optimizer = torch.optim.AdamW(model.parameters())
     batch = torch.randint(37, (ROWS, CONTEXT)), torch.randint(37, (ROWS, CONTEXT))
 
     def pass_over(*, last: bool) -> None:
-        together = last or settings.get("synchronise") == "every"
+        together = last or settings.get("sync") == "every"
         if kind == "ddp":
             wrapped.require_backward_grad_sync = together
         else:
@@ -179,15 +181,15 @@ def one_step(*, kind: str, micro_batches: int, settings: dict[str, Any]) -> dict
 CASES: dict[int, list[tuple[Any, int, dict[str, Any]]]] = {
     2: [
         ("ddp", 1, {}),
-        ("ddp", 2, {"synchronise": "last"}),
-        ("ddp", 2, {"synchronise": "every"}),
-        ("fsdp", 1, {"synchronise": "every"}),
-        ("fsdp", 2, {"synchronise": "last"}),
-        ("fsdp", 2, {"synchronise": "every"}),
-        ("fsdp", 1, {"reshard": False}),
-        ("fsdp", 1, {"gather": "bf16"}),
+        ("ddp", 2, {"sync": "last"}),
+        ("ddp", 2, {"sync": "every"}),
+        ("fsdp", 1, {"sync": "every"}),
+        ("fsdp", 2, {"sync": "last"}),
+        ("fsdp", 2, {"sync": "every"}),
+        ("fsdp", 1, {"reshard_after_forward": False}),
+        ("fsdp", 1, {"gather_dtype": "bf16"}),
     ],
-    4: [("fsdp", 2, {"synchronise": "every"}), ("fsdp", 1, {"replicas": 2})],
+    4: [("fsdp", 2, {"sync": "every"}), ("fsdp", 1, {"replicas": 2})],
 }
 
 
@@ -208,7 +210,9 @@ def test_ranks_hold_and_send_what_was_computed(size: int, ranks: Ranks) -> None:
         assert [rank["sent"] for rank in case] == [sent] * size, spread
 
 
-@pytest.mark.parametrize("settings", [{}, {"reshard": False}, {"synchronise": "every"}, {"gather": "bf16"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"reshard_after_forward": False}, {"sync": "every"}, {"gather_dtype": "bf16"}]
+)
 def test_more_ranks_never_need_more_memory(settings: dict[str, Any]) -> None:
     work = work_of(optimizer=sf.optim.muon(1e-3), ema=0.9)
     totals = [held_bytes(work, Spread("fsdp", world, **settings)) for world in range(1, 80)]
@@ -223,22 +227,22 @@ def held_bytes(work: Workload, spread: Spread) -> int:
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_each_way_to_save_memory_saves_some(micro_batches: int) -> None:
-    work, plain = work_of(), Spread("fsdp", 6, synchronise="every")
+    work, plain = work_of(), Spread("fsdp", 6, sync="every")
 
     def total(spread: Spread) -> int:
         return cluster.memory(work, spread, micro_batches=micro_batches).total
 
-    assert total(plain) < total(replace(plain, reshard=False))
+    assert total(plain) < total(replace(plain, reshard_after_forward=False))
     assert total(plain) < total(replace(plain, replicas=2)) < total(replace(plain, replicas=3))
-    assert total(replace(plain, gather="bf16")) < total(plain)
-    assert total(replace(plain, offload=True)) < total(plain)
-    assert (total(plain) < total(replace(plain, synchronise="last"))) == (micro_batches > 1)
+    assert total(replace(plain, gather_dtype="bf16")) < total(plain)
+    assert total(replace(plain, cpu_offload=True)) < total(plain)
+    assert (total(plain) < total(replace(plain, sync="last"))) == (micro_batches > 1)
 
 
 def test_what_is_offloaded_is_in_the_hosts_memory() -> None:
     work, plain = work_of(ema=0.9), Spread("fsdp", 2)
     there = cluster.memory(work, plain, micro_batches=1)
-    away = cluster.memory(work, replace(plain, offload=True), micro_batches=1)
+    away = cluster.memory(work, replace(plain, cpu_offload=True), micro_batches=1)
     assert away.host == there.parameters + there.gradients + there.optimizer + there.averages
     assert away.parameters + away.gradients + away.optimizer + away.averages == 0
 
@@ -258,7 +262,7 @@ MACHINE = Machine(1e12, 0.5, 10**9, bandwidth=1e9, node_bandwidth=1e10, node_siz
 
 SPREADS = [
     Spread("ddp", 16),
-    Spread("ddp", 16, synchronise="every"),
+    Spread("ddp", 16, sync="every"),
     *(Spread("fsdp", 16, replicas, reshard, "every") for reshard in (True, False) for replicas in (1, 4)),
 ]
 

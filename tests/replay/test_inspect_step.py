@@ -264,7 +264,7 @@ def test_a_fault_that_batch_statistics_spread_is_traced_to_its_sample() -> None:
 def test_json_holds_what_is_not_finite_as_null_with_its_name() -> None:
     config = Config(fault="sample")
     run = faulty_runs.build(config)
-    plain = look(after(run, faulty_runs.first_step_of(config)[0])).plain()
+    plain = look(after(run, faulty_runs.first_step_of(config)[0])).to_dict()
     text = json.dumps(plain, allow_nan=False)
     assert json.loads(text)["nonfinite"] == {"loss": "nan", "norm": "nan"}
 

@@ -13,7 +13,8 @@ from pages import Elements, titles
 from surefoot.errors import ConfigError
 from surefoot.report.page import MOST_BYTES
 from surefoot.report.write import page_of, write_page
-from surefoot.tracking.panels import Example, Examples, Panels, TextHeatmap
+from surefoot.tracking.panels import Example, Examples, TextHeatmap
+from surefoot.tracking.panels_file import Panels
 from written_runs import HOSTILE, falling, layers, scores, train, written
 
 CONFIG = """absent = ["ema"]

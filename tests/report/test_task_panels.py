@@ -19,12 +19,12 @@ from torch import nn
 
 import surefoot as sf
 
-BPE = sf.tokenizers.BPETokenizer.trained(["the cät sat on 日本 mats, the cät ran 🐈 off"] * 9, vocab_size=300)
+BPE = sf.tokenizers.BPETokenizer.train(["the cät sat on 日本 mats, the cät ran 🐈 off"] * 9, vocab_size=300)
 TOKENIZERS: list[Any] = [sf.tokenizers.ByteTokenizer(), BPE]
 
 
 def tinted(tokens: list[int], tokenizer: Any) -> sf.report.TextHeatmap:
-    return sf.report.tinted_by_loss("", tokens, [1.0] * (len(tokens) - 1), tokenizer=tokenizer)
+    return sf.report.TextHeatmap.from_losses("", tokens, [1.0] * (len(tokens) - 1), tokenizer=tokenizer)
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=("Cs",)), min_size=1), st.sampled_from(TOKENIZERS))
@@ -45,29 +45,33 @@ def test_any_bytes_and_ends_give_the_text_that_decoding_gives(tokens: list[int])
 
 def test_a_character_of_three_bytes_is_one_piece_with_the_sum_of_its_losses() -> None:
     tokens = sf.tokenizers.ByteTokenizer().encode("a日b").tolist()
-    found = sf.report.tinted_by_loss("", tokens, [0.5, 0.25, 0.125, 4.0], tokenizer=sf.tokenizers.ByteTokenizer())
+    found = sf.report.TextHeatmap.from_losses(
+        "", tokens, [0.5, 0.25, 0.125, 4.0], tokenizer=sf.tokenizers.ByteTokenizer()
+    )
     assert found.pieces == (("a", None), ("日", 0.875), ("b", 4.0))
 
 
 def test_the_end_of_a_document_has_no_text_and_its_loss_counts_for_none() -> None:
-    found = sf.report.tinted_by_loss("", [97, 256, 98], [9.0, 1.0], tokenizer=sf.tokenizers.ByteTokenizer())
+    found = sf.report.TextHeatmap.from_losses("", [97, 256, 98], [9.0, 1.0], tokenizer=sf.tokenizers.ByteTokenizer())
     assert found.pieces == (("a", None), ("b", 1.0))
 
 
 def test_a_loss_that_is_no_number_has_none_and_a_negative_zero_is_zero() -> None:
-    found = sf.report.tinted_by_loss("", [97, 98, 99], [float("nan"), -0.0], tokenizer=sf.tokenizers.ByteTokenizer())
+    found = sf.report.TextHeatmap.from_losses(
+        "", [97, 98, 99], [float("nan"), -0.0], tokenizer=sf.tokenizers.ByteTokenizer()
+    )
     assert found.pieces == (("a", None), ("b", None), ("c", 0.0))
 
 
 def test_losses_of_another_number_are_refused() -> None:
     with pytest.raises(sf.ConfigError, match="2 tokens and 2 losses"):
-        sf.report.tinted_by_loss("", [97, 98], [1.0, 2.0], tokenizer=sf.tokenizers.ByteTokenizer())
+        sf.report.TextHeatmap.from_losses("", [97, 98], [1.0, 2.0], tokenizer=sf.tokenizers.ByteTokenizer())
 
 
 @given(st.lists(st.floats(0, 100), max_size=40), st.integers(1, 6))
 def test_the_best_are_the_best_and_the_worst_the_worst_and_none_is_shown_twice(scores: list[float], each: int) -> None:
     said = [(str(place), "", "", score) for place, score in enumerate(scores)]
-    shown = sf.report.examples_by_score("", "", said, each=each).examples
+    shown = sf.report.Examples.best_and_worst("", "", said, each=each).examples
     assert len({one.source for one in shown}) == len(shown) == min(len(said), 3 * each)
     best, worst, drawn = (
         [float(one.score or 0) for one in shown if one.group == group] for group in ("best", "worst", "random")
@@ -79,13 +83,15 @@ def test_the_best_are_the_best_and_the_worst_the_worst_and_none_is_shown_twice(s
 
 def test_the_random_ones_are_the_same_each_time() -> None:
     said = [(str(place), "", "", float(place)) for place in range(30)]
-    assert sf.report.examples_by_score("", "", said) == sf.report.examples_by_score("", "", said)
+    assert sf.report.Examples.best_and_worst("", "", said) == sf.report.Examples.best_and_worst("", "", said)
 
 
 def test_of_many_classes_those_with_most_mistakes_are_shown_and_nothing_is_lost() -> None:
     counts = np.random.default_rng(0).integers(0, 9, (50, 50)) + 100 * np.eye(50, dtype=int)
     counts[7, 9] = 1000
-    panel = sf.report.confusion_panel("", counts.tolist(), classes=[f"class {place}" for place in range(50)])
+    panel = sf.report.ConfusionMatrix.from_counts(
+        "", counts.tolist(), classes=[f"class {place}" for place in range(50)]
+    )
     assert len(panel.classes) == 30
     assert panel.classes[-1] == "21 others"
     assert panel.counts[panel.classes.index("class 7")][panel.classes.index("class 9")] == 1000
@@ -94,7 +100,7 @@ def test_of_many_classes_those_with_most_mistakes_are_shown_and_nothing_is_lost(
 
 def test_a_matrix_for_other_classes_is_refused() -> None:
     with pytest.raises(sf.ConfigError, match=r"shape \(1, 1\) for 2 classes"):
-        sf.report.confusion_panel("", [[1]], classes=("a", "b"))
+        sf.report.ConfusionMatrix.from_counts("", [[1]], classes=("a", "b"))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -130,7 +136,7 @@ def pictures(samples: int = 90) -> tuple[torch.Tensor, torch.Tensor]:
 @torch.no_grad()
 def test_confusion_and_losses_are_those_of_the_scores() -> None:
     images, labels = pictures()
-    confusion, wrong = sf.report.classification_panels(Guessing(), (images, labels), classes="abcd", pictures=7)
+    confusion, wrong = sf.report.classification_panels(Guessing(), (images, labels), classes="abcd", images=7)
     report = sf.metrics.ClassificationReport("abcd")
     metrics = report.whole(*report.per_batch(Guessing()(images), labels))
     assert isinstance(confusion, sf.report.ConfusionMatrix)
@@ -139,29 +145,29 @@ def test_confusion_and_losses_are_those_of_the_scores() -> None:
     logits = images.flatten(1)[:, :4]
     losses = F.cross_entropy(logits, labels, reduction="none")
     worst = losses.argsort(descending=True)[:7]
-    assert [one.loss for one in wrong.pictures] == pytest.approx(losses[worst].tolist())
-    assert [one.label for one in wrong.pictures] == ["abcd"[label] for label in labels[worst].tolist()]
-    assert [one.guess for one in wrong.pictures] == ["abcd"[guess] for guess in logits[worst].argmax(1).tolist()]
+    assert [one.loss for one in wrong.images] == pytest.approx(losses[worst].tolist())
+    assert [one.label for one in wrong.images] == ["abcd"[label] for label in labels[worst].tolist()]
+    assert [one.guess for one in wrong.images] == ["abcd"[guess] for guess in logits[worst].argmax(1).tolist()]
     chances = logits[worst].softmax(dim=1)
-    assert [one.probability for one in wrong.pictures] == pytest.approx(chances.amax(1).tolist())
+    assert [one.probability for one in wrong.images] == pytest.approx(chances.amax(1).tolist())
     right = chances.gather(1, labels[worst, None])[:, 0]
-    assert [one.label_probability for one in wrong.pictures] == pytest.approx(right.tolist())
-    assert [one.png for one in wrong.pictures] == [sf.report.encode_png(images[place]) for place in worst.tolist()]
+    assert [one.label_probability for one in wrong.images] == pytest.approx(right.tolist())
+    assert [one.png for one in wrong.images] == [sf.report.encode_png(images[place]) for place in worst.tolist()]
 
 
 @torch.no_grad()
 def test_a_logit_that_is_no_number_is_the_worst_and_is_shown_without_one() -> None:
     images, labels = pictures(10)
     images[3] = math.nan
-    _, wrong = sf.report.classification_panels(Guessing(), (images, labels), classes="abcd", pictures=2)
+    _, wrong = sf.report.classification_panels(Guessing(), (images, labels), classes="abcd", images=2)
     assert isinstance(wrong, sf.report.ImageGrid)
-    assert wrong.pictures[0].loss is None
-    assert wrong.pictures[1].loss is not None
+    assert wrong.images[0].loss is None
+    assert wrong.images[1].loss is not None
 
 
 @torch.no_grad()
 def test_inputs_that_are_no_pictures_have_a_matrix_alone() -> None:
-    (only,) = sf.report.classification_panels(nn.Identity(), (torch.eye(3), torch.arange(3)), classes="abc", pictures=0)
+    (only,) = sf.report.classification_panels(nn.Identity(), (torch.eye(3), torch.arange(3)), classes="abc", images=0)
     assert isinstance(only, sf.report.ConfusionMatrix)
     assert only.counts == ((1, 0, 0), (0, 1, 0), (0, 0, 1))
 
@@ -171,7 +177,7 @@ def test_of_a_large_data_set_samples_from_everywhere_are_looked_at(monkeypatch: 
     monkeypatch.setattr("surefoot.report.task_panels._SAMPLES", 50)
     labels = torch.arange(400) // 100  # sorted, as files of class folders are
     data = F.one_hot(labels, 4).float(), labels
-    (only,) = sf.report.classification_panels(nn.Identity(), data, classes="abcd", pictures=0)
+    (only,) = sf.report.classification_panels(nn.Identity(), data, classes="abcd", images=0)
     assert isinstance(only, sf.report.ConfusionMatrix)
     assert sum(map(sum, only.counts)) == 50
     assert all(abs(one - other) <= 1 for one, other in pairwise(sum(row) for row in only.counts))

@@ -371,7 +371,7 @@ def test_values_of_the_users_own_are_shown_on_the_console(capsys: pytest.Capture
     with build(None, console=True, length="3 steps") as run:
         for step in run:
             step.log(warmth=step.index)
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("step=3/3 loss"))
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("step=3/3 train/loss"))
     assert " warmth=1 " in line
 
 

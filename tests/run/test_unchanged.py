@@ -64,7 +64,7 @@ def everything(run: sf.Run) -> dict[str, Any]:
         "modes": [[part.training for part in model.modules()] for model in models],
         "step": state.step,
         "statistics": (state.buffers.passes, state.buffers.before, state.buffers.changes),
-        "precision": (whole.precision.name, whole.precision.open, whole.precision.tensors(), run.parts.described),
+        "precision": (whole.precision.name, whole.precision.open, whole.precision.tensors(), run.parts.identity),
         "meter": (whole.meter.table(), whole.meter.logged_table()),
         "bad steps": whole.meter.skipped_in_a_row,
         "phases": (whole.clock.phase, whole.clock.window_s, whole.clock.total_s),

@@ -594,15 +594,15 @@ def test_a_schedule_that_does_not_fit_its_run_is_refused(schedule, message):
 @in_one
 @pytest.mark.parametrize("schedule", [*(make() for make in MAKERS.values()), join(constant(), linear())])
 def test_what_is_written_down_is_json_without_what_is_absent(schedule):
-    described = schedule.described()
+    described = schedule.to_dict()
 
     assert json.loads(json.dumps(described)) == described
     assert "None" not in repr(described)
-    assert described != constant(9).described()
+    assert described != constant(9).to_dict()
 
 
 def test_a_resolved_schedule_is_written_down_with_its_defaults():
-    assert Schedule("multistep").resolved(length()).described() == {
+    assert Schedule("multistep").resolved(length()).to_dict() == {
         "shape": "multistep",
         "warmup": 0,
         "milestones": [20, 30],

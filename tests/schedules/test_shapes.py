@@ -13,7 +13,7 @@ import torch
 
 import small_runs
 import surefoot as sf
-from surefoot.cli.compare import schedules
+from surefoot.cli.plan_schedules import schedules
 from surefoot.config.durations import Length
 from surefoot.recipes.optimizer_settings import Schedule as Flags
 from surefoot.schedules.curves import SHAPES, Factors, Fall, Shape
@@ -77,7 +77,7 @@ SHAPES["late"] = Shape({"warmup": 0}, lambda at: lambda step: 1.0)
 from surefoot.config.tree import layered
 from surefoot.recipes.images.config import Config
 config, _ = layered(Config, [("flag", {"schedule.name": "late"})])
-print(config.schedule.spec().described())
+print(config.schedule.spec().to_dict())
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 

@@ -24,7 +24,7 @@ def test_bytes_give_back_every_text(text):
 
 @given(st.text(min_size=1))
 def test_characters_give_back_every_text_they_were_made_from(text):
-    tokenizer = CharacterTokenizer.of(text)
+    tokenizer = CharacterTokenizer.from_text(text)
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert len(ids) == len(text)
@@ -33,7 +33,7 @@ def test_characters_give_back_every_text_they_were_made_from(text):
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_a_tokenizer_from_json_is_the_same(text):
-    for tokenizer in (CharacterTokenizer.of(text), ByteTokenizer(), BPETokenizer.trained([text], vocab_size=260)):
+    for tokenizer in (CharacterTokenizer.from_text(text), ByteTokenizer(), BPETokenizer.train([text], vocab_size=260)):
         again = from_json(tokenizer.to_json())
         assert type(again) is type(tokenizer) is type(type(tokenizer).from_json(tokenizer.to_json()))
         assert again.to_json() == tokenizer.to_json()
@@ -105,7 +105,7 @@ def test_a_description_of_another_kind_is_refused():
 # --- byte pairs --------------------------------------------------------------------------------------------------------
 
 TEXT = "the cat sat on the mat, the rat sat on the cat; caf\u00e9 \U0001f600\n" * 5
-BPE = BPETokenizer.trained([TEXT], vocab_size=270)
+BPE = BPETokenizer.train([TEXT], vocab_size=270)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
@@ -121,7 +121,7 @@ def test_byte_pairs_are_fewer_than_bytes_on_the_text_they_were_made_from():
 
 
 def test_the_same_text_gives_the_same_byte_pairs():
-    assert BPETokenizer.trained(iter([TEXT]), vocab_size=270).to_json() == BPE.to_json()
+    assert BPETokenizer.train(iter([TEXT]), vocab_size=270).to_json() == BPE.to_json()
 
 
 def test_many_texts_are_encoded_as_each_alone():
@@ -130,14 +130,14 @@ def test_many_texts_are_encoded_as_each_alone():
 
 
 def test_a_text_that_looks_like_the_end_of_a_document_is_text():
-    assert BPE.end not in BPE.encode("<|endoftext|>")
+    assert BPE.eos_id not in BPE.encode("<|endoftext|>")
     assert BPE.decode(BPE.encode("<|endoftext|>")) == "<|endoftext|>"
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, ByteTokenizer()], ids=["byte pairs", "bytes"])
 def test_the_end_of_a_document_is_no_text(tokenizer):
-    assert tokenizer.decode([tokenizer.end, *tokenizer.encode("a"), tokenizer.end]) == "a"
-    assert tokenizer.byte_counts[tokenizer.end] == 0
+    assert tokenizer.decode([tokenizer.eos_id, *tokenizer.encode("a"), tokenizer.eos_id]) == "a"
+    assert tokenizer.byte_counts[tokenizer.eos_id] == 0
 
 
 def test_a_token_added_as_it_is_counts_its_bytes():
@@ -248,20 +248,20 @@ def test_the_end_of_a_document_of_gpt2_s_files_is_no_text_either(tmp_path):
     (tmp_path / "encoder.json").write_text(json.dumps(vocabulary))
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\n")
     tokenizer = load(tmp_path)
-    assert tokenizer.end is not None
-    assert tokenizer.byte_counts[tokenizer.end] == 0
+    assert tokenizer.eos_id is not None
+    assert tokenizer.byte_counts[tokenizer.eos_id] == 0
     assert tokenizer.byte_counts[tokenizer.encode(TEXT)].sum() == len(TEXT.encode())
 
 
 def test_bytes_of_characters_are_those_of_utf8():
-    tokenizer = CharacterTokenizer.of(TEXT)
+    tokenizer = CharacterTokenizer.from_text(TEXT)
     assert tokenizer.byte_counts[tokenizer.encode(TEXT)].sum() == len(TEXT.encode())
 
 
 @needs("gpt2-bpe")
 def test_gpt2_s_files_give_gpt2_s_tokens(tmp_path):
     tokenizer = BPETokenizer.load(DATA / "gpt2-bpe")
-    assert (tokenizer.vocab_size, tokenizer.end) == (50257, 50256)
+    assert (tokenizer.vocab_size, tokenizer.eos_id) == (50257, 50256)
     assert tokenizer.encode("Hello world, it's").tolist() == [15496, 995, 11, 340, 338]
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
     assert BPETokenizer.load(tmp_path / "tokenizer.json").encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
@@ -288,4 +288,4 @@ def test_what_is_no_tokenizer_is_named(content, tmp_path):
 
 def test_too_few_byte_pairs_are_refused():
     with pytest.raises(DataError, match="vocab_size = 256"):
-        BPETokenizer.trained([TEXT], vocab_size=256)
+        BPETokenizer.train([TEXT], vocab_size=256)

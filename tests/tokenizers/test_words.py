@@ -11,7 +11,7 @@ from surefoot.tokenizers.bpe import END, BPETokenizer, splits_into_words, tokens
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 TEXT = "it's we'll they've I'm he'd don't you're 12 dogs, 3.5 cats;  and\n\n\tdef f(x):\r\n        return 'so' + \"s\"  \x1c\x0b\x00 end\n"
-TOKENIZER = BPETokenizer.trained([TEXT * 3], vocab_size=330)
+TOKENIZER = BPETokenizer.train([TEXT * 3], vocab_size=330)
 
 
 @given(

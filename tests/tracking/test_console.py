@@ -70,7 +70,7 @@ def test_a_line_has_what_was_skipped_the_users_values_and_the_time_left() -> Non
     (line,) = lines(record, at=(0.0,))
     assert line == (
         "step=10/100 train/loss=2.5 train/loss_applied=2.25"
-        " skipped=2 lr=0.001 norm=0.5 targets_per_s=51234 warmth=3 left=3m12s"
+        " skipped=2 lr=0.001 grad_norm=0.5 targets_per_s=51234 warmth=3 left=3m12s"
     )
 
 
@@ -154,4 +154,4 @@ def test_an_epoch_has_one_line_with_its_scores_if_it_was_evaluated(is_evaluated:
     if is_evaluated:
         console.write({"kind": "eval", "step": 20, "val/loss": 0.75})
     scores = " val/loss=0.75" if is_evaluated else ""
-    assert stream.getvalue() == f"epoch=2/3 step=20/30 loss=0.5{scores} time=1m05s\n"
+    assert stream.getvalue() == f"epoch=2/3 step=20/30 train/loss=0.5{scores} time=1m05s\n"

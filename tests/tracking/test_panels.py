@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import surefoot as sf
 from in_one import in_one
-from surefoot.tracking.panels import Panel, written
-from surefoot.tracking.panels_file import MOST_BYTES, fitting, panels_from_json
+from surefoot.tracking.panels import Panel
+from surefoot.tracking.panels_file import MOST_BYTES, fitting, panels_from_json, written
 
 PNG = sf.report.encode_png(torch.full((1, 4, 4), 0.5))
 OF_EACH_KIND: tuple[Panel, ...] = (
@@ -29,7 +29,7 @@ OF_EACH_KIND: tuple[Panel, ...] = (
     sf.report.Curves(title="ends", legend="nats", curves={"loss": ((0, 2.0), (10, None))}),
     sf.report.ConfusionMatrix(title="taken for", classes=("cat", "dog"), counts=((3, 1), (0, 4))),
     sf.report.ImageGrid(
-        title="wrong", pictures=(sf.report.Image(png=PNG, label="cat", guess="dog", probability=0.9, loss=3.0),)
+        title="wrong", images=(sf.report.Image(png=PNG, label="cat", guess="dog", probability=0.9, loss=3.0),)
     ),
 )
 
@@ -88,7 +88,7 @@ def header(wide: int, high: int) -> str:
 )
 def test_a_picture_that_is_no_small_png_is_refused(png: Any, why: str) -> None:
     with pytest.raises(sf.ConfigError, match=why):
-        sf.report.ImageGrid(title="wrong", pictures=(sf.report.Image(png=png),))
+        sf.report.ImageGrid(title="wrong", images=(sf.report.Image(png=png),))
 
 
 def test_a_matrix_that_is_not_square_is_refused() -> None:
@@ -102,20 +102,20 @@ HOSTILE = [
     "",
     "[]",
     "nul",
-    '{"format_version": 1, "step": 3}',
-    '{"format_version": 2, "step": 3, "panels": []}',
-    '{"format_version": 1, "step": true, "panels": []}',
-    '{"format_version": 1, "step": 3, "panels": [], "code": "import os"}',
-    '{"format_version": 1, "step": 3, "panels": 5}',
-    '{"format_version": 1, "step": 3, "panels": [{"kind": "html", "text": "<script>"}]}',
-    '{"format_version": 1, "step": 3, "panels": [{"kind": ["tinted-text"]}]}',
-    '{"format_version": 1, "step": 3, "panels": [{"kind": "tinted-text", "title": "t", "__class__": "os.system"}]}',
-    '{"format_version": 1, "step": 3, "panels": [{"kind": "tinted-text", "title": "t", "legend": "", "unit": "nats", "pieces": "ab"}]}',
-    '{"format_version": 1, "step": 3, "panels": [{"kind": "tinted-text", "title": "t", "legend": "", "unit": "nats",'
+    '{"format_version": 2, "step": 3}',
+    '{"format_version": 1, "step": 3, "panels": []}',
+    '{"format_version": 2, "step": true, "panels": []}',
+    '{"format_version": 2, "step": 3, "panels": [], "code": "import os"}',
+    '{"format_version": 2, "step": 3, "panels": 5}',
+    '{"format_version": 2, "step": 3, "panels": [{"kind": "html", "text": "<script>"}]}',
+    '{"format_version": 2, "step": 3, "panels": [{"kind": ["text-heatmap"]}]}',
+    '{"format_version": 2, "step": 3, "panels": [{"kind": "text-heatmap", "title": "t", "__class__": "os.system"}]}',
+    '{"format_version": 2, "step": 3, "panels": [{"kind": "text-heatmap", "title": "t", "legend": "", "unit": "nats", "pieces": "ab"}]}',
+    '{"format_version": 2, "step": 3, "panels": [{"kind": "text-heatmap", "title": "t", "legend": "", "unit": "nats",'
     ' "pieces": [["a", 1' + "0" * 400 + "]]}]}",
-    '{"format_version": 1, "step": 3, "panels": [{"kind": "tinted-text", "title": "t", "legend": "", "unit": "nats",'
+    '{"format_version": 2, "step": 3, "panels": [{"kind": "text-heatmap", "title": "t", "legend": "", "unit": "nats",'
     ' "pieces": [["a", NaN]]}]}',
-    '{"format_version": 1, "step": 3, "panels": [{"kind": "curves", "title": "t", "legend": "", "curves": [1]}]}',
+    '{"format_version": 2, "step": 3, "panels": [{"kind": "curves", "title": "t", "legend": "", "curves": [1]}]}',
     "[" * 100_000,
 ]
 

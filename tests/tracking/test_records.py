@@ -205,7 +205,7 @@ def test_what_records_have_of_their_own_is_not_shown_as_the_users(capsys: pytest
     data.inputs[5] = torch.nan
     build(None, train_data=data, splits=None, early_stopping=None, length="8 steps", console=True).train()
     said = capsys.readouterr().out
-    assert "step=8/8 loss" in said
+    assert "step=8/8 train/loss" in said
     assert not any(f"{name}=" in said for name in ("host_memory_bytes", "loss_max", "loss_max_step", "skipped_steps"))
 
 

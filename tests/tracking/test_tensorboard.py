@@ -16,7 +16,7 @@ from torch import nn
 
 import surefoot as sf
 from small_runs import Augmented, build
-from surefoot.tracking.panels import written
+from surefoot.tracking.panels_file import written
 from surefoot.tracking.tensorboard import pictured
 
 COUNTS = ((8, 2), (0, 3))
@@ -27,7 +27,7 @@ def panels(model: nn.Module) -> list[Any]:
     wrong = tuple(sf.report.Image(png=CAT) for _ in range(9))
     return [
         sf.report.ConfusionMatrix(title="taken for", classes=("a cat", "dog"), counts=COUNTS),
-        sf.report.ImageGrid(title="wrong", pictures=wrong),
+        sf.report.ImageGrid(title="wrong", images=wrong),
         sf.report.TextHeatmap(title="text", legend="", unit="nats", pieces=()),
     ]
 
@@ -118,4 +118,4 @@ def test_a_matrix_is_the_darker_the_larger_the_share_of_its_row() -> None:
 
 def test_other_panels_have_no_picture() -> None:
     assert pictured(written(panels(nn.Identity())[2])) is None
-    assert pictured(written(sf.report.ImageGrid(title="none", pictures=()))) is None
+    assert pictured(written(sf.report.ImageGrid(title="none", images=()))) is None

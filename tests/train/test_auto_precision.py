@@ -86,7 +86,7 @@ def test_bf16_is_chosen_where_the_table_has_a_clear_gain(gain: float, chosen: st
     table(row(gain))
     run = built()
     run.train()
-    assert run.parts.whole.precision.name == run.parts.described["precision"] == chosen
+    assert run.parts.whole.precision.name == run.parts.identity["precision"] == chosen
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_the_configuration_of_a_run_holds_what_was_chosen(
         main(typed)
     newest = Store(run_dir / "checkpoints").newest_intact()
     assert newest is not None
-    assert newest[0].state["described"]["precision"] == "bf16"
+    assert newest[0].state["identity"]["precision"] == "bf16"
 
 
 def test_only_settings_that_say_auto_are_replaced() -> None:
@@ -422,7 +422,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_compiled_where_the_table_has_no_gain() -> None:
     run = built(compile="auto")
     run.train()
-    assert run.parts.compiled is run.parts.described["compile"] is False
+    assert run.parts.compiled is run.parts.identity["compile"] is False
 
 
 @pytest.mark.usefixtures("compiling")
@@ -445,7 +445,7 @@ def test_what_the_table_says_of_compiling_stays_with_the_run(tmp_path: Path, mon
         for _ in resumed:
             pass
     assert isinstance(resumed.parts.task.forward, Compiled)
-    assert resumed.parts.described["compile"] is True
+    assert resumed.parts.identity["compile"] is True
     newest = Store(tmp_path / "run" / "checkpoints").newest_intact()
     assert newest is not None
     again = built(compile="auto")

@@ -103,7 +103,7 @@ def test_format_and_layout_are_chosen_together(
     seen = layouts_seen(run)
     run.train()
     assert (run.parts.whole.precision.name, run.parts.layout.channels_last) == chosen
-    assert run.parts.described["channels_last"] == chosen[1]
+    assert run.parts.identity["channels_last"] == chosen[1]
     assert seen == {chosen[1]}  # in training, and where averaged weights are scored
 
 

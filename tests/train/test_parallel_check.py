@@ -304,7 +304,7 @@ def test_parameters_without_a_gradient_are_named_unless_they_are_allowed() -> No
     with pytest.raises(sf.ConfigError, match=r"2 parameters get no gradient.*: spare.weight, spare.bias") as refused:
         check(model, plain)
     assert "requires_grad_(False)" in str(refused.value)
-    assert "unused=True" in str(refused.value)
+    assert "find_unused_parameters=True" in str(refused.value)
     check(model, plain, allow_unused=True)
     model.spare.requires_grad_(False)
     check(model, plain)
@@ -440,7 +440,7 @@ class Dropping(nn.Module):
 
 def which_drops(*, sharding: dict[str, Any]) -> str:
     try:
-        run_of(Dropping, plain, parallel=sf.fsdp(unused=True, **sharding)).train()
+        run_of(Dropping, plain, parallel=sf.fsdp(find_unused_parameters=True, **sharding)).train()
     except sf.ConfigError as refused:
         return str(refused)
     return "trained"

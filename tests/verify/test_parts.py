@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from in_one import in_one
-from surefoot.checkpoint import Checkpoint, Manifest
+from surefoot.checkpoint import Checkpoint
+from surefoot.checkpoint.manifest import Manifest
 from surefoot.replay.replay import pace_s
 from surefoot.verify.compare import judged, numbers, tensor, tensors
 from surefoot.verify.files import Files, StoredStep
@@ -72,7 +73,7 @@ def test_the_pace_of_a_run_is_its_time_over_all_of_its_steps() -> None:
 def checkpoint(step: int, log: Log | None, *, scored: str = "a") -> StoredStep:
     """One whose clock can be compared where it has noted the records."""
     noted = None if log is None else (0, sha256(b"").hexdigest())
-    state = state_json() | {"scored": {"val": {"sha256": scored}}}
+    state = state_json() | {"splits": {"val": {"sha256": scored}}}
     return StoredStep(Path(f"step-{step}"), Manifest(step, {}, noted), Checkpoint(step, {}, state))
 
 

@@ -221,11 +221,11 @@ def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
 
 
 def _other_rate(state: dict[str, Any]) -> None:
-    state["described"]["optimizer"]["lr"] = 0.5
+    state["identity"]["optimizer"]["lr"] = 0.5
 
 
 def _other_best(state: dict[str, Any]) -> None:
-    state["watch"]["value"] = "0.25"
+    state["monitor"]["value"] = "0.25"
 
 
 def _longer(record: dict[str, Any]) -> None:
@@ -298,7 +298,7 @@ def test_other_data_of_a_split_are_named_and_steps_are_made_all_the_same(run: Pa
 
 def test_a_split_whose_data_were_exchanged_in_a_sitting_is_noted_once(run: Path) -> None:
     for step in (4, 8):
-        forged.state_changed(forged.checkpoint(run, step), lambda state: state["scored"]["val"].update(sha256="0"))
+        forged.state_changed(forged.checkpoint(run, step), lambda state: state["splits"]["val"].update(sha256="0"))
     assert checked(run).notes == [
         "split val held other data at step 4 than later: its scores are not comparable with those"
     ]

@@ -1,16 +1,5 @@
 from .average import average_weights as average_weights
-from .average import last_steps as last_steps
-from .filesystem import Disk as Disk
 from .format import Checkpoint as Checkpoint
-from .format import Damage as Damage
-from .format import DamageError as DamageError
-from .format import write as write
 from .gpt2 import load_gpt2 as load_gpt2
 from .gpt2 import save_gpt2 as save_gpt2
-from .manifest import Manifest as Manifest
-from .reader import opened as opened
-from .reader import read as read
-from .reader import read_manifest as read_manifest
-from .reader import verify as verify
 from .store import Store as Store
-from .writer import Writer as Writer

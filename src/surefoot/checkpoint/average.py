@@ -21,6 +21,13 @@ def average_weights(store: Store, count: int) -> Checkpoint:
     Averaged are models and their moving averages, summed in float64; whole numbers, state of a module's own
     (`get_extra_state`) and all else are the newest one's: it is for scoring, and not for going on. Raises `CheckpointError` if
     there are fewer, one is damaged, or they are not of one model, or differ in codes of 8 bits (quantised weights).
+
+    >>> import tempfile, torch
+    >>> store = Store(tempfile.mkdtemp())
+    >>> for step in (1, 2):
+    ...     _ = store.save(Checkpoint(step, {"model": {"weight": torch.full((1,), float(step))}}))
+    >>> average_weights(store, 2).files["model"]["weight"]
+    tensor([1.5000])
     """
     steps = last_steps(store, count)
     if count < 1 or len(steps) < count:

@@ -39,6 +39,10 @@ class Checkpoint:
     `log` is the length in bytes and the SHA-256 of metrics.jsonl at this step. Tensors to be written must be on the host,
     contiguous, share no memory, and not change until they are; `pieces` are this rank's rows of those that lie over several.
     Tensors that were read are whole, in memory or still on disk.
+
+    >>> import torch
+    >>> Checkpoint(step=3, files={"model": {"weight": torch.ones(2)}}).step
+    3
     """
 
     step: int

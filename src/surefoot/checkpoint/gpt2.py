@@ -98,8 +98,8 @@ def _turned(tensor: Tensor, turned: bool) -> Tensor:
     return tensor.t().contiguous() if turned and tensor.ndim == 2 else tensor
 
 
-def gpt2_settings(shape: GPTConfig, *, end: int | None) -> bytes:
-    """The config.json with which transformers builds the same model; `end` is the token between documents."""
+def gpt2_settings(shape: GPTConfig, *, eos_id: int | None) -> bytes:
+    """The config.json with which transformers builds the same model; `eos_id` is the token between documents."""
     settings = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -115,8 +115,8 @@ def gpt2_settings(shape: GPTConfig, *, end: int | None) -> bytes:
         "embd_pdrop": shape.dropout,
         "attn_pdrop": shape.dropout,
         "tie_word_embeddings": True,
-        "bos_token_id": end,
-        "eos_token_id": end,
+        "bos_token_id": eos_id,
+        "eos_token_id": eos_id,
     }
     return (json.dumps(settings, indent=2) + "\n").encode()
 
@@ -145,15 +145,21 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
     return model
 
 
-def save_gpt2(model: GPT, directory: Path | str, *, end: int | None) -> None:
+def save_gpt2(model: GPT, directory: Path | str, *, eos_id: int | None) -> None:
     """Write a model of the family gpt2 as transformers reads it: GPT2LMHeadModel.from_pretrained(directory).
 
-    `end` is the token between documents: `tokenizer.end`, or None. A model that is there already is replaced. Raises
-    `CheckpointError` for another family, a head that is not the embedding, and an `end` outside the vocabulary.
+    `eos_id` is the token between documents: `tokenizer.eos_id`, or None. A model that is there already is replaced. Raises
+    `CheckpointError` for another family, a head that is not the embedding, and an `eos_id` outside the vocabulary.
+
+    >>> import tempfile
+    >>> model = GPT(GPTConfig(layers=1, heads=1, width=8, context=4, vocab_size=10, family="gpt2", tie_embeddings=True))
+    >>> save_gpt2(model, directory := tempfile.mkdtemp(), eos_id=9)
+    >>> load_gpt2(directory).shape == model.shape
+    True
     """
     shape, directory = model.shape, local_path(directory, setting="directory")
-    if end is not None and not 0 <= end < shape.vocab_size:
-        raise CheckpointError(f"end = {end} is no token of this model, whose vocabulary has {shape.vocab_size}")
+    if eos_id is not None and not 0 <= eos_id < shape.vocab_size:
+        raise CheckpointError(f"eos_id = {eos_id} is no token of this model, whose vocabulary has {shape.vocab_size}")
     if shape.family != "gpt2" or not shape.tie_embeddings:
         raise CheckpointError(
             f"a model of the family {shape.family}{'' if shape.tie_embeddings else ' with a head of its own'} is no GPT-2\n"
@@ -163,7 +169,7 @@ def save_gpt2(model: GPT, directory: Path | str, *, end: int | None) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_whole(directory / WEIGHTS, file_of(tensors, {"format": "pt"}))
-        write_whole(directory / SETTINGS, gpt2_settings(shape, end=end))
+        write_whole(directory / SETTINGS, gpt2_settings(shape, eos_id=eos_id))
     except OSError as problem:
         raise CheckpointError(f"cannot write into {directory}: {problem}") from problem
 

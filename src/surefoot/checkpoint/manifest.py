@@ -80,8 +80,8 @@ def _shapes(file: str, held: Any) -> dict[str, tuple[int, ...]]:
     raise ValueError(f"says of the pieces of {file} what cannot be")
 
 
-FORMAT_VERSION = 3
-FORMAT_OF_PIECES = 4  # where tensors lie over several files, which those who read the first would not find
+FORMAT_VERSION = 5
+FORMAT_OF_PIECES = 6  # where tensors lie over several files, which those who read the first would not find
 FORMATS = (FORMAT_VERSION, FORMAT_OF_PIECES)
 MANIFEST, STATE = "manifest.json", "state.json"
 TENSORS = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)\.safetensors")

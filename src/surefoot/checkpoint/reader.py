@@ -196,7 +196,7 @@ def _contents(
 
 def _refuse_untold(state: Mapping[str, Any], manifest: Manifest) -> None:
     """Raise `ValueError` unless the state tells of each model and optimizer whose tensors are there."""
-    tells = {"model": ("aliases", "evaluating"), "optimizer": ("groups", "optimizer")}
+    tells = {"model": ("aliases", "eval_mode"), "optimizer": ("param_groups", "optimizer")}
     for file in manifest.files:
         kind, _, name = logical_name(file.removesuffix(".safetensors")).partition("-")
         for key in tells.get(kind, ()):

@@ -161,9 +161,9 @@ class Seconds(TypedDict):
 class SavedState:
     """state.json of a run's checkpoint, in the order of its keys."""
 
-    described: Annotated[dict[str, Any], Identity]
+    identity: Annotated[dict[str, Any], Identity]
     architecture: dict[str, str]
-    scored: dict[str, dict[str, Any]]
+    splits: dict[str, dict[str, Any]]
     fingerprints: Fingerprints
     evaluation_due: bool
     ended: bool
@@ -173,24 +173,24 @@ class SavedState:
     aliases: dict[str, Mapping[str, str]]
     extra: dict[str, Mapping[str, Nested]]
     optimizer: dict[str, Annotated[Mapping[str, Any], _check_optimizer]]
-    groups: dict[str, Annotated[Mapping[str, Any], _check_groups]]
+    param_groups: dict[str, Annotated[Mapping[str, Any], _check_groups]]
     trainable: Annotated[dict[str, list[str]], Trainable]
-    evaluating: dict[str, list[str]]
-    watch: Watched | None
+    eval_mode: dict[str, list[str]]
+    monitor: Watched | None
     plateau: Lowered | None
     skipped_in_a_row: list[int]
     clock: Seconds
     seen: list[str]
-    kept: dict[str, Nested]
+    user_state: dict[str, Nested]
 
     @property
     def planned_steps(self) -> int:
-        return _planned_steps(self.described["length"])
+        return _planned_steps(self.identity["length"])
 
     @property
     def best_step(self) -> int | None:
         """The step of the best score; None if no score is watched, or none was seen yet."""
-        return None if self.watch is None else self.watch["step"]
+        return None if self.monitor is None else self.monitor["step"]
 
     def to_json(self) -> dict[str, Any]:
         """Return a copy that shares nothing with the live run."""

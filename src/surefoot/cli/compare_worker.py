@@ -77,7 +77,7 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
     if best is None or trained.final is None or split not in run.parts.scoring.splits:
         return {"why": f"{score} was never scored"}
     store, last = Store(run.parts.directory.checkpoints), trained.scores[-1][0]
-    found: dict[str, Any] = {"score": score, "split": run.parts.scored[split]}
+    found: dict[str, Any] = {"score": score, "split": run.parts.split_identity[split]}
     for kind, step, whole in (("final", last, trained.final), ("best", *best)):
         if kind == "best" and step == last:
             found["best"] = found["final"]
@@ -147,7 +147,7 @@ def _built(plan: planned.Planned, directory: Path, name: str) -> Run:
     if "compile" in plan.found:
         compiling.settle(plan.found["compile"])
     choices = {"precision": precision.name, "channels_last": layout.channels_last, "compile": compiling.on}
-    run.parts.described.update(choices)
+    run.parts.identity.update(choices)
     run.configuration = with_choices(to_toml(config, kept, program.described), choices)
     run.parts.scoring.leave_out_end()
     return run

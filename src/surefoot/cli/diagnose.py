@@ -48,7 +48,7 @@ def diagnose(arguments: list[str]) -> None:
             "run": str(run),
             "steps_made": history.step,
             "steps": history.described.steps,
-            "findings": [finding.as_json() for finding in findings],
+            "findings": [finding.to_dict() for finding in findings],
             "healthy": {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Healthy)},
             "unknown": {verdict.name: verdict.message for verdict in all_verdicts if isinstance(verdict, Unknown)},
         }

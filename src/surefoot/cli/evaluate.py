@@ -67,7 +67,8 @@ def evaluate(arguments: list[str]) -> None:
         ["evaluate", *without(arguments, processes.NAMES)], options, config=config, flags=arguments, out=run_path
     )
     chosen = choose_checkpoint(run_path, options.checkpoint)
-    from surefoot.checkpoint import Store, last_steps
+    from surefoot.checkpoint import Store
+    from surefoot.checkpoint.average import last_steps
 
     whose = f"step {chosen.step}{', the best,' * (options.checkpoint == 'best')} of {run_path}"
     key = f"step={chosen.step}"

@@ -37,8 +37,6 @@ class Export(RunOption):
 def export(arguments: list[str]) -> None:
     """Write the weights of a run in another library's layout."""
     options = only_options(Export, arguments, verb="export")
-    from surefoot.memory import in_words
-
     done = SavedRun(find_run(options.run)).export(
         options.out,
         checkpoint=options.checkpoint,
@@ -49,8 +47,4 @@ def export(arguments: list[str]) -> None:
     )
     for damage in done.damaged:
         print(f"warning: {damage}", file=sys.stderr)
-    print(
-        f"written into {done.directory}: the {'averaged' if done.averaged else 'trained'} weights of step {done.step:,}"
-    )
-    for file in done.files:
-        print(f"  {file:<36} {in_words((done.directory / file).stat().st_size):>10}")
+    print(done)

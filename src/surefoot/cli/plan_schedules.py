@@ -69,7 +69,7 @@ def schedules(text: str, length: Length, *, shared: Mapping[str, Any]) -> dict[s
 
     >>> length = Length(steps=100, samples_per_epoch=1, batch_size=1)
     >>> found = schedules("cosine,wsd:cooldown=30%", length, shared={"warmup": "10%", "min_lr_ratio": 0.1})
-    >>> print(found["wsd:cooldown=30%"].described())
+    >>> print(found["wsd:cooldown=30%"].to_dict())
     {'shape': 'wsd', 'warmup': '10%', 'min_lr_ratio': 0.1, 'cooldown': '30%'}
     """
     names = list(SHAPES) if text.strip() == "all" else [name.strip() for name in text.split(",")]

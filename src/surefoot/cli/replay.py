@@ -63,7 +63,7 @@ def replay(arguments: list[str]) -> None:
         page = None if step is None else replayed(run.parts, step, samples=options.samples, say=note, path=path)
     if options.json:
         first = {} if searched is None else {"bisected": searched}
-        text = json.dumps(first | ({} if page is None else page.plain()), allow_nan=False, indent=1)
+        text = json.dumps(first | ({} if page is None else page.to_dict()), allow_nan=False, indent=1)
     else:
         text = "\n".join(str(part) for part in (searched, page) if part is not None)
     Said(None).put(f"{text}\n")

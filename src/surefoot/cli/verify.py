@@ -80,7 +80,7 @@ def verify(arguments: list[str]) -> None:
             for note in vars(problem).pop("__notes__", ()):
                 print(note, file=sys.stderr, flush=True)
             raise
-    print(json.dumps(verdict.as_json(), indent=1) if options.json else str(verdict), flush=True)
+    print(json.dumps(verdict.to_dict(), indent=1) if options.json else str(verdict), flush=True)
     if verdict.exit_status:
         sys.exit(verdict.exit_status)
 

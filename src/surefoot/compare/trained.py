@@ -125,7 +125,7 @@ def refuse_missing_score(score: tuple[Direction, str], record: Record, *, of: Pa
 def watched(files: RunFiles) -> tuple[Direction, str] | None:
     """The score that a run itself decides by; None where it has not begun, or decides by none."""
     state = files.state
-    return None if state is None or state.watch is None else (state.watch["direction"], state.watch["score"])
+    return None if state is None or state.monitor is None else (state.monitor["direction"], state.monitor["score"])
 
 
 def _beginning(path: Path) -> dict[str, Any] | None:
@@ -137,7 +137,7 @@ def _beginning(path: Path) -> dict[str, Any] | None:
         return None
     if state is None:
         return None
-    return {name: state.described.get(name) for name in ("seed", "batch_size", "data", "precision")} | {
+    return {name: state.identity.get(name) for name in ("seed", "batch_size", "data", "precision")} | {
         "weights": [(file, held[1]) for file, held in sorted(files.items()) if file.startswith("model")]
     }
 

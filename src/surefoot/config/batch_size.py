@@ -40,7 +40,7 @@ class Batching:
             )
         return Batching(rows * self.pieces, rows)
 
-    def described(self) -> dict[str, int | str]:
+    def to_dict(self) -> dict[str, int | str]:
         """The settings as they are compared when a run goes on."""
         both = {"batch_size": self.batch_size, "micro_batch_size": self.micro_batch_size}
         return {name: size if self.unit == "samples" else f"{size} tokens" for name, size in both.items()}

@@ -27,7 +27,9 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "warmup_steps num_warmup_steps": ('warmup="{n} steps"', 'schedule=sf.schedules.cosine(warmup="{n} steps")'),
     "warmup_ratio warmup": ('warmup="5%"', 'schedule=sf.schedules.cosine(warmup="5%")'),
     "min_lr eta_min lr_min end_lr": ("min_lr_ratio=0.1", "schedule=sf.schedules.cosine(min_lr_ratio=0.1)"),
-    "scheduler lr_scheduler lr_scheduler_type lr_schedule": ("schedule=sf.schedules.cosine(...)",),
+    "scheduler lr_scheduler lr_scheduler_type lr_schedule": (
+        "schedule=sf.schedules.cosine(...), or of a torch scheduler: sf.schedules.from_scheduler(factory)",
+    ),
     "step_size": ('milestones="every {n} steps"',),
     "cycle_momentum base_momentum max_momentum": ("momentum_range=(0.85, 0.95)",),
     "num_workers dataloader_num_workers": ("workers={}",),
@@ -43,6 +45,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "eval_dataset val_dataset valid_dataset test_dataset val_data eval_data validation_data evaluate val_loader"
     " val_dataloaders": ('splits={"val": sf.Split({})}',),
     "compute_metrics metrics": ('splits={"val": sf.Split(data, metrics=...)}',),
+    "outputs": ("predict={}",),
     "scores metric": ("metrics={}", 'splits={"val": sf.Split(data, metrics=...)}'),
     "collator data_collator": ("collate_fn={}",),
     "loss_fn loss_function criterion objective": ("loss={}",),
@@ -63,7 +66,9 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "strategy": ("parallel={}",),
     "ema_decay": ("ema={}",),
     "patience": ('early_stopping=sf.EarlyStopping("min val/loss", patience={})',),
+    "val_split validation_split test_size held_out_fraction": ("val_fraction={}",),
     "watch": ("monitor={}",),
+    "rates lr_mult param_groups": ("lr_multipliers={}", "optimizer=sf.optim.adamw(lr=..., lr_multipliers={})"),
 }
 _REPLACEMENTS = {word: texts for words, texts in _ELSEWHERE.items() for word in words.split()}
 _NO_KEYWORD = {  # of a run

@@ -15,9 +15,9 @@ KINDS: tuple[Kind, ...] = ("auto", "none", "ddp", "fsdp")
 class DDPSettings:
     """The arguments of `sf.ddp`."""
 
-    synchronise: Literal["auto", "last", "every"] = "auto"
-    """With which micro-batches of a step gradients are added up over ranks. auto: ddp the last; fsdp every, none is held whole."""
-    unused: bool = False
+    sync: Literal["auto", "last", "every"] = "auto"
+    """Micro-batches of a step after which ranks add up their gradients. auto: the last for ddp; every one for fsdp."""
+    find_unused_parameters: bool = False
     """Allow parameters that get no gradient; otherwise they are named at the start."""
 
 
@@ -27,11 +27,11 @@ class FSDPSettings(DDPSettings):
 
     blocks: tuple[str, ...] = ()
     """Modules whose weights are gathered together, by name or class. Default: the model's own repeated blocks."""
-    reshard: bool = True
+    reshard_after_forward: bool = True
     """Let gathered weights go after the forward pass, and gather them again for the backward pass."""
-    offload: bool = False
+    cpu_offload: bool = False
     """Keep weights, gradients and optimizer state on the CPU, and update them there."""
-    gather: Literal["fp32", "bf16"] = "fp32"
+    gather_dtype: Literal["fp32", "bf16"] = "fp32"
     """Format in which weights travel and compute; they are kept in fp32."""
     replicas: int = 1
     """Number of groups of ranks that hold the model each; it is spread within a group alone."""
@@ -47,58 +47,58 @@ class Strategy(FSDPSettings):
         refuse_all(
             {
                 f"parallel = {self.kind!r}: one of {', '.join(KINDS)}": self.kind not in KINDS,
-                f"synchronise = {self.synchronise!r}: auto, last or every": (
-                    self.synchronise not in ("auto", "last", "every")
-                ),
-                f"gather = {self.gather!r}: fp32 or bf16": self.gather not in ("fp32", "bf16"),
+                f"sync = {self.sync!r}: auto, last or every": (self.sync not in ("auto", "last", "every")),
+                f"gather_dtype = {self.gather_dtype!r}: fp32 or bf16": self.gather_dtype not in ("fp32", "bf16"),
                 f"replicas = {self.replicas}: how many groups hold the model each, 1 or more": self.replicas < 1,
             }
         )
 
 
 @known_keywords
-def ddp(*, synchronise: Literal["auto", "last", "every"] = "auto", unused: bool = False) -> Strategy:
-    """Every rank holds the whole model; gradients are added up while the backward pass still runs (Li et al. 2020).
+def ddp(*, sync: Literal["auto", "last", "every"] = "auto", find_unused_parameters: bool = False) -> Strategy:
+    """Every rank holds the whole model; gradients are summed while the backward pass still runs (Li et al. 2020).
 
-    `synchronise`: with the "last" micro-batch of a step, as "auto" does, or with "every" one. `unused`: parameters that get no
-    gradient are allowed; without it they are named at the start. https://arxiv.org/abs/2006.15704
+    `sync="last"`, which is "auto", sums them with the last micro-batch of a step; "every" sums them with every one.
+    `find_unused_parameters` allows parameters without a gradient; otherwise they are named at the start.
+    https://arxiv.org/abs/2006.15704
 
     >>> ddp().kind
     'ddp'
     """
-    return Strategy(kind="ddp", synchronise=synchronise, unused=unused)
+    return Strategy(kind="ddp", sync=sync, find_unused_parameters=find_unused_parameters)
 
 
 @known_keywords
 def fsdp(
     *,
-    synchronise: Literal["auto", "last", "every"] = "auto",
-    unused: bool = False,
+    sync: Literal["auto", "last", "every"] = "auto",
+    find_unused_parameters: bool = False,
     blocks: Sequence[str] = (),
-    reshard: bool = True,
-    offload: bool = False,
-    gather: Literal["fp32", "bf16"] = "fp32",
+    reshard_after_forward: bool = True,
+    cpu_offload: bool = False,
+    gather_dtype: Literal["fp32", "bf16"] = "fp32",
     replicas: int = 1,
 ) -> Strategy:
     """Every rank holds a part of each parameter, its gradient and its optimizer state, and gathers a block when it is due.
 
-    Torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). `blocks` (modules by name or class; without them the
-    model's own repeated blocks) are gathered together, and `reshard` lets them go between the passes. `synchronise`: "every"
-    micro-batch adds to sharded gradients, as "auto" does, or they are held whole until the "last". `unused`: parameters that get no
-    gradient are allowed; all ranks must still call the same blocks in every pass. `offload`: keep the parts on the CPU and update
-    there. `gather`: the format in which weights travel and compute. `replicas`: groups of ranks that hold the model each.
+    Torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). The weights of each of `blocks` (modules by name or
+    class; by default the model's own repeated blocks) are gathered together; `reshard_after_forward` frees them between the passes.
+    `sync="every"`, which is "auto", adds each micro-batch to sharded gradients; "last" holds whole gradients until the last one.
+    `find_unused_parameters` allows parameters without a gradient; all ranks must still call the same blocks in every pass.
+    `cpu_offload` keeps the parts on the CPU and updates them there. `gather_dtype` is the format in which weights travel and
+    compute. `replicas` is the number of groups of ranks that hold the model each.
 
     >>> fsdp(replicas=2).replicas
     2
     """
     return Strategy(
         kind="fsdp",
-        synchronise=synchronise,
-        unused=unused,
+        sync=sync,
+        find_unused_parameters=find_unused_parameters,
         blocks=tuple(blocks),
-        reshard=reshard,
-        offload=offload,
-        gather=gather,
+        reshard_after_forward=reshard_after_forward,
+        cpu_offload=cpu_offload,
+        gather_dtype=gather_dtype,
         replicas=replicas,
     )
 
@@ -129,8 +129,8 @@ def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
     ('none', 'ddp', 1)
     """
     found = parallel if isinstance(parallel, Strategy) else Strategy(kind=parallel)
-    if found.kind == "none" and (found.unused or found.synchronise == "every"):
-        name = "unused" if found.unused else "synchronise"
+    if found.kind == "none" and (found.find_unused_parameters or found.sync == "every"):
+        name = "find_unused_parameters" if found.find_unused_parameters else "sync"
         raise ConfigError(
             f"ddp.{name} = {vars(found)[name]!r} is for several processes, and parallel is none\n"
             "  leave it out, or try: --parallel auto"
@@ -150,6 +150,6 @@ def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
             f"replicas = {found.replicas} does not divide {ranks} ranks: each replica is held by equally many\n"
             f"  try: --fsdp.replicas {fewer}, or {found.replicas * max(1, round(ranks / found.replicas))} ranks"
         )
-    if found.synchronise == "auto":
-        found = replace(found, synchronise="every" if found.kind == "fsdp" else "last")
+    if found.sync == "auto":
+        found = replace(found, sync="every" if found.kind == "fsdp" else "last")
     return found

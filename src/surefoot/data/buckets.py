@@ -63,7 +63,7 @@ class Buckets:
         widest = np.maximum.reduceat(self.sides[self._order(epoch)], self.starts, axis=0)
         return 1.0 - float(self.sides.sum() / (widest * (self.ends - self.starts)[:, None]).sum())
 
-    def described(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {"order": "length buckets per epoch", "samples": self.samples, "batches": len(self.ends)}
 
     def _order(self, epoch: int) -> Ids:

@@ -9,17 +9,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from surefoot.config.keywords import known_keywords
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.gathering import Gather, by_sample, gathering
 from surefoot.data.order import Ids, quotas
 from surefoot.errors import DataError
 
 
+@known_keywords
 class Mixture:
     """Data sets by name with their weights: {"web": (pages, 0.7), "books": (books, 0.3)}.
 
     A run draws from each in proportion to its weight, exactly in every 1,000 samples, in its own order and passes. Weights need
     not sum to 1. As a data set it is the concatenation of all. Those that only `gather` do not mix with those read one by one.
+
+    >>> from torch import zeros
+    >>> len(Mixture({"web": ((zeros(30), zeros(30)), 0.7), "books": ((zeros(10), zeros(10)), 0.3)}))
+    40
     """
 
     def __init__(self, parts: Mapping[str, tuple[Any, float]]) -> None:

@@ -31,7 +31,7 @@ class MicroBatches(Protocol):
     def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
         """For each micro-batch its samples and the epoch each belongs to, both (samples of it,)."""
 
-    def described(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What the order depends on besides the seed, as JSON."""
 
 
@@ -49,8 +49,8 @@ class Cut:
         firsts = range(0, self.pieces * self.size, self.size)
         return [(ids[first : first + self.size], epochs[first : first + self.size]) for first in firsts]
 
-    def described(self) -> dict[str, Any]:
-        return self.plan.described()
+    def to_dict(self) -> dict[str, Any]:
+        return self.plan.to_dict()
 
 
 class Order:
@@ -70,7 +70,7 @@ class Order:
         """The samples of a step and the epoch each belongs to, both (batch_size,)."""
         return self.blocks.step(step)
 
-    def described(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {"order": "permutation per epoch", "samples": self.samples}
 
     def _at(self, positions: Ids) -> tuple[Ids, Ids]:
@@ -97,7 +97,7 @@ class MixtureOrder:
     def ids(self, step: int) -> tuple[Ids, Ids]:
         return self.blocks.step(step)
 
-    def described(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {"order": "mixture", "sizes": self.sizes, "weights": self.weights}
 
     def _at(self, positions: Ids) -> tuple[Ids, Ids]:
@@ -133,7 +133,7 @@ class InOrder:
         ids = np.arange(first, min(first + self.batch_size, self.samples), dtype=np.int64)
         return ids, np.zeros_like(ids)
 
-    def described(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {"order": "in order", "samples": self.samples}
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from textwrap import TextWrapper
 
 from surefoot.diagnose import (
     divergence,
@@ -14,7 +13,7 @@ from surefoot.diagnose import (
     schedule,
     throughput,
 )
-from surefoot.diagnose.finding import SEVERITIES, Check, Finding, Healthy, Unknown, Verdict, worst_first
+from surefoot.diagnose.finding import SEVERITIES, Check, Finding, Healthy, Unknown, Verdict, worst_first, wrapped
 from surefoot.diagnose.history import History
 from surefoot.diagnose.statistics import FEWEST
 
@@ -72,17 +71,12 @@ def findings(history: History) -> list[Finding]:
     return worst_first(verdicts(history))
 
 
-_WIDE = 80
-
-_HEAD = 11  # columns of what stands before evidence, causes and things to try
-
-
 def told(history: History, verdicts: Sequence[Verdict], *, every: bool = False) -> str:
     """One block per finding, errors first; with `every`, or without findings, also the other checks."""
     found = worst_first(verdicts)
     unclear = [verdict for verdict in verdicts if isinstance(verdict, Unknown)]
     of_all = f"; too little is recorded for {len(unclear)} of {len(verdicts)} findings" if unclear else ""
-    blocks = [_headline(history, found, else_said=f"nothing found{of_all}"), *map(_block, found)]
+    blocks = [_headline(history, found, else_said=f"nothing found{of_all}"), *map(str, found)]
     if every or not found:
         blocks += _rows("looked at, and found well", [verdict for verdict in verdicts if isinstance(verdict, Healthy)])
         blocks += _rows("not known, for too little is recorded of it", unclear, _more_records(history))
@@ -119,21 +113,8 @@ def _headline(history: History, found: Sequence[Finding], *, else_said: str) -> 
     return f"{described.name}: {history.step:,}{of_all} steps, {standing}{resumed}\n{said}"
 
 
-def _block(finding: Finding) -> str:
-    lines = [f"{finding.severity.upper()}  {finding.name}", *_wrapped(finding.message, "  ", 2, width=_WIDE - 2)]
-    for head, texts in (("evidence", finding.evidence), ("causes", finding.causes), ("try", finding.try_)):
-        for place, text in enumerate(texts):
-            lines += _wrapped(text, f"  {head if place == 0 else '':<{_HEAD - 2}}", _HEAD + 2)
-    return "\n".join(lines)
-
-
 def _rows(title: str, verdicts: Sequence[Healthy | Unknown], after: Sequence[str] = ()) -> list[str]:
     """A block with a line for each and lines after them; [] without verdicts."""
     wide = max((len(verdict.name) for verdict in verdicts), default=0)
-    rows = [_wrapped(verdict.message, f"  {verdict.name:<{wide}}  ", wide + 4) for verdict in verdicts]
+    rows = [wrapped(verdict.message, f"  {verdict.name:<{wide}}  ", wide + 4) for verdict in verdicts]
     return ["\n".join([title, *chain.from_iterable(rows), *after])] if rows else []
-
-
-def _wrapped(text: str, first: str, indent: int, *, width: int = _WIDE) -> list[str]:
-    """Wrap a text without breaking commands and paths."""
-    return TextWrapper(width, first, " " * indent, break_long_words=False, break_on_hyphens=False).wrap(text)

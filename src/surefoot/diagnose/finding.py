@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from textwrap import TextWrapper
 from typing import Any, Literal
 
 from surefoot.diagnose.history import History
@@ -11,6 +12,10 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 """The worst first. error: the run is broken or useless; warning: it costs quality or time; note: worth knowing."""
 
 
+_WIDE = 80
+_HEAD = 11  # columns of what stands before evidence, causes and things to try
+
+
 @dataclass(frozen=True)
 class Finding:
     """A problem of a run, or a fact worth knowing, with its evidence and remedies.
@@ -18,8 +23,12 @@ class Finding:
     `evidence` has sentences with numbers and steps, `numbers` the values that were compared with thresholds. `step` is where it
     began (None: all of the run). `causes` has the likely ones first, `try_` flags or code with the current value.
 
-    >>> Finding("loss-spikes", "warning", "The loss jumped.", step=40).as_json()["name"]
+    >>> Finding("loss-spikes", "warning", "The loss jumped.", step=40).to_dict()["name"]
     'loss-spikes'
+    >>> print(Finding("loss-spikes", "warning", "The loss jumped.", try_=("--clip 'norm 1.0'",)))
+    WARNING  loss-spikes
+      The loss jumped.
+      try      --clip 'norm 1.0'
     """
 
     name: str
@@ -31,8 +40,16 @@ class Finding:
     step: int | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
-        """The same as plain values; `try_` is called "try" there."""
+    def __str__(self) -> str:
+        """Write the finding as `surefoot diagnose` does: message, evidence, causes and things to try, 80 columns wide."""
+        lines = [f"{self.severity.upper()}  {self.name}", *wrapped(self.message, "  ", 2, width=_WIDE - 2)]
+        for head, texts in (("evidence", self.evidence), ("causes", self.causes), ("try", self.try_)):
+            for index, text in enumerate(texts):
+                lines += wrapped(text, f"  {head if index == 0 else '':<{_HEAD - 2}}", _HEAD + 2)
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values; `try_` is called "try" there."""
         return {
             "name": self.name,
             "severity": self.severity,
@@ -43,6 +60,11 @@ class Finding:
             "causes": list(self.causes),
             "try": list(self.try_),
         }
+
+
+def wrapped(text: str, first: str, indent: int, *, width: int = _WIDE) -> list[str]:
+    """Wrap a text into lines; commands and paths in it stay whole."""
+    return TextWrapper(width, first, " " * indent, break_long_words=False, break_on_hyphens=False).wrap(text)
 
 
 @dataclass(frozen=True)

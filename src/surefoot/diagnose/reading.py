@@ -35,7 +35,7 @@ def described_in(run: Path) -> Described:
     files = read_run(run)
     script, last = files.config.script, files.sessions[-1] if files.sessions else Session()
     return Described(
-        made=files.config.of_script if files.state is None else files.state.described,
+        made=files.config.of_script if files.state is None else files.state.identity,
         written={"workers": last.get("workers")} if script else files.config.flat,
         program=str(files.config.program.get("kind", "script")),
         kinds=kinds_of_models({} if files.state is None else files.state.architecture),

@@ -17,7 +17,7 @@ _NESTED = ("optimizer", "schedule", "model", "data", "augmentation")
 class Described:
     """The settings of a run; unknown ones are None.
 
-    `made` is what is compared when it goes on (`described` in a checkpoint's state.json); `written` are settings by dotted
+    `made` is what is compared when it goes on (`identity` in a checkpoint's state.json); `written` are settings by dotted
     name, as in config.toml; `program`, "recipe", "file" or "script", says how a setting is given.
     """
 

@@ -125,7 +125,7 @@ def gathered(model: nn.Module, parallel: Strategy) -> list[nn.Module]:
     Where weights travel in bfloat16, every batch normalisation too: its own stay exact.
     """
     blocks = blocks_of(model, parallel.blocks or "auto").values()
-    exact = [module for module in model.modules() if parallel.gather == "bf16" and is_batch_norm(module)]
+    exact = [module for module in model.modules() if parallel.gather_dtype == "bf16" and is_batch_norm(module)]
     return [*by_themselves(model, [*blocks, *exact]), model]
 
 

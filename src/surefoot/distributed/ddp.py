@@ -26,7 +26,7 @@ class Ddp:
 
     It broadcasts no buffers: `train/batch_norm_buffers.py` does. Of several models a loss may use one without training it, and
     DDP would wait for its gradients: there the mean is taken after the last backward pass, of whatever has a gradient (on any
-    rank, with `unused`).
+    rank, with `find_unused_parameters`).
     """
 
     world: World
@@ -39,9 +39,9 @@ class Ddp:
     def __post_init__(self) -> None:
         self.sums = Sums(self.world)
         self.begin_sum, self.started = self.sums.begin, self.sums.started
-        if len(self.called) > 1 and self.parallel.synchronise == "every":
+        if len(self.called) > 1 and self.parallel.sync == "every":
             raise ConfigError(
-                f"synchronise = every: gradients of several models ({', '.join(self.called)}) are added up once a step\n"
+                f"sync = every: gradients of several models ({', '.join(self.called)}) are added up once a step\n"
                 "  leave it out, or use --parallel fsdp"
             )
         self.follow_trainable()
@@ -49,7 +49,7 @@ class Ddp:
     @property
     def local_times(self) -> float | None:
         """The number of ranks, over which the mean is taken in the end."""
-        return None if self.parallel.synchronise == "every" else float(self.world.size)
+        return None if self.parallel.sync == "every" else float(self.world.size)
 
     def follow_trainable(self) -> None:
         """Have DDP watch the parameters that are trainable now, those of a single model; anew where they were others."""
@@ -68,14 +68,14 @@ class Ddp:
                     called.through,
                     broadcast_buffers=False,
                     init_sync=False,
-                    find_unused_parameters=self.parallel.unused,
+                    find_unused_parameters=self.parallel.find_unused_parameters,
                     gradient_as_bucket_view=True,
                 )
             self.wrapped.append(called.through)
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:
         """Gradients are added up in the last pass of a step, which each rank makes even where it has nothing to count."""
-        together = last or self.parallel.synchronise == "every"
+        together = last or self.parallel.sync == "every"
         for through in self.wrapped:
             through.require_backward_grad_sync = together
         for called in self.called.values():
@@ -91,7 +91,7 @@ class Ddp:
     def _take_means(self) -> None:
         """Of gradients, over all ranks, one tensor for each kind of number."""
         held = [parameter for called in self.called.values() for parameter in called.model.parameters()]
-        if self.parallel.unused:
+        if self.parallel.find_unused_parameters:
             here = [place for place, parameter in enumerate(held) if parameter.grad is not None]
             for place in {place for used in self.world.gathered(here) for place in used}.difference(here):
                 held[place].grad = torch.zeros_like(held[place])

@@ -46,7 +46,7 @@ class FullySharded:
     def __post_init__(self) -> None:
         self.trained = [(held, shard) for held, shard in self.shards.items() if shard.requires_grad]
         self.model.register_forward_hook(self._after_forward)
-        if self.parallel.unused and self.trained:
+        if self.parallel.find_unused_parameters and self.trained:
             self._watch_use()
 
     @property
@@ -60,7 +60,7 @@ class FullySharded:
             for held, shard in self.trained:
                 if held.grad is None or shard.grad is None:
                     held.grad = shard.grad = None
-        together = last or self.parallel.synchronise == "every"
+        together = last or self.parallel.sync == "every"
         self.counted = counted
         if together is not self.together:
             self.together = together
@@ -71,10 +71,10 @@ class FullySharded:
         """After the last pass: give each shard its rows of the gradient; the model's parameter has the same memory as its own.
 
         So code that goes through the model's parameters does the right thing too, if DTensors can do it. What got no gradient
-        on any rank has none. Only where that is allowed (`unused`) ranks tell each other, and wait.
+        on any rank has none. Only where that is allowed (`find_unused_parameters`) ranks tell each other, and wait.
         """
         idle = set[int]()
-        if self.parallel.unused:
+        if self.parallel.find_unused_parameters:
             heard, self.used = self.world.gathered(sorted(self.used)), set()
             idle = set(range(len(self.trained))).difference(*heard)
         for place, (held, shard) in enumerate(self.trained):
@@ -154,7 +154,7 @@ class Fsdp:
         for held in self.held.values():
             held.bring_gradients_home()
         whole, number = self.sums.end(total)
-        return (whole.cpu(), number.cpu()) if self.parallel.offload else (whole, number)
+        return (whole.cpu(), number.cpu()) if self.parallel.cpu_offload else (whole, number)
 
     def whole_norm(self, norm: Tensor) -> Tensor:
         """The root of the sum of squares over the ranks that hold a model together."""
@@ -188,10 +188,12 @@ def sharded(model: nn.Module, world: World, parallel: Strategy) -> FullySharded:
     """
     refuse_unshardable(model)
     mesh, group = _mesh(world, parallel)
-    offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if parallel.offload else OffloadPolicy()
+    offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if parallel.cpu_offload else OffloadPolicy()
     parts: list[tuple[FSDPModule, bool]] = []
     for block in gathered(model, parallel):
-        reshard = parallel.reshard and block is not model  # the model's own are needed first in the backward pass
+        reshard = (
+            parallel.reshard_after_forward and block is not model
+        )  # the model's own are needed first in the backward pass
         settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard, "offload_policy": offload}
         settings["mp_policy"] = _policy(parallel, whole=block is model, exact=is_batch_norm(block))
         parts.append((fully_shard(block, **settings), reshard))
@@ -213,7 +215,7 @@ def _forward(block: nn.Module, /, *inputs: Any, **named: Any) -> Any:
 
 def _policy(parallel: Strategy, *, whole: bool, exact: bool) -> MixedPrecisionPolicy:
     """In which format a part is gathered and computes; a model's outputs are float32, and so are the gradients that travel."""
-    if parallel.gather == "fp32":
+    if parallel.gather_dtype == "fp32":
         return MixedPrecisionPolicy()
     if exact:  # running statistics stay float32, and torch's kernels want weights of their type
         return MixedPrecisionPolicy(cast_forward_inputs=False)

@@ -1,1 +1,5 @@
 """Export of a trained model to files that other programs read."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -18,7 +18,7 @@ from surefoot.checkpoint.weight_files import Written, write_weights
 from surefoot.config.paths import local_path
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, ConfigError, DataError
-from surefoot.memory import parsed_bytes
+from surefoot.memory import in_words, parsed_bytes
 from surefoot.models.gpt_layers import GPTConfig
 from surefoot.tokenizers.bpe import from_json
 
@@ -27,14 +27,32 @@ Layout = Literal["native", "gpt2"]
 
 
 @dataclass(frozen=True)
-class Exported:
-    """What was written: files of a directory, the weights of a step. `damaged` are newer checkpoints that could not be used."""
+class ExportResult:
+    """What was written: files of a directory, the weights of a step. `damaged` are newer checkpoints that could not be used.
+
+    >>> print(ExportResult(Path("runs/a/export"), (), step=40, averaged=True))
+    written into runs/a/export: the averaged weights of step 40
+    """
 
     directory: Path
     files: tuple[str, ...]
     step: int
     averaged: bool
     damaged: tuple[Damage, ...] = ()
+
+    def __str__(self) -> str:
+        """Name the directory, the weights, and each file with its size."""
+        weights = "averaged" if self.averaged else "trained"
+        rows = (f"  {file:<36} {in_words((self.directory / file).stat().st_size):>10}" for file in self.files)
+        return "\n".join([f"written into {self.directory}: the {weights} weights of step {self.step:,}", *rows])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return vars(self) | {
+            "directory": str(self.directory),
+            "files": list(self.files),
+            "damaged": [str(damage) for damage in self.damaged],
+        }
 
 
 def export(
@@ -46,7 +64,7 @@ def export(
     layout: Layout = "native",
     max_file: str = "5 GB",
     model: str = "model",
-) -> Exported:
+) -> ExportResult:
     """Write a checkpoint's weights as others load them; arguments and errors are those of `SavedRun.export`."""
     run = local_path(run, setting="run")
     if out is None and (run / "export").is_symlink():
@@ -69,7 +87,7 @@ def export(
     copied = [each for each in sorted(run.glob("*tokenizer*.json")) if each.is_file() and not each.is_symlink()]
     contents = chain(beside, ((each.name, each.read_bytes()) for each in copied))
     files = write_weights(tensors, out, max_bytes=limit, aliases=aliases, beside=contents)
-    return Exported(out, tuple(files), found.step, file.partition("-")[0] == "ema", tuple(damaged))
+    return ExportResult(out, tuple(files), found.step, file.partition("-")[0] == "ema", tuple(damaged))
 
 
 def _checked(run: Path, out: Path, checkpoint: str | int, weights: str, layout: str, max_file: str) -> int:
@@ -132,7 +150,7 @@ def _file_of(path: Path, weights: Weights, model: str) -> str:
 def _settings_of_gpt2(found: Checkpoint, run: Path) -> bytes:
     """The config.json of the network that a run of the recipe gpt has trained; `ConfigError` for any other network."""
     try:
-        shape = GPTConfig(**found.saved.described["identity"].get("model"))
+        shape = GPTConfig(**found.saved.identity["identity"].get("model"))
     except (TypeError, ValueError) as problem:
         raise ConfigError(
             f"layout = gpt2: {run} is no run of surefoot train gpt, so it has no network that transformers would call so"
@@ -144,7 +162,7 @@ def _settings_of_gpt2(found: Checkpoint, run: Path) -> bytes:
         )
     tokenizer = run / "tokenizer.json"
     try:
-        end = from_json(tokenizer.read_text(encoding="utf-8")).end if tokenizer.is_file() else None
+        eos_id = from_json(tokenizer.read_text(encoding="utf-8")).eos_id if tokenizer.is_file() else None
     except (DataError, OSError, ValueError) as problem:
         raise CheckpointError(f"{tokenizer} is damaged: {problem}") from problem
-    return gpt2_settings(shape, end=end)
+    return gpt2_settings(shape, eos_id=eos_id)

@@ -1,9 +1,5 @@
-from .beam import END as END
 from .beam import Hypothesis as Hypothesis
 from .beam import beam_search as beam_search
-from .beam import penalty as penalty
-from .beam import searched as searched
-from .beam import twice_and_ten as twice_and_ten
 from .sampling import sample as sample
 from .sampling import sample_batch as sample_batch
 from .sampling import stream as stream

@@ -21,7 +21,11 @@ BEGIN, END = 1, 2  # as `tokenizers/subwords.py` has them
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A target: its tokens without begin and end, and the logarithm of its probability over the length penalty."""
+    """A target: its tokens without begin and end, and the logarithm of its probability over the length penalty.
+
+    >>> Hypothesis(tokens=[5, 6], score=-0.7).tokens
+    [5, 6]
+    """
 
     tokens: list[int]
     score: float
@@ -48,23 +52,24 @@ def penalty(length: int, alpha: float) -> float:
     return float(((5 + length) / 6) ** alpha)
 
 
-def searched(
+def beam_search(
     model: Seq2Seq,
     sources: Sequence[Sequence[int]],
     *,
     beam_size: int = 5,
     length_penalty: float = 0.6,
-    most: Callable[[int], int] = twice_and_ten,
+    max_new_tokens_fn: Callable[[int], int] = twice_and_ten,
     batch_size: int = 64,
 ) -> list[Hypothesis]:
-    """The best target found for each source (tokens, the end among them), in the order of the sources.
+    """Search the likeliest target of each source (tokens, the end among them), in the order of the sources.
 
-    Up to `batch_size` sources of about one length are searched together. The modes of the model's parts and the global generators
-    stay as they were. Waits for the device at every token.
+    A beam of 1 is greedy search. Up to `batch_size` sources of about one length are searched together. A source of n tokens gets at
+    most `max_new_tokens_fn(n)` tokens, by default 2 n + 10. The modes of the model's parts and the global generators stay as they
+    were. Waits for the device at every token.
 
     >>> from surefoot.models import Seq2SeqConfig
     >>> model = Seq2Seq(Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, mlp_width=16, vocab_size=10))
-    >>> len(searched(model, [[5, 6, 2], [7, 2]], beam_size=2))
+    >>> len(beam_search(model, [[5, 6, 2], [7, 2]], beam_size=2))
     2
     """
     if batch_size < 1:
@@ -77,24 +82,27 @@ def searched(
         group = places[first : first + batch_size]
         rows = [torch.tensor(sources[place], device=model.embedding.weight.device) for place in group]
         source_BS = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PADDING)
-        hypotheses = beam_search(model, source_BS, beam_size=beam_size, length_penalty=length_penalty, most=most)
+        hypotheses = _search_batch(
+            model, source_BS, beam_size=beam_size, length_penalty=length_penalty, max_new_tokens_fn=max_new_tokens_fn
+        )
         found |= zip(group, hypotheses, strict=True)
     return [found[place] for place in range(len(sources))]
 
 
-def beam_search(
+def _search_batch(
     model: Seq2Seq,
     source_BS: Tensor,
     *,
     beam_size: int = 5,
     length_penalty: float = 0.6,
-    most: Callable[[int], int] = twice_and_ten,
+    max_new_tokens_fn: Callable[[int], int] = twice_and_ten,
 ) -> list[Hypothesis]:
-    """The best target found for each row of a padded batch of sources, on the model's device.
+    """The best target for each row of a padded batch of sources, on the model's device.
 
-    The `beam_size` likeliest hypotheses of each source are kept open. At every token each of them is followed by all tokens; those of
-    the `beam_size` likeliest results that end are finished, the likeliest others stay open. A source is done when `beam_size` have ended,
-    when no open one can win, or after `most(tokens of the source)` tokens: then the likeliest open one is taken if none has ended.
+    The `beam_size` likeliest hypotheses of each source stay open. At each token every one of them is followed by all tokens. Those of the
+    `beam_size` likeliest results that end are finished; the likeliest others stay open. The search of a source ends if
+    `beam_size` have ended, if no open one can win, or after `max_new_tokens_fn(tokens of the source)` tokens: then the likeliest
+    open one is taken if none has ended.
     """
     if beam_size < 1:
         raise ConfigError(f"beam_size = {beam_size}: at least 1 hypothesis is kept open; 1 is greedy search")
@@ -102,9 +110,10 @@ def beam_search(
         raise ConfigError(
             f"length_penalty = {length_penalty}: a number from 0 (none) on, such as 0.6; the larger, the longer"
         )
-    limits = [max(1, min(most(tokens), model.shape.context)) for tokens in (source_BS != PADDING).sum(dim=1).tolist()]
-    if not limits:
-        return []
+    limits = [
+        max(1, min(max_new_tokens_fn(tokens), model.shape.context))
+        for tokens in (source_BS != PADDING).sum(dim=1).tolist()
+    ]
     with torch.no_grad(), untouched(), evaluation_mode([model]):
         search = _Search(model, source_BS, limits, beam_size=beam_size, alpha=length_penalty)
         while search.alive:

@@ -65,6 +65,12 @@ def stream(
     Temperature 0 takes the likeliest token. `top_k` leaves only k to choose from; `top_p` the likeliest that together have this
     probability (Holtzman et al. 2020, section 3.1: https://arxiv.org/abs/1904.09751). The same seed gives the same text; the
     modes of the modules and the global generators stay as they were. Waits for the device at every token.
+
+    >>> class Counting(nn.Module):
+    ...     def forward(self, tokens_BT):
+    ...         return nn.functional.one_hot((tokens_BT + 1) % 10, 10).float()
+    >>> list(stream(Counting(), [7], max_new_tokens=9, context=8, temperature=0, eos_id=1))
+    [8, 9, 0]
     """
     draw = _Draw(max_new_tokens, context, temperature, top_k, top_p, seed)
     draw.check_prompt(tokens)
@@ -97,6 +103,12 @@ def sample_batch(
 
     Every prompt draws by (seed, its place), so its text depends neither on the others nor on `batch_size` (but for the rounding
     of larger matrices). The settings are those of `stream`.
+
+    >>> class Counting(nn.Module):
+    ...     def forward(self, tokens_BT):
+    ...         return nn.functional.one_hot((tokens_BT + 1) % 10, 10).float()
+    >>> sample_batch(Counting(), [[7], [3, 4]], max_new_tokens=2, context=8, temperature=0)
+    [[7, 8, 9], [3, 4, 5, 6]]
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size = {batch_size}: at least one prompt is continued at a time")

@@ -1,4 +1,3 @@
-from .dense import chunked_cross_entropy as chunked_cross_entropy
 from .dense import cross_entropy as cross_entropy
 from .dense import linear_cross_entropy as linear_cross_entropy
 from .mixing import MixedBatch as MixedBatch

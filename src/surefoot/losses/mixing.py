@@ -15,7 +15,12 @@ from surefoot.mean import Mean
 
 @dataclass(frozen=True)
 class MixedBatch:
-    """Images that show two samples each: `share` of the one labelled in `labels`, the rest of that in `others` (both B)."""
+    """Images that show two samples each: `share` of the one labelled in `labels`, the rest of that in `others` (both B).
+
+    >>> import torch
+    >>> MixedBatch(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]), torch.tensor([1, 0]), share=0.75).share
+    0.75
+    """
 
     images: Tensor
     labels: Tensor

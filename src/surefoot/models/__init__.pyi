@@ -1,7 +1,6 @@
 from .gpt import GPT as GPT
 from .gpt_layers import GPTConfig as GPTConfig
 from .resnet import ResNet as ResNet
-from .seq2seq import Decoding as Decoding
 from .seq2seq import Seq2Seq as Seq2Seq
 from .seq2seq_layers import Seq2SeqConfig as Seq2SeqConfig
 from .simple_cnn import SimpleCNN as SimpleCNN

@@ -1,6 +1,6 @@
 """Learning rates: rules for the base rate, and factors on it for parts of a model; a factor of 0 freezes. Torch-free.
 
-Several are multiplied: `sf.optim.adamw(3e-4, rates=[sf.optim.layer_decay(0.75), sf.optim.frozen("embedding.*")])`.
+Several are multiplied: `sf.optim.adamw(3e-4, lr_multipliers=[sf.optim.layer_decay(0.75), sf.optim.frozen("embedding.*")])`.
 """
 
 import math
@@ -60,19 +60,19 @@ def noam_lr(d_model: int, *, warmup_steps: int, factor: float = 1.0) -> float:
 class LRMultipliers:
     """A function of a model to factors on the base learning rate, by name of parameter: 1 for what it leaves out, 0 freezes.
 
-    A name is one of `model.named_parameters()`. `described` says in JSON what must agree for a resume. For your own rule:
+    A name is one of `model.named_parameters()`. `identity` is JSON that must be equal at a resume. For your own rule:
 
     >>> from torch import nn
     >>> slow_biases = LRMultipliers(
     ...     lambda model: {name: 0.1 for name, held in model.named_parameters() if held.ndim == 1},
-    ...     described={"slow_biases": 0.1},
+    ...     identity={"slow_biases": 0.1},
     ... )
     >>> slow_biases.factors(nn.Linear(2, 2))
     {'bias': 0.1}
     """
 
     factors: "Callable[[nn.Module], Mapping[str, float]]"
-    described: Mapping[str, Any] = field(kw_only=True)
+    identity: Mapping[str, Any] = field(kw_only=True)
     like_adam_only: bool = field(default=False, kw_only=True)  # whether other optimizers need other factors
 
 
@@ -100,11 +100,11 @@ def layer_decay(decay: float) -> LRMultipliers:
             raise ConfigError(
                 f"layer_decay finds no depth in {type(model).__name__}: it holds no nn.ModuleList or nn.Sequential of blocks\n"
                 f"  it has: {_listed([name for name, _ in model.named_children()])}\n"
-                "  put its blocks into one of these, or give factors by name: sf.optim.LRMultipliers(lambda model: {...}, described={...})"
+                "  put its blocks into one of these, or give factors by name: sf.optim.LRMultipliers(lambda model: {...}, identity={...})"
             )
         return {name: decay ** (max(found.values()) - depth) for name, depth in found.items()}
 
-    return LRMultipliers(factors, described={"layer_decay": decay})
+    return LRMultipliers(factors, identity={"layer_decay": decay})
 
 
 @known_keywords
@@ -136,12 +136,12 @@ def width_scaling(*, base_width: int) -> LRMultipliers:
         if head is None or not hidden:
             raise ConfigError(
                 f"base_width: {type(model).__name__} has no hidden width: it takes two layers with a matrix at least\n"
-                "  leave base_width out, or give factors by name: sf.optim.LRMultipliers(lambda model: {...}, described={...})"
+                "  leave base_width out, or give factors by name: sf.optim.LRMultipliers(lambda model: {...}, identity={...})"
             )
         width = next(held.shape[1] for owner, held in matrices(model) if owner is head)
         return {name: base_width / width for name in names.values() if name in hidden}
 
-    return LRMultipliers(factors, described={"base_width": base_width}, like_adam_only=True)
+    return LRMultipliers(factors, identity={"base_width": base_width}, like_adam_only=True)
 
 
 @known_keywords
@@ -170,10 +170,10 @@ def frozen(*patterns: str) -> LRMultipliers:
         chosen = {held for found in fitting.values() for held in found}
         return {name: 0.0 for name, held in model.named_parameters() if held in chosen}
 
-    return LRMultipliers(factors, described={"frozen": list(patterns)})
+    return LRMultipliers(factors, identity={"frozen": list(patterns)})
 
 
-def factors_of(model: "nn.Module", rates: Sequence[LRMultipliers]) -> dict[str, float]:
+def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> dict[str, float]:
     """The product of all factors for every parameter of a model; `ConfigError` for what is no factor or no parameter of it.
 
     >>> from torch import nn
@@ -182,12 +182,12 @@ def factors_of(model: "nn.Module", rates: Sequence[LRMultipliers]) -> dict[str, 
     """
     product = {name: 1.0 for name, _ in model.named_parameters()}
     problems: list[str] = []
-    for rate in rates:
+    for rate in lr_multipliers:
         for name, factor in rate.factors(model).items():
             if name not in product:
-                problems.append(f"rates {dict(rate.described)}: {name!r} is no parameter of {type(model).__name__}")
+                problems.append(f"rates {dict(rate.identity)}: {name!r} is no parameter of {type(model).__name__}")
             elif isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 <= factor < math.inf:
-                problems.append(f"rates {dict(rate.described)}: {factor!r} for {name} is no factor: a number from 0")
+                problems.append(f"rates {dict(rate.identity)}: {factor!r} for {name} is no factor: a number from 0")
             else:
                 product[name] *= factor
     if problems:
@@ -195,16 +195,16 @@ def factors_of(model: "nn.Module", rates: Sequence[LRMultipliers]) -> dict[str, 
     return product
 
 
-def misfits(rates: Sequence[Any], optimizer: Declaration) -> list[str]:
+def misfits(lr_multipliers: Sequence[Any], optimizer: Declaration) -> list[str]:
     """What is wrong with these as the rates of an optimizer, before there is a model."""
     problems = []
-    for rate in rates:
+    for rate in lr_multipliers:
         if not isinstance(rate, LRMultipliers):
             problems.append(
-                f"rates = {rate!r}: give surefoot.optim.layer_decay(0.75) or the like, or several in a list"
+                f"lr_multipliers = {rate!r}: give surefoot.optim.layer_decay(0.75) or the like, or several in a list"
             )
         elif rate.like_adam_only and not optimizer.like_adam:
-            setting = ", ".join(f"{key} = {value!r}" for key, value in rate.described.items())
+            setting = ", ".join(f"{key} = {value!r}" for key, value in rate.identity.items())
             problems.append(f"{setting} does not fit {optimizer.name}: muP's factors for it are others")
     return problems
 

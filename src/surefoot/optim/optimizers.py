@@ -14,7 +14,7 @@ from surefoot.optim.validation import DECLARED, Declaration, Setting, at_least, 
 
 Betas = tuple[float, float]
 Decay = Literal["matrices", "all"]
-SeveralRates = LRMultipliers | Sequence[LRMultipliers]
+Multipliers = LRMultipliers | Sequence[LRMultipliers]
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,20 @@ class OptimizerSpec:
     weight_decay: float
     settings: Mapping[str, Setting] = field(default_factory=dict)
     decay: Decay = "matrices"  # which parameters decay
-    rates: tuple[LRMultipliers, ...] = ()  # of parts of the model
+    lr_multipliers: tuple[LRMultipliers, ...] = ()  # of parts of the model
 
-    def described(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything that must agree for an exact resume, as JSON values.
 
-        >>> sgd(0.1, momentum=0.9).described()
+        >>> sgd(0.1, momentum=0.9).to_dict()
         {'name': 'sgd', 'lr': 0.1, 'weight_decay': 0.0, 'decay': 'matrices', 'momentum': 0.9, 'nesterov': False}
         """
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in self.settings.items()}
-        rates = {"rates": [dict(rate.described) for rate in self.rates]} if self.rates else {}
+        lr_multipliers = (
+            {"lr_multipliers": [dict(rate.identity) for rate in self.lr_multipliers]} if self.lr_multipliers else {}
+        )
         numbers = {"lr": self.lr, "weight_decay": self.weight_decay, "decay": self.decay}
-        return {"name": self.name, **numbers, **plain, **rates}
+        return {"name": self.name, **numbers, **plain, **lr_multipliers}
 
 
 @declared(".torch_optimizers", first_run=(3e-3, 0.1))
@@ -48,19 +50,24 @@ def adamw(
     betas: Betas = (0.9, 0.999),
     eps: float = 1e-8,
     decay: Decay = "matrices",
-    rates: SeveralRates = (),
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """Adam with decoupled weight decay: Loshchilov and Hutter 2019, algorithm 2 (https://arxiv.org/abs/1711.05101).
 
     The decay of a step is lr * weight_decay, so it follows the schedule. It applies to "matrices", as transformers and timm do, and
-    not to embeddings either; `decay="all"` applies it to every parameter, as `torch.optim.AdamW(model.parameters())` does. `rates`
+    not to embeddings either; `decay="all"` applies it to every parameter, as `torch.optim.AdamW(model.parameters())` does. `lr_multipliers`
     are those of parts of the model, such as `layer_decay(0.75)`.
 
     >>> adamw(3e-4).weight_decay
     0.01
     """
     return named(
-        "adamw", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, decay=decay, rates=rates
+        "adamw",
+        lr=lr,
+        weight_decay=weight_decay,
+        settings={"betas": betas, "eps": eps},
+        decay=decay,
+        lr_multipliers=lr_multipliers,
     )
 
 
@@ -72,17 +79,22 @@ def adam(
     betas: Betas = (0.9, 0.999),
     eps: float = 1e-8,
     decay: Decay = "matrices",
-    rates: SeveralRates = (),
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """Adam, whose weight decay is a part of the gradient: Kingma and Ba 2015, algorithm 1 (https://arxiv.org/abs/1412.6980).
 
     For comparison: the decay goes through the moments, so weights with large gradients hardly decay; `adamw` has it apart.
 
-    >>> adam(3e-4).described()["betas"]
+    >>> adam(3e-4).to_dict()["betas"]
     [0.9, 0.999]
     """
     return named(
-        "adam", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, decay=decay, rates=rates
+        "adam",
+        lr=lr,
+        weight_decay=weight_decay,
+        settings={"betas": betas, "eps": eps},
+        decay=decay,
+        lr_multipliers=lr_multipliers,
     )
 
 
@@ -94,7 +106,7 @@ def sgd(
     weight_decay: float = 0.0,
     nesterov: bool = False,
     decay: Decay = "matrices",
-    rates: SeveralRates = (),
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """Stochastic gradient descent, with momentum as torch has it: buffer = momentum * buffer + gradient.
 
@@ -105,7 +117,7 @@ def sgd(
     {'momentum': 0.9, 'nesterov': False}
     """
     own = {"momentum": momentum, "nesterov": nesterov}
-    return named("sgd", lr=lr, weight_decay=weight_decay, settings=own, decay=decay, rates=rates)
+    return named("sgd", lr=lr, weight_decay=weight_decay, settings=own, decay=decay, lr_multipliers=lr_multipliers)
 
 
 @declared(".lion", first_run=(1e-3, 0.3))
@@ -115,16 +127,18 @@ def lion(
     weight_decay: float = 0.0,
     betas: Betas = (0.9, 0.99),
     decay: Decay = "matrices",
-    rates: SeveralRates = (),
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """The sign of a momentum, half of AdamW's state: Chen et al. 2023, algorithm 2 (https://arxiv.org/abs/2302.06675).
 
     Every number moves by lr, so lr is 3 to 10 times smaller than AdamW's, and weight_decay as many times larger (section 5).
 
-    >>> lion(3e-4, weight_decay=1.0).described()
+    >>> lion(3e-4, weight_decay=1.0).to_dict()
     {'name': 'lion', 'lr': 0.0003, 'weight_decay': 1.0, 'decay': 'matrices', 'betas': [0.9, 0.99]}
     """
-    return named("lion", lr=lr, weight_decay=weight_decay, settings={"betas": betas}, decay=decay, rates=rates)
+    return named(
+        "lion", lr=lr, weight_decay=weight_decay, settings={"betas": betas}, decay=decay, lr_multipliers=lr_multipliers
+    )
 
 
 @declared(
@@ -141,7 +155,7 @@ def adafactor(
     clip_threshold: float = 1.0,
     min_scale: float = 1e-3,
     decay: Decay = "matrices",
-    rates: SeveralRates = (),
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """A mean square for each row and column: Shazeer and Stern 2018, algorithm 4 (https://arxiv.org/abs/1804.04235).
 
@@ -153,7 +167,9 @@ def adafactor(
     0.01
     """
     settings = {"beta2_decay": beta2_decay, "clip_threshold": clip_threshold, "min_scale": min_scale}
-    return named("adafactor", lr=lr, weight_decay=weight_decay, settings=settings, decay=decay, rates=rates)
+    return named(
+        "adafactor", lr=lr, weight_decay=weight_decay, settings=settings, decay=decay, lr_multipliers=lr_multipliers
+    )
 
 
 @declared(
@@ -174,7 +190,7 @@ def muon(
     adamw_lr: float | None = None,
     adamw_modules: tuple[str, ...] | None = None,
     decay: Decay = "matrices",
-    rates: SeveralRates = (),
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """Muon for hidden matrices and kernels, AdamW (`betas`, `eps`) for embeddings, head, norms and biases.
 
@@ -183,7 +199,7 @@ def muon(
     https://arxiv.org/abs/2502.16982), so that AdamW's rate and decay serve both; `adamw_lr` gives its part another rate.
     `adamw_modules` names the modules or parameters that AdamW trains instead of the head. `surefoot plan` prints who trains what.
 
-    >>> muon(3e-3).described()["ns_steps"]
+    >>> muon(3e-3).to_dict()["ns_steps"]
     5
     """
     settings: dict[str, Setting] = {
@@ -195,7 +211,9 @@ def muon(
         "adamw_lr": adamw_lr,
         "adamw_modules": adamw_modules,
     }
-    return named("muon", lr=lr, weight_decay=weight_decay, settings=settings, decay=decay, rates=rates)
+    return named(
+        "muon", lr=lr, weight_decay=weight_decay, settings=settings, decay=decay, lr_multipliers=lr_multipliers
+    )
 
 
 @declared(".torch_optimizers", first_run=(3e-3, 0.1), checks={"momentum_decay": at_least(0)})
@@ -207,17 +225,19 @@ def nadam(
     eps: float = 1e-8,
     momentum_decay: float = 4e-3,
     decay: Decay = "matrices",
-    rates: SeveralRates = (),
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """torch's NAdam, Adam with Nesterov's momentum (Dozat 2016: https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ).
 
     Its weight decay is decoupled, as AdamW's.
 
-    >>> nadam(1e-3).described()["momentum_decay"]
+    >>> nadam(1e-3).to_dict()["momentum_decay"]
     0.004
     """
     settings: dict[str, Setting] = {"betas": betas, "eps": eps, "momentum_decay": momentum_decay}
-    return named("nadam", lr=lr, weight_decay=weight_decay, settings=settings, decay=decay, rates=rates)
+    return named(
+        "nadam", lr=lr, weight_decay=weight_decay, settings=settings, decay=decay, lr_multipliers=lr_multipliers
+    )
 
 
 @declared(".torch_optimizers", first_run=(3e-3, 0.1))
@@ -228,7 +248,7 @@ def radam(
     betas: Betas = (0.9, 0.999),
     eps: float = 1e-8,
     decay: Decay = "matrices",
-    rates: SeveralRates = (),
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """torch's RAdam, whose first steps are rectified: Liu et al. 2020, algorithm 2 (https://arxiv.org/abs/1908.03265).
 
@@ -238,7 +258,12 @@ def radam(
     'radam'
     """
     return named(
-        "radam", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, decay=decay, rates=rates
+        "radam",
+        lr=lr,
+        weight_decay=weight_decay,
+        settings={"betas": betas, "eps": eps},
+        decay=decay,
+        lr_multipliers=lr_multipliers,
     )
 
 
@@ -250,17 +275,22 @@ def adamw8bit(
     betas: Betas = (0.9, 0.999),
     eps: float = 1e-8,
     decay: Decay = "matrices",
-    rates: SeveralRates = (),
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """AdamW that keeps its moments in 8 bits, by blocks of 256: Dettmers et al. 2022 (https://arxiv.org/abs/2110.02861).
 
     A quarter of AdamW's state. Parameters of fewer than 4096 numbers keep theirs in 32 bits. Needs bitsandbytes.
 
-    >>> adamw8bit(3e-4).described()["eps"]
+    >>> adamw8bit(3e-4).to_dict()["eps"]
     1e-08
     """
     return named(
-        "adamw8bit", lr=lr, weight_decay=weight_decay, settings={"betas": betas, "eps": eps}, decay=decay, rates=rates
+        "adamw8bit",
+        lr=lr,
+        weight_decay=weight_decay,
+        settings={"betas": betas, "eps": eps},
+        decay=decay,
+        lr_multipliers=lr_multipliers,
     )
 
 
@@ -272,7 +302,7 @@ def schedule_free(
     betas: Betas = (0.9, 0.999),
     eps: float = 1e-8,
     decay: Decay = "matrices",
-    rates: SeveralRates = (),
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """AdamW without a schedule: Defazio et al. 2024, algorithm 1 (https://arxiv.org/abs/2405.15682).
 
@@ -288,7 +318,7 @@ def schedule_free(
         weight_decay=weight_decay,
         settings={"betas": betas, "eps": eps},
         decay=decay,
-        rates=rates,
+        lr_multipliers=lr_multipliers,
     )
 
 
@@ -299,24 +329,24 @@ def named(
     weight_decay: float | None = None,
     settings: Mapping[str, Setting] | None = None,
     decay: Decay = "matrices",
-    rates: SeveralRates = (),
+    lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
     """The optimizer called `name`; a setting that is None has the optimizer's own default.
 
     Raises one `ConfigError` with all problems; a setting that only other optimizers know is one of them.
 
-    >>> named("sgd", lr=0.1, settings={"momentum": 0.9, "betas": None}).described()["momentum"]
+    >>> named("sgd", lr=0.1, settings={"momentum": 0.9, "betas": None}).to_dict()["momentum"]
     0.9
     """
     kind = declaration(name)
     given = {key: value for key, value in (settings or {}).items() if value is not None}
     strength = kind.weight_decay if weight_decay is None else weight_decay
-    several = tuple(rates) if isinstance(rates, Sequence) else (rates,)
+    several = tuple(lr_multipliers) if isinstance(lr_multipliers, Sequence) else (lr_multipliers,)
     if found := [*problems(kind, lr=lr, weight_decay=strength, decay=decay, given=given), *misfits(several, kind)]:
         raise ConfigError("\n".join(found))
     merged = {**kind.settings, **given}
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in merged.items()}
-    return OptimizerSpec(name, lr=lr, weight_decay=strength, settings=plain, decay=decay, rates=several)
+    return OptimizerSpec(name, lr=lr, weight_decay=strength, settings=plain, decay=decay, lr_multipliers=several)
 
 
 OPTIMIZERS: Mapping[str, Declaration] = DECLARED  # all of the above, by name

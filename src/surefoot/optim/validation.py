@@ -57,7 +57,7 @@ def declared(
     def declare(function: Function) -> Function:
         name = function.__name__
         keywords = inspect.signature(function).parameters.values()
-        defaults = {each.name: each.default for each in keywords if each.name not in ("lr", "decay", "rates")}
+        defaults = {each.name: each.default for each in keywords if each.name not in ("lr", "decay", "lr_multipliers")}
         decay = defaults.pop("weight_decay")
         own = {key: {**_COMMON, **(checks or {})}[key] for key in ("lr", "weight_decay", "decay", *defaults)}
         DECLARED[name] = Declaration(name, file, decay, defaults, own, first_run, like_adam)

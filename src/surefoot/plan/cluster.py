@@ -57,22 +57,22 @@ def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
         "optimizer": work.state_bytes(shards),
         "averages": work.averages * parameters,
     }
-    kept_whole = sharded and strategy.synchronise == "last" and micro_batches > 1
+    kept_whole = sharded and strategy.sync == "last" and micro_batches > 1
     return Memory(
-        **(dict.fromkeys(own, 0) if strategy.offload else own),
+        **(dict.fromkeys(own, 0) if strategy.cpu_offload else own),
         buffers=work.buffer_bytes * (1 + work.averages),
         whole_gradients=sum(weight.memory_bytes for weight in work.weights if weight.trained) if kept_whole else 0,
         gathered=_gathered_bytes(work, strategy) if sharded else 0,
         exchanged=_exchanged_bytes(work, strategy) if sharded else 0,
         passing=work.pass_bytes,
-        updating=0 if strategy.offload else work.update_bytes(shards),
-        host=sum(own.values()) if strategy.offload else 0,
+        updating=0 if strategy.cpu_offload else work.update_bytes(shards),
+        host=sum(own.values()) if strategy.cpu_offload else 0,
     )
 
 
 def _gathered_bytes(work: Workload, strategy: Spread) -> int:
     outside, *blocks = (strategy.unit_bytes(unit) for unit in (work.outside, *work.blocks))
-    if not strategy.reshard:
+    if not strategy.reshard_after_forward:
         return outside + sum(blocks) + max(blocks, default=0)
     return outside + max((sum(blocks[place : place + 2]) for place in range(len(blocks))), default=0)
 
@@ -80,7 +80,7 @@ def _gathered_bytes(work: Workload, strategy: Spread) -> int:
 def _exchanged_bytes(work: Workload, strategy: Spread) -> int:
     """A block's gradients as the pass computes them, and in float32 for sending."""
     units = [[weight for weight in unit if weight.trained] for unit in (work.outside, *work.blocks)]
-    return max(strategy.unit_bytes(unit) + replace(strategy, gather="fp32").unit_bytes(unit) for unit in units)
+    return max(strategy.unit_bytes(unit) + replace(strategy, gather_dtype="fp32").unit_bytes(unit) for unit in units)
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ def spread(parts: RunComponents, *, ranks: int) -> Spread:
     """The layout of a run over `ranks` ranks."""
     how = parts.parallel
     assert how.kind != "auto"  # `chosen` has decided
-    assert how.synchronise != "auto"
-    return Spread(how.kind, ranks, how.replicas, how.reshard, how.synchronise, how.gather, how.offload)
+    assert how.sync != "auto"
+    return Spread(how.kind, ranks, how.replicas, how.reshard_after_forward, how.sync, how.gather_dtype, how.cpu_offload)
 
 
 def fits(found: Memory, machine: Machine) -> str:

@@ -38,11 +38,14 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
     own = spread(parts, ranks=world)
     if refused is not None and own.kind == "fsdp":
         raise refused
-    gathers = dict.fromkeys((own.gather, "fp32"))
-    passes = {gather: dry_pass(parts, rows=rows, weights_narrow=gather == "bf16") for gather in gathers}
-    works = {gather: workload(parts, passed) for gather, passed in passes.items()}
+    gather_dtypes = dict.fromkeys((own.gather_dtype, "fp32"))
+    passes = {
+        gather_dtype: dry_pass(parts, rows=rows, weights_narrow=gather_dtype == "bf16")
+        for gather_dtype in gather_dtypes
+    }
+    works = {gather_dtype: workload(parts, passed) for gather_dtype, passed in passes.items()}
     cases = [
-        Case(name, chosen, works[chosen.gather], micro_batches, machine)
+        Case(name, chosen, works[chosen.gather_dtype], micro_batches, machine)
         for name, chosen in others(own, node_size=machine.node_size).items()
         if refused is None or chosen.kind != "fsdp"
     ]
@@ -52,7 +55,7 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
         Section("data", list(parts.settings.data_summary)),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("assumed", assumptions(machine, world=world)),
-        Section("a step", step(parts, mine, passes[own.gather], tokens=tokens, note=note)),
+        Section("a step", step(parts, mine, passes[own.gather_dtype], tokens=tokens, note=note)),
         Section(f"memory of a GPU, {mine.name}", held(parts, mine)),
         Section(f"sent by each GPU in a step, {mine.name}", sent(mine) if world > 1 else []),
         Section(f"time of a step, {mine.name}", times(mine, tokens=tokens)),
@@ -78,11 +81,15 @@ def others(own: Spread, *, node_size: int) -> dict[str, Spread]:
     if own.kind == "none":
         return {"one process": own}
     world = own.world
-    plain = replace(own, reshard=True, replicas=1) if own.kind == "fsdp" else Spread("fsdp", world, synchronise="every")
+    plain = (
+        replace(own, reshard_after_forward=True, replicas=1)
+        if own.kind == "fsdp"
+        else Spread("fsdp", world, sync="every")
+    )
     found = {
         "ddp": own if own.kind == "ddp" else Spread("ddp", world),
         "fsdp": plain,
-        "fsdp, reshard off": replace(plain, reshard=False),
+        "fsdp, reshard off": replace(plain, reshard_after_forward=False),
     }
     if world > node_size > 1 and world % node_size == 0:
         found[f"fsdp, {world // node_size} replicas"] = replace(plain, replicas=world // node_size)

@@ -68,9 +68,9 @@ def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Win
     shards, copies = strategy.shards, strategy.copies
     sums = float(sum(weight.gathered_bytes(shards, "fp32") for weight in work.weights if weight.trained))
     units = [strategy.unit_bytes(unit) for unit in (work.outside, *work.blocks)]
-    backward = ring_gathered(sum(units[1:]), shards) if strategy.reshard else 0.0
+    backward = ring_gathered(sum(units[1:]), shards) if strategy.reshard_after_forward else 0.0
     scattered, added = ring_gathered(sums, shards), ring_reduced(sums / shards, copies)
-    summed = micro_batches if strategy.synchronise == "every" else 1
+    summed = micro_batches if strategy.sync == "every" else 1
     found = [
         Window("forward", micro_batches, ring_gathered(sum(units), shards), 0.0),
         Window("backward", micro_batches - summed, backward, 0.0),

@@ -141,7 +141,7 @@ def learning_rates(parts: RunComponents) -> list[str]:
     feedback = parts.whole.feedback
     shown = {"first": 0, "fastest": fastest, "middle": steps // 2, "last": steps - 1}
     rows = [(what, "step", f"{step:,}", f"{base * factors(step):.4g}") for what, step in shown.items()]
-    settings = parts.schedule.described()
+    settings = parts.schedule.to_dict()
     plain = [f", {name} {value}" for name, value in settings.items() if name != "shape" and not isinstance(value, dict)]
     return [
         settings["shape"] + "".join(plain),

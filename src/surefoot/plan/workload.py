@@ -23,10 +23,10 @@ class Spread:
     kind: Literal["none", "ddp", "fsdp"]
     world: int
     replicas: int = 1  # of sharded groups: a mesh of replicas x shards
-    reshard: bool = True  # let gathered parameters go after the forward pass
-    synchronise: Literal["last", "every"] = "last"  # gradients with which micro-batch
-    gather: Literal["fp32", "bf16"] = "fp32"
-    offload: bool = False  # parameters, gradients and optimizer state in the host's memory
+    reshard_after_forward: bool = True  # let gathered parameters go after the forward pass
+    sync: Literal["last", "every"] = "last"  # gradients with which micro-batch
+    gather_dtype: Literal["fp32", "bf16"] = "fp32"
+    cpu_offload: bool = False  # parameters, gradients and optimizer state in the host's memory
 
     @property
     def shards(self) -> int:
@@ -44,7 +44,7 @@ class Spread:
 
     def unit_bytes(self, unit: "Iterable[Weight]") -> int:
         """Weights that are gathered together."""
-        return sum(weight.gathered_bytes(self.shards, self.gather) for weight in unit)
+        return sum(weight.gathered_bytes(self.shards, self.gather_dtype) for weight in unit)
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ class Weight:
         """
         return math.prod(shard_shape(self.shape, shards)) * self.item_bytes
 
-    def gathered_bytes(self, shards: int, gather: Literal["fp32", "bf16"]) -> int:
+    def gathered_bytes(self, shards: int, gather_dtype: Literal["fp32", "bf16"]) -> int:
         """Bytes of all ranks' rows together, padded to equal size, in the format in which they are gathered.
 
         >>> Weight((10, 3)).gathered_bytes(4, "fp32"), Weight((10, 3)).gathered_bytes(4, "bf16")
         (144, 72)
         """
         numbers = shards * math.prod(shard_shape(self.shape, shards))
-        return numbers * (min(2, self.item_bytes) if gather == "bf16" else self.item_bytes)
+        return numbers * (min(2, self.item_bytes) if gather_dtype == "bf16" else self.item_bytes)
 
 
 @dataclass(frozen=True)

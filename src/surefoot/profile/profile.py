@@ -62,8 +62,8 @@ def measure(
     ...     console=False,
     ... )
     >>> found = measure(run, steps=4, speedups=(), peak_flops=1e9)
-    >>> found.flops.by_phase, "forward" in found.phases.seconds
-    ({'forward': 128, 'backward': 128}, True)
+    >>> isinstance(found, Profile), found.flops.by_phase, "forward" in found.phases.seconds
+    (True, {'forward': 128, 'backward': 128}, True)
 
     Raises `ConfigError` for a run without a loss of its own, and in the middle of a step.
     """

@@ -107,8 +107,8 @@ class Profile:
         """Model FLOPs utilization: `flops_per_s` over the peak. Chowdhery et al. 2022, appendix B."""
         return self.flops_per_s / self.peak
 
-    def described(self) -> dict[str, Any]:
-        """All of it as JSON values."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as JSON values, as profile.json holds it."""
         tries = [
             {name: value for name, value in asdict(one).items() if value == value} | {"in_noise": one.in_noise}  # noqa: PLR0124  # NaN
             for one in self.tries
@@ -131,7 +131,7 @@ def written(profile: Profile, place: Path) -> Profile:
     text, numbers = place / "profile.txt", place / "profile.json"
     found = replace(profile, files=tuple(map(str, (text, numbers, place / "trace.json.gz", *pictures))))
     try:
-        numbers.write_text(json.dumps(found.described(), indent=1, allow_nan=False) + "\n")
+        numbers.write_text(json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n")
         text.write_text(f"{found}\n")
     except OSError as problem:
         raise ConfigError(

@@ -133,24 +133,24 @@ class Look:
         reaches = f"; the first module that it reaches: {self.first.reaches}" if self.first.reaches else ""
         return f"first non-finite: {self.first}{reaches}"
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON: a value that is not finite becomes null, and `nonfinite` holds it."""
-        return dict(as_json({"verdict": self.verdict, "finite": self.finite} | asdict(self)))
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values; a number that is not finite is null, and `nonfinite` beside it says what it was."""
+        return dict(json_values({"verdict": self.verdict, "finite": self.finite} | asdict(self)))
 
 
-def as_json(value: Any) -> Any:
+def json_values(value: Any) -> Any:
     """The same in what JSON can hold; numbers that are not finite become null, named in `nonfinite` beside them.
 
-    >>> as_json({"loss": math.nan, "shape": (2, 3)})
+    >>> json_values({"loss": math.nan, "shape": (2, 3)})
     {'loss': None, 'shape': [2, 3], 'nonfinite': {'loss': 'nan'}}
     """
     if isinstance(value, Mapping):
         strange = {
             name: repr(held) for name, held in value.items() if isinstance(held, float) and not math.isfinite(held)
         }
-        plain = {name: None if name in strange else as_json(held) for name, held in value.items()}
+        plain = {name: None if name in strange else json_values(held) for name, held in value.items()}
         return plain | ({"nonfinite": strange} if strange else {})
-    return [as_json(held) for held in value] if isinstance(value, list | tuple) else value
+    return [json_values(held) for held in value] if isinstance(value, list | tuple) else value
 
 
 WIDE = 100

@@ -97,6 +97,6 @@ def _told(own: Look) -> dict[str, Any]:
         "verdict": own.verdict,
         "first": None if own.first is None else asdict(own.first),
         "finite": own.finite,
-        "plain": own.plain(),
+        "plain": own.to_dict(),
         "text": "\n".join(lines),
     }

@@ -9,7 +9,7 @@ from typing import Any
 from surefoot.checkpoint.format import Damage
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.replay.findings import WIDE, Look, as_json, sections
+from surefoot.replay.findings import WIDE, Look, json_values, sections
 from surefoot.replay.inspect_step import look
 from surefoot.replay.rerun import Execution, execution, nearest, refuse_own_steps
 from surefoot.tracking.format import counted, duration, number
@@ -39,7 +39,13 @@ class Logged:
 
 @dataclass(frozen=True)
 class Replay:
-    """A step that was made again; `print` it for the page. `start` is the step of the checkpoint, `length` that of the run."""
+    """A step that was made again; `print` it for the page. `start` is the step of the checkpoint, `length` that of the run.
+
+    >>> look = Look(step=3, loss=2.0, norm=1.0, first=None)
+    >>> replay = Replay("runs/a", look, length=10, start=0, logged=None, notes=(), learning_rate=0.1, samples=8)
+    >>> replay.to_dict()["verdict"]
+    'everything in this step is finite'
+    """
 
     run: str
     look: Look
@@ -63,17 +69,17 @@ class Replay:
         wrapped = [part for line in lines for part in wrap(line, WIDE, subsequent_indent="    ")]
         return "\n".join([*wrapped, *sections(look, samples=self.samples)])
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
         return {
             "run": self.run,
             "length": self.length,
             "from_checkpoint": self.start,
             "steps_made_again": self.look.step - self.start,
-            "logged": None if self.logged is None else as_json(vars(self.logged)),
+            "logged": None if self.logged is None else json_values(vars(self.logged)),
             "notes_of_run": list(self.notes),
             "lr": self.learning_rate,
-            **self.look.plain(),
+            **self.look.to_dict(),
         }
 
 

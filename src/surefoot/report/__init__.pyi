@@ -7,8 +7,5 @@ from .panels import ImageGrid as ImageGrid
 from .panels import Panels as Panels
 from .panels import TextHeatmap as TextHeatmap
 from .task_panels import classification_panels as classification_panels
-from .task_panels import confusion_panel as confusion_panel
 from .task_panels import encode_png as encode_png
-from .task_panels import examples_by_score as examples_by_score
-from .task_panels import tinted_by_loss as tinted_by_loss
 from .write import write_page as write_page

@@ -51,7 +51,7 @@ def state_of(run: ReportedRun) -> State:
 def headline(run: ReportedRun) -> Headline | None:
     """The metric that the run monitors, else its first loss, its first metric, or the training loss; None without records."""
     scores = {name: curve for name, curve in run.recorded.scores.items() if curve.last is not None}
-    watch = None if run.files.state is None else run.files.state.watch
+    watch = None if run.files.state is None else run.files.state.monitor
     if watch is not None and watch["score"] in scores:
         return _headline(watch["score"], scores[watch["score"]], watch["direction"])
     first = next((name for name in scores if name.endswith("loss")), next(iter(scores), None))

@@ -22,7 +22,8 @@ from surefoot.report.series import ReportedRun
 from surefoot.report.several_runs import page_values
 from surefoot.tracking.commands import commands
 from surefoot.tracking.format import visible
-from surefoot.tracking.panels import ConfusionMatrix, Curves, Panels, TextHeatmap
+from surefoot.tracking.panels import ConfusionMatrix, Curves, TextHeatmap
+from surefoot.tracking.panels_file import Panels
 from surefoot.tracking.run_reader import surefoot_version
 
 if TYPE_CHECKING:

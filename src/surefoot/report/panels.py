@@ -1,5 +1,6 @@
 """The public names of the panels. They are declared in `tracking/panels.py`, because a run writes them and a page shows them."""
 
-from surefoot.tracking.panels import ConfusionMatrix, Curves, Example, Examples, Image, ImageGrid, Panels, TextHeatmap
+from surefoot.tracking.panels import ConfusionMatrix, Curves, Example, Examples, Image, ImageGrid, TextHeatmap
+from surefoot.tracking.panels_file import Panels
 
 __all__ = ["ConfusionMatrix", "Curves", "Example", "Examples", "Image", "ImageGrid", "Panels", "TextHeatmap"]

@@ -6,7 +6,6 @@ Shapes: B batch, K classes, C channels, H height, W width.
 import base64
 import io
 import math
-import random
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any
@@ -20,88 +19,13 @@ from torch.utils.data import Subset
 from surefoot.data.gathering import is_tensors, sample_count
 from surefoot.data.loader import in_order
 from surefoot.errors import ConfigError
-from surefoot.tokenizers.tokenizer import Tokenizer
-from surefoot.tracking.panels import ConfusionMatrix, Example, Examples, Group, Image, ImageGrid, Panel, TextHeatmap
+from surefoot.tracking.panels import ConfusionMatrix, Image, ImageGrid, Panel
 
 _ALL_CLASSES = 30  # of more, those with the most mistakes are shown
 _SIDE = 56  # pixels, of the larger side of a picture: sixteen of them fit a page
 _SAMPLES = 10_000  # are looked at, spread over a data set that has more
 _LONGEST_S = 30.0
 _AT_ONCE = 64
-
-
-def tinted_by_loss(
-    title: str, tokens: Sequence[int], losses: Sequence[float], *, tokenizer: Tokenizer, legend: str | None = None
-) -> TextHeatmap:
-    """The text of `tokens`, each tinted by the model's loss (nats); there is one loss less, because the first token has none.
-
-    A piece is one token, or the tokens of one character that is spread over several, with the sum of their losses. The joined
-    pieces equal the decoded tokens. The end of a document has no text, and its loss is left out.
-
-    >>> from surefoot.tokenizers.tokenizer import ByteTokenizer
-    >>> tinted_by_loss("", [104, 195, 169], [1.0, 0.5], tokenizer=ByteTokenizer()).pieces
-    (('h', None), ('é', 1.5))
-    """
-    if len(losses) != len(tokens) - 1:
-        raise ConfigError(f"tinted_by_loss: {len(tokens)} tokens and {len(losses)} losses: one less than tokens")
-    whole = tokenizer.decode(tokens)
-    pieces: list[tuple[str, float | None]] = []
-    done, held = 0, 0.0
-    for place, loss in enumerate([None, *losses]):
-        if tokens[place] == tokenizer.end:
-            continue
-        held += 0.0 if loss is None else max(loss, 0.0)  # in this order, which lets pass what is not a number
-        text = tokenizer.decode(tokens[: place + 1])
-        if len(text) > done and whole.startswith(text):  # no character is begun and not ended
-            pieces.append((text[done:], held if place and math.isfinite(held) else None))
-            done, held = len(text), 0.0
-    if done < len(whole):
-        pieces.append((whole[done:], None))
-    legend = "the model's loss at each token, in nats" if legend is None else legend
-    return TextHeatmap(title=title, legend=legend, unit="nats", pieces=tuple(pieces))
-
-
-def examples_by_score(
-    title: str, legend: str, said: Sequence[tuple[str, str, str, float]], *, each: int = 5
-) -> Examples:
-    """The best, the worst and some random ones of (source, reference, output, score): `each` per group, without repetition.
-
-    >>> said = [("a", "A", "A", 100.0), ("b", "B", "C", 0.0), ("c", "C", "C", 90.0)]
-    >>> [(one.source, one.group) for one in examples_by_score("", "", said, each=1).examples]
-    [('a', 'best'), ('b', 'worst'), ('c', 'random')]
-    """
-    order = sorted(range(len(said)), key=lambda place: -said[place][3])
-    best, rest = order[:each], order[each:]
-    worst, rest = rest[::-1][:each], rest[: max(0, len(rest) - each)]
-    drawn = random.Random(0).sample(sorted(rest), min(each, len(rest)))
-    groups: list[tuple[Group, list[int]]] = [("best", best), ("worst", worst), ("random", drawn)]
-    examples = [
-        Example(source=source, reference=reference, output=output, score=score, group=group)
-        for group, places in groups
-        for source, reference, output, score in (said[place] for place in places)
-    ]
-    return Examples(title=title, legend=legend, examples=tuple(examples))
-
-
-def confusion_panel(title: str, confusion: Sequence[Sequence[int]], *, classes: Sequence[str]) -> ConfusionMatrix:
-    """A confusion matrix (row: true class, column: prediction). With many classes, those with fewest mistakes share one row.
-
-    >>> confusion_panel("val", [[3, 1], [0, 4]], classes=("cat", "dog")).counts
-    ((3, 1), (0, 4))
-    """
-    counts_KK = np.asarray(confusion, dtype=np.int64)
-    if counts_KK.shape != (len(classes), len(classes)):
-        raise ConfigError(f"confusion_panel: a matrix of shape {counts_KK.shape} for {len(classes)} classes")
-    names = list(classes)
-    if len(classes) > _ALL_CLASSES:
-        mistakes_K = counts_KK.sum(axis=0) + counts_KK.sum(axis=1) - 2 * counts_KK.diagonal()
-        shown = np.sort(np.argsort(-mistakes_K, kind="stable")[: _ALL_CLASSES - 1])
-        place_K = np.full(len(classes), len(shown))
-        place_K[shown] = np.arange(len(shown))
-        summed = np.zeros((_ALL_CLASSES, _ALL_CLASSES), dtype=np.int64)
-        np.add.at(summed, (place_K[:, None], place_K[None, :]), counts_KK)
-        counts_KK, names = summed, [*(names[place] for place in shown), f"{len(classes) - len(shown)} others"]
-    return ConfusionMatrix(title=title, classes=tuple(names), counts=tuple(map(tuple, counts_KK.tolist())))
 
 
 def encode_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> str:
@@ -141,17 +65,17 @@ def classification_panels(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
     name: str = "val",
-    pictures: int = 16,
+    images: int = 16,
 ) -> Iterator[Panel]:
     """The confusion matrix of a data set of (image, label), and the images with the largest losses.
 
     As `Run(panels_fn=...)`: `lambda model: sf.report.classification_panels(model, held_out, classes=names)`. `mean` and `std` are
     those of the images' normalization. A large data set is read in 10,000 spread samples, for at most 30 s.
-    pictures: their number; 0 if the inputs are not images.
+    images: their number; 0 if the inputs are not images.
 
     >>> data = torch.eye(3).view(3, 1, 1, 3), torch.tensor([0, 1, 0])
     >>> confusion, wrong = classification_panels(nn.Flatten(), data, classes=("a", "b", "c"))
-    >>> confusion.counts, wrong.pictures[0].label, wrong.pictures[0].guess
+    >>> confusion.counts, wrong.images[0].label, wrong.images[0].guess
     (((1, 0, 1), (0, 1, 0), (0, 0, 0)), 'a', 'c')
     """
     counts_KK = np.zeros((len(classes), len(classes)), dtype=np.int64)
@@ -165,18 +89,20 @@ def classification_panels(
         labels, guesses = labels_B.tolist(), guesses_B.tolist()
         np.add.at(counts_KK, (labels, guesses), 1)
         worst += zip(losses_B.tolist(), labels, guesses, chances_B.tolist(), inputs, strict=True)
-        worst = sorted(worst, key=lambda wrong: -wrong[0])[:pictures]
+        worst = sorted(worst, key=lambda wrong: -wrong[0])[:images]
         seen += len(labels_B)
         if perf_counter() - begun > _LONGEST_S:
             break
     part = "" if seen == total else f", {seen:,} of {total:,} samples"
-    yield confusion_panel(f"{name}: which class was taken for which{part}", counts_KK.tolist(), classes=classes)
-    if pictures:
+    yield ConfusionMatrix.from_counts(
+        f"{name}: which class was taken for which{part}", counts_KK.tolist(), classes=classes
+    )
+    if images:
         drawn = [
             _picture(classes[label], classes[guess], loss, log_chance, encode_png(image, mean=mean, std=std))
             for loss, label, guess, log_chance, image in worst
         ]
-        yield ImageGrid(title=f"{name}: the largest losses{part}", pictures=tuple(drawn))
+        yield ImageGrid(title=f"{name}: the largest losses{part}", images=tuple(drawn))
 
 
 def _picture(label: str, guess: str, loss: float, log_chance: float, png: str) -> Image:

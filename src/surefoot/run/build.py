@@ -137,7 +137,7 @@ def check_first_batch(settings: RunSettings, models: Models, supply: pipeline.Su
         supply.first(),
         precision=models.precision,
         world=world,
-        allow_unused=parallel.unused,
+        allow_unused=parallel.find_unused_parameters,
         gathered=[part for model in models.by_name.values() for part in gathered(model, parallel)]
         if is_sharded
         else (),
@@ -194,9 +194,9 @@ def assemble(
         parallel=models.parallel,
         compiling=models.compiling,
         layout=laid,
-        described=run_identity(settings, plan, models, state, laid),
+        identity=run_identity(settings, plan, models, state, laid),
         architecture=models.architecture,
-        scored={name: fingerprint(split.data) for name, split in splits.items()},
+        split_identity={name: fingerprint(split.data) for name, split in splits.items()},
         directory=directory,
         saving=None if directory is None else Saving(directory, times, disk=settings.disk, say=say, world=supply.world),
         console=console,
@@ -226,16 +226,16 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
         else str(local_path(settings.init_from, setting="init_from").resolve()),
         "length": f"{times.length.steps} steps",
         "early_stopping": None if settings.early_stopping is None else vars(settings.early_stopping),
-        **supply.sizes.described(),
+        **supply.sizes.to_dict(),
         "optimizer": sole_or_all(optimizers),
-        "schedule": plan.schedule.described(),
+        "schedule": plan.schedule.to_dict(),
         "plateau": plateau,
         "precision": models.precision.name,
         "channels_last": laid.channels_last,
         "compile": models.compiling.on,
         "identity": json_settings(settings.identity or {}),
         "schedule_of_steps": times.length.steps,
-        "data": {"plan": supply.plan.described(), **fingerprint(supply.dataset)},
+        "data": {"plan": supply.plan.to_dict(), **fingerprint(supply.dataset)},
     }
     return identity_of(settings, resolved)
 
@@ -244,7 +244,7 @@ def _optimizer(decision: Decided, optimizer: Optimizer) -> dict[str, Any]:
     spec = decision.spec
     if isinstance(spec, OptimizerSpec):  # rates of all parameters, whatever is frozen at the moment
         rates = [spec.lr * factor for factor in sorted(set(decision.factors.values()) - {0.0}, reverse=True)]
-        return spec.described() | ({"learning_rates": rates} if spec.rates else {})
+        return spec.to_dict() | ({"learning_rates": rates} if spec.lr_multipliers else {})
     defaults, *groups = (
         {key: value for key, value in held.items() if isinstance(value, bool | int | float | str | tuple)}
         for held in (optimizer.defaults, *optimizer.param_groups)

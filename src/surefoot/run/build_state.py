@@ -127,7 +127,7 @@ def _decided(
 ) -> Decided:
     """Who of one model is trained how: all that may be, or those that are `trained` from now on while the run goes on."""
     model, by_spec = models[name], spec if isinstance(spec, OptimizerSpec) else None
-    factors = factors_of(model, () if by_spec is None else by_spec.rates)
+    factors = factors_of(model, () if by_spec is None else by_spec.lr_multipliers)
     if stays := [each for each, factor in factors.items() if factor == 0 and each in (trained or ())]:
         raise ConfigError(
             f"requires_grad of {stays[0]} is True now, and the optimizer's rates freeze it: it would get gradients and never move\n"
@@ -228,7 +228,7 @@ def _averages(model: nn.Module, decision: Decided, optimizer: Optimizer, ema: fl
 
 def notes(optimizers: Mapping[str, Trained], schedule: AnySchedule) -> list[str]:
     """What is allowed, and hardly meant: a rate that falls where the optimizer has a mean of its own instead."""
-    shape = schedule.described()["shape"]
+    shape = schedule.to_dict()["shape"]
     return [
         f"{kind.name} needs no falling rate, and {shape} lets it fall: --schedule.name constant"
         for kind in (kind_of(trained.optimizer) for trained in optimizers.values())

@@ -45,7 +45,7 @@ def _nothing_changed_since(parts: RunComponents, step: int) -> bool:
 
 def _in_words(parts: RunComponents, step: int, samples: list[int], stands: str, *, seen: str | None) -> str:
     """Why a run was ended after too many bad steps in a row, and what to try; `seen` in the first of them."""
-    rate, stayed = parts.described["optimizer"].get("lr"), "and stayed so; none of these steps was applied"
+    rate, stayed = parts.identity["optimizer"].get("lr"), "and stayed so; none of these steps was applied"
     if parts.settings.max_bad_steps == 0:  # of the steps after it, skipped by the latch, nothing is known
         stayed = "(max_bad_steps is 0); neither that step nor a later one was applied"
     lines = [

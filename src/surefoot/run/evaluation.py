@@ -14,13 +14,12 @@ from surefoot.train.evaluate import EvaluationStoppedError, numbers
 from surefoot.train.model_weights import weights_of
 
 if TYPE_CHECKING:
-    from surefoot.tracking.panels import Panels
+    from surefoot.tracking.panels_file import Panels
 
 
 def make_panels(parts: RunComponents, *, stop: Callable[[], bool] = lambda: False) -> "Panels":
     """What the run's `panels_fn` makes of the model as it is evaluated; each reason why there are not more is said. Collective."""
-    from surefoot.tracking.panels import Panels
-    from surefoot.tracking.panels_file import made
+    from surefoot.tracking.panels_file import Panels, made
 
     make = parts.settings.panels_fn
     assert make is not None
@@ -109,8 +108,7 @@ class Evaluations:
 
     def show(self, *, stop: Callable[[], bool]) -> None:
         """Write what a report shows of the task, made by rank 0 until `stop` says so; what cannot be made ends no run. Collective."""
-        from surefoot.tracking.panels import written
-        from surefoot.tracking.panels_file import FILE
+        from surefoot.tracking.panels_file import FILE, written
 
         parts = self.parts
         assert parts.directory is not None
@@ -132,7 +130,7 @@ class Evaluations:
             {
                 "kind": "outcome",
                 "step": self.state.step,
-                "settings": flat(self.parts.described),
+                "settings": flat(self.parts.identity),
                 "scores": self.scores,
                 **({} if self.at_end is None else {"scores_at_end": self.at_end[1]}),
             }

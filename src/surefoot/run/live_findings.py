@@ -155,7 +155,7 @@ def remarks(parts: RunComponents, *, resumed: bool) -> Remarks:
     metrics = directory.metrics if resumed and directory is not None and directory.metrics.exists() else None
     earlier = () if metrics is None else streamed(metrics, size_bytes=metrics.stat().st_size)
     described = Described(
-        made=parts.described,
+        made=parts.identity,
         written={name: value for name, value in parts.settings.train_settings().items() if value is not None},
         kinds=kinds_of_models(parts.architecture),
         standing="running",

@@ -55,7 +55,7 @@ def header(parts: RunComponents, *, chosen: Chosen) -> str:
     lines = [wrapped(f"{label:<{_LABEL}}{text}", indent=_LABEL) for label, text in about.items()]
     run_dir = parts.directory.path if parts.directory else "nothing is saved: no run_dir was given"
     lines += [*(wrapped(as_typed_here(line)) for line in chosen.lines(parts)), f"{'run_dir':<{_LABEL}}{run_dir}"]
-    copied, decay = sum(buffer.numel() for buffer in parts.state.buffers.tensors()), parts.described["ema"]
+    copied, decay = sum(buffer.numel() for buffer in parts.state.buffers.tensors()), parts.identity["ema"]
     left = 0.0 if decay is None or parts.settings.init_from is not None else decay**length.steps
     notes = {
         f"note: a step takes {sizes.batch_size} samples and there are {plan.samples}:"

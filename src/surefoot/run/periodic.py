@@ -304,7 +304,7 @@ class BetweenSteps:
                     parts.supply.first(self.state.step),
                     precision=self.whole.precision,
                     world=parts.world,
-                    allow_unused=parts.parallel.unused,
+                    allow_unused=parts.parallel.find_unused_parameters,
                 )
             parts.task.ranks.follow_trainable()
             parts.make_ready()

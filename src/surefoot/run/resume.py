@@ -61,8 +61,8 @@ def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
             return replace(now, is_over=True)
         accepted = parts.fingerprints["accepted"][len(found.saved.fingerprints["accepted"]) :]
         if parts.world.is_main and (configuration is not None or accepted):
-            text = configuration or messages.script_toml(parts.described)
-            parts.directory.write_text("config.toml", with_choices(text, parts.described))
+            text = configuration or messages.script_toml(parts.identity)
+            parts.directory.write_text("config.toml", with_choices(text, parts.identity))
     if parts.rank_log is not None:
         parts.rank_log.open(parts.directory.path / "logs" / f"rank-{parts.world.rank}.log")
     if parts.world.is_main:
@@ -70,7 +70,7 @@ def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
             "step": parts.state.step,
             "machine": parts.machine(),
             **environment(),
-            "data": parts.described["data"],
+            "data": parts.identity["data"],
             "workers": parts.settings.workers,
         }
         parts.directory.add_sitting(about | ({"accepted_changes": accepted} if accepted else {}))
@@ -133,8 +133,8 @@ def _begun_in(directory: RunDirectory, saving: Saving, parts: RunComponents, con
             f"note: {', '.join(unknown)} in samples cannot be looked into: a resume does not notice if they change"
         )
     if parts.world.is_main:
-        text = configuration or messages.script_toml(parts.described)
-        directory.write_text("config.toml", with_choices(text, parts.described))
+        text = configuration or messages.script_toml(parts.identity)
+        directory.write_text("config.toml", with_choices(text, parts.identity))
         for name, held in parts.files.items():
             directory.write_bytes(name, held.encode() if isinstance(held, str) else held)
     saving.finish(0, parts.packed)
@@ -197,7 +197,7 @@ def _at_beginning(parts: RunComponents, saving: Saving, checkpoint: Checkpoint) 
         for file, (name, model) in models.items():
             contents.load_model(model, model_state(start, file, name), where="step-00000000")
             for part, module in model.named_modules():
-                module.training = part not in start.saved.evaluating[name]
+                module.training = part not in start.saved.eval_mode[name]
         state_dict.restore_known(parts.whole.kept.objects, start)
     except (CheckpointError, KeyError):  # of another model: that is named when the newest one is restored
         return False
@@ -213,7 +213,7 @@ def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
     feedback = parts.whole.feedback
     steering = [] if feedback is None else [feedback.plateau.score.split("/")[0]]
     changes, notes = find_changes(before, now, steering=steering)
-    data = [{"data": json.loads(json.dumps(one["data"]))} for one in (checkpoint.saved.described, parts.described)]
+    data = [{"data": json.loads(json.dumps(one["data"]))} for one in (checkpoint.saved.identity, parts.identity)]
     if another := differences(*data):  # which `continue_from` has let pass
         changes.insert(0, Change(("data",), f"the training data are others: {another[0]}"))
     refuse_changes(changes, accepted=parts.accept_change, where=parts.where(checkpoint))

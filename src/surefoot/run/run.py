@@ -29,7 +29,7 @@ from surefoot.train.scratch import preserved
 from surefoot.train.state_dict import Kept, Whole
 
 if TYPE_CHECKING:
-    from surefoot.tracking.panels import Panels
+    from surefoot.tracking.panels_file import Panels
 
 
 @known_keywords
@@ -43,6 +43,27 @@ class Run(RunSettings):
     also "90 min". The keywords, each with its text: docs/reference/settings.md.
 
     Raises `ConfigError` or `DataError` for what cannot be run, before anything is written.
+
+    >>> import torch, surefoot as sf
+    >>> inputs = torch.linspace(-1, 1, 64)[:, None]
+    >>> def loss(model, batch):
+    ...     return (model(batch[0]) - batch[1]).square().mean()
+    >>> run = Run(
+    ...     model=lambda: torch.nn.Linear(1, 1),
+    ...     loss=loss,
+    ...     train_data=(inputs, 3 * inputs),
+    ...     optimizer=sf.optim.sgd(lr=0.1),
+    ...     batch_size=16,
+    ...     length="2 epochs",
+    ...     device="cpu",
+    ...     console=False,
+    ... )
+    >>> with run:
+    ...     for step in run.steps():
+    ...         value = sf.forward_backward(step)  # `for step in run:` and `run.train()` make these two calls themselves
+    ...         sf.update(step)
+    >>> isinstance(step, sf.Step), run.state.step
+    (True, 8)
     """
 
     def __post_init__(self) -> None:
@@ -177,12 +198,12 @@ class Run(RunSettings):
 
         Returns one line for each difference between this run's data and the checkpoint's.
         """
-        self.parts.whole.precision.settle(checkpoint.saved.described["precision"])
-        self.parts.layout.settle(checkpoint.saved.described["channels_last"])
-        self.parts.compiling.settle(checkpoint.saved.described["compile"])
+        self.parts.whole.precision.settle(checkpoint.saved.identity["precision"])
+        self.parts.layout.settle(checkpoint.saved.identity["channels_last"])
+        self.parts.compiling.settle(checkpoint.saved.identity["compile"])
         state_dict.restore(self.parts.whole, checkpoint, where=f"step {checkpoint.step}")
-        now = json.loads(json.dumps(self.parts.described["data"]))
-        return differences({"data": checkpoint.saved.described["data"]}, {"data": now})
+        now = json.loads(json.dumps(self.parts.identity["data"]))
+        return differences({"data": checkpoint.saved.identity["data"]}, {"data": now})
 
 
 @contextmanager
@@ -207,7 +228,7 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
     tried = replace(parts, whole=Whole(state, precision, kept=Kept(dict(parts.whole.kept.objects))))
     models = {**state.models, **{f"average of {name}": each.model for name, each in state.ema_models.items()}}
     format_before = precision.name, precision.open
-    layout_before, described_before = (parts.layout.channels_last, parts.layout.open), dict(parts.described)
+    layout_before, described_before = (parts.layout.channels_last, parts.layout.open), dict(parts.identity)
     clock, spent_s = parts.whole.clock, parts.whole.clock.now() - parts.whole.clock.since
     with ExitStack() as stack:
         stack.callback(lambda: setattr(clock, "since", clock.now() - spent_s))  # at last: putting back takes time too
@@ -228,5 +249,5 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
             state_dict.restore(tried.whole, found, where="what was before the trial")
             precision.name, precision.open = format_before
             parts.layout.channels_last, parts.layout.open = layout_before
-            parts.described.clear()
-            parts.described.update(described_before)
+            parts.identity.clear()
+            parts.identity.update(described_before)

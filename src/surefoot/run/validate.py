@@ -58,7 +58,7 @@ def _check_length(settings: TrainSettings, schedule: AnySchedule | None) -> None
     size = 1 if sizes.unit == "tokens" else sizes.batch_size
     length = planned(settings.length, samples_per_epoch=size * _MANY, batch_size=size)
     known = planned(settings.length, samples_per_epoch=2 * size * _MANY, batch_size=size).steps == length.steps
-    if isinstance(schedule, AnySchedule) and known and "epoch" not in str(schedule.described()):
+    if isinstance(schedule, AnySchedule) and known and "epoch" not in str(schedule.to_dict()):
         schedule.resolved(length)
 
 

@@ -49,8 +49,8 @@ class Joined:
         at, _, after = self._cut(length)
         return at + self.second.shared_steps(after)
 
-    def described(self) -> dict[str, Any]:
-        return {"shape": "joined", "first": self.first.described(), "second": self.second.described(), "at": self.at}
+    def to_dict(self) -> dict[str, Any]:
+        return {"shape": "joined", "first": self.first.to_dict(), "second": self.second.to_dict(), "at": self.at}
 
     def _cut(self, length: Length) -> tuple[int, Length, Length]:
         at = in_steps(self.at, length=length, setting="at")

@@ -82,7 +82,7 @@ class Schedule:
     def _in(self, length: Length) -> Fall:
         return in_a_run(self.shape, self._given, length)
 
-    def described(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The shape and the settings that are not absent, as JSON."""
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in self._given.items()}
         return {"shape": self.shape, **plain}

@@ -51,7 +51,7 @@ class Sampled:
         """Every step: the source does not know how long the run is."""
         return NEVER
 
-    def described(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The kind, and a hash of the factors (as 32-bit numbers) that a resume compares."""
         if self.steps is None:
             return {"shape": self.shape}

@@ -69,7 +69,7 @@ def splits_into_words(tokenizer: "tokenizers.Tokenizer") -> bool:
 class BPETokenizer:
     """One token per byte or frequent row of bytes; the library `tokenizers` does the work.
 
-    >>> tokenizer = BPETokenizer.trained(["low lower lowest"] * 9, vocab_size=264)
+    >>> tokenizer = BPETokenizer.train(["low lower lowest"] * 9, vocab_size=264)
     >>> tokenizer.decode(tokenizer.encode("lower")), len(tokenizer.encode("lower")) < 5
     ('lower', True)
     """
@@ -77,12 +77,12 @@ class BPETokenizer:
     def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
         self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # a text that happens to hold END is text
         self.vocab_size: int = tokenizer.get_vocab_size()
-        self.end: int | None = tokenizer.token_to_id(END)
+        self.eos_id: int | None = tokenizer.token_to_id(END)
         self.dtype = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
         self.by_word = splits_into_words(tokenizer)
 
     @classmethod
-    def trained(cls, texts: Iterable[str], *, vocab_size: int) -> Self:
+    def train(cls, texts: Iterable[str], *, vocab_size: int) -> Self:
         """The tokenizer of `vocab_size` tokens that a text calls for; the same for the same text."""
         from tokenizers import pre_tokenizers, trainers
 
@@ -127,14 +127,14 @@ class BPETokenizer:
 
     @property
     def byte_counts(self) -> NDArray[Any]:
-        """The bytes that each token stands for; 0 for `end`."""
+        """The bytes that each token stands for; 0 for `eos_id`."""
         found = np.zeros(self.vocab_size, dtype=np.int64)
         for token, one in self.tokenizer.get_vocab().items():
             found[one] = len(token)  # of bytes as letters: one letter is one byte
         for one, added in self.tokenizer.get_added_tokens_decoder().items():
             found[one] = len(added.content.encode())  # written as they are
-        if self.end is not None:  # which is an ordinary token in GPT-2's files
-            found[self.end] = 0
+        if self.eos_id is not None:  # which is an ordinary token in GPT-2's files
+            found[self.eos_id] = 0
         return found
 
     def encode(self, text: str) -> NDArray[Any]:
@@ -153,8 +153,8 @@ class BPETokenizer:
         return [np.array(one.ids, dtype=self.dtype) for one in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these tokens; what is no UTF-8 (a sample may end inside a character) becomes U+FFFD, `end` nothing."""
-        return self.tokenizer.decode([one for one in listed(ids, self.vocab_size) if one != self.end])
+        """The text of these tokens; what is no UTF-8 (a sample may end inside a character) becomes U+FFFD, `eos_id` nothing."""
+        return self.tokenizer.decode([one for one in listed(ids, self.vocab_size) if one != self.eos_id])
 
 
 def from_json(text: str) -> Tokenizer:
@@ -175,6 +175,12 @@ def load(path: Path | str) -> Tokenizer:
     """The tokenizer in a file that some `to_json` or the library `tokenizers` wrote, or in a directory that holds one.
 
     Such a directory has a tokenizer.json (as every run's has), or GPT-2's encoder.json and vocab.bpe. Raises `DataError`.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "tokenizer.json"
+    >>> _ = path.write_text(CharacterTokenizer.from_text("banana").to_json())
+    >>> load(path).decode([1, 0])
+    'ba'
     """
     path = local_path(path, setting="path")
     inside = path / "tokenizer.json"

@@ -27,7 +27,7 @@ _SPECIAL = ["<padding>", "<begin>", "<end>"]
 class SubwordTokenizer:
     """Text <-> tokens from 3 to `vocab_size` - 1; 0, 1 and 2 are for padding, begin and end. `tokenizers` does the work.
 
-    >>> tokenizer = SubwordTokenizer.trained(["low lower lowest"] * 9, vocab_size=270)
+    >>> tokenizer = SubwordTokenizer.train(["low lower lowest"] * 9, vocab_size=270)
     >>> tokenizer.decode(tokenizer.encode("lower")), len(tokenizer.encode("lower")) < 5
     ('lower', True)
     """
@@ -41,7 +41,7 @@ class SubwordTokenizer:
         self.kind: Kind = "bpe" if type(tokenizer.model).__name__ == "BPE" else "unigram"
 
     @classmethod
-    def trained(cls, texts: Iterable[str], *, vocab_size: int, kind: Kind = "bpe") -> Self:
+    def train(cls, texts: Iterable[str], *, vocab_size: int, kind: Kind = "bpe") -> Self:
         """The tokenizer of up to `vocab_size` tokens that the texts call for; fewer where they hold no more different ones.
 
         bpe: Sennrich et al. 2016 (https://arxiv.org/abs/1508.07909); unigram: Kudo 2018 (https://arxiv.org/abs/1804.10959).

@@ -19,12 +19,12 @@ class Tokenizer(Protocol):
         """How many different tokens there are."""
 
     @property
-    def end(self) -> int | None:
+    def eos_id(self) -> int | None:
         """The token that stands after a document; None where there is none."""
 
     @property
     def byte_counts(self) -> NDArray[Any]:
-        """For each token how many bytes of UTF-8 it stands for; 0 for `end`."""
+        """For each token how many bytes of UTF-8 it stands for; 0 for `eos_id`."""
 
     def encode(self, text: str) -> NDArray[Any]:
         """The tokens of a text, 1-dimensional and unsigned."""
@@ -47,7 +47,7 @@ class ByteTokenizer:
     """
 
     vocab_size = 257
-    end = 256
+    eos_id = 256
 
     @property
     def byte_counts(self) -> NDArray[Any]:
@@ -63,8 +63,8 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these bytes; what is no UTF-8 (a sample may start inside a character) becomes U+FFFD, `end` nothing."""
-        return bytes(one for one in listed(ids, self.vocab_size) if one != self.end).decode(errors="replace")
+        """The text of these bytes; what is no UTF-8 (a sample may start inside a character) becomes U+FFFD, `eos_id` nothing."""
+        return bytes(one for one in listed(ids, self.vocab_size) if one != self.eos_id).decode(errors="replace")
 
     def to_json(self) -> str:
         """Only its name: there is nothing to remember."""
@@ -79,20 +79,20 @@ class ByteTokenizer:
 class CharacterTokenizer:
     """One token per character of a given set, numbered in its order.
 
-    >>> tokenizer = CharacterTokenizer.of("banana")
+    >>> tokenizer = CharacterTokenizer.from_text("banana")
     >>> tokenizer.characters, tokenizer.encode("nab").tolist(), tokenizer.decode([2, 0])
     ('abn', [2, 0, 1], 'na')
     """
 
-    end = None
+    eos_id = None
 
     def __init__(self, characters: str) -> None:
         if not characters:
-            raise DataError("a tokenizer of no characters: give the text it is for, CharacterTokenizer.of(text)")
+            raise DataError("a tokenizer of no characters: give the text it is for, CharacterTokenizer.from_text(text)")
         if len(set(characters)) < len(characters):
             twice = next(one for place, one in enumerate(characters) if one in characters[:place])
             raise DataError(
-                f"the characters of a tokenizer must differ: {twice!r} is there twice; CharacterTokenizer.of(text) sorts them out"
+                f"the characters of a tokenizer must differ: {twice!r} is there twice; CharacterTokenizer.from_text(text) sorts them out"
             )
         self.characters, self.vocab_size = characters, len(characters)
         codes = _codes(characters)
@@ -100,7 +100,7 @@ class CharacterTokenizer:
         self.numbers[codes] = np.arange(len(codes))
 
     @classmethod
-    def of(cls, text: str) -> Self:
+    def from_text(cls, text: str) -> Self:
         """The tokenizer of all characters that a text holds, sorted."""
         return cls("".join(sorted(set(text))))
 

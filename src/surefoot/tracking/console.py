@@ -130,7 +130,7 @@ class Console:
         if epoch is None or epoch["step"] != record["step"]:
             self.say(" ".join([step, *values]))
             return
-        loss, took = f"loss={number(epoch['loss'])}", f"time={duration(epoch['epoch_s'])}"
+        loss, took = f"train/loss={number(epoch['loss'])}", f"time={duration(epoch['epoch_s'])}"
         self._print(" ".join([f"epoch={epoch['epoch']}/{epoch['epochs']}", step, loss, *values, took]))
 
     def _print_held(self) -> None:

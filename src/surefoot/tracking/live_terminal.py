@@ -198,12 +198,13 @@ class Terminal:
         epoch = self.epoch if self.epoch is not None and self.epoch["step"] == record["step"] else None
         end = f"{_GAP}epoch {epoch['epoch']}/{epoch['epochs']} in {duration(epoch['epoch_s'])}" if epoch else ""
         step = max(5, len(str(self.length)))
-        room = self.rich.width - 1 - step - len(_GAP) - _TIME - (len(_GAP) + _EPOCH if self.epoch else 0)
+        room = self.rich.width - 1 - step - len(_GAP) - _TIME
+        note = len(_GAP) + _EPOCH if self.epoch else 0  # which gives way to scores
         in_one_line, in_two = (
             (("train loss",), *((name,) for name in values)),
             (("train", "loss"), *map(_split, values)),
         )
-        titles = in_one_line if _ends(in_one_line)[-1] <= room else in_two
+        titles = in_one_line if _ends(in_one_line)[-1] <= room - note else in_two
         widths = [max(_CELL, *map(cell_len, title)) for title in titles]
         count = max(1, sum(end <= room for end in _ends(titles)))
         columns, lines = [*titles[:count]], list[str | Text]()
@@ -220,10 +221,8 @@ class Terminal:
                 lines.append(Text(f"not shown for lack of room: {', '.join(hidden)}", "dim"))
         cells = [_loss(epoch or self.train or {}), *values.values()]
         cells = [cell.rjust(width) for cell, width in zip(cells[:count], widths, strict=False)]
-        return [
-            *lines,
-            _GAP.join([str(record["step"]).rjust(step), *cells, duration(self.now() - self.begun).rjust(_TIME)]) + end,
-        ]
+        row = _GAP.join([str(record["step"]).rjust(step), *cells, duration(self.now() - self.begun).rjust(_TIME)])
+        return [*lines, row + end * (len(row) + len(end) < self.rich.width)]
 
 
 def screen(length: int, stream: TextIO | None = None, *, every_record: bool = False) -> Screen:

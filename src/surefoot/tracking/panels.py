@@ -1,66 +1,18 @@
 """Panels that a report shows beside its curves, as plain data; `report/task_panels.py` makes them from a model."""
 
-import base64
-import json
 import math
-from collections.abc import Mapping, Sized
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal, get_args
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
 
-from surefoot.errors import ConfigError
+import numpy as np
 
-LONGEST = 20_000  # characters of one text
-LARGEST = 1_024  # pixels of one side of a picture
-_MOST = 5_000  # pieces, points, examples, pictures of one panel
+from surefoot.tokenizers.tokenizer import Tokenizer
+from surefoot.tracking.panel_checks import check, check_count, check_number, check_png, check_texts, is_count
+
 _MOST_CLASSES = 100
-VERSION = 1  # of the format
-_PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
-
-
-def check(holds: bool, otherwise: str) -> None:
-    """Raise `ConfigError` if a value is invalid."""
-    if not holds:
-        raise ConfigError(f"a panel cannot be shown: {otherwise}")
-
-
-def check_texts(*texts: Any) -> None:
-    """Raise if one is not a text, is too long, or holds half a character, which no file can hold."""
-    for text in texts:
-        check(isinstance(text, str), f"a text is a {type(text).__name__}")
-        check(len(text) <= LONGEST, f"a text has {len(text):,} characters, and {LONGEST:,} can be shown")
-        check(not any("\ud800" <= one <= "\udfff" for one in text), "a text holds half a surrogate pair")
-
-
-def check_number(value: Any, what: str, *, least: float = -math.inf, most: float = math.inf) -> None:
-    """Raise unless it is absent or a finite number in these limits."""
-    if value is not None:
-        check(isinstance(value, int | float) and not isinstance(value, bool), f"{what} is a {type(value).__name__}")
-        check(math.isfinite(value) and least <= value <= most, f"{what} is {value}; None where there is none")
-
-
-def is_count(value: Any) -> bool:
-    """Whether it is an integer of 0 or more that other programs can hold too.
-
-    >>> is_count(3), is_count(True), is_count(-1)
-    (True, False, False)
-    """
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
-
-
-def check_count(parts: Sized, what: str) -> None:
-    """Raise if there are more parts than can be shown."""
-    check(len(parts) <= _MOST, f"{len(parts):,} {what}, and {_MOST:,} can be shown")
-
-
-def check_png(text: Any) -> None:
-    """Raise if it is not the base64 of a PNG file of few pixels."""
-    try:
-        data = base64.b64decode(text.encode("ascii"), validate=True)
-    except (AttributeError, ValueError) as problem:
-        raise ConfigError("a panel cannot be shown: a picture's png is no base64") from problem
-    check(data.startswith(_PNG) and len(data) >= len(_PNG) + 8, "a picture's png is no PNG file")
-    wide, high = (int.from_bytes(data[place : place + 4], "big") for place in (16, 20))
-    check(0 < wide <= LARGEST and 0 < high <= LARGEST, f"a picture has {wide} x {high} pixels, at most {LARGEST} each")
+_ALL_CLASSES = 30  # of a matrix made of counts
 
 
 Group = Literal["best", "worst", "random"]
@@ -76,7 +28,7 @@ class TextHeatmap:
     'def f'
     """
 
-    kind: ClassVar[str] = "tinted-text"
+    kind: ClassVar[str] = "text-heatmap"
     title: str
     legend: str
     unit: Literal["nats", "fraction"]
@@ -89,15 +41,56 @@ class TextHeatmap:
         for text, value in self.pieces:
             check_number(value, f"the number of {text!r}", least=0.0, most=math.inf if self.unit == "nats" else 1.0)
 
+    @classmethod
+    def from_losses(
+        cls,
+        title: str,
+        tokens: Sequence[int],
+        losses: Sequence[float],
+        *,
+        tokenizer: Tokenizer,
+        legend: str | None = None,
+    ) -> Self:
+        """Tint the text of `tokens` by the loss in nats at each; the first token has no loss, so `losses` is one shorter.
+
+        A piece is one token, or the tokens of one character that is spread over several, with the sum of their losses. The
+        pieces put together are what the tokenizer decodes. The end of a document has no text, and its loss is left out.
+
+        >>> from surefoot.tokenizers import ByteTokenizer
+        >>> TextHeatmap.from_losses("", [104, 195, 169], [1.0, 0.5], tokenizer=ByteTokenizer()).pieces
+        (('h', None), ('é', 1.5))
+        """
+        check(
+            len(losses) == len(tokens) - 1, f"{len(tokens)} tokens and {len(losses)} losses: give one less than tokens"
+        )
+        text, pieces = tokenizer.decode(tokens), list[tuple[str, float | None]]()
+        done, total = 0, 0.0
+        for index, loss in enumerate([None, *losses]):
+            if tokens[index] == tokenizer.eos_id:
+                continue
+            total += 0.0 if loss is None else max(loss, 0.0)  # in this order, which lets NaN pass
+            decoded = tokenizer.decode(tokens[: index + 1])
+            if len(decoded) > done and text.startswith(decoded):  # no character is cut
+                pieces.append((decoded[done:], total if index and math.isfinite(total) else None))
+                done, total = len(decoded), 0.0
+        if done < len(text):
+            pieces.append((text[done:], None))
+        legend = "the model's loss at each token, in nats" if legend is None else legend
+        return cls(title=title, legend=legend, unit="nats", pieces=tuple(pieces))
+
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return "".join(text for text, _ in self.pieces)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A model's output for one source, with its reference; `group` says why it was chosen."""
+    """A model's output for one source, with its reference; `group` says why it was chosen.
+
+    >>> Example(source="one", reference="eins", output="ein", score=0.5, group="worst").output
+    'ein'
+    """
 
     source: str
     reference: str
@@ -124,10 +117,35 @@ class Examples:
             check_number(one.score, "a score")
             check(one.group in ("best", "worst", "random"), f"group is {one.group!r}: best, worst or random")
 
+    @classmethod
+    def best_and_worst(
+        cls, title: str, legend: str, scored: Sequence[tuple[str, str, str, float]], *, each: int = 5
+    ) -> Self:
+        """Choose the best, the worst and some random ones of (source, reference, output, score): `each` of a kind, none twice.
+
+        >>> scored = [("a", "A", "A", 100.0), ("b", "B", "C", 0.0), ("c", "C", "C", 90.0)]
+        >>> [(one.source, one.group) for one in Examples.best_and_worst("", "", scored, each=1).examples]
+        [('a', 'best'), ('b', 'worst'), ('c', 'random')]
+        """
+        order = sorted(range(len(scored)), key=lambda index: -scored[index][3])
+        best, rest = order[:each], order[each:]
+        worst, rest = rest[::-1][:each], rest[: max(0, len(rest) - each)]
+        drawn = random.Random(0).sample(sorted(rest), min(each, len(rest)))
+        groups: dict[Group, list[int]] = {"best": best, "worst": worst, "random": drawn}
+        chosen = [(scored[index], group) for group, indices in groups.items() for index in indices]
+        examples = (
+            Example(source=a, reference=b, output=c, score=score, group=group) for (a, b, c, score), group in chosen
+        )
+        return cls(title=title, legend=legend, examples=tuple(examples))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """Values over steps that the run's records do not have: {name: ((step, value), ...)}."""
+    """Values over steps that the run's records do not have: {name: ((step, value), ...)}.
+
+    >>> Curves(title="temperature", legend="of the softmax", curves={"head": ((1, 1.0), (100, 0.7))}).kind
+    'curves'
+    """
 
     kind: ClassVar[str] = "curves"
     title: str
@@ -160,10 +178,33 @@ class ConfusionMatrix:
         check(square, f"counts of {len(self.counts)} rows for {number} classes: one row and one column for each class")
         check(all(is_count(one) for row in self.counts for one in row), "counts are whole numbers from 0 on")
 
+    @classmethod
+    def from_counts(cls, title: str, counts: Sequence[Sequence[int]], *, classes: Sequence[str]) -> Self:
+        """Show a matrix of counts; of more than 30 classes show the 29 with the most mistakes, and the others as one.
+
+        >>> ConfusionMatrix.from_counts("val", [[3, 1], [0, 4]], classes=("cat", "dog")).counts
+        ((3, 1), (0, 4))
+        """
+        counts_KK, names = np.asarray(counts, dtype=np.int64), list(classes)
+        check(counts_KK.shape == (len(names),) * 2, f"counts of shape {counts_KK.shape} for {len(names)} classes")
+        if len(names) > _ALL_CLASSES:
+            mistakes_K = counts_KK.sum(axis=0) + counts_KK.sum(axis=1) - 2 * counts_KK.diagonal()
+            shown = np.sort(np.argsort(-mistakes_K, kind="stable")[: _ALL_CLASSES - 1])
+            row_K = np.full(len(names), len(shown))
+            row_K[shown] = np.arange(len(shown))
+            summed = np.zeros((_ALL_CLASSES, _ALL_CLASSES), dtype=np.int64)
+            np.add.at(summed, (row_K[:, None], row_K[None, :]), counts_KK)
+            counts_KK, names = summed, [*(names[index] for index in shown), f"{len(names) - len(shown)} others"]
+        return cls(title=title, classes=tuple(names), counts=tuple(map(tuple, counts_KK.tolist())))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """A small image (a PNG file as base64), its true class, its prediction and the error of that."""
+    """A small image (a PNG file as base64), its true class, its prediction and the error of that.
+
+    >>> Image(png="iVBORw0KGgo=", label="cat", guess="dog", loss=2.3).guess
+    'dog'
+    """
 
     png: str
     caption: str = ""
@@ -176,49 +217,26 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageGrid:
-    """Pictures in a row."""
+    """Images in a row.
 
-    kind: ClassVar[str] = "pictures"
+    >>> ImageGrid(title="the largest losses", images=()).kind
+    'image-grid'
+    """
+
+    kind: ClassVar[str] = "image-grid"
     title: str
-    pictures: tuple[Image, ...]
+    images: tuple[Image, ...]
 
     def __post_init__(self) -> None:
         check_texts(self.title)
-        check_count(self.pictures, "pictures")
-        for one in self.pictures:
-            check(isinstance(one, Image), f"a picture is a {type(one).__name__}: give surefoot.report.Image(...)")
+        check_count(self.images, "images")
+        for one in self.images:
+            check(isinstance(one, Image), f"an image is a {type(one).__name__}: give surefoot.report.Image(...)")
             check_png(one.png)
             check_texts(one.caption, *(name for name in (one.label, one.guess) if name is not None))
-            check_number(one.loss, "the loss of a picture", least=0.0)
+            check_number(one.loss, "the loss of an image", least=0.0)
             for chance in (one.probability, one.label_probability):
                 check_number(chance, "a probability", least=0.0, most=1.0)
 
 
 Panel = TextHeatmap | Examples | Curves | ConfusionMatrix | ImageGrid
-PANELS: dict[str, type[Panel]] = {panel.kind: panel for panel in get_args(Panel)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Panels:
-    """The panels of the weights after `step` steps."""
-
-    step: int
-    panels: tuple[Panel, ...]
-
-    def to_json(self) -> str:
-        """As it stands in `panels.json`.
-
-        >>> Panels(step=3, panels=()).to_json()
-        '{"format_version": 1, "step": 3, "panels": []}\\n'
-        """
-        panels = [written(panel) for panel in self.panels]
-        return json.dumps({"format_version": VERSION, "step": self.step, "panels": panels}, allow_nan=False) + "\n"
-
-
-def written(panel: Panel) -> dict[str, Any]:
-    """A panel as JSON has it, its `kind` first.
-
-    >>> written(ConfusionMatrix(title="val", classes=("cat",), counts=((4,),)))
-    {'kind': 'confusion-matrix', 'title': 'val', 'classes': ('cat',), 'counts': ((4,),)}
-    """
-    return {"kind": panel.kind, **asdict(panel)}

@@ -2,27 +2,58 @@
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, get_args
 
 from surefoot.config.paths import local_path, open_regular
 from surefoot.errors import ConfigError, DataError, first_line
-from surefoot.tracking.panels import (
-    PANELS,
-    VERSION,
-    Example,
-    Image,
-    Panel,
-    Panels,
-    check,
-    is_count,
-    written,
-)
+from surefoot.tracking.panel_checks import check, is_count
+from surefoot.tracking.panels import Example, Image, Panel
 
 FILE = "panels.json"
+VERSION = 2  # of the format
 MOST_BYTES = 300_000  # it becomes a part of one page
 LONGEST_S = 60.0  # after which no further panel is begun
+
+PANELS: dict[str, type[Panel]] = {panel.kind: panel for panel in get_args(Panel)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panels:
+    """The panels of the weights after `step` steps."""
+
+    step: int
+    panels: tuple[Panel, ...]
+
+    def __str__(self) -> str:
+        """Name the step, and each panel with its kind."""
+        return "\n".join(
+            [f"panels of step {self.step:,}", *(f"  {panel.kind:<16} {panel.title}" for panel in self.panels)]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values, as `panels.json` holds it.
+
+        >>> Panels(step=3, panels=()).to_dict()
+        {'format_version': 2, 'step': 3, 'panels': []}
+        """
+        return {"format_version": VERSION, "step": self.step, "panels": [written(panel) for panel in self.panels]}
+
+    def to_json(self) -> str:
+        """Write `to_dict()` as the text of `panels.json`."""
+        return json.dumps(self.to_dict(), allow_nan=False) + "\n"
+
+
+def written(panel: Panel) -> dict[str, Any]:
+    """A panel as JSON has it, its `kind` first.
+
+    >>> from surefoot.tracking.panels import ConfusionMatrix
+    >>> written(ConfusionMatrix(title="val", classes=("cat",), counts=((4,),)))
+    {'kind': 'confusion-matrix', 'title': 'val', 'classes': ('cat',), 'counts': ((4,),)}
+    """
+    return {"kind": panel.kind, **asdict(panel)}
 
 
 def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
@@ -115,8 +146,8 @@ def panels_from_json(text: str) -> Panels:
 
 def _panel(kind: str, values: dict[str, Any]) -> Panel:
     """A panel from its JSON, whose lists become tuples; the panel checks its values itself."""
-    for name, part in (("examples", Example), ("pictures", Image)):
-        if kind == name:
+    for name, part in (("examples", Example), ("images", Image)):
+        if name in values:
             values[name] = [part(**one) for one in values[name]]
     return PANELS[kind](**{name: _frozen(value) for name, value in values.items()})
 

@@ -159,7 +159,7 @@ def read_state(path: Path, step: int) -> SavedState | None:
 def began_with(path: Path, batch_size: int | str) -> int | str | None:
     """The micro-batch size of a run that is there, if its batches are as large; whether it is intact is asked later."""
     state = newest_state(path)[1]
-    described: Mapping[str, Any] = {} if state is None else state.described
+    described: Mapping[str, Any] = {} if state is None else state.identity
     return described.get("micro_batch_size") if described.get("batch_size") == batch_size else None
 
 

@@ -33,8 +33,8 @@ def pictured(panel: Mapping[str, Any]) -> Image.Image | None:
     match panel["kind"]:
         case "confusion-matrix":
             return _matrix(panel["classes"], panel["counts"])
-        case "pictures" if panel["pictures"]:
-            return _tiles([base64.b64decode(one["png"]) for one in panel["pictures"]])
+        case "image-grid" if panel["images"]:
+            return _tiles([base64.b64decode(one["png"]) for one in panel["images"]])
     return None
 
 

@@ -74,7 +74,7 @@ def settle_choices(parts: "Components") -> Chosen:
         choice = Choice(*parts.world.from_main(astuple(_choice(parts))))
         settled.settle(choice.precision)
         parts.layout.settle(choice.channels_last)
-        parts.described |= {"precision": settled.name, "channels_last": parts.layout.channels_last}
+        parts.identity |= {"precision": settled.name, "channels_last": parts.layout.channels_last}
         why, silent = choice.why, not choice.known
     elif parts.settings.precision != "auto":
         auto = _choice(parts)
@@ -82,7 +82,7 @@ def settle_choices(parts: "Components") -> Chosen:
     if parts.compiling.open:
         on, known, why_compile = _compile_choice(parts)
         parts.compiling.settle(on)
-        parts.described["compile"] = on
+        parts.identity["compile"] = on
         silent = silent or not known
     return Chosen(why, why_compile, unknown=silent and parts.task.loss is not None, auto=auto)
 

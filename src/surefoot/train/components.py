@@ -42,7 +42,7 @@ from surefoot.train.state_dict import Whole, packed
 
 @dataclass(kw_only=True)
 class Components:
-    """The parts of one run. `whole` is what its steps change; `described` is what makes it this run and no other."""
+    """The parts of one run. `whole` is what its steps change; `identity` is what makes it this run and no other."""
 
     settings: RunSettings
     task: Task
@@ -55,9 +55,9 @@ class Components:
     parallel: Strategy
     compiling: Compiling
     layout: Layout
-    described: dict[str, Any]
+    identity: dict[str, Any]
     architecture: dict[str, str]  # each model as it prints itself: kinds and settings of its layers
-    scored: dict[str, Any]  # fingerprints of the splits
+    split_identity: dict[str, Any]  # fingerprints of the splits
     directory: RunDirectory | None
     console: Screen | None
     computed_again: str | None  # which blocks, in words
@@ -97,9 +97,9 @@ class Components:
         return packed(
             self.whole,
             main=self.world.is_main,
-            described=self.described,
+            identity=self.identity,
             architecture=self.architecture,
-            scored=self.scored,
+            splits=self.split_identity,
             fingerprints=self.fingerprints,
             evaluation_due=evaluation_due,
             ended=ended,
@@ -126,7 +126,7 @@ class Components:
         """What must be the same on every rank, by dotted name."""
         printed = {f"model {name}": sha256(text.encode()).hexdigest()[:12] for name, text in self.architecture.items()}
         others = {"frozen": ", ".join(self.state.trainable.state()["frozen"]), "stop_after": self.timetable.stop_step}
-        return flat(self.described) | printed | others
+        return flat(self.identity) | printed | others
 
     def where(self, checkpoint: Checkpoint) -> str:
         """A checkpoint of this run as messages call it."""
@@ -140,9 +140,9 @@ class Components:
         Percentages of the schedule are of the length with which the run began.
         """
         where = self.where(found)
-        saved = dict(found.saved.described)
+        saved = dict(found.saved.identity)
         began = replace(self.length, steps=int(saved["schedule_of_steps"]))
-        if self.described["init_from"] is None:  # at step 0 it was loaded, and is of no use any more
+        if self.identity["init_from"] is None:  # at step 0 it was loaded, and is of no use any more
             saved["init_from"] = None
         try:
             groups = base_groups(self.state.optimizers.values())
@@ -151,7 +151,7 @@ class Components:
             raise CheckpointError(
                 f"cannot resume {where}: it began as a run of {began.steps} steps: {str(problem).splitlines()[0]}"
             ) from problem
-        own = json.loads(json.dumps(self.described))
+        own = json.loads(json.dumps(self.identity))
         if "data" in self.accept_change and has_same_samples(saved, own):
             saved["data"] = own["data"]
             if saved.get("plateau") and own.get("plateau"):
@@ -159,7 +159,7 @@ class Components:
         refuse_other_data(saved, own, where=where)
         refuse_another_length(saved, self.length, schedule=schedule, step=found.step, where=where)
         self.timetable.every = cadences(self.settings, length=began)  # percentages are of the length it began with
-        described = self.described | {"schedule": schedule.described(), "schedule_of_steps": began.steps}
+        described = self.identity | {"schedule": schedule.to_dict(), "schedule_of_steps": began.steps}
         if self.whole.feedback is not None:
             described["plateau"] = described["plateau"] | {
                 "evaluate_every": self.timetable.every["evaluate_every"].described()
@@ -175,7 +175,7 @@ class Components:
         now = json.loads(json.dumps(described))
         refuse_differences(saved | {"length": now["length"]}, now, where=where)
         self.task = replace(self.task, factors=schedule.factors(self.length), momentum=schedule.momentum(self.length))
-        self.schedule, self.described = schedule, described
+        self.schedule, self.identity = schedule, described
         if self.compiling.late:
             self.compile()
 
@@ -206,8 +206,8 @@ class Components:
     def notes(self, found: Checkpoint) -> list[str]:
         """What is not as it was and changes no step, but what is seen of the run: the machine, and what is scored."""
         other_machine = "; ".join(differences(found.saved.machine, self.machine()))
-        before, was = found.saved.scored, found.saved.fingerprints
-        other = [name for name in self.scored if name in before and self.scored[name] != before[name]]
+        before, was = found.saved.splits, found.saved.fingerprints
+        other = [name for name in self.split_identity if name in before and self.split_identity[name] != before[name]]
         if was["machine"] == self.fingerprints["machine"]:  # another one may read them to other bits
             read, now = was["splits"], self.fingerprints["splits"]
             other += [name for name in now if name not in other and read.get(name, now[name]) != now[name]]

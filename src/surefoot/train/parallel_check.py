@@ -134,7 +134,8 @@ def _about_order(orders: Sequence[Sequence[str] | None]) -> list[str]:
                 return [
                     f"rank {rank} calls {other} where rank {begun} calls {first}: FSDP gathers each block from all ranks at once,\n"
                     "  so all must call the same ones in every pass (are some left out at random, or for some inputs?)\n"
-                    "  name blocks that are always called (--fsdp.blocks), or try: --parallel ddp --ddp.unused True"
+                    "  name blocks that are always called (--fsdp.blocks), or try:\n"
+                    "  --parallel ddp --ddp.find-unused-parameters True"
                 ]
     return []
 
@@ -145,5 +146,5 @@ def _about_unused(names: Sequence[str]) -> str:
         f"{len(names)} parameter{'s' * several} get{'s' * (not several)} no gradient, and other processes would wait for"
         f" {'them' if several else 'it'}: {shown}\n"
         "  do not train what is not used: requires_grad_(False), or surefoot.optim.frozen(...) among the optimizer's rates;\n"
-        "  or, where that changes from batch to batch, allow it: parallel=surefoot.ddp(unused=True)"
+        "  or, where that changes from batch to batch, allow it: parallel=surefoot.ddp(find_unused_parameters=True)"
     )

@@ -16,6 +16,9 @@ class EarlyStopping:
     """End a run whose watched score has not improved for `patience` evaluations.
 
     `monitor` is "min SPLIT/SCORE" or "max SPLIT/SCORE"; only a change of more than `min_delta` counts as one.
+
+    >>> EarlyStopping("min val/loss", patience=5).min_delta
+    0.0
     """
 
     monitor: str
@@ -37,6 +40,9 @@ class ReduceLROnPlateau:
     `monitor` and `min_delta` are those of `EarlyStopping`. A step's rate is its schedule's times all reductions so far,
     which together are never less than `min_lr_ratio`. After a reduction `cooldown` evaluations use up no patience. As torch's
     ReduceLROnPlateau with threshold_mode="abs" and a patience one less.
+
+    >>> ReduceLROnPlateau("max val/accuracy", patience=2, factor=0.1).min_lr_ratio
+    0.01
     """
 
     monitor: str

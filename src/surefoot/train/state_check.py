@@ -150,7 +150,7 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     hashed = partial(hashes_of_samples, seed=supply.seed, gather=supply.collate is None, unknown=unknown)
     found: dict[str, Any] = {
         "machine": parts.machine(),
-        "format": "bf16" if parts.parallel.gather == "bf16" else task.precision.name,
+        "format": "bf16" if parts.parallel.gather_dtype == "bf16" else task.precision.name,
         "samples": hashed(supply.dataset),
         "splits": {name: hashed(split.data) for name, split in parts.scoring.splits.items()},
         "micro_batch": None,

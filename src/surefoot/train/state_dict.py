@@ -97,18 +97,18 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Checkpoint:
         aliases={name: models[file_name("model", name)].aliases for name in state.models},
         extra={file: each.extra for file, each in models.items()},
         optimizer=optimizer,
-        groups=numbers,
+        param_groups=numbers,
         trainable=state.trainable.state(),
-        evaluating={
+        eval_mode={
             name: [part for part, module in model.named_modules() if not module.training]
             for name, model in state.models.items()
         },
-        watch=None if whole.watch is None else whole.watch.state(),
+        monitor=None if whole.watch is None else whole.watch.state(),
         plateau=None if whole.feedback is None else whole.feedback.state(),
         skipped_in_a_row=whole.meter.skipped_in_a_row,
         clock=whole.clock.state(),
         seen=sorted(whole.seen),
-        kept=kept,
+        user_state=kept,
     )
     return Checkpoint(state.step, files, saved.to_json(), pieces=pieces)
 
@@ -155,14 +155,14 @@ def restore(whole: Whole, found: Checkpoint, *, where: str, main: bool = True) -
     checks = load_models(state, found, where=where)
     for name, model in state.models.items():
         for part, module in model.named_modules():
-            module.training = part not in saved.evaluating[name]
+            module.training = part not in saved.eval_mode[name]
     for name, trained in state.optimizers.items():
         tensors, plain = (
             found.files[file_name("optimizer", name)],
             join_state(saved.optimizer[name], _under("optimizer/", loose)),
         )
         load_optimizer(trained.optimizer, tensors, plain, parameter_names(state.models[name]))
-        load_group_numbers(trained.optimizer, saved.groups[name], _under("groups/", loose))
+        load_group_numbers(trained.optimizer, saved.param_groups[name], _under("groups/", loose))
         decided_on = trained.bad_in_a_row.device  # that of the weights, which may be kept on the CPU
         trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(decided_on)
         trained.clipping.remembered = {
@@ -179,11 +179,11 @@ def restore(whole: Whole, found: Checkpoint, *, where: str, main: bool = True) -
     whole.seen.clear()
     whole.seen.update(saved.seen)
     if whole.watch is not None:
-        whole.watch.load_state(saved.watch)
+        whole.watch.load_state(saved.monitor)
     if whole.feedback is not None:
         whole.feedback.load_state(saved.plateau)
         state.lr_factor = whole.feedback.standing.factor
-    whole.kept.tensors, whole.kept.unclaimed = _under("kept/", loose), dict(saved.kept)
+    whole.kept.tensors, whole.kept.unclaimed = _under("kept/", loose), dict(saved.user_state)
     for name, held in list(whole.kept.objects.items()):
         whole.kept.add(name, held)
     state.step = found.step
@@ -192,8 +192,8 @@ def restore(whole: Whole, found: Checkpoint, *, where: str, main: bool = True) -
 def restore_known(objects: Mapping[str, Any], found: Checkpoint) -> None:
     """Put back those of the user's objects that a checkpoint knows; `CheckpointError` if one does not take its state back."""
     tensors = _under("kept/", found.tensors("state"))
-    for name in [name for name in objects if name in found.saved.kept]:
-        restore_kept(objects[name], tensors, found.saved.kept[name], name=name)
+    for name in [name for name in objects if name in found.saved.user_state]:
+        restore_kept(objects[name], tensors, found.saved.user_state[name], name=name)
 
 
 def parameter_names(model: nn.Module) -> dict[Tensor, str]:

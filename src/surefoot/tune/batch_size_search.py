@@ -1,8 +1,8 @@
 """Which micro-batch sizes to try, and which of those tried to take: no run and no torch, only what trying them told."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from surefoot.memory import in_words
 from surefoot.tracking.format import text_table
@@ -28,7 +28,12 @@ class Tried:
 
 @dataclass(frozen=True)
 class BatchSizeSearch:
-    """What `find_batch` tried, in order of size, and its recommendation; `batch_size` is the one that every row keeps."""
+    """The sizes that `find_batch_size` tried, in order, and its recommendation; every row keeps the same `batch_size`.
+
+    >>> row = Tried(size=16, accumulation=2, memory_bytes=10**9, samples_per_s=500.0)
+    >>> BatchSizeSearch([row], 32, "samples", 4 * 10**9, recommended=row, fastest=row, largest=row).flags
+    '--batch-size 32 --micro-batch-size 16'
+    """
 
     tried: list[Tried]
     batch_size: int
@@ -40,9 +45,14 @@ class BatchSizeSearch:
 
     @property
     def flags(self) -> str:
+        """The flags that set the recommended sizes."""
         sizes = (self.batch_size, self.recommended.size)
         batch, micro_batch = (f"{size}" if self.unit == "samples" else f'"{size} tokens"' for size in sizes)
         return f"--batch-size {batch} --micro-batch-size {micro_batch}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return asdict(self) | {"flags": self.flags, "reason": self.reason}
 
     def __str__(self) -> str:
         head = ["micro-batch", "accumulation", "memory", "samples/s", "targets/s", ""]

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,11 @@ class LRRangeTest:
     `rates` and `losses` are (n,): those before the loss diverged, or all. `end` says why there are no more: the highest rate was
     reached, the running average of the losses (`averaged`) went past four times its best, or a loss or gradient was not finite; in
     the latter two cases at `diverged_at`. `suggested` is the learning rate to begin with, to two digits, if there is one.
+
+    >>> rates = np.geomspace(1e-5, 1.0, 50)
+    >>> test = judged(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
+    >>> test.suggested == test.to_dict()["suggested"], len(test.losses)
+    (True, 50)
     """
 
     rates: Curve
@@ -43,6 +48,7 @@ class LRRangeTest:
 
     @property
     def ended(self) -> str:
+        """Why the test ended, in a sentence."""
         if self.end == "highest":
             return f"the test went to the highest rate, {written(float(self.rates[-1]))}"
         if self.diverged_at is None:
@@ -50,6 +56,10 @@ class LRRangeTest:
         wild = "the running average of the losses went past four times its best"
         why = wild if self.end == "diverged" else "a loss or gradient was not finite"
         return f"the test stopped at {written(self.diverged_at)}: {why}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
 
     def __str__(self) -> str:
         """A few of the rates with their losses, the suggestion and its reason, and why the test ended."""

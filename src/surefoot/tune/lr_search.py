@@ -113,7 +113,7 @@ def _made(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[floa
 def _base_rate(parts: RunComponents) -> float:
     """The learning rate in the settings of the first optimizer; of one that is built by a function, its first group's."""
     name, trained = next(iter(parts.state.optimizers.items()))
-    described = parts.described["optimizer"]
+    described = parts.identity["optimizer"]
     rate = (described if len(parts.state.optimizers) == 1 and name == "model" else described[name]).get("lr")
     return float(rate if isinstance(rate, int | float) else trained.optimizer.param_groups[0]["initial_lr"])
 

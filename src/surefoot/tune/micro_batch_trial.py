@@ -42,7 +42,7 @@ class _Chosen:
         assert step == 0
         return self.chosen
 
-    def described(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {"order": "chosen"}
 
 

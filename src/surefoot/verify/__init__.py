@@ -1,1 +1,5 @@
 """Verify a run directory: check every byte against its hash, and replay steps."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -23,7 +23,16 @@ _COUNTED = ("skipped", "targets")  # equal on any machine
 _BY_THRESHOLD = (
     "clip_fraction",
 )  # rounding may put a step on the other side, so a fraction of steps says nothing there
-_OF_STATE_JSON = ("aliases", "extra", "optimizer", "groups", "trainable", "evaluating", "skipped_in_a_row", "plateau")
+_OF_STATE_JSON = (
+    "aliases",
+    "extra",
+    "optimizer",
+    "param_groups",
+    "trainable",
+    "eval_mode",
+    "skipped_in_a_row",
+    "plateau",
+)
 _OF_THE_USER = ("kept/", "meter/logged/")  # what a loop's own body does is not done again
 _NOISE = 1e-4  # of the root mean square of a kind of state: what is smaller says that the gradient was rounding
 _BUFFERS = "buffers"
@@ -62,7 +71,7 @@ def tensors(saved: Checkpoint, computed: Checkpoint, *, exact: bool, without: tu
                 found.append(replace(difference, file=file, name=name))
     for name in _OF_STATE_JSON if exact else ():
         one, other = (held.state.get(name) for held in (saved, computed))
-        if name == "groups":
+        if name == "param_groups":
             one, other = _without_rates(one), _without_rates(other)
         if one != other and not name.startswith(without):
             found.append(Difference(f"state.json, {name}", math.inf, *_first_unlike(one, other)))

@@ -39,7 +39,7 @@ class StoredStep:
     @property
     def described(self) -> dict[str, Any]:
         """The settings that identify the run."""
-        return self.found.saved.described
+        return self.found.saved.identity
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,11 @@ def _lasting(described: Mapping[str, Any]) -> dict[str, Any]:
 
 def _other_scores(checkpoints: Mapping[int, StoredStep]) -> list[str]:
     """Splits whose data changed between two sessions, which a resume allows."""
-    newest = checkpoints[max(checkpoints)].found.saved.scored
+    newest = checkpoints[max(checkpoints)].found.saved.splits
     return [
         f"split {name} held other data at step {step:,} than later: its scores are not comparable with those"
         for step, checkpoint in sorted(checkpoints.items())
-        for name, told in checkpoint.found.saved.scored.items()
+        for name, told in checkpoint.found.saved.splits.items()
         if name in newest and newest[name] != told
     ][:1]
 

@@ -74,13 +74,13 @@ def has_times(log: Log, checkpoint: StoredStep) -> bool:
 
 def has_best(checkpoint: StoredStep) -> bool:
     """Whether the best metric of a checkpoint can be compared: a metric may be monitored from any session on."""
-    early, told = checkpoint.described.get("early_stopping"), checkpoint.found.saved.watch
+    early, told = checkpoint.described.get("early_stopping"), checkpoint.found.saved.monitor
     return early is not None and told is not None and checkpoint.manifest.log is not None
 
 
 def watched(log: Log, checkpoint: StoredStep) -> list[Problem]:
     """The best metric of a checkpoint, and its age in evaluations, must follow from the recorded metrics."""
-    early, saved = checkpoint.described.get("early_stopping"), checkpoint.found.saved.watch
+    early, saved = checkpoint.described.get("early_stopping"), checkpoint.found.saved.monitor
     if early is None or saved is None or checkpoint.manifest.log is None:
         return []
     watch = Watch(early["monitor"], EarlyStopping(**early))

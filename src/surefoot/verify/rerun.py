@@ -180,7 +180,7 @@ class _Remaking:
         if not outcome.exact:
             buffers = {name for model in stand.parts.state.models.values() for name, _ in model.named_buffers()}
             found = judged(checkpoint.found, now, found, buffers=buffers)
-        outcome.kept |= bool(checkpoint.found.saved.kept)
+        outcome.kept |= bool(checkpoint.found.saved.user_state)
         wrong = self._beyond(found, checkpoint.path.name, "tensors")
         outcome.checkpoints += [] if wrong else [step]
         outcome.problems += _of_checkpoint(wrong, checkpoint)

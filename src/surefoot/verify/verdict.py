@@ -98,7 +98,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The proved and unproved facts about a run, and all of its problems; its text is the output of `surefoot verify`."""
+    """The proved and unproved facts about a run, and all of its problems; its text is the output of `surefoot verify`.
+
+    >>> print(Verdict("runs/a", proved=["steps 0 to 40, bit for bit"], not_proved=[], problems=[]))
+    proved
+      steps 0 to 40, bit for bit
+    runs/a: the files are as their manifests tell; no step was made again
+    """
 
     run: str
     proved: list[str]
@@ -124,6 +130,7 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
+        """The verdict in one sentence."""
         if self.problems:
             count = len(self.problems)
             return f"{self.run} is not what it says: {count} thing{'s are' if count > 1 else ' is'} wrong"
@@ -142,7 +149,8 @@ class Verdict:
         lines = [line for title, said in titles.items() if said for line in [title, *(f"  {each}" for each in said)]]
         return "\n".join([*lines, self.sentence])
 
-    def as_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values, as `surefoot verify --json` prints it."""
         return {
             "run": self.run,
             "exit_status": self.exit_status,

@@ -138,12 +138,12 @@ def _cannot_be_made(parts: RunComponents, files: Files, problems: list[Problem])
 def _of_other_data(parts: RunComponents, files: Files) -> list[Problem]:
     """The training data and the splits that have changed."""
     saved = files.newest.found.saved
-    data, scored = json.loads(json.dumps([parts.described["data"], parts.scored]))
-    unlike = {"training data": differences({"data": saved.described["data"]}, {"data": data})} | {
+    data, scored = json.loads(json.dumps([parts.identity["data"], parts.split_identity]))
+    unlike = {"training data": differences({"data": saved.identity["data"]}, {"data": data})} | {
         f"data of split {name}": differences(before, scored[name])
         if name in scored
         else [f"{name} is not scored any more"]
-        for name, before in saved.scored.items()
+        for name, before in saved.splits.items()
     }
     return [_of_data(lines[:3], what) for what, lines in unlike.items() if lines]
 

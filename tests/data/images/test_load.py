@@ -71,11 +71,11 @@ def names(dataset: Any) -> set[Path]:
 
 def test_training_and_held_out_part_are_the_whole_and_share_nothing(tmp_path: Path) -> None:
     found = load_images(idx_folder(tmp_path), val_fraction=0.2)
-    training, held_out = places(found.training), places(found.held_out)
+    training, held_out = places(found.train), places(found.val)
     assert training | held_out == set(range(300))
     assert (len(training), len(held_out)) == (240, 60)
     assert held_out != set(range(60))
-    for part in (found.training, found.held_out, found.test):
+    for part in (found.train, found.val, found.test):
         assert [
             place % 4 for place in (part.images[:, 0, 0, 0].astype(int) * 256 + part.images[:, 0, 1, 0])
         ] == part.labels.tolist()  # type: ignore[union-attr]
@@ -83,13 +83,13 @@ def test_training_and_held_out_part_are_the_whole_and_share_nothing(tmp_path: Pa
 
 def test_what_is_held_out_does_not_depend_on_the_seed(tmp_path: Path) -> None:
     idx_folder(tmp_path)
-    assert places(load_images(tmp_path, seed=0).held_out) == places(load_images(tmp_path, seed=1).held_out)
+    assert places(load_images(tmp_path, seed=0).val) == places(load_images(tmp_path, seed=1).val)
 
 
 def test_mean_and_deviation_are_those_of_the_training_part(tmp_path: Path) -> None:
     found = load_images(idx_folder(tmp_path))
-    assert isinstance(found.training.images, np.ndarray)  # type: ignore[union-attr]
-    values = found.training.images / 255  # type: ignore[union-attr]
+    assert isinstance(found.train.images, np.ndarray)  # type: ignore[union-attr]
+    values = found.train.images / 255  # type: ignore[union-attr]
     assert found.mean == pytest.approx((values.mean(),), abs=1e-12)
     assert found.std == pytest.approx((values.std(),), abs=1e-12)
 
@@ -106,7 +106,7 @@ def test_mean_and_deviation_of_files_are_of_no_more_than_are_measured(
 
     monkeypatch.setattr(load, "read_picture", noted)
     found = load_images(tree(tmp_path), channels=3)
-    assert len(found.training) == 18  # 16 of 18 are not measured: every second one is
+    assert len(found.train) == 18  # 16 of 18 are not measured: every second one is
     values = np.stack([np.asarray(Image.open(path)) for path in read]) / 255
     assert len(read) == 9
     assert found.mean == pytest.approx(values.mean(axis=(0, 1, 2)), abs=1e-12)
@@ -128,16 +128,16 @@ def test_images_are_normalised_as_is_asked_and_stay_what_was_measured(tmp_path: 
         given = ((0.25,) * len(measured.mean), (0.5,) * len(measured.mean))
         found = measured.normalised_with(*given)
         assert (found.mean, found.std) == (measured.mean, measured.std)
-        for part in (found.training, found.held_out, found.test):
+        for part in (found.train, found.val, found.test):
             assert (part.mean, part.std) == given  # type: ignore[union-attr]
-        assert (measured.training.mean, measured.training.std) == (measured.mean, measured.std)
+        assert (measured.train.mean, measured.train.std) == (measured.mean, measured.std)
 
 
 def test_the_digits_are_scikit_learns() -> None:
     from sklearn.datasets import load_digits
 
     theirs, found = load_digits(), load_images()
-    parts = [part for part in (found.training, found.held_out, found.test) if part is not None]
+    parts = [part for part in (found.train, found.val, found.test) if part is not None]
     ours = {part.images[place, ..., 0].tobytes() for part in parts for place in range(len(part))}  # type: ignore[union-attr]
     expected = {np.rint(image * 255 / 16).astype(np.uint8).tobytes() for image in theirs.images}
     assert ours == expected
@@ -163,7 +163,7 @@ def test_a_fraction_that_leaves_a_part_empty_is_refused(fraction: float, tmp_pat
 @pytest.mark.parametrize("written", [{}, {"gz": True}, {"dotted": True}, {"gz": True, "dotted": True}])
 def test_idx_files_may_be_compressed_and_called_with_a_dot(written: dict[str, bool], tmp_path: Path) -> None:
     found = load_images(idx_folder(tmp_path, **written))
-    assert (len(found.training), found.classes, found.fitting.size) == (270, ("0", "1", "2", "3"), 6)
+    assert (len(found.train), found.classes, found.fitting.size) == (270, ("0", "1", "2", "3"), 6)
 
 
 def test_cifar_is_read_from_its_folder_or_the_one_above(tmp_path: Path) -> None:
@@ -174,14 +174,14 @@ def test_cifar_is_read_from_its_folder_or_the_one_above(tmp_path: Path) -> None:
         (place / name).write_bytes(rows.tobytes())
     for path in (place, tmp_path):
         found = load_images(path)
-        assert (len(found.training), len(found.held_out), found.fitting.channels, found.fitting.size) == (90, 10, 3, 32)
+        assert (len(found.train), len(found.val), found.fitting.channels, found.fitting.size) == (90, 10, 3, 32)
         assert found.classes[3] == "cat"
 
 
 def test_a_made_up_set_has_the_size_that_is_asked_and_can_be_learned() -> None:
     found = load_images("synthetic", size=8, channels=1, classes=["a", "b", "c"])
     assert (found.fitting.size, found.fitting.channels, found.classes) == (8, 1, ("a", "b", "c"))
-    images, labels = found.training.images.astype(float), found.training.labels.numpy()  # type: ignore[union-attr]
+    images, labels = found.train.images.astype(float), found.train.labels.numpy()  # type: ignore[union-attr]
     means = np.stack([images[labels == label].mean(axis=0) for label in range(3)])
     nearest = ((found.test.images[:, None] - means) ** 2).sum(axis=(2, 3, 4)).argmin(axis=1)  # type: ignore[union-attr]
     assert (nearest == found.test.labels.numpy()).mean() > 0.95  # type: ignore[union-attr]
@@ -243,7 +243,7 @@ def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def parts_of(found: ImageDatasets) -> tuple[int, int, int]:
-    return len(found.training), len(found.held_out), 0 if found.test is None else len(found.test)
+    return len(found.train), len(found.val), 0 if found.test is None else len(found.test)
 
 
 @pytest.mark.parametrize(
@@ -258,9 +258,9 @@ def parts_of(found: ImageDatasets) -> tuple[int, int, int]:
 def test_parts_are_folders_or_held_out(parts: tuple[str, ...], expected: tuple[int, int, int], tmp_path: Path) -> None:
     found = load_images(tree(tmp_path, parts))
     assert parts_of(found) == expected
-    assert not names(found.training) & names(found.held_out)
+    assert not names(found.train) & names(found.val)
     assert found.classes == ("cat", "dog")
-    image, label = found.training[0]
+    image, label = found.train[0]
     assert (image.shape, label) == ((3, 12, 12), 0)
 
 
@@ -272,7 +272,7 @@ def test_classes_may_be_chosen_and_ordered_and_others_are_outside(tmp_path: Path
     found = load_images(tmp_path, classes=["dog", "cat"])
     assert {
         path.parent.name
-        for path, label in zip(found.training.files.paths, found.training.files.labels, strict=True)
+        for path, label in zip(found.train.files.paths, found.train.files.labels, strict=True)
         if label == 0
     } == {"dog"}  # type: ignore[union-attr]
 
@@ -301,7 +301,7 @@ def test_mixed_pictures_are_made_equal_where_that_is_asked(tmp_path: Path) -> No
     tree(tmp_path)
     picture(tmp_path / "train" / "cat" / "00.png", mode="L", size=(30, 20))
     found = load_images(tmp_path, size=16, channels=1)
-    assert {tuple(found.training[place][0].shape) for place in range(len(found.training))} == {(1, 16, 16)}
+    assert {tuple(found.train[place][0].shape) for place in range(len(found.train))} == {(1, 16, 16)}
 
 
 @pytest.mark.parametrize("content", [b"", b"no picture at all", "cut"])
@@ -311,7 +311,7 @@ def test_a_damaged_picture_stops_or_is_left_out_as_configured(content: bytes | s
 
     def read_all() -> None:
         found = load_images(tmp_path)
-        for part in (found.training, found.held_out):
+        for part in (found.train, found.val):
             for sample in range(len(part)):
                 part[sample]
 
@@ -352,7 +352,7 @@ def test_a_tree_of_real_jpegs_is_read(tmp_path: Path) -> None:
         archive.extractall(tmp_path, chosen, filter="data")
     found = load_images(tmp_path / "cifar10")
     assert found.classes == cifar.CLASSES
-    assert found.training[0][0].shape == (3, 32, 32)
+    assert found.train[0][0].shape == (3, 32, 32)
 
 
 def test_synthetic_images_are_patterns_of_their_class_under_noise_that_is_drawn_once_for_each() -> None:

@@ -41,8 +41,8 @@ def questions(number=40, *, choices=4):
 
     made = []
     for place in range(number):
-        beginnings = [text() for _ in range(choices)] if place % 2 else [text()] * choices
-        made.append(Question(beginnings, [text() for _ in range(choices)], int(generator.integers(choices))))
+        contexts = [text() for _ in range(choices)] if place % 2 else [text()] * choices
+        made.append(Question(contexts, [text() for _ in range(choices)], int(generator.integers(choices))))
     return made
 
 
@@ -55,9 +55,9 @@ def scored(asked, *metrics, batch_size=7, model=None, predict=None):
     return evaluate(Table() if model is None else model, split)
 
 
-def walked(model, beginning, ending):
+def walked(model, prefix, ending):
     """Log-probability of each token of an ending, and whether it is the likeliest at its place."""
-    row = [*map(int, beginning)]
+    row = [*map(int, prefix)]
     for token in map(int, ending):
         logits = model.logits[row[-1]]
         yield float(logits.log_softmax(0)[token]), int(logits.argmax()) == token
@@ -68,10 +68,10 @@ def by_hand(model, asked, *, size):
     right = 0
     for question in asked:
         scores = [
-            sum(one for one, _ in walked(model, beginning, ending)) / size(ending)
-            for beginning, ending in zip(question.beginnings, question.endings, strict=True)
+            sum(one for one, _ in walked(model, prefix, ending)) / size(ending)
+            for prefix, ending in zip(question.contexts, question.endings, strict=True)
         ]
-        right += int(np.argmax(scores)) == question.right
+        right += int(np.argmax(scores)) == question.label
     return right / len(asked)
 
 
@@ -89,7 +89,7 @@ def test_accuracies_are_those_of_every_ending_scored_token_by_token(batch_size):
 def test_a_continuation_is_right_where_every_token_of_it_is_the_likeliest(batch_size):
     model, asked = Table(), questions(choices=1)
     asked += [Question([[one]], [[int(model.logits[one].argmax())]], 0) for one in range(VOCABULARY)]
-    walks = [list(walked(model, question.beginnings[0], question.endings[0])) for question in asked]
+    walks = [list(walked(model, question.contexts[0], question.endings[0])) for question in asked]
     found = scored(asked, continuation_accuracy, batch_size=batch_size)
     assert found["acc"] == sum(all(hit for _, hit in walk) for walk in walks) / len(asked) > 7 / 47
     assert found["loss"] == pytest.approx(-sum(one for walk in walks for one, _ in walk) / len(asked), rel=1e-6)
@@ -160,7 +160,7 @@ def test_questions_come_from_the_longest_to_the_shortest_and_each_once():
     batches = [made.gather(np.array([one]), np.array([0])) for one in range(len(made))]
     shown = [batch.tokens.shape[1] for batch in batches]
     assert shown == sorted(shown, reverse=True)
-    assert sum(int(batch.targets.right) for batch in batches) == sum(question.right for question in questions())
+    assert sum(int(batch.targets.right) for batch in batches) == sum(question.label for question in questions())
 
 
 def test_a_batch_holds_whole_numbers_alone_so_that_every_device_takes_it():
@@ -171,7 +171,7 @@ def test_a_batch_holds_whole_numbers_alone_so_that_every_device_takes_it():
 def test_it_is_a_sound_data_set_whose_fingerprint_tells_questions_apart():
     asked = questions()
     assert check_samples(dataset(asked), seed=0) == len(asked)
-    other = [*asked[:-1], Question(asked[-1].beginnings, asked[-1].endings, (asked[-1].right + 1) % 4)]
+    other = [*asked[:-1], Question(asked[-1].contexts, asked[-1].endings, (asked[-1].label + 1) % 4)]
     assert fingerprint(dataset(asked)) == fingerprint(dataset(asked)) != fingerprint(dataset(other))
 
 
@@ -179,10 +179,10 @@ def test_it_is_a_sound_data_set_whose_fingerprint_tells_questions_apart():
     ("wrong", "says"),
     [
         ([], "no questions"),
-        ([Question([[1]] * 2, [[2], []], 0)], "question 0: a beginning of 1 tokens and an ending of 0"),
-        ([Question([[]] * 2, [[2], [3]], 0)], "question 0: a beginning of 0"),
+        ([Question([[1]] * 2, [[2], []], 0)], "question 0: a context of 1 tokens and an ending of 0"),
+        ([Question([[]] * 2, [[2], [3]], 0)], "question 0: a context of 0"),
         ([Question([[1]] * 2, [[2], [3]], 2)], "question 0 has 2 endings"),
-        ([Question([[1]], [[2], [3]], 0)], "1 beginnings"),
+        ([Question([[1]], [[2], [3]], 0)], "1 contexts"),
         ([Question([[1]] * 2, [[2], [3]], 0), Question([[1]], [[2]], 0, "a.jsonl, line 9")], "a.jsonl, line 9 has 1"),
         ([Question([[1]] * 2, [[2] * 9, [3]], 0, "a.jsonl, line 9")], "line 9: an ending of 9 tokens, at most 8"),
     ],

@@ -83,7 +83,7 @@ def test_shards_hold_the_tokens_of_every_document_and_its_end(inputs: list[Path]
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_the_number_of_processes_changes_no_byte(kind: str, inputs: list[Path], tmp_path: Path) -> None:
-    tokenizer = BYTES if kind == "bytes" else sf.tokenizers.BPETokenizer.trained(documents(), vocab_size=300)
+    tokenizer = BYTES if kind == "bytes" else sf.tokenizers.BPETokenizer.train(documents(), vocab_size=300)
     for processes in (1, 2):
         prepared(tmp_path / str(processes), inputs, tokenizer=tokenizer, processes=processes)
     assert whole(tmp_path / "1") == whole(tmp_path / "2")
@@ -163,7 +163,10 @@ def test_a_finished_directory_is_checked_and_what_is_damaged_is_made_again(input
     [
         ({"shard_tokens": 999}, "shard_tokens was 1000, now 999"),
         ({"column": "body"}, "column was 'text', now 'body'"),
-        ({"tokenizer": sf.tokenizers.CharacterTokenizer.of("abcdefghijklmnopqrstuvwxyz")}, "made by another tokenizer"),
+        (
+            {"tokenizer": sf.tokenizers.CharacterTokenizer.from_text("abcdefghijklmnopqrstuvwxyz")},
+            "made by another tokenizer",
+        ),
         ({"inputs": 2}, r"of 3 files, now 2, such as c\.jsonl"),
     ],
 )
@@ -217,7 +220,7 @@ def test_a_text_that_is_none_is_told_with_file_and_document(
 ) -> None:
     lines = inputs[2].read_text().splitlines(keepends=True)
     inputs[2].write_text("".join([*lines[:17], '{"text": "bad \\ud83d here"}\n', *lines[17:]]))
-    tokenizer = BYTES if kind == "bytes" else sf.tokenizers.BPETokenizer.trained(documents(), vocab_size=300)
+    tokenizer = BYTES if kind == "bytes" else sf.tokenizers.BPETokenizer.train(documents(), vocab_size=300)
     with pytest.raises(DataError, match=r"c\.jsonl, document 18 \(the first is 1\): character 4 .* half a surrogate"):
         prepared(tmp_path / "out", inputs, tokenizer=tokenizer, processes=processes)
 

@@ -33,8 +33,8 @@ def written(path: Path, *records: object) -> Path:
 
 def words(question):
     decode = ByteTokenizer().decode
-    pairs = zip(question.beginnings, question.endings, strict=True)
-    return [(decode(beginning), decode(ending)) for beginning, ending in pairs], question.right
+    pairs = zip(question.contexts, question.endings, strict=True)
+    return [(decode(prefix), decode(ending)) for prefix, ending in pairs], question.label
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_file_that_is_not_there_and_no_questions_of_one_are_refused(tmp_path):
 
 def test_a_character_that_the_tokenizer_does_not_know_is_told_with_its_line(tmp_path):
     path = written(tmp_path / "a.jsonl", ARC, ARC | {"query": "Qué"})
-    tokenizer = CharacterTokenizer.of(json.dumps(ARC) + "\n")
+    tokenizer = CharacterTokenizer.from_text(json.dumps(ARC) + "\n")
     with pytest.raises(DataError, match=r"line 2: character 'é'"):
         load_questions(path, tokenizer)
 
@@ -145,7 +145,7 @@ def test_the_public_files_are_read_whole(name, number, choices):
     assert len(found) == number
     assert {len(question.endings) for question in found} == {choices}
     if name.endswith("hellaswag_val"):
-        assert [sum(question.right == place for question in found) for place in range(4)] == [2515, 2485, 2584, 2458]
+        assert [sum(question.label == place for question in found) for place in range(4)] == [2515, 2485, 2584, 2458]
 
 
 @pytest.mark.slow
@@ -166,12 +166,12 @@ def test_hellaswag_is_scored_as_build_nanogpt_does():
     summed = normed = 0
     for question in found:
         example = examples[int(question.source.rpartition(" ")[2]) - 1]
-        beginning = tokenizer.encode(example["ctx"]).tolist()
-        rows = [beginning + tokenizer.encode(" " + ending).tolist() for ending in example["endings"]]
+        prefix = tokenizer.encode(example["ctx"]).tolist()
+        rows = [prefix + tokenizer.encode(" " + ending).tolist() for ending in example["endings"]]
         tokens, mask = torch.zeros(4, max(map(len, rows)), dtype=torch.long), torch.zeros(4, max(map(len, rows)))
         for place, row in enumerate(rows):
             tokens[place, : len(row)] = torch.tensor(row)
-            mask[place, len(beginning) : len(row)] = 1
+            mask[place, len(prefix) : len(row)] = 1
         with torch.no_grad():
             logits = model.eval()(tokens)
         losses = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(4, -1)

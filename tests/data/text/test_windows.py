@@ -168,7 +168,7 @@ def test_a_context_of_nothing_is_refused():
 @needs("tinyshakespeare")
 def test_tiny_shakespeare_is_covered_whole():
     training, held_out = split_sequence(load_documents(DATA / "tinyshakespeare")["input.txt"])
-    tokenizer = CharacterTokenizer.of(training)
+    tokenizer = CharacterTokenizer.from_text(training)
     assert tokenizer.vocab_size == 65
     windows = TrainWindows(tokenizer.encode(training), context=256, seed=0)
     first = int(windows.offsets(4)[0])

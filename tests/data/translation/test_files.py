@@ -46,7 +46,7 @@ def test_the_other_direction_is_the_other_way_round(tmp_path: Path) -> None:
     write_both(tmp_path, "train", PAIRS[:30])
     write_both(tmp_path, "val", PAIRS[30:])
     found = load_pairs(tmp_path, source="de", target="en")
-    assert found.training == [(other, one) for one, other in PAIRS[:30]]
+    assert found.train == [(other, one) for one, other in PAIRS[:30]]
     assert found.test is None
 
 
@@ -54,7 +54,7 @@ def test_the_other_direction_is_the_other_way_round(tmp_path: Path) -> None:
 def test_multi30k_is_read_by_its_own_file_names() -> None:
     found = load_pairs(DATA / "multi30k")
     assert found.test is not None
-    assert [len(found.training), len(found.held_out), len(found.test)] == [29_000, 1_014, 1_000]
+    assert [len(found.train), len(found.val), len(found.test)] == [29_000, 1_014, 1_000]
     assert found.test[0] == (
         "A man in an orange hat starring at something.",
         "Ein Mann mit einem orangefarbenen Hut, der etwas anstarrt.",
@@ -86,8 +86,8 @@ def test_one_file_is_divided_by_a_hash_of_the_source(form: str, tmp_path: Path) 
     else:
         write(path, lines[form.removesuffix(".gz")])
     found = load_pairs(path, val_fraction=0.2)
-    assert (found.training, found.held_out) == split_pairs(PAIRS, val_fraction=0.2)
-    assert sorted(found.training + found.held_out) == sorted(PAIRS)
+    assert (found.train, found.val) == split_pairs(PAIRS, val_fraction=0.2)
+    assert sorted(found.train + found.val) == sorted(PAIRS)
 
 
 def test_a_directory_may_hold_tables(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_directory_may_hold_tables(tmp_path: Path) -> None:
     write(tmp_path / "test.jsonl.gz", [json_line(pair, inside=True) for pair in PAIRS[30:]])
     found = load_pairs(tmp_path, val_fraction=0.2)
     assert found.test == PAIRS[30:]
-    assert sorted(found.training + found.held_out) == sorted(PAIRS[:30])
+    assert sorted(found.train + found.val) == sorted(PAIRS[:30])
 
 
 def test_a_common_beginning_names_both_files(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_space_around_a_sentence_and_carriage_returns_are_taken_away(tmp_path: P
     write_both(tmp_path, "train", PAIRS)
     write(tmp_path / "val.en", [" a b", "c "], end="\r\n")
     (tmp_path / "val.de").write_bytes("\ufeffx\ny".encode())  # with a mark, and without a last line feed
-    assert load_pairs(tmp_path).held_out == [("a b", "x"), ("c", "y")]
+    assert load_pairs(tmp_path).val == [("a b", "x"), ("c", "y")]
 
 
 def test_equal_sources_stay_on_one_side_and_more_pairs_move_none() -> None:

@@ -82,7 +82,7 @@ def test_moving_a_boundary_between_rows_is_seen_in_the_fingerprint():
 
 @pytest.fixture(scope="module", params=["bpe", "unigram"])
 def tokenizer(request):
-    return SubwordTokenizer.trained(TEXTS, vocab_size=330, kind=request.param)
+    return SubwordTokenizer.train(TEXTS, vocab_size=330, kind=request.param)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_the_same_text_gives_the_same_tokenizer_in_every_process(kind):
     texts = [" ".join(f"word{n % 7}{n * n % 11} un{n % 5}seen" for n in range(start, start + 9)) for start in range(60)]
     program = (
         "import json, sys; from surefoot.tokenizers.subwords import SubwordTokenizer as S\n"
-        f"print(S.trained(json.load(sys.stdin), vocab_size=400, kind={kind!r}).to_json())"
+        f"print(S.train(json.load(sys.stdin), vocab_size=400, kind={kind!r}).to_json())"
     )
     said = [
         subprocess.run(
@@ -145,8 +145,8 @@ def test_the_same_text_gives_the_same_tokenizer_in_every_process(kind):
 
 def test_what_is_no_tokenizer_is_refused(tmp_path):
     with pytest.raises(DataError, match="259 tokens at least"):
-        SubwordTokenizer.trained(TEXTS, vocab_size=258)
-    good = json.loads(SubwordTokenizer.trained(TEXTS, vocab_size=300).to_json())
+        SubwordTokenizer.train(TEXTS, vocab_size=258)
+    good = json.loads(SubwordTokenizer.train(TEXTS, vocab_size=300).to_json())
     for wrong in (
         "{",
         "[]",
@@ -159,6 +159,6 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
     with pytest.raises(DataError, match="no tokenizer can be read"):
         SubwordTokenizer.load(tmp_path / "none.json")
     with pytest.raises(DataError, match="half a surrogate pair"):
-        SubwordTokenizer.trained(TEXTS, vocab_size=300).encode("\ud800")
+        SubwordTokenizer.train(TEXTS, vocab_size=300).encode("\ud800")
     with pytest.raises(DataError, match="outside this tokenizer's vocabulary"):
-        SubwordTokenizer.trained(TEXTS, vocab_size=300).decode([300])
+        SubwordTokenizer.train(TEXTS, vocab_size=300).decode([300])

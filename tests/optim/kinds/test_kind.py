@@ -97,7 +97,7 @@ with heavy_ball_named.added():
     from surefoot.config.tree import layered
     from surefoot.recipes.images.config import Config
     config, _ = layered(Config, [("flag", {"optimizer.name": "heavy_ball"})])
-    print(config.optimizer.spec().described())
+    print(config.optimizer.spec().to_dict())
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
 

@@ -76,7 +76,7 @@ def test_perplexity_and_bits_per_byte_are_those_of_the_held_out_text(tokenizer: 
 
     held_out = text()[-round(0.05 * len(text())) :]
     corpus = read_corpus(gpt.Data(path=str(path), tokenizer=tokenizer, vocab_size=300))
-    tokens = torch.from_numpy(corpus.held_out.astype(np.int64))
+    tokens = torch.from_numpy(corpus.val.astype(np.int64))
     nats = 0.0
     model = run.state.models["model"].eval()
     with torch.no_grad():
@@ -163,7 +163,7 @@ def test_a_run_goes_on_with_the_tokenizer_it_began_with(path: Path, tmp_path: Pa
     trained(asked)
     saved = tmp_path / "run" / "tokenizer.json"
     before = saved.read_text()
-    other = sf.tokenizers.BPETokenizer.trained(["something else entirely " * 9], vocab_size=270)
+    other = sf.tokenizers.BPETokenizer.train(["something else entirely " * 9], vocab_size=270)
     saved.write_text(other.to_json())
     with pytest.raises(sf.CheckpointError, match="cannot resume"):
         trained(dataclasses.replace(asked, stop_after=None))
@@ -208,10 +208,10 @@ def test_a_vocabulary_for_weights_that_have_one_is_refused(path: Path, tmp_path:
 
 def test_a_tokenizer_s_file_may_be_of_any_kind_and_another_at_its_place_is_noticed(path: Path, tmp_path: Path) -> None:
     file = tmp_path / "characters.json"
-    file.write_text(sf.tokenizers.CharacterTokenizer.of(text() + "!").to_json())
+    file.write_text(sf.tokenizers.CharacterTokenizer.from_text(text() + "!").to_json())
     asked = config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps", **{"data.tokenizer": str(file)})
     assert trained(asked).parts.files["tokenizer.json"] == file.read_text()
-    file.write_text(sf.tokenizers.CharacterTokenizer.of(text() + "?").to_json())
+    file.write_text(sf.tokenizers.CharacterTokenizer.from_text(text() + "?").to_json())
     with pytest.raises(sf.CheckpointError, match=r"data\.tokenizer was"):
         trained(dataclasses.replace(asked, stop_after=None))
 
@@ -219,7 +219,7 @@ def test_a_tokenizer_s_file_may_be_of_any_kind_and_another_at_its_place_is_notic
 def test_a_run_goes_on_where_the_tokenizer_s_file_is_gone(path: Path, tmp_path: Path) -> None:
     """Its own copy is what it uses."""
     file = tmp_path / "characters.json"
-    file.write_text(sf.tokenizers.CharacterTokenizer.of(text() + "!").to_json())
+    file.write_text(sf.tokenizers.CharacterTokenizer.from_text(text() + "!").to_json())
     asked = config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps", **{"data.tokenizer": str(file)})
     trained(asked)
     file.unlink()
@@ -234,7 +234,7 @@ def test_only_a_tokenizer_that_belongs_to_the_weights_is_taken(
     Path("deep/weights").mkdir(parents=True)
     weights_file = Path("first/checkpoints/step-00000006/model.safetensors")
     shutil.copy(weights_file, "deep/weights/x.safetensors")
-    Path("tokenizer.json").write_text(sf.tokenizers.CharacterTokenizer.of("abc").to_json())  # of something else
+    Path("tokenizer.json").write_text(sf.tokenizers.CharacterTokenizer.from_text("abc").to_json())  # of something else
     changes = {"data.tokenizer": None, "data.vocab_size": None}
     built = gpt.build(config(path, init_from="deep/weights/x.safetensors", **changes))
     assert '"kind": "bpe"' in built.parts.files["tokenizer.json"]
@@ -300,7 +300,7 @@ def test_the_last_step_is_saved_before_a_sample_is_tried(
 
 def test_a_tokenizer_left_by_a_run_that_never_began_is_not_taken_over(path: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    other = sf.tokenizers.BPETokenizer.trained(["something else entirely " * 9], vocab_size=270)
+    other = sf.tokenizers.BPETokenizer.train(["something else entirely " * 9], vocab_size=270)
     (tmp_path / "run" / "tokenizer.json").write_text(other.to_json())
     run = trained(config(path, run_dir=str(tmp_path / "run")))
     assert (tmp_path / "run" / "tokenizer.json").read_text() == run.parts.files["tokenizer.json"] != other.to_json()
@@ -326,11 +326,11 @@ def test_shards_are_trained_on_with_the_tokenizer_that_made_them(path: Path, tmp
 
 
 def test_shards_are_not_trained_on_with_another_tokenizer_than_lies_beside_them(path: Path, tmp_path: Path) -> None:
-    trained_here = sf.tokenizers.BPETokenizer.trained([text()], vocab_size=300)
+    trained_here = sf.tokenizers.BPETokenizer.train([text()], vocab_size=300)
     sf.data.prepare_shards(tmp_path / "shards", [path], tokenizer=trained_here, processes=1)
     weights = tmp_path / "weights"
     weights.mkdir()
-    (weights / "tokenizer.json").write_text(sf.tokenizers.BPETokenizer.trained([text()], vocab_size=310).to_json())
+    (weights / "tokenizer.json").write_text(sf.tokenizers.BPETokenizer.train([text()], vocab_size=310).to_json())
     plain = {"data.vocab_size": None, "cloze_questions": 0}
     for other in ({"data.tokenizer": str(weights)}, {"init_from": str(weights)}):
         with pytest.raises(sf.ConfigError, match="is another\n") as caught:

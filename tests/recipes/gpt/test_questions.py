@@ -88,7 +88,7 @@ def test_files_are_scored_in_the_precision_that_is_asked_for(
     monkeypatch.setattr(sf, "evaluate", noted)
     main(["train", "gpt", *SMALL])
     capsys.readouterr()
-    settled = sf.checkpoint.Store(Path("runs/a/checkpoints")).newest_intact()[0].state["described"]["precision"]
+    settled = sf.checkpoint.Store(Path("runs/a/checkpoints")).newest_intact()[0].state["identity"]["precision"]
     found = {}
     for flags in ([], ["--precision=fp32"], ["--precision=bf16"]):
         main(["evaluate", "a", "--questions", "last=last.jsonl", *flags])

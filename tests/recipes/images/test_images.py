@@ -515,7 +515,7 @@ def test_damaged_pictures_that_are_left_out_are_told(tmp_path: Path, capsys: pyt
     run = trained(config(**{"data.path": str(tmp_path / "data"), "data.on_corrupt": "skip"}))
     assert f"1 damaged picture is left out: {tmp_path / 'data' / 'dark' / '3.png'}" in capsys.readouterr().out
     assert len(run.parts.supply.dataset) == 35
-    assert run.parts.described["identity"]["data"]["left_out"]["pictures"] == 1
+    assert run.parts.identity["identity"]["data"]["left_out"]["pictures"] == 1
     for path in (tmp_path / "data" / "dark").glob("1*.png"):  # of which some are not held out
         path.write_bytes(b"no picture")
     with pytest.raises(sf.DataError, match=r"dark/1\d*\.png is no picture[^\n]*\n.*--data\.on-corrupt skip"):

@@ -268,7 +268,9 @@ def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(folder:
         translation.build(config(folder, init_from=str(tmp_path / "first")))
     second = translation.build(config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None}))
     assert second.parts.files == first.parts.files
-    with pytest.raises(sf.ConfigError, match=r"data\.shared = False: the weights of --init-from have one vocabulary"):
+    with pytest.raises(
+        sf.ConfigError, match=r"data\.shared_vocab = False: the weights of --init-from have one vocabulary"
+    ):
         translation.build(
             config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None, "data.shared_vocab": False})
         )
@@ -401,8 +403,8 @@ def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Pat
 @pytest.mark.parametrize(("name", "betas"), [("adamw", [0.9, 0.98]), ("sgd", None)])
 def test_betas_are_the_published_ones_where_the_optimizer_has_any(name: str, betas: Any, folder: Path) -> None:
     run = translation.build(config(folder, **{"optimizer.name": name}))
-    assert json.loads(json.dumps(run.parts.described["optimizer"])).get("betas") == betas or betas in [
-        one.get("betas") for one in run.parts.described["optimizer"].values() if isinstance(one, dict)
+    assert json.loads(json.dumps(run.parts.identity["optimizer"])).get("betas") == betas or betas in [
+        one.get("betas") for one in run.parts.identity["optimizer"].values() if isinstance(one, dict)
     ]
 
 

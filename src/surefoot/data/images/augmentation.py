@@ -44,6 +44,9 @@ class Augmentation:
     cutout: side of a square of the mean colour, put anywhere: DeVries and Taylor 2017 (https://arxiv.org/abs/1708.04552).
 
     Raises `ConfigError` with all values that cannot be.
+
+    >>> Augmentation(crop_padding=4, flip=True).cutout
+    0
     """
 
     crop_padding: int = 0

@@ -85,6 +85,18 @@ class ImageFiles:
 
     With an augmentation and `fitting.crop == "resized"` a random piece is cut out first. The seed of all that is drawn is that
     of the generators, which a run sets for each sample.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> from surefoot.data import load_images
+    >>> root = Path(tempfile.mkdtemp())
+    >>> for name, grey in (("dark", 0), ("light", 255)):
+    ...     (root / name).mkdir()
+    ...     for number in range(4):
+    ...         Image.new("L", (8, 8), grey).save(root / name / f"{number}.png")
+    >>> files = load_images(root, val_fraction=0.25).train
+    >>> type(files).__name__, len(files), files[0][0].shape
+    ('ImageFiles', 6, torch.Size([1, 8, 8]))
     """
 
     def __init__(
@@ -156,5 +168,13 @@ def normalised(images_BHWC: NDArray[np.uint8], *, mean: tuple[float, ...], std: 
 def read_image(
     path: Path, *, size: int, channels: int, crop: Any, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Tensor:
-    """A picture of any kind and size as one input (1, C, H, W) of a model that was trained on images made in that way."""
+    """A picture of any kind and size as one input (1, C, H, W) of a model that was trained on images made in that way.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> path = Path(tempfile.mkdtemp()) / "grey.png"
+    >>> Image.new("L", (30, 20), 128).save(path)
+    >>> read_image(path, size=8, channels=1, crop="padded", mean=(0.5,), std=(0.25,)).shape
+    torch.Size([1, 1, 8, 8])
+    """
     return normalised(Fitting(size, channels, crop).whole(opened(path))[None], mean=mean, std=std)

@@ -11,6 +11,7 @@ from typing import Self
 
 import numpy as np
 
+from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path
 from surefoot.data.images.arrays import Arrays, digits, found_in, synthetic
 from surefoot.data.images.augmentation import Augmentation, Pixels
@@ -37,10 +38,15 @@ _TRAIN, _VALIDATION, _TEST = ("train", "training"), ("val", "valid", "validation
 
 @dataclass(frozen=True)
 class ImageDatasets:
-    """Three data sets and what is known of them. Only `training` is augmented; `test` is None where there is no test part."""
+    """Three data sets and what is known of them. Only `train` is augmented; `test` is None without a test part.
 
-    training: ImageArrays | ImageFiles
-    held_out: ImageArrays | ImageFiles
+    >>> digits = load_images(val_fraction=0.2)
+    >>> len(digits.train), len(digits.val), len(digits.classes)
+    (1150, 287, 10)
+    """
+
+    train: ImageArrays | ImageFiles
+    val: ImageArrays | ImageFiles
     test: ImageArrays | ImageFiles | None
     classes: tuple[str, ...]
     fitting: Fitting
@@ -54,14 +60,15 @@ class ImageDatasets:
     def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
         """The same images, normalised as those that a model was trained on; `mean` and `std` stay what was measured.
 
-        >>> load_images().normalised_with((0.5,), (0.25,)).training.mean
+        >>> load_images().normalised_with((0.5,), (0.25,)).train.mean
         (0.5,)
         """
-        training, held_out = (normalised_with(part, mean, std) for part in (self.training, self.held_out))
+        training, held_out = (normalised_with(part, mean, std) for part in (self.train, self.val))
         test = None if self.test is None else normalised_with(self.test, mean, std)
-        return replace(self, training=training, held_out=held_out, test=test)
+        return replace(self, train=training, val=held_out, test=test)
 
 
+@known_keywords
 def load_images(
     path: Path | str | None = None,
     *,
@@ -84,7 +91,7 @@ def load_images(
     Raises `DataError` for what cannot be read, `ConfigError` for what is not meant.
 
     >>> digits = load_images()
-    >>> len(digits.training), len(digits.held_out), len(digits.test), digits.fitting.size
+    >>> len(digits.train), len(digits.val), len(digits.test), digits.fitting.size
     (1293, 144, 360, 8)
     """
     if channels not in (None, 1, 3):
@@ -149,8 +156,8 @@ def _of_arrays(
     training = arrays.images[kept]
     mean, std = _moments(_counts(training))
     return ImageDatasets(
-        training=ImageArrays(training, arrays.labels[kept], mean=mean, std=std, augmentation=augmentation, seed=seed),
-        held_out=ImageArrays(arrays.images[apart], arrays.labels[apart], mean=mean, std=std),
+        train=ImageArrays(training, arrays.labels[kept], mean=mean, std=std, augmentation=augmentation, seed=seed),
+        val=ImageArrays(arrays.images[apart], arrays.labels[apart], mean=mean, std=std),
         test=ImageArrays(arrays.test_images, arrays.test_labels, mean=mean, std=std),
         classes=arrays.classes,
         fitting=Fitting(height, channels),
@@ -198,8 +205,8 @@ def _of_folders(
         counts_CV += _counts(fits.whole(read_picture(path)))
     mean, std = _moments(counts_CV)
     return ImageDatasets(
-        training=ImageFiles(training, fits, mean=mean, std=std, augmentation=augmentation or Augmentation()),
-        held_out=ImageFiles(held_out, fits, mean=mean, std=std),
+        train=ImageFiles(training, fits, mean=mean, std=std, augmentation=augmentation or Augmentation()),
+        val=ImageFiles(held_out, fits, mean=mean, std=std),
         test=ImageFiles(parts["test"], fits, mean=mean, std=std) if "test" in parts else None,
         classes=names,
         fitting=fits,

@@ -80,7 +80,7 @@ def encoded_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
 
 
 def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[Tokens]:
-    end = [] if tokenizer.end is None else [tokenizer.end]
+    end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     return [
         np.concatenate([tokens, np.array(end, dtype=tokens.dtype)]) if text else tokens[:0]
         for text, tokens in zip(texts, encoded_texts(tokenizer, texts), strict=True)

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path
 from surefoot.errors import DataError
 from surefoot.tokenizers.tokenizer import Tokenizer
@@ -89,11 +90,18 @@ def decoded(data: bytes, where: str, *, first_line: int = 1) -> str:
         ) from problem
 
 
+@known_keywords
 def load_documents(path: Path | str) -> dict[str, str]:
     """A file, or all .txt, .text, .md, .rst and .py files below a directory, as {name: text}, sorted by path.
 
     Files are read as UTF-8; of several, one that does not end in a line end gets one; nothing else is changed, and empty
     ones are left out. Raises `DataError` for what is missing, empty, or not UTF-8 (naming file and byte).
+
+    >>> import tempfile
+    >>> root = Path(tempfile.mkdtemp())
+    >>> _ = (root / "a.txt").write_text("one"), (root / "b.md").write_text("two")
+    >>> load_documents(root)
+    {'a.txt': 'one\\n', 'b.md': 'two\\n'}
     """
     path = local_path(path, setting="path")
     if path.is_dir():
@@ -116,6 +124,9 @@ def stdlib_documents() -> dict[str, str]:
     """The source of the running Python's standard library without its tests, about 10 MB in 500 files, as {name: text}.
 
     It differs between versions of Python; a run's data fingerprint tells them apart.
+
+    >>> "json/decoder.py" in stdlib_documents()
+    True
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(_source_files(root), key=lambda file: file.parts)
@@ -161,8 +172,13 @@ def split_documents(documents: Mapping[str, str], *, val_fraction: float) -> tup
 
 
 def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
-    """The tokens of all documents in one row, each followed by the tokenizer's end of a document, where it has one."""
-    end = [] if tokenizer.end is None else [tokenizer.end]
+    """The tokens of all documents in one row, each followed by the tokenizer's end of a document, where it has one.
+
+    >>> from surefoot.tokenizers import ByteTokenizer
+    >>> encode_documents(["ab", "c"], ByteTokenizer()).tolist()
+    [97, 98, 256, 99, 256]
+    """
+    end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     parts = [part for tokens in tokenizer.encode_all(documents) for part in (tokens, np.array(end, dtype=tokens.dtype))]
     return np.concatenate(parts)
 

@@ -1,4 +1,4 @@
-"""Multiple choice for language models: which of several endings does the model find likeliest after its beginning?
+"""Multiple choice for language models: which of several endings does the model find likeliest after its context?
 
 Shapes: B questions, N choices, R rows (questions x choices), T time (tokens), E tokens of all endings together, V vocabulary.
 """
@@ -22,26 +22,29 @@ TokenRow = Sequence[int] | Tokens
 
 @dataclass(frozen=True)
 class Question:
-    """What each choice begins with, its ending, and which is right. Beginnings and endings are tokens, none empty.
+    """A multiple-choice question in tokens: the context and the ending of each choice, and `label`, the number of the right one.
 
-    Mostly all beginnings are one; where the choice lies in the beginning, the endings are one. `source` is where the question
-    comes from, such as a file and a line, for messages.
+    Usually all contexts are the same; if the choice lies in the context, all endings are. None may be empty. `source` says in
+    messages where the question comes from, such as a file and a line.
+
+    >>> Question(contexts=[[5, 6]] * 2, endings=[[7], [8, 9]], label=1).endings[1]
+    [8, 9]
     """
 
-    beginnings: Sequence[TokenRow]
+    contexts: Sequence[TokenRow]
     endings: Sequence[TokenRow]
-    right: int
+    label: int
     source: str = ""
 
 
 class MultipleChoice:
     """Questions as a data set for a `Split` with the metric `multiple_choice_accuracy` or `continuation_accuracy`.
 
-    A row is a beginning and its ending; one longer than `context` + 1 tokens loses tokens of its beginning, and `shortened`
+    A row is a context and its ending; one longer than `context` + 1 tokens loses tokens of its context, and `shortened`
     counts the questions with such a row. Questions stand from the longest to the shortest: the first batch needs the most
     memory. `most_targets` is how many tokens the endings of one question have at most. All must have as many endings.
 
-    >>> dataset = MultipleChoice([Question([[1, 2]] * 2, [[3], [4, 5]], right=0)], context=8, byte_counts=[1] * 6)
+    >>> dataset = MultipleChoice([Question([[1, 2]] * 2, [[3], [4, 5]], label=0)], context=8, byte_counts=[1] * 6)
     >>> dataset.gather(np.array([0]), np.array([0])).targets.tokens.tolist()
     [3, 4, 5]
     """
@@ -53,7 +56,7 @@ class MultipleChoice:
         rows, endings, self.shortened = [], [], 0
         for place, question in enumerate(questions):
             _refuse_malformed(question, place, choices=self.choices, context=context)
-            whole = [np.concatenate(pair) for pair in zip(question.beginnings, question.endings, strict=True)]
+            whole = [np.concatenate(pair) for pair in zip(question.contexts, question.endings, strict=True)]
             self.shortened += any(len(row) > context + 1 for row in whole)
             rows += [row[-(context + 1) :] for row in whole]
             endings += [len(ending) for ending in question.endings]
@@ -61,7 +64,7 @@ class MultipleChoice:
         self.lengths, self.endings = np.array([len(row) for row in rows]), np.array(endings)
         self.starts = np.cumsum(self.lengths) - self.lengths
         self.byte_counts = np.asarray(byte_counts)
-        self.right = np.array([question.right for question in questions])
+        self.right = np.array([question.label for question in questions])
         self.order = np.argsort(-self.lengths.reshape(-1, self.choices).max(axis=1), kind="stable")
         self.most_targets = int(self.endings.reshape(-1, self.choices).sum(axis=1).max())
 
@@ -102,14 +105,14 @@ class MultipleChoice:
 def _refuse_malformed(question: Question, place: int, *, choices: int, context: int) -> None:
     where = question.source or f"question {place}"
     number = len(question.endings)
-    if number != choices or len(question.beginnings) != number or not 0 <= question.right < number:
+    if number != choices or len(question.contexts) != number or not 0 <= question.label < number:
         raise DataError(
-            f"{where} has {number} endings and {len(question.beginnings)} beginnings, {question.right} right: need {choices}"
+            f"{where} has {number} endings, {len(question.contexts)} contexts and the label {question.label}: need {choices}"
         )
-    for beginning, ending in zip(question.beginnings, question.endings, strict=True):
-        if not len(ending) or not len(beginning):
+    for prefix, ending in zip(question.contexts, question.endings, strict=True):
+        if not len(ending) or not len(prefix):
             raise DataError(
-                f"{where}: a beginning of {len(beginning)} tokens and an ending of {len(ending)}: none may be empty"
+                f"{where}: a context of {len(prefix)} tokens and an ending of {len(ending)}: none may be empty"
             )
         if len(ending) > context:
             raise DataError(
@@ -127,8 +130,8 @@ def cloze_questions(
     at most `context` - `ending` of them. Chance is 1 in `choices`. The same text and seed give the same questions.
 
     >>> question = cloze_questions(np.arange(100), context=8, questions=1, seed=0)[0]
-    >>> beginning, right = question.beginnings[question.right], question.endings[question.right]
-    >>> right[0] - beginning[-1], len(question.endings)
+    >>> prefix, right = question.contexts[question.label], question.endings[question.label]
+    >>> right[0] - prefix[-1], len(question.endings)
     (1, 4)
     """
     ending = min(ending, context // 2)
@@ -157,6 +160,6 @@ def cloze_questions(
             )
         order = generator.permutation(choices)
         endings = [tokens[starts[place] : starts[place] + ending].tolist() for place in order]
-        beginnings = [tokens[start : start + before].tolist()] * choices
-        made.append(Question(beginnings, endings, int(np.flatnonzero(order == 0)[0])))
+        contexts = [tokens[start : start + before].tolist()] * choices
+        made.append(Question(contexts, endings, int(np.flatnonzero(order == 0)[0])))
     return made

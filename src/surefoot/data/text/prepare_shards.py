@@ -67,6 +67,14 @@ def prepare_shards(
 
     Raises `DataError` for what cannot be read or encoded, and for a directory that holds shards of other settings or of files
     that have changed since (in name, size or time); `ConfigError` for numbers that cannot be.
+
+    >>> import tempfile
+    >>> from surefoot.tokenizers import ByteTokenizer
+    >>> root = Path(tempfile.mkdtemp())
+    >>> _ = (root / "a.txt").write_text("ab")
+    >>> shards = prepare_shards(root / "shards", [root / "a.txt"], tokenizer=ByteTokenizer(), processes=1)
+    >>> shards.arrays[0].tolist()
+    [97, 98, 256]
     """
     directory = local_path(directory, setting="directory")
     processes = processes if processes is not None else os.cpu_count() or 1

@@ -21,15 +21,15 @@ from surefoot.tokenizers.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class _Record:
-    """A question in words: as many beginnings as endings, these as they are encoded."""
+    """A question in words: as many contexts as endings, these as they are encoded."""
 
-    beginnings: Sequence[str]
+    contexts: Sequence[str]
     endings: Sequence[str]
-    right: int
+    label: int
     source: str
 
 
-# keys: of beginnings, of endings (each one text or a list), and of the number of the right one
+# keys: of contexts, of endings (each one text or a list), and of the number of the right one
 _LAYOUTS: tuple[tuple[str, ...], ...] = (
     ("ctx", "endings", "label"),  # HellaSwag
     ("query", "choices", "gold"),  # ARC, PIQA, OpenBookQA, COPA
@@ -44,11 +44,19 @@ def load_questions(
     """The questions of a file, in tokens; of more than `number` so many, chosen by `seed`, in the file's order.
 
     One JSON object a line, gzipped or not, in UTF-8, with the keys `ctx, endings, label` (HellaSwag), `query, choices, gold`,
-    `context_options, continuation, gold` (one ending after several beginnings) or `context, continuation` (one ending alone);
-    others are ignored. An ending is encoded by itself, with a blank before it where neither the beginning ends in white space
+    `context_options, continuation, gold` (one ending after several contexts) or `context, continuation` (one ending alone);
+    others are ignored. An ending is encoded by itself, with a blank before it where neither the context ends in white space
     nor the ending begins with it.
 
     Raises `DataError`, naming file and line, for what is none of these; the whole file is checked, whatever is chosen.
+
+    >>> import tempfile
+    >>> from surefoot.tokenizers import ByteTokenizer
+    >>> path = Path(tempfile.mkdtemp()) / "questions.jsonl"
+    >>> _ = path.write_text('{"query": "1 + 1 =", "choices": ["2", "3"], "gold": 0}')
+    >>> question, = load_questions(path, ByteTokenizer())
+    >>> bytes(question.endings[question.label].tolist())
+    b' 2'
     """
     path = local_path(path, setting="path")
     if number is not None and number < 1:
@@ -91,11 +99,11 @@ def _record(record: dict[str, Any], layout: tuple[str, ...], source: str) -> _Re
             f"{source} has no {', no '.join(map(repr, missing))}: its keys are {_shown(record)}\n"
             f"  the keys {', '.join(layout)} are needed"
         )
-    beginnings, endings = (_texts(record[key], key, source) for key in layout[:2])
-    number, right = max(len(beginnings), len(endings)), 0
-    if min(len(beginnings), len(endings)) not in (1, number):
+    contexts, endings = (_texts(record[key], key, source) for key in layout[:2])
+    number, right = max(len(contexts), len(endings)), 0
+    if min(len(contexts), len(endings)) not in (1, number):
         raise DataError(
-            f"{source}: {layout[0]!r} has {len(beginnings)} texts and {layout[1]!r} {len(endings)}: which belong together?\n"
+            f"{source}: {layout[0]!r} has {len(contexts)} texts and {layout[1]!r} {len(endings)}: which belong together?\n"
             "  one of the two must be a single text, or both equally many"
         )
     for key in layout[2:]:
@@ -104,12 +112,12 @@ def _record(record: dict[str, Any], layout: tuple[str, ...], source: str) -> _Re
         right = _right(record[key], key, source, number=number)
     if len(layout) == 2 and number > 1:
         raise DataError(f"{source} has several endings and no key that says which is right")
-    beginnings, endings = (side * number if len(side) == 1 else side for side in (beginnings, endings))
+    contexts, endings = (side * number if len(side) == 1 else side for side in (contexts, endings))
     spaced = [
-        ending if beginning[-1].isspace() or ending[0].isspace() else f" {ending}"
-        for beginning, ending in zip(beginnings, endings, strict=True)
+        ending if prefix[-1].isspace() or ending[0].isspace() else f" {ending}"
+        for prefix, ending in zip(contexts, endings, strict=True)
     ]
-    return _Record(beginnings, spaced, right, source)
+    return _Record(contexts, spaced, right, source)
 
 
 def _texts(value: Any, key: str, source: str) -> list[str]:
@@ -134,7 +142,7 @@ def _right(value: Any, key: str, source: str, *, number: int) -> int:
 def _encoded(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]:
     sources: dict[str, str] = {}  # of each text, the first one
     for record in records:
-        for text in (*record.beginnings, *record.endings):
+        for text in (*record.contexts, *record.endings):
             sources.setdefault(text, record.source)
     try:
         tokens = dict(zip(sources, encoded_texts(tokenizer, [*sources]), strict=True))
@@ -142,8 +150,8 @@ def _encoded(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]
         raise DataError(f"{[*sources.values()][problem.place]}: {problem.why}") from problem
 
     def question(record: _Record) -> Question:
-        beginnings, endings = ([tokens[text] for text in side] for side in (record.beginnings, record.endings))
-        return Question(beginnings, endings, record.right, record.source)
+        contexts, endings = ([tokens[text] for text in side] for side in (record.contexts, record.endings))
+        return Question(contexts, endings, record.label, record.source)
 
     return [question(record) for record in records]
 

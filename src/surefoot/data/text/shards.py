@@ -38,7 +38,13 @@ class Shard:
 
 @dataclass(frozen=True)
 class TokenShards:
-    """Tokens in files, mapped into memory: `arrays` holds one per shard, and nothing is read before it is used."""
+    """Tokens in files, mapped into memory: `arrays` holds one per shard, and nothing is read before it is used.
+
+    >>> import tempfile
+    >>> shards = write_shards(np.arange(10), tempfile.mkdtemp() + "/shards", vocab_size=10, shard_tokens=6)
+    >>> len(shards), [array.tolist() for array in TokenShards.open(shards.directory).arrays]
+    (10, [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]])
+    """
 
     directory: Path
     vocab_size: int
@@ -105,6 +111,10 @@ def write_shards(
 
     `vocab_size` is the number of different tokens; up to 65,536 they take two bytes each, otherwise four. Raises `DataError`
     for a token outside the vocabulary, for no tokens, and for a directory that holds shards already.
+
+    >>> import tempfile
+    >>> len(write_shards([np.arange(5), np.arange(3)], tempfile.mkdtemp() + "/shards", vocab_size=5))
+    8
     """
     directory = local_path(directory, setting="directory")
     if (directory / INDEX).exists():

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path
 from surefoot.data.text.files import check_parts, decoded, no_such, open_unpacked
 from surefoot.errors import ConfigError, DataError
@@ -39,12 +40,15 @@ class ParallelText:
     """Sentence pairs to train on, to score while training, and to score once at the end (None: no such part).
 
     Parts with files of their own have an origin. `left_out` counts skipped pairs with an empty side.
+
+    >>> ParallelText(train=[("one", "eins")], val=[("two", "zwei")], test=None).left_out
+    0
     """
 
-    training: Sentences
-    held_out: Sentences
+    train: Sentences
+    val: Sentences
     test: Sentences | None
-    held_out_origin: Origin | None = field(default=None, compare=False)
+    val_origin: Origin | None = field(default=None, compare=False)
     test_origin: Origin | None = field(default=None, compare=False)
     left_out: int = 0
 
@@ -55,6 +59,7 @@ class _Part(NamedTuple):
     left_out: int = 0
 
 
+@known_keywords
 def load_pairs(
     path: Path | str, *, source: str = "en", target: str = "de", val_fraction: float = 0.02, on_empty: OnEmpty = "error"
 ) -> ParallelText:
@@ -67,7 +72,14 @@ def load_pairs(
     training pairs is held out, by a hash of the source, so that equal sources stay together.
 
     Lines end in a line feed and nothing else; white space around a sentence is taken away. Raises `DataError` for what
-    cannot be read, naming file and line, and for pairs with an empty side, unless `empty` is "skip".
+    cannot be read, naming file and line, and for pairs with an empty side, unless `on_empty` is "skip".
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "train.tsv"
+    >>> _ = path.write_text("".join(f"word {n}\\tWort {n}\\n" for n in range(99)))
+    >>> text = load_pairs(path, val_fraction=0.2)
+    >>> len(text.train) + len(text.val), text.train[0]
+    (99, ('word 0', 'Wort 0'))
     """
     if on_empty not in get_args(OnEmpty):
         raise ConfigError(f"on_empty = {on_empty!r}: error, or skip")

@@ -64,7 +64,7 @@ class TokenPairs:
         self.target, self.target_starts = _flat([targets[place] for place in places], before=[BEGIN])
 
     @classmethod
-    def encoded(
+    def from_text(
         cls,
         pairs: Sequence[tuple[str, str]],
         *,

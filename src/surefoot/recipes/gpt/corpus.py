@@ -24,8 +24,8 @@ _GPT2 = Path.home() / ".cache" / "surefoot" / "gpt2"
 class Corpus:
     """Tokens to train on and to score, and the tokenizer that made them."""
 
-    training: Any
-    held_out: Any
+    train: Any
+    val: Any
     tokenizer: Any
     chosen: str
     """What the settings say of the tokenizer; compared when a run goes on."""
@@ -37,14 +37,14 @@ class Corpus:
         """Lines that say which text it is, what of it is held out, and what tokens it has."""
         return [
             *self.about,
-            f"{len(self.training):,} tokens to train on, {len(self.held_out):,} held out;"
+            f"{len(self.train):,} tokens to train on, {len(self.val):,} held out;"
             f" {self.tokenizer.vocab_size:,} different ones in the vocabulary",
         ]
 
     @property
     def longest_held_out(self) -> Any:
         """The held-out tokens in one piece, or the longest piece of them."""
-        held_out = self.held_out
+        held_out = self.val
         return max(held_out.arrays if isinstance(held_out, sf.data.TokenShards) else [held_out], key=len)
 
 
@@ -84,10 +84,10 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
     match tokenizer:
         case None | "bpe":
             size = _VOCABULARY if data.vocab_size is None else data.vocab_size
-            made = made or sf.tokenizers.BPETokenizer.trained(training, vocab_size=size)
+            made = made or sf.tokenizers.BPETokenizer.train(training, vocab_size=size)
             chosen = f"bpe, {size} tokens" if init is None or tokenizer else f"that of init, or bpe, {size} tokens"
         case "characters":
-            made, chosen = made or sf.tokenizers.CharacterTokenizer.of("".join(documents.values())), tokenizer
+            made, chosen = made or sf.tokenizers.CharacterTokenizer.from_text("".join(documents.values())), tokenizer
         case "bytes":
             made, chosen = made or sf.tokenizers.ByteTokenizer(), tokenizer
         case _:  # read for a resume too, to see that it is the same: a place may hold another one now

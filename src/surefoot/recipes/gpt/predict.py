@@ -50,7 +50,12 @@ def continuations(
     if [] in encoded:
         raise sf.ConfigError(f"prompt {encoded.index([]) + 1} is empty: give at least one character to go on from")
     settings: dict[str, Any] = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p", "seed")}
-    settings |= {"max_new_tokens": asked.max_new_tokens, "context": context, "eos_id": tokenizer.end, "use_cache": True}
+    settings |= {
+        "max_new_tokens": asked.max_new_tokens,
+        "context": context,
+        "eos_id": tokenizer.eos_id,
+        "use_cache": True,
+    }
     if len(prompts) == 1 and asked.file is None:
         drawn = sf.generate.stream(model, encoded[0], **settings)  # which refuses settings before anything is shown
         yield prompts[0]

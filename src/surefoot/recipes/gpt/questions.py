@@ -44,7 +44,7 @@ def question_split(
     if dataset.shortened:
         note(
             f"note: {name}: {dataset.shortened:,} of {len(dataset):,} questions are longer than the context of {context}"
-            " tokens: their beginnings are cut"
+            " tokens: their contexts are cut"
         )
     several = dataset.choices > 1
     return sf.Split(

@@ -32,7 +32,7 @@ def tinted_held_out(model: Any, found: texts.Corpus, *, context: int) -> "sf.rep
     losses = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
     real = targets_BT.flatten() >= 0  # the last window is filled up
     tokens = [int(inputs_BT[0, 0]), *targets_BT.flatten()[real].tolist()]
-    return sf.report.tinted_by_loss(
+    return sf.report.TextHeatmap.from_losses(
         "held-out text",
         tokens,
         losses[real].tolist(),
@@ -67,7 +67,7 @@ def build(config: Config) -> "sf.Run":
 
     def sample(model: Any) -> list[str]:
         settings: dict[str, Any] = {"max_new_tokens": config.sample_tokens, "context": context, "temperature": 0.7}
-        settings |= {"eos_id": tokenizer.end, "use_cache": True}
+        settings |= {"eos_id": tokenizer.eos_id, "use_cache": True}
         seeds = range(config.seed, config.seed + config.sample_count)
         drawn = [sf.generate.sample(model, prompt, seed=seed, **settings) for seed in seeds]
         return [str(tokenizer.decode(tokens)) for tokens in drawn]
@@ -76,8 +76,8 @@ def build(config: Config) -> "sf.Run":
         inputs_BT, targets_BT = batch
         return texts.wrapped(repr(tokenizer.decode([*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()])))
 
-    every_window = sf.data.EvalWindows(found.held_out, context=context)
-    part = sf.data.EvalWindows(found.held_out, context=context, max_tokens=config.val_tokens, seed=config.seed)
+    every_window = sf.data.EvalWindows(found.val, context=context)
+    part = sf.data.EvalWindows(found.val, context=context, max_tokens=config.val_tokens, seed=config.seed)
     splits = {"val": _text_split(part, tokenizer)}
     if len(part) < len(every_window):
         splits["val_all"] = _text_split(every_window, tokenizer, at_end=True)
@@ -91,7 +91,7 @@ def build(config: Config) -> "sf.Run":
     return sf.Run(
         model=lambda: sf.models.GPT(network),
         loss=_loss,
-        train_data=sf.data.TrainWindows(found.training, context=context, seed=config.seed),
+        train_data=sf.data.TrainWindows(found.train, context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
         splits=splits,

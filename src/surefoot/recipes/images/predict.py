@@ -134,7 +134,7 @@ def named(model: Any, data: Kept, inputs: Sequence[str], asked: Predict) -> Iter
     if not inputs:
         raise sf.ConfigError("which picture? surefoot predict RUN picture.png")
     if asked.top_k < 1:
-        raise sf.ConfigError(f"top = {asked.top_k}: how many classes to tell, 1 or more")
+        raise sf.ConfigError(f"top_k = {asked.top_k}: the number of classes to show, 1 or more")
     made: dict[str, Any] = {name: getattr(data, name) for name in ("size", "channels", "crop", "mean", "std")}
     pictures = [sf.data.read_image(local_path(path, setting="picture"), **made) for path in inputs]
     device = next(model.parameters()).device

@@ -84,9 +84,9 @@ def build(config: Config) -> "sf.Run":
     def panels(model: Any) -> Iterator[Any]:
         if strange is not None:
             raise sf.DataError(strange)
-        yield from sf.report.classification_panels(model, found.held_out, classes=names, **normalised)
+        yield from sf.report.classification_panels(model, found.val, classes=names, **normalised)
 
-    normalised: dict[str, Any] = {"mean": found.held_out.mean, "std": found.held_out.std}
+    normalised: dict[str, Any] = {"mean": found.val.mean, "std": found.val.std}
     left_out = repr([f"{path.parent.name}/{path.name}" for path in found.left_out]).encode(errors="surrogateescape")
     splits = {
         name: sf.Split(
@@ -96,19 +96,19 @@ def build(config: Config) -> "sf.Run":
             predict=None if strange is None else refuse_other_images,
             at_end=name == "test",
         )
-        for name, part in (("val", found.held_out), ("test", found.test))
+        for name, part in (("val", found.val), ("test", found.test))
         if part is not None
     }
     return sf.Run(
         model=model,
         loss=loss,
-        train_data=found.training,
+        train_data=found.train,
         optimizer=optimizer,
         schedule=schedule,
         splits=splits,
         panels_fn=panels,
         describe_fn=pictures.picture_in_words(names),
-        extra_files={pictures.FILE: kept.to_json(), pictures.EXAMPLE: png_file(found.held_out[0][0], **normalised)},
+        extra_files={pictures.FILE: kept.to_json(), pictures.EXAMPLE: png_file(found.val[0][0], **normalised)},
         predict_example=None if config.run_dir is None else str(Path(config.run_dir) / pictures.EXAMPLE),
         data_summary=_in_words(found, config.data.path),
         identity={
@@ -126,7 +126,7 @@ def _in_words(found: "sf.data.ImageDatasets", path: str | None) -> list[str]:
     test = "no test part" if found.test is None else f"{len(found.test):,} to test at the end"
     return [
         "scikit-learn's handwritten digits (data.path is absent)" if path is None else f"images of {path}",
-        f"{len(found.training):,} to train on, {len(found.held_out):,} held out, {test}",
+        f"{len(found.train):,} to train on, {len(found.val):,} held out, {test}",
         f"{len(found.classes)} classes; {found.fitting.size} x {found.fitting.size} pixels,"
         f" {found.fitting.channels} channel{'s' * (found.fitting.channels != 1)}",
     ]

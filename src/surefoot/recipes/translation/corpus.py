@@ -21,8 +21,8 @@ Sentences = list[tuple[str, str]]  # a source and its translation
 class Bilingual:
     """Pairs to train on, and sentences to score with their translations; and what made tokens of them."""
 
-    training: Any
-    held_out: Sentences
+    train: Any
+    val: Sentences
     test: Sentences | None
     source: Any
     target: Any  # the same object as `source` where one vocabulary serves both sides
@@ -39,7 +39,7 @@ class Bilingual:
         sizes = [f"{tokenizer.vocab_size:,}" for tokenizer in tokenizers]
         return [
             self.about,
-            f"{len(self.training):,} pairs to train on, {len(self.held_out):,} held out, {test}",
+            f"{len(self.train):,} pairs to train on, {len(self.val):,} held out, {test}",
             f"{' and '.join(sizes)} subwords{' for both languages' if len(sizes) == 1 else ''}",
         ]
 
@@ -50,7 +50,7 @@ class Bilingual:
         return {TOKENIZER: self.source.to_json(), **own}
 
     def pairs(self, sentences: Sentences) -> Any:
-        return sf.data.TokenPairs.encoded(sentences, source=self.source, target=self.target)
+        return sf.data.TokenPairs.from_text(sentences, source=self.source, target=self.target)
 
 
 def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
@@ -72,13 +72,13 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
         about = f"pairs of {data.path}, {source} to {target}"
     place = saved if saved is not None or init is None else beside(local_path(init, setting="init_from"))
     if place is None:
-        made = _trained(parts.training, data)
+        made = _trained(parts.train, data)
     else:
         made = saved_tokenizers(place.parent)
         if saved is None:
             _refuse_unlike(data, made, place)
-    pairs = sf.data.TokenPairs.encoded(
-        parts.training,
+    pairs = sf.data.TokenPairs.from_text(
+        parts.train,
         source=made[0],
         target=made[1],
         max_source_tokens=data.max_source_tokens,
@@ -89,10 +89,10 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
         note(f"note: {parts.left_out:,} {pairs_are} left out (data.on_empty)")
     if pairs.left_out:
         note(
-            f"note: {pairs.left_out:,} of {len(parts.training):,} pairs to train on are longer than"
+            f"note: {pairs.left_out:,} of {len(parts.train):,} pairs to train on are longer than"
             f" {data.max_source_tokens} and {data.max_target_tokens} tokens (data.max_source_tokens, data.max_target_tokens) and left out"
         )
-    held_out = _within(context, parts.held_out, made, origin=parts.held_out_origin)
+    held_out = _within(context, parts.val, made, origin=parts.val_origin)
     test = None if parts.test is None else _within(context, parts.test, made, origin=parts.test_origin)
     chosen = f"{data.tokenizer}, {promised_vocabulary(data.vocab_size)} tokens{'' if data.shared_vocab else ' for each side'}"
     return Bilingual(pairs, held_out, test, *made, chosen if init is None else f"that of init, or {chosen}", about)
@@ -120,7 +120,7 @@ def _refuse_unlike(data: Data, made: tuple[Any, Any], place: Path) -> None:
 
 def _within(context: int, sentences: Sentences, tokenizers: tuple[Any, Any], *, origin: Any) -> Sentences:
     """The sentences to score that fit the model; those of files of their own must all fit: `DataError` names the first."""
-    lengths = sf.data.TokenPairs.encoded(sentences, source=tokenizers[0], target=tokenizers[1]).lengths.max(axis=1)
+    lengths = sf.data.TokenPairs.from_text(sentences, source=tokenizers[0], target=tokenizers[1]).lengths.max(axis=1)
     long = (lengths > context).nonzero()[0].tolist()
     if long and (origin is not None or len(long) == len(sentences)):
         where = "a pair to be scored" if origin is None else f"{origin.of(long[0])}: a pair to be scored"
@@ -159,7 +159,7 @@ def promised_vocabulary(vocab_size: int | None) -> int:
 def _trained(pairs: Sentences, data: Data) -> tuple[Any, Any]:
     """The tokenizers of both sides, trained on what is trained on."""
     trained = partial(
-        sf.tokenizers.SubwordTokenizer.trained, vocab_size=promised_vocabulary(data.vocab_size), kind=data.tokenizer
+        sf.tokenizers.SubwordTokenizer.train, vocab_size=promised_vocabulary(data.vocab_size), kind=data.tokenizer
     )
     sources, targets = [one for one, _ in pairs], [other for _, other in pairs]
     return (trained(sources + targets),) * 2 if data.shared_vocab else (trained(sources), trained(targets))

@@ -7,6 +7,7 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.paths import local_path
+from surefoot.tokenizers.subwords import END
 
 _SHOWN = 30  # sentences are translated for a report
 _CHARACTERS = ("ja", "ko", "th", "lo", "km", "my", "bo")  # written without spaces, or scored by the character
@@ -46,9 +47,9 @@ def translated(model: Any, sentences: Sequence[str], search: Search, *, batch_si
     for place in rows:
         if (why := _too_long(model, search.source, sentences[place])) is not None:
             raise sf.DataError(f"sentence {place + 1} {why}")
-    found = sf.generate.searched(
+    found = sf.generate.beam_search(
         model,
-        [[*row.tolist(), sf.generate.END] for row in rows.values()],
+        [[*row.tolist(), END] for row in rows.values()],
         beam_size=search.beam_size,
         length_penalty=search.length_penalty,
         batch_size=batch_size,
@@ -89,7 +90,7 @@ def shown(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, langu
         (one, meant, answer, min(100.0, bleu.sentence_score(answer, [meant]).score))
         for (one, meant), answer in zip(spread, said, strict=True)
     ]
-    return sf.report.examples_by_score(
+    return sf.report.Examples.best_and_worst(
         f"{len(rows)} of {len(pairs):,} held-out sentences translated", "BLEU of the sentence, 0 to 100", rows
     )
 

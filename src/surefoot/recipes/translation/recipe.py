@@ -38,7 +38,7 @@ def build(config: Config) -> "sf.Run":
     network = network_shape(config, source=own, target=found.target.vocab_size)
     at_end = Search(found.source, found.target, config.beam_size, config.length_penalty)
     while_training = replace(at_end, beam_size=config.val_beam_size)
-    scored = found.held_out[: config.val_pairs]
+    scored = found.val[: config.val_pairs]
 
     def split(sentences: list[tuple[str, str]], search: Search, *, at_end: bool) -> "sf.Split":
         # neighbours of one length, so that batches have little padding: the order of a split changes no score
@@ -46,7 +46,7 @@ def build(config: Config) -> "sf.Run":
 
         def predict(model: Any, batch: Any) -> tuple[list[str], list[str]]:
             rows = [[token for token in row if token != texts.PADDING] for row in batch[0].tolist()]
-            hypotheses = sf.generate.searched(
+            hypotheses = sf.generate.beam_search(
                 model, rows, beam_size=search.beam_size, length_penalty=search.length_penalty
             )
             return [found.target.decode(hypothesis.tokens) for hypothesis in hypotheses], batch[1].tolist()
@@ -81,7 +81,7 @@ def build(config: Config) -> "sf.Run":
         model=lambda: sf.models.Seq2Seq(network),
         loss=texts.cross_entropy(config.label_smoothing),
         count_fn=texts.targets_of,
-        train_data=found.training,
+        train_data=found.train,
         optimizer=optimizer,
         schedule=schedule,
         splits=splits,

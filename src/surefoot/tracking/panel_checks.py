@@ -1,0 +1,59 @@
+"""Checks of what a panel may hold: texts, numbers, counts and PNG files, all of a size that one page can show."""
+
+import base64
+import math
+from collections.abc import Sized
+from typing import Any
+
+from surefoot.errors import ConfigError
+
+LONGEST = 20_000  # characters of one text
+LARGEST = 1_024  # pixels of one side of an image
+_MOST = 5_000  # pieces, points, examples, images of one panel
+_PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
+
+
+def check(holds: bool, otherwise: str) -> None:
+    """Raise `ConfigError` if something does not hold."""
+    if not holds:
+        raise ConfigError(f"a panel cannot be shown: {otherwise}")
+
+
+def check_texts(*texts: Any) -> None:
+    """Raise if one is not a text, is too long, or holds half a character, which no file can hold."""
+    for text in texts:
+        check(isinstance(text, str), f"a text is a {type(text).__name__}")
+        check(len(text) <= LONGEST, f"a text has {len(text):,} characters, and {LONGEST:,} can be shown")
+        check(not any("\ud800" <= one <= "\udfff" for one in text), "a text holds half a surrogate pair")
+
+
+def check_number(value: Any, what: str, *, least: float = -math.inf, most: float = math.inf) -> None:
+    """Raise if it is neither absent nor a finite number in these limits."""
+    if value is not None:
+        check(isinstance(value, int | float) and not isinstance(value, bool), f"{what} is a {type(value).__name__}")
+        check(math.isfinite(value) and least <= value <= most, f"{what} is {value}; None where there is none")
+
+
+def is_count(value: Any) -> bool:
+    """Whether it is a whole number from 0 on that others can hold too.
+
+    >>> is_count(3), is_count(True), is_count(-1)
+    (True, False, False)
+    """
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def check_count(parts: Sized, what: str) -> None:
+    """Raise if there are more parts than can be shown."""
+    check(len(parts) <= _MOST, f"{len(parts):,} {what}, and {_MOST:,} can be shown")
+
+
+def check_png(text: Any) -> None:
+    """Raise if it is not the base64 of a PNG file of few pixels."""
+    try:
+        data = base64.b64decode(text.encode("ascii"), validate=True)
+    except (AttributeError, ValueError) as problem:
+        raise ConfigError("a panel cannot be shown: an image's png is no base64") from problem
+    check(data.startswith(_PNG) and len(data) >= len(_PNG) + 8, "an image's png is no PNG file")
+    wide, high = (int.from_bytes(data[place : place + 4], "big") for place in (16, 20))
+    check(0 < wide <= LARGEST and 0 < high <= LARGEST, f"an image has {wide} x {high} pixels, at most {LARGEST} each")

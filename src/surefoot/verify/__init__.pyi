@@ -1,0 +1,1 @@
+from .verdict import Verdict as Verdict
