@@ -165,17 +165,47 @@ def test_settings_files_can_be_read(page: Path) -> None:
             assert values(text)
 
 
+def anchors(page: Path) -> set[str]:
+    """What the part of a link behind # may be: headings in lower case, without punctuation, with hyphens."""
+    headings = re.findall(r"^#+ (.*)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @in_one
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
 def test_every_link_leads_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text())
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+    links = re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)", page.read_text())
+    targets = [(page.parent / path if path else page, anchor) for path, anchor in links]
+    assert [path for path, _ in targets if not path.exists()] == []
+    assert [(path, anchor) for path, anchor in targets if anchor and anchor not in anchors(path)] == []
 
 
 def test_the_index_lists_every_page() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / target).resolve() for target in re.findall(r"\]\(([^)#:]+)\)", index.read_text())}
     assert set(PAGES) - linked == {index, ROOT / "README.md"}
+
+
+ANSWERS = {
+    "wandb": "trackers",
+    "gradient accumulation": "data",
+    "freezing": "fine-tuning",
+    "two data sets": "data",
+    "custom metric": "validation",
+    "weights for inference": "fine-tuning",
+    "more epochs": "fine-tuning",
+    "own scheduler": "schedules",
+    "multi-GPU": "many-processes",
+    "mixed precision": "precision",
+    "early stopping": "validation",
+    "reproducibility": "reproducibility",
+}
+
+
+def test_a_search_for_a_question_finds_a_heading_of_the_page_that_answers_it() -> None:
+    for question, page in ANSWERS.items():
+        text = re.sub(r"```.*?```", "", (ROOT / "docs" / "guides" / f"{page}.md").read_text(), flags=re.DOTALL)
+        assert re.search(rf"^#+ .*{question}", text, flags=re.MULTILINE | re.IGNORECASE), question
 
 
 def test_the_page_on_the_architecture_names_files_that_are_there() -> None:
