@@ -294,4 +294,4 @@ def test_the_end_of_each_epoch_has_a_line_with_the_loss_of_its_steps_and_its_sco
     targets = {record["step"]: (record["targets"], record["loss"]) for record in records}
     for line, ends in zip(lines, ((4, 7), (10, 13), (17, 20), (23, 26)), strict=True):
         total = sum(targets[end][0] * targets[end][1] for end in ends)
-        assert line[2] == f"loss={number(total / sum(targets[end][0] for end in ends))}"
+        assert line[2] == f"train/loss={number(total / sum(targets[end][0] for end in ends))}"
