@@ -151,7 +151,14 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     sets = {f"{name}_set": noisy(160, seed) for seed, name in enumerate(("train", "val", "test", "other"))}
     rows = [{"inputs": inputs, "labels": label} for inputs, label in sets["train_set"]]
-    names: dict[str, Any] = {"MyNet": MyNet, "MyTransformer": MyTransformer, "loss": loss, "sf": sf, "rows": rows, **sets}
+    names: dict[str, Any] = {
+        "MyNet": MyNet,
+        "MyTransformer": MyTransformer,
+        "loss": loss,
+        "sf": sf,
+        "rows": rows,
+        **sets,
+    }
     for language, text in blocks(page):
         if language == "python":
             exec(text, names)
