@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +65,97 @@ def classifier(run_dir: Path | None, **changes: Any) -> sf.Run:
         "report": False,
     }
     return sf.Run(**(settings | changes))
+
+
+# --- the example of README, and classification with metrics --------------------------------------------------------------
+
+FIRST = """
+import torch.nn.functional as F
+import surefoot as sf
+
+def loss(model, batch):
+    images, labels = batch
+    return F.cross_entropy(model(images), labels)
+
+digits = sf.data.load_images()                  # scikit-learn's digits, in three parts
+run = sf.Run(
+    model=lambda: sf.models.SimpleCNN(channels=1, classes=10),
+    loss=loss,
+    train_data=digits.train,
+    splits={"val": sf.Split(digits.val, metrics=sf.metrics.accuracy)},
+    batch_size=64,
+    length="30 epochs",
+    optimizer=sf.optim.adamw(lr=3e-3, weight_decay=0.05),
+    schedule=sf.schedules.cosine(warmup="5%"),
+    run_dir="runs/first",
+)
+with run:                                       # resumes by itself if runs/first holds a checkpoint
+    for step in run:                            # run.train() is this loop with `pass`
+        if step.metrics:
+            print(step.index, step.metrics["val/accuracy"])
+"""
+
+CLASSIFICATION = """
+def loss(model, batch):
+    images, labels = batch
+    logits = model(images)
+    return F.cross_entropy(logits, labels), (logits, labels)
+data = sf.data.load_images("flowers/", val_fraction=0.1, size=224, augmentation=sf.data.Augmentation(flip=True))
+run = sf.Run(
+    model=lambda: timm.create_model("resnet18", num_classes=len(data.classes)), loss=loss, train_data=data.train,
+    splits={
+        "val": sf.Split(data.val, metrics=[sf.metrics.accuracy, torchmetrics.F1Score("multiclass", num_classes=5)]),
+        "test": sf.Split(data.test, metrics=sf.metrics.ClassificationReport(data.classes), at_end=True),
+    },
+    best="max val/accuracy", early_stopping=sf.EarlyStopping("max val/accuracy", patience=5),
+    batch_size=128, length="40 epochs", optimizer=sf.optim.sgd(lr=0.1, momentum=0.9), workers=4, run_dir="runs/flowers",
+)
+run.train()
+"""
+
+
+def test_the_first_example_learns_digits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(FIRST.replace("30 epochs", "24 steps"), {})
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    accuracies = {int(line[0]): float(line[1]) for line in lines if len(line) == 2 and line[0].isdigit()}
+    assert list(accuracies) == [20, 23]  # counted from 0: after the first epoch, and after the last step
+    assert accuracies[23] > 0.2  # by guessing 0.1
+
+
+def test_classification_with_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torchmetrics
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    for part, count in (("train", 10), ("test", 2)):
+        for kind in range(5):
+            folder = Path("flowers", part, f"kind-{kind}")
+            folder.mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (12, 12), (40 * kind + number, 200 - 30 * kind, 9 * number)).save(
+                    folder / f"{number}.png"
+                )
+    timm = SimpleNamespace(create_model=lambda _, num_classes: nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes)))
+    cheap = {"size=224": "size=8", "40 epochs": "2 epochs", "workers=4": "workers=0", "batch_size=128": "batch_size=16"}
+    code = reduce(lambda text, pair: text.replace(*pair), cheap.items(), CLASSIFICATION)
+    names: dict[str, Any] = {"sf": sf, "F": F, "timm": timm, "torchmetrics": torchmetrics}
+    exec(code, names)
+    saved = sf.load("runs/flowers")
+    (final,) = saved.records("final_eval")
+    assert [sum(row) for row in final["test/confusion"]] == [2] * 5
+    assert final["test/accuracy"] == sum(final["test/confusion"][kind][kind] for kind in range(5)) / 10
+    val = names["run"].evaluate("val")
+    samples = [names["data"].val[index] for index in range(len(names["data"].val))]
+    images, labels = torch.stack([image for image, _ in samples]), torch.tensor([label for _, label in samples])
+    with torch.no_grad():
+        guesses = names["run"].state.model.eval()(images).argmax(1)
+    assert val["val/accuracy"] == pytest.approx(float((guesses == labels).double().mean()))
+    assert val["val/MulticlassF1Score"] == pytest.approx(
+        float(torchmetrics.functional.f1_score(guesses, labels, task="multiclass", num_classes=5))
+    )
 
 
 # --- a custom loop ------------------------------------------------------------------------------------------------------
@@ -274,7 +367,7 @@ def test_a_transformers_model_is_fine_tuned_and_saved_as_such(tmp_path: Path) ->
         batch_size=16,
         micro_batch_size=4,
         length="20 epochs",
-        optimizer=sf.optim.adamw(lr=1e-2, rates=sf.optim.layer_decay(0.9)),
+        optimizer=sf.optim.adamw(lr=1e-2, lr_multipliers=sf.optim.layer_decay(0.9)),
         schedule=sf.schedules.linear(warmup="6%"),
         clip="norm 1.0",
         precision="bf16",

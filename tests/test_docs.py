@@ -6,11 +6,18 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
+import surefoot as sf
 from in_one import in_one
 from surefoot.cli.main import main
 from surefoot.config.toml import values
@@ -39,9 +46,7 @@ def commands(page: Path) -> list[list[str]]:
 def test_every_block_is_of_a_kind_that_some_test_runs() -> None:
     for page in PAGES:
         for language, text in blocks(page):
-            assert language in ("console", "toml", "text") or (language == "python" and page.name in RUN_ELSEWHERE), (
-                page
-            )
+            assert language in ("console", "toml", "text", "python"), page
             assert language != "console" or all(line.startswith("$ ") for line in text.splitlines()), page
 
 
@@ -109,6 +114,56 @@ def write_images() -> None:
     Image.fromarray(generator.integers(256, size=(30, 30), dtype=np.uint8)).save("picture.png")
 
 
+class MyNet(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+class MyTransformer(nn.Linear):
+    """A model as transformers writes them: called with the entries of a batch, it returns a loss and logits."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 4)
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> SimpleNamespace:  # type: ignore[override]
+        logits = super().forward(inputs)
+        return SimpleNamespace(loss=F.cross_entropy(logits, labels), logits=logits)
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    inputs, labels = batch
+    return F.cross_entropy(model(inputs), labels)
+
+
+def noisy(samples: int, seed: int) -> TensorDataset:
+    """Four kinds of noisy images."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(4, (samples,), generator=generator)
+    return TensorDataset(F.one_hot(labels, 16).float() + torch.randn(samples, 16, generator=generator), labels)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name not in RUN_ELSEWHERE and "python" in dict(blocks(page))],
+    ids=lambda page: str(page.name),
+)
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sets = {f"{name}_set": noisy(160, seed) for seed, name in enumerate(("train", "val", "test", "other"))}
+    rows = [{"inputs": inputs, "labels": label} for inputs, label in sets["train_set"]]
+    names: dict[str, Any] = {
+        "MyNet": MyNet,
+        "MyTransformer": MyTransformer,
+        "loss": loss,
+        "sf": sf,
+        "rows": rows,
+        **sets,
+    }
+    for language, text in blocks(page):
+        if language == "python":
+            exec(text, names)
+
+
 @in_one
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
 def test_settings_files_can_be_read(page: Path) -> None:
@@ -117,17 +172,47 @@ def test_settings_files_can_be_read(page: Path) -> None:
             assert values(text)
 
 
+def anchors(page: Path) -> set[str]:
+    """What the part of a link behind # may be: headings in lower case, without punctuation, with hyphens."""
+    headings = re.findall(r"^#+ (.*)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @in_one
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
 def test_every_link_leads_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text())
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+    links = re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)", page.read_text())
+    targets = [(page.parent / path if path else page, anchor) for path, anchor in links]
+    assert [path for path, _ in targets if not path.exists()] == []
+    assert [(path, anchor) for path, anchor in targets if anchor and anchor not in anchors(path)] == []
 
 
 def test_the_index_lists_every_page() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / target).resolve() for target in re.findall(r"\]\(([^)#:]+)\)", index.read_text())}
     assert set(PAGES) - linked == {index, ROOT / "README.md"}
+
+
+ANSWERS = {
+    "wandb": "trackers",
+    "gradient accumulation": "data",
+    "freezing": "fine-tuning",
+    "two data sets": "data",
+    "custom metric": "validation",
+    "weights for inference": "fine-tuning",
+    "more epochs": "fine-tuning",
+    "own scheduler": "schedules",
+    "multi-GPU": "many-processes",
+    "mixed precision": "precision",
+    "early stopping": "validation",
+    "reproducibility": "reproducibility",
+}
+
+
+def test_a_search_for_a_question_finds_a_heading_of_the_page_that_answers_it() -> None:
+    for question, page in ANSWERS.items():
+        text = re.sub(r"```.*?```", "", (ROOT / "docs" / "guides" / f"{page}.md").read_text(), flags=re.DOTALL)
+        assert re.search(rf"^#+ .*{question}", text, flags=re.MULTILINE | re.IGNORECASE), question
 
 
 def test_the_page_on_the_architecture_names_files_that_are_there() -> None:

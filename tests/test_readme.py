@@ -46,12 +46,9 @@ def test_the_example_learns_and_finds_itself_finished_when_it_is_started_again(
 
     exec(code[0], dict(names))
     assert "is finished: all 71 steps are made" in capsys.readouterr().out
-    names |= {"sf": sf, "loss": defined["loss"]}
+    names |= {name: defined[name] for name in ("sf", "loss", "run")}
     for used in code[1:]:  # what may be done with it afterwards
         exec(used, names)
-        assert (
-            sf.evaluate(names["model"], sf.Split(names["held_out"], metrics=sf.metrics.accuracy, loss=False))[
-                "accuracy"
-            ]
-            > 0.9
-        )
+    if len(code) > 1:
+        metrics = sf.evaluate(names["model"], sf.Split(names["held_out"], metrics=sf.metrics.accuracy))
+        assert metrics["accuracy"] > 0.9

@@ -193,7 +193,7 @@ def test_a_cosine_run_is_not_extended(program: Path, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().err
     assert "length was 5 steps, now 9 steps" in said
     assert "with another length its schedule has other rates from step 3 on, and 5 steps are made" in said
-    assert "constant, inverse_sqrt and step can always be extended exactly; wsd until its cool-down begins" in said
+    assert "constant, inverse_sqrt and multistep can always be extended exactly; wsd until its cooldown begins" in said
     assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before
 
 
@@ -221,7 +221,7 @@ def test_a_wsd_run_is_not_extended_once_its_cooldown_has_begun(
     assert refused("resume", "mine", "--length", "12 steps") == 4
     said = capsys.readouterr().err
     assert "length was 8 steps, now 12 steps" in said
-    assert "its cool-down begins at step 7 of a run of 8, and 8 steps are made" in said
+    assert "its cooldown begins at step 7 of a run of 8, and 8 steps are made" in said
     assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before
 
 

@@ -243,7 +243,7 @@ def test_a_limit_that_means_nothing_is_refused_with_what_to_type(written):
 
 
 @pytest.mark.parametrize(
-    ("given", "typed"), [(1.0, 'clip="norm 1.0"'), (2, 'clip="norm 2.0"'), ("0.5", '--clip "norm 0.5"')]
+    ("given", "typed"), [(1.0, 'clip="norm 1.0"'), (2, 'clip="norm 2.0"'), ("0.5", 'clip="norm 0.5"')]
 )
 def test_a_number_alone_as_limit_is_answered_with_the_one_that_was_meant(given, typed):
     with pytest.raises(ConfigError, match="does not say what it is a limit of") as told:

@@ -74,6 +74,8 @@ def test_a_keyword_like_no_other_is_refused_too() -> None:
         (sf.Split, {"dataset": "a"}, 'data="a"'),
         (sf.Split, {"data": "a", "scores": 1}, "metrics=1"),
         (sf.Split, {"data": "a", "outputs": 1}, "predict=1"),
+        (sf.data.load_images, {"val_split": 0.2}, "val_fraction=0.2"),
+        (sf.data.Mixture, {"part": 1}, "parts=1"),
         (sf.schedules.cosine, {"warmup_steps": 10}, 'warmup="10 steps"'),
         (sf.schedules.wsd, {"min_lr": 0.1}, "min_lr_ratio=0.1"),
         (sf.EarlyStopping, {"watch": "min val/loss"}, 'monitor="min val/loss"'),

@@ -205,7 +205,7 @@ def with_one_more_setting(directory: Path) -> Path:
     shutil.copytree(Path(sf.__file__).parent, copy / "surefoot", ignore=shutil.ignore_patterns("__pycache__"))
     for file, before, more in (
         ("config/train_settings.py", "    max_bad_steps: int = setting(", FIELD),
-        ("train/loop.py", "task.factors(step.index) * step.state.rate_factor", LINE),
+        ("train/loop.py", "task.factors(step.index) * step.state.lr_factor", LINE),
     ):
         text = (copy / "surefoot" / file).read_text()
         assert text.count(before) == 1
@@ -239,7 +239,7 @@ def test_one_field_and_one_line_make_a_setting(tmp_path: Path) -> None:
     rates = {}
     for name, times in (("whole", "1"), ("half", "0.5")):
         text = printed(copy, tmp_path, *train, "--rate-times", times, "--run-dir", name)
-        rates[name] = re.findall(r'"learning_rate": ?([^,]+)', (tmp_path / name / "metrics.jsonl").read_text())
+        rates[name] = re.findall(r'"lr": ?([^,]+)', (tmp_path / name / "metrics.jsonl").read_text())
         assert rates[name], text
     assert [float(rate) for rate in rates["half"]] == [float(rate) / 2 for rate in rates["whole"]]
     assert "rate_times = 0.5 # flag" in (tmp_path / "half" / "config.toml").read_text()

@@ -60,7 +60,9 @@ def evaluated_by(*, run_dir: str) -> list[Any]:
         raise sf.DivergedError("the model's logits are not finite")
 
     data = torch.zeros(5, 6), torch.zeros(5), torch.zeros(5)
-    split = sf.Split(data, metrics=sf.metrics.whole_split(diverged), predict=lambda model, batch: batch[:2], loss=False)
+    split = sf.Split(
+        data, metrics=sf.metrics.whole_split(diverged), predict=lambda model, batch: tuple(batch[:2]), loss=False
+    )
     run = world_runs.built(run_dir=run_dir, steps=4, splits={"given-up": split}, evaluate_every="2 steps")
     run.train()
     return [run.state.step]

@@ -64,7 +64,7 @@ def test_by_norm_is_torchs(most, factor):
 @pytest.mark.parametrize("most", [1.0, 0.3, 7.7e-5])
 def test_by_norm_on_numbers_of_the_host_has_the_bits_of_the_same_arithmetic_on_tensors(most):
     generator = torch.Generator().manual_seed(0)
-    made = clipping_of(("grad_norm", most), [nn.Parameter(torch.zeros(1))])
+    made = clipping_of(("norm", most), [nn.Parameter(torch.zeros(1))])
     for size in torch.rand(200, generator=generator) * 3 * most:
         gradient = torch.randn(9, generator=generator) * size
         norm = torch.linalg.vector_norm(gradient)

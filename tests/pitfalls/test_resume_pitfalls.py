@@ -151,7 +151,7 @@ def four_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({}, {"schedule": sf.schedules.constant(3)}, "schedule.shape was 'cosine', now 'constant'"),
         ({}, {"seed": 1}, "seed was 0, now 1"),
         ({}, {"ema": None}, "ema was 0.9, now None"),
-        ({}, {"clip": "off"}, "clip was 'norm 1.0', now 'off'"),
+        ({"clip": "norm 1.0"}, {"clip": "off"}, "clip was 'norm 1.0', now 'off'"),
         ({"train_data": tensors(Augmented())}, {"train_data": tensors(another_data_set())}, "data.sha256 was"),
         ({}, {"train_data": tensors(Augmented())}, "data.type was 'Augmented', now 'tuple'"),
         ({"train_data": chosen(range(32))}, {"train_data": chosen(range(20, 52))}, "data.indices was"),

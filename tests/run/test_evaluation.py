@@ -185,7 +185,7 @@ def test_no_step_is_steered_by_what_is_for_the_end() -> None:
 
 def test_the_end_says_whose_weights_were_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build(tmp_path / "run", splits={"test": judged(at_end=True)}, early_stopping=None, best=None, console=True).train()
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert "scored once, with the weights of the last step" in printed
     assert "; test/loss " in printed
 
@@ -294,4 +294,4 @@ def test_the_end_of_each_epoch_has_a_line_with_the_loss_of_its_steps_and_its_sco
     targets = {record["step"]: (record["targets"], record["loss"]) for record in records}
     for line, ends in zip(lines, ((4, 7), (10, 13), (17, 20), (23, 26)), strict=True):
         total = sum(targets[end][0] * targets[end][1] for end in ends)
-        assert line[2] == f"loss={number(total / sum(targets[end][0] for end in ends))}"
+        assert line[2] == f"train/loss={number(total / sum(targets[end][0] for end in ends))}"

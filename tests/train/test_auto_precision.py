@@ -268,10 +268,8 @@ def test_where_the_table_is_silent_one_line_names_what_measures(
     table()
     for said in (built(console=True), built(console=True, compile="auto")):
         said.train()
-        assert (
-            "note: `surefoot profile` measures what could be gained here (a script:\n"
-            "  FILE.py:build; by compiling too: --tries all)\n"
-        ) in capsys.readouterr().out
+        note = "note: `surefoot profile` measures what could be gained here (a script: FILE.py:build; by compiling too:"
+        assert note in " ".join(capsys.readouterr().out.split())
     assert "`surefoot profile` measures" in str(summary.sections(built().parts)[-1])
     built(console=True, precision="fp32").train()
     assert "surefoot profile" not in capsys.readouterr().out

@@ -112,7 +112,7 @@ def test_rates_are_written_to_two_digits(rate: float) -> None:
 @pytest.mark.parametrize(
     ("low", "high", "steps", "told"),
     [
-        (1.0, 0.1, 100, "--min-lr 0.1 --max-lr 1"),
+        (1.0, 0.1, 100, "min_lr=0.1 max_lr=1"),
         (0.1, 0.1, 100, "not below"),
         (0.0, 1.0, 100, "min_lr = 0.0"),
         (1e-3, float("inf"), 100, "max_lr = inf"),

@@ -38,12 +38,6 @@ class Store:
     After a save the newest `keep_last` stay of those that this process wrote or read in full, so a damaged one never counts.
     Besides them stay step 0, what `keep_every` is true for, and what is `protected`. `guard` is called before anything is
     renamed or removed, and may raise `OSError`.
-
-    >>> import tempfile, torch
-    >>> store = Store(Path(tempfile.mkdtemp()) / "checkpoints")
-    >>> _ = store.save(Checkpoint(step=3, files={"model": {"weight": torch.ones(2)}}))
-    >>> store.steps()
-    [3]
     """
 
     def __init__(

@@ -91,7 +91,7 @@ def settings_page(flags: Sequence[Flag]) -> str:
 
 def section(title: str, flags: Sequence[Flag], *, names: Collection[str] = ()) -> str:
     """A heading with flags below it. `names` are settings, named in texts as flags."""
-    return "\n".join([f"{title}:", *(line for flag in flags for line in _lines(flag, names)), ""])
+    return "\n".join([f"{title.replace('_', ' ')}:", *(line for flag in flags for line in _lines(flag, names)), ""])
 
 
 def _lines(flag: Flag, names: Collection[str]) -> list[str]:

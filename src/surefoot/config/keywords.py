@@ -66,7 +66,9 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "strategy": ("parallel={}",),
     "ema_decay": ("ema={}",),
     "patience": ('early_stopping=sf.EarlyStopping("min val/loss", patience={})',),
+    "val_split validation_split test_size held_out_fraction": ("val_fraction={}",),
     "watch": ("monitor={}",),
+    "rates lr_mult param_groups": ("lr_multipliers={}", "optimizer=sf.optim.adamw(lr=..., lr_multipliers={})"),
 }
 _REPLACEMENTS = {word: texts for words, texts in _ELSEWHERE.items() for word in words.split()}
 _NO_KEYWORD = {  # of a run

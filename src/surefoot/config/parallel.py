@@ -16,7 +16,7 @@ class DDPSettings:
     """The arguments of `sf.ddp`."""
 
     sync: Literal["auto", "last", "every"] = "auto"
-    """With which micro-batches of a step gradients are added up over ranks. auto: ddp the last; fsdp every, none is held whole."""
+    """Micro-batches of a step after which ranks add up their gradients. auto: the last for ddp; every one for fsdp."""
     find_unused_parameters: bool = False
     """Allow parameters that get no gradient; otherwise they are named at the start."""
 

@@ -81,9 +81,9 @@ def clipping(text: Any, *, setting: str = "clip") -> tuple[ClipKind, float]:
                 return cast("ClipKind", kind), limit
     limit = _number(text)
     if 0 < limit < math.inf:
-        typed = f'--{setting} "norm {limit}"' if isinstance(text, str) else f'{setting}="norm {limit}"'
         raise ConfigError(
-            f"{setting} = {text!r} does not say what it is a limit of\n  try: {typed}, a limit on the norm of the whole gradient"
+            f"{setting} = {text!r} does not say what it is a limit of\n"
+            f'  try: --{setting} "norm {limit}", a limit on the norm of the whole gradient'
         )
     raise ConfigError(
         f"{setting} = {text!r} is no limit on the gradient\n"

@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from surefoot.config.keywords import known_keywords
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.gathering import Gather, by_sample, gathering
 from surefoot.data.order import Ids, quotas
 from surefoot.errors import DataError
 
 
+@known_keywords
 class Mixture:
     """Data sets by name with their weights: {"web": (pages, 0.7), "books": (books, 0.3)}.
 

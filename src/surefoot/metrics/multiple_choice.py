@@ -1,4 +1,4 @@
-"""Multiple choice for language models: which of several endings does the model find likeliest after its beginning?
+"""Multiple choice for language models: which of several endings does the model find likeliest after its context?
 
 Shapes: B questions, N choices, R rows (questions x choices), T time (tokens), E tokens of all endings together, V vocabulary.
 """
@@ -40,6 +40,10 @@ def multiple_choice_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[st
     (lm-evaluation-harness, Gao et al., calls the mean per character `acc_norm`).
 
     outputs: the model's logits (R, T, V) of a batch of `sf.data.MultipleChoice`, or only those of the endings, (E, V).
+
+    >>> targets = ChoiceTargets(*map(torch.tensor, ([0, 1], [3, 4], [0, 1], [[1, 1]], [[1, 1]], [0])))
+    >>> multiple_choice_accuracy(torch.eye(5)[[3, 0]], targets)["acc"].value.item()
+    1.0
     """
     nats_BN = _summed(F.cross_entropy(_at_endings(outputs, targets), targets.tokens, reduction="none"), targets)
     compared = {
@@ -58,6 +62,10 @@ def continuation_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[str, 
 
     `acc`: every token of it is the likeliest at its position. `loss`: the nats of the whole ending, whose exponential is LAMBADA's
     perplexity; the other endings are not counted. Arguments as in `multiple_choice_accuracy`.
+
+    >>> targets = ChoiceTargets(*map(torch.tensor, ([0, 1], [3, 4], [0, 1], [[1, 1]], [[1, 1]], [0])))
+    >>> continuation_accuracy(torch.eye(5)[[3, 0]], targets)["acc"].value.item()
+    1.0
     """
     logits_EV = _at_endings(outputs, targets)
     nats_BN = _summed(F.cross_entropy(logits_EV, targets.tokens, reduction="none"), targets)

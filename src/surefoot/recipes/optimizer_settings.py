@@ -38,10 +38,10 @@ class Optimizer:
     """Base learning rate, reached at the end of warm-up. Default: 3e-3; sgd and adafactor 0.1, lion 1e-3, muon and
     schedule_free 1e-2."""
     weight_decay: float | None = None
-    """Decay of matrices, decoupled from the gradient but for adam and sgd; biases, norms and embeddings have none.
-    Absent: 0.1; lion 0.3; adam, sgd and adafactor 0."""
+    """Decay of weights, decoupled from the gradient except for adam and sgd. Default: 0.1; lion 0.3; adam, sgd and
+    adafactor 0."""
     decay: Literal["matrices", "all"] = "matrices"
-    """What weight_decay applies to: matrices, but not embeddings; or all parameters, as torch does unasked."""
+    """Parameters that decay: matrices without embeddings; or all, as torch does by default."""
     betas: tuple[float, float] | None = None
     """Decay rates of the averages of gradient and squared gradient; for muon those of its AdamW part. All but sgd and
     adafactor."""
@@ -56,13 +56,13 @@ class Optimizer:
     adamw_lr: float | None = None
     """muon: base learning rate of what AdamW trains. Default: lr."""
     adamw_modules: tuple[str, ...] | None = None
-    """muon: modules or parameters whose matrices AdamW trains, besides embeddings. Absent: the head, as plan shows it."""
+    """muon: modules or parameters whose matrices AdamW trains, besides embeddings. Default: the head, as plan shows it."""
     beta2_decay: float | None = None
     """adafactor: the averages move by step ** beta2_decay."""
     clip_threshold: float | None = None
     """adafactor: limit on the root mean square of an update before its learning rate."""
     min_scale: float | None = None
-    """adafactor: what a parameter's root mean square, to which updates are relative, at least counts as."""
+    """adafactor: lower limit of a parameter's root mean square, by which updates are scaled."""
     momentum_decay: float | None = None
     """nadam: how the momentum rises over the steps."""
     layer_decay: float | None = field(default=None, metadata=STAYS)
@@ -96,7 +96,7 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The learning rate over the run, as a factor on the base rate; absent settings have the shape's default."""
+    """The learning rate over the run, as a factor on the base rate. Settings not given have the shape's defaults."""
 
     name: ShapeName = "cosine"
     """Shape of the schedule after warm-up."""
@@ -204,7 +204,7 @@ class RecipeSettings(TrainSettings):
     optimizer: Optimizer = setting(Optimizer(), identity=True, after="workers", group="optimization")
     """How gradients become updates. A setting that is absent has the optimizer's default; a foreign one is refused."""
     schedule: Schedule = setting(Schedule(), identity=True)
-    """The learning rate over the run, as a factor on the base rate; absent settings have the shape's default."""
+    """The learning rate over the run, as a factor on the base rate. Settings not given have the shape's defaults."""
     plateau: Plateau = setting(Plateau(), identity=True)
     """Lower the learning rate if a metric stops improving."""
     parallel: Kind = setting("auto", observer=True, after="keep_every", group="processes")

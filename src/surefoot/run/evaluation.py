@@ -10,6 +10,7 @@ from surefoot.config.tree import flat
 from surefoot.errors import CheckpointError, ConfigError, DivergedError
 from surefoot.run.components import RunComponents
 from surefoot.tracking.logger import Journal
+from surefoot.tracking.run_reader import read_records
 from surefoot.train.evaluate import EvaluationStoppedError, numbers
 from surefoot.train.model_weights import weights_of
 
@@ -71,6 +72,14 @@ class Evaluations:
         self.journal.write({"kind": "eval", "step": self.state.step, **found, **steered})
         if told is not None:
             self.parts.say(told)
+
+    def due_at_start(self) -> bool:
+        """Whether to evaluate before the first step: asked for, and not in the records of a session that ended then. Collective."""
+        parts = self.parts
+        if self.state.step or not (parts.settings.evaluate_at_start and parts.scoring.names(at_end=False)):
+            return False
+        before = read_records(parts.directory.path) if parts.world.is_main and parts.directory is not None else ()
+        return bool(parts.world.from_main(all(record["kind"] != "eval" for record in before)))
 
     def score_at_start(self, *, stop: Callable[[], bool]) -> None:
         """Score every split but those for the end before the first step, and record it; it steers nothing. Given up: made by the resume."""

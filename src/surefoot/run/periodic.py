@@ -4,29 +4,23 @@ The loop asks (`surefoot.train.loop.Duties`); only here may a run wait for the d
 """
 
 import errno
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.data.order import step_samples
 from surefoot.distributed.consistency import compare_when_due
 from surefoot.errors import ConfigError
-from surefoot.mean import Mean
 from surefoot.memory import used_bytes
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
+from surefoot.run.progress import Progress
 from surefoot.run.stop_requests import Wishes
 from surefoot.tracking.logger import Journal
-from surefoot.tracking.record import Record
-from surefoot.tracking.run_reader import read_records
 from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import State, Step
 from surefoot.train.meter import derived
 from surefoot.train.step_watch import UNWATCHED, Watch
-from surefoot.train.timer import Event, RemainingTime
 
 if TYPE_CHECKING:
     from surefoot.train.state_check import StateCheck
@@ -46,16 +40,14 @@ class BetweenSteps:
         self.skipped = 0  # steps, as far as the records tell
         self.logged_step = 0
         self.evaluated_step = 0  # the last one after which scores or a sample were due
-        self.remaining = RemainingTime()
-        self.epochs = 0  # that are over
-        self.epoch_loss, self.epoch_s = Mean(0.0, 0), 0.0  # since the end of the last one
+        self.progress = Progress(parts, self.evaluations)
         self.changes: set[str] = set()  # of what is trained, as they were said
 
     def opened(self, state_check: "StateCheck | None") -> None:
         self.state_check, self.first_step = state_check, self.state.step
         self.compared: int | None = None  # the step after which ranks compared their weights last
         self.layers, self.flags = self._layers(), self.state.trainable.flags
-        self.epochs = self.parts.timetable.epoch.count(0, self.state.step)
+        self.progress.opened()
 
     def started(self) -> None:
         self.later_step = self.state.step + (1 if self.state_check is None else self.state_check.steps)
@@ -111,22 +103,17 @@ class BetweenSteps:
         if counted > 0 and trained_s > 0:
             values |= {"targets_per_s": counted / trained_s, "samples_per_s": sum(later) / trained_s}
         values["lr"] = next(iter(self.state.optimizers.values())).optimizer.param_groups[0]["lr"]
-        self.remaining.add_steps(len(later), training_s=trained_s, user_s=times["user_s"])
-        if (eta_s := self._eta_s()) is not None:
-            values["eta_s"] = eta_s
+        self.progress.remaining.add_steps(len(later), training_s=trained_s, user_s=times["user_s"])
+        values |= self.progress.eta(evaluated_step=self.evaluated_step)
         values |= used_bytes(self.parts.device)
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
-        self._show_epoch(values, times)
+        self.progress.show_epoch(values, times, evaluated_step=self.evaluated_step)
         self.skipped += len(skipped)
         self.whole.meter.saw(skipped, done=self.state.step)
         if self.parts.world.size > 1:
+            every, last = self.parts.timetable.every["check_ranks_every"], self.parts.length.steps
             self.compared = compare_when_due(
-                self.state.models,
-                self.parts.world,
-                self.parts.timetable.every["check_ranks_every"],
-                compared=self.compared,
-                done=self.state.step,
-                last=self.parts.length.steps,
+                self.state.models, self.parts.world, every, compared=self.compared, done=self.state.step, last=last
             )
         if latched(self.state, self.parts.settings.max_bad_steps):
             from surefoot.run.divergence import ended
@@ -137,7 +124,7 @@ class BetweenSteps:
         assert self.parts.saving is not None  # save_due says so
         self._keep_directory()
         self.wishes.saved()
-        with self._timed("save"):
+        with self.progress.timed("save"):
             self.parts.saving.save(self._packed, protected=self._best)
 
     def watch(self, index: int) -> Watch:
@@ -152,11 +139,9 @@ class BetweenSteps:
         if self.state_check is not None and step.index < self.state_check.steps:
             self.state_check.check_step(step)
         self.whole.meter.add(step)
-        if (
-            isinstance(step.watch, Watched)
-            and (seen := self.layers.read(step.watch, count=step.target_count)) is not None
-        ):
-            self.journal.write(seen)
+        watch, count = step.watch, step.target_count
+        if isinstance(watch, Watched) and (record := self.layers.read(watch, count=count)) is not None:
+            self.journal.write(record)
 
     # --- asked by whoever holds the sitting ----------------------------------------------------------------------
 
@@ -180,21 +165,6 @@ class BetweenSteps:
         if self.parts.saving is not None and not self.evaluations.due:
             self.parts.saving.begun_step = None
             self.save_last()
-
-    def evaluate_at_start(self) -> None:
-        """Evaluate before the first step, unless the records of a session that was ended then hold it already. Collective."""
-        parts, world = self.parts, self.parts.world
-        is_due = False
-        if world.is_main:
-            before = () if parts.directory is None else read_records(parts.directory.path)
-            is_due = all(record["kind"] != "eval" for record in before)
-        if not world.from_main(is_due) or not parts.scoring.names(at_end=False):
-            return
-        self.whole.clock.start()
-        self.whole.clock.enter("evaluating")
-        with self._timed("evaluation"):
-            self.evaluations.score_at_start(stop=self._evaluation_stop)
-        self.whole.clock.enter("data_wait")
 
     def save_last(self) -> None:
         if self.parts.saving is not None:
@@ -228,64 +198,11 @@ class BetweenSteps:
             self.whole.clock.enter("evaluating")
         self.evaluated_step = done
         if self.evaluations.scores_due(done):
-            with self._timed("evaluation"):
-                self.evaluations.score(stop=self._evaluation_stop)
+            with self.progress.timed("evaluation"):
+                self.evaluations.score(stop=self.wishes.told_to_stop if self.alone else lambda: False)
         if self.evaluations.sample_due(done) and not self.evaluations.due:
-            with self._timed("sample"):
+            with self.progress.timed("sample"):
                 self.evaluations.sample()
-
-    def _evaluation_stop(self) -> bool:
-        """Whether an evaluation is to be given up; never if code of the user's waits for its numbers."""
-        return self.alone and self.wishes.told_to_stop()
-
-    def _show_epoch(self, values: Record, times: Mapping[str, float]) -> None:
-        """Show the epoch that ended since the last record: the mean loss of its steps, and their time in this session."""
-        step, epoch = self.state.step, self.parts.timetable.epoch
-        targets = values.get("targets", 0.0)
-        self.epoch_loss += Mean(values.get("loss_applied", values.get("loss", 0.0)) * targets, targets)
-        self.epoch_s += times["starting_s"] + times["training_s"] + times["data_wait_s"] + times["user_s"]
-        if epoch.count(0, step) == self.epochs:
-            return
-        self.epochs = epoch.count(0, step)
-        record: Record = {"kind": "epoch", "step": step, "epoch": self.epochs, "epoch_s": self.epoch_s}
-        record |= {"epochs": epoch.count(0, self.parts.length.steps), "loss": self.epoch_loss.value}
-        record["is_evaluated"] = self.evaluated_step != step and self.evaluations.scores_due(step)  # right after this
-        self.epoch_loss, self.epoch_s = Mean(0.0, 0), 0.0
-        if self.parts.console is not None:
-            self.parts.console.write(record)
-
-    @contextmanager
-    def _timed(self, event: Event) -> Iterator[None]:
-        """Time an evaluation, a sample or a save, for the time that is left; not one that was given up."""
-        begun = self.whole.clock.now()
-        yield
-        if not self.evaluations.due:
-            steps = self._evaluation_steps[0] if event == "evaluation" else 1.0
-            self.remaining.add_event(event, self.whole.clock.now() - begun, steps=steps)
-
-    @cached_property
-    def _evaluation_steps(self) -> tuple[float, float]:
-        """About how many steps' time an evaluation takes, and the one at the end alone; a forward pass is a third of a step."""
-        samples_per_step = self.parts.supply.plan.samples * self.parts.length.epochs / self.parts.length.steps
-        scoring = self.parts.scoring
-        during, at_end = (scoring.training_samples(scoring.names(at_end=at_end)) for at_end in (False, True))
-        return during / (3 * samples_per_step), at_end / (3 * samples_per_step)
-
-    def _eta_s(self) -> float | None:
-        """Seconds until the run's last step is made, evaluated and saved, with the samples and the evaluation at the end."""
-        done, last, every = self.state.step, self.parts.length.steps, self.parts.timetable.every
-        evaluated = done - (self.evaluated_step != done)  # what is due after this step comes after its record
-        evaluations = every["evaluate_every"].count(evaluated, last) + (not every["evaluate_every"].due(last))
-        saves = every["save_every"].count(done - 1, last) + (not every["save_every"].due(last))
-        samples = every["sample_every"].count(evaluated, last - 1) + 1
-        during, at_end = self._evaluation_steps
-        return self.remaining.seconds(
-            steps=last - done,
-            evaluations=evaluations * during * (evaluated < last) + at_end,
-            samples=samples * (self.parts.settings.sample_fn is not None),
-            saves=saves * (self.parts.saving is not None),
-            save_every_s=every["save_every"].seconds,
-        )
 
     def _follow_trainable(self) -> None:
         """Go on with what was frozen or unfrozen since the last step: agree on it, have it watched, and say it. Collective."""

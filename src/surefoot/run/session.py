@@ -203,8 +203,12 @@ class Sitting:
             )
         if self.between.state_check is not None and not opened:
             self.between.state_check.check_passes((parts.task.loss, parts.supply.first()))
-        if self.state.step == 0 and parts.settings.evaluate_at_start:
-            self.between.evaluate_at_start()
+        if self.evaluations.due_at_start():
+            self.whole.clock.start()
+            self.whole.clock.enter("evaluating")
+            with self.between.progress.timed("evaluation"):
+                self.evaluations.score_at_start(stop=self.wishes.told_to_stop if self.between.alone else lambda: False)
+            self.whole.clock.enter("data_wait")
         self.feed.start(self.state.step, stop=parts.length.steps)
         self.between.started()
         self.whole.clock.start()

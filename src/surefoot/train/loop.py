@@ -68,10 +68,8 @@ class State:
     def model(self) -> nn.Module:
         """The only model; `ConfigError` if there are several."""
         if len(self.models) > 1:
-            names, first = ", ".join(self.models), next(iter(self.models))
-            raise ConfigError(
-                f"state.model: this run has several models, {names}\n  take one by name: state.models[{first!r}]"
-            )
+            cure = f"take one by name: state.models[{next(iter(self.models))!r}]"
+            raise ConfigError(f"state.model: this run has several models, {', '.join(self.models)}\n  {cure}")
         return next(iter(self.models.values()))
 
     @property

@@ -77,12 +77,12 @@ def refuse_another_length(saved: Described, length: Length, *, schedule: AnySche
     elif misfit:
         why = misfit
     elif isinstance(schedule, Schedule) and schedule.shape == "wsd":
-        why = f"its cool-down begins at step {shared} of a run of {shorter.steps}, and {step} steps are made"
+        why = f"its cooldown begins at step {shared} of a run of {shorter.steps}, and {step} steps are made"
     else:
         why = (
             f"with another length its schedule has other rates from step {shared} on,"
             f" and {step} steps are made\n"
-            "  constant, inverse_sqrt and step can always be extended exactly; wsd until its cool-down begins"
+            "  constant, inverse_sqrt and multistep can always be extended exactly; wsd until its cooldown begins"
         )
     raise CheckpointError(
         f"cannot resume {where}: length was {saved['length']}, now {length.steps} steps\n  {why}\n"

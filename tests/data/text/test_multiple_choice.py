@@ -179,8 +179,8 @@ def test_it_is_a_sound_data_set_whose_fingerprint_tells_questions_apart():
     ("wrong", "says"),
     [
         ([], "no questions"),
-        ([Question([[1]] * 2, [[2], []], 0)], "question 0: a beginning of 1 tokens and an ending of 0"),
-        ([Question([[]] * 2, [[2], [3]], 0)], "question 0: a beginning of 0"),
+        ([Question([[1]] * 2, [[2], []], 0)], "question 0: a context of 1 tokens and an ending of 0"),
+        ([Question([[]] * 2, [[2], [3]], 0)], "question 0: a context of 0"),
         ([Question([[1]] * 2, [[2], [3]], 2)], "question 0 has 2 endings"),
         ([Question([[1]], [[2], [3]], 0)], "1 contexts"),
         ([Question([[1]] * 2, [[2], [3]], 0), Question([[1]], [[2]], 0, "a.jsonl, line 9")], "a.jsonl, line 9 has 1"),

@@ -11,6 +11,7 @@ from typing import Self
 
 import numpy as np
 
+from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path
 from surefoot.data.images.arrays import Arrays, digits, found_in, synthetic
 from surefoot.data.images.augmentation import Augmentation, Pixels
@@ -67,6 +68,7 @@ class ImageDatasets:
         return replace(self, train=training, val=held_out, test=test)
 
 
+@known_keywords
 def load_images(
     path: Path | str | None = None,
     *,

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path
 from surefoot.errors import DataError
 from surefoot.tokenizers.tokenizer import Tokenizer
@@ -89,6 +90,7 @@ def decoded(data: bytes, where: str, *, first_line: int = 1) -> str:
         ) from problem
 
 
+@known_keywords
 def load_documents(path: Path | str) -> dict[str, str]:
     """A file, or all .txt, .text, .md, .rst and .py files below a directory, as {name: text}, sorted by path.
 

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path
 from surefoot.data.text.files import check_parts, decoded, no_such, open_unpacked
 from surefoot.errors import ConfigError, DataError
@@ -58,6 +59,7 @@ class _Part(NamedTuple):
     left_out: int = 0
 
 
+@known_keywords
 def load_pairs(
     path: Path | str, *, source: str = "en", target: str = "de", val_fraction: float = 0.02, on_empty: OnEmpty = "error"
 ) -> ParallelText:
