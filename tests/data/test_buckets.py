@@ -17,6 +17,7 @@ import surefoot as sf
 from in_one import in_one
 from surefoot.data.buckets import Buckets
 from surefoot.data.loader import Feed
+from surefoot.tracking.jsonl import records
 
 CPU = torch.device("cpu")
 
@@ -228,6 +229,14 @@ def test_sizes_that_cannot_be_are_refused_with_what_to_type(sizes: dict[str, Any
     with pytest.raises(sf.SurefootError) as refused:
         built(**sizes)
     assert said in str(refused.value)
+
+
+def test_a_record_counts_the_samples_of_batches_by_tokens(tmp_path: Path) -> None:
+    run = built(tmp_path / "run", length="1 epochs", log_every="1 steps")
+    run.train()
+    counted = [record["samples"] for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
+    assert sum(counted) == run.parts.supply.plan.samples
+    assert len(set(counted)) > 1
 
 
 def test_a_budget_of_tokens_is_a_number_of_windows_where_all_are_of_one_length() -> None:

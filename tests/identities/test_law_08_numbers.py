@@ -85,6 +85,7 @@ def test_the_logged_loss_is_that_of_all_global_batches_since_the_last_log(
             right = int(((logits.argmax(2) == targets) & (targets != IGNORED)).sum())
             by_step.append(
                 {"total": float(total.detach()), "count": count, "norm": float(gradient.norm()), "right": right}
+                | {"samples": len(ids_of(step))}
             )
             weights = {name: held.double().clone() for name, held in model.state_dict().items()}
 
@@ -93,6 +94,7 @@ def test_the_logged_loss_is_that_of_all_global_batches_since_the_last_log(
     for record, window in zip(written, (by_step[:5], by_step[5:10], by_step[10:]), strict=True):
         targets_seen = sum(step["count"] for step in window)
         assert record["targets"] == targets_seen
+        assert record["samples"] == sum(step["samples"] for step in window)
         assert record["loss"] == pytest.approx(sum(step["total"] for step in window) / targets_seen, rel=1e-6)
         assert record["grad_norm"] == pytest.approx(sum(step["norm"] for step in window) / len(window), rel=1e-5)
         assert record["grad_norm_max"] == pytest.approx(max(step["norm"] for step in window), rel=1e-5)
@@ -137,6 +139,8 @@ def test_targets_a_second_times_seconds_are_targets(tmp_path: Path) -> None:
         seconds = record["training_s"] + record["data_wait_s"]
         counted = record["targets"] - record.get("starting_targets", 0)
         assert record["targets_per_s"] * seconds == pytest.approx(counted, rel=1e-12)
+        of_first = record["samples"] / (5 if record["step"] < 12 else 2) * (record["step"] == 5)
+        assert record["samples_per_s"] * seconds == pytest.approx(record["samples"] - of_first, rel=1e-12)
 
 
 def test_values_of_the_users_own_are_averaged_over_the_interval(tmp_path: Path) -> None:

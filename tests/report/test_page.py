@@ -33,6 +33,7 @@ SITTING = {
     "command": ["surefoot", "train", "gpt", "--seed", "3", "--run-dir", "runs/a b"],
     "directory": "/home/me",
     "git_commit": "0123456789abcdef",
+    "count_unit": "tokens",
     "machine": {"torch": "2.13.0", "device": "cpu", "hardware": "x86_64", "threads": 2},
 }
 
@@ -138,6 +139,11 @@ def test_the_commands_are_those_that_made_the_run_and_look_into_it(page: str, ri
     )
     assert f"surefoot evaluate '{rich}' --checkpoint best" in text
     assert "surefoot resume" not in text
+
+
+def test_targets_are_called_what_the_run_calls_them(page: str) -> None:
+    assert "tokens per second" in page
+    assert "targets per second" not in page
 
 
 def test_a_page_is_the_same_but_for_its_date(rich: Path, page: str) -> None:

@@ -64,6 +64,12 @@ def test_steps_stand_in_their_order_beside_scores_and_samples() -> None:
     assert found.index("--- sample at step 35 ---") == 4
 
 
+def test_a_line_calls_targets_what_the_run_calls_them() -> None:
+    stream = StringIO()
+    Console(100, stream, unit="tokens").write(train(10, targets_per_s=51234.0))
+    assert stream.getvalue().endswith(" tokens_per_s=51234\n")
+
+
 def test_a_line_has_what_was_skipped_the_users_values_and_the_time_left() -> None:
     record = train(10, loss_applied=2.25, lr=1e-3, grad_norm=0.5, targets_per_s=51234.0, warmth=3, eta_s=192)
     record["skipped"] = 2

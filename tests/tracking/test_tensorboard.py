@@ -55,12 +55,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was interrupted, ended, made longer, and ended again."""
     run_dir = tmp_path_factory.mktemp("runs") / "run"
     changes: dict[str, Any] = {"panels_fn": panels, "schedule": sf.schedules.constant(), "early_stopping": None}
+    changes |= {"count_unit": "rows"}
     with pytest.raises(RuntimeError, match="died"):
         build(run_dir, length="6 steps", loss=died(9), check_state=False, **changes).train()
     build(run_dir, length="6 steps", **changes).train()
     build(run_dir, length="6 steps", **changes).train()  # nothing to do
     build(run_dir, length="8 steps", **changes).train()
     return run_dir
+
+
+def test_targets_are_called_what_the_run_calls_them(run: Path) -> None:
+    tags = set(read(run).Tags()["scalars"])
+    assert {"train/rows", "train/samples"} <= tags
+    assert tags.isdisjoint({"train/targets", "train/targets_per_s"})
 
 
 def test_each_end_has_its_pictures_once(run: Path) -> None:

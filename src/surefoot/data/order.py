@@ -53,6 +53,11 @@ class Cut:
         return self.plan.to_dict()
 
 
+def step_samples(plan: MicroBatches, step: int) -> int:
+    """The number of samples in a step, of all ranks together."""
+    return plan.plan.batch_size if isinstance(plan, Cut) else sum(len(ids) for ids, _ in plan.micro_batches(step))
+
+
 class Order:
     """One permutation of all samples per epoch, one after the other; every step is full.
 

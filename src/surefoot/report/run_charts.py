@@ -92,7 +92,7 @@ def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     rate, clipped = lines(("lr", "learning rate", 0)), lines(("clip_fraction", "clip fraction", 2))
     norms = lines(("grad_norm_max", "maximum", 1), ("grad_norm", "mean", 0))
     strange = tuple(_strange(train["grad_norm_max"], "gradient norm") if "grad_norm_max" in train else ())
-    speed = lines(("targets_per_s", "targets per second", 0))
+    speed = lines(("targets_per_s", f"{run.count_unit} per second", 0))
     memory = lines(
         ("host_memory_bytes", "host", 0),
         ("host_memory_peak_bytes", "host, peak", 1),

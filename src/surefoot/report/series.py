@@ -152,6 +152,11 @@ class ReportedRun:
     problems: tuple[str, ...]
     running: bool
 
+    @property
+    def count_unit(self) -> str:
+        """The word of this run for targets, such as "tokens"."""
+        return str(self.files.sessions[-1].get("count_unit", "targets")) if self.files.sessions else "targets"
+
 
 def read_reported_run(path: Path, *, also: Callable[[Record], object] = lambda record: None) -> ReportedRun:  # noqa: ARG005
     """Read the data of a report except findings and panels, and pass every record to `also`; `ConfigError` without a directory."""

@@ -80,7 +80,13 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
         row.append(("time", written(total, "seconds"), f"{spent['training'] / total:.0%} training"))
     trained = spent["training"] + spent["data_wait"]
     if recorded.targets > 0 and trained > 0:
-        row.append(("targets per second", written(float(f"{recorded.targets / trained:.3g}")), "mean, while training"))
+        row.append(
+            (
+                f"{run.count_unit} per second",
+                written(float(f"{recorded.targets / trained:.3g}")),
+                "mean, while training",
+            )
+        )
     if resumed := sum(event.resumed for event in recorded.events):
         row.append(("resumed", "once" if resumed == 1 else f"{resumed:,} times", ""))
     if recorded.skipped:

@@ -52,7 +52,9 @@ def build(settings: RunSettings) -> RunComponents:
     if settings.console:
         from surefoot.tracking.live_terminal import screen
 
-        console = screen(plan.times.length.steps, log, every_record=settings.log_every != "auto")
+        console = screen(
+            plan.times.length.steps, log, unit=settings.count_unit, every_record=settings.log_every != "auto"
+        )
     models = build_models(settings, world, parallel, plan)
     check_first_batch(settings, models, plan.supply)
     if models.parallel.kind == "fsdp" and not world.on_paper:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from surefoot.checkpoint.format import Checkpoint
+from surefoot.data.order import step_samples
 from surefoot.distributed.consistency import compare_when_due
 from surefoot.errors import ConfigError
 from surefoot.memory import used_bytes
@@ -90,17 +91,19 @@ class BetweenSteps:
         self.logged_step = self.state.step
         self.whole.meter.collect(self.parts.world)
         first_steps = self.whole.clock.first_steps
-        later_steps = sum(index not in first_steps for index, *_ in self.whole.meter.rows)
+        samples = {index: step_samples(self.parts.supply.plan, index) for index, *_ in self.whole.meter.rows}
+        later = [count for index, count in samples.items() if index not in first_steps]
         values, skipped = self.whole.meter.read(first_steps=first_steps)
         values |= derived(self.parts.settings.derived, values)
         times = self.whole.clock.window()
         trained_s = times["training_s"] + times["data_wait_s"]
         # first steps are not in those seconds
         counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)
+        values["samples"] = sum(samples.values())
         if counted > 0 and trained_s > 0:
-            values["targets_per_s"] = counted / trained_s
+            values |= {"targets_per_s": counted / trained_s, "samples_per_s": sum(later) / trained_s}
         values["lr"] = next(iter(self.state.optimizers.values())).optimizer.param_groups[0]["lr"]
-        self.progress.remaining.add_steps(later_steps, training_s=trained_s, user_s=times["user_s"])
+        self.progress.remaining.add_steps(len(later), training_s=trained_s, user_s=times["user_s"])
         values |= self.progress.eta(evaluated_step=self.evaluated_step)
         values |= used_bytes(self.parts.device)
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})

@@ -72,6 +72,7 @@ def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
             **environment(),
             "data": parts.identity["data"],
             "workers": parts.settings.workers,
+            "count_unit": parts.settings.count_unit,
         }
         parts.directory.add_sitting(about | ({"accepted_changes": accepted} if accepted else {}))
     return now

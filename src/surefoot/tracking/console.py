@@ -74,10 +74,11 @@ class Console:
         length: int,
         stream: TextIO | None = None,
         *,
+        unit: str = "targets",
         every_record: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.length, self.every_record, self.now = length, every_record, now
+        self.length, self.unit, self.every_record, self.now = length, unit, every_record, now
         self.said = Said(stream)
         self.printed_at: float | None = None
         self.held: Record | None = None  # of training, newer than what was printed
@@ -139,7 +140,7 @@ class Console:
             return
         self.printed_at = self.now()
         shown = [
-            f"{'train/' * name.startswith('loss')}{name}={number(record[name])}"
+            f"{'train/' * name.startswith('loss')}{name.replace('targets', self.unit)}={number(record[name])}"
             for name in _SHOWN
             if name in record and (name != "skipped" or record[name])
         ]

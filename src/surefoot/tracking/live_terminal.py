@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _ERASE = "\r\x1b[2K"
 _GAP = "  "
 _BAR = (5, 16)  # columns: fewer are no bar
-_BESIDE_BAR = 58  # columns: loss, time left, rate, norm and targets a second, each of its usual width
+_BESIDE_BAR = 66  # columns: loss, time left, rate, norm and targets a second, each of its usual width
 _ECHO = 3  # columns: the terminal's "^C" must not wrap, and in some terminals the last column does
 _CELL = 9  # columns of a score
 _TIME = 6
@@ -36,7 +36,7 @@ _WRITTEN: dict[str, Callable[[float], str]] = {  # on the live line, in this ord
     "eta_s": lambda value: f"left {duration(value)}",
     "lr": lambda value: f"lr {value:.3g}".replace("e-0", "e-"),
     "grad_norm": lambda value: f"norm {value:.3g}".replace("e-0", "e-"),
-    "targets_per_s": lambda value: f"{compact(value)}/s",
+    "targets_per_s": lambda value: f"{compact(value)} targets/s",
     "clip_fraction": lambda value: f"clipped {value:.2g}",
 }
 
@@ -49,12 +49,13 @@ class Terminal:
         length: int,
         stream: TextIO | None = None,
         *,
+        unit: str = "targets",
         every_record: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         from rich.console import Console  # 60 ms, and only terminals need it
 
-        self.every_record = every_record  # of training has a row too
+        self.unit, self.every_record = unit, every_record  # of training has a row too
         self.row_due, self.row_step = False, 0  # of the last training record; the step of the last row
         self.length, self.now, self.begun = length, now, now()
         self.stream = stream or sys.stdout
@@ -172,7 +173,7 @@ class Terminal:
                 full = round(width * min(1.0, record["step"] / max(1, self.length)))
                 line.append(self.bar[0] * full, "green").append(self.bar[1] * (width - full), "dim").append(" ")
             line.append(f"{record['step']}/{self.length}")
-        values = [(self.phrase, "bold")] if self.phrase else _values(record or {})
+        values = [(self.phrase, "bold")] if self.phrase else _values(record or {}, unit=self.unit)
         for text, style in values:
             gap = _GAP if line else ""
             if len(values) == 1 or line.cell_len + len(gap) + Text(text).cell_len <= room:
@@ -225,10 +226,10 @@ class Terminal:
         return [*lines, row + end * (len(row) + len(end) < self.rich.width)]
 
 
-def screen(length: int, stream: TextIO | None = None, *, every_record: bool = False) -> Screen:
+def screen(length: int, stream: TextIO | None = None, *, unit: str = "targets", every_record: bool = False) -> Screen:
     """The live view where `stream` (default: standard output) is a terminal that can redraw a line, else plain lines."""
     kind = Terminal if can_redraw(stream or sys.stdout) else Console
-    return kind(length, stream, every_record=every_record)
+    return kind(length, stream, unit=unit, every_record=every_record)
 
 
 class _Guest:
@@ -249,12 +250,12 @@ class _Guest:
         return getattr(self.stream, name)
 
 
-def _values(record: Record) -> list[tuple[str, str]]:
+def _values(record: Record, *, unit: str) -> list[tuple[str, str]]:
     """The fields of the live line other than the step, with the style of each."""
     values = [(f"{record['skipped']} skipped", "red")] if record.get("skipped") else []
     if loss := _loss(record):
         values.append((f"loss {loss}", ""))
-    values += [(write(record[name]), "") for name, write in _WRITTEN.items() if name in record]
+    values += [(write(record[name]).replace("targets", unit), "") for name, write in _WRITTEN.items() if name in record]
     return values + [(f"{in_line(name)} {number(value)}", "") for name, value in record.items() if name not in OWN]
 
 

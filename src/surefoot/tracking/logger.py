@@ -26,13 +26,13 @@ class Journal:
         self.trackers: list[Tracker] = []
         self.failing: set[int] = set()  # ids of those that have been warned of
 
-    def open(self, directory: RunDirectory, *, step: int, found: Checkpoint | None) -> None:
+    def open(self, directory: RunDirectory, *, step: int, found: Checkpoint | None, unit: str) -> None:
         """Continue the files of a directory after `step` steps, from the checkpoint `found`."""
         from surefoot.tracking.tensorboard import TensorBoard
 
         noted = None if found is None else found.log
         self.metrics = JsonLines(directory.metrics, noted_bytes=noted[0] if noted else 0)
-        self.board = TensorBoard(directory.path / "tensorboard", from_step=step)
+        self.board = TensorBoard(directory.path / "tensorboard", from_step=step, unit=unit)
         self.sinks += [self.metrics, self.board]
         if found is None:
             return

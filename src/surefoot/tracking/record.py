@@ -19,7 +19,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "train": _SPENT
     | {"step": int, "loss": float, "loss_applied": float, "loss_max": float, "loss_max_step": int}
     | {"skipped": int, "skipped_steps": list[int], "grad_norm": float, "grad_norm_max": float, "clip_fraction": float}
-    | {"targets": float, "starting_targets": float, "targets_per_s": float, "lr": float, "eta_s": float}
+    | {"samples": int, "samples_per_s": float, "targets": float, "starting_targets": float, "targets_per_s": float}
+    | {"lr": float, "eta_s": float}
     | {"host_memory_bytes": int, "host_memory_peak_bytes": int, "device_memory_peak_bytes": int},
     # an evaluation; the factor of a plateau if there is one
     "eval": {"step": int, "lr_factor": float},

@@ -50,6 +50,7 @@ class Session(TypedDict, total=False):
     command: list[str]
     directory: str
     git_commit: str | None
+    count_unit: str
     workers: int
 
 

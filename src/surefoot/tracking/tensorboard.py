@@ -80,12 +80,13 @@ _NO_CURVES = {"layer_stats", "data_check", "event"}  # nested, or words
 class TensorBoard:
     """An event directory; `from_step` is the step of the resume, and later points of older sessions are hidden."""
 
-    def __init__(self, directory: Path, *, from_step: int) -> None:
+    def __init__(self, directory: Path, *, from_step: int, unit: str = "targets") -> None:
         # protobuf and more: half a second
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self.directory, self.summary, self.event = directory, summary_pb2.Summary, event_pb2.Event
+        self.targets = {f"train/targets{rate}": f"train/{unit}{rate}" for rate in ("", "_per_s")}
         make_no_follow(directory)
         name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{socket.gethostname()}.{os.getpid()}.{next(_files)}"
         self.appended = AppendedFile(directory / name)
@@ -108,7 +109,13 @@ class TensorBoard:
                 self._add_outcome(record)
             case kind if kind not in _NO_CURVES:
                 numbers = numbers_in(record).items()
-                self._add([self.summary.Value(tag=name, simple_value=value) for name, value in numbers], record)
+                self._add(
+                    [
+                        self.summary.Value(tag=self.targets.get(name, name), simple_value=value)
+                        for name, value in numbers
+                    ],
+                    record,
+                )
             case _:
                 self.appended.append(b"")  # what waits for room
 

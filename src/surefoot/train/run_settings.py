@@ -1,5 +1,6 @@
 """What `Run` takes: the settings of every run, and what only code can give, each with its text."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,11 @@ def _plateau(value: Any, *, setting: str) -> None:
         )
 
 
+def _unit(value: Any, *, setting: str) -> None:
+    if not isinstance(value, str) or not re.fullmatch(r"[a-z]+", value):
+        raise ConfigError(f'{setting} = {value!r} is not one lower-case word in the plural, such as "tokens"')
+
+
 def _splits(value: Any, *, setting: str) -> None:
     if not isinstance(value, Mapping):
         raise ConfigError(
@@ -99,6 +105,8 @@ class RunSettings(TrainSettings):
     """Makes a batch of a list of samples, as in `DataLoader`."""
     count_fn: Callable[[Any], int] | None = setting(None, identity=True, by_fingerprint=True)
     """Number of targets in a batch, over which the loss is a mean; called on the host. None: its first dimension."""
+    count_unit: str = setting("targets", check=_unit, observer=True)
+    """What console, page and TensorBoard call a target, such as "tokens"."""
     optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built] = setting(
         identity=True, after="workers", group="optimization"
     )

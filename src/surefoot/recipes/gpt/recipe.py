@@ -91,6 +91,7 @@ def build(config: Config) -> "sf.Run":
     return sf.Run(
         model=lambda: sf.models.GPT(network),
         loss=_loss,
+        count_unit="tokens",
         train_data=sf.data.TrainWindows(found.train, context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
@@ -135,6 +136,7 @@ def outline(config: Config) -> "sf.Run | None":
     return sf.Run(
         model=lambda: sf.models.GPT(network),
         loss=_loss,
+        count_unit="tokens",
         train_data=sf.data.TrainWindows(np.zeros(4 * context, dtype=np.int64), context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,

@@ -80,6 +80,7 @@ def build(config: Config) -> "sf.Run":
     return sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
         loss=texts.cross_entropy(config.label_smoothing),
+        count_unit="tokens",
         count_fn=texts.targets_of,
         train_data=found.train,
         optimizer=optimizer,
@@ -116,6 +117,7 @@ def outline(config: Config) -> "sf.Run | None":
     return sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
         loss=texts.cross_entropy(config.label_smoothing),
+        count_unit="tokens",
         train_data=sf.data.TokenPairs([row] * 64, [row] * 64),
         optimizer=optimizer,
         schedule=schedule,
