@@ -578,7 +578,7 @@ def reshaped(where: str, value: Any) -> forged.Edit:
     "trainable/frozen=[3]",
     "skipped_in_a_row=None",
     "machine/torch=2",
-    "watch={'value': 3}",
+    "monitor={'value': 3}",
     "first_scores=None",
     "evaluation_due=x",
 )
