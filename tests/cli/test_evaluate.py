@@ -137,7 +137,7 @@ def test_gpt_tints_held_out_text_with_the_losses_that_its_evaluation_has(there: 
     assert 250 <= len(text.text.encode()) <= 320
     run = gpt.build(layered(gpt.Config, [("test", config("gpt"))])[0])
     run.load_checkpoint(sf.checkpoint.Store(Path("runs/gpt/checkpoints")).at(6))
-    windows = run.parts.scoring.splits["val"].data
+    windows = run.parts.evaluator.splits["val"].data
     tokens = np.frombuffer(text.text.encode(), dtype=np.uint8).astype(np.int64)
     held_out = windows.arrays[0].astype(np.int64)
     begun = next(
@@ -191,7 +191,7 @@ def test_the_example_of_a_run_is_predicted_as_what_was_held_out(
     said = {line.split()[1]: float(line.split()[0]) for line in capsys.readouterr().out.splitlines()}
     run = images.build(layered(images.Config, [("test", config("images"))])[0])
     run.load_checkpoint(sf.checkpoint.Store(Path("runs/images/checkpoints")).at(6))
-    picture, _ = run.parts.scoring.splits["val"].data[0]
+    picture, _ = run.parts.evaluator.splits["val"].data[0]
     with torch.no_grad():
         chances = run.state.models["model"].eval()(picture[None])[0].softmax(dim=0)
     assert [said[str(digit)] for digit in range(10)] == pytest.approx(chances.tolist(), abs=1e-4)

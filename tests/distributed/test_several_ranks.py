@@ -230,8 +230,8 @@ def early(*, run_dir: str) -> dict[str, Any]:
     stopping = sf.EarlyStopping("min val/loss", patience=1, min_delta=10.0)
     run = world_runs.built(run_dir=run_dir, steps=100, early_stopping=stopping, evaluate_every="3 steps")
     run.train()
-    assert run.parts.whole.watch is not None
-    return {"step": run.state.step, "watch": run.parts.whole.watch.state()}
+    assert run.parts.run_state.watch is not None
+    return {"step": run.state.step, "watch": run.parts.run_state.watch.state()}
 
 
 def test_early_stopping_and_the_best_are_the_same_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:

@@ -342,11 +342,11 @@ def test_when_the_link_is_gone_the_run_is_saved_again(tmp_path: Path, elsewhere:
     with build(run_dir) as run:
         for step in run:
             if step.index == 9:
-                assert run.parts.saving is not None
-                run.parts.saving.writer.wait()
+                assert run.parts.checkpointing is not None
+                run.parts.checkpointing.writer.wait()
                 plant(run_dir, "checkpoints", elsewhere)
             elif step.index == STEPS - 1:
-                run.parts.saving.writer.wait()
+                run.parts.checkpointing.writer.wait()
                 (run_dir / "checkpoints").unlink()
                 (tmp_path / "moved-checkpoints").rename(run_dir / "checkpoints")
     assert same_weights(run_dir, whole)
@@ -419,8 +419,8 @@ def train_and(run_dir: Path, step: int, act: Callable[[], None], **changes: Any)
     with build(run_dir, console=True, **changes) as run:
         for made in run:
             if made.index == step:
-                assert run.parts.saving is not None
-                run.parts.saving.writer.wait()
+                assert run.parts.checkpointing is not None
+                run.parts.checkpointing.writer.wait()
                 act()
 
 
@@ -719,8 +719,8 @@ def test_tensorboard_on_a_full_disk_is_one_line_and_written_when_there_is_room(
             self.file.close()
 
     with build(tmp_path / "run", console=True) as run:
-        assert run.sitting is not None
-        board = next(sink for sink in run.sitting.journal.sinks if isinstance(sink, TensorBoard))
+        assert run.session is not None
+        board = next(sink for sink in run.session.journal.sinks if isinstance(sink, TensorBoard))
         board.appended.file = Full(board.appended.file)  # type: ignore[assignment]
         for _ in run:
             pass
