@@ -50,7 +50,7 @@ class SubwordTokenizer:
 
         if vocab_size < cls.min_vocab_size:
             raise DataError(
-                f"vocab_size = {vocab_size}: subwords need {cls.least} tokens at least, the bytes, and padding, begin and end"
+                f"vocab_size = {vocab_size}: subwords need {cls.min_vocab_size} tokens at least, the bytes, and padding, begin and end"
             )
         common: dict[str, Any] = {
             "vocab_size": vocab_size,
