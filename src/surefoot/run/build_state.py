@@ -177,8 +177,8 @@ def shard_models(models: Models, pipeline: DataPipeline) -> Models:
         if model_copy is not None:
             copied = sharded(model_copy.model, world, parallel)
             fsdp.twins.append(copied)
-            pairs = list(zip(live.shards.values(), copied.shards.values(), strict=True))
-            model_copy = ModelCopy(model_copy.model, pairs)
+            pairs = zip(live.shards.values(), copied.shards.values(), strict=True)
+            model_copy = ModelCopy(model_copy.model, [*pairs])
         decisions[name] = decisions[name].on(dict(zip(parameters, live.shards.values(), strict=True)), model_copy)
     return replace(models, decisions=decisions, fsdp=fsdp)
 
