@@ -183,11 +183,12 @@ def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> d
     product = {name: 1.0 for name, _ in model.named_parameters()}
     problems: list[str] = []
     for rate in lr_multipliers:
+        rule = f"lr_multipliers {dict(rate.identity)}"
         for name, factor in rate.factors(model).items():
             if name not in product:
-                problems.append(f"rates {dict(rate.identity)}: {name!r} is no parameter of {type(model).__name__}")
+                problems.append(f"{rule}: {name!r} is no parameter of {type(model).__name__}")
             elif isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 <= factor < math.inf:
-                problems.append(f"rates {dict(rate.identity)}: {factor!r} for {name} is no factor: a number from 0")
+                problems.append(f"{rule}: {factor!r} for {name} is no factor: a number from 0")
             else:
                 product[name] *= factor
     if problems:
