@@ -135,13 +135,13 @@ class ModuleHooks:
 
 def passed_under_glass(step: Step, loss: Loss) -> ModuleHooks:
     """Compute the gradients of a step with hooks on the plain models, and leave them in the parameters, without an update."""
-    glass, task = ModuleHooks(step), step.task
-    step.task = replace(task, forward=sole_or_all(step.state.models), ranks=Alone())
+    glass, task = ModuleHooks(step), step._task
+    step._task = replace(task, forward=sole_or_all(step.state.models), ranks=Alone())
     try:
         with glass.over():
             forward_backward(step, glass.watched(loss))
     finally:
-        step.task = task
+        step._task = task
     return glass
 
 

@@ -179,7 +179,7 @@ class Evaluations:
             return {}, None
         if self.parts.timetable.every["evaluate_every"].due(step):
             before = feedback.standing.factor
-            told = feedback.saw(step, self._watched(feedback.plateau.score))
+            told = feedback.update(step, self._watched(feedback.plateau.score))
             if not self.parts.finished:
                 self.state.lr_factor = feedback.standing.factor
             elif feedback.standing.factor != before:

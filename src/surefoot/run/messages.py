@@ -18,7 +18,7 @@ from surefoot.run.evaluation import Evaluations
 from surefoot.tracking.commands import by_command, resume_command, typed
 from surefoot.tracking.format import duration, number, wrapped
 from surefoot.tracking.run_directory import RunDirectory
-from surefoot.train.auto_precision import Chosen
+from surefoot.train.auto_precision import AutoChoices
 
 _MANY_IN_BUFFERS = 1_000_000
 
@@ -27,7 +27,7 @@ _MUCH_OF_THE_START = 0.1
 _LABEL = 11  # columns, at the start of a line of the header
 
 
-def header(parts: RunComponents, *, chosen: Chosen) -> str:
+def header(parts: RunComponents, *, chosen: AutoChoices) -> str:
     """What a run is, in lines of 80 columns: model, data, plan, update and so on. `chosen`: what "auto" came to now."""
     length, step, device = parts.length, parts.state.step, parts.device
     sizes, plan = parts.pipeline.sizes, parts.pipeline.plan

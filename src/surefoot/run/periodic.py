@@ -107,7 +107,7 @@ class Periodic:
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
         self.progress.show_epoch(values, times, evaluated_step=self.evaluated_step)
         self.skipped += len(skipped)
-        self.run_state.meter.saw(skipped, done=self.state.step)
+        self.run_state.meter.note_skipped(skipped, done=self.state.step)
         if self.parts.world.size > 1:
             every, last = self.parts.timetable.every["check_ranks_every"], self.parts.length.steps
             self.compared = compare_when_due(
@@ -137,7 +137,7 @@ class Periodic:
         if self.state_check is not None and step.index < self.state_check.steps:
             self.state_check.check_step(step)
         self.run_state.meter.add(step)
-        watch, count = step.watch, step.target_count
+        watch, count = step._watch, step.target_count
         if isinstance(watch, Watched) and (record := self.layers.read(watch, count=count)) is not None:
             self.journal.write(record)
 
@@ -239,7 +239,7 @@ class Periodic:
             world=self.parts.world,
             local_times=self.parts.task.ranks.local_times,
             compiled=self.parts.compiled,
-            seen=self.run_state.seen,
+            updated=self.run_state.updated_parameters,
         )
 
     @property

@@ -21,7 +21,7 @@ from surefoot.run.components import RunComponents
 from surefoot.tracking.run_directory import RunDirectory, environment
 from surefoot.tracking.run_reader import refuse_other_format
 from surefoot.train import state_dict
-from surefoot.train.auto_precision import Chosen, settle_choices
+from surefoot.train.auto_precision import AutoChoices, settle_choices
 from surefoot.train.model_weights import file_name, model_state, refuse_lossy
 from surefoot.train.run_identity import differences
 
@@ -34,7 +34,7 @@ class Opened:
     """The checkpoint that a run goes on from, and what was chosen for it, if that was now."""
 
     found: Checkpoint | None = None
-    chosen: Chosen = field(default_factory=Chosen)
+    chosen: AutoChoices = field(default_factory=AutoChoices)
     state_check: "state_check.StateCheck | None" = None
     loss_contract: str | None = None  # in words, if the batch is cut and the run began now
     is_over: bool = False  # the run is finished and nothing of it is missing: the session writes nothing
