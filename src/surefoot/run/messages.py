@@ -71,14 +71,14 @@ def header(parts: RunComponents, *, chosen: AutoChoices) -> str:
 
 
 def ending(
-    parts: RunComponents, evaluations: Evaluations, *, skipped: int, told_by: str | None = None, findings: str = ""
+    parts: RunComponents, evaluations: Evaluations, *, skipped: int, stopped_by: str | None = None, findings: str = ""
 ) -> str:
     """How a session ended, how a score moved and where the time went; then a line for each thing to look at or to type next.
 
-    `skipped` counts the steps that were not applied. `told_by`: a signal, and where it came. `findings` stand between the lines.
+    `skipped` counts the steps that were not applied. `stopped_by`: a signal, and where it came. `findings` stand between the lines.
     """
     length, step, watch, evaluation_due = parts.length, parts.state.step, parts.run_state.watch, evaluations.due
-    stopped = f"stopped{'' if told_by is None else f' by {told_by}'} at step {step:,} of {length.steps:,}"
+    stopped = f"stopped{'' if stopped_by is None else f' by {stopped_by}'} at step {step:,} of {length.steps:,}"
     first, scores = ({}, {}) if evaluation_due else (evaluations.first, evaluations.scores)
     if evaluation_due:
         how = f"{stopped}, before it was evaluated"
@@ -88,20 +88,20 @@ def ending(
         how = f"stopped early at step {step:,}: {watch.score} has not improved since step {watch.step}"
     else:
         how = stopped
-    told = [how]
+    sentences = [how]
     if scores:
         best = None if watch is None or watch.value is None or watch.step in (None, step) else (watch.step, watch.value)
-        told += _moved(next(iter(scores)) if watch is None else watch.score, first, scores, best=best)
+        sentences += _moved(next(iter(scores)) if watch is None else watch.score, first, scores, best=best)
     if evaluations.at_end is not None:
         at, scores_at_end = evaluations.at_end
         whose = f"step {at:,}, the best" if at != step else f"the last step, {at:,}"
         listed = ", ".join(f"{name} {number(value)}" for name, value in scores_at_end.items())
-        told.append(f"{listed} (scored once, with the weights of {whose})")
+        sentences.append(f"{listed} (scored once, with the weights of {whose})")
     lowered = parts.state.lr_factor
-    told += [f"the learning rate was lowered to {lowered:.3g} of the schedule's"] * (lowered < 1)
+    sentences += [f"the learning rate was lowered to {lowered:.3g} of the schedule's"] * (lowered < 1)
     were = "step was" if skipped == 1 else "steps were"
-    told += [f"{skipped} {were} skipped, for a gradient that was not finite"] * (skipped > 0)
-    lines = [wrapped("; ".join([*told, *_where_the_time_went(parts)]))]
+    sentences += [f"{skipped} {were} skipped, for a gradient that was not finite"] * (skipped > 0)
+    lines = [wrapped("; ".join([*sentences, *_where_the_time_went(parts)]))]
     lines += [findings] * bool(findings)
     if parts.directory is not None:
         best_is_older = watch is not None and watch.value is not None and watch.step != step
@@ -179,13 +179,15 @@ def _next_commands(parts: RunComponents, directory: RunDirectory, *, best: bool,
     path = shlex.quote(str(directory.path))
     if not finished:
         return [f"saved; go on with:  {resume_command(directory.path)}"]
-    told = [f"see {shlex.quote(str(directory.path / 'report.html'))}"] * parts.settings.report
+    sentences = [f"see {shlex.quote(str(directory.path / 'report.html'))}"] * parts.settings.report
     if by_command():
         command, which = typed(Path(sys.argv[0])), " --checkpoint best" if best else ""
         if parts.example is not None:
-            told.append(f"use it: {command} predict {path}{parts.example and f' {shlex.quote(parts.example)}'}{which}")
-        told.append(f"score it: {command} evaluate {path}{which}")
-    return told
+            sentences.append(
+                f"use it: {command} predict {path}{parts.example and f' {shlex.quote(parts.example)}'}{which}"
+            )
+        sentences.append(f"score it: {command} evaluate {path}{which}")
+    return sentences
 
 
 def _optimizers(parts: RunComponents) -> str:
@@ -215,7 +217,7 @@ def _added(parts: RunComponents) -> str:
         f"schedule {getattr(schedule, 'shape', 'of several')}": schedule is not None,
         f"activation_checkpointing {settings.activation_checkpointing}": settings.activation_checkpointing != "off",
     }
-    return f"to a plain loop: {', '.join(what for what, is_so in added.items() if is_so) or 'nothing'}"
+    return f"to a plain loop: {', '.join(what for what, applies in added.items() if applies) or 'nothing'}"
 
 
 def in_one_line(parts: RunComponents) -> str:

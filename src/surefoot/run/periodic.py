@@ -114,9 +114,9 @@ class Periodic:
                 self.state.models, self.parts.world, every, compared=self.compared, done=self.state.step, last=last
             )
         if latched(self.state, self.parts.settings.max_bad_steps):
-            from surefoot.run.divergence import ended
+            from surefoot.run.divergence import diverged_error
 
-            raise ended(self.parts, self._packed, protected=self._best)
+            raise diverged_error(self.parts, self._packed, protected=self._best)
 
     def save(self) -> None:
         assert self.parts.checkpointing is not None  # save_due says so
@@ -132,7 +132,7 @@ class Periodic:
             self.state_check.inner, watch = watch, self.state_check
         return watch
 
-    def made(self, step: Step) -> None:
+    def record(self, step: Step) -> None:
         """Keep what was measured of a step; of one that was watched that is read at once, so a checkpoint never owes it."""
         if self.state_check is not None and step.index < self.state_check.steps:
             self.state_check.check_step(step)
@@ -161,7 +161,7 @@ class Periodic:
         self._evaluate()
         self.run_state.clock.enter("data_wait")
         if self.parts.checkpointing is not None and not self.evaluations.due:
-            self.parts.checkpointing.begun_step = None
+            self.parts.checkpointing.started_step = None
             self.save_last()
 
     def save_last(self) -> None:
@@ -182,7 +182,7 @@ class Periodic:
                 raise
             return  # the save that follows fails of the same, and says so
         if any(deleted):
-            saving.asked = True
+            saving.save_requested = True
             self.parts.say(
                 f"WARNING: {directory.path}, or a part of it, was deleted while the run trained\n"
                 "  it is made again and the run is saved whole; whatever else was deleted with it is lost"
@@ -197,7 +197,7 @@ class Periodic:
         self.evaluated_step = done
         if self.evaluations.scores_due(done):
             with self.progress.timed("evaluation"):
-                self.evaluations.score(stop=self.stop_requests.told_to_stop if self.alone else lambda: False)
+                self.evaluations.score(stop=self.stop_requests.stop_requested if self.alone else lambda: False)
         if self.evaluations.sample_due(done) and not self.evaluations.due:
             with self.progress.timed("sample"):
                 self.evaluations.sample()
@@ -206,7 +206,7 @@ class Periodic:
         """Go on with what was frozen or unfrozen since the last step: agree on it, have it watched, and say it. Collective."""
         parts, trainable = self.parts, self.state.trainable
         changes, self.flags = trainable.changes(self.flags), trainable.flags
-        if not self.stop_requests.alike():
+        if not self.stop_requests.same_on_all_ranks():
             raise ConfigError(
                 f"after step {self.state.step} rank {parts.world.rank} and others train different parameters; here: {changes[0]}\n"
                 "  gradients are added up over all ranks, which would wait for each other for ever\n"
@@ -255,6 +255,6 @@ class Periodic:
         return replace(contents, log=self.journal.state())
 
 
-def latched(state: State, most: int) -> bool:
-    """Whether some optimizer has skipped more than `most` steps in a row; waits for the device."""
-    return any(trained.bad_in_a_row.item() > most for trained in state.optimizers.values())
+def latched(state: State, max_bad_steps: int) -> bool:
+    """Whether some optimizer has skipped more than `max_bad_steps` steps in a row; waits for the device."""
+    return any(trained.bad_in_a_row.item() > max_bad_steps for trained in state.optimizers.values())
