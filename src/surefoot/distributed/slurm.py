@@ -96,10 +96,8 @@ def hosts(nodelist: str) -> list[str]:
     names: list[str] = []
     for group in re.findall(_GROUP, nodelist):
         choices = [
-            [piece]
-            if position % 2 == 0
-            else [*chain.from_iterable(_range(part, nodelist) for part in piece.split(","))]
-            for position, piece in enumerate(re.split(r"\[(.*?)\]", group))  # every other one was in brackets
+            [piece] if index % 2 == 0 else [*chain.from_iterable(_range(part, nodelist) for part in piece.split(","))]
+            for index, piece in enumerate(re.split(r"\[(.*?)\]", group))  # every other one was in brackets
         ]
         names += ["".join(parts) for parts in product(*choices)]
     return names

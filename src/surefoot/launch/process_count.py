@@ -52,7 +52,7 @@ def parse_nproc(nproc: int | str) -> ProcessCount:
     """What `--nproc 4`, or `--nproc 1:4`, asks for.
 
     >>> parse_nproc(4), parse_nproc("1:4")
-    (ProcessCount(least=4, most=4, text='4'), ProcessCount(least=1, most=4, text='1:4'))
+    (ProcessCount(min_count=4, max_count=4, text='4'), ProcessCount(min_count=1, max_count=4, text='1:4'))
     """
     text, ends = str(nproc), str(nproc).split(":")
     if len(ends) <= 2 and all(end.isascii() and end.isdigit() for end in ends):

@@ -11,9 +11,7 @@ from surefoot.tracking import commands
 from surefoot.train import error_causes
 
 
-def diverged_error(
-    parts: RunComponents, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...]
-) -> DivergedError:
+def diverged(parts: RunComponents, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...]) -> DivergedError:
     """Save the state if it is that of the last good step; look at the first bad one, say what happened and what to try. Collective."""
     meter, in_a_row = parts.run_state.meter, list(parts.run_state.meter.skipped_in_a_row)
     first = in_a_row[0] if in_a_row else parts.state.step

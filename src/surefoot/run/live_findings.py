@@ -84,9 +84,7 @@ class LiveFindings:
         """Name what is wrong at the end, and what to type to have it explained; empty if nothing is."""
         if not (findings := self.at_end()):
             return ""
-        names = [
-            finding.name + (f" since step {finding.step:,}" if finding.step else "") for finding in findings[:_NAMED]
-        ]
+        names = [each.name + (f" since step {each.step:,}" if each.step else "") for each in findings[:_NAMED]]
         names += [f"{len(findings) - _NAMED} more"] if len(findings) > _NAMED else []
         text = f"{len(findings)} finding{'s' * (len(findings) > 1)}: {', '.join(names)}"
         return text if self.command is None else f"{text}: {self.command}"

@@ -179,15 +179,13 @@ def _next_commands(parts: RunComponents, directory: RunDirectory, *, best: bool,
     path = shlex.quote(str(directory.path))
     if not finished:
         return [f"saved; go on with:  {resume_command(directory.path)}"]
-    sentences = [f"see {shlex.quote(str(directory.path / 'report.html'))}"] * parts.settings.report
+    lines = [f"see {shlex.quote(str(directory.path / 'report.html'))}"] * parts.settings.report
     if by_command():
         command, which = typed(Path(sys.argv[0])), " --checkpoint best" if best else ""
         if parts.example is not None:
-            sentences.append(
-                f"use it: {command} predict {path}{parts.example and f' {shlex.quote(parts.example)}'}{which}"
-            )
-        sentences.append(f"score it: {command} evaluate {path}{which}")
-    return sentences
+            lines.append(f"use it: {command} predict {path}{parts.example and f' {shlex.quote(parts.example)}'}{which}")
+        lines.append(f"score it: {command} evaluate {path}{which}")
+    return lines
 
 
 def _optimizers(parts: RunComponents) -> str:

@@ -114,9 +114,9 @@ class Periodic:
                 self.state.models, self.parts.world, every, compared=self.compared, done=self.state.step, last=last
             )
         if latched(self.state, self.parts.settings.max_bad_steps):
-            from surefoot.run.divergence import diverged_error
+            from surefoot.run.divergence import diverged
 
-            raise diverged_error(self.parts, self._packed, protected=self._best)
+            raise diverged(self.parts, self._packed, protected=self._best)
 
     def save(self) -> None:
         assert self.parts.checkpointing is not None  # save_due says so
