@@ -1,4 +1,4 @@
-"""From what a user specifies to the optimizer, over groups of parameters, with all that its updates need."""
+"""From a user's specification to the optimizer, over groups of parameters, with all that its updates need."""
 
 import inspect
 import sys
@@ -30,7 +30,7 @@ Built = Callable[[list[dict[str, Any]]], Optimizer]
 
 @dataclass
 class RunOptimizer:
-    """An optimizer with what its updates need."""
+    """An optimizer with all that its updates need."""
 
     optimizer: Optimizer
     parameters: list[nn.Parameter]
@@ -88,7 +88,7 @@ class Decided:
         return [parameter for group in self.groups for parameter in group.parameters]
 
     def on(self, held: Mapping[nn.Parameter, nn.Parameter], twin: Twin | None) -> Self:
-        """The same of what this rank holds of each parameter, and of a twin of that."""
+        """The same for this rank's part of each parameter, and for a twin of that."""
         groups = [replace(group, parameters=[held[each] for each in group.parameters]) for group in self.groups]
         return replace(self, groups=groups, limited=[held[each] for each in self.limited], twin=twin)
 
@@ -133,7 +133,7 @@ def limited(clip: Clip, model: nn.Module, parameters: Iterable[nn.Parameter]) ->
 def trained_by(
     decision: Decided, models: Mapping[str, nn.Module], *, clip: Clip, world: World, before: RunOptimizer | None
 ) -> RunOptimizer:
-    """An optimizer with what its updates need; what was trained `before` goes on with its state, bit for bit."""
+    """An optimizer with all that its updates need; parameters of `before` keep their state, bit for bit."""
     spec, parameters = decision.spec, decision.parameters
     with without_compiler():
         optimizer = (
@@ -162,7 +162,7 @@ def trained_by(
 
 
 def _from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
-    """What a factory of the user's makes; `ConfigError` if torch refuses its settings."""
+    """The optimizer that a user's factory makes; `ConfigError` if torch refuses its settings."""
     try:
         return factory([{"params": group.parameters} for group in groups])
     except (ValueError, TypeError, IndexError) as problem:
@@ -206,8 +206,8 @@ def carry_over(before: Optimizer, after: Optimizer, *, of: set[nn.Parameter]) ->
 def without_compiler() -> Iterator[None]:
     """Make optimizers in this block without importing `torch._dynamo`.
 
-    That import takes a second or two (decision 0037). torch wraps `Optimizer.add_param_group`, which every optimizer calls when it
-    is made, so that code being compiled leaves it out, and the wrapper imports the compiler. In this block the method is bare.
+    That import takes a second or two (decision 0037). torch wraps `Optimizer.add_param_group` so that compiled code leaves it out.
+    Every new optimizer calls it, and the wrapper imports the compiler. In this block the method is bare.
     """
     wrapped = Optimizer.add_param_group
     if "torch._dynamo" not in sys.modules:

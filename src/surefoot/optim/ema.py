@@ -1,4 +1,4 @@
-"""Weights that are evaluated in the place of the trained ones, held in a twin and never swapped; a moving average of them."""
+"""Weights that are evaluated instead of the trained ones, in a twin and never swapped; a moving average of them."""
 
 import copy
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class EmaModel(Protocol):
         """Follow one step of the live weights, unless `applied` (1 or 0, on the device) is 0."""
 
     def refresh(self, live: nn.Module) -> None:
-        """Make the twin what is to be evaluated now, the live buffers included; before it is scored or saved."""
+        """Bring the twin up to date, the live buffers included, before it is evaluated or saved."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Twin:
 
 
 def twin_of(model: nn.Module) -> Twin:
-    """A copy of a model, of which nothing is trained.
+    """A copy of a model that is never trained.
 
     >>> twin_of(nn.Linear(1, 1)).model.weight.requires_grad
     False
@@ -59,7 +59,7 @@ def twin_of(model: nn.Module) -> Twin:
 
 
 def copy_buffers(live: nn.Module, twin: nn.Module) -> None:
-    """Give the twin the buffers of the live model, and what its modules keep by `get_extra_state`."""
+    """Give the twin the buffers of the live model, and the state of its modules' `get_extra_state`."""
     held = dict(twin.named_buffers())
     for name, buffer in live.named_buffers():
         held[name].detach().copy_(buffer.detach())

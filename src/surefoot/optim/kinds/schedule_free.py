@@ -1,8 +1,8 @@
 """AdamW that needs no falling rate: gradients are taken between a fast point and the mean of all its places.
 
-Three points (Defazio et al. 2024, equations 2 to 4: https://arxiv.org/abs/2405.15682): z, which AdamW moves without momentum;
-x, the mean of all z, which is evaluated; y = (1 - beta1) z + beta1 x, where gradients are taken. The parameters are y and the
-state holds z, so that x = y + (1 - 1 / beta1) (z - y) need not be kept: `ScheduleFreeAverage` computes it out of place.
+Three points (Defazio et al. 2024, equations 2 to 4: https://arxiv.org/abs/2405.15682): AdamW moves z without momentum; x, the mean
+of all z, is evaluated; gradients are taken at y = (1 - beta1) z + beta1 x. The parameters are y and the state holds z, so that x =
+y + (1 - 1 / beta1) (z - y) need not be kept: `ScheduleFreeAverage` computes it out of place.
 """
 
 from typing import Any
@@ -101,7 +101,7 @@ class ScheduleFreeAverage:
 
     @torch.no_grad()
     def refresh(self, live: nn.Module) -> None:
-        """Make the twin what is to be evaluated now: x where steps were made since the last time, and the live buffers."""
+        """Bring the twin up to date: x if steps were made since the last time, and the live buffers."""
         if self._moved:
             for parameter, average, weight in self._pairs:
                 fast = self.optimizer.state.get(parameter, {}).get("z")
