@@ -53,9 +53,11 @@ class Cut:
         return self.plan.to_dict()
 
 
-def step_samples(plan: MicroBatches, step: int) -> int:
-    """The number of samples in a step, of all ranks together."""
-    return plan.plan.batch_size if isinstance(plan, Cut) else sum(len(ids) for ids, _ in plan.micro_batches(step))
+def samples_of(plan: MicroBatches, steps: Sequence[int]) -> int:
+    """The number of samples in steps, of all ranks together."""
+    if isinstance(plan, Cut):
+        return plan.plan.batch_size * len(steps)
+    return sum(len(ids) for step in steps for ids, _ in plan.micro_batches(step))
 
 
 class Order:
