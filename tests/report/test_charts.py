@@ -55,7 +55,7 @@ def test_logarithmic_ticks_are_inside_and_round(low: float, high: float) -> None
 
 
 def test_bytes_have_powers_of_two() -> None:
-    assert [on_axis(value, "bytes") for value in ticks(Axis(0.0, 3 * 2**30, unit="bytes"), most=4)] == [
+    assert [on_axis(value, "bytes") for value in ticks(Axis(0.0, 3 * 2**30, unit="bytes"), limit=4)] == [
         "0 B", "1 GiB", "2 GiB", "3 GiB",
     ]  # fmt: skip
 
@@ -194,5 +194,5 @@ def test_many_parameters_are_grouped_by_their_modules() -> None:
         f"blocks.{block}.{part}.{kind}" for block in range(24) for part in ("up", "down") for kind in ("weight", "bias")
     ]
     assert list(grouped(names)) == [f"blocks.{block}.{part}" for block in range(24) for part in ("up", "down")]
-    assert list(grouped(names, most=30)) == [f"blocks.{block}" for block in range(24)]
+    assert list(grouped(names, limit=30)) == [f"blocks.{block}" for block in range(24)]
     assert len(grouped([f"p{n}" for n in range(500)])) == 48

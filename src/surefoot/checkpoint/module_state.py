@@ -15,9 +15,9 @@ from surefoot.distributed.shards import Rows, held_of, plain_tensors, saved_stat
 from surefoot.errors import CheckpointError, first_line
 
 
-def shortened(problems: list[str], most: int = 4) -> Iterable[str]:
+def shortened(problems: list[str], limit: int = 4) -> Iterable[str]:
     """The first problems of a long list, and how many more there are."""
-    return problems if len(problems) <= most else [*problems[: most - 1], f"... and {len(problems) - most + 1} more"]
+    return problems if len(problems) <= limit else [*problems[: limit - 1], f"... and {len(problems) - limit + 1} more"]
 
 
 Saved = Mapping[str, Tensor | Stored]
@@ -44,14 +44,14 @@ def live_state(model: nn.Module) -> tuple[Named, dict[str, Any]]:
     return tensors, extra
 
 
-def model_tensors(model: nn.Module, *, whole: bool = True) -> ModelState:
-    """Copies on the host of all that a model saves, tied tensors once; without `whole` only this rank's rows of shared ones."""
+def model_tensors(model: nn.Module, *, include_unsharded: bool = True) -> ModelState:
+    """Copies on the host of all that a model saves, tied tensors once; without `include_unsharded` only this rank's rows of shared ones."""
     live, extra = live_state(model)
     first = {id(value): name for name, value in reversed(live.items())}
-    held = {name: held_of(live[name]) for name in live if first[id(live[name])] == name}
-    tensors = {name: copied(tensor) for name, (tensor, rows) in held.items() if whole or rows is not None}
-    aliases = {name: first[id(value)] for name, value in live.items() if name not in held}
-    return ModelState(tensors, aliases, extra, {name: rows for name, (_, rows) in held.items() if rows is not None})
+    local = {name: held_of(live[name]) for name in live if first[id(live[name])] == name}
+    tensors = {name: copied(tensor) for name, (tensor, rows) in local.items() if include_unsharded or rows is not None}
+    aliases = {name: first[id(value)] for name, value in live.items() if name not in local}
+    return ModelState(tensors, aliases, extra, {name: rows for name, (_, rows) in local.items() if rows is not None})
 
 
 def load_model(model: nn.Module, state: ModelState, *, where: str) -> Callable[[], None]:
@@ -89,22 +89,22 @@ def give_back(
         return tensor if name.endswith(EXTRA) else tensor.to(live.dtype)
 
     with torch.no_grad():
-        given = saved_state(model)
-        for name, value in given.items():
+        state_dict = saved_state(model)
+        for name, value in state_dict.items():
             if name in state.extra:
-                given[name] = join_state(state.extra[name], saved)
+                state_dict[name] = join_state(state.extra[name], saved)
             elif not isinstance(value, Tensor):
-                given[name] = taken(saved[name], None).clone() if name in saved else value
+                state_dict[name] = taken(saved[name], None).clone() if name in saved else value
             for inner, part in plain_tensors(name, value).items() if isinstance(value, Tensor) else ():
                 if inner in saved:
-                    held, rows = held_of(part)
-                    tensor = read(inner, held, rows)
-                    if (held.dtype, held.shape, 0 in held.stride()) == (tensor.dtype, tensor.shape, False):
-                        held.copy_(tensor)
+                    local, rows = held_of(part)
+                    tensor = read(inner, local, rows)
+                    if (local.dtype, local.shape, 0 in local.stride()) == (tensor.dtype, tensor.shape, False):
+                        local.copy_(tensor)
                     else:  # extra state of another shape, or numbers that stand for several
-                        given[name] = tensor.to(held.device, copy=True)
+                        state_dict[name] = tensor.to(local.device, copy=True)
         try:
-            model.load_state_dict(given)
+            model.load_state_dict(state_dict)
         except Exception as problem:
             refusal = f" ({first_line(problem)})"
 
@@ -113,8 +113,8 @@ def give_back(
         wrong = [] if partial else [name for name in {**saved, **live} if (name in saved) != (name in live)]
         wrong += [name for name in state.extra if extra.get(name) != state.extra[name]]
         for name in live.keys() & saved.keys():
-            held, rows = held_of(live[name])
-            wrong += [] if equal_bits(held, read(name, held, rows)) else [name]
+            local, rows = held_of(live[name])
+            wrong += [] if equal_bits(local, read(name, local, rows)) else [name]
         if wrong:
             raise CheckpointError(
                 f"{where}: a model did not take back what it had saved: {min(wrong)} is not as it was{refusal}\n"

@@ -18,16 +18,16 @@ _OWN = "own"  # among an optimizer's plain state, whose other names have a slash
 
 
 def optimizer_tensors(
-    optimizer: Optimizer, names: Mapping[Tensor, str], *, whole: bool = True
+    optimizer: Optimizer, names: Mapping[Tensor, str], *, include_unsharded: bool = True
 ) -> tuple[Named, dict[str, Any], dict[str, Rows]]:
-    """Copies of the state of every parameter as PARAMETER/KEY, all other state, and the rows of shared tensors; `whole` as for a model."""
+    """Copies of the state of every parameter as PARAMETER/KEY, all other state, and the rows of shared tensors; `include_unsharded` as for a model."""
     # what an optimizer has there for all parameters together is by other keys
     states = [(parameter, state) for parameter, state in optimizer.state.items() if isinstance(parameter, Tensor)]
     entries = {f"{name_of(held, names)}/{key}": (held, state[key]) for held, state in states for key in state}
     held = {
         name: (value, rows_of_state(of, value)) for name, (of, value) in entries.items() if isinstance(value, Tensor)
     }
-    tensors = {name: copied(value) for name, (value, rows) in held.items() if whole or rows is not None}
+    tensors = {name: copied(value) for name, (value, rows) in held.items() if include_unsharded or rows is not None}
     plain = _own_state(optimizer) | {name: value for name, (_, value) in entries.items() if name not in held}
     return tensors, plain, {name: rows for name, (_, rows) in held.items() if rows is not None}
 
@@ -35,8 +35,10 @@ def optimizer_tensors(
 def load_optimizer(optimizer: Optimizer, tensors: Saved, plain: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
     """Put an optimizer's state back from whole tensors, through its own `load_state_dict` if its class has one."""
     # those that are frozen now too: what else is not as it was says more
-    parameters = {name: held for held, name in names.items()}
-    parameters |= {name_of(held, names): held for group in optimizer.param_groups for held in group["params"]}
+    parameters = {name: parameter for parameter, name in names.items()}
+    parameters |= {
+        name_of(parameter, names): parameter for group in optimizer.param_groups for parameter in group["params"]
+    }
     own = plain[_OWN]
     optimizer.state.clear()
     optimizer.state.update(own["state"])
@@ -61,16 +63,16 @@ def _load_entries(optimizer: Optimizer, entries: Mapping[str, Any], parameters: 
             raise CheckpointError(
                 f"cannot resume: optimizer state for {name} is saved, but this optimizer does not train it"
             )
-        parameter, held = parameters[name], value
+        parameter, restored = parameters[name], value
         if isinstance(value, Tensor | Stored):
             read = taken(value, rows_of(parameter) if value.shape else None)  # a number is the same on every rank
             now = optimizer.state[parameter].get(entry)
             if isinstance(now, Tensor) and now.device == parameter.device and equal_bits(now, read):
                 continue
-            held = read.to(parameter.device, copy=True)
-            if held.shape == parameter.shape:  # fused kernels walk memory: state must lie as its parameter does
-                held = torch.empty_like(parameter, dtype=held.dtype, requires_grad=False).copy_(held)
-        optimizer.state[parameter][entry] = held
+            restored = read.to(parameter.device, copy=True)
+            if restored.shape == parameter.shape:  # fused kernels walk memory: state must lie as its parameter does
+                restored = torch.empty_like(parameter, dtype=restored.dtype, requires_grad=False).copy_(restored)
+        optimizer.state[parameter][entry] = restored
 
 
 def _own_state(optimizer: Optimizer) -> dict[str, Any]:
@@ -101,14 +103,16 @@ def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, T
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         group.pop(APART, None)  # by a step that this takes back
         for key, value in saved.items():
-            held = group.get(key)
-            if held is not None and _form(held) != _form(value):
+            current = group.get(key)
+            if current is not None and _form(current) != _form(value):
                 raise CheckpointError(
-                    f"cannot resume: {key} of the optimizer was {value!r}, and is {held!r} now\n"
+                    f"cannot resume: {key} of the optimizer was {value!r}, and is {current!r} now\n"
                     "  no step can be made with what the checkpoint holds there\n"
                     "  go on from an older checkpoint, or start from its weights with --init-from"
                 )
-            group[key] = value.to(held.device) if isinstance(value, Tensor) and isinstance(held, Tensor) else value
+            group[key] = (
+                value.to(current.device) if isinstance(value, Tensor) and isinstance(current, Tensor) else value
+            )
 
 
 def _form(value: Any) -> Any:

@@ -209,17 +209,19 @@ def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] 
     there = [match["name"] for file in source.manifest.files if (match := TENSORS.fullmatch(file))]
     spread, count = ({}, 1) if pieces is None else (pieces.shapes, pieces.count)
     names = [logical_name(file) if logical_name(file) in spread else file for file in there]
-    pieces_of = {name: [piece_file(name, place, count) for place in range(count)] for name in spread}
-    held = {name: pieces_of.get(name, [name]) for name in names}
-    if absent := [name for name in only or () if name not in held]:
+    pieces_of = {name: [piece_file(name, rank, count) for rank in range(count)] for name in spread}
+    files_by_name = {name: pieces_of.get(name, [name]) for name in names}
+    if absent := [name for name in only or () if name not in files_by_name]:
         raise CheckpointError(
-            f"checkpoint {source.directory.name} has no tensors {absent[0]!r}; it has: {', '.join(sorted(held)) or 'none'}\n"
+            f"checkpoint {source.directory.name} has no tensors {absent[0]!r}; it has: {', '.join(sorted(files_by_name)) or 'none'}\n"
             f"  {source.directory}"
         )
-    if lost := [name for name in spread if any(file not in there for file in held.get(name, [name]))]:
+    if lost := [name for name in spread if any(file not in there for file in files_by_name.get(name, [name]))]:
         raise DamageError(source.directory, f"{MANIFEST}: lacks a piece of {lost[0]}")
     return {
-        name: [f"{file}.safetensors" for file in files] for name, files in held.items() if only is None or name in only
+        name: [f"{file}.safetensors" for file in files]
+        for name, files in files_by_name.items()
+        if only is None or name in only
     }
 
 

@@ -75,12 +75,12 @@ class Stored:
     def rows(self, start: int, stop: int) -> Tensor:
         """The rows from `start` up to `stop`; nothing else is read."""
         read = torch.empty((stop - start, *self.shape[1:]), dtype=self.dtype)
-        target, place, first = bytes_of(read), 0, 0
+        target, offset, first = bytes_of(read), 0, 0
         for stretch in self.stretches:
             begin, end = max(start - first, 0), min(stop - first, stretch.rows)
             for data in self._chunks(stretch, begin, end):
-                target[place : place + len(data)] = data
-                place += len(data)
+                target[offset : offset + len(data)] = data
+                offset += len(data)
             first += stretch.rows
         return read
 

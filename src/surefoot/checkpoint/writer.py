@@ -50,17 +50,17 @@ class Writer:
         self._begun = 0  # saves
         self._hurried = threading.Event()
 
-    def submit(self, contents: Checkpoint, *, protected: Collection[int] = ()) -> None:
+    def submit(self, checkpoint: Checkpoint, *, protected: Collection[int] = ()) -> None:
         """Begin to save, after the save in flight, and return. The tensors must not change any more."""
         self.wait()
         self._begun += 1
         thread = threading.Thread(
-            target=self._save, args=(contents, protected), name="surefoot-checkpoint", daemon=False
+            target=self._save, args=(checkpoint, protected), name="surefoot-checkpoint", daemon=False
         )
         try:
             thread.start()
         except RuntimeError:  # no more threads allowed, or the interpreter is about to end
-            self._save(contents, protected)
+            self._save(checkpoint, protected)
         else:
             self._thread = thread
 
@@ -74,20 +74,20 @@ class Writer:
         """Wait for other ranks a moment at most from now on: this one fails, and that ends them."""
         self._hurried.set()
 
-    def _save(self, contents: Checkpoint, protected: Collection[int]) -> None:
-        step, self.not_pruned, begun = contents.step, None, self.now()
+    def _save(self, checkpoint: Checkpoint, protected: Collection[int]) -> None:
+        step, self.not_pruned, start = checkpoint.step, None, self.now()
         try:
             if self.mail is None:
-                self.store.save(contents, protected=protected)
+                self.store.save(checkpoint, protected=protected)
             else:
                 board = Board(self.mail, save=self._begun, hurried=self._hurried.is_set)
                 if self.rank == 0:
-                    save_leading(self.store, contents, board, protected=protected)
+                    save_leading(self.store, checkpoint, board, protected=protected)
                 else:
-                    save_following(self.store, contents, board, rank=self.rank)
+                    save_following(self.store, checkpoint, board, rank=self.rank)
             self.saved, self.failure = step, None
         except Exception as problem:  # a bug must reach the caller too: nobody reads a thread's traceback
-            del contents
+            del checkpoint
             _let_go(problem)
             if isinstance(problem, NotPrunedError):
                 self.saved, self.failure, self.not_pruned = step, None, problem
@@ -95,7 +95,7 @@ class Writer:
                 text = f"step {step} is not saved: {type(problem).__name__}: {problem}"
                 self.failure = problem if isinstance(problem, CheckpointError) else CheckpointError(text)
         finally:
-            self.took_s = self.now() - begun
+            self.took_s = self.now() - start
 
 
 class Board:
@@ -115,7 +115,7 @@ class Board:
 
     def heard(self, *what: str, of: str) -> tuple[str, Any]:
         """The first of some messages to be there, and which it is; waits for it, `of` whom the error would tell."""
-        begun, pause_s = time.monotonic(), 0.005
+        start, pause_s = time.monotonic(), 0.005
         ending: float | None = None
         while True:
             try:
@@ -127,8 +127,8 @@ class Board:
             now = time.monotonic()
             if ending is None and (self.hurried() or not threading.main_thread().is_alive()):
                 ending = now
-            if now - begun > self.patience_s or (ending is not None and now - ending > _LAST_PATIENCE_S):
-                raise CheckpointError(f"{of} has said nothing for {now - begun:,.0f} s")
+            if now - start > self.patience_s or (ending is not None and now - ending > _LAST_PATIENCE_S):
+                raise CheckpointError(f"{of} has said nothing for {now - start:,.0f} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S)
 
@@ -136,9 +136,11 @@ class Board:
 class Writers:
     """The ranks besides rank 0 that write pieces, as rank 0 sees them (`format.Others`)."""
 
-    def __init__(self, board: Board, store: Store, contents: Checkpoint) -> None:
-        self.board, self.store, self.step, self.begun = board, store, contents.step, False
-        self.awaited = list(range(1, 1 if contents.pieces is None else contents.pieces.count))  # in the order of rows
+    def __init__(self, board: Board, store: Store, checkpoint: Checkpoint) -> None:
+        self.board, self.store, self.step, self.begun = board, store, checkpoint.step, False
+        self.awaited = list(
+            range(1, 1 if checkpoint.pieces is None else checkpoint.pieces.count)
+        )  # in the order of rows
 
     def begin(self) -> None:
         self.begun = True
@@ -147,10 +149,10 @@ class Writers:
     def entries(self) -> Entries:
         found, failed = Entries(), ""
         while self.awaited:
-            place = self.awaited.pop(0)
-            report = self.board.heard(f"piece-{place}", of=f"the rank of piece {place + 1}")[1]
+            rank = self.awaited.pop(0)
+            report = self.board.heard(f"piece-{rank}", of=f"the rank of piece {rank + 1}")[1]
             with suppress(RuntimeError):  # nobody else will look for it
-                self.board.mail.delete_key(f"{self.board.save}/piece-{place}")
+                self.board.mail.delete_key(f"{self.board.save}/piece-{rank}")
             found |= {file: (int(length), str(digest)) for file, (length, digest) in report["files"].items()}
             failed = failed or report["failed"]
         if failed:
@@ -168,10 +170,10 @@ class Writers:
                 self.entries()
 
 
-def save_leading(store: Store, contents: Checkpoint, board: Board, *, protected: Collection[int]) -> None:
+def save_leading(store: Store, checkpoint: Checkpoint, board: Board, *, protected: Collection[int]) -> None:
     """Rank 0's part of a save, and its outcome to all; raises as `Store.save` does."""
     try:
-        store.save(contents, protected=protected, others=Writers(board, store, contents))
+        store.save(checkpoint, protected=protected, others=Writers(board, store, checkpoint))
     except Exception as problem:
         kind = "not_pruned" if isinstance(problem, NotPrunedError) else "problem"
         board.say("outcome", {kind: str(problem) or type(problem).__name__})
@@ -179,12 +181,12 @@ def save_leading(store: Store, contents: Checkpoint, board: Board, *, protected:
     board.say("outcome", {})
 
 
-def save_following(store: Store, contents: Checkpoint, board: Board, *, rank: int) -> None:
+def save_following(store: Store, checkpoint: Checkpoint, board: Board, *, rank: int) -> None:
     """The part of another rank: its pieces, where it has some; returns and raises as rank 0's."""
-    pieces = contents.pieces
-    said, message = board.heard(*(["begin"] if pieces is not None else []), "outcome", of="rank 0")
-    if pieces is not None and said == "begin":
-        board.say(f"piece-{pieces.place}", _written(store, contents, begun=message["step"], rank=rank))
+    pieces = checkpoint.pieces
+    kind, message = board.heard(*(["begin"] if pieces is not None else []), "outcome", of="rank 0")
+    if pieces is not None and kind == "begin":
+        board.say(f"piece-{pieces.place}", _written(store, checkpoint, leader_step=message["step"], rank=rank))
         message = board.heard("outcome", of="rank 0")[1]
     if "problem" in message:
         raise CheckpointError(message["problem"])
@@ -192,14 +194,14 @@ def save_following(store: Store, contents: Checkpoint, board: Board, *, rank: in
         raise NotPrunedError(message["not_pruned"])
 
 
-def _written(store: Store, contents: Checkpoint, *, begun: int, rank: int) -> dict[str, Any]:
+def _written(store: Store, checkpoint: Checkpoint, *, leader_step: int, rank: int) -> dict[str, Any]:
     """Write the pieces of a rank; what it reports."""
-    step, where = contents.step, f"rank {rank} on {socket.gethostname()}"
+    step, where = checkpoint.step, f"rank {rank} on {socket.gethostname()}"
     try:
-        if begun != step:
-            raise CheckpointError(f"step {begun} is not saved: {where} stands after step {step}")
+        if leader_step != step:
+            raise CheckpointError(f"step {leader_step} is not saved: {where} stands after step {step}")
         store.guard()
-        return {"files": write_tensors(contents, directory=store.partial(step), disk=store.disk), "failed": ""}
+        return {"files": write_tensors(checkpoint, directory=store.partial(step), disk=store.disk), "failed": ""}
     except FileNotFoundError as problem:
         failed = _apart(step, where, problem.filename or store.partial(step))
     except OSError as problem:

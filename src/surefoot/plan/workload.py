@@ -129,8 +129,8 @@ def units(
     outside: list[nn.Parameter] = []
     blocks: list[list[nn.Parameter]] = []
     for model in models.values():
-        found = blocks_of(model, named or "auto").values()
-        alone = [list(block.parameters()) for block in found if _is_alone(block, model)]
+        named_blocks = blocks_of(model, named or "auto").values()
+        alone = [list(block.parameters()) for block in named_blocks if _is_alone(block, model)]
         inside = {parameter for block in alone for parameter in block}
         outside += [parameter for parameter in model.parameters() if parameter not in inside]
         blocks += [block for block in alone if block]
@@ -140,8 +140,12 @@ def units(
 def _is_alone(block: nn.Module, model: nn.Module) -> bool:
     """True where no module outside of a block holds a parameter of it."""
     others = set(model.modules()) - set(block.modules())
-    return set(block.parameters()).isdisjoint(held for other in others for held in other.parameters(recurse=False))
+    return set(block.parameters()).isdisjoint(
+        parameter for other in others for parameter in other.parameters(recurse=False)
+    )
 
 
 def _weights(parameters: Iterable[Tensor]) -> tuple[Weight, ...]:
-    return tuple(Weight(tuple(held.shape), held.element_size(), held.requires_grad) for held in parameters)
+    return tuple(
+        Weight(tuple(parameter.shape), parameter.element_size(), parameter.requires_grad) for parameter in parameters
+    )

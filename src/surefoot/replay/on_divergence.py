@@ -48,12 +48,12 @@ def seen_at_hand(parts: Components, bad: Sequence[int]) -> Seen | str:
     if any(why_not.values()):
         return next(why for why, holds in why_not.items() if holds)
     parts.doing(f"looking at step {bad[0]}")
-    found: Seen | str = "no step was skipped"
+    report: Seen | str = "no step was skipped"
     for step in dict.fromkeys((bad[0], bad[-1])):
-        found = _together(parts, step, _own(parts, step))
-        if isinstance(found, str) or not found.finite:
+        report = _together(parts, step, _own(parts, step))
+        if isinstance(report, str) or not report.finite:
             break
-    return found
+    return report
 
 
 def _own(parts: Components, step: int) -> Look | str:
@@ -76,19 +76,22 @@ def _own(parts: Components, step: int) -> Look | str:
 
 def _together(parts: Components, step: int, own: Look | str) -> Seen | str:
     """The traces of all ranks, the same on all of them; collective."""
-    heard: list[dict[str, Any]] = parts.world.gathered({"why": own} if isinstance(own, str) else _told(own))
-    if not (looked := [one for one in heard if "why" not in one]):
-        return str(heard[0]["why"])
-    faults = [one for one in looked if one["first"] is not None]
-    faults.sort(key=lambda one: -1 if one["first"]["micro_batch"] is None else one["first"]["micro_batch"])
-    shown = next(iter(faults or (one for one in looked if not one["finite"])), looked[0])
-    first = First(**shown["first"] | {"samples": tuple(shown["first"]["samples"])}) if faults else None
-    plain, whose = shown["plain"], ""
-    if len(heard) > 1:
+    reports: list[dict[str, Any]] = parts.world.gathered({"why": own} if isinstance(own, str) else _told(own))
+    if not (looked := [each for each in reports if "why" not in each]):
+        return str(reports[0]["why"])
+    faults = [each for each in looked if each["first"] is not None]
+    faults.sort(key=lambda each: -1 if each["first"]["micro_batch"] is None else each["first"]["micro_batch"])
+    report = next(iter(faults or (each for each in looked if not each["finite"])), looked[0])
+    first = First(**report["first"] | {"samples": tuple(report["first"]["samples"])}) if faults else None
+    plain, whose = report["plain"], ""
+    if len(reports) > 1:
         names = {"why": "not_looked_at", "verdict": "verdict", "finite": "finite", "first": "first"}
-        plain = {**plain, "ranks": [{name: one[key] for key, name in names.items() if key in one} for one in heard]}
-        whose = f", as rank {heard.index(shown)} of {len(heard)} has seen its own micro-batches"
-    return Seen(all(one["finite"] for one in looked), first, plain, text=f"step {step}{whose}\n{shown['text']}")
+        plain = {
+            **plain,
+            "ranks": [{name: each[key] for key, name in names.items() if key in each} for each in reports],
+        }
+        whose = f", as rank {reports.index(report)} of {len(reports)} has seen its own micro-batches"
+    return Seen(all(each["finite"] for each in looked), first, plain, text=f"step {step}{whose}\n{report['text']}")
 
 
 def _told(own: Look) -> dict[str, Any]:

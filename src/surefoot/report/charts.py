@@ -120,15 +120,15 @@ def _vertical(chart: Chart, values: list[float]) -> Axis:
 _POWERS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def ticks(axis: Axis, *, most: int = 6) -> list[float]:
-    """About `most` round values inside an axis, evenly spaced on it.
+def ticks(axis: Axis, *, limit: int = 6) -> list[float]:
+    """About `limit` round values inside an axis, evenly spaced on it.
 
     >>> ticks(Axis(0.0, 600.0)), ticks(Axis(0.0, 1.0)), ticks(Axis(1e-5, 2e-2, logarithmic=True))
     ([0.0, 100.0, 200.0, 300.0, 400.0, 500.0, 600.0], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [1e-05, 0.0001, 0.001, 0.01])
     """
-    if axis.logarithmic and len(found := _of_powers(axis, most)) > 1:
-        return found
-    base, rough = 2.0 if axis.unit == "bytes" else 10.0, (axis.high - axis.low) / most
+    if axis.logarithmic and len(powers := _of_powers(axis, limit)) > 1:
+        return powers
+    base, rough = 2.0 if axis.unit == "bytes" else 10.0, (axis.high - axis.low) / limit
     size = base ** math.floor(math.log(rough, base) + 1e-9)
     factors = (1.0, 2.0) if base == 2.0 else (1.0, 2.0, 2.5, 5.0, 10.0)
     step = next(factor * size for factor in factors if factor * size >= rough * (1 - 1e-9))
@@ -137,15 +137,15 @@ def ticks(axis: Axis, *, most: int = 6) -> list[float]:
     return [round(place * step, digits) + 0.0 for place in places]
 
 
-def _of_powers(axis: Axis, most: int) -> list[float]:
+def _of_powers(axis: Axis, limit: int) -> list[float]:
     """Powers of ten, with their multiples by 2, 3 or 5 if there is room for them."""
     first, last = math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high))
     for factors in ((1, 2, 5), (1, 3), (1,)):
-        found = [float(f"{factor}e{power}") for power in range(first, last + 1) for factor in factors]
-        found = [value for value in found if axis.low * (1 - 1e-9) <= value <= axis.high * (1 + 1e-9)]
-        if len(found) <= most:
-            return found
-    return found[:: -(-len(found) // most)]
+        powers = [float(f"{factor}e{power}") for power in range(first, last + 1) for factor in factors]
+        powers = [value for value in powers if axis.low * (1 - 1e-9) <= value <= axis.high * (1 + 1e-9)]
+        if len(powers) <= limit:
+            return powers
+    return powers[:: -(-len(powers) // limit)]
 
 
 def written(value: float, unit: Unit = "number") -> str:

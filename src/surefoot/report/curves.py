@@ -22,11 +22,11 @@ class Stretch:
     count: int
 
 
-def _together(one: Stretch, later: Stretch) -> Stretch:
+def _together(a: Stretch, b: Stretch) -> Stretch:
     """Merge two adjacent stretches; the first of equal values stays."""
-    low = (later.low_at, later.low) if later.low < one.low else (one.low_at, one.low)
-    high = (later.high_at, later.high) if later.high > one.high else (one.high_at, one.high)
-    return Stretch(*low, *high, one.steps + later.steps, one.total + later.total, one.count + later.count)
+    low = (b.low_at, b.low) if b.low < a.low else (a.low_at, a.low)
+    high = (b.high_at, b.high) if b.high > a.high else (a.high_at, a.high)
+    return Stretch(*low, *high, a.steps + b.steps, a.total + b.total, a.count + b.count)
 
 
 @dataclass(eq=False)
@@ -57,8 +57,8 @@ class Curve:
         self.count += 1
         self.last = (step, value)
         self.first = self.first or self.last
-        held = self.held
-        if held and (stretch := held[-1]).count < self.size:  # in place: a log may have millions of records
+        buckets = self.held
+        if buckets and (stretch := buckets[-1]).count < self.size:  # in place: a log may have millions of records
             if value < stretch.low:
                 stretch.low_at, stretch.low = step, value
             if value > stretch.high:
@@ -67,26 +67,26 @@ class Curve:
             stretch.total += value
             stretch.count += 1
             return
-        if len(held) == 2 * self.stretches:
-            self.held = held = [_together(one, other) for one, other in zip(held[::2], held[1::2], strict=True)]
+        if len(buckets) == 2 * self.stretches:
+            self.held = buckets = [_together(a, b) for a, b in zip(buckets[::2], buckets[1::2], strict=True)]
             self.size *= 2
-        held.append(Stretch(step, value, step, value, float(step), value, 1))
+        buckets.append(Stretch(step, value, step, value, float(step), value, 1))
 
     def points(self, stretches: int | None = None) -> list[tuple[int, float]]:
         """The points to draw: the first, the last, and the minimum and maximum of each stretch; `stretches` limits their number."""
-        held = _joined(self.held, stretches)
-        points = [point for each in held for point in sorted({(each.low_at, each.low), (each.high_at, each.high)})]
+        buckets = _joined(self.held, stretches)
+        points = [point for each in buckets for point in sorted({(each.low_at, each.low), (each.high_at, each.high)})]
         points += [end for end in (self.first, self.last) if end is not None]
         return sorted(dict(points).items())  # of two values at one step the later one
 
     def means(self) -> list[tuple[float, float, int]]:
         """Mean step, mean value and number of values of each stretch."""
-        return [(held.steps / held.count, held.total / held.count, held.count) for held in self.held]
+        return [(bucket.steps / bucket.count, bucket.total / bucket.count, bucket.count) for bucket in self.held]
 
     def best(self, direction: str) -> tuple[int, float] | None:
         """The step of the largest ("max") or the smallest value, the first of equals, and that value; None without values."""
         sign = -1 if direction == "max" else 1
-        points = [(held.high_at, held.high) if sign < 0 else (held.low_at, held.low) for held in self.held]
+        points = [(bucket.high_at, bucket.high) if sign < 0 else (bucket.low_at, bucket.low) for bucket in self.held]
         return min(points, key=lambda point: (sign * point[1], point[0]), default=None)
 
 
@@ -110,8 +110,8 @@ def smoothed(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]
     return list(zip(steps.tolist(), smooth.tolist(), strict=True))
 
 
-def _joined(held: list[Stretch], stretches: int | None) -> list[Stretch]:
-    while stretches is not None and len(held) > max(1, stretches):
-        joined = [_together(one, other) for one, other in zip(held[::2], held[1::2], strict=False)]
-        held = joined + held[2 * len(joined) :]
-    return held
+def _joined(buckets: list[Stretch], stretches: int | None) -> list[Stretch]:
+    while stretches is not None and len(buckets) > max(1, stretches):
+        joined = [_together(a, b) for a, b in zip(buckets[::2], buckets[1::2], strict=False)]
+        buckets = joined + buckets[2 * len(joined) :]
+    return buckets

@@ -89,9 +89,9 @@ def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
         figure = Figure(figsize=(_WIDTH, sum(heights)), layout="constrained")
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
         grid = figure.add_gridspec(len(rows), 2, height_ratios=heights)
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             for column, chart in enumerate(row):
-                _draw(figure.add_subplot(grid[place, slice(None) if chart.wide else column]), chart)
+                _draw(figure.add_subplot(grid[index, slice(None) if chart.wide else column]), chart)
         return write(figure, path)
 
 
@@ -167,6 +167,6 @@ def _draw(field: Any, chart: Chart) -> None:
 def _scale(set_scale: Any, set_limits: Any, set_ticks: Any, axis: Axis, most: int) -> None:
     set_scale("log" if axis.logarithmic else "linear")
     set_limits(axis.low, axis.high)
-    values = ticks(axis, most=most)
+    values = ticks(axis, limit=most)
     set_ticks(values, labels=[on_axis(value, axis.unit) for value in values])
     set_ticks([], minor=True)

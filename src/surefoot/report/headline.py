@@ -73,15 +73,15 @@ def direction_of(name: str) -> str:
 
 def verdict(run: ReportedRun, state: State) -> str:
     """One sentence on the end of the run, the course of its main metric, and its trend at the end."""
-    recorded, found = run.recorded, headline(run)
-    told = [_how_it_ended(run, state)]
-    if found is not None:
-        told += _moved(found, recorded.scores.get(found.name) or recorded.train["loss"], running=state == "running")
+    recorded, main = run.recorded, headline(run)
+    parts = [_how_it_ended(run, state)]
+    if main is not None:
+        parts += _moved(main, recorded.scores.get(main.name) or recorded.train["loss"], running=state == "running")
     if recorded.skipped:
-        told.append(f"{recorded.skipped:,} step{'s' * (recorded.skipped != 1)} skipped")
+        parts.append(f"{recorded.skipped:,} step{'s' * (recorded.skipped != 1)} skipped")
     if not recorded.count:
-        told.append("nothing is recorded yet" if state == "running" else "nothing was recorded")
-    return "; ".join(told)
+        parts.append("nothing is recorded yet" if state == "running" else "nothing was recorded")
+    return "; ".join(parts)
 
 
 def _how_it_ended(run: ReportedRun, state: State) -> str:
@@ -112,25 +112,25 @@ def _headline(name: str, curve: Curve, direction: str) -> Headline:
     return Headline(name, *curve.last, *best, "max" if direction == "max" else "min")
 
 
-def _moved(found: Headline, curve: Curve, *, running: bool) -> list[str]:
+def _moved(main: Headline, curve: Curve, *, running: bool) -> list[str]:
     assert curve.first is not None
     first_step, first = curve.first
-    if first_step == found.last_step:
-        return [f"{found.name} {written(found.last)}"]
-    if first == found.last and found.best == found.last:
-        return [f"{found.name} is {written(first)} as at step {first_step:,}"]
-    if first == found.last:
-        reached = f"reached {written(found.best)} at step {found.best_step:,}"
-        return [f"{found.name} {reached} and is {written(first)} again, as at step {first_step:,}"]
-    told = [f"{found.name} {'fell' if found.last < first else 'rose'} from {written(first)} to {written(found.last)}"]
-    if not found.best_is_last and found.name != "training loss":
-        told[0] += f" (best {written(found.best)} at step {found.best_step:,})"
-    if trend := _trend(found, curve):
-        told.append(f"{trend} {'now' if running else 'at the end'}")
-    return told
+    if first_step == main.last_step:
+        return [f"{main.name} {written(main.last)}"]
+    if first == main.last and main.best == main.last:
+        return [f"{main.name} is {written(first)} as at step {first_step:,}"]
+    if first == main.last:
+        reached = f"reached {written(main.best)} at step {main.best_step:,}"
+        return [f"{main.name} {reached} and is {written(first)} again, as at step {first_step:,}"]
+    parts = [f"{main.name} {'fell' if main.last < first else 'rose'} from {written(first)} to {written(main.last)}"]
+    if not main.best_is_last and main.name != "training loss":
+        parts[0] += f" (best {written(main.best)} at step {main.best_step:,})"
+    if trend := _trend(main, curve):
+        parts.append(f"{trend} {'now' if running else 'at the end'}")
+    return parts
 
 
-def _trend(found: Headline, curve: Curve) -> str:
+def _trend(main: Headline, curve: Curve) -> str:
     """The trend of a metric in the last fifth of the run, relative to its whole range; "" if too little is known.
 
     >>> curve = Curve()
@@ -148,5 +148,5 @@ def _trend(found: Headline, curve: Curve) -> str:
     change = values[-1] - late
     if abs(change) <= _MOVED * moved and abs(change) <= 0.5 * _MOVED * abs(late):
         return "level"
-    still = "still " if (change < 0) == (found.direction == "min") else ""
+    still = "still " if (change < 0) == (main.direction == "min") else ""
     return f"{still}{'falling' if change < 0 else 'rising'}"

@@ -72,7 +72,7 @@ def heat_map(
         note=note,
         rows=tuple(_row(name, row, steps, unit) for name, row in table.items()),
         picture=f"data:image/png;base64,{b64encode(_png(cells)).decode()}",
-        steps=tuple(f"{steps[place]:,}" for place in sorted({0, len(steps) // 2, len(steps) - 1})),
+        steps=tuple(f"{steps[index]:,}" for index in sorted({0, len(steps) // 2, len(steps) - 1})),
         scale=tuple(written(value, unit) if unit != "number" else on_axis(float(f"{value:.2g}")) for value in scale),
         summary=f"{title}: {len(table)} rows over steps {steps[0]:,} to {steps[-1]:,}, from {written(low, unit)} to {written(high, unit)}",
     )
@@ -90,8 +90,8 @@ def _png(cells: Sequence[Sequence[int]]) -> bytes:
     return file.getvalue()
 
 
-def grouped(names: Sequence[str], *, most: int = ROWS) -> dict[str, list[str]]:
-    """Group parameters by their modules, as deep as at most `most` groups allow; the order stays.
+def grouped(names: Sequence[str], *, limit: int = ROWS) -> dict[str, list[str]]:
+    """Group parameters by their modules, as deep as at most `limit` groups allow; the order stays.
 
     >>> grouped(["a.0.weight", "a.0.bias", "a.1.weight", "head"], most=3)
     {'a.0': ['a.0.weight', 'a.0.bias'], 'a.1': ['a.1.weight'], 'head': ['head']}
@@ -101,9 +101,9 @@ def grouped(names: Sequence[str], *, most: int = ROWS) -> dict[str, list[str]]:
         groups = {}
         for name in names:
             groups.setdefault(".".join(name.split(".")[:depth]), []).append(name)
-        if len(groups) <= most:
+        if len(groups) <= limit:
             return groups
-    return dict(list(groups.items())[:most])
+    return dict(list(groups.items())[:limit])
 
 
 def _row(name: str, values: Sequence[float | None], steps: Sequence[int], unit: Unit) -> tuple[str, str, str]:
@@ -190,20 +190,20 @@ class Layers:
         return rows
 
 
-def _numbers(held: Any) -> dict[str, float]:
-    named = held.items() if isinstance(held, dict) else ()
+def _numbers(fields: Any) -> dict[str, float]:
+    named = fields.items() if isinstance(fields, dict) else ()
     return {
         name: float(value) for name, value in named if isinstance(value, int | float) and not isinstance(value, bool)
     }
 
 
-def _larger(one: _Table, other: _Table) -> _Table:
+def _larger(a: _Table, b: _Table) -> _Table:
     return {
         kind: {
-            name: _largest(*(held[name] for held in (one[kind], other[kind]) if name in held))
-            for name in {**one[kind], **other[kind]}
+            name: _largest(*(sizes[name] for sizes in (a[kind], b[kind]) if name in sizes))
+            for name in {**a[kind], **b[kind]}
         }
-        for kind in one
+        for kind in a
     }
 
 

@@ -62,19 +62,19 @@ def shaded(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int, bool
     ('dog', [(1, 39, False), (3, 68, True)])
     """
     rows = []
-    for place, (name, counts) in enumerate(zip(matrix.classes, matrix.counts, strict=True)):
+    for index, (name, counts) in enumerate(zip(matrix.classes, matrix.counts, strict=True)):
         tints = [round(_DARKEST * (count / (sum(counts) or 1)) ** 0.5) for count in counts]
         cells = enumerate(zip(counts, tints, strict=True))
-        rows.append((name, [(count, tint, place == other) for other, (count, tint) in cells]))
+        rows.append((name, [(count, tint, index == other) for other, (count, tint) in cells]))
     return rows
 
 
 def chart_of(panel: Curves) -> Chart:
     """A panel of curves as a chart; a point without a value is left out."""
     lines = []
-    for place, (name, curve) in enumerate(panel.curves.items()):
+    for index, (name, curve) in enumerate(panel.curves.items()):
         points = tuple((float(step), value) for step, value in curve if value is not None)
-        lines.append(Line(name, points, place, dots=len(curve) < 60))
+        lines.append(Line(name, points, index, dots=len(curve) < 60))
     return Chart(f"panel-{panel.title}", panel.title, tuple(lines), note=panel.legend, wide=True)
 
 
@@ -84,21 +84,21 @@ def summary(chart: Chart) -> str:
     >>> summary(Chart("loss", "Loss", (Line("training", ((10, 3.0), (20, 2.5))),)))
     'Loss. training: 3 at step 10, 2.5 at step 20, between 2.5 and 3'
     """
-    told = []
+    sentences = []
     for line in chart.lines:
         if line.points and line.named:
             values = sorted(y for _, y in line.points)
             low, high = (written(value, chart.unit) for value in (values[0], values[-1]))
             ends = ", ".join(f"{written(y, chart.unit)} at step {x:,.0f}" for x, y in (line.points[0], line.points[-1]))
-            told.append(f"{line.name}: {ends}, between {low} and {high}")
-    return f"{chart.title}. {'; '.join(told)}"
+            sentences.append(f"{line.name}: {ends}, between {low} and {high}")
+    return f"{chart.title}. {'; '.join(sentences)}"
 
 
 def traced(line: Line, horizontal: Axis, vertical: Axis) -> list[tuple[int, int]]:
     """The coordinates of a line's points in the stretched picture; repeated points are dropped."""
     points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
-    places = [(round(_WIDTH * horizontal.place(x)), round(_HEIGHT * (1 - vertical.place(y)))) for x, y in points]
-    return [place for place, _ in groupby(places)]
+    points_drawn = [(round(_WIDTH * horizontal.place(x)), round(_HEIGHT * (1 - vertical.place(y)))) for x, y in points]
+    return [point_drawn for point_drawn, _ in groupby(points_drawn)]
 
 
 class Band(NamedTuple):
@@ -126,21 +126,21 @@ def bands(chart: Chart, horizontal: Axis) -> list[Band]:
     steps = sorted({x for _, points, _ in lines for x, _ in points})
     if len(steps) > _BANDS:
         steps = [steps[round(n * (len(steps) - 1) / (_BANDS - 1))] for n in range(_BANDS)]
-    places = [horizontal.place(step) for step in steps]
-    edges = [0.0, *[(one + other) / 2 for one, other in pairwise(places)], 1.0]
+    positions = [horizontal.place(step) for step in steps]
+    edges = [0.0, *[(a + b) / 2 for a, b in pairwise(positions)], 1.0]
     titles: dict[int, list[tuple[int | None, str]]] = {}
     for mark in chart.marks:
         index = bisect_right(edges, horizontal.place(mark.x), 1, len(edges) - 1) - 1
         titles.setdefault(index, []).append((mark.series if mark.kind == "best" else None, mark.title))
     stripes = []
-    for index, (step, place, left, right) in enumerate(zip(steps, places, edges, edges[1:], strict=False)):
+    for index, (step, position, left, right) in enumerate(zip(steps, positions, edges, edges[1:], strict=False)):
         values: list[tuple[int | None, str]] = [
             (line.series, f"{line.name} {_value_in(near, step, chart.unit, faint=line.faint)}")
-            for line, points, placed in lines
-            if (near := points[bisect_left(placed, left) : bisect_right(placed, right)])
+            for line, points, line_positions in lines
+            if (near := points[bisect_left(line_positions, left) : bisect_right(line_positions, right)])
         ]
-        center = round(100 * (place - left) / (right - left)) if right > left else 50
-        is_right = place >= 0.5 and (index == 0 or places[index - 1] < 0.5)
+        center = round(100 * (position - left) / (right - left)) if right > left else 50
+        is_right = position >= 0.5 and (index == 0 or positions[index - 1] < 0.5)
         width = round(10_000 * (right - left))
         stripes.append(Band(width, center, is_right, f"step {written(step)}", values + titles.get(index, [])))
     return stripes
@@ -174,7 +174,7 @@ def run_page(
 ) -> str:
     """The page of one run. `script` runs in it and must be allowed by `policy`, its Content-Security-Policy."""
     recorded, state, surroundings = run.recorded, state_of(run), tables.surroundings(run)
-    whole = {
+    common = {
         "run": run,
         "title": run.files.name,
         "state": state,
@@ -200,20 +200,26 @@ def run_page(
         return kinds | {
             "panels": panels.panels if panels is not None and samples > 1 else (),
             "samples": recorded.samples[-samples:],
-            "settings": tables.settings(run, most=rows, longest=letters),
+            "settings": tables.settings(run, limit=rows, max_length=letters),
             "events": recorded.events[:rows],
             "more_events": recorded.more_events + len(recorded.events[rows:]),
             "left_out": left_out,
         }
 
-    return _rendered("run.html", whole, (fitted(*room) for room in _ROOMS))
+    return _rendered("run.html", common, (fitted(*room) for room in _ROOMS))
 
 
 def runs_page(runs: Sequence[ReportedRun], *, script: str = "", policy: str = POLICY) -> str:
     """The page of several runs: the settings that differ, their metrics, and their curves over each other."""
-    whole = {"states": [state_of(run) for run in runs], "script": script, "policy": policy, "state": "", "left_out": ""}
+    common = {
+        "states": [state_of(run) for run in runs],
+        "script": script,
+        "policy": policy,
+        "state": "",
+        "left_out": "",
+    }
     rooms = (max(20, 300 // len(runs)), 40, 20)
-    return _rendered("runs.html", whole, (page_values(runs, stretches=stretches) for stretches in rooms))
+    return _rendered("runs.html", common, (page_values(runs, stretches=stretches) for stretches in rooms))
 
 
 def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
@@ -228,11 +234,11 @@ def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
     return {"error": str(newest.get("words") or newest.get("error", ""))[:12000], "trace": text[-8000:]}
 
 
-def _rendered(name: str, whole: dict[str, Any], parts: Iterable[dict[str, Any]]) -> str:
+def _rendered(name: str, common: dict[str, Any], parts: Iterable[dict[str, Any]]) -> str:
     """The page with the first of `parts` that is small enough, else with the last."""
-    page, made = b"", time.strftime("%Y-%m-%d %H:%M:%S %z")
+    page, written_at = b"", time.strftime("%Y-%m-%d %H:%M:%S %z")
     for fitted in parts:
-        text = environment().get_template(name).render(**whole, **fitted, made=made)
+        text = environment().get_template(name).render(**common, **fitted, made=written_at)
         page = _TURNING.sub("�", visible(text)).encode(errors="replace")  # a model may write anything
         if len(page) <= MOST_BYTES:
             break
@@ -246,9 +252,11 @@ def environment() -> "Environment":
     from markupsafe import Markup
 
     loader = PackageLoader("surefoot", "report")
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    templates = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     functions = (axes, bands, chart_of, on_axis, shaded, summary, ticks, tinted, traced, written)
-    made.globals |= {function.__name__: function for function in functions}
+    templates.globals |= {function.__name__: function for function in functions}
     css = (resources.files("surefoot.report") / "page.css").read_text(encoding="utf-8")
-    made.globals |= {"css": Markup(css), "cividis": ",".join(CIVIDIS), "version": surefoot_version()}
-    return made
+    templates.globals |= {"css": Markup(css), "cividis": ",".join(CIVIDIS), "version": surefoot_version()}
+    return templates

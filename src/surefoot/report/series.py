@@ -104,8 +104,8 @@ class Recorded:
             self.skipped += skipped
             which = f": {', '.join(str(index) for index in steps[:5])}" if isinstance(steps, list) and steps else ""
             more = ", ..." if which and skipped > 5 else ""
-            told = "1 step was" if skipped == 1 else f"{skipped:,} steps were"
-            self._tell(Event(step, f"{told} skipped, for a gradient or loss that was not finite{which}{more}"))
+            subject = "1 step was" if skipped == 1 else f"{skipped:,} steps were"
+            self._tell(Event(step, f"{subject} skipped, for a gradient or loss that was not finite{which}{more}"))
 
     def _add(self, curves: dict[str, Curve], name: str, step: int, value: float) -> None:
         if name not in curves and len(curves) < _MOST_CURVES:

@@ -42,9 +42,9 @@ def labels(runs: Sequence[ReportedRun]) -> list[str]:
     """The name of each run's directory, with as much of its path as makes it unique."""
     parts = [run.files.path.resolve().parts for run in runs]
     for depth in range(1, max(len(path) for path in parts) + 1):
-        found = ["/".join(path[-depth:]) for path in parts]
-        if len(set(found)) == len(set(parts)):
-            return _without_common_begin(found)
+        names = ["/".join(path[-depth:]) for path in parts]
+        if len(set(names)) == len(set(parts)):
+            return _without_common_begin(names)
     return [str(run.files.path) for run in runs]
 
 
@@ -55,10 +55,10 @@ def _without_common_begin(names: list[str]) -> list[str]:
     (['width=8', 'width=16'], ['a', 'a,b'])
     """
     pieces = [re.split(r"(?<=[,/])", name) for name in names]
-    alike = 0
-    while all(len(held) > alike + 1 and held[alike] == pieces[0][alike] for held in pieces):
-        alike += 1
-    return ["".join(held[alike:]) for held in pieces]
+    shared = 0
+    while all(len(parts) > shared + 1 and parts[shared] == pieces[0][shared] for parts in pieces):
+        shared += 1
+    return ["".join(parts[shared:]) for parts in pieces]
 
 
 def overlaid_charts(
@@ -67,35 +67,35 @@ def overlaid_charts(
     """Charts of training loss, each metric, learning rate, gradient norm and speed, with one line per run."""
     trained = [run.recorded.train for run in runs]
     losses = [tuple(smoothed(train.get("loss", Curve()))) for train in trained]
-    found = [Chart("loss", "Training loss, smoothed", _lines(labels, losses), wide=True)]
+    charts = [Chart("loss", "Training loss, smoothed", _lines(labels, losses), wide=True)]
     for name in metric_names:
         curves = [run.recorded.scores.get(name, Curve()) for run in runs]
         dots = max(curve.count for curve in curves) < _DOTS
         lines = _lines(labels, [points_of(curve, stretches) for curve in curves], dots=dots)
-        found.append(Chart(f"metric-{name}", name, lines, _best_of_all(curves, direction_of(name))))
+        charts.append(Chart(f"metric-{name}", name, lines, _best_of_all(curves, direction_of(name))))
     for key, title in _MORE.items():
         lines = _lines(labels, [points_of(train.get(key), stretches) for train in trained])
-        found.append(Chart(key, title, lines, zero=key != "grad_norm"))
-    return [chart for chart in found if chart.lines]
+        charts.append(Chart(key, title, lines, zero=key != "grad_norm"))
+    return [chart for chart in charts if chart.lines]
 
 
 def _lines(labels: Sequence[str], curves: Sequence[Points], *, dots: bool = False) -> tuple[Line, ...]:
     """One line for each run that has the curve, in the run's color."""
     return tuple(
-        Line(label, points, place, dots=dots)
-        for place, (label, points) in enumerate(zip(labels, curves, strict=True))
+        Line(label, points, index, dots=dots)
+        for index, (label, points) in enumerate(zip(labels, curves, strict=True))
         if points
     )
 
 
 def _best_of_all(curves: Sequence[Curve], direction: str) -> tuple[Mark, ...]:
     """The best value of any run."""
-    bests = [(place, curve.best(direction)) for place, curve in enumerate(curves)]
-    known = [(place, *best) for place, best in bests if best is not None]
+    bests = [(index, curve.best(direction)) for index, curve in enumerate(curves)]
+    known = [(index, *best) for index, best in bests if best is not None]
     if not known:
         return ()
-    place, step, value = (max if direction == "max" else min)(known, key=lambda one: one[2])
-    return (Mark("best", step, value, f"best {written(value)}", place),)
+    index, step, value = (max if direction == "max" else min)(known, key=lambda each: each[2])
+    return (Mark("best", step, value, f"best {written(value)}", index),)
 
 
 def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]]:

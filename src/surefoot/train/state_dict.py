@@ -71,14 +71,15 @@ def packed(whole: RunState, *, main: bool = True, **facts: Any) -> Checkpoint:
     for name, average in state.ema_models.items():
         average.refresh(state.models[name])
     models = {
-        file_name(kind, name): module_state.model_tensors(model, whole=main) for kind, name, model in models_of(state)
+        file_name(kind, name): module_state.model_tensors(model, include_unsharded=main)
+        for kind, name, model in models_of(state)
     }
     held = {file: each.tensors for file, each in models.items()}
     rows = {file: each.rows for file, each in models.items()}
     optimizer: dict[str, Any] = {}
     for name, trained in state.optimizers.items():
         file, names = file_name("optimizer", name), parameter_names(state.models[name])
-        held[file], optimizer[name], rows[file] = optimizer_tensors(trained.optimizer, names, whole=main)
+        held[file], optimizer[name], rows[file] = optimizer_tensors(trained.optimizer, names, include_unsharded=main)
     files, pieces = _divided(held, rows)
     if not main:
         return Checkpoint(state.step, {}, pieces=pieces)

@@ -88,8 +88,8 @@ def checked(path: Path) -> Files:
 def program_notes(path: Path) -> list[str]:
     """Notes on the program: it has changed since the run last began or continued."""
     with suppress(OSError, UnicodeDecodeError, ConfigError):
-        held = read_settings(path).program
-        file, digest = held.get("path"), held.get("sha256")
+        program = read_settings(path).program
+        file, digest = program.get("path"), program.get("sha256")
         if isinstance(file, str) and isinstance(digest, str) and user_code.digest(Path(file)) != digest:
             changed = "has changed since the run last began or went on: what is made again is made by it as it is now"
             return [f"{file} {changed if Path(file).is_file() else 'is not there any more'}"]
@@ -97,17 +97,17 @@ def program_notes(path: Path) -> list[str]:
 
 
 def _checkpoints(store: Store) -> tuple[dict[int, StoredStep], list[Problem]]:
-    found: dict[int, StoredStep] = {}
+    checkpoints: dict[int, StoredStep] = {}
     problems: list[Problem] = []
     for step, path in sorted(store.all()):
         wrong = wrong_in(path)
         try:
             if not wrong:
-                held = StoredStep(path, read_manifest(path), opened(path))
-                if held.found.saved and held.step == step:
-                    found.setdefault(step, held)
+                stored = StoredStep(path, read_manifest(path), opened(path))
+                if stored.found.saved and stored.step == step:
+                    checkpoints.setdefault(step, stored)
                     continue
-                wrong = [f"manifest.json: is that of step {held.step}"]
+                wrong = [f"manifest.json: is that of step {stored.step}"]
         except DamageError as error:
             wrong = [error.damage.problem]
         except CheckpointError as problem:
@@ -115,7 +115,7 @@ def _checkpoints(store: Store) -> tuple[dict[int, StoredStep], list[Problem]]:
         for line in wrong if path.is_dir() else ():  # else a run that goes on has let it go while it was read
             file = line.partition(":")[0]
             problems.append(Problem("damaged", f"checkpoint {path.name} is damaged: {line}", step=step, file=file))
-    return found, problems
+    return checkpoints, problems
 
 
 def _other_runs(checkpoints: Mapping[int, StoredStep]) -> list[Problem]:
@@ -144,8 +144,8 @@ def _other_scores(checkpoints: Mapping[int, StoredStep]) -> list[str]:
     return [
         f"split {name} held other data at step {step:,} than later: its scores are not comparable with those"
         for step, checkpoint in sorted(checkpoints.items())
-        for name, told in checkpoint.found.saved.splits.items()
-        if name in newest and newest[name] != told
+        for name, identity in checkpoint.found.saved.splits.items()
+        if name in newest and newest[name] != identity
     ][:1]
 
 
@@ -166,9 +166,9 @@ def _misplaced(checkpoints: Mapping[int, StoredStep], sessions: Sequence[Session
     if not sessions:
         return []
     problems = []
-    begun = iter([session["step"] for session in sessions])
+    session_steps = iter([session["step"] for session in sessions])
     resumed = (line.step for line in log.lines if line.kind == "resume")
-    lost = next((step for step in resumed if step not in begun), None)  # consumes: each in its order
+    lost = next((step for step in resumed if step not in session_steps), None)  # consumes: each in its order
     if lost is not None and not log.problems:
         problems.append(f"tells of no session that went on from step {lost}, and {FILE} does")
     for step, checkpoint in sorted(checkpoints.items()):
@@ -190,9 +190,9 @@ def _script(path: Path, newest: StoredStep) -> list[Problem]:
         return [Problem("damaged", "config.toml is missing or is no file of settings", file="config.toml")]
     if not settings.of_script:
         return []
-    found = differences(_comparable(settings.of_script), _comparable(newest.described))
+    lines = differences(_comparable(settings.of_script), _comparable(newest.described))
     what = f"config.toml is not of the run in {newest.path.name}"
-    return [Problem("inconsistent", f"{what}: {line}", file="config.toml") for line in found[:1]]
+    return [Problem("inconsistent", f"{what}: {line}", file="config.toml") for line in lines[:1]]
 
 
 def _comparable(described: Mapping[str, Any]) -> dict[str, Any]:

@@ -146,7 +146,7 @@ class Verdict:
             "WRONG": [problem.text for problem in self.problems],
             "why": list(self.hints),
         }
-        lines = [line for title, said in titles.items() if said for line in [title, *(f"  {each}" for each in said)]]
+        lines = [line for title, facts in titles.items() if facts for line in [title, *(f"  {each}" for each in facts)]]
         return "\n".join([*lines, self.sentence])
 
     def to_dict(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class Verdict:
         }
 
 
-def steps_in_words(steps: Sequence[int], *, most: int = 3) -> str:
+def steps_in_words(steps: Sequence[int], *, limit: int = 3) -> str:
     """Several steps as text.
 
     >>> steps_in_words([4]), steps_in_words([4, 8]), steps_in_words(list(range(9)))
@@ -187,7 +187,7 @@ def steps_in_words(steps: Sequence[int], *, most: int = 3) -> str:
     """
     if len(steps) == 1:
         return f"step {steps[0]:,}"
-    shown = [f"{step:,}" for step in steps]
-    if len(steps) > most + 1:
-        shown[most:] = [f"{len(steps) - most} more"]
-    return f"steps {', '.join(shown[:-1])} and {shown[-1]}"
+    words = [f"{step:,}" for step in steps]
+    if len(steps) > limit + 1:
+        words[limit:] = [f"{len(steps) - limit} more"]
+    return f"steps {', '.join(words[:-1])} and {words[-1]}"

@@ -90,8 +90,8 @@ def verify(
         verdict.proved.extend(line for outcome in outcomes for line in sentences.of_window(outcome))
         verdict.not_proved.extend(sentences.not_of_windows(outcomes, files, end=end, step_s=step_s))
     covered = sum(outcome.window.steps for outcome in outcomes if outcome.lost is None)
-    whole = bool(outcomes) and covered == end and end in files.checkpoints
-    return replace(verdict, outcomes=outcomes, hints=sentences.hints(outcomes, files.notes), whole=whole)
+    complete = bool(outcomes) and covered == end and end in files.checkpoints
+    return replace(verdict, outcomes=outcomes, hints=sentences.hints(outcomes, files.notes), whole=complete)
 
 
 def verify_files(files: Files, *, why: str, problem: DataError | None = None) -> Verdict:
