@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from surefoot.checkpoint.format import Checkpoint
-from surefoot.checkpoint.module_state import of_fixed_shape
+from surefoot.checkpoint.module_state import without_extra_state
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError
 
@@ -40,15 +40,15 @@ def average_weights(store: Store, count: int) -> Checkpoint:
     own = {name: newest.tensors(name) for name in newest.files if name.partition("-")[0] in ("model", "ema")}
     sums = {
         name: {
-            key: tensor.double() if tensor.is_floating_point() else tensor
-            for key, tensor in of_fixed_shape(tensors).items()
+            key: each.double() if each.is_floating_point() else each
+            for key, each in without_extra_state(tensors).items()
         }
         for name, tensors in own.items()
     }
     for step in steps[:-1]:
         checkpoint = store.at(step, only=own)
         for name in own:
-            _add(sums[name], of_fixed_shape(checkpoint.tensors(name)), step=step)
+            _add(sums[name], without_extra_state(checkpoint.tensors(name)), step=step)
     for name, totals in sums.items():
         own[name] |= {
             key: (total / count).to(own[name][key].dtype) for key, total in totals.items() if total.is_floating_point()

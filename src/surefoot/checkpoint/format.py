@@ -64,9 +64,7 @@ class Checkpoint:
 
     def tensors(self, file: str) -> dict[str, Tensor]:
         """All tensors of a file, in memory."""
-        return {
-            name: tensor.whole() if isinstance(tensor, Stored) else tensor for name, tensor in self.files[file].items()
-        }
+        return {name: each.load() if isinstance(each, Stored) else each for name, each in self.files[file].items()}
 
 
 @dataclass(frozen=True)
@@ -118,8 +116,9 @@ def write(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK, others:
     files = [f"{piece_file(name, rank, count)}.safetensors" for name in spread for rank in range(count)]
     if absent := [file for file in files if file not in entries]:
         raise CheckpointError(f"nobody has written {absent[0]}")
-    entries[STATE] = _put([memoryview(state)], directory / STATE, disk=disk)
-    _put([memoryview(to_bytes(Manifest(checkpoint.step, entries, checkpoint.log)))], directory / MANIFEST, disk=disk)
+    entries[STATE] = _write_file([memoryview(state)], directory / STATE, disk=disk)
+    manifest = to_bytes(Manifest(checkpoint.step, entries, checkpoint.log))
+    _write_file([memoryview(manifest)], directory / MANIFEST, disk=disk)
     disk.flush_directory(directory)
 
 
@@ -130,9 +129,9 @@ def write_tensors(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK)
     for name in dict.fromkeys([*checkpoint.files, *mine]):
         tensors = (checkpoint.tensors(name) if name in checkpoint.files else {}) | dict(mine.get(name, {}))
         file = (
-            f"{piece_file(name, pieces.place, pieces.count) if pieces and name in pieces.shapes else name}.safetensors"
+            f"{piece_file(name, pieces.rank, pieces.count) if pieces and name in pieces.shapes else name}.safetensors"
         )
-        entries[file] = _put(_file_of(file, tensors), directory / file, disk=disk)
+        entries[file] = _write_file(_file_of(file, tensors), directory / file, disk=disk)
     return entries
 
 
@@ -145,7 +144,7 @@ def size_bytes(checkpoint: Checkpoint) -> int:
     return sum(math.prod(each.shape) * each.dtype.itemsize + 256 + 6 * len(name) for name, each in named) + (1 << 20)
 
 
-def _put(data: Sequence[memoryview], path: Path, *, disk: Disk) -> tuple[int, str]:
+def _write_file(data: Sequence[memoryview], path: Path, *, disk: Disk) -> tuple[int, str]:
     """Write a file and flush it; its length and its hash, which is computed meanwhile."""
 
     def hash_of_all() -> str:

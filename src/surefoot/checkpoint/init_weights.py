@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.gpt2 import fitted_gpt2, is_gpt2_layout
 from surefoot.checkpoint.manifest import MANIFEST
-from surefoot.checkpoint.module_state import EXTRA, ModelState, Saved, give_back, live_state, taken
+from surefoot.checkpoint.module_state import EXTRA, ModelState, Saved, copy_into, live_state, read_rows
 from surefoot.checkpoint.reader import read, read_together
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.tensor_file import Stored
@@ -48,7 +48,7 @@ def load_initial_weights(models: Mapping[str, nn.Module], path: Path, *, world: 
                 filled[id(live[own])] = own, tensor
                 kind, label = ("loaded", own) if own == saved_name else ("renamed", f"{saved_name} -> {own}")
                 rows[kind].append((label, tensor))
-        give_back(model, ModelState(fitting, {}, {}), where=f"init from {path}", partial=True)()
+        copy_into(model, ModelState(fitting, {}, {}), where=f"init from {path}", partial=True)()
     rows["new"] = [entry for live in states.values() for entry in live.items() if id(entry[1]) not in filled]
     if not filled:
         names = [name for tensors in sources.values() for name in tensors]
@@ -59,7 +59,7 @@ def load_initial_weights(models: Mapping[str, nn.Module], path: Path, *, world: 
 
 
 def _equal(first: Tensor | Stored, second: Tensor | Stored) -> bool:
-    return first is second or torch.equal(taken(first, None), taken(second, None))
+    return first is second or torch.equal(read_rows(first, None), read_rows(second, None))
 
 
 def _sources(path: Path, models: Mapping[str, nn.Module], world: World) -> tuple[dict[str, Saved], str]:
@@ -67,7 +67,7 @@ def _sources(path: Path, models: Mapping[str, nn.Module], world: World) -> tuple
     if not path.exists():
         raise CheckpointError(f"no such file or directory: {path} (given as init)")
     if path.is_file() or (has_weights(path) and not (path / MANIFEST).exists()):
-        tensors = read_weights(path) if path.is_dir() else _of_file(path)
+        tensors = read_weights(path) if path.is_dir() else _read_file(path)
         if len(models) == 1:
             (only,) = models.values()
             if isinstance(only, GPT) and is_gpt2_layout(tensors):
@@ -76,7 +76,7 @@ def _sources(path: Path, models: Mapping[str, nn.Module], world: World) -> tuple
             return dict.fromkeys(models, tensors), str(path)
         names = {name: set(live_state(model)[0]) for name, model in models.items()}
         return {name: {key: tensors[key] for key in tensors if key in own} for name, own in names.items()}, str(path)
-    checkpoint, source = _checkpoint(path, world)
+    checkpoint, source = _read_checkpoint(path, world)
     sources: dict[str, Saved] = {}
     for name in models:
         trained, averaged = ("model", "ema") if name == "model" else (f"model-{name}", f"ema-{name}")
@@ -87,7 +87,7 @@ def _sources(path: Path, models: Mapping[str, nn.Module], world: World) -> tuple
     return sources, source
 
 
-def _of_file(file: Path) -> dict[str, Tensor]:
+def _read_file(file: Path) -> dict[str, Tensor]:
     try:
         return read_weights(file)
     except CheckpointError as problem:
@@ -96,7 +96,7 @@ def _of_file(file: Path) -> dict[str, Tensor]:
         ) from problem
 
 
-def _checkpoint(path: Path, world: World) -> tuple[Checkpoint, str]:
+def _read_checkpoint(path: Path, world: World) -> tuple[Checkpoint, str]:
     if (path / MANIFEST).exists():
         return read_together(path, world) if world.size > 1 else read(path), str(path)
     newest = Store(path / "checkpoints").newest_intact(world=world if world.size > 1 else None)
@@ -115,8 +115,7 @@ def _own_name(name: str, live: Mapping[str, Tensor]) -> str | None:
 
 
 def _row(kind: str, entries: list[tuple[str, Tensor | Stored]]) -> str:
-    names = ", ".join(name for name, _ in entries[:_NAMES]) + f", and {len(entries) - _NAMES} more" * (
-        len(entries) > _NAMES
-    )
+    more = f", and {len(entries) - _NAMES} more" * (len(entries) > _NAMES)
+    names = ", ".join(name for name, _ in entries[:_NAMES]) + more
     numbers = sum(tensor.shape.numel() for _, tensor in entries)
     return f"  {kind:<8}{len(entries):>5} tensors {numbers:>13,} numbers   {names}"

@@ -17,9 +17,9 @@ _PIECE = re.compile(r"(?P<name>.+)\.(?P<number>\d{5,})-of-(?P<count>\d{5,})")
 
 @dataclass(frozen=True)
 class Pieces:
-    """What one of `count` ranks holds of the tensors that lie over all of them; `place` counts from 0."""
+    """What one of `count` ranks holds of the tensors that lie over all of them; `rank` counts from 0."""
 
-    place: int
+    rank: int
     count: int
     shapes: Mapping[str, Mapping[str, tuple[int, ...]]]  # of whole tensors, by file and name
     files: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
@@ -45,9 +45,9 @@ def logical_name(file: str) -> str:
 
 
 def bounds(rows: int, rank: int, count: int) -> tuple[int, int]:
-    """The first of `rows` rows that lies at a place, and the one after the last.
+    """The first of `rows` rows that a rank holds, and the one after its last.
 
-    >>> [bounds(5, place, 4) for place in range(4)]
+    >>> [bounds(5, rank, 4) for rank in range(4)]
     [(0, 2), (2, 4), (4, 5), (5, 5)]
     """
     each = -(-rows // count)
@@ -58,9 +58,7 @@ def as_json(pieces: Pieces) -> dict[str, Any]:
     """What a checkpoint says of its pieces."""
     return {
         "pieces": pieces.count,
-        "shapes": {
-            file: {name: list(shape) for name, shape in shapes.items()} for file, shapes in pieces.shapes.items()
-        },
+        "shapes": {file: {name: list(shape) for name, shape in each.items()} for file, each in pieces.shapes.items()},
     }
 
 

@@ -31,7 +31,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any], /) -> object: ...
 
 
-def kept_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
+def pack_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
     """The user's own objects as tensors and JSON: nested state, a generator of torch, or anything `Stateful`."""
     tensors, plain = Named(), dict[str, Any]()
     for name, live in objects.items():
@@ -49,11 +49,11 @@ def kept_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
     return tensors, plain
 
 
-def restore_kept(live: Any, tensors: Mapping[str, Tensor], plain: Any, *, name: str) -> None:
+def restore_object(live: Any, tensors: Mapping[str, Tensor], plain: Any, *, name: str) -> None:
     """Put one of the user's objects back as it was, in place; `CheckpointError` if it would now save anything else."""
     try:
         _load_state(live, join_state(plain, tensors))
-        now_tensors, now = kept_state({name: live})
+        now_tensors, now = pack_state({name: live})
         wrong = first_difference(plain, now[name], tensors, now_tensors)
     except Exception as problem:
         wrong = f"{type(problem).__name__}: {first_line(problem)}"
@@ -68,7 +68,7 @@ def restore_kept(live: Any, tensors: Mapping[str, Tensor], plain: Any, *, name: 
 def split_state(path: str, value: Any, tensors: Named) -> Any:
     """`value` as JSON, with every tensor moved to `tensors` and named in its place."""
     if isinstance(value, Tensor):
-        tensors[path] = copied(value)
+        tensors[path] = host_copy(value)
         return {"tensor": path}
     if isinstance(value, dict):
         if wrong := [key for key in value if type(key) not in (str, int)]:
@@ -118,7 +118,7 @@ def first_difference(
     return next((f"{path} is not as it was" for path in unlike), None)
 
 
-def copied(tensor: Tensor) -> Tensor:
+def host_copy(tensor: Tensor) -> Tensor:
     """A contiguous copy on the host that later updates cannot reach."""
     wrapper: Any = tensor
     if is_traceable_wrapper_subclass(wrapper):
@@ -132,7 +132,7 @@ def _escaped(key: str | int) -> str:
 
 
 def _read(tensor: Tensor | Stored) -> Tensor:
-    return tensor.whole() if isinstance(tensor, Stored) else tensor.clone()
+    return tensor.load() if isinstance(tensor, Stored) else tensor.clone()
 
 
 def _load_state(live: Any, saved: Any) -> None:
@@ -153,10 +153,10 @@ def _load_state(live: Any, saved: Any) -> None:
             saved = state
         live.load_state_dict(saved)
     else:
-        _take_back(live, saved)
+        _restore_into(live, saved)
 
 
-def _take_back(live: Any, saved: Any) -> Any:
+def _restore_into(live: Any, saved: Any) -> Any:
     """`saved` in the tensors, dicts and lists that are there, so that whoever else holds one has it too; what takes the place."""
     if isinstance(live, Tensor) and isinstance(saved, Tensor):
         if (live.shape, live.dtype) != (saved.shape, saved.dtype):
@@ -165,12 +165,12 @@ def _take_back(live: Any, saved: Any) -> Any:
             live.copy_(saved)
         return live
     if isinstance(live, dict) and isinstance(saved, dict):
-        entries = {key: _take_back(live.get(key), each) for key, each in saved.items()}
+        entries = {key: _restore_into(live.get(key), each) for key, each in saved.items()}
         live.clear()
         live.update(entries)
         return live
     if isinstance(live, list | tuple) and isinstance(saved, list | tuple):
-        every = [_take_back(*pair) for pair in zip(live, saved, strict=False)] + list(saved[len(live) :])
+        every = [_restore_into(*pair) for pair in zip(live, saved, strict=False)] + list(saved[len(live) :])
         if isinstance(live, list):
             live[:] = every
             return live

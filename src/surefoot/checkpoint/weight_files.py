@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from surefoot.checkpoint.format import reason_of
-from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, bytes_of, laid_out
+from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, bytes_of, file_header
 from surefoot.config.paths import write_whole
 from surefoot.errors import CheckpointError
 
@@ -45,7 +45,7 @@ class Written:
         if not self.turned:
             yield from self.stored.chunks()
         else:
-            tensor = self.stored.whole()
+            tensor = self.stored.load()
             columns = max(1, CHUNK_BYTES // max(1, len(tensor) * tensor.element_size()))
             for start in range(0, tensor.shape[1], columns):
                 yield bytes_of(tensor[:, start : start + columns].t().contiguous())
@@ -72,9 +72,7 @@ def write_weights(
         groups[-1].append(tensor)
         filled += tensor.size_bytes
     count = len(groups)
-    files = (
-        [WEIGHTS] if count == 1 else [f"model-{number + 1:05d}-of-{count:05d}.safetensors" for number in range(count)]
-    )
+    files = [WEIGHTS] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name in [INDEX, *os.listdir(directory)]:
@@ -121,5 +119,5 @@ def has_weights(directory: Path) -> bool:
 def _write(group: Sequence[Written], path: Path, aliases: Mapping[str, str]) -> None:
     in_order = sorted(group, key=lambda tensor: -tensor.stored.dtype.itemsize)
     layout = {tensor.name: (tensor.stored.dtype, tensor.shape) for tensor in in_order}
-    begin = laid_out(layout, {"format": "pt", **{alias: name for alias, name in aliases.items() if name in layout}})
+    begin = file_header(layout, {"format": "pt", **{alias: name for alias, name in aliases.items() if name in layout}})
     write_whole(path, chain([begin], *(tensor.chunks() for tensor in in_order)))

@@ -47,13 +47,13 @@ class Writer:
         self.not_pruned: NotPrunedError | None = None  # of the last save, which is on disk all the same
         self.failure: CheckpointError | None = None  # of the last finished save, unless it succeeded
         self._thread: threading.Thread | None = None
-        self._begun = 0  # saves
+        self._save_count = 0
         self._hurried = threading.Event()
 
     def submit(self, checkpoint: Checkpoint, *, protected: Collection[int] = ()) -> None:
         """Begin to save, after the save in flight, and return. The tensors must not change any more."""
         self.wait()
-        self._begun += 1
+        self._save_count += 1
         thread = threading.Thread(
             target=self._save, args=(checkpoint, protected), name="surefoot-checkpoint", daemon=False
         )
@@ -80,7 +80,7 @@ class Writer:
             if self.mail is None:
                 self.store.save(checkpoint, protected=protected)
             else:
-                board = Board(self.mail, save=self._begun, hurried=self._hurried.is_set)
+                board = Board(self.mail, save=self._save_count, hurried=self._hurried.is_set)
                 if self.rank == 0:
                     save_leading(self.store, checkpoint, board, protected=protected)
                 else:
@@ -88,7 +88,7 @@ class Writer:
             self.saved, self.failure = step, None
         except Exception as problem:  # a bug must reach the caller too: nobody reads a thread's traceback
             del checkpoint
-            _let_go(problem)
+            _clear_tracebacks(problem)
             if isinstance(problem, NotPrunedError):
                 self.saved, self.failure, self.not_pruned = step, None, problem
             else:
@@ -137,35 +137,34 @@ class Writers:
     """The ranks besides rank 0 that write pieces, as rank 0 sees them (`format.Others`)."""
 
     def __init__(self, board: Board, store: Store, checkpoint: Checkpoint) -> None:
-        self.board, self.store, self.step, self.begun = board, store, checkpoint.step, False
-        self.awaited = list(
-            range(1, 1 if checkpoint.pieces is None else checkpoint.pieces.count)
-        )  # in the order of rows
+        self.board, self.store, self.step, self.started = board, store, checkpoint.step, False
+        # in the order of rows
+        self.awaited = list(range(1, 1 if checkpoint.pieces is None else checkpoint.pieces.count))
 
     def begin(self) -> None:
-        self.begun = True
+        self.started = True
         self.board.say("begin", {"step": self.step})
 
     def entries(self) -> Entries:
-        found, failed = Entries(), ""
+        merged, failed = Entries(), ""
         while self.awaited:
             rank = self.awaited.pop(0)
             report = self.board.heard(f"piece-{rank}", of=f"the rank of piece {rank + 1}")[1]
             with suppress(RuntimeError):  # nobody else will look for it
                 self.board.mail.delete_key(f"{self.board.save}/piece-{rank}")
-            found |= {file: (int(length), str(digest)) for file, (length, digest) in report["files"].items()}
+            merged |= {file: (int(length), str(digest)) for file, (length, digest) in report["files"].items()}
             failed = failed or report["failed"]
         if failed:
             raise CheckpointError(failed)
-        for file in found:
+        for file in merged:
             try:
                 self.store.disk.size(self.store.partial(self.step) / file)
             except OSError as problem:
-                raise CheckpointError(_apart(self.step, "rank 0", self.store.partial(self.step) / file)) from problem
-        return found
+                raise CheckpointError(_unseen(self.step, "rank 0", self.store.partial(self.step) / file)) from problem
+        return merged
 
     def abandon(self) -> None:
-        if self.begun:
+        if self.started:
             with suppress(CheckpointError):
                 self.entries()
 
@@ -186,7 +185,7 @@ def save_following(store: Store, checkpoint: Checkpoint, board: Board, *, rank: 
     pieces = checkpoint.pieces
     kind, message = board.heard(*(["begin"] if pieces is not None else []), "outcome", of="rank 0")
     if pieces is not None and kind == "begin":
-        board.say(f"piece-{pieces.place}", _written(store, checkpoint, leader_step=message["step"], rank=rank))
+        board.say(f"piece-{pieces.rank}", _write_pieces(store, checkpoint, leader_step=message["step"], rank=rank))
         message = board.heard("outcome", of="rank 0")[1]
     if "problem" in message:
         raise CheckpointError(message["problem"])
@@ -194,7 +193,7 @@ def save_following(store: Store, checkpoint: Checkpoint, board: Board, *, rank: 
         raise NotPrunedError(message["not_pruned"])
 
 
-def _written(store: Store, checkpoint: Checkpoint, *, leader_step: int, rank: int) -> dict[str, Any]:
+def _write_pieces(store: Store, checkpoint: Checkpoint, *, leader_step: int, rank: int) -> dict[str, Any]:
     """Write the pieces of a rank; what it reports."""
     step, where = checkpoint.step, f"rank {rank} on {socket.gethostname()}"
     try:
@@ -203,7 +202,7 @@ def _written(store: Store, checkpoint: Checkpoint, *, leader_step: int, rank: in
         store.guard()
         return {"files": write_tensors(checkpoint, directory=store.partial(step), disk=store.disk), "failed": ""}
     except FileNotFoundError as problem:
-        failed = _apart(step, where, problem.filename or store.partial(step))
+        failed = _unseen(step, where, problem.filename or store.partial(step))
     except OSError as problem:
         first, *more = str(store.not_saved(step, problem)).splitlines()
         failed = "\n".join([f"{first} ({where})", *more])
@@ -212,7 +211,7 @@ def _written(store: Store, checkpoint: Checkpoint, *, leader_step: int, rank: in
     return {"files": {}, "failed": failed}
 
 
-def _apart(step: int, where: str, path: Path | str) -> str:
+def _unseen(step: int, where: str, path: Path | str) -> str:
     return (
         f"step {step} is not saved: {where} does not see {path}\n"
         "  all ranks write into one directory: put --run-dir on a file system that every machine shares"
@@ -223,7 +222,7 @@ def _cut_off(problem: RuntimeError) -> CheckpointError:
     return CheckpointError(f"the ranks no longer hear of each other: {first_line(problem)}")
 
 
-def _let_go(problem: BaseException | None) -> None:
+def _clear_tracebacks(problem: BaseException | None) -> None:
     """Clear the frames that an exception remembers: or who keeps it keeps every tensor too."""
     while problem is not None:
         clear_frames(problem.__traceback__)

@@ -46,22 +46,22 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
     works = {gather_dtype: workload(parts, passed) for gather_dtype, passed in passes.items()}
     cases = [
         Case(name, chosen, works[chosen.gather_dtype], micro_batches, machine)
-        for name, chosen in others(own, node_size=machine.node_size).items()
+        for name, chosen in strategies_of(own, node_size=machine.node_size).items()
         if refused is None or chosen.kind != "fsdp"
     ]
-    mine = next(found for found in cases if found.strategy == own)
+    mine = next(case for case in cases if case.strategy == own)
     strategies = [*table(cases), *([] if refused is None else [first_line(refused)])]
-    found = [
+    all_sections = [
         Section("data", list(parts.settings.data_summary)),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("assumed", assumptions(machine, world=world)),
         Section("a step", step(parts, mine, passes[own.gather_dtype], tokens=tokens, note=note)),
-        Section(f"memory of a GPU, {mine.name}", held(parts, mine)),
-        Section(f"sent by each GPU in a step, {mine.name}", sent(mine) if world > 1 else []),
-        Section(f"time of a step, {mine.name}", times(mine, tokens=tokens)),
+        Section(f"memory of a GPU, {mine.name}", memory_lines(parts, mine)),
+        Section(f"sent by each GPU in a step, {mine.name}", traffic_lines(mine) if world > 1 else []),
+        Section(f"time of a step, {mine.name}", time_lines(mine, tokens=tokens)),
         Section("strategies", strategies if world > 1 else []),
     ]
-    return [section for section in found if section.lines]
+    return [section for section in all_sections if section.lines]
 
 
 def refusal(parts: RunComponents) -> ConfigError | None:
@@ -76,7 +76,7 @@ def refusal(parts: RunComponents) -> ConfigError | None:
     return None
 
 
-def others(own: Spread, *, node_size: int) -> dict[str, Spread]:
+def strategies_of(own: Spread, *, node_size: int) -> dict[str, Spread]:
     """The strategy of the run and those to compare it with, by name; replicas are of one node each, where there are several."""
     if own.kind == "none":
         return {"one process": own}
@@ -125,7 +125,7 @@ def step(parts: RunComponents, case: Case, passed: Pass, *, tokens: float | None
     ]
 
 
-def held(parts: RunComponents, case: Case) -> list[str]:
+def memory_lines(parts: RunComponents, case: Case) -> list[str]:
     """A line for each purpose that takes memory, and their sum against what there is."""
     memory = case.memory
     table = [(what, in_words(getattr(memory, name)), "") for name, what in _PURPOSES.items() if getattr(memory, name)]
@@ -138,7 +138,7 @@ def held(parts: RunComponents, case: Case) -> list[str]:
     return lines
 
 
-def sent(case: Case) -> list[str]:
+def traffic_lines(case: Case) -> list[str]:
     """The transfers beside each pass, how often they occur, and their sum."""
     shards, copies = case.strategy.shards, case.strategy.copies
     lines = []
@@ -155,7 +155,7 @@ def sent(case: Case) -> list[str]:
     return [*lines, f"{in_words(case.timing.sent_bytes)} in all, at {speeds}"]
 
 
-def times(case: Case, *, tokens: float | None) -> list[str]:
+def time_lines(case: Case, *, tokens: float | None) -> list[str]:
     """Seconds of computing and sending, and the batch size from which computing hides sending."""
     timing, world, samples = case.timing, case.strategy.world, case.timing.hidden_from
     hidden_s = timing.communication_s - timing.exposed_s

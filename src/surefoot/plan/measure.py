@@ -87,11 +87,8 @@ def evaluation_time(parts: RunComponents) -> list[str]:
     lines, often, end = [], evaluator.names(at_end=False), evaluator.names(at_end=True)
     if often:
         steps, due = parts.length.steps, parts.timetable.evaluate_due
-        counted_steps = min(steps, _LOOKED_AT)  # in a run of millions of steps it is about that
-        one_s, times = (
-            sum(took_s[name] for name in often),
-            round(sum(map(due, range(1, counted_steps + 1))) * steps / counted_steps),
-        )
+        known = min(steps, _LOOKED_AT)  # in a run of millions of steps it is about that
+        one_s, times = sum(took_s[name] for name in often), round(sum(map(due, range(1, known + 1))) * steps / known)
         lines.append(
             f"about {measured_time(one_s)} an evaluation of {', '.join(often)}, {measured_time(one_s * times)} for {times:,} of them"
             " (measured with a few batches)"

@@ -45,8 +45,8 @@ def dry_pass(parts: RunComponents, *, rows: int | None = None, weights_narrow: b
     for parameter in parts.state.parameters:
         parameter.grad = torch.empty_like(parameter)
     try:
-        casts = _leaves(_passed(parts, batch, narrow=narrow, casts={})[-1]) if weights_narrow else None
-        kept_bytes, max_bytes, forward, total, _ = _passed(parts, batch, narrow=narrow, casts=casts)
+        casts = _leaves(_count_pass(parts, batch, narrow=narrow, casts={})[-1]) if weights_narrow else None
+        kept_bytes, max_bytes, forward, total, _ = _count_pass(parts, batch, narrow=narrow, casts=casts)
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as problem:
         raise ConfigError(
             f"the model or its loss cannot be computed on paper: {first_line(problem)}\n"
@@ -81,7 +81,7 @@ class _Arithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _passed(
+def _count_pass(
     parts: RunComponents, batch: Any, *, narrow: torch.dtype | None, casts: dict[Tensor, Tensor] | None = None
 ) -> tuple[int, int, int, int, dict[Tensor, Tensor]]:
     assert parts.task.loss is not None
@@ -95,7 +95,7 @@ def _passed(
             storages.add(tensor.untyped_storage())
         return tensor
 
-    mode, counted = OnPaper(narrow, casts=casts), _Arithmetic()
+    mode, counted = MetaMode(narrow, casts=casts), _Arithmetic()
     with counted, peak(torch.device("meta")) as peak_memory, mode:
         with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
             result = parts.task.loss(parts.task.forward, batch)
@@ -152,7 +152,7 @@ _WIDE = _functions(  # in float32
 )
 
 
-class OnPaper(TorchFunctionMode):
+class MetaMode(TorchFunctionMode):
     """Torch functions called in its block act as on a GPU, under autocast to `narrow` unless that is None.
 
     `casts` are the weights in 16 bits, each made once while `keeping`, as autocast does until its block is left.

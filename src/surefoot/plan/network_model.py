@@ -117,8 +117,8 @@ def timing(work: Workload, strategy: Spread, machine: Machine, *, micro_batches:
     >>> from surefoot.plan.workload import Spread, Weight, Workload
     >>> work = Workload((), ((Weight((1024, 1024)),),) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1e9, 2e9), 1)
     >>> machine = Machine(1e12, 0.5, 10**9, bandwidth=1e9, node_bandwidth=1e10)
-    >>> found = timing(work, Spread("ddp", 8), machine, micro_batches=2)  # 28 MiB at 10 GB/s, beside one backward pass
-    >>> round(found.compute_s, 4), round(found.communication_s, 5), found.exposed_s
+    >>> step = timing(work, Spread("ddp", 8), machine, micro_batches=2)  # 28 MiB at 10 GB/s, beside one backward pass
+    >>> round(step.compute_s, 4), round(step.communication_s, 5), step.exposed_s
     (0.012, 0.00294, 0.0)
     >>> machine = Machine(1e12, 0.5, 10**9, bandwidth=1e9, node_bandwidth=1e10, node_size=1)
     >>> timing(work, Spread("ddp", 8), machine, micro_batches=2).hidden_from  # 29.4 ms, against 4 ms of a sample's backward pass

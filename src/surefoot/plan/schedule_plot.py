@@ -48,11 +48,11 @@ class Trace:
         return int(self.steps[index]), float(self.factors[index])
 
 
-def traced(schedules: Mapping[str, AnySchedule], length: Length) -> list[Trace]:
+def trace_schedules(schedules: Mapping[str, AnySchedule], length: Length) -> list[Trace]:
     """A trace of each schedule in a run of that length; one `ConfigError` names all schedules that do not fit.
 
     >>> from surefoot.schedules.lr_schedule import linear
-    >>> trace, = traced({"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1))
+    >>> trace, = trace_schedules({"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1))
     >>> trace.warmup, trace.peak, trace.lowest, round(trace.mean, 3)
     (2, (2, 1.0), (5, 0.25), 0.583)
     """
@@ -76,7 +76,7 @@ def table(traces: Sequence[Trace], *, rate: float | None = None) -> str:
     """The traces as text: a row each, as factors, or as rates where the base `rate` is known.
 
     >>> from surefoot.schedules.lr_schedule import linear
-    >>> print(table(traced({"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1)), rate=0.1))
+    >>> print(table(trace_schedules({"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1)), rate=0.1))
     schedule  warm-up ends         peak         lowest  mean factor
     linear          step 2  0.1, step 2  0.025, step 5        0.583
     """
@@ -113,10 +113,10 @@ def plot_schedules(
         raise ConfigError("no schedule to draw: give at least one, as {'cosine': surefoot.schedules.cosine('5%')}")
     planned_length = length if isinstance(length, Length) else steps_alone(length)
     named = {name: bound(each, ({"lr": rate or 1.0, "betas": (0.9, 0.999)},)) for name, each in schedules.items()}
-    return drawn(traced(named, planned_length), out=out, rate=rate)
+    return draw_traces(trace_schedules(named, planned_length), out=out, rate=rate)
 
 
-def drawn(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> list[Path]:
+def draw_traces(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> list[Path]:
     """Write the picture of traces that are there already; as `plot_schedules`."""
     path = local_path(out, setting="out")
     if path.suffix in (".png", ".svg"):

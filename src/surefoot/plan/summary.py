@@ -81,7 +81,7 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
     lines = []
     for name, trained in parts.state.optimizers.items():
         optimizer, names = trained.optimizer, parameter_names(parts.state.models[name])
-        names |= {held: held.called for held in trained.parameters if isinstance(held, Shard)}
+        names |= {shard: shard.called for shard in trained.parameters if isinstance(shard, Shard)}
         rates_differ = len({group["initial_lr"] for group in optimizer.param_groups}) > 1
         whose = "" if name == "model" else f" of {name}"
         lines.append(f"{type(optimizer).__name__}{whose}: a bad step is skipped {trained.skip.description}")
@@ -89,16 +89,16 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
         if parts.parallel.kind == "fsdp" and kind is not None:
             lines.append(f"  each rank updates its own rows, {kind.on_shards}")
         for index, group in enumerate(optimizer.param_groups):
-            members, which = [name_of(held, names) for held in group["params"]], ""
+            members, which = [name_of(each, names) for each in group["params"]], ""
             if "by" in group:  # parameters are divided between optimizers: which ones are whose
-                which = f", by {group['by']}: {_shown(members)}"
+                which = f", by {group['by']}: {_abbreviate(members)}"
             elif rates_differ:
                 which = f": {first_and_last(members)}"
             lines.append(
                 f"  group {index}: {counted(len(members), 'tensor')}, {_numbers(group['params']):,} numbers,"
                 f" lr {group['initial_lr']:g}, weight decay {group.get('weight_decay', 0):g}{which}"
             )
-        if frozen := {parameter: held for parameter, held in names.items() if not parameter.requires_grad}:
+        if frozen := {parameter: called for parameter, called in names.items() if not parameter.requires_grad}:
             which = first_and_last([*frozen.values()])
             lines.append(f"  frozen: {counted(len(frozen), 'tensor')}, {_numbers(frozen):,} numbers: {which}")
     return lines
@@ -172,10 +172,10 @@ def _directory(parts: RunComponents) -> list[str]:
     return [f"{path} holds this run at step {checkpoint.step:,}: train goes on from there"]
 
 
-def _shown(names: Iterable[str]) -> str:
+def _abbreviate(names: Iterable[str]) -> str:
     """All names; only the first and the last of equal ones in a row of blocks.
 
-    >>> _shown(["embedding.weight", "blocks.0.up.weight", "blocks.1.up.weight", "blocks.2.up.weight"])
+    >>> _abbreviate(["embedding.weight", "blocks.0.up.weight", "blocks.1.up.weight", "blocks.2.up.weight"])
     'embedding.weight, blocks.0-2.up.weight'
     """
     blocks = defaultdict[tuple[str, str], list[str]](list)

@@ -9,8 +9,8 @@ import torch
 from surefoot.checkpoint.format import Checkpoint, DamageError
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError
-from surefoot.replay.replay import tell_cost
-from surefoot.replay.rerun import execution, nearest
+from surefoot.replay.replay import report_cost
+from surefoot.replay.rerun import execution, nearest_checkpoint
 from surefoot.tracking.record import Record
 from surefoot.train.components import Components
 
@@ -101,10 +101,10 @@ def _in_stretch(
     """The first bad step before `until`, from the nearest checkpoint at or before step `first` on, and what is not finite."""
     if first >= until:
         return None
-    checkpoint, damaged = nearest(store, first)
+    checkpoint, damaged = nearest_checkpoint(store, first)
     while checkpoint.step > 0 and not weights_finite(checkpoint):
-        checkpoint, damaged = nearest(store, checkpoint.step - 1)
-    tell_cost(checkpoint.step, until, damaged, known, say)
+        checkpoint, damaged = nearest_checkpoint(store, checkpoint.step - 1)
+    report_cost(checkpoint.step, until, damaged, known, say)
     with execution(parts, checkpoint, records=known) as rerun:
         scale = rerun.parts.run_state.precision.loss_scale
         scale_before = None if scale is None else float(scale.scale)

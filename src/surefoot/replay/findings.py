@@ -219,20 +219,10 @@ def _parameters(look: Look) -> list[str]:
     head = ("gradient of, largest first", "shape", "norm", "share", "largest", "weights", "not finite")
     rows = list[tuple[str, ...]]()
     by_size = sorted(look.parameters, key=lambda each: -each.norm if math.isfinite(each.norm) else 0.0)
-    for parameter in sorted(by_size, key=lambda each: not each.nonfinite):
-        norm, largest, weight = (f"{value:.3g}" for value in (parameter.norm, parameter.largest, parameter.weight))
-        shape, bad = " x ".join(map(str, parameter.shape)), str(parameter.nonfinite or "-")
-        rows.append(
-            (
-                parameter.name,
-                shape,
-                norm,
-                "-" if parameter.share is None else f"{parameter.share:.0%}",
-                largest,
-                weight,
-                bad,
-            )
-        )
+    for each in sorted(by_size, key=lambda each: not each.nonfinite):
+        norm, largest, weight = (f"{value:.3g}" for value in (each.norm, each.largest, each.weight))
+        shape, bad = " x ".join(map(str, each.shape)), str(each.nonfinite or "-")
+        rows.append((each.name, shape, norm, "-" if each.share is None else f"{each.share:.0%}", largest, weight, bad))
     return _table(head, rows, "parameters")
 
 

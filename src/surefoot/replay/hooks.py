@@ -27,13 +27,13 @@ class Event:
     what: str
     name: str
     micro_batch: int
-    found: Tally
+    stats: Tally
     kind: str  # of the module
     rows: list[int] | None  # those that are not finite, where the tensor has a row for each sample
 
     @property
     def bad(self) -> bool:
-        return self.found.nonfinite > 0
+        return self.stats.nonfinite > 0
 
 
 class ModuleHooks:
@@ -44,14 +44,14 @@ class ModuleHooks:
         self.events: list[Event] = []
         self.of_modules: dict[str, OfModule] = {}
         self.losses: dict[int, tuple[float, float]] = {}  # of each micro-batch: what it counted, and its mean
-        self.place = -1  # the micro-batch that is being passed, by its place in the step
+        self.position = -1  # the micro-batch that is being passed, by its position in the step
         self.forward = False
         self.last: list[Tensor] = []  # what the module before has put out
 
     def first(self) -> Event | None:
         """The first event that is not finite; minus infinity that what follows has absorbed, as a softmax does a mask's, does not count."""
         bad = ((index, event) for index, event in enumerate(self.events) if event.bad)
-        return next((event for index, event in bad if not (event.found.only_minus and self._absorbed(index))), None)
+        return next((event for index, event in bad if not (event.stats.only_minus and self._absorbed(index))), None)
 
     def reached(self, micro_batch: int) -> str:
         """The first module with an output that is not finite in a micro-batch."""
@@ -85,9 +85,9 @@ class ModuleHooks:
         """The loss, which says where forward begins and ends, and what each micro-batch came to."""
 
         def watched_loss(model: Any, batch: Any) -> Any:
-            coming = range(self.place + 1, len(self.step.micro_batches))
-            self.place = next(position for position in coming if self.step.micro_batches[position].batch is batch)
-            micro_batch = self.step.micro_batches[self.place]
+            coming = range(self.position + 1, len(self.step.micro_batches))
+            self.position = next(position for position in coming if self.step.micro_batches[position].batch is batch)
+            micro_batch = self.step.micro_batches[self.position]
             self.forward, self.last = True, []
             try:
                 result = loss(model, batch)
@@ -127,13 +127,13 @@ class ModuleHooks:
     def _saw(self, what: str, name: str, tensor: Tensor, kind: str = "", *, only_bad: bool = False) -> Tally:
         stats = tally(tensor)
         if stats.nonfinite or not only_bad:
-            micro_batch = self.step.micro_batches[self.place]
+            micro_batch = self.step.micro_batches[self.position]
             bad = bad_rows(tensor, len(micro_batch.sample_ids)) if stats.nonfinite and what != "gradient" else None
             self.events.append(Event(what, name, micro_batch.index, stats, kind, bad))
         return stats
 
 
-def passed_under_glass(step: Step, loss: Loss) -> ModuleHooks:
+def trace_step(step: Step, loss: Loss) -> ModuleHooks:
     """Compute the gradients of a step with hooks on the plain models, and leave them in the parameters, without an update."""
     glass, task = ModuleHooks(step), step.task
     step.task = replace(task, forward=sole_or_all(step.state.models), ranks=Alone())

@@ -15,9 +15,9 @@ from surefoot.distributed.shards import holders, saved_state
 from surefoot.errors import ConfigError
 from surefoot.optim.clipping import gradient_norm
 from surefoot.replay.findings import First, Look, OfMicroBatch, OfParameter, OfSample
-from surefoot.replay.hooks import Event, ModuleHooks, parameters_of, passed_under_glass
+from surefoot.replay.hooks import Event, ModuleHooks, parameters_of, trace_step
 from surefoot.replay.per_sample import Probe
-from surefoot.replay.tensor_stats import Tally, bad_rows, in_words, named_tensors, tally, wide_norm
+from surefoot.replay.tensor_stats import Tally, bad_rows, describe_sample, named_tensors, tally, wide_norm
 from surefoot.train.loop import Step
 from surefoot.train.scratch import preserved
 
@@ -50,13 +50,11 @@ def look(
             'a step of models that FSDP shards cannot be looked at\n  build the run without it: --parallel none, or Run(parallel="none")'
         )
     share = max(1, (pieces or len(step.micro_batches)) // ranks)
-    rank_of = {
-        micro_batch.index: micro_batch.index // share if ranks > 1 else None for micro_batch in step.micro_batches
-    }
+    rank_of = {each.index: each.index // share if ranks > 1 else None for each in step.micro_batches}
     with preserved(state.models, loss, {}, with_weights=False) as put_back:
         before = _before(state.models)
         try:
-            hooks = passed_under_glass(step, loss)
+            hooks = trace_step(step, loss)
             assert step.loss is not None  # it was passed
             assert step.pending is not None
             scale, factor = step.task.precision.loss_scale, step.pending[1]
@@ -126,12 +124,8 @@ def _gradients(models: Mapping[str, nn.Module], factor: float) -> list[OfParamet
             stats, norm, shape = tally(parameter.grad), wide_norm(parameter.grad) * factor, tuple(parameter.shape)
             weight, largest = wide_norm(parameter), stats.largest * factor
             gradients.append(OfParameter(name, shape, weight, norm, largest, stats.nonfinite, None))
-    total = math.hypot(*(gradient.norm for gradient in gradients))
-    return (
-        [replace(gradient, share=(gradient.norm / total) ** 2) for gradient in gradients]
-        if 0 < total < math.inf
-        else gradients
-    )
+    total = math.hypot(*(each.norm for each in gradients))
+    return [replace(each, share=(each.norm / total) ** 2) for each in gradients] if 0 < total < math.inf else gradients
 
 
 def _first(
@@ -140,9 +134,9 @@ def _first(
     """The first value that was not finite, and its samples."""
     event = glass.first()
     if event is None:
-        largest = max(parameters, key=lambda held: held.norm, default=None)
+        largest = max(parameters, key=lambda each: each.norm, default=None)
         return None if largest is None else First("norm", largest.name)
-    micro_batch = next(held for held in step.micro_batches if held.index == event.micro_batch)
+    micro_batch = next(each for each in step.micro_batches if each.index == event.micro_batch)
     if (data := _in_data(micro_batch, event)) is not None:
         return replace(data, reaches=glass.reached(event.micro_batch))
     count, bad = len(micro_batch.sample_ids), event.rows
@@ -208,9 +202,9 @@ def _described(probe: Probe, row: int, describe: Describe | None) -> str | None:
         return None
     one = probe.batch([row])
     try:
-        return (describe or in_words)(one)
+        return (describe or describe_sample)(one)
     except Exception as problem:  # whatever it is: a page without these words is better than none
-        return f"{in_words(one)}\n(describe_fn failed: {type(problem).__name__}: {problem})"
+        return f"{describe_sample(one)}\n(describe_fn failed: {type(problem).__name__}: {problem})"
 
 
 def _notes(step: Step, samples: Sequence[OfSample]) -> list[str]:
@@ -221,8 +215,6 @@ def _notes(step: Step, samples: Sequence[OfSample]) -> list[str]:
         )
         and not passed,
         f"of {len(samples):,} samples {passed} were passed by themselves": 0 < passed < len(samples),
-        "micro-batches that count nothing are not passed": any(
-            micro_batch.count == 0 for micro_batch in step.micro_batches
-        ),
+        "micro-batches that count nothing are not passed": any(each.count == 0 for each in step.micro_batches),
     }
     return [note for note, holds in notes.items() if holds]

@@ -11,7 +11,7 @@ from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.replay.findings import WIDE, Look, json_values, sections
 from surefoot.replay.inspect_step import look
-from surefoot.replay.rerun import Execution, execution, nearest, refuse_own_steps
+from surefoot.replay.rerun import Execution, execution, nearest_checkpoint, refuse_own_steps
 from surefoot.tracking.format import counted, duration, number
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record
@@ -83,7 +83,7 @@ class Replay:
         }
 
 
-def replayed(
+def replay_step(
     parts: Components,
     step: int,
     *,
@@ -95,9 +95,9 @@ def replayed(
     notify = say or (lambda _: None)
     refuse_step(step, parts.length.steps, where=path)
     refuse_own_steps(parts, step=step)
-    checkpoint, damaged = nearest(Store(path / "checkpoints"), step)
+    checkpoint, damaged = nearest_checkpoint(Store(path / "checkpoints"), step)
     known = records_of(path)
-    tell_cost(checkpoint.step, step + 1, damaged, known, notify)
+    report_cost(checkpoint.step, step + 1, damaged, known, notify)
     with execution(parts, checkpoint, records=known) as rerun:
         for note in rerun.notes:
             notify(f"note: {note}")
@@ -140,7 +140,7 @@ def records_of(out: Path) -> list[Record]:
         return []
 
 
-def tell_cost(
+def report_cost(
     start: int, until: int, damaged: Sequence[Damage], known: Sequence[Record], say: Callable[[str], None]
 ) -> None:
     """Say how many steps to make from a checkpoint, about how long that takes by the records, and which later ones are damaged."""
@@ -177,7 +177,7 @@ def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) 
 def _logged(rerun: Execution, known: Sequence[Record], out: Path, step: int) -> Logged | None:
     """Make the step, and compare it with the run's own note; None if no record or checkpoint has a note of this step."""
     (finished,) = rerun.steps(step + 1)
-    record = next((held for held in known if held["kind"] == "train" and held["step"] == step + 1), None)
+    record = next((line for line in known if line["kind"] == "train" and line["step"] == step + 1), None)
     if record is not None and finished.window is not None:
         names = [name for name in ("loss", "grad_norm") if name in record and name in finished.window]
         return _logged_as("the record", names, record, finished.window)

@@ -33,7 +33,7 @@ class Numbers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Made:
+class FinishedStep:
     """A step that was made again; its tensors are on the device.
 
     `window` has the values of a record written after this step (loss, targets, norm over the steps since the one before), without
@@ -69,7 +69,7 @@ class Execution:
         """Steps made, those before the checkpoint among them."""
         return self.parts.state.step
 
-    def steps(self, until: int) -> Iterator[Made]:
+    def steps(self, until: int) -> Iterator[FinishedStep]:
         """Make steps until `until` are made in all, and yield each; work of the run's own loop between steps is not repeated."""
         parts, state = self.parts, self.parts.state
         if self.done >= until:
@@ -81,7 +81,7 @@ class Execution:
                 with explaining(step):
                     forward_backward(step)
                 update(step)
-                yield self.made(step)
+                yield self.finish_step(step)
 
     def next_step(self) -> Step:
         """The step that comes next, read and not made."""
@@ -89,19 +89,19 @@ class Execution:
             feed.start(self.done, stop=self.done + 1)
             return Step(self.done, feed.micro_batches(self.done), self.parts.task, self.parts.state)
 
-    def made(self, step: Step) -> Made:
+    def finish_step(self, step: Step) -> FinishedStep:
         """Count a step, and do the run's own work after it: the records' numbers, the plateau's rate."""
         run_state, state = self.parts.run_state, self.parts.state
         state.step += 1
         run_state.meter.add(step)
         self._steer()
         if not (self.done in self.logged if self.logged else self.parts.timetable.log_due(self.done)):
-            return Made(step)
+            return FinishedStep(step)
         begins = max((each for each in self.logged if each < self.done), default=0)
         whole_window = not self.logged or len(run_state.meter.rows) == self.done - begins
         values, skipped = run_state.meter.read()
         run_state.meter.saw(skipped, done=self.done)
-        return Made(step, values if whole_window else None)
+        return FinishedStep(step, values if whole_window else None)
 
     def _steer(self) -> None:
         """Lower the learning rates as the scores after this step have lowered them."""
@@ -160,10 +160,10 @@ def refuse_own_steps(parts: Components, *, step: int) -> None:
         )
 
 
-def unlike(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The conditions of equal bits that have changed, in words; empty if all are the same.
 
-    >>> unlike({"device": "cpu", "threads": 1}, {"device": "cpu", "threads": 4})
+    >>> describe_changes({"device": "cpu", "threads": 1}, {"device": "cpu", "threads": 4})
     'threads was 1, now 4'
     """
     changes = differences(then, now)
@@ -172,7 +172,7 @@ def unlike(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return "; ".join(changes)
 
 
-def nearest(store: Store, step: int) -> tuple[Checkpoint, list[Damage]]:
+def nearest_checkpoint(store: Store, step: int) -> tuple[Checkpoint, list[Damage]]:
     """The newest intact checkpoint of `step` steps or fewer, every byte checked, and damaged later ones; else `CheckpointError`."""
     if (newest := store.newest_intact(up_to=step)) is not None:
         return newest
@@ -202,6 +202,7 @@ def _notes(parts: Components, checkpoint: Checkpoint) -> list[str]:
     if then["ranks"] != now["ranks"] or then["parallel"] != now["parallel"]:
         ranks = counted(then["ranks"], "rank")
         notes.append(f"made by {ranks} ({then['parallel']}) and again by one process: equal to rounding")
-    if other := unlike({**then, "ranks": now["ranks"], "parallel": now["parallel"]}, now):  # of ranks all is said
+    # ranks are described already
+    if other := describe_changes({**then, "ranks": now["ranks"], "parallel": now["parallel"]}, now):
         notes.append(f"{other}: equal to rounding, and not bit for bit")
     return notes

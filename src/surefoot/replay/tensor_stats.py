@@ -68,8 +68,8 @@ class Tally:
 def tally(tensor: Tensor) -> Tally:
     """The numbers about one tensor of floating point; waits for the device.
 
-    >>> found = tally(torch.tensor([[1.0, -3.0], [0.0, math.nan]]))
-    >>> found.numbers, round(found.mean, 3), found.largest, found.zeros, found.nans
+    >>> stats = tally(torch.tensor([[1.0, -3.0], [0.0, math.nan]]))
+    >>> stats.numbers, round(stats.mean, 3), stats.largest, stats.zeros, stats.nans
     (4, -0.667, 3.0, 0.25, 1)
     """
     x = tensor.detach()
@@ -144,10 +144,10 @@ def named_tensors(batch: Any) -> list[tuple[str, Tensor]]:
     return [(f"batch{pytree.keystr(path)}", leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def in_words(batch: Any) -> str:
+def describe_sample(batch: Any) -> str:
     """A batch of one sample: the shapes of its tensors and their first values, a line each; of any data set.
 
-    >>> print(in_words((torch.tensor([[0.5, 2.0]]), torch.tensor([3]))))
+    >>> print(describe_sample((torch.tensor([[0.5, 2.0]]), torch.tensor([3]))))
     batch[0]  (2)  0.5, 2
     batch[1]  3
     """

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from surefoot.report.charts import written
-from surefoot.report.curves import Curve, smoothed
+from surefoot.report.charts import format_value
+from surefoot.report.curves import Curve, smooth
 from surefoot.report.series import ReportedRun
 
 State = Literal["running", "finished", "stopped", "diverged", "failed", "dead"]
@@ -76,7 +76,8 @@ def verdict(run: ReportedRun, state: State) -> str:
     recorded, main = run.recorded, headline(run)
     parts = [_how_it_ended(run, state)]
     if main is not None:
-        parts += _moved(main, recorded.scores.get(main.name) or recorded.train["loss"], running=state == "running")
+        curve = recorded.scores.get(main.name) or recorded.train["loss"]
+        parts += _describe_change(main, curve, running=state == "running")
     if recorded.skipped:
         parts.append(f"{recorded.skipped:,} step{'s' * (recorded.skipped != 1)} skipped")
     if not recorded.count:
@@ -91,7 +92,7 @@ def _how_it_ended(run: ReportedRun, state: State) -> str:
         case "finished":
             return f"finished: {run.recorded.last_step:,} steps"
         case "running":
-            return f"running: {step}" + (f", {written(left, 'seconds')} left" if left else "")
+            return f"running: {step}" + (f", {format_value(left, 'seconds')} left" if left else "")
         case "stopped":
             return event if event and " at step " in event else f"{event or 'stopped'} at {step}"
         case "diverged":
@@ -112,19 +113,20 @@ def _headline(name: str, curve: Curve, direction: str) -> Headline:
     return Headline(name, *curve.last, *best, "max" if direction == "max" else "min")
 
 
-def _moved(main: Headline, curve: Curve, *, running: bool) -> list[str]:
+def _describe_change(main: Headline, curve: Curve, *, running: bool) -> list[str]:
     assert curve.first is not None
     first_step, first = curve.first
     if first_step == main.last_step:
-        return [f"{main.name} {written(main.last)}"]
+        return [f"{main.name} {format_value(main.last)}"]
     if first == main.last and main.best == main.last:
-        return [f"{main.name} is {written(first)} as at step {first_step:,}"]
+        return [f"{main.name} is {format_value(first)} as at step {first_step:,}"]
     if first == main.last:
-        reached = f"reached {written(main.best)} at step {main.best_step:,}"
-        return [f"{main.name} {reached} and is {written(first)} again, as at step {first_step:,}"]
-    parts = [f"{main.name} {'fell' if main.last < first else 'rose'} from {written(first)} to {written(main.last)}"]
+        reached = f"reached {format_value(main.best)} at step {main.best_step:,}"
+        return [f"{main.name} {reached} and is {format_value(first)} again, as at step {first_step:,}"]
+    moved = "fell" if main.last < first else "rose"
+    parts = [f"{main.name} {moved} from {format_value(first)} to {format_value(main.last)}"]
     if not main.best_is_last and main.name != "training loss":
-        parts[0] += f" (best {written(main.best)} at step {main.best_step:,})"
+        parts[0] += f" (best {format_value(main.best)} at step {main.best_step:,})"
     if trend := _trend(main, curve):
         parts.append(f"{trend} {'now' if running else 'at the end'}")
     return parts
@@ -139,7 +141,7 @@ def _trend(main: Headline, curve: Curve) -> str:
     >>> _trend(_headline("val/loss", curve, "min"), curve)
     'still falling'
     """
-    points = smoothed(curve, width=0.03)
+    points = smooth(curve, width=0.03)
     if len(points) < 4:
         return ""
     steps, values = zip(*points, strict=True)

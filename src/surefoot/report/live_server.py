@@ -69,7 +69,7 @@ _HASH = b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
 _POLICY = f"{POLICY}; script-src 'sha256-{_HASH}'; connect-src 'self'"
 
 
-def served(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
+def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
     """A server of the page of some runs on the loopback interface. The caller calls `serve_forever`. Port 0: any free port."""
     if port > _LAST_PORT:
         raise ConfigError(

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from surefoot.report.charts import Chart, Line, Mark, Points, written
-from surefoot.report.curves import Curve, smoothed
+from surefoot.report.charts import Chart, Line, Mark, Points, format_value
+from surefoot.report.curves import Curve, smooth
 from surefoot.report.headline import headline
 from surefoot.report.series import ReportedRun
 
@@ -31,7 +31,7 @@ def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
         loss = train["loss"]
         if loss.count > _SMOOTHED:
             lines.append(Line("training", points_of(loss, stretches), faint=True, named=False))
-            lines.append(Line("training, smoothed", tuple(smoothed(loss))))
+            lines.append(Line("training, smoothed", tuple(smooth(loss))))
         else:
             lines.append(Line("training", points_of(loss, stretches), dots=loss.count < _DOTS))
         marks += _strange(loss, "training loss")
@@ -41,7 +41,7 @@ def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     main, best = headline(run), list[Mark]()
     if main is not None and main.name in losses:
         series = 1 + list(losses).index(main.name)
-        best.append(Mark("best", main.best_step, main.best, f"best {written(main.best)}", series))
+        best.append(Mark("best", main.best_step, main.best, f"best {format_value(main.best)}", series))
     charts = [Chart("loss", "Loss", tuple(lines), (*_events(run), *marks, *best), wide=True)]
     if max((line.points[-1][0] / max(1, line.points[0][0]) for line in lines if line.points), default=0) >= _LOG_X:
         positive = all(value > 0 for line in lines for _, value in line.points)
@@ -72,7 +72,7 @@ def _metric_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
         )
         marks = [mark for split, curve in splits.items() for mark in _strange(curve, f"{split}/{score}")]
         marks += [
-            Mark("best", main.best_step, main.best, f"best {written(main.best)}", index)
+            Mark("best", main.best_step, main.best, f"best {format_value(main.best)}", index)
             for index, split in enumerate(splits, 1)
             if main is not None and main.name == f"{split}/{score}"
         ]

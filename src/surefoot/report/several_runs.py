@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from surefoot.report import tables
-from surefoot.report.charts import Chart, Line, Mark, Points, written
-from surefoot.report.curves import Curve, smoothed
+from surefoot.report.charts import Chart, Line, Mark, Points, format_value
+from surefoot.report.curves import Curve, smooth
 from surefoot.report.headline import direction_of, headline
 from surefoot.report.run_charts import points_of
 from surefoot.report.series import ReportedRun
@@ -66,7 +66,7 @@ def overlaid_charts(
 ) -> list[Chart]:
     """Charts of training loss, each metric, learning rate, gradient norm and speed, with one line per run."""
     trained = [run.recorded.train for run in runs]
-    losses = [tuple(smoothed(train.get("loss", Curve()))) for train in trained]
+    losses = [tuple(smooth(train.get("loss", Curve()))) for train in trained]
     charts = [Chart("loss", "Training loss, smoothed", _lines(labels, losses), wide=True)]
     for name in metric_names:
         curves = [run.recorded.scores.get(name, Curve()) for run in runs]
@@ -95,7 +95,7 @@ def _best_of_all(curves: Sequence[Curve], direction: str) -> tuple[Mark, ...]:
     if not known:
         return ()
     index, step, value = (max if direction == "max" else min)(known, key=lambda each: each[2])
-    return (Mark("best", step, value, f"best {written(value)}", index),)
+    return (Mark("best", step, value, f"best {format_value(value)}", index),)
 
 
 def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]]:
@@ -109,7 +109,8 @@ def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]
         if best is None or curve.last is None:
             cells.append(("\u2013", "", False))
         else:
-            cells.append((written(best[1]), "" if curve.last[1] == best[1] else f"at {best[0]:,}", best[1] == winner))
+            when = "" if curve.last[1] == best[1] else f"at {best[0]:,}"
+            cells.append((format_value(best[1]), when, best[1] == winner))
     return cells
 
 
@@ -126,4 +127,4 @@ def _verdict(labels: Sequence[str], runs: Sequence[ReportedRun]) -> str:
     ]
     value, label = (max if first.direction == "max" else min)(known, key=lambda pair: pair[0])
     rest = "" if len(known) == len(runs) else f" ({len(known)} of {len(runs)} runs have it)"
-    return f"{label} has the best {first.name}, {written(value)}{rest}"
+    return f"{label} has the best {first.name}, {format_value(value)}{rest}"

@@ -1,6 +1,6 @@
 """Compare saved values with recomputed ones: the numbers of a record, and every tensor of a checkpoint.
 
-On the machine of the run, equal means every bit; elsewhere floating-point numbers may differ by rounding (`judged`).
+On the machine of the run, equal means every bit; elsewhere floating-point numbers may differ by rounding (`rescale`).
 """
 
 import math
@@ -72,7 +72,7 @@ def tensors(saved: Checkpoint, computed: Checkpoint, *, exact: bool, without: tu
     for name in _OF_STATE_JSON if exact else ():
         a, b = (checkpoint.state.get(name) for checkpoint in (saved, computed))
         if name == "param_groups":
-            a, b = _without_rates(a), _without_rates(b)
+            a, b = _without_learning_rates(a), _without_learning_rates(b)
         if a != b and not name.startswith(without):
             differences.append(Difference(f"state.json, {name}", math.inf, *_first_unlike(a, b)))
     return differences
@@ -129,11 +129,11 @@ def _absent(where: str, *, saved: bool) -> Difference:
     return Difference(where, math.inf, "there" if saved else "absent", "absent" if saved else "there")
 
 
-def _without_rates(nested: Any) -> Any:
+def _without_learning_rates(nested: Any) -> Any:
     """Nested values without the learning rates of the step: the schedule sets them anew, from `initial_lr`."""
     if isinstance(nested, dict):
-        return {name: _without_rates(each) for name, each in nested.items() if name != "lr"}
-    return [_without_rates(each) for each in nested] if isinstance(nested, list) else nested
+        return {name: _without_learning_rates(each) for name, each in nested.items() if name != "lr"}
+    return [_without_learning_rates(each) for each in nested] if isinstance(nested, list) else nested
 
 
 def _first_unlike(saved: Any, computed: Any) -> tuple[str, str]:
@@ -144,7 +144,7 @@ def _first_unlike(saved: Any, computed: Any) -> tuple[str, str]:
     return repr(saved)[:80], repr(computed)[:80]
 
 
-def judged(
+def rescale(
     saved: Checkpoint, computed: Checkpoint, differences: Iterable[Difference], buffers: Collection[str]
 ) -> list[Difference]:
     """The same differences, each relative to the size of its kind, and one more for each kind as a group.
@@ -166,7 +166,7 @@ def judged(
         kind = file, _kind(file, name, buffers)
         apart = (a.double() - b.double()).abs()
         apart[a.isnan() & b.isnan()] = 0.0
-        own = apart.nan_to_num(nan=math.inf)[~_driven(saved, file, name, a, size)]
+        own = apart.nan_to_num(nan=math.inf)[~_is_noise(saved, file, name, a, size)]
         distance = float(own.max()) if own.numel() else 0.0
         scale = float(a[a.isfinite()].double().abs().max()) if bool(a.isfinite().any()) else 0.0
         scale = max(scale, size(*kind)) if file.startswith("optimizer") else scale
@@ -175,9 +175,8 @@ def judged(
         largest_of[kind] = max(largest_of.get(kind, difference), difference, key=lambda each: each.relative)
     for kind, difference in largest_of.items():
         relative = _ratio(*_together(saved, computed, *kind, buffers)[::-1])
-        rescaled.append(
-            replace(difference, relative=relative, more=f"with all others of its kind {relative:.2g} apart")
-        )
+        more = f"with all others of its kind {relative:.2g} apart"
+        rescaled.append(replace(difference, relative=relative, more=more))
     return rescaled
 
 
@@ -209,22 +208,17 @@ def _together(
     return math.sqrt(squares / max(count, 1)), math.sqrt(apart / max(count, 1))
 
 
-def _driven(saved: Checkpoint, file: str, name: str, weight: Tensor, size: Callable[[str, str], float]) -> Tensor:
+def _is_noise(saved: Checkpoint, file: str, name: str, weight: Tensor, size: Callable[[str, str], float]) -> Tensor:
     """Which entries of a weight go where rounding takes them: those whose optimizer state is small against `size`, its kind's."""
     kind, _, model = file.partition("-")
     state = f"optimizer-{model}" if model else "optimizer"
     small = []
     for key in saved.files.get(state, ()) if kind in ("model", "ema") else ():
         parameter, _, entry = key.rpartition("/")
-        state_tensor = _read(saved, state, key) if parameter == name else None
-        if (
-            state_tensor is None
-            or state_tensor.shape != weight.shape
-            or not state_tensor.is_floating_point()
-            or not weight.ndim
-        ):
+        moment = _read(saved, state, key) if parameter == name else None
+        if moment is None or moment.shape != weight.shape or not moment.is_floating_point() or not weight.ndim:
             continue
-        small.append(state_tensor.abs() <= _NOISE * size(state, entry))
+        small.append(moment.abs() <= _NOISE * size(state, entry))
     return torch.stack(small).all(dim=0) if small else torch.zeros_like(weight, dtype=torch.bool)
 
 
@@ -238,4 +232,4 @@ def _comparable(saved: Checkpoint, computed: Checkpoint, file: str, name: str) -
 
 def _read(checkpoint: Checkpoint, file: str, name: str) -> Tensor | None:
     tensor = checkpoint.files.get(file, {}).get(name)
-    return tensor.whole() if isinstance(tensor, Stored) else tensor
+    return tensor.load() if isinstance(tensor, Stored) else tensor

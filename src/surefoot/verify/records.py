@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from surefoot.replay.rerun import unlike
+from surefoot.replay.rerun import describe_changes
 from surefoot.run.components import RunComponents
 from surefoot.tracking.record import PHASES, Record
 from surefoot.train.patience import EarlyStopping, Watch
@@ -53,16 +53,12 @@ def times(log: Log, checkpoint: StoredStep) -> list[Problem]:
     if checkpoint.manifest.log is None or not has_times(log, checkpoint):
         return []
     lines = log.up_to(checkpoint.manifest.log[0])
-    clock = checkpoint.found.saved.clock
+    clock = checkpoint.state.clock
     for phase in PHASES:
         clock_s, data_wait_s = (float(clock[name].get(phase, "0")) for name in ("total_s", "window_s"))
         added_s, max_s = (
-            data_wait_s
-            + math.fsum(_number(line.record, f"{phase}_s") for line in counted_lines if line.kind == "train")
-            for counted_lines in (
-                curve(lines),
-                lines,
-            )  # one that had diverged goes on with a clock that has counted all of it
+            data_wait_s + math.fsum(_number(line.record, f"{phase}_s") for line in counted if line.kind == "train")
+            for counted in (curve(lines), lines)  # after a divergence the clock has counted all lines
         )
         close = any(math.isclose(clock_s, each_s, rel_tol=1e-6, abs_tol=1e-6) for each_s in (added_s, max_s))
         if not close and not added_s < clock_s < max_s:
@@ -78,13 +74,13 @@ def has_times(log: Log, checkpoint: StoredStep) -> bool:
 
 def has_best(checkpoint: StoredStep) -> bool:
     """Whether the best metric of a checkpoint can be compared: a metric may be monitored from any session on."""
-    early, monitor = checkpoint.described.get("early_stopping"), checkpoint.found.saved.monitor
+    early, monitor = checkpoint.state.identity.get("early_stopping"), checkpoint.state.monitor
     return early is not None and monitor is not None and checkpoint.manifest.log is not None
 
 
-def watched(log: Log, checkpoint: StoredStep) -> list[Problem]:
+def best_metric(log: Log, checkpoint: StoredStep) -> list[Problem]:
     """The best metric of a checkpoint, and its age in evaluations, must follow from the recorded metrics."""
-    early, saved = checkpoint.described.get("early_stopping"), checkpoint.found.saved.monitor
+    early, saved = checkpoint.state.identity.get("early_stopping"), checkpoint.state.monitor
     if early is None or saved is None or checkpoint.manifest.log is None:
         return []
     watch = Watch(early["monitor"], EarlyStopping(**early))
@@ -138,14 +134,13 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     if 0 not in files.checkpoints or parts.state.step:
         return
     start = files.checkpoints[0]
-    if (init := start.described["init_from"]) is not None:
+    if (init := start.state.identity["init_from"]) is not None:
         verdict.not_proved.append(f"the weights of step 0: they came from {init}, and are taken as they are saved")
         return
-    then = start.found.saved.machine
-    other = unlike(then, parts.machine() | {"threads": then["threads"]})  # no weight is drawn by several
-    differing = [
-        each for each in tensors(start.found, parts.packed(), exact=False) if each.file.partition("-")[0] == "model"
-    ]
+    then = start.state.machine
+    other = describe_changes(then, parts.machine() | {"threads": then["threads"]})  # no weight is drawn by several
+    unequal = tensors(start.checkpoint, parts.packed(), exact=False)
+    differing = [each for each in unequal if each.file.partition("-")[0] == "model"]
     changed = [
         as_problem(each, step=0, what=start.path.name)
         for each in differing
@@ -159,7 +154,7 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     elif changed:
         verdict.problems.extend(changed)
     else:
-        verdict.proved.append(f"step 0: the weights are those that seed {start.described['seed']} builds")
+        verdict.proved.append(f"step 0: the weights are those that seed {start.state.identity['seed']} builds")
 
 
 def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[Problem]:

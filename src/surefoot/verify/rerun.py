@@ -9,12 +9,12 @@ import torch
 
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.errors import CheckpointError, first_line
-from surefoot.replay.rerun import Execution, Made, execution, unlike
+from surefoot.replay.rerun import Execution, FinishedStep, describe_changes, execution
 from surefoot.run import periodic
 from surefoot.run.components import RunComponents
 from surefoot.tracking.record import OWN
 from surefoot.train.meter import derived
-from surefoot.verify.compare import judged, numbers, tensors
+from surefoot.verify.compare import numbers, rescale, tensors
 from surefoot.verify.files import Files, StoredStep
 from surefoot.verify.metrics_log import FILE, curve
 from surefoot.verify.records import shortened
@@ -23,7 +23,7 @@ from surefoot.verify.verdict import Difference, Outcome, Problem, Window, as_pro
 STEPS, WINDOWS = 100, 5  # where nobody says otherwise
 
 
-def planned(
+def plan_windows(
     starts: Sequence[int], points: Sequence[int], *, steps: int | None, windows: int, seed: int | None = None
 ) -> list[Window]:
     """At most `windows` windows of about `steps` steps; if `steps` is None, one of all steps after the first checkpoint.
@@ -32,9 +32,9 @@ def planned(
     or a checkpoint. A window ends at the last point within `steps` of its start, or else at the next one. No two overlap; the
     first and the last possible are among them and the others lie evenly between, or all are drawn with `seed`.
 
-    >>> planned([0, 80, 90, 100], range(10, 101, 10), steps=20, windows=2)
+    >>> plan_windows([0, 80, 90, 100], range(10, 101, 10), steps=20, windows=2)
     [Window(start=0, stop=20), Window(start=80, stop=100)]
-    >>> planned([0, 80], [10, 80, 85], steps=None, windows=5)
+    >>> plan_windows([0, 80], [10, 80, 85], steps=None, windows=5)
     [Window(start=0, stop=85)]
     """
     usable = [start for start in sorted(starts) if any(point > start for point in points)]
@@ -42,7 +42,7 @@ def planned(
         return []
     if steps is None:
         return [Window(usable[0], max(points))]
-    possible = _apart([_from(start, points, steps) for start in usable], end=max(points))
+    possible = _without_overlap([_from(start, points, steps) for start in usable], end=max(points))
     if len(possible) <= windows:
         return possible
     if seed is not None:
@@ -78,7 +78,7 @@ def _from(start: int, points: Sequence[int], steps: int) -> Window:
     return Window(start, max((point for point in later if point <= start + steps), default=min(later)))
 
 
-def _apart(possible: Sequence[Window], *, end: int) -> list[Window]:
+def _without_overlap(possible: Sequence[Window], *, end: int) -> list[Window]:
     """Drop windows that overlap others: the last one stays, then the others from the first on."""
     last = next((window for window in possible if window.stop == end), possible[-1])
     separate: list[Window] = []
@@ -88,27 +88,27 @@ def _apart(possible: Sequence[Window], *, end: int) -> list[Window]:
     return [*separate, last]
 
 
-def made_again(
+def replay_window(
     parts: RunComponents, files: Files, window: Window, *, tolerance: float, watch: Callable[[], None]
 ) -> Outcome:
     """Make the steps of a window again and compare every record and checkpoint on the way with what came out.
 
     If a checkpoint differs, the steps continue from the computed state; if the next one differs too, from the saved one.
     """
-    remaking = _Remaking(parts, files, window, tolerance=tolerance, watch=watch)
+    replay = _WindowReplay(parts, files, window, tolerance=tolerance, watch=watch)
     start: StoredStep | None = files.checkpoints[window.start]
     while start is not None and start.step < window.stop:
         try:
-            start = remaking.made_from(start)
+            start = replay.replay_from(start)
         except CheckpointError as problem:
             if all(checkpoint.path.is_dir() for checkpoint in files.checkpoints.values()):
                 raise
-            remaking.outcome.lost = first_line(problem)
+            replay.outcome.lost = first_line(problem)
             break
-    return remaking.outcome
+    return replay.outcome
 
 
-class _Remaking:
+class _WindowReplay:
     """The results of a window so far."""
 
     def __init__(
@@ -122,10 +122,10 @@ class _Remaking:
         self.outcome = Outcome(window, exact=True)
         self.astray = False  # whether the last checkpoint differed
 
-    def made_from(self, start: StoredStep) -> StoredStep | None:
+    def replay_from(self, start: StoredStep) -> StoredStep | None:
         """Make steps from a checkpoint; returns the saved checkpoint to continue from, None at the end."""
-        with execution(self.parts, start.found, records=[line.record for line in self.files.log.curve]) as stand:
-            self._on(stand, start.step, start.found)
+        with execution(self.parts, start.checkpoint, records=[line.record for line in self.files.log.curve]) as stand:
+            self._on(stand, start.step, start.checkpoint)
             for finished in stand.steps(self.window.stop):
                 self.outcome.loss_counts |= isinstance(finished.step.target_count, torch.Tensor)
                 self._record(finished, stand)
@@ -133,7 +133,7 @@ class _Remaking:
                 checkpoint = self.files.checkpoints.get(stand.done)
                 if checkpoint is not None and not self._checkpoint(checkpoint, stand):
                     return checkpoint
-                self._on(stand, stand.done, start.found)
+                self._on(stand, stand.done, start.checkpoint)
         return None
 
     def _on(self, stand: Execution, step: int, otherwise: Checkpoint) -> None:
@@ -143,10 +143,10 @@ class _Remaking:
         machine = self.files.machine_of(step, otherwise=otherwise)
         if stand.parts.device.type == "cpu":
             torch.set_num_threads(int(machine.get("threads", torch.get_num_threads())))
-        if other := unlike(machine, stand.parts.machine()):
+        if other := describe_changes(machine, stand.parts.machine()):
             self.outcome.exact, self.outcome.unlike = False, self.outcome.unlike or other
 
-    def _record(self, finished: Made, stand: Execution) -> None:
+    def _record(self, finished: FinishedStep, stand: Execution) -> None:
         outcome, step = self.outcome, finished.index + 1
         outcome.met_records += step in self.lines
         if step not in self.lines or finished.window is None:  # of steps before the checkpoint, which it does not hold
@@ -176,11 +176,11 @@ class _Remaking:
         outcome, step = self.outcome, checkpoint.step
         cleared = self._cleared(checkpoint, stand)
         now = stand.parts.packed()
-        differences = tensors(checkpoint.found, now, exact=outcome.exact, without=cleared)
+        differences = tensors(checkpoint.checkpoint, now, exact=outcome.exact, without=cleared)
         if not outcome.exact:
             buffers = {name for model in stand.parts.state.models.values() for name, _ in model.named_buffers()}
-            differences = judged(checkpoint.found, now, differences, buffers=buffers)
-        outcome.kept |= bool(checkpoint.found.saved.user_state)
+            differences = rescale(checkpoint.checkpoint, now, differences, buffers=buffers)
+        outcome.has_user_state |= bool(checkpoint.state.user_state)
         wrong = self._beyond(differences, checkpoint.path.name, "tensors")
         outcome.checkpoints += [] if wrong else [step]
         outcome.problems += _of_checkpoint(wrong, checkpoint)
@@ -195,7 +195,7 @@ class _Remaking:
         if any(line.kind == "train" and line.step > checkpoint.step for line in before):
             return "meter/", "skipped_in_a_row"  # of the last good step: later ones were on record, and not applied
         latched = periodic.latched(stand.parts.state, stand.parts.settings.max_bad_steps)
-        return ("bad_in_a_row/", "skipped_in_a_row") if latched and not checkpoint.found.saved.skipped_in_a_row else ()
+        return ("bad_in_a_row/", "skipped_in_a_row") if latched and not checkpoint.state.skipped_in_a_row else ()
 
     def _beyond(self, differences: list[Difference], what: str, kind: str) -> list[Difference]:
         """The differences that rounding does not explain; the largest of the others is remembered."""

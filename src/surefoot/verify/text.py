@@ -91,7 +91,7 @@ def not_of_windows(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
         > 0,
         f"{', '.join(unknown)} in the records: logged by a loop's own body, which cannot be done again": bool(unknown),
         "what was given to run.register_state: a loop's own body changes it, which cannot be done again": any(
-            outcome.kept for outcome in outcomes
+            outcome.has_user_state for outcome in outcomes
         ),
         f"{', '.join(others)}: not computed again{_EVALUATE if 'eval' in kinds else ''}": bool(others),
     }

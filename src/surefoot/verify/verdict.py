@@ -92,7 +92,7 @@ class Outcome:
     largest: dict[str, Difference] = field(default_factory=dict)  # "records", "tensors"
     unknown: set[str] = field(default_factory=set)
     loss_counts: bool = False  # its targets itself: how many a step has is known only when it is made
-    kept: bool = False  # a checkpoint holds objects of the user's, which were not compared
+    has_user_state: bool = False  # a checkpoint holds objects of the user's, which were not compared
     lost: str | None = None  # why it ended early: a checkpoint that a run which goes on has let go
 
 
