@@ -153,8 +153,13 @@ PARTS = (
         "Rate",
         "The schedule is a function of the step's number; each parameter group has its own base rate.",
         (
-            Line("rate = task.factors(step.index)", lambda seen: f"factor {short(seen['rate'])}"),
-            Line('group["lr"] = group["initial_lr"] * rate', lambda seen: f"rate {short(seen['group']['lr'])}"),
+            Line(
+                "trained.set_rate(task.factors(step.index)",
+                lambda seen: (
+                    f"factor {short(seen['task'].factors(seen['step'].index))},"
+                    f" rate {short(seen['trained'].optimizer.param_groups[0]['lr'])}"
+                ),
+            ),
         ),
     ),
     Part(
