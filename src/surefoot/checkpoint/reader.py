@@ -210,17 +210,17 @@ def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] 
     spread, count = ({}, 1) if pieces is None else (pieces.shapes, pieces.count)
     names = [logical_name(file) if logical_name(file) in spread else file for file in there]
     pieces_of = {name: [piece_file(name, rank, count) for rank in range(count)] for name in spread}
-    files_of = {name: pieces_of.get(name, [name]) for name in names}
-    if absent := [name for name in only or () if name not in files_of]:
+    by_name = {name: pieces_of.get(name, [name]) for name in names}
+    if absent := [name for name in only or () if name not in by_name]:
         raise CheckpointError(
-            f"checkpoint {source.directory.name} has no tensors {absent[0]!r}; it has: {', '.join(sorted(files_of)) or 'none'}\n"
+            f"checkpoint {source.directory.name} has no tensors {absent[0]!r}; it has: {', '.join(sorted(by_name)) or 'none'}\n"
             f"  {source.directory}"
         )
-    if lost := [name for name in spread if any(file not in there for file in files_of.get(name, [name]))]:
+    if lost := [name for name in spread if any(file not in there for file in by_name.get(name, [name]))]:
         raise DamageError(source.directory, f"{MANIFEST}: lacks a piece of {lost[0]}")
     return {
         name: [f"{file}.safetensors" for file in files]
-        for name, files in files_of.items()
+        for name, files in by_name.items()
         if only is None or name in only
     }
 

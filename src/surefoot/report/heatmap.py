@@ -94,7 +94,7 @@ def _png(cells: Sequence[Sequence[int]]) -> bytes:
 def grouped(names: Sequence[str], *, limit: int = ROWS) -> dict[str, list[str]]:
     """Group parameters by their modules, as deep as at most `limit` groups allow; the order stays.
 
-    >>> grouped(["a.0.weight", "a.0.bias", "a.1.weight", "head"], most=3)
+    >>> grouped(["a.0.weight", "a.0.bias", "a.1.weight", "head"], limit=3)
     {'a.0': ['a.0.weight', 'a.0.bias'], 'a.1': ['a.1.weight'], 'head': ['head']}
     """
     groups: dict[str, list[str]] = {}

@@ -95,7 +95,7 @@ def summary(chart: Chart) -> str:
     return f"{chart.title}. {'; '.join(sentences)}"
 
 
-def line_coordinates(line: Line, horizontal: Axis, vertical: Axis) -> list[tuple[int, int]]:
+def coordinates(line: Line, horizontal: Axis, vertical: Axis) -> list[tuple[int, int]]:
     """The coordinates of a line's points in the stretched picture; repeated points are dropped."""
     points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
     pixels = [(round(_WIDTH * horizontal.position(x)), round(_HEIGHT * (1 - vertical.position(y)))) for x, y in points]
@@ -234,7 +234,7 @@ def _render(name: str, common: dict[str, Any], parts: Iterable[dict[str, Any]]) 
     """The page with the first of `parts` that is small enough, else with the last."""
     page, written_at = b"", time.strftime("%Y-%m-%d %H:%M:%S %z")
     for fitted in parts:
-        text = environment().get_template(name).render(**common, **fitted, made=written_at)
+        text = environment().get_template(name).render(**common, **fitted, written_at=written_at)
         page = _TURNING.sub("�", visible(text)).encode(errors="replace")  # a model may write anything
         if len(page) <= MOST_BYTES:
             break
@@ -248,11 +248,20 @@ def environment() -> "Environment":
     from markupsafe import Markup
 
     loader = PackageLoader("surefoot", "report")
-    blocks = {"trim_blocks": True, "lstrip_blocks": True}
-    templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
-    functions = (axes, bands, chart_of, summary, ticks, format_tick, format_value)
-    functions += (line_coordinates, shade_cells, tint_tokens)
-    templates.globals |= {function.__name__: function for function in functions}
+    env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    functions = (
+        axes,
+        bands,
+        chart_of,
+        coordinates,
+        format_tick,
+        format_value,
+        shade_cells,
+        summary,
+        ticks,
+        tint_tokens,
+    )
+    env.globals |= {function.__name__: function for function in functions}
     css = (resources.files("surefoot.report") / "page.css").read_text(encoding="utf-8")
-    templates.globals |= {"css": Markup(css), "cividis": ",".join(CIVIDIS), "version": surefoot_version()}
-    return templates
+    env.globals |= {"css": Markup(css), "cividis": ",".join(CIVIDIS), "version": surefoot_version()}
+    return env
