@@ -53,9 +53,11 @@ class Cut:
         return self.plan.to_dict()
 
 
-def step_samples(plan: MicroBatches, step: int) -> int:
-    """The number of samples in a step, of all ranks together."""
-    return plan.plan.batch_size if isinstance(plan, Cut) else sum(len(ids) for ids, _ in plan.micro_batches(step))
+def samples_of(plan: MicroBatches, steps: Sequence[int]) -> int:
+    """The number of samples in steps, of all ranks together."""
+    if isinstance(plan, Cut):
+        return plan.plan.batch_size * len(steps)
+    return sum(len(ids) for step in steps for ids, _ in plan.micro_batches(step))
 
 
 class Order:
@@ -166,14 +168,14 @@ def quotas(weights: Sequence[float]) -> list[int]:
     if not weights or not all(0 < weight < float("inf") for weight in weights):
         raise ConfigError(f"mixture weights {list(weights)} must all be above 0 and finite")
     exact = [weight / sum(weights) * _SLOTS for weight in weights]
-    held = [int(share) for share in exact]
-    for place in sorted(range(len(exact)), key=lambda place: held[place] - exact[place])[: _SLOTS - sum(held)]:
-        held[place] += 1
-    if 0 in held:
+    slots = [int(share) for share in exact]
+    for index in sorted(range(len(exact)), key=lambda index: slots[index] - exact[index])[: _SLOTS - sum(slots)]:
+        slots[index] += 1
+    if 0 in slots:
         raise ConfigError(
             f"mixture weights {list(weights)}: the smallest comes to less than 1 sample in {_SLOTS}; leave it out or raise it"
         )
-    return held
+    return slots
 
 
 def folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.uint64]:
