@@ -68,7 +68,7 @@ class Feed:
         single = by_sample(dataset)
         if collate is not None and not hasattr(single, "__getitem__"):
             raise ConfigError(
-                f"collate is given, but {type(dataset).__name__} makes whole batches itself: leave collate out"
+                f"collate_fn is given, but {type(dataset).__name__} makes whole batches itself: leave collate_fn out"
             )
         self.gather = gathering(dataset) if collate is None else None
         self.pins = self.gather is not None and device.type == "cuda"  # workers pin what they read themselves
