@@ -219,7 +219,7 @@ def measured(case: Case, *, rounds: int, length: int) -> list[str]:
 
     auto = run("auto", "auto")
     auto_came_to = settle_choices(auto.parts)
-    name = auto_came_to.in_words(auto.parts.whole.precision, channels_last=auto.parts.layout.channels_last)
+    name = auto_came_to.in_words(auto.parts.run_state.precision, channels_last=auto.parts.layout.channels_last)
     chosen = f"{name}, {'' if auto.parts.compiled else 'not '}compiled (auto: {auto_came_to.compile})"
     seconds: dict[str, list[float]] = {"plain": [], "fp32": [], "auto": []}
     with ExitStack() as open_runs:

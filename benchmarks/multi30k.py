@@ -155,7 +155,7 @@ def surefoot(preset: str, asked: argparse.Namespace, *, steps: int) -> tuple[flo
             for _ in run:
                 if run.state.step == steps:
                     break
-    spent_s = run.parts.whole.clock.state()["total_s"]
+    spent_s = run.parts.run_state.clock.state()["total_s"]
     return opening_s + sum(float(spent_s[phase]) for phase in ("starting", "training", "waiting")), run
 
 

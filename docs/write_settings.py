@@ -13,12 +13,12 @@ from pathlib import Path
 from surefoot import Run
 from surefoot.config.setting import Declared
 
-_HEAD = "| keyword | default | what it is | at a resume |\n|---|---|---|---|\n"
+_HEAD = "| Keyword | Default | Meaning | At a resume |\n|---|---|---|---|\n"
 _AT_A_RESUME = {
     "identity": "must be equal",
     "cadence": "may change",
     "observer": "may change",
-    "one_session": "is forgotten",
+    "one_session": "one session only",
     "per_rank": "may change, and differ between ranks",
 }
 
@@ -37,14 +37,15 @@ def texts_of(kind: type[Declared]) -> dict[str, str]:
 
 
 def settings_table(kind: type[Declared]) -> str:
-    """All settings of a class as a table in Markdown, a row each, in the order of its signature."""
-    texts, rows = texts_of(kind), list[str]()
+    """All settings of a class as a table in Markdown, a row each, by group in the order of its signature."""
+    texts, rows, group = texts_of(kind), dict[str, list[str]](), "what is trained"
     for field in dataclasses.fields(kind):
+        group = field.metadata["group"] or group
         default = "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
         if field.name != "disk":  # of tests
             row = (f"`{field.name}`", default, texts[field.name], _AT_A_RESUME[field.metadata["role"]])
-            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n")
-    return _HEAD + "".join(rows)
+            rows.setdefault(group, []).append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n")
+    return _HEAD + "".join(f"| **{name}** | | | |\n{''.join(part)}" for name, part in rows.items())
 
 
 def with_table(text: str, kind: type[Declared]) -> str:

@@ -156,7 +156,7 @@ def build(config: Config) -> sf.Run:
 
 def first_step_of(config: Config) -> tuple[int, int]:
     """The first step that holds the sample, and the micro-batch of it."""
-    supply = build(config).parts.supply
+    supply = build(config).parts.pipeline
     return next(
         (step, index) for step in range(24) for index, ids in enumerate(supply.samples(step)) if config.sample in ids
     )

@@ -74,8 +74,8 @@ def noted_anew(run: Path, ends: list[int], lines: list[bytes]) -> None:
 
 
 def environment_changed(run: Path, edit: Edit) -> None:
-    """Change every sitting that environment.json tells of."""
+    """Change every session that environment.json tells of."""
     held = json.loads((run / "environment.json").read_text())
-    for sitting in held["sessions"]:
-        edit(sitting)
+    for session in held["sessions"]:
+        edit(session)
     (run / "environment.json").write_text(json.dumps(held))

@@ -124,7 +124,7 @@ class KilledBeforeOperation:
         return counted
 
 
-def sitting(spec: dict[str, Any]) -> None:
+def session(spec: dict[str, Any]) -> None:
     """One start of the run in `spec["run_dir"]`, killed where `spec` says."""
     run_dir = Path(spec["run_dir"])
     changes: dict[str, Any] = {"workers": spec.get("workers", 0), **spec.get("changes", {})}

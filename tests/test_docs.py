@@ -21,6 +21,7 @@ import surefoot as sf
 from in_one import in_one
 from surefoot.cli.main import main
 from surefoot.config.toml import values
+from surefoot.tracking.record import KINDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {*(ROOT / "docs" / "decisions").iterdir()})]
@@ -191,6 +192,16 @@ def test_the_index_lists_every_page() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / target).resolve() for target in re.findall(r"\]\(([^)#:]+)\)", index.read_text())}
     assert set(PAGES) - linked == {index, ROOT / "README.md"}
+
+
+def test_the_reference_has_every_key_of_the_records_and_every_exit_status() -> None:
+    records = (ROOT / "docs" / "reference" / "run-directory.md").read_text()
+    keys = {*KINDS, *(key for keys in KINDS.values() for key in keys)}
+    assert [key for key in sorted(keys) if f"`{key}`" not in records] == []
+    statuses = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    for error in sf.SurefootError.__subclasses__():
+        if error.exit_status > 1 and hasattr(sf, error.__name__):
+            assert f"| {error.exit_status} | `sf.{error.__name__}` |" in statuses
 
 
 ANSWERS = {

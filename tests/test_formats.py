@@ -42,7 +42,7 @@ def test_a_format_that_is_added_trains_and_is_part_of_the_run(added: None) -> No
     weights = list(run.state.models["model"].parameters())
 
     assert all(torch.equal(weight, weight.bfloat16().float()) for weight in weights)
-    assert run.parts.whole.precision.loss_scale is not None
+    assert run.parts.run_state.precision.loss_scale is not None
     run.train()
     assert run.parts.identity["precision"] == "rounded"
 

@@ -500,7 +500,7 @@ def test_a_worker_that_hangs_is_named_and_waited_for(tmp_path: Path, monkeypatch
         workers=2,
         length="4 steps",
     )
-    feed = run.parts.supply.feed(workers=2, say=say)
+    feed = run.parts.pipeline.feed(workers=2, say=say)
     feed.start(0, stop=4)
     steps = [feed.micro_batches(step) for step in range(4)]
     feed.close()
@@ -537,7 +537,7 @@ def test_a_slow_worker_is_named_once_and_then_each_time_that_it_takes_twice_as_l
 ) -> None:
     warnings: list[str] = []
     run = build(train_data=[torch.ones(4)] * 16, loss=lambda model, batch: model(batch).mean(), length="6 steps")
-    feed = run.parts.supply.feed(workers=2, say=warnings.append)
+    feed = run.parts.pipeline.feed(workers=2, say=warnings.append)
     feed.start(0, stop=6)
     assert feed.reads is not None
     feed.reads.batches = TimedOut(feed.reads.batches, times=times)

@@ -31,14 +31,14 @@ def watched(*, layer_stats_every: str | None, sharding: Any = None, **changes: A
     run = world_runs.built(**(settings | changes))
     kept: list[Any] = []
     with run:
-        assert run.sitting is not None
-        run.sitting.journal.sinks.append(world_runs.Kept(kept))
+        assert run.session is not None
+        run.session.journal.sinks.append(world_runs.Kept(kept))
         for _ in run:
             pass
     return {
         "weights": world_runs.weights(run),
         "layers": [record for record in kept if record["kind"] == "layer_stats"],
-        "seen": sorted(run.parts.whole.seen),
+        "seen": sorted(run.parts.run_state.seen),
     }
 
 

@@ -13,15 +13,15 @@ from surefoot.tracking.jsonl import line
 HOSTILE = '</pre></style><script>alert("1")</script><img src=x onerror=alert(2)> & \x1b[31m \x00 \ud800'
 
 
-def written(path: Path, records: list[dict[str, Any]], *, config: str | None = None, **sitting: Any) -> Path:
-    """A run's directory with these records; of an environment where a sitting is given."""
+def written(path: Path, records: list[dict[str, Any]], *, config: str | None = None, **session: Any) -> Path:
+    """A run's directory with these records; of an environment where a session is given."""
     path.mkdir(parents=True)
     lines = [line(record) if "nonfinite" not in record else json.dumps(record) for record in records]
     (path / "metrics.jsonl").write_text("".join(f"{text}\n" for text in lines), errors="replace")
     if config is not None:
         (path / "config.toml").write_text(config)
-    if sitting:
-        (path / "environment.json").write_text(json.dumps({"sessions": [sitting]}))
+    if session:
+        (path / "environment.json").write_text(json.dumps({"sessions": [session]}))
     return path
 
 

@@ -1,4 +1,4 @@
-"""Sittings of `small_runs`, each in a process of its own that is forked from one that has imported torch."""
+"""Sessions of `small_runs`, each in a process of its own that is forked from one that has imported torch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Zygote:
         self.ranks = ranks
 
     def run(self, run_dir: Path, **spec: Any) -> int:
-        """One sitting of the run in `out`; keys as in `small_runs.sitting`, or after_s=... for a kill by the clock."""
-        place = self.ranks.start(1, small_runs.sitting, spec={"run_dir": str(run_dir), **spec})
+        """One session of the run in `out`; keys as in `small_runs.session`, or after_s=... for a kill by the clock."""
+        place = self.ranks.start(1, small_runs.session, spec={"run_dir": str(run_dir), **spec})
         if "after_s" in spec:
             time.sleep(spec["after_s"])
             if not (place / "status-0").exists():

@@ -30,6 +30,6 @@ def check(device: str) -> str:
 
 def scale_of(run: sf.Run) -> float:
     """The factor on the loss."""
-    loss_scale = run.parts.whole.precision.loss_scale
+    loss_scale = run.parts.run_state.precision.loss_scale
     assert loss_scale is not None, "fp16 without a scale of the loss"
     return float(loss_scale.scale)

@@ -42,7 +42,7 @@ def check(device: str) -> str:
         micro_batches = _micro_batches(device)
         arguments: dict[str, Any] = {
             "feed": micro_batches.__getitem__,
-            "record": run.parts.whole.meter.add,
+            "record": run.parts.run_state.meter.add,
             "clock": lambda _: None,
             "duties": NothingDue(),
         }

@@ -57,7 +57,7 @@ def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False
         raise ConfigError(
             "this run has no directory\n  only a run with a directory is saved\n  train it with one: Run(run_dir=...)"
         )
-    if run.sitting is not None:
+    if run.session is not None:
         raise ConfigError(
             "this run is open\n  an open run trains, and its checkpoints change\n  load it before `with run:`, or after"
         )

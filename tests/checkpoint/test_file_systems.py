@@ -135,12 +135,12 @@ def test_saves_that_fail_on_a_server_are_said_and_made_again(
     monkeypatch.setattr("surefoot.run.checkpointing._RETRY_S", 0.0)
     small_runs.build(tmp_path / "whole").train()
     with small_runs.build(tmp_path / "run", console=True, disk=Disk()) as run:
-        assert run.parts.saving is not None
-        run.parts.saving.store.disk = Stale()
+        assert run.parts.checkpointing is not None
+        run.parts.checkpointing.store.disk = Stale()
         for step in run:
             if step.index == 22:
-                run.parts.saving.writer.wait()
-                run.parts.saving.store.disk = Disk()
+                run.parts.checkpointing.writer.wait()
+                run.parts.checkpointing.store.disk = Disk()
     assert "Stale file handle" in capsys.readouterr().out
     assert newest(tmp_path / "run") == newest(tmp_path / "whole")
 

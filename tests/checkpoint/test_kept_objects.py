@@ -98,7 +98,7 @@ def test_optimizers_scheduler_generator_scaler_and_module_go_on_after_kills_as_i
 
 
 def kept_and_back(run_dir: Path, held: Any, other: Any) -> Any:
-    """Keep one object, and in a second sitting another in its place."""
+    """Keep one object, and in a second session another in its place."""
     with build(run_dir, stop_after="1 steps") as run:
         run.register_state("x", held)
         for _ in run:

@@ -175,7 +175,7 @@ def test_checkpoints_nobody_has_read_go_only_once_enough_newer_ones_are_known_to
     assert store.steps() == [4, 5]
 
 
-def test_the_one_just_saved_stays_even_where_newer_ones_of_another_sitting_exist(tmp_path: Path) -> None:
+def test_the_one_just_saved_stays_even_where_newer_ones_of_another_session_exist(tmp_path: Path) -> None:
     saved(tmp_path, 600, 700, 800)
     store = Store(tmp_path, keep_last=1)
     store.newest_intact()
@@ -184,7 +184,7 @@ def test_the_one_just_saved_stays_even_where_newer_ones_of_another_sitting_exist
 
 
 def test_keeping_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--keep-last 1"):
+    with pytest.raises(ConfigError, match="keep_last=1 is the least"):
         Store(tmp_path, keep_last=0)
 
 

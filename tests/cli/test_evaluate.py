@@ -72,13 +72,16 @@ def there(ended: Ended, monkeypatch: pytest.MonkeyPatch) -> Ended:
 
 
 @pytest.mark.parametrize("recipe", SETTINGS)
-def test_the_end_of_a_run_is_two_lines_and_one_of_what_is_wrong(recipe: str, ended: Ended) -> None:
-    how, *found, following = ended.said[recipe].splitlines()
-    assert len(found) <= 1
-    assert all(re.fullmatch(rf"\d findings?: [^:]+: surefoot diagnose runs/{recipe}", line) for line in found)
+def test_the_end_of_a_run_is_one_sentence_and_one_line_for_each_command(recipe: str, ended: Ended) -> None:
+    assert all(len(line) <= 80 for line in ended.said[recipe].splitlines())
+    how, *commands = ended.said[recipe].replace("\n  ", " ").splitlines()
+    assert re.fullmatch(
+        rf"(\d findings?: [^:]+: surefoot diagnose runs/{recipe}\n)?"
+        rf"use it: surefoot predict runs/{recipe}.*\nscore it: surefoot evaluate runs/{recipe}.*",
+        "\n".join(commands),
+    )
     score = {"gpt": "val/loss", "translation": "validation/bleu", "images": "val/loss"}[recipe]
     assert re.search(rf"; {score} ((fell|rose) from [\d.]+ at step \d to )?[\d.]+", how)
-    assert f"surefoot evaluate runs/{recipe}" in following
 
 
 @pytest.mark.parametrize("recipe", SETTINGS)
@@ -134,7 +137,7 @@ def test_gpt_tints_held_out_text_with_the_losses_that_its_evaluation_has(there: 
     assert 250 <= len(text.text.encode()) <= 320
     run = gpt.build(layered(gpt.Config, [("test", config("gpt"))])[0])
     run.load_checkpoint(sf.checkpoint.Store(Path("runs/gpt/checkpoints")).at(6))
-    windows = run.parts.scoring.splits["val"].data
+    windows = run.parts.evaluator.splits["val"].data
     tokens = np.frombuffer(text.text.encode(), dtype=np.uint8).astype(np.int64)
     held_out = windows.arrays[0].astype(np.int64)
     begun = next(
@@ -188,7 +191,7 @@ def test_the_example_of_a_run_is_predicted_as_what_was_held_out(
     said = {line.split()[1]: float(line.split()[0]) for line in capsys.readouterr().out.splitlines()}
     run = images.build(layered(images.Config, [("test", config("images"))])[0])
     run.load_checkpoint(sf.checkpoint.Store(Path("runs/images/checkpoints")).at(6))
-    picture, _ = run.parts.scoring.splits["val"].data[0]
+    picture, _ = run.parts.evaluator.splits["val"].data[0]
     with torch.no_grad():
         chances = run.state.models["model"].eval()(picture[None])[0].softmax(dim=0)
     assert [said[str(digit)] for digit in range(10)] == pytest.approx(chances.tolist(), abs=1e-4)

@@ -55,7 +55,7 @@ def test_the_page_says_from_where_and_shows_the_step(trained: Path, command: Ran
         "  made again from step-00000004, 2 steps; loss and grad_norm are bit for bit those of the record",
     ]
     assert said.startswith("from step-00000004: 2 steps to make again, about ")
-    ids = [sample for held in faulty_runs.build(faulty_runs.Config()).parts.supply.samples(5) for sample in held]
+    ids = [sample for held in faulty_runs.build(faulty_runs.Config()).parts.pipeline.samples(5) for sample in held]
     assert all(f" {sample}" in page for sample in ids)
     assert page.count("    batch[0]  (6)") == 2
     assert all(len(line) <= 100 for line in page.splitlines() if str(trained) not in line)

@@ -348,11 +348,11 @@ def test_what_is_for_the_start_of_a_run_is_refused_at_its_resume(
     assert f"{flag} is for the start of a run" in capsys.readouterr().err
 
 
-def test_what_ended_the_last_sitting_does_not_end_the_resumed_one(program: Path) -> None:
+def test_what_ended_the_last_session_does_not_end_the_resumed_one(program: Path) -> None:
     Path("text.txt").write_text("to be or not to be, that is the question\n" * 40)
     small = ["--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2", "--sample-tokens=0", *FEW]
-    of_one_sitting = ["--stop-after=2 steps", "--time-limit=10 min"]
-    main(["train", "gpt", "--data.path=text.txt", "--length=5 steps", "--run-dir=runs/a", *small, *of_one_sitting])
+    of_one_session = ["--stop-after=2 steps", "--time-limit=10 min"]
+    main(["train", "gpt", "--data.path=text.txt", "--length=5 steps", "--run-dir=runs/a", *small, *of_one_session])
     assert max(Path("runs/a/checkpoints").glob("step-*")).name == "step-00000002"
     main(["resume", "a"])
     assert max(Path("runs/a/checkpoints").glob("step-*")).name == "step-00000005"

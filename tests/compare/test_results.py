@@ -13,7 +13,7 @@ import pytest
 from surefoot.compare import runner
 from surefoot.compare.presentation import as_json, charts, draw, markdown, text, tsv
 from surefoot.compare.results import compared
-from surefoot.compare.runner import Board, InOrder, Lines, Sitting
+from surefoot.compare.runner import Board, InOrder, Lines, Session
 from surefoot.compare.trained import Compared, Trained, read_run
 from surefoot.compare.trials import Standing, Trial, Trials
 from surefoot.compare.variants import Variant
@@ -305,7 +305,7 @@ def test_a_long_name_leaves_room_for_the_numbers() -> None:
 def test_the_time_that_is_left_is_of_what_is_not_over(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     chooser: Any = SimpleNamespace(total=6, over=4)
-    sitting = Sitting(
+    session = Session(
         chooser,
         Trials(RunDirectory(Path()), lambda name: [name], threads=1, cwd="."),
         jobs=1,
@@ -316,7 +316,7 @@ def test_the_time_that_is_left_is_of_what_is_not_over(monkeypatch: pytest.Monkey
     )
     trial: Any = SimpleNamespace(started=90.0)
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    sitting._estimate(trial, eta_s=60.0)
+    session._estimate(trial, eta_s=60.0)
     assert "for the 2 that are left" in stream.getvalue()
     assert stream.getvalue().startswith("about 2m20s")
 
@@ -330,7 +330,7 @@ def test_what_was_printed_below_a_board_is_not_drawn_over() -> None:
     assert stream.getvalue() == "a  step=1\na  step=2\n"
 
 
-def test_the_time_that_is_left_is_that_of_what_no_sitting_has_finished(
+def test_the_time_that_is_left_is_that_of_what_no_session_has_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in "ab":
@@ -340,7 +340,7 @@ def test_the_time_that_is_left_is_that_of_what_no_sitting_has_finished(
     said = io.StringIO()
     process: Any = SimpleNamespace()
     trial = Trial("b", process, tmp_path / "b" / "metrics.jsonl", 0, fresh=True)
-    sitting = Sitting(
+    session = Session(
         InOrder("abcd", tmp_path),
         Trials(RunDirectory(tmp_path), lambda name: [name], threads=1, cwd="."),
         jobs=1,
@@ -351,11 +351,11 @@ def test_the_time_that_is_left_is_that_of_what_no_sitting_has_finished(
     )
     trial.started = 90.0
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    sitting._estimate(trial, 90.0)
+    session._estimate(trial, 90.0)
     assert said.getvalue() == "about 5m00s for the 3 that are left, judging by the first\n"
     (tmp_path / "b" / "metrics.jsonl").write_text('{"kind": "eval", "step": 1, "val/accuracy": 0.5}\n')
     with pytest.raises(ConfigError, match="b has no such score; it has: val/accuracy"):
-        sitting._look(trial)
+        session._look(trial)
 
 
 def test_best_settings_name_what_is_no_worse_and_what_was_measured() -> None:

@@ -20,7 +20,7 @@ import torch
 import surefoot as sf
 from surefoot.config.setting import Role, default, names_of, setting, shared_by_ranks
 from surefoot.config.train_settings import TrainSettings
-from surefoot.diagnose.run_settings import Described
+from surefoot.diagnose.run_settings import RunDescription
 from surefoot.recipes import gpt, images, translation
 from waiting import HANG_S
 
@@ -163,7 +163,7 @@ def test_diagnose_reads_the_bad_steps_that_a_run_was_given(changes: dict[str, in
     run = built(run_dir=tmp_path / "run", report=False, **changes)
     run.train()
     assert described_in(tmp_path / "run").max_bad_steps == run.max_bad_steps == changes.get("max_bad_steps", 5)
-    assert Described().max_bad_steps == TrainSettings.max_bad_steps
+    assert RunDescription().max_bad_steps == TrainSettings.max_bad_steps
 
 
 OTHER: dict[Role, dict[str, Any]] = {

@@ -197,7 +197,7 @@ def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(stopped_a
     built(tmp_path / "cut", stop_after=f"{stopped_at} steps").train()
     resumed = built(tmp_path / "cut")
     resumed.train()
-    assert resumed.state.step == whole.state.step == 3 * whole.parts.supply.plan.steps  # type: ignore[attr-defined]
+    assert resumed.state.step == whole.state.step == 3 * whole.parts.pipeline.plan.steps  # type: ignore[attr-defined]
     for one, other in zip(whole.state.parameters, resumed.state.parameters, strict=True):
         assert torch.equal(one, other)
 
@@ -235,7 +235,7 @@ def test_a_record_counts_the_samples_of_batches_by_tokens(tmp_path: Path) -> Non
     run = built(tmp_path / "run", length="1 epochs", log_every="1 steps")
     run.train()
     counted = [record["samples"] for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
-    assert sum(counted) == run.parts.supply.plan.samples
+    assert sum(counted) == run.parts.pipeline.plan.samples
     assert len(set(counted)) > 1
 
 
@@ -288,7 +288,7 @@ def test_lengths_may_be_a_list_or_a_tensor() -> None:
     lengths = data.lengths.tolist()
     for held in (lengths, torch.tensor(lengths)):
         data.lengths = held  # type: ignore[assignment]
-        plan = built(train_data=data).parts.supply.plan
+        plan = built(train_data=data).parts.pipeline.plan
         assert [ids.tolist() for ids, _ in plan.micro_batches(3)] == [
-            ids.tolist() for ids, _ in plain.parts.supply.plan.micro_batches(3)
+            ids.tolist() for ids, _ in plain.parts.pipeline.plan.micro_batches(3)
         ]

@@ -10,7 +10,7 @@ from surefoot.diagnose.checks import CHECKS
 from surefoot.diagnose.finding import Finding, Verdict
 from surefoot.diagnose.history import History
 from surefoot.diagnose.reading import Collected
-from surefoot.diagnose.run_settings import Described
+from surefoot.diagnose.run_settings import RunDescription
 from surefoot.tracking.record import Record
 
 RECORDS, EVERY = 60, 10  # of training, and steps of each
@@ -90,7 +90,7 @@ def layers(
 KINDS = {"0": "Linear", "1": "ReLU", "2": "Linear", "3": "Tanh", "4": "Linear"}
 
 
-def described(**changes: Any) -> Described:
+def described(**changes: Any) -> RunDescription:
     """A finished run of a recipe, of the usual length."""
     made: dict[str, Any] = {
         "length": f"{RECORDS * EVERY} steps",
@@ -104,8 +104,8 @@ def described(**changes: Any) -> Described:
         "data": {"plan": {"samples": 800}},
     }
     whole: dict[str, Any] = {"program": "recipe", "standing": "over", "kinds": KINDS, "name": "runs/a"}
-    known = set(Described.__dataclass_fields__) - {"made"}
-    return Described(
+    known = set(RunDescription.__dataclass_fields__) - {"made"}
+    return RunDescription(
         made=made | {name: value for name, value in changes.items() if name not in known},
         **(whole | {name: value for name, value in changes.items() if name in known}),
     )

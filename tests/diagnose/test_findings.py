@@ -30,7 +30,7 @@ from surefoot.diagnose.finding import Finding, Healthy, Unknown
 from surefoot.diagnose.generalization import smoothed_floor
 from surefoot.diagnose.gradients import noise_scale
 from surefoot.diagnose.history import History
-from surefoot.diagnose.run_settings import Described
+from surefoot.diagnose.run_settings import RunDescription
 from surefoot.tracking.record import Record
 
 
@@ -671,7 +671,7 @@ def test_no_prediction_has_a_smoothed_loss_below_the_floor(smoothing: float, cla
     assert smoothed_floor(smoothing, classes) == pytest.approx(float(best), rel=1e-5)
 
 
-def test_a_resumed_run_is_one_curve_and_what_ended_an_earlier_sitting_is_no_end() -> None:
+def test_a_resumed_run_is_one_curve_and_what_ended_an_earlier_session_is_no_end() -> None:
     marker: Record = {"kind": "resume", "step": 300}
     records = [*train(count=30), *event("failed: OSError", 350), marker, *train()[30:50]]
     going = history(records, standing="running")
@@ -726,6 +726,6 @@ def test_scores_of_odd_steps_are_told_at_those() -> None:
 
 
 def test_no_bad_step_in_a_row_is_a_limit_too() -> None:
-    assert Described(made={"max_bad_steps": 0}).max_bad_steps == 0
-    assert Described(made={"max_bad_steps": 3}).max_bad_steps == 3
-    assert Described().max_bad_steps == 5
+    assert RunDescription(made={"max_bad_steps": 0}).max_bad_steps == 0
+    assert RunDescription(made={"max_bad_steps": 3}).max_bad_steps == 3
+    assert RunDescription().max_bad_steps == 5

@@ -274,7 +274,7 @@ def test_a_checkpoint_that_a_kill_has_left_between_two_names_is_exported(beside:
 
 def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", optimizer=sf.optim.adamw(lr=0.05), keep_last=3)
-    watch = run.parts.whole.watch
+    watch = run.parts.run_state.watch
     assert watch is not None
     assert watch.step is not None
     store = Store(tmp_path / "run" / "checkpoints")

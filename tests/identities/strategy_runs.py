@@ -209,19 +209,19 @@ def read_on_the_host(**changes: Any) -> int:
 
     count = 3
     run = _run(bad=97, **changes)
-    feed = run.parts.supply.feed(workers=0)
+    feed = run.parts.pipeline.feed(workers=0)
     feed.start(0, stop=count)
     fed = [feed.micro_batches(step) for step in range(count)]
     looking = layers(run)
     settings: dict[str, Any] = {
-        "record": run.parts.whole.meter.add,
+        "record": run.parts.run_state.meter.add,
         "clock": lambda phase: None,
         "duties": NothingDue(),
         "watch": lambda index: Watched(index, looking),
     }
     with nothing_read():
         made = len(list(steps(run.parts.task, run.state, feed=fed.__getitem__, length=count, **settings)))
-    assert run.parts.whole.meter.read()[0]["skipped"] > 0
+    assert run.parts.run_state.meter.read()[0]["skipped"] > 0
     return made
 
 

@@ -48,7 +48,7 @@ class Net(nn.Module):
         return self.last(self.drop(torch.tanh(self.first(inputs) + self.frozen)) * self.gain) * self.scale
 
 
-def sitting(run_dir: Path, start: Start, *, until: int, disk_of_last: Any = None, **changes: Any) -> None:
+def session(run_dir: Path, start: Start, *, until: int, disk_of_last: Any = None, **changes: Any) -> None:
     """Train on some ranks; the sample ids of each step's micro-batches go to files beside, by rank."""
     strategy, count = start
 
@@ -119,7 +119,7 @@ def last(run_dir: Path) -> dict[str, dict[str, Tensor]]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run on one process, uninterrupted."""
     run_dir = tmp_path_factory.mktemp("alone") / "run"
-    sitting(run_dir, ("none", 1), until=STEPS)
+    session(run_dir, ("none", 1), until=STEPS)
     return run_dir
 
 
@@ -144,8 +144,8 @@ WAYS = [
 @pytest.mark.parametrize(("first", "then"), WAYS, ids=lambda start: "-".join(map(str, start)))
 def test_a_run_goes_on_with_other_ranks_and_strategies(first: Start, then: Start, alone: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    sitting(run_dir, first, until=SAVED)
-    sitting(run_dir, then, until=STEPS)
+    session(run_dir, first, until=SAVED)
+    session(run_dir, then, until=STEPS)
     divided = {"fsdp": first[1], "2 replicas": 2}
     assert (pieces(run_dir, SAVED), pieces(run_dir, STEPS)) == (
         divided.get(first[0], 1),
@@ -170,9 +170,9 @@ def test_a_run_goes_on_with_other_ranks_and_strategies(first: Start, then: Start
 )
 def test_on_the_same_ranks_a_resumed_run_has_the_bits_of_an_uninterrupted_one(start: Start, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    sitting(whole, start, until=STEPS)
+    session(whole, start, until=STEPS)
     for until in (1, SAVED, STEPS):
-        sitting(parts, start, until=until)
+        session(parts, start, until=until)
     assert seen(whole) == seen(parts)
     assert told(whole) == told(parts)
     for file, tensors in last(whole).items():
@@ -188,10 +188,10 @@ def test_on_the_same_ranks_a_resumed_run_has_the_bits_of_an_uninterrupted_one(st
 
 def test_a_missing_piece_is_passed_over_and_the_older_checkpoint_ends_with_the_same_bits(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    sitting(whole, ("fsdp", 2), until=STEPS, save_every=f"{SAVED} steps")
+    session(whole, ("fsdp", 2), until=STEPS, save_every=f"{SAVED} steps")
     shutil.copytree(whole, parts)
     (parts / "checkpoints" / f"step-{STEPS:08d}" / "model.00002-of-00002.safetensors").unlink()
-    sitting(parts, ("fsdp", 2), until=STEPS)
+    session(parts, ("fsdp", 2), until=STEPS)
     assert [line["step"] for line in json.loads((parts / "environment.json").read_text())["sessions"]] == [0, SAVED]
     for file, tensors in last(whole).items():
         assert all(torch.equal(last(parts)[file][name], tensor) for name, tensor in tensors.items())
@@ -215,7 +215,7 @@ class FullOnce:
 
 def test_a_full_disk_of_one_rank_is_told_and_the_run_goes_on_and_saves_again(tmp_path: Path) -> None:
     run_dir, often = tmp_path / "run", {"save_every": "1 steps", "evaluate_every": "4 steps", "console": True}
-    sitting(run_dir, ("fsdp", 2), until=STEPS, disk_of_last=FullOnce(1), **often)
+    session(run_dir, ("fsdp", 2), until=STEPS, disk_of_last=FullOnce(1), **often)
     assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == [
         "step-00000000",
         "step-00000002",
@@ -237,7 +237,7 @@ def test_scores_at_the_end_are_of_the_best_checkpoint_which_every_rank_reads(tmp
     found = {}
     for start in (("none", 1), ("fsdp", 2)):
         run_dir = tmp_path / start[0]
-        sitting(run_dir, start, until=STEPS, evaluate_every="2 steps", **settings)
+        session(run_dir, start, until=STEPS, evaluate_every="2 steps", **settings)
         lines = list(records(run_dir / "metrics.jsonl"))
         (end,) = [record for record in lines if record["kind"] == "final_eval"]
         scored = {record["step"]: record["val/loss"] for record in lines if record["kind"] == "eval"}
@@ -253,7 +253,7 @@ def test_scores_at_the_end_are_of_the_best_checkpoint_which_every_rank_reads(tmp
 def test_every_rank_begins_with_its_rows_of_given_weights(alone: Path, tmp_path: Path) -> None:
     run_dir, export = tmp_path / "run", tmp_path / "weights"
     sf.load(alone).export(export, weights="trained")
-    sitting(run_dir, ("fsdp", 2), until=1, init_from=export)
+    session(run_dir, ("fsdp", 2), until=1, init_from=export)
     first = Store(run_dir / "checkpoints").at(0)
     for file in ("model", "ema"):
         assert first.tensors(file).keys() == last(alone)["model"].keys()

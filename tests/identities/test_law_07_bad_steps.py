@@ -321,8 +321,8 @@ def test_a_diverged_run_started_again_says_so_again(tmp_path: Path) -> None:
 
 def fp16(*, interval: int = 4, **changes: Any) -> sf.Run:
     run = build(data(), precision="fp16", ema=None, schedule=None, clip="off", length="24 steps", **changes)
-    assert run.parts.whole.precision.loss_scale is not None
-    run.parts.whole.precision.loss_scale.interval = interval
+    assert run.parts.run_state.precision.loss_scale is not None
+    run.parts.run_state.precision.loss_scale.interval = interval
     return run
 
 
@@ -332,8 +332,10 @@ def steep_loss(model: Any, batch: Any) -> Tensor:
 
 
 def scale_of(run: sf.Run) -> tuple[float, int]:
-    assert run.parts.whole.precision.loss_scale is not None
-    return float(run.parts.whole.precision.loss_scale.scale), int(run.parts.whole.precision.loss_scale.good_steps)
+    assert run.parts.run_state.precision.loss_scale is not None
+    return float(run.parts.run_state.precision.loss_scale.scale), int(
+        run.parts.run_state.precision.loss_scale.good_steps
+    )
 
 
 def test_the_loss_scale_goes_as_torchs_grad_scaler_does() -> None:
@@ -447,8 +449,8 @@ def test_two_optimizers_of_one_backward_are_unscaled_by_the_same_scale() -> None
             clip="off",
             length="1 steps",
         )
-        if run.parts.whole.precision.loss_scale is not None:
-            run.parts.whole.precision.loss_scale.interval = 1  # grows in every good step
+        if run.parts.run_state.precision.loss_scale is not None:
+            run.parts.run_state.precision.loss_scale.interval = 1  # grows in every good step
         before = torch.as_tensor(run.state.models["second"].weight).detach().clone()
         run.train()
         return run, before - torch.as_tensor(run.state.models["second"].weight).detach()

@@ -233,7 +233,7 @@ def test_time_is_shown_where_it_went_and_never_twice(tmp_path: Path) -> None:
         splits={"s": split},
         evaluate_every="1 steps",
     )
-    run.parts.whole.clock.now = clock
+    run.parts.run_state.clock.now = clock
     with run:
         for _ in run:
             passes_by_step.append(passes[0])
@@ -312,7 +312,7 @@ def test_every_moment_counts_for_exactly_one_phase(opened: bool) -> None:
         return plain_mean(model, batch)
 
     run = build(loss=loss)
-    supply = run.parts.supply.feed(workers=0)
+    supply = run.parts.pipeline.feed(workers=0)
     supply.start(0)
 
     def feed(step: int) -> Any:
@@ -321,7 +321,7 @@ def test_every_moment_counts_for_exactly_one_phase(opened: bool) -> None:
 
     arguments: dict[str, Any] = {
         "feed": feed,
-        "record": run.parts.whole.meter.add,
+        "record": run.parts.run_state.meter.add,
         "clock": duties.clock.enter,
         "duties": duties,
     }
@@ -353,7 +353,7 @@ def test_what_comes_before_the_first_step_is_not_waiting_for_data(tmp_path: Path
         return plain_mean(model, batch)
 
     run = build(tmp_path / "run", log_every="1 steps", loss=slow_loss)
-    run.parts.whole.clock.now = clock
+    run.parts.run_state.clock.now = clock
     clock.advance(1000.0)
     with run:
         clock.advance(1000.0)
@@ -408,7 +408,7 @@ def test_a_resumed_run_writes_the_same_numbers(stop: int, tmp_path: Path) -> Non
     assert found == expected
 
 
-def test_a_record_that_spans_two_sittings_has_the_time_of_both(tmp_path):
+def test_a_record_that_spans_two_sessions_has_the_time_of_both(tmp_path):
     clock = LogicalClock()
 
     def slow(model, batch):
@@ -432,7 +432,7 @@ def test_a_record_that_spans_two_sittings_has_the_time_of_both(tmp_path):
     settings |= {"check_state": False}
     for changes in ({"stop_after": "5 steps"}, {}):
         run = sf.Run(**settings, **changes)
-        run.parts.whole.clock.now = clock
+        run.parts.run_state.clock.now = clock
         run.train()
     (record,) = training_records(tmp_path / "run")
     assert (record["targets"], record["starting_targets"]) == (80, 16)
@@ -458,7 +458,7 @@ def timed(run_dir: Path, **changes: Any) -> sf.Run:
     split = sf.Split(TOKENS, metrics=score, batch_size=1000)
     settings: dict[str, Any] = {"length": "9 steps", "log_every": "4 steps", "evaluate_every": "3 steps"}
     run = build(run_dir, **settings | {"loss": loss, "splits": {"s": split}} | changes)
-    run.parts.whole.clock.now = clock
+    run.parts.run_state.clock.now = clock
     return run
 
 

@@ -179,7 +179,7 @@ def assert_nothing_is_read(changes: dict[str, Any]) -> None:
             run.parts.task,
             run.state,
             feed=fed.__getitem__,
-            record=run.parts.whole.meter.add,
+            record=run.parts.run_state.meter.add,
             clock=lambda phase: None,
             duties=NothingDue(),
             length=STEPS,
@@ -192,7 +192,7 @@ def assert_nothing_is_read(changes: dict[str, Any]) -> None:
     assert len(made) == STEPS
     bad = STEPS // 5  # sample 7 comes once in five steps
     assert sum(float(step.skipped) for step in made if step.skipped is not None) >= bad
-    values, _ = run.parts.whole.meter.read()
+    values, _ = run.parts.run_state.meter.read()
     assert values["skipped"] >= bad
     watched = [step.watch for step in made if isinstance(step.watch, Watched)]
     assert len(watched) == STEPS // 2
@@ -206,7 +206,7 @@ def layers(run: sf.Run) -> Layers:
         world=run.parts.world,
         local_times=run.parts.task.ranks.local_times,
         compiled=False,
-        seen=run.parts.whole.seen,
+        seen=run.parts.run_state.seen,
     )
 
 
@@ -267,7 +267,7 @@ def test_on_a_gpu_steps_wait_for_nothing(changes: dict[str, Any]) -> None:
     ]
     looking = layers(run)
     arguments: dict[str, Any] = {
-        "record": run.parts.whole.meter.add,
+        "record": run.parts.run_state.meter.add,
         "clock": lambda phase: None,
         "duties": NothingDue(),
         "watch": lambda index: Watched(index, looking),

@@ -302,8 +302,8 @@ def logged() -> list[float]:
     run = built(steps=4, log_every="1 steps", splits={})
     rank, written = run.parts.world.rank, []
     with run:
-        assert run.sitting is not None
-        journal = run.sitting.journal
+        assert run.session is not None
+        journal = run.session.journal
         journal.sinks.append(Kept(written))
         for step in run:
             step.log(mine=float(rank + step.index))

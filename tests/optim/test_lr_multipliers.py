@@ -320,11 +320,11 @@ def test_weights_to_start_from_are_those_of_the_average_too_where_they_are_froze
     run = run_of(init_from=tmp_path / "first", optimizer=optimizer(0.1, lr_multipliers=sf.optim.frozen("0.*")), ema=ema)
     with run:
         start = weights(run)
-        twin = dict(run.parts.scoring.models()["model"].named_parameters())
+        twin = dict(run.parts.evaluator.models()["model"].named_parameters())
         assert all(torch.equal(held, start[name]) for name, held in twin.items())
         for _ in run:
             pass
-    run.parts.scoring.models()  # brings it up to date
+    run.parts.evaluator.models()  # brings it up to date
     assert torch.equal(twin["0.weight"], start["0.weight"])
     assert not torch.equal(twin["2.weight"], start["2.weight"])
 

@@ -341,8 +341,8 @@ def test_a_run_that_was_killed_after_an_unfreezing_ends_with_the_same_bits(tmp_p
     def killed(run: sf.Run, index: int) -> None:
         thaw_and_freeze(run, index)
         if index == 5:
-            assert run.parts.saving is not None
-            run.parts.saving.writer.wait()
+            assert run.parts.checkpointing is not None
+            run.parts.checkpointing.writer.wait()
             os.kill(os.getpid(), signal.SIGKILL)
 
     with open(os.devnull, "w") as nowhere:

@@ -87,8 +87,8 @@ def test_patience_and_best_score_are_remembered(tmp_path: Path) -> None:
     for last in ("5 steps", "9 steps", None):
         run = build(tmp_path / "run", stop_after=last, **settings)
         run.train()
-    assert run.parts.whole.watch is not None
-    assert (run.state.step, run.parts.whole.watch.step, run.parts.whole.watch.value) == (12, 2, 1.0)
+    assert run.parts.run_state.watch is not None
+    assert (run.state.step, run.parts.run_state.watch.step, run.parts.run_state.watch.value) == (12, 2, 1.0)
 
 
 def test_the_average_is_remembered(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_another_score_to_watch_begins_anew_and_the_old_best_says_nothing_of_it(
     build(tmp_path / "run", best="min val/loss", stop_after="6 steps", **changes).train()
     run = build(tmp_path / "run", best="max val/accuracy", **changes)
     run.train()
-    watch = run.parts.whole.watch
+    watch = run.parts.run_state.watch
     assert watch is not None
     assert watch.step is not None
     assert watch.step > 6

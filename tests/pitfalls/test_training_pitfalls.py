@@ -245,7 +245,7 @@ def test_throughput_times_time_is_what_was_trained_on_and_leaves_out_the_rest(tm
         splits={"val": split},
         check_state=False,
     )
-    run.parts.whole.clock.now = clock
+    run.parts.run_state.clock.now = clock
     with run:
         for _ in run:
             clock.advance(1e6)

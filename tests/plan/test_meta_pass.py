@@ -31,7 +31,7 @@ def of_gpt(*, again: Literal["off", "blocks", "selective"] = "off", **model: Any
 
 def of_translation() -> tuple[Any, Any]:
     shape = translation.Model(width=32, heads=2, mlp_width=64)
-    data = translation.Data(phrases=300, vocab_size=280)
+    data = translation.Data(phrase_count=300, vocab_size=280)
     return translation, translation.Config(data=data, model=shape, batch_size="400 tokens", ema=None, **PLAIN)
 
 
@@ -66,7 +66,7 @@ def test_a_pass_keeps_and_takes_what_it_does_on_paper(name: str, monkeypatch: py
     with on_paper(1):
         computed = dry_pass(recipe.build(config).parts)
     kept = measure(run.parts).activation_bytes
-    (micro_batch,) = run.parts.supply.again(0)
+    (micro_batch,) = run.parts.pipeline.again(0)
     for parameter in run.state.parameters:
         parameter.grad = torch.zeros_like(parameter)
     with peak(torch.device("cpu")) as most:

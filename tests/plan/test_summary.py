@@ -82,7 +82,7 @@ def test_batches_steps_and_passes_are_those_of_the_run() -> None:
 def test_a_plan_of_several_ranks_has_a_micro_batch_for_each() -> None:
     with planned_for(2):
         parts = small_runs.build(None, micro_batch_size=None).parts
-    whole = parts.supply.sizes.batch_size
+    whole = parts.pipeline.sizes.batch_size
     assert (
         summary.batch_arithmetic(parts, None)[0] == f"{whole} samples a step = 2 ranks x 1 micro-batch x {whole // 2}"
     )
@@ -250,7 +250,7 @@ def started(capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
 
 def test_a_contrastive_loss_that_is_cut_is_warned_of_with_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
     run = run_of(loss=contrastive)
-    model, inputs = run.state.models["model"], run.parts.supply.again(0)[0].batch[0]
+    model, inputs = run.state.models["model"], run.parts.pipeline.again(0)[0].batch[0]
     with torch.no_grad():
         whole = float(contrastive(model, (inputs, None)))
         halves = sum(float(contrastive(model, (half, None))) for half in inputs.split(5)) / 2
@@ -413,7 +413,7 @@ def test_the_time_of_evaluations_is_estimated_from_a_few_batches_spread_over_eac
     settings: dict[str, Any] = {"metrics": slow, "predict": lambda model, batch: tuple(batch)}
     splits = {"often": sf.Split(data, batch_size=10, **settings), "once": sf.Split(data, at_end=True, **settings)}
     run = run_of(splits=splits, evaluate_every="3 epochs")
-    assert run.parts.scoring.seconds("often") == pytest.approx(1.0)  # 20 batches
+    assert run.parts.evaluator.seconds("often") == pytest.approx(1.0)  # 20 batches
     assert seen == [30, 100, 160]
     text = said(run)
     assert "about 1 s an evaluation of often, 4 s for 4 of them (measured with a few batches)" in text

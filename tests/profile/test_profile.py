@@ -180,8 +180,8 @@ def test_a_run_that_was_profiled_trains_to_the_same_bits(of_slow_data: tuple[sf.
 
 def flops(run: sf.Run) -> Flops:
     with unchanged(run) as parts:
-        micro_batches = list(parts.supply.again(0))
-        return counted(parts.task, parts.state, micro_batches, parts.supply.feed(workers=0))
+        micro_batches = list(parts.pipeline.again(0))
+        return counted(parts.task, parts.state, micro_batches, parts.pipeline.feed(workers=0))
 
 
 def test_a_linear_layer_takes_two_operations_for_each_weight_and_row() -> None:

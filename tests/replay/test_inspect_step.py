@@ -23,7 +23,7 @@ from surefoot.train.loop import Step, forward_backward, update
 
 
 def upcoming(run: sf.Run, step: int = 0) -> Step:
-    return Step(step, run.parts.supply.again(step), run.parts.task, run.parts.state)
+    return Step(step, run.parts.pipeline.again(step), run.parts.task, run.parts.state)
 
 
 def after(run: sf.Run, steps: int) -> Step:
@@ -219,8 +219,8 @@ def test_a_batch_that_cannot_be_cut_is_looked_at_whole() -> None:
 def test_gradients_are_told_without_the_loss_scale(precision: str) -> None:
     x = torch.randn(8, 2, generator=torch.Generator().manual_seed(2))
     plain, scaled = (linear(x, x.sum(1, keepdim=True), precision=name) for name in ("fp32", precision))
-    if scaled.parts.whole.precision.loss_scale is not None:
-        scaled.parts.whole.precision.loss_scale.scale.fill_(1024.0)
+    if scaled.parts.run_state.precision.loss_scale is not None:
+        scaled.parts.run_state.precision.loss_scale.scale.fill_(1024.0)
     one, other = look(upcoming(plain)), look(upcoming(scaled))
     assert other.parameters[0].norm == pytest.approx(one.parameters[0].norm, rel=0.02)
     assert other.norm == pytest.approx(one.norm, rel=0.02)

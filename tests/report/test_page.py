@@ -27,7 +27,7 @@ lr = 0.003 # file
 kind = "recipe"
 recipe = "gpt"
 """
-SITTING = {
+SESSION = {
     "time": "2026-01-02T03:04:05+0000",
     "python": "3.11.7",
     "command": ["surefoot", "train", "gpt", "--seed", "3", "--run-dir", "runs/a b"],
@@ -49,7 +49,7 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
     told += [{"kind": "sample", "step": 300, "text": "so it goes"}, {"kind": "sample", "step": 600, "text": "as ever"}]
     told += [{"kind": "final_eval", "step": 600, "weights_step": 550, "test/loss": 1.25}]
     told += [{"kind": "event", "step": 600, "event": "finished"}]
-    run = written(tmp_path_factory.mktemp("page") / "my run", told, config=CONFIG, **SITTING)
+    run = written(tmp_path_factory.mktemp("page") / "my run", told, config=CONFIG, **SESSION)
     text = TextHeatmap(title="Held-out text", legend="loss", unit="nats", pieces=(("one", None), (" two", 3.0)))
     pairs = Examples(
         title="Pairs",
@@ -230,7 +230,7 @@ def test_a_run_that_died_is_told_with_its_error(tmp_path: Path) -> None:
 
 def test_what_stopped_a_run_is_told_until_it_goes_on(tmp_path: Path) -> None:
     stopped = [*falling(100), {"kind": "event", "step": 100, "event": "stopped by SIGTERM"}]
-    page = page_of([written(tmp_path / "stopped", stopped, config=CONFIG, **SITTING)])
+    page = page_of([written(tmp_path / "stopped", stopped, config=CONFIG, **SESSION)])
     assert "stopped by SIGTERM at step 100 of 600" in page
     assert "surefoot resume" in page
     went_on = [*stopped, {"kind": "resume", "step": 100}, train(110)]
@@ -251,8 +251,8 @@ def test_hostile_text_is_only_text(tmp_path: Path) -> None:
     told += [{"kind": "eval", "step": 100, f"{HOSTILE}/loss": 1.0, f"{HOSTILE}/{HOSTILE}": 2.0}]
     told += [layers(100, (HOSTILE, "other"), never_updated=[HOSTILE])]
     run = written(tmp_path / "a<b>&'\"run", told, config=f"name = {json.dumps(HOSTILE[:-1])} # <i>")
-    sitting = dict.fromkeys(("time", "python", "directory", "git_commit"), HOSTILE)
-    hostile = {"sessions": [{**sitting, "command": ["surefoot", HOSTILE], "machine": {"torch": HOSTILE}}]}
+    session = dict.fromkeys(("time", "python", "directory", "git_commit"), HOSTILE)
+    hostile = {"sessions": [{**session, "command": ["surefoot", HOSTILE], "machine": {"torch": HOSTILE}}]}
     (run / "environment.json").write_text(json.dumps(hostile))
     (run / "crash").mkdir()
     (run / "crash" / "step-00000100.json").write_text(

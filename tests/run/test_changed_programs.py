@@ -224,7 +224,7 @@ def test_an_accepted_change_goes_on_is_recorded_and_is_what_is_compared_from_the
     built(place, old, new, own=own, stop_after="6 steps", accept_change=name).train()
     assert "note: accepted: " in capsys.readouterr().out
     sessions = json.loads((place / "run" / "environment.json").read_text())["sessions"]
-    assert [[each["changed"] for each in sitting.get("accepted_changes", [])] for sitting in sessions] == [[], [[name]]]
+    assert [[each["changed"] for each in session.get("accepted_changes", [])] for session in sessions] == [[], [[name]]]
     assert [(each["step"], each["changed"]) for each in fingerprints(place, 6)["accepted"]] == [(4, [name])]
     built(place, old, new, own=own).train()
     assert "accepted: " not in capsys.readouterr().out

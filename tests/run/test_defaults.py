@@ -104,7 +104,7 @@ def saves_s(directory: Path, *, save_s: float, **settings: Any) -> list[float]:
     """When a run of 20 minutes saved, in seconds from its start: steps take 10 s, a save `save_s`."""
     clock = Clock(save_s)
     run = steep_run(sf.optim.sgd(lr=0.1), length="120 steps", run_dir=directory, report=False, disk=clock, **settings)
-    saving = run.parts.saving
+    saving = run.parts.checkpointing
     assert saving is not None
     saving.now = saving.writer.now = clock
     begun_s: list[float] = []

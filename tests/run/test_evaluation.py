@@ -100,12 +100,12 @@ def test_a_split_for_the_end_is_scored_once_with_the_best_weights_and_the_last_o
     run.train()
     assert sum(ASKED[before:]) == 52
     (record,) = written(run_dir, "final_eval")
-    best = run.parts.whole.watch
+    best = run.parts.run_state.watch
     assert best is not None
     assert record["weights_step"] == best.step != run.state.step
     again = build(None, **changes)
-    assert run.parts.saving is not None
-    again.load_checkpoint(run.parts.saving.store.at(record["weights_step"]))
+    assert run.parts.checkpointing is not None
+    again.load_checkpoint(run.parts.checkpointing.store.at(record["weights_step"]))
     assert again.evaluate("test")["test/accuracy"] == record["test/accuracy"]
     unscored = build(tmp_path / "other", **(changes | {"splits": {"all": splits["all"]}}))
     unscored.train()
@@ -121,8 +121,8 @@ def test_the_average_of_the_best_step_is_scored_at_the_end(tmp_path: Path) -> No
     (record,) = written(tmp_path / "run", "final_eval")
     assert record["weights_step"] < run.state.step
     again = build(None, **changes)
-    assert run.parts.saving is not None
-    again.load_checkpoint(run.parts.saving.store.at(record["weights_step"]))
+    assert run.parts.checkpointing is not None
+    again.load_checkpoint(run.parts.checkpointing.store.at(record["weights_step"]))
     assert again.evaluate("test")["test/loss"] == record["test/loss"]
 
 
@@ -222,7 +222,7 @@ def test_scores_that_overflow_end_no_run(tmp_path: Path, capsys: pytest.CaptureF
     assert "warning: no scores of test: the logits are not finite" in printed
 
 
-def test_the_end_tells_how_a_score_moved_in_the_run_and_not_in_its_last_sitting(
+def test_the_end_tells_how_a_score_moved_in_the_run_and_not_in_its_last_session(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain: dict[str, Any] = {"length": "12 steps", "evaluate_every": "4 steps", "early_stopping": None}
@@ -250,7 +250,7 @@ def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing
     first, *others = written(tmp_path / "run", "eval")
     assert first == {"kind": "eval", "step": 0, **expected}
     assert [record["step"] for record in others] == [5]
-    watch = run.parts.whole.watch
+    watch = run.parts.run_state.watch
     assert watch is not None
     assert watch.step == 5
     for record in written(tmp_path / "run", "train"):

@@ -19,7 +19,7 @@ from surefoot.diagnose.finding import Check, Finding
 from surefoot.diagnose.history import History
 from surefoot.diagnose.reading import MOST, Collected, thinned
 from surefoot.run import live_findings
-from surefoot.run.live_findings import Remarks
+from surefoot.run.live_findings import LiveFindings
 from surefoot.tracking.commands import diagnose_command
 from surefoot.tracking.record import Record
 
@@ -35,8 +35,8 @@ class Ticking:
         return self.time_s
 
 
-def of(said: list[str], now: Any = None, **settings: Any) -> Remarks:
-    return Remarks(
+def of(said: list[str], now: Any = None, **settings: Any) -> LiveFindings:
+    return LiveFindings(
         described(standing="running"),
         say=said.append,
         command="surefoot diagnose runs/a",
@@ -126,7 +126,7 @@ def test_a_resumed_run_does_not_repeat_what_its_records_showed_before() -> None:
     assert said == []
 
 
-def test_what_earlier_sittings_wrote_is_read_at_the_first_record_of_training_and_not_before() -> None:
+def test_what_earlier_sessions_wrote_is_read_at_the_first_record_of_training_and_not_before() -> None:
     records = train(data_wait_s=lambda _: 0.9)
     read: list[int] = []
 

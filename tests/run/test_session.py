@@ -1,4 +1,4 @@
-"""How a sitting begins and ends: `break`, an exception, a loop without `with`, and what a half-made step leaves. (3 s)"""
+"""How a session begins and ends: `break`, an exception, a loop without `with`, and what a half-made step leaves. (3 s)"""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_break_out_of_a_loop_over_a_variable_is_the_same(stop: int, whole: Any, 
     assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
 
 
-def test_two_loops_in_one_sitting_leave_the_records_of_one(whole: Any, tmp_path: Path) -> None:
+def test_two_loops_in_one_session_leave_the_records_of_one(whole: Any, tmp_path: Path) -> None:
     with build(tmp_path / "run") as run:
         for step in run:
             if step.index in (8, 14):
@@ -255,7 +255,7 @@ def test_after_an_exception_it_is_said_what_stands_and_where_the_report_is(
     assert where == f"  what happened is in {tmp_path / 'run' / 'crash'}"
 
 
-def test_an_exception_inside_a_step_leaves_nothing_to_the_next_sitting_of_the_same_process() -> None:
+def test_an_exception_inside_a_step_leaves_nothing_to_the_next_session_of_the_same_process() -> None:
     """The first of two micro-batches has gone backward when the loss of the second fails."""
     passes = [0]
 
@@ -404,11 +404,11 @@ def test_data_that_cannot_be_read_again_do_not_hide_the_error_that_ended_the_run
                 data.gone = True
                 raise MishapError
     (file,) = (tmp_path / "run" / "crash").iterdir()
-    planned = [ids.tolist() for ids, _ in run.parts.supply.plan.micro_batches(STOP)]
+    planned = [ids.tolist() for ids, _ in run.parts.pipeline.plan.micro_batches(STOP)]
     assert json.loads(file.read_text())["samples"] == planned, "by the plan: none of them is read"
 
 
-def test_scores_asked_for_outside_of_a_sitting_have_the_settings_of_the_run() -> None:
+def test_scores_asked_for_outside_of_a_session_have_the_settings_of_the_run() -> None:
     seen: list[bool] = []
 
     def settings(outputs: Any, targets: Any) -> sf.Mean:
@@ -583,8 +583,8 @@ def test_records_that_find_no_room_end_no_run_and_are_written_when_there_is_some
 
     run = build(tmp_path / "run", console=True)
     with run:
-        assert run.sitting is not None
-        metrics = run.sitting.journal.metrics
+        assert run.session is not None
+        metrics = run.session.journal.metrics
         assert metrics is not None
         metrics.appended.file = Full(metrics.appended.file)  # type: ignore[assignment]
         for _ in run:
@@ -600,12 +600,12 @@ def test_a_sink_that_cannot_be_closed_keeps_nothing_else_open(
 ) -> None:
     run = build(tmp_path / "run", console=True, length="3 steps")
     with run:
-        assert run.sitting is not None
+        assert run.session is not None
 
         def fail() -> None:
             raise OSError(28, "No space left on device")
 
-        board = run.sitting.journal.sinks[-1]
+        board = run.session.journal.sinks[-1]
         close = board.close
         board.close = fail  # type: ignore[method-assign]
     assert "records are missing in tensorboard" in capsys.readouterr().out
@@ -667,11 +667,11 @@ def test_a_disk_that_stays_full_loses_records_loudly(tmp_path: Path, capsys: pyt
             pass
 
     with build(tmp_path / "run", console=True) as run:
-        assert run.sitting is not None
-        assert run.sitting.journal.metrics is not None
-        fileno = run.sitting.journal.metrics.appended.file.fileno()
-        opened = run.sitting.journal.metrics.appended.file
-        run.sitting.journal.metrics.appended.file = Full()  # type: ignore[assignment]
+        assert run.session is not None
+        assert run.session.journal.metrics is not None
+        fileno = run.session.journal.metrics.appended.file.fileno()
+        opened = run.session.journal.metrics.appended.file
+        run.session.journal.metrics.appended.file = Full()  # type: ignore[assignment]
         for _ in run:
             pass
     opened.close()
@@ -688,7 +688,7 @@ def test_time_spent_on_logging_before_an_evaluation_is_training(
     clock = LogicalClock()
     monkeypatch.setattr(Meter, "read", lambda meter, **more: (clock.advance(1.0), real(meter, **more))[1])
     run = build(tmp_path / "run", length="5 steps", log_every="5 steps")
-    run.parts.whole.clock.now = clock
+    run.parts.run_state.clock.now = clock
     run.train()
     (record,) = [line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"]
     assert (record["training_s"], record["evaluating_s"]) == (1.0, 0.0)

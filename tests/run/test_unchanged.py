@@ -26,7 +26,7 @@ OPTIMIZERS: Optimizers = {
     "rmsprop": lambda groups: torch.optim.RMSprop(groups, lr=1e-3, centered=True),
 }
 TRIED: dict[str, Callable[[sf.Run], Any]] = {
-    "find_lr": lambda run: sf.tune.find_lr(run, low=1e-4, high=100.0, steps=12),
+    "find_lr": lambda run: sf.tune.find_lr(run, min_lr=1e-4, max_lr=100.0, steps=12),
     "find_batch": lambda run: sf.tune.find_batch_size(run, memory="1 GB"),
 }
 
@@ -56,7 +56,7 @@ def plain(held: Any) -> Any:
 
 def everything(run: sf.Run) -> dict[str, Any]:
     """All that changes while a run goes on, and the three generators."""
-    whole, state = run.parts.whole, run.state
+    whole, state = run.parts.run_state, run.state
     models = [*state.models.values(), *(average.model for average in state.ema_models.values())]
     found: dict[str, Any] = {
         "tensors": [list(model.parameters()) + list(model.buffers()) for model in models],
@@ -68,7 +68,7 @@ def everything(run: sf.Run) -> dict[str, Any]:
         "meter": (whole.meter.table(), whole.meter.logged_table()),
         "bad steps": whole.meter.skipped_in_a_row,
         "phases": (whole.clock.phase, whole.clock.window_s, whole.clock.total_s),
-        "kept": (whole.kept.objects, whole.kept.tensors, whole.kept.unclaimed),
+        "kept": (whole.user_state.objects, whole.user_state.tensors, whole.user_state.unclaimed),
         "watch": None if whole.watch is None else whole.watch.state(),
         "generators": (random.getstate(), np.random.get_state()[1], torch.get_rng_state()),  # type: ignore[index]
     }
@@ -137,8 +137,8 @@ def test_training_afterwards_is_that_of_a_run_that_tried_nothing(tried: str, opt
         with run:
             for step in run:
                 if trying and step.index == 6:
-                    assert run.parts.saving is not None
-                    run.parts.saving.writer.wait()  # of a checkpoint of the run's own
+                    assert run.parts.checkpointing is not None
+                    run.parts.checkpointing.writer.wait()  # of a checkpoint of the run's own
                     files = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*") if path.is_file()}
                     TRIED[tried](run)
                     assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*") if path.is_file()} == files
@@ -215,7 +215,7 @@ def test_a_model_may_be_one_of_several() -> None:
         early_stopping=None,
     )
     before = everything(run)
-    assert len(sf.tune.find_lr(run, steps=10, high=1.0).rates) > 4
+    assert len(sf.tune.find_lr(run, steps=10, max_lr=1.0).rates) > 4
     assert sf.tune.find_batch_size(run, memory="1 GB").largest.size == 8
     assert compared(before, everything(run)) == []
 
@@ -228,7 +228,7 @@ def test_the_time_that_trying_takes_belongs_to_no_phase_of_the_run() -> None:
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     run = build(None, loss=slow, length="3 steps", splits=None, early_stopping=None)
-    clock = run.parts.whole.clock
+    clock = run.parts.run_state.clock
     clock.now, clock.since = lambda: float(passes.qsize()), 0.0
     with run:
         for step in run:

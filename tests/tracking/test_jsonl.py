@@ -15,7 +15,7 @@ from surefoot.tracking.jsonl import records, streamed
 from written_runs import falling, layers, scores, train, written
 
 
-def several_sittings(seed: int) -> list[dict[str, Any]]:
+def several_sessions(seed: int) -> list[dict[str, Any]]:
     generator = random.Random(seed)
     found: list[dict[str, Any]] = []
     step = 0
@@ -31,7 +31,7 @@ def several_sittings(seed: int) -> list[dict[str, Any]]:
 @in_one
 @pytest.mark.parametrize("seed", range(20))
 def test_what_a_resume_supersedes_is_left_out(seed: int, tmp_path: Path) -> None:
-    run = written(tmp_path / "run", several_sittings(seed))
+    run = written(tmp_path / "run", several_sessions(seed))
     assert repr(list(streamed(run / "metrics.jsonl"))) == repr(records(run / "metrics.jsonl"))
 
 

@@ -1,4 +1,4 @@
-"""What a record says besides the numbers of law 8: how a sitting ended, memory, the largest loss, which steps were skipped. (3 s)"""
+"""What a record says besides the numbers of law 8: how a session ended, memory, the largest loss, which steps were skipped. (3 s)"""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MishapError(Exception):
     """Something in a user's code."""
 
 
-# --- how a sitting ended ----------------------------------------------------------------------------------------------
+# --- how a session ended ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -46,14 +46,14 @@ class MishapError(Exception):
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
-def test_how_a_sitting_ended_is_recorded(changes: dict[str, Any], what: str, tmp_path: Path) -> None:
+def test_how_a_session_ended_is_recorded(changes: dict[str, Any], what: str, tmp_path: Path) -> None:
     settings = {"length": "6 steps", "evaluate_every": "1 steps", "save_every": "3 steps"}
     run = build(tmp_path / "run", **(settings | changes))
     with run:
-        assert run.sitting is not None
+        assert run.session is not None
         for step in run:
-            if run.sitting.wishes.deadline is not None and step.index == 2:
-                run.sitting.wishes.deadline.end -= 600.0  # it is over
+            if run.session.stop_requests.deadline is not None and step.index == 2:
+                run.session.stop_requests.deadline.end -= 600.0  # it is over
     assert happened(tmp_path / "run") == [(run.state.step, what)]
 
 
@@ -136,7 +136,7 @@ def test_a_disk_that_is_full_at_the_end_breaks_no_closing(
     monkeypatch.setattr(JsonLines, "_append", full)
     run = build(tmp_path / "run", length="3 steps", console=True)
     run.train()
-    assert run.sitting is None
+    assert run.session is None
     assert "records do not reach metrics.jsonl: No space left on device" in capsys.readouterr().out
     assert build(tmp_path / "run", length="3 steps", console=True).parts.directory is not None
     build(

@@ -342,11 +342,11 @@ def test_when_the_link_is_gone_the_run_is_saved_again(tmp_path: Path, elsewhere:
     with build(run_dir) as run:
         for step in run:
             if step.index == 9:
-                assert run.parts.saving is not None
-                run.parts.saving.writer.wait()
+                assert run.parts.checkpointing is not None
+                run.parts.checkpointing.writer.wait()
                 plant(run_dir, "checkpoints", elsewhere)
             elif step.index == STEPS - 1:
-                run.parts.saving.writer.wait()
+                run.parts.checkpointing.writer.wait()
                 (run_dir / "checkpoints").unlink()
                 (tmp_path / "moved-checkpoints").rename(run_dir / "checkpoints")
     assert same_weights(run_dir, whole)
@@ -383,7 +383,7 @@ def test_a_run_that_dies_writes_no_report_through_a_link(
 
 def test_records_are_not_written_again_through_a_link(tmp_path: Path, elsewhere: Path) -> None:
     journal, directory = Journal(None), RunDirectory(tmp_path)
-    journal.open(directory, step=0, found=None)
+    journal.open(directory, step=0, found=None, unit="targets")
     plant(tmp_path, "tensorboard", elsewhere)
     shutil.rmtree(tmp_path / "moved-tensorboard", ignore_errors=True)
     with pytest.raises(OSError, match="a link to"):
@@ -419,8 +419,8 @@ def train_and(run_dir: Path, step: int, act: Callable[[], None], **changes: Any)
     with build(run_dir, console=True, **changes) as run:
         for made in run:
             if made.index == step:
-                assert run.parts.saving is not None
-                run.parts.saving.writer.wait()
+                assert run.parts.checkpointing is not None
+                run.parts.checkpointing.writer.wait()
                 act()
 
 
@@ -578,7 +578,7 @@ def reshaped(where: str, value: Any) -> forged.Edit:
     "trainable/frozen=[3]",
     "skipped_in_a_row=None",
     "machine/torch=2",
-    "watch={'value': 3}",
+    "monitor={'value': 3}",
     "first_scores=None",
     "evaluation_due=x",
 )
@@ -719,8 +719,8 @@ def test_tensorboard_on_a_full_disk_is_one_line_and_written_when_there_is_room(
             self.file.close()
 
     with build(tmp_path / "run", console=True) as run:
-        assert run.sitting is not None
-        board = next(sink for sink in run.sitting.journal.sinks if isinstance(sink, TensorBoard))
+        assert run.session is not None
+        board = next(sink for sink in run.session.journal.sinks if isinstance(sink, TensorBoard))
         board.appended.file = Full(board.appended.file)  # type: ignore[assignment]
         for _ in run:
             pass

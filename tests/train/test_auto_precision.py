@@ -86,7 +86,7 @@ def test_bf16_is_chosen_where_the_table_has_a_clear_gain(gain: float, chosen: st
     table(row(gain))
     run = built()
     run.train()
-    assert run.parts.whole.precision.name == run.parts.identity["precision"] == chosen
+    assert run.parts.run_state.precision.name == run.parts.identity["precision"] == chosen
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_sizes_outside_of_what_was_measured_are_fp32(region: dict[str, Any], ins
     table(row(2.0, **region))
     run = built()
     chosen = auto_precision.settle_choices(run.parts)
-    assert (run.parts.whole.precision.name, chosen.unknown) == (("bf16", False) if inside else ("fp32", True))
+    assert (run.parts.run_state.precision.name, chosen.unknown) == (("bf16", False) if inside else ("fp32", True))
 
 
 @pytest.mark.parametrize("other", [{"instructions": "none"}, {"instructions": "avx512_bf16"}, {"torch": "1.0"}])
@@ -114,9 +114,9 @@ def test_another_processor_and_another_torch_are_fp32(
     monkeypatch.setattr(auto_precision, "instruction_set", lambda: other.get("instructions", "amx_bf16"))
     monkeypatch.setattr(torch, "__version__", other.get("torch", torch.__version__))
     run = built()
-    monkeypatch.setattr(run.parts.supply.__class__, "first", lambda *_: pytest.fail("data were read for nothing"))
+    monkeypatch.setattr(run.parts.pipeline.__class__, "first", lambda *_: pytest.fail("data were read for nothing"))
     assert auto_precision.settle_choices(run.parts).unknown
-    assert run.parts.whole.precision.name == "fp32"
+    assert run.parts.run_state.precision.name == "fp32"
 
 
 def test_where_regions_overlap_the_least_gain_counts(table: Table) -> None:
@@ -140,7 +140,7 @@ def test_the_loss_is_called_for_steps_alone(table: Table) -> None:
         for _ in run:
             pass
     assert calls == [16, 16, 16]
-    assert run.parts.whole.precision.name == "bf16"
+    assert run.parts.run_state.precision.name == "bf16"
 
 
 @pytest.mark.parametrize("chosen", ["fp32", "bf16"])
@@ -162,14 +162,14 @@ def test_a_resume_on_another_machine_computes_as_the_run_began(
     monkeypatch.setattr(auto_precision, "instruction_set", lambda: "none")
     resumed = built(tmp_path / "run")
     resumed.train()
-    assert resumed.parts.whole.precision.name == "bf16"
+    assert resumed.parts.run_state.precision.name == "bf16"
     for one, other in zip(whole.state.parameters, resumed.state.parameters, strict=True):
         assert torch.equal(one, other)
     newest = Store(tmp_path / "run" / "checkpoints").newest_intact()
     assert newest is not None
     again = built()
     again.load_checkpoint(newest[0])
-    assert again.parts.whole.precision.name == "bf16"  # and is scored as it was
+    assert again.parts.run_state.precision.name == "bf16"  # and is scored as it was
     with pytest.raises(sf.CheckpointError, match="precision was 'bf16', now 'fp32'"):
         built(tmp_path / "run", precision="fp32").train()
 
@@ -230,7 +230,7 @@ def test_several_models_and_loops_of_ones_own_are_fp32(table: Table) -> None:
     own = built(loss=None)
     chosen = auto_precision.settle_choices(own.parts)
     assert (chosen.precision, chosen.unknown) == ("the steps are the program's own", False)  # which cannot be profiled
-    assert own.parts.whole.precision.name == "fp32"
+    assert own.parts.run_state.precision.name == "fp32"
 
 
 def test_batches_by_tokens_are_told_by_the_plan_whatever_the_seed(table: Table) -> None:
@@ -438,8 +438,8 @@ def test_what_the_table_says_of_compiling_stays_with_the_run(tmp_path: Path, mon
     monkeypatch.setattr(auto_precision, "COMPILE", {"cpu": False})
     resumed = built(tmp_path / "run", compile="auto", log_every="1 steps")
     with resumed:
-        assert resumed.sitting is not None
-        assert resumed.sitting.between.layers.modules == {}  # of a compiled model none is watched
+        assert resumed.session is not None
+        assert resumed.session.periodic.layers.modules == {}  # of a compiled model none is watched
         for _ in resumed:
             pass
     assert isinstance(resumed.parts.task.forward, Compiled)

@@ -102,7 +102,7 @@ def test_format_and_layout_are_chosen_together(
     assert auto_precision.settle_choices(run.parts).precision == why
     seen = layouts_seen(run)
     run.train()
-    assert (run.parts.whole.precision.name, run.parts.layout.channels_last) == chosen
+    assert (run.parts.run_state.precision.name, run.parts.layout.channels_last) == chosen
     assert run.parts.identity["channels_last"] == chosen[1]
     assert seen == {chosen[1]}  # in training, and where averaged weights are scored
 
@@ -155,7 +155,7 @@ def test_what_is_named_stays_and_is_told_beside_what_auto_would_choose(gains: Ga
     chosen = auto_precision.settle_choices(named.parts)
     assert (chosen.precision, chosen.compile, chosen.unknown) == (None, None, False)
     assert (
-        chosen.in_words(named.parts.whole.precision, channels_last=False)
+        chosen.in_words(named.parts.run_state.precision, channels_last=False)
         == 'fp32; "auto" would choose bf16 (at least 4.00 times as fast as fp32 where it was measured)'
     )
     assert (named.parts.layout.open, named.parts.layout.channels_last) == (False, False)

@@ -356,12 +356,12 @@ def test_a_resume_remembers_which_parameters_have_had_a_gradient(tmp_path: Path)
 
         used = True
 
-    def sitting(*, used: bool, **changes: Any) -> None:
+    def session(*, used: bool, **changes: Any) -> None:
         Once.used = used
         build(tmp_path / "run", model=Once, optimizer=sf.optim.sgd(lr=0.1), **changes).train()
 
-    sitting(used=True, stop_after="2 steps")
-    sitting(used=False, accept_change="loss")
+    session(used=True, stop_after="2 steps")
+    session(used=False, accept_change="loss")
     found = layers(tmp_path / "run")
     assert len(found) == STEPS
     assert "once.weight" not in found[-1]["grad_norm"]
@@ -393,8 +393,8 @@ def test_a_compiled_model_is_watched_without_hooks(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("surefoot.run.build.compiled", dict)  # whatever was made of the models
     run = build(None, compile=True)
     with run:
-        assert run.sitting is not None
-        assert run.sitting.between.layers.modules == {}
+        assert run.session is not None
+        assert run.session.periodic.layers.modules == {}
 
 
 def test_modules_that_are_compiled_by_themselves_are_left_alone() -> None:
@@ -410,7 +410,7 @@ def test_which_parameters_have_had_a_gradient_is_known_after_a_resume(tmp_path: 
     stopped.train()
     with build(tmp_path / "run") as resumed:
         assert resumed.state.step == 4
-        assert resumed.parts.whole.seen == stopped.parts.whole.seen != set()
+        assert resumed.parts.run_state.seen == stopped.parts.run_state.seen != set()
 
 
 def test_of_several_models_names_begin_with_theirs(tmp_path: Path) -> None:

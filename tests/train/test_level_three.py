@@ -101,7 +101,7 @@ gan = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(gan)
 from torch.utils.tensorboard import writer
 
-def sitting(out, kill_at, drawing):
+def session(out, kill_at, drawing):
     passes = [0]
     def killing(loss):
         def counted(models, batch):
@@ -130,7 +130,7 @@ for line in sys.stdin:
     if child == 0:
         status = 1
         try:
-            sitting(**json.loads(line))
+            session(**json.loads(line))
             status = 0
         except BaseException as problem:
             print(repr(problem), file=sys.stderr, flush=True)
@@ -138,11 +138,11 @@ for line in sys.stdin:
             os._exit(status)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-Sitting = Callable[..., int]
+Session = Callable[..., int]
 
 
 @pytest.fixture(scope="module")
-def sitting() -> Iterator[Sitting]:
+def session() -> Iterator[Session]:
     """Runs the example in a process of its own, forked from one that has imported torch; returns its exit status."""
     command = [sys.executable, "-c", PROGRAM, str(EXAMPLES / "gan.py")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -195,10 +195,10 @@ def outcome(run_dir: Path) -> dict[str, Any]:
     ids=["as in the example", "drawing in the body"],
 )
 def uninterrupted(
-    request: pytest.FixtureRequest, sitting: Sitting, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, session: Session, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[bool, Any]:
     run_dir = tmp_path_factory.mktemp("uninterrupted") / "gan"
-    assert sitting(run_dir, drawing=request.param) == 0
+    assert session(run_dir, drawing=request.param) == 0
     return request.param, outcome(run_dir)
 
 
@@ -206,12 +206,12 @@ def uninterrupted(
 @pytest.mark.parametrize(
     "kills", [[1], *(pytest.param(kills, marks=pytest.mark.slow) for kills in ([31, 17], [18], [60], [95]))], ids=str
 )
-def test_a_killed_gan_ends_bit_equal(kills: list[int], sitting: Sitting, uninterrupted: Any, tmp_path: Path) -> None:
+def test_a_killed_gan_ends_bit_equal(kills: list[int], session: Session, uninterrupted: Any, tmp_path: Path) -> None:
     """Four passes a step: two micro-batches through each of the two losses; a kill falls between the two updates too."""
     drawing, expected = uninterrupted
     for kill_at in kills:
-        assert sitting(tmp_path / "gan", kill_at=kill_at, drawing=drawing) == -signal.SIGKILL
-    assert sitting(tmp_path / "gan", drawing=drawing) == 0
+        assert session(tmp_path / "gan", kill_at=kill_at, drawing=drawing) == -signal.SIGKILL
+    assert session(tmp_path / "gan", drawing=drawing) == 0
 
     found = outcome(tmp_path / "gan")
     assert [name for name in expected["tensors"] if found["tensors"][name] != expected["tensors"][name]] == []

@@ -445,7 +445,7 @@ def test_a_plateau_that_could_lower_no_rate_is_refused_before_the_run(changes: d
 
 def test_early_stopping_of_another_score_or_more_patience_goes_with_it() -> None:
     for stop in (sf.EarlyStopping("min val/same", 3), sf.EarlyStopping("min val/loss", 1)):
-        assert build(None, early_stopping=stop).parts.whole.feedback is not None
+        assert build(None, early_stopping=stop).parts.run_state.feedback is not None
 
 
 def test_a_score_that_is_not_taken_is_named_at_the_first_evaluation() -> None:
@@ -455,7 +455,7 @@ def test_a_score_that_is_not_taken_is_named_at_the_first_evaluation() -> None:
 
 def test_a_recipe_builds_the_plateau_of_its_score() -> None:
     config = images.Config(plateau=Plateau(patience=4, factor=0.2), run_dir=None)
-    assert images.build(config).parts.whole.feedback is not None
+    assert images.build(config).parts.run_state.feedback is not None
     expected = {"best": images.BEST, "early_stopping": None, "plateau": ReduceLROnPlateau(images.BEST, 4, 0.2)}
     assert config.steering(images.BEST) == expected
     assert images.Config(plateau=Plateau(patience=4)).steering("max a/b")["plateau"] == ReduceLROnPlateau("max a/b", 4)

@@ -274,7 +274,7 @@ def test_windows_of_tokens_are_samples_of_one_length() -> None:
     )
     found = sf.tune.find_batch_size(run, memory="1 GB")
     assert found.unit == "samples"
-    assert found.batch_size == run.parts.supply.sizes.batch_size
+    assert found.batch_size == run.parts.pipeline.sizes.batch_size
     assert f"--batch-size {found.batch_size} " in found.flags
 
 

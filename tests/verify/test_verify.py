@@ -144,7 +144,7 @@ def test_a_run_that_goes_on_is_verified_up_to_what_is_committed(tmp_path: Path) 
     with live:
         for step in live:
             if step.index == 13:
-                live.parts.saving.writer.wait()  # type: ignore[union-attr]
+                live.parts.checkpointing.writer.wait()  # type: ignore[union-attr]
                 verdict = sf.load(build(tmp_path / "a", save_every="8 steps", evaluate_every="8 steps")).verify(
                     steps="all"
                 )
@@ -254,11 +254,11 @@ def _longer(record: dict[str, Any]) -> None:
             "the record of step 3: it tells of train after those of step 6",
         ),
         (
-            lambda run: forged.environment_changed(run, lambda sitting: sitting["machine"].update(hardware="other")),
-            "environment.json tells of no sitting on the machine by which step-00000000 was saved",
+            lambda run: forged.environment_changed(run, lambda session: session["machine"].update(hardware="other")),
+            "environment.json tells of no session on the machine by which step-00000000 was saved",
         ),
         (
-            lambda run: forged.environment_changed(run, lambda sitting: sitting["data"].update(samples=53)),
+            lambda run: forged.environment_changed(run, lambda session: session["data"].update(samples=53)),
             "environment.json tells of other training data than step-00000000",
         ),
         (lambda run: (run / "environment.json").write_text("[]"), "environment.json is damaged"),
@@ -296,7 +296,7 @@ def test_other_data_of_a_split_are_named_and_steps_are_made_all_the_same(run: Pa
     assert (verdict.exit_status, len(verdict.outcomes)) == (3, 1)
 
 
-def test_a_split_whose_data_were_exchanged_in_a_sitting_is_noted_once(run: Path) -> None:
+def test_a_split_whose_data_were_exchanged_in_a_session_is_noted_once(run: Path) -> None:
     for step in (4, 8):
         forged.state_changed(forged.checkpoint(run, step), lambda state: state["splits"]["val"].update(sha256="0"))
     assert checked(run).notes == [
@@ -489,7 +489,7 @@ def test_a_run_that_went_on_several_times_is_proved(tmp_path: Path) -> None:
     del environment["sessions"][1]
     (tmp_path / "a" / "environment.json").write_text(json.dumps(environment))
     lost = the_problem(verified(tmp_path / "a", steps=1, windows=0))
-    assert re.search(r"environment.json tells of no sitting that went on from step \d+", lost.text)
+    assert re.search(r"environment.json tells of no session that went on from step \d+", lost.text)
 
 
 @pytest.mark.fast("loss scale and quantile")

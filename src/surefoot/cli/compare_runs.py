@@ -42,7 +42,7 @@ def trained_here(asked_plan: Planned | None, path: Path, asked: Compare, *, give
     try:
         plan, chooser = _prepared(asked_plan, directory, asked, given=given)
         screen.say(_said_first(plan, path, chooser, jobs=asked.jobs))
-        sitting = runner.Sitting(
+        session = runner.Session(
             chooser,
             Trials(directory, lambda name: command("train", path, name), threads=plan.threads, cwd=plan.started_in),
             jobs=asked.jobs,
@@ -53,7 +53,7 @@ def trained_here(asked_plan: Planned | None, path: Path, asked: Compare, *, give
         )
         signals.install()
         try:
-            sitting.train()
+            session.train()
         finally:
             signals.restore()
         if signals.stop is not None:

@@ -74,7 +74,7 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
         return {"why": "no score is watched"}
     score, best = trained.watch[1], trained.best
     split = score.partition("/")[0]
-    if best is None or trained.final is None or split not in run.parts.scoring.splits:
+    if best is None or trained.final is None or split not in run.parts.evaluator.splits:
         return {"why": f"{score} was never scored"}
     store, last = Store(run.parts.directory.checkpoints), trained.scores[-1][0]
     found: dict[str, Any] = {"score": score, "split": run.parts.split_identity[split]}
@@ -89,7 +89,7 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
             found[kind] = None  # not every run keeps its best
             continue
         with run.parts.numerics():
-            means = run.parts.scoring.metric_by_batch(score, batches=BATCHES)
+            means = run.parts.evaluator.metric_by_batch(score, batches=BATCHES)
         if means is None:
             return {"why": f"{score} is no mean over samples"}
         counts, totals = [float(mean.count) for mean in means], [float(mean.total) for mean in means]
@@ -112,11 +112,11 @@ def _wait_until_free(path: Path) -> None:
 def look(plan: planned.Planned, directory: Path, name: str) -> None:
     """Build a variant, and print as JSON what only that tells: its precision and whether it is compiled, its score, its splits."""
     run = _built(plan, directory, name)
-    auto, watch = settle_choices(run.parts), run.parts.whole.watch
+    auto, watch = settle_choices(run.parts), run.parts.run_state.watch
     found = {
-        "precision": run.parts.whole.precision.name,
+        "precision": run.parts.run_state.precision.name,
         "score": None if watch is None else f"{watch.direction} {watch.score}",
-        "splits": list(run.parts.scoring.splits),
+        "splits": list(run.parts.evaluator.splits),
         "compile": None if auto.compile is None else run.parts.compiled,
         "channels_last": True if run.parts.layout.channels_last else None,
         "chosen": auto.precision,
@@ -140,7 +140,7 @@ def _built(plan: planned.Planned, directory: Path, name: str) -> Run:
     }
     run = program.run(config)
     # models of other sizes would choose otherwise, and then they would not be alike
-    precision, layout, compiling = run.parts.whole.precision, run.parts.layout, run.parts.compiling
+    precision, layout, compiling = run.parts.run_state.precision, run.parts.layout, run.parts.compiling
     if precision.open and "precision" in plan.found:
         precision.settle(plan.found["precision"])
         layout.settle(bool(plan.found.get("channels_last", False)))
@@ -149,7 +149,7 @@ def _built(plan: planned.Planned, directory: Path, name: str) -> Run:
     choices = {"precision": precision.name, "channels_last": layout.channels_last, "compile": compiling.on}
     run.parts.identity.update(choices)
     run.configuration = with_choices(to_toml(config, kept, program.described), choices)
-    run.parts.scoring.leave_out_end()
+    run.parts.evaluator.leave_out_end()
     return run
 
 

@@ -84,7 +84,7 @@ def evaluate(arguments: list[str]) -> None:
 
 
 def _evaluate_splits(run: "Run", only: Sequence[str], chosen: "Checkpoint", *, whose: str, key: str) -> None:
-    scoring = run.parts.scoring
+    scoring = run.parts.evaluator
     if unknown := [name for name in only if name not in scoring.splits]:
         raise ConfigError(
             f"--split {unknown[0]}: this run has no such split; it has: {', '.join(scoring.splits) or 'none'}\n"

@@ -98,7 +98,7 @@ def plan(arguments: list[str]) -> None:
         _print_configuration(config, origins)
         with on_paper(options.world_size):
             parts = program.on_paper(*([] if config is None else [config])).parts
-            for section in cluster_text.sections(parts, _assumed(numbers, precision=parts.whole.precision.name)):
+            for section in cluster_text.sections(parts, _assumed(numbers, precision=parts.run_state.precision.name)):
                 print(f"\n{section}")
         return
     program.check(config)

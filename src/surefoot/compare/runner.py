@@ -111,7 +111,7 @@ class InOrder:
 Chooser = InOrder | Search
 
 
-class Sitting:
+class Session:
     """One stretch of training variants, until none is left or `stopping` says so."""
 
     def __init__(

@@ -69,7 +69,7 @@ class Trial:
     process: subprocess.Popen[bytes]
     metrics: Path
     log_start: int
-    fresh: bool  # begun in this sitting, not gone on with
+    fresh: bool  # begun in this session, not gone on with
     started: float = field(default_factory=time.monotonic)
     ending: Literal["", "stopped", "pruned"] = ""  # what it was told to end for
     read_bytes: int = 0  # of `metrics`

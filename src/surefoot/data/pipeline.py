@@ -76,7 +76,7 @@ def refuse_compiled(plan: MicroBatches, *, compiled: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Supply:
+class DataPipeline:
     """The training data with their plan, and how samples become batches on the device."""
 
     dataset: Any

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.diagnose.run_settings import Described
+from surefoot.diagnose.run_settings import RunDescription
 from surefoot.tracking.record import Record
 
 
@@ -41,11 +41,11 @@ class Series:
 class History:
     """The records of a run by kind, in the order of steps."""
 
-    described: Described
+    described: RunDescription
     train: tuple[Record, ...] = ()
     scores: tuple[Record, ...] = ()
     layers: tuple[Record, ...] = ()
-    last_event: Record | None = None  # of the last sitting
+    last_event: Record | None = None  # of the last session
     data: Mapping[str, Any] = field(default_factory=dict)
     resumed: tuple[int, ...] = ()
     _watched: dict[str, dict[str, Series]] = field(default_factory=dict, init=False)

@@ -8,7 +8,7 @@ from surefoot.diagnose.statistics import first_and_last_third, level, slope, tre
 from surefoot.tracking.format import with_unit
 
 FEWEST = 12
-"""Records after the first quarter of a sitting, in which allocators, caches and workers take what they need."""
+"""Records after the first quarter of a session, in which allocators, caches and workers take what they need."""
 STRETCHES = 6
 """What adds up rises in each of them; what an allocator takes for an evaluation or a longer batch comes in one or two steps up."""
 STEADY = 0.3
@@ -29,7 +29,7 @@ def growing_memory(history: History) -> Verdict:
     names = ("host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
     series_of_all = ((name, history.column(name).finite.since(settled)) for name in names)
     columns = {name: series for name, series in series_of_all if len(series) >= FEWEST}
-    need(columns, f"fewer than {FEWEST} records of the memory after the first quarter of the sitting")
+    need(columns, f"fewer than {FEWEST} records of the memory after the first quarter of the session")
     for name, series in columns.items():
         if (growth := _growth(series)) is not None:
             return _finding(history, series, growth, device=name.startswith("device"))

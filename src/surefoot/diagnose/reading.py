@@ -9,7 +9,7 @@ from typing import Any
 
 from surefoot.config.paths import local_path
 from surefoot.diagnose.history import History, loss_applied
-from surefoot.diagnose.run_settings import Described, kinds_of_models
+from surefoot.diagnose.run_settings import RunDescription, kinds_of_models
 from surefoot.errors import ConfigError
 from surefoot.tracking.record import PHASES, Record
 from surefoot.tracking.run_reader import Session, read_records, read_run, standing_of
@@ -30,11 +30,11 @@ def history_in(path: Path | str) -> History:
     return collected.history(described_in(run))
 
 
-def described_in(run: Path) -> Described:
+def described_in(run: Path) -> RunDescription:
     """The settings of the run in a directory, as far as its files hold them."""
     files = read_run(run)
     script, last = files.config.script, files.sessions[-1] if files.sessions else Session()
-    return Described(
+    return RunDescription(
         made=files.config.of_script if files.state is None else files.state.identity,
         written={"workers": last.get("workers")} if script else files.config.flat,
         program=str(files.config.program.get("kind", "script")),
@@ -77,7 +77,7 @@ class Collected:
             older = len(kept) // 2 // 2 * 2
             kept[:older] = thinned(kept[:older])
 
-    def history(self, described: Described) -> History:
+    def history(self, described: RunDescription) -> History:
         train, scores, layers, data, events, resumed = (
             tuple(self.kinds.get(kind, ()))
             for kind in ("train", "eval", "layer_stats", "data_check", "event", "resume")

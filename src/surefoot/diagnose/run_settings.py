@@ -14,7 +14,7 @@ _NESTED = ("optimizer", "schedule", "model", "data", "augmentation")
 
 
 @dataclass(frozen=True)
-class Described:
+class RunDescription:
     """The settings of a run; unknown ones are None.
 
     `made` is what is compared when it goes on (`identity` in a checkpoint's state.json); `written` are settings by dotted
@@ -144,9 +144,9 @@ class Described:
     def typed(self, name: str, value: Any) -> str:
         """The text to type for another value of a setting, with the current one: a flag, or code if the run is not a recipe's.
 
-        >>> Described(program="recipe", made={"optimizer": {"name": "adamw", "lr": 3e-3}}).typed("optimizer.lr", 3e-4)
+        >>> RunDescription(program="recipe", made={"optimizer": {"name": "adamw", "lr": 3e-3}}).typed("optimizer.lr", 3e-4)
         '--optimizer.lr 0.0003 (now 0.003)'
-        >>> Described(made={"batch_size": 8}).typed("batch_size", 64)
+        >>> RunDescription(made={"batch_size": 8}).typed("batch_size", 64)
         'Run(batch_size=64) (now 8)'
         """
         now = self.present(name)

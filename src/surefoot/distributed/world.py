@@ -89,13 +89,13 @@ class World:
             dist.all_reduce(tensor)
 
 
-class Agreement:
+class Consensus:
     """What all ranks must do at the same step, as whole numbers from 0 on, by name: the largest of what the ranks say counts.
 
     A signal reaches one process, a clock runs on each, a user's code may call `run.stop()` anywhere. Told by each at one step, it
     is known to all at the next, and waited for by none; one process agrees with itself at once.
 
-    >>> agreement = Agreement(World(torch.device("cpu")), names=("stop", "save"))
+    >>> agreement = Consensus(World(torch.device("cpu")), names=("stop", "save"))
     >>> agreement.exchange(stop=15)
     {'stop': 15, 'save': 0}
     """

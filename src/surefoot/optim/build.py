@@ -29,7 +29,7 @@ Built = Callable[[list[dict[str, Any]]], Optimizer]
 
 
 @dataclass
-class Trained:
+class RunOptimizer:
     """An optimizer with what its updates need."""
 
     optimizer: Optimizer
@@ -49,7 +49,7 @@ class Trained:
                 )
 
 
-def base_groups(optimizers: Iterable[Trained]) -> tuple[dict[str, Any], ...]:
+def base_groups(optimizers: Iterable[RunOptimizer]) -> tuple[dict[str, Any], ...]:
     """The numbers of the optimizers' groups at their base rates: one group for each rate."""
     groups = {group["initial_lr"]: group for trained in optimizers for group in trained.optimizer.param_groups}
     kinds = (bool, int, float, tuple)
@@ -60,7 +60,7 @@ def base_groups(optimizers: Iterable[Trained]) -> tuple[dict[str, Any], ...]:
     )
 
 
-def refuse_without_momentum(optimizers: Iterable[Trained]) -> None:
+def refuse_without_momentum(optimizers: Iterable[RunOptimizer]) -> None:
     """Raise `ConfigError` for an optimizer whose momentum no schedule can move."""
     for optimizer in (trained.optimizer for trained in optimizers):
         kind = kind_of(optimizer)
@@ -131,8 +131,8 @@ def limited(clip: Clip, model: nn.Module, parameters: Iterable[nn.Parameter]) ->
 
 
 def trained_by(
-    decision: Decided, models: Mapping[str, nn.Module], *, clip: Clip, world: World, before: Trained | None
-) -> Trained:
+    decision: Decided, models: Mapping[str, nn.Module], *, clip: Clip, world: World, before: RunOptimizer | None
+) -> RunOptimizer:
     """An optimizer with what its updates need; what was trained `before` goes on with its state, bit for bit."""
     spec, parameters = decision.spec, decision.parameters
     with without_compiler():
@@ -158,7 +158,7 @@ def trained_by(
     if isinstance(skip, StraightToKernel) and world.size == 1 and by_group and small and none_shared(tensors):
         skip = FlatAdamW(optimizer, skip)
         gradients = skip.gradients
-    return Trained(optimizer, parameters, skip, clipping, latch, gradients)
+    return RunOptimizer(optimizer, parameters, skip, clipping, latch, gradients)
 
 
 def _from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:

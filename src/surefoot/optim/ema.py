@@ -11,7 +11,7 @@ from surefoot.distributed.shards import extra_states
 from surefoot.errors import ConfigError, first_line
 
 
-class Averages(Protocol):
+class EmaModel(Protocol):
     """A twin of a model that is scored, sampled from and saved in its place; training never touches it."""
 
     model: nn.Module  # the twin, as of the last `refresh`

@@ -185,9 +185,13 @@ def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> d
     for rate in lr_multipliers:
         for name, factor in rate.factors(model).items():
             if name not in product:
-                problems.append(f"rates {dict(rate.identity)}: {name!r} is no parameter of {type(model).__name__}")
+                problems.append(
+                    f"lr_multipliers {dict(rate.identity)}: {name!r} is no parameter of {type(model).__name__}"
+                )
             elif isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 <= factor < math.inf:
-                problems.append(f"rates {dict(rate.identity)}: {factor!r} for {name} is no factor: a number from 0")
+                problems.append(
+                    f"lr_multipliers {dict(rate.identity)}: {factor!r} for {name} is no factor: a number from 0"
+                )
             else:
                 product[name] *= factor
     if problems:

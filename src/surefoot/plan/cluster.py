@@ -104,7 +104,7 @@ class Case:
 
 def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:
     """Samples of a micro-batch, micro-batches of each rank, and the errors that `train` would raise for them."""
-    sizes, rows, each = parts.supply.sizes, len(parts.supply.again(0)[0].sample_ids), 1
+    sizes, rows, each = parts.pipeline.sizes, len(parts.pipeline.again(0)[0].sample_ids), 1
     if sizes.pieces == 1:  # without a size of its own each rank makes one
         rows, shared_by_all = max(1, round(rows / ranks)), sizes.batch_size
     else:
@@ -118,10 +118,10 @@ def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:
 
 def tokens_each(parts: RunComponents) -> float | None:
     """Tokens of a sample with its padding, if the data have the lengths of samples."""
-    supply = parts.supply
-    if supply.sizes.unit == "tokens":
-        return supply.sizes.micro_batch_size / len(supply.again(0)[0].sample_ids)
-    lengths = supply.dataset.lengths if isinstance(supply.dataset, Lengthy) else None
+    pipeline = parts.pipeline
+    if pipeline.sizes.unit == "tokens":
+        return pipeline.sizes.micro_batch_size / len(pipeline.again(0)[0].sample_ids)
+    lengths = pipeline.dataset.lengths if isinstance(pipeline.dataset, Lengthy) else None
     return float(lengths) if isinstance(lengths, int) else None
 
 

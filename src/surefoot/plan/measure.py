@@ -27,7 +27,7 @@ class Measured:
 
 def measure(parts: RunComponents) -> Measured:
     """Pass the first micro-batch forward and backward a few times. The memory of recomputed blocks is the maximum at any time."""
-    micro_batch = parts.supply.again(0)[0]
+    micro_batch = parts.pipeline.again(0)[0]
     held: dict[int, int] = {}
     weights = {parameter.untyped_storage().data_ptr() for parameter in parts.state.parameters}
 
@@ -61,7 +61,7 @@ def memory_and_time(parts: RunComponents, measured: Measured) -> list[str]:
     known = [name for name in sizes if name != "optimizer" or None not in kept]
     told = [f"{name} {in_words(sizes[name])}" for name in known if sizes[name] or name != "averages"]
     told += ["optimizer: known after its first step"] * (None in kept)
-    step_s = measured.pass_s * parts.supply.sizes.pieces / parts.world.ranks
+    step_s = measured.pass_s * parts.pipeline.sizes.pieces / parts.world.ranks
     return [
         ", ".join(told),
         f"activations of one micro-batch {in_words(measured.activation_bytes)} (measured); together"
@@ -75,7 +75,7 @@ def memory_and_time(parts: RunComponents, measured: Measured) -> list[str]:
 
 def evaluation_time(parts: RunComponents) -> list[str]:
     """Seconds of one evaluation, of all evaluations of the run, and of those at its end, from a few batches of each split."""
-    scoring = parts.scoring
+    scoring = parts.evaluator
     if not scoring.splits:
         return []
     if parts.compiled:

@@ -40,7 +40,7 @@ def dry_pass(parts: RunComponents, *, rows: int | None = None, weights_narrow: b
     loss that cannot be computed without numbers.
     """
     batch, samples = _first_batch(parts, rows)
-    narrow = torch.bfloat16 if weights_narrow else FORMATS[parts.whole.precision.name].autocast
+    narrow = torch.bfloat16 if weights_narrow else FORMATS[parts.run_state.precision.name].autocast
     clear(parts.state.parameters)
     for parameter in parts.state.parameters:
         parameter.grad = torch.empty_like(parameter)
@@ -119,7 +119,7 @@ def _passed(
 
 def _first_batch(parts: RunComponents, rows: int | None) -> tuple[Any, int]:
     """The first micro-batch with samples, and its samples, with `rows` rows if that is given."""
-    found = next((held for held in parts.supply.again(0) if held.count), None)
+    found = next((held for held in parts.pipeline.again(0) if held.count), None)
     if found is None:
         raise DataError("the first micro-batch cannot be read: see surefoot plan without --world-size for the reason")
     there = len(found.sample_ids)

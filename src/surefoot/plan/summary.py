@@ -106,7 +106,7 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
 
 def batch_arithmetic(parts: RunComponents, measured: Measured | None) -> list[str]:
     """Ranks, accumulation and micro-batch; steps and passes; targets per step, from the first micro-batch."""
-    length, sizes, plan = parts.length, parts.supply.sizes, parts.supply.plan
+    length, sizes, plan = parts.length, parts.pipeline.sizes, parts.pipeline.plan
     ranks, pieces, size, unit = parts.world.ranks, sizes.pieces, sizes.micro_batch_size, sizes.unit
     each, per_epoch = pieces // ranks, length.samples_per_epoch / length.batch_size
     together = (
@@ -138,7 +138,7 @@ def learning_rates(parts: RunComponents) -> list[str]:
     factors, stride = parts.task.factors, max(1, steps // _LOOKED_AT)
     near = max(range(0, steps, stride), key=factors)
     fastest = max(range(max(0, near - stride), min(steps, near + stride)), key=factors)
-    feedback = parts.whole.feedback
+    feedback = parts.run_state.feedback
     shown = {"first": 0, "fastest": fastest, "middle": steps // 2, "last": steps - 1}
     rows = [(what, "step", f"{step:,}", f"{base * factors(step):.4g}") for what, step in shown.items()]
     settings = parts.schedule.to_dict()
@@ -153,17 +153,17 @@ def learning_rates(parts: RunComponents) -> list[str]:
 
 def chosen(parts: RunComponents, where: list[str], auto: Chosen) -> list[str]:
     """The choices of settings that say "auto", with reasons; and `where` the run would write."""
-    precision = auto.in_words(parts.whole.precision, channels_last=parts.layout.channels_last)
+    precision = auto.in_words(parts.run_state.precision, channels_last=parts.layout.channels_last)
     return [f"device {parts.device}, precision {precision}", *auto.lines(parts), *where]
 
 
 def _directory(parts: RunComponents) -> list[str]:
     """The place of checkpoints, and whether a run exists there."""
-    if parts.directory is None or parts.saving is None:
+    if parts.directory is None or parts.checkpointing is None:
         return ["nothing is saved: no out was given"]
     path = parts.directory.path
     try:
-        if (found := parts.saving.newest()) is None:
+        if (found := parts.checkpointing.newest()) is None:
             return [f"checkpoints go to {path}"]
         parts.continue_from(found)
         parts.refuse_another_architecture(found)

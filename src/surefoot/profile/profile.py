@@ -93,8 +93,8 @@ def measure(
             tell("counting operations")
             micro_batches = base.feed.micro_batches(base.next)
             base.next += 1
-            flops = counted(parts.task, parts.state, micro_batches, parts.supply.feed(workers=0))
-            found_peak = peak_flops or measured_peak(parts.device, parts.whole.precision.name)
+            flops = counted(parts.task, parts.state, micro_batches, parts.pipeline.feed(workers=0))
+            found_peak = peak_flops or measured_peak(parts.device, parts.run_state.precision.name)
             outcomes, left_out = _outcomes(parts, base, speedups, until=until, limit_s=max_seconds, tell=tell)
         on_device = parts.device.type == "cuda"
         found = Profile(
@@ -141,14 +141,14 @@ def _outcomes(
 
 def _setting(parts: RunComponents) -> str:
     """The conditions of a step, in words."""
-    sizes, device = parts.supply.sizes, parts.device
+    sizes, device = parts.pipeline.sizes, parts.device
     pieces = f" in {sizes.pieces} micro-batches" if sizes.pieces > 1 else ""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     words = (
         f"{sizes.batch_size:,} {sizes.unit} a step{pieces}",
-        parts.whole.precision.name,
+        parts.run_state.precision.name,
         f"cpu, {number_of(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else where,
-        f"{parts.supply.workers} workers" if parts.supply.workers else "",
+        f"{parts.pipeline.workers} workers" if parts.pipeline.workers else "",
         "compiled" if parts.compiled else "",
         f"activation checkpointing ({parts.computed_again})" if parts.computed_again else "",
         f"from step {parts.state.step:,}",

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from surefoot.config.batch_size import Batching
 from surefoot.config.tree import nearest
 from surefoot.data.buckets import Buckets
-from surefoot.data.pipeline import Supply, data_plan
+from surefoot.data.pipeline import DataPipeline, data_plan
 from surefoot.errors import ConfigError
-from surefoot.optim.build import Trained
+from surefoot.optim.build import RunOptimizer
 from surefoot.optim.skip_step import skipping
 from surefoot.profile.flops import computed_again, kept_activations
 from surefoot.profile.timed_step import Stepping, stopwatch
@@ -75,17 +75,17 @@ def stepping(
     *,
     task: Task | None = None,
     state: State | None = None,
-    supply: Supply | None = None,
+    pipeline: DataPipeline | None = None,
     workers: int | None = None,
 ) -> Stepping:
     """Steps of a run, unchanged except for the arguments."""
-    supply = supply or parts.supply
-    feed = supply.feed(workers=supply.workers if workers is None else workers)
+    pipeline = pipeline or parts.pipeline
+    feed = pipeline.feed(workers=pipeline.workers if workers is None else workers)
     return Stepping(task or parts.task, state or parts.state, feed, stopwatch(parts.device))
 
 
 def _precisions(parts: RunComponents) -> list[Variant]:
-    precision = parts.whole.precision
+    precision = parts.run_state.precision
     if precision.loss_scale is not None:  # it would be in the way
         return []
     return [
@@ -106,9 +106,9 @@ def _using(precision: Precision, name: str) -> Iterator[None]:
 
 
 def _workers(parts: RunComponents) -> list[Variant]:
-    if parts.supply.feed(workers=0).gather is not None:  # whole batches are taken from memory
+    if parts.pipeline.feed(workers=0).gather is not None:  # whole batches are taken from memory
         return []
-    now, cores = parts.supply.workers, os.cpu_count() or 1
+    now, cores = parts.pipeline.workers, os.cpu_count() or 1
     return [
         Variant(f"workers {count}", f"--workers {count}", partial(stepping, parts, workers=count), workers=count)
         for count in sorted({0, 1, 2, 4, 8, 2 * now} - {now})
@@ -117,19 +117,19 @@ def _workers(parts: RunComponents) -> list[Variant]:
 
 
 def _micro_batches(parts: RunComponents) -> list[Variant]:
-    supply, sizes = parts.supply, parts.supply.sizes
-    least = int(supply.plan.longest.max()) if isinstance(supply.plan, Buckets) else 1
+    pipeline, sizes = parts.pipeline, parts.pipeline.sizes
+    least = int(pipeline.plan.longest.max()) if isinstance(pipeline.plan, Buckets) else 1
     divisors = [size for size in range(least, sizes.batch_size + 1) if sizes.batch_size % size == 0]
     below = [size for size in divisors if size < sizes.micro_batch_size][-1:]
     above = [size for size in divisors if size > sizes.micro_batch_size][:1]
     normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in _modules(parts))
     seen = "batch normalisation sees so many at once" if normed else ""
-    where = "which samples stand together" if isinstance(supply.plan, Buckets) else seen
+    where = "which samples stand together" if isinstance(pipeline.plan, Buckets) else seen
 
     def made(size: int) -> Stepping:
         cut = Batching(sizes.batch_size, size, sizes.unit)
-        plan = data_plan(supply.dataset, seed=supply.seed, samples=supply.plan.samples, sizes=cut)
-        return stepping(parts, supply=replace(supply, plan=plan, sizes=cut))
+        plan = data_plan(pipeline.dataset, seed=pipeline.seed, samples=pipeline.plan.samples, sizes=cut)
+        return stepping(parts, pipeline=replace(pipeline, plan=plan, sizes=cut))
 
     flag = "--micro-batch-size {}" if sizes.unit == "samples" else '--micro-batch-size "{} tokens"'
     return [
@@ -147,7 +147,7 @@ def _fused(parts: RunComponents) -> list[Variant]:
     if not slow or parts.device.type not in ("cpu", "cuda"):
         return []
 
-    def fused(trained: Trained) -> Trained:
+    def fused(trained: RunOptimizer) -> RunOptimizer:
         groups = [
             {name: held for name, held in group.items() if name not in ("fused", "foreach", "capturable")}
             for group in trained.optimizer.param_groups
@@ -174,7 +174,7 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
     def entered(precision: str | None = None) -> Iterator[None]:
         with ExitStack() as afterwards:
             if precision is not None:
-                afterwards.enter_context(_using(parts.whole.precision, precision))
+                afterwards.enter_context(_using(parts.run_state.precision, precision))
             for weight in weights:
                 afterwards.callback(setattr, weight, "data", weight.data)
                 weight.data = weight.data.contiguous(memory_format=last)
@@ -185,7 +185,7 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
     how = "model.to(memory_format=torch.channels_last), and the pictures too"
     make = partial(stepping, parts)
     alone = Variant("channels last", how, make, entered, "equal to rounding")
-    if parts.whole.precision.name != "fp32":
+    if parts.run_state.precision.name != "fp32":
         return [alone]
     both = f"--precision bf16 with {how}"  # what "auto" chooses between
     return [alone, Variant("bf16, channels last", both, make, partial(entered, "bf16"), _DIGITS["bf16"])]
@@ -200,7 +200,7 @@ def _kept(parts: RunComponents) -> list[Variant]:
 
 
 def _compiled(parts: RunComponents) -> list[Variant]:
-    if parts.compiled or isinstance(parts.supply.plan, Buckets) or parts.world.size > 1:
+    if parts.compiled or isinstance(parts.pipeline.plan, Buckets) or parts.world.size > 1:
         return []
 
     return [

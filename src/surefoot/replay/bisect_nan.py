@@ -33,7 +33,7 @@ def first_bad(
     for first, until, how in sorted(stretches):
         if found := _in_stretch(parts, known, store, first, min(until, parts.length.steps), say):
             return found[0], f"first bad step: {found[0]}, {found[1]} is not finite ({how})"
-    if _skipped(known) and parts.whole.precision.loss_scale is None:  # which skips steps that a smaller one cures
+    if _skipped(known) and parts.run_state.precision.loss_scale is None:  # which skips steps that a smaller one cures
         return None, (
             "no bad step: the records tell of skipped ones, and made again all are finite; they depended on what no\n"
             "  checkpoint holds (code of yours between steps, a model's own attributes), or on the machine"
@@ -106,7 +106,7 @@ def _in_stretch(
         found, damaged = nearest(store, found.step - 1)
     tell_cost(found.step, until, damaged, known, say)
     with execution(parts, found, records=known) as again:
-        scale = again.parts.whole.precision.loss_scale
+        scale = again.parts.run_state.precision.loss_scale
         scale_before = None if scale is None else float(scale.scale)
         for made in again.steps(until):
             numbers, curable = made.numbers(), scale_before is not None and scale_before > 1

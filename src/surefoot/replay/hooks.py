@@ -36,7 +36,7 @@ class Event:
         return self.found.nonfinite > 0
 
 
-class Glass:
+class ModuleHooks:
     """The trace of a step: events in their order, and sums over modules."""
 
     def __init__(self, step: Step) -> None:
@@ -133,9 +133,9 @@ class Glass:
         return found
 
 
-def passed_under_glass(step: Step, loss: Loss) -> Glass:
+def passed_under_glass(step: Step, loss: Loss) -> ModuleHooks:
     """Compute the gradients of a step with hooks on the plain models, and leave them in the parameters, without an update."""
-    glass, task = Glass(step), step.task
+    glass, task = ModuleHooks(step), step.task
     step.task = replace(task, forward=sole_or_all(step.state.models), ranks=Alone())
     try:
         with glass.over():

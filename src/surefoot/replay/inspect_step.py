@@ -15,7 +15,7 @@ from surefoot.distributed.shards import holders, saved_state
 from surefoot.errors import ConfigError
 from surefoot.optim.clipping import gradient_norm
 from surefoot.replay.findings import First, Look, OfMicroBatch, OfParameter, OfSample
-from surefoot.replay.hooks import Event, Glass, parameters_of, passed_under_glass
+from surefoot.replay.hooks import Event, ModuleHooks, parameters_of, passed_under_glass
 from surefoot.replay.per_sample import Probe
 from surefoot.replay.tensor_stats import Tally, bad_rows, in_words, named_tensors, tally, wide_norm
 from surefoot.train.loop import Step
@@ -128,7 +128,9 @@ def _gradients(models: Mapping[str, nn.Module], factor: float) -> list[OfParamet
     return [replace(held, share=(held.norm / whole) ** 2) for held in found] if 0 < whole < math.inf else found
 
 
-def _first(step: Step, glass: Glass, parameters: Sequence[OfParameter], probes: Mapping[int, Probe]) -> First | None:
+def _first(
+    step: Step, glass: ModuleHooks, parameters: Sequence[OfParameter], probes: Mapping[int, Probe]
+) -> First | None:
     """The first value that was not finite, and its samples."""
     event = glass.first()
     if event is None:

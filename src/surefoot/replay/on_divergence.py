@@ -59,7 +59,7 @@ def seen_at_hand(parts: Components, bad: Sequence[int]) -> Seen | str:
 def _own(parts: Components, step: int) -> Look | str:
     """The trace of this rank's own micro-batches; a text if tracing failed."""
     try:
-        with untouched(), closing(parts.supply.feed(workers=0)) as feed:
+        with untouched(), closing(parts.pipeline.feed(workers=0)) as feed:
             feed.start(step, stop=step + 1)
             micro_batches = feed.micro_batches(step)
         return look(
@@ -68,7 +68,7 @@ def _own(parts: Components, step: int) -> Look | str:
             passed_alone=MOST_GRADIENTS,
             describe=parts.settings.describe_fn,
             ranks=parts.world.size,
-            pieces=parts.supply.plan.pieces,
+            pieces=parts.pipeline.plan.pieces,
         )
     except Exception as problem:
         return f"{type(problem).__name__}: {first_line(problem)}"

@@ -110,7 +110,7 @@ def replayed(
                 samples=samples,
                 describe=parts.settings.describe_fn,
                 ranks=found.saved.machine["ranks"],
-                pieces=parts.supply.plan.pieces,
+                pieces=parts.pipeline.plan.pieces,
             )
         logged = _logged(again, known, path, step)
         rate = again.parts.task.factors(step) * again.parts.state.lr_factor

@@ -74,7 +74,7 @@ class Execution:
         parts, state = self.parts, self.parts.state
         if self.done >= until:
             return
-        with closing(parts.supply.feed(workers=parts.supply.workers)) as feed:
+        with closing(parts.pipeline.feed(workers=parts.pipeline.workers)) as feed:
             feed.start(self.done, stop=until)
             while self.done < until:
                 step = Step(state.step, feed.micro_batches(state.step), parts.task, state)
@@ -85,13 +85,13 @@ class Execution:
 
     def next_step(self) -> Step:
         """The step that comes next, read and not made."""
-        with closing(self.parts.supply.feed(workers=0)) as feed:
+        with closing(self.parts.pipeline.feed(workers=0)) as feed:
             feed.start(self.done, stop=self.done + 1)
             return Step(self.done, feed.micro_batches(self.done), self.parts.task, self.parts.state)
 
     def made(self, step: Step) -> Made:
         """Count a step, and do the run's own work after it: the records' numbers, the plateau's rate."""
-        whole, state = self.parts.whole, self.parts.state
+        whole, state = self.parts.run_state, self.parts.state
         state.step += 1
         whole.meter.add(step)
         self._steer()
@@ -105,7 +105,7 @@ class Execution:
 
     def _steer(self) -> None:
         """Lower the learning rates as the scores after this step have lowered them."""
-        feedback, record = self.parts.whole.feedback, self.scored.get(self.done)
+        feedback, record = self.parts.run_state.feedback, self.scored.get(self.done)
         if feedback is None or record is None or feedback.standing.step >= self.done:
             return
         if self.parts.timetable.every["evaluate_every"].due(self.done) and feedback.plateau.score in record:
@@ -131,7 +131,7 @@ def execution(parts: Components, found: Checkpoint, *, records: Sequence[Record]
             parts.continue_from(found)
         with untouched(), parts.numerics():
             with _refused_in_own_words():
-                state_dict.restore(parts.whole, found, where=f"step-{found.step:08d}")
+                state_dict.restore(parts.run_state, found, where=f"step-{found.step:08d}")
                 parts.refuse_another_architecture(found)
             clear(parts.state.parameters)
             parts.state.buffers.undo()

@@ -12,7 +12,7 @@ from surefoot.config.parallel import Strategy, strategy_for
 from surefoot.config.paths import local_path
 from surefoot.config.setting import identity_of, shared_by_ranks
 from surefoot.config.train_settings import clipping, timetable
-from surefoot.data import pipeline
+from surefoot.data import pipeline as data_pipeline
 from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
 from surefoot.distributed.blocks import gathered
 from surefoot.distributed.consistency import comparable, equal_from_main, refuse_unequal
@@ -22,7 +22,7 @@ from surefoot.errors import CheckpointError, as_typed_here
 from surefoot.optim.build import Decided, base_groups, refuse_without_momentum
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.run import build_state as assembly
-from surefoot.run.checkpointing import Saving
+from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import Models, Plan, RunComponents
 from surefoot.run.validate import check_settings, json_settings
 from surefoot.schedules.joined import bound
@@ -38,8 +38,8 @@ from surefoot.train.loop import State, Task
 from surefoot.train.patience import feedback, watched
 from surefoot.train.precision import precision as chosen_precision
 from surefoot.train.run_settings import RunSettings
-from surefoot.train.scorer import Scoring
-from surefoot.train.state_dict import Whole
+from surefoot.train.scorer import Evaluator
+from surefoot.train.state_dict import RunState
 
 
 def build(settings: RunSettings) -> RunComponents:
@@ -56,9 +56,9 @@ def build(settings: RunSettings) -> RunComponents:
             plan.times.length.steps, log, unit=settings.count_unit, every_record=settings.log_every != "auto"
         )
     models = build_models(settings, world, parallel, plan)
-    check_first_batch(settings, models, plan.supply)
+    check_first_batch(settings, models, plan.pipeline)
     if models.parallel.kind == "fsdp" and not world.on_paper:
-        models = assembly.shard_models(models, plan.supply)
+        models = assembly.shard_models(models, plan.pipeline)
     state = assembly.built_state(
         models.by_name, models.decisions, clip=clipping(settings.clip), ema=settings.ema, world=world
     )
@@ -87,18 +87,20 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
         why, began = world.from_main((other_format(out), began_with(out, batch_size)) if world.is_main else None)
         if why is not None:
             raise CheckpointError(why)
-    sizes = pipeline.planned_sizes(train, batch_size, settings.micro_batch_size, ranks=world.ranks, began=began)
+    sizes = data_pipeline.planned_sizes(train, batch_size, settings.micro_batch_size, ranks=world.ranks, began=began)
     samples = check_samples(train, seed=seed, batch_size=sizes.batch_size)
-    order = pipeline.data_plan(train, seed=seed, samples=samples, sizes=sizes)
-    pipeline.refuse_compiled(order, compiled=settings.compile is True)
-    samples_per_epoch, samples_per_step = pipeline.steps_of_epoch(order, sizes)
+    order = data_pipeline.data_plan(train, seed=seed, samples=samples, sizes=sizes)
+    data_pipeline.refuse_compiled(order, compiled=settings.compile is True)
+    samples_per_epoch, samples_per_step = data_pipeline.steps_of_epoch(order, sizes)
     times = timetable(settings, samples_per_epoch=samples_per_epoch, batch_size=samples_per_step)
     splits = settings.splits or {}
     for name, split in splits.items():
         check_split(name, split.data, seed=seed)
     steering = [name for name, split in splits.items() if not split.at_end]
     return Plan(
-        pipeline.Supply(train, order, sizes, seed, world, settings.workers, settings.count_fn, settings.collate_fn),
+        data_pipeline.DataPipeline(
+            train, order, sizes, seed, world, settings.workers, settings.count_fn, settings.collate_fn
+        ),
         times,
         (settings.schedule or constant()).resolved(times.length),
         watch=watched(settings.best, settings.early_stopping, splits=steering),
@@ -113,7 +115,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
     equal_from_main(models, world)
     notes = assembly.set_to_train(models, trained=optimizer if isinstance(optimizer, Mapping) else models)
     if settings.sync_batch_norm:
-        models = assembly.with_synchronised_norms(models, plan.supply.sizes)
+        models = assembly.with_synchronised_norms(models, plan.pipeline.sizes)
         notes += ["sync_batch_norm changes nothing in one process"] * (world.size == 1)
     decisions = assembly.decided(models, optimizer, clip=clipping(settings.clip), ema=settings.ema)
     architecture = {name: printed(model) for name, model in models.items()}
@@ -126,9 +128,9 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
     return Models(models, precision, compiles, parallel, decisions, architecture, recomputed, notes)
 
 
-def check_first_batch(settings: RunSettings, models: Models, supply: pipeline.Supply) -> None:
+def check_first_batch(settings: RunSettings, models: Models, pipeline: data_pipeline.DataPipeline) -> None:
     """Pass a micro-batch, if there are several ranks, and refuse what they could not do together. Collective."""
-    world, parallel, is_sharded = supply.world, models.parallel, models.parallel.kind == "fsdp"
+    world, parallel, is_sharded = pipeline.world, models.parallel, models.parallel.kind == "fsdp"
     if settings.loss is None or world.on_paper or not (world.size > 1 or is_sharded):
         return
     from surefoot.train.parallel_check import check_first_pass
@@ -136,7 +138,7 @@ def check_first_batch(settings: RunSettings, models: Models, supply: pipeline.Su
     check_first_pass(
         models.by_name,
         settings.loss,
-        supply.first(),
+        pipeline.first(),
         precision=models.precision,
         world=world,
         allow_unused=parallel.find_unused_parameters,
@@ -150,16 +152,16 @@ def assemble(
     settings: RunSettings, plan: Plan, models: Models, state: State, console: Screen | None, log: RankLog | None
 ) -> RunComponents:
     """Put the parts of a run together: wrap the models for their ranks, and prepare scoring, saving and logging."""
-    supply, times, precision, splits = plan.supply, plan.times, models.precision, settings.splits or {}
+    pipeline, times, precision, splits = plan.pipeline, plan.times, models.precision, settings.splits or {}
     laid = layout(
         settings.channels_last, [*state.models.values(), *(average.model for average in state.ema_models.values())]
     )
     ranks, called = spread(
         state.models,
         compiled(state.models) if models.compiling.on else state.models,
-        world=supply.world,
+        world=pipeline.world,
         parallel=models.parallel,
-        nominal=float(supply.sizes.batch_size),
+        nominal=float(pipeline.sizes.batch_size),
         fsdp=models.fsdp,
     )
     task = Task(
@@ -179,11 +181,11 @@ def assemble(
     return RunComponents(
         settings=settings,
         task=task,
-        whole=Whole(state, precision, plan.watch, plan.lowering),
-        supply=supply,
-        scoring=Scoring(
+        run_state=RunState(state, precision, plan.watch, plan.lowering),
+        pipeline=pipeline,
+        evaluator=Evaluator(
             state,
-            supply,
+            pipeline,
             splits=splits,
             loss=settings.loss,
             precision=precision,
@@ -192,7 +194,7 @@ def assemble(
         ),
         timetable=times,
         schedule=plan.schedule,
-        world=supply.world,
+        world=pipeline.world,
         parallel=models.parallel,
         compiling=models.compiling,
         layout=laid,
@@ -200,7 +202,9 @@ def assemble(
         architecture=models.architecture,
         split_identity={name: fingerprint(split.data) for name, split in splits.items()},
         directory=directory,
-        saving=None if directory is None else Saving(directory, times, disk=settings.disk, say=say, world=supply.world),
+        checkpointing=None
+        if directory is None
+        else Checkpointing(directory, times, disk=settings.disk, say=say, world=pipeline.world),
         console=console,
         rank_log=log,
         computed_again=models.recomputed,
@@ -213,7 +217,7 @@ def assemble(
 
 def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State, laid: Layout) -> dict[str, Any]:
     """What makes it this run and no other, as it is compared at a resume: settings as they were resolved, and the data."""
-    times, supply, lowering = plan.times, plan.supply, plan.lowering
+    times, pipeline, lowering = plan.times, plan.pipeline, plan.lowering
     plateau = None
     if lowering is not None:  # what else its decisions depend on: when it is asked, and the data that are scored
         scored = fingerprint((settings.splits or {})[lowering.plateau.score.split("/")[0]].data)
@@ -228,7 +232,7 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
         else str(local_path(settings.init_from, setting="init_from").resolve()),
         "length": f"{times.length.steps} steps",
         "early_stopping": None if settings.early_stopping is None else vars(settings.early_stopping),
-        **supply.sizes.to_dict(),
+        **pipeline.sizes.to_dict(),
         "optimizer": sole_or_all(optimizers),
         "schedule": plan.schedule.to_dict(),
         "plateau": plateau,
@@ -237,7 +241,7 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
         "compile": models.compiling.on,
         "identity": json_settings(settings.identity or {}),
         "schedule_of_steps": times.length.steps,
-        "data": {"plan": supply.plan.to_dict(), **fingerprint(supply.dataset)},
+        "data": {"plan": pipeline.plan.to_dict(), **fingerprint(pipeline.dataset)},
     }
     return identity_of(settings, resolved)
 

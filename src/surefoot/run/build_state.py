@@ -10,14 +10,14 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from surefoot.config.batch_size import Batching
-from surefoot.data.pipeline import Supply
+from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.ddp import synchronised
 from surefoot.distributed.shards import holders
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, first_line
-from surefoot.optim.build import Built, Decided, Trained, limited, trained_by
+from surefoot.optim.build import Built, Decided, RunOptimizer, limited, trained_by
 from surefoot.optim.clipping import Clip, clear
-from surefoot.optim.ema import Averages, Ema, Twin, twin_of
+from surefoot.optim.ema import Ema, EmaModel, Twin, twin_of
 from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
 from surefoot.optim.lr_multipliers import factors_of, freeze
 from surefoot.optim.optimizers import OptimizerSpec
@@ -159,15 +159,15 @@ def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError
     )
 
 
-def shard_models(models: Models, supply: Supply) -> Models:
+def shard_models(models: Models, pipeline: DataPipeline) -> Models:
     """Spread the models and their twins over the ranks, in place: each is then trained as far as a rank holds it. Collective."""
     for decision in models.decisions.values():
         if isinstance(decision.spec, OptimizerSpec):
             refuse_shards(kind_named(decision.spec.name), name=decision.spec.name)
     from surefoot.distributed.fsdp import Fsdp, sharded  # imports seconds of torch
 
-    world, parallel, decisions = supply.world, models.parallel, dict(models.decisions)
-    fsdp = Fsdp(world, parallel, float(supply.sizes.batch_size), {})
+    world, parallel, decisions = pipeline.world, models.parallel, dict(models.decisions)
+    fsdp = Fsdp(world, parallel, float(pipeline.sizes.batch_size), {})
     for name, model in models.by_name.items():
         parameters = list(model.parameters())
         fsdp.held[name] = live = sharded(model, world, parallel)
@@ -214,7 +214,7 @@ def built_state(
     return state
 
 
-def _averages(model: nn.Module, decision: Decided, optimizer: Optimizer, ema: float | None) -> Averages | None:
+def _averages(model: nn.Module, decision: Decided, optimizer: Optimizer, ema: float | None) -> EmaModel | None:
     twin, kind = decision.twin, kind_of(optimizer)
     if kind is not None and kind.average is not None:
         if ema is not None:
@@ -226,7 +226,7 @@ def _averages(model: nn.Module, decision: Decided, optimizer: Optimizer, ema: fl
     return None if ema is None or twin is None else Ema(twin, ema, trained=set(decision.parameters))
 
 
-def notes(optimizers: Mapping[str, Trained], schedule: AnySchedule) -> list[str]:
+def notes(optimizers: Mapping[str, RunOptimizer], schedule: AnySchedule) -> list[str]:
     """What is allowed, and hardly meant: a rate that falls where the optimizer has a mean of its own instead."""
     shape = schedule.to_dict()["shape"]
     return [

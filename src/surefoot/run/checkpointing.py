@@ -1,6 +1,6 @@
 """When a run saves, and what it does where that fails: in the background, again after a failure, never silently.
 
-Of several ranks each has a `Saving`; all of them save the same steps and find the same checkpoints.
+Of several ranks each has a `Checkpointing`; all of them save the same steps and find the same checkpoints.
 """
 
 import time
@@ -18,7 +18,7 @@ from surefoot.tracking.run_directory import RunDirectory
 _RETRY_S = 30.0  # after a save that failed
 
 
-class Saving:
+class Checkpointing:
     """The checkpoints of one run: which are due, the one being written, and the step that is safe."""
 
     def __init__(

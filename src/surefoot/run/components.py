@@ -7,9 +7,9 @@ from torch import nn
 
 from surefoot.config.parallel import Strategy
 from surefoot.config.train_settings import Timetable
-from surefoot.data.pipeline import Supply
+from surefoot.data.pipeline import DataPipeline
 from surefoot.optim.build import Decided
-from surefoot.run.checkpointing import Saving
+from surefoot.run.checkpointing import Checkpointing
 from surefoot.schedules.joined import AnySchedule
 from surefoot.tracking.console import RankLog
 from surefoot.train.compile import Compiling
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class RunComponents(Components):
     """What a run is made of; the session owns it, and changes it in place."""
 
-    saving: Saving | None
+    checkpointing: Checkpointing | None
     rank_log: RankLog | None  # where the console of a rank above 0 writes
     files: dict[str, str | bytes]  # of the run's directory, by name
     example: str | None  # an input to try `surefoot predict` with
@@ -34,14 +34,14 @@ class RunComponents(Components):
     @property
     def saved_step(self) -> int | None:
         """The last step that is safe on disk; None if none is."""
-        return None if self.saving is None else self.saving.writer.saved
+        return None if self.checkpointing is None else self.checkpointing.writer.saved
 
 
 @dataclass(frozen=True)
 class Plan:
     """What a run is to do with its data: which samples a step sees, what is due when, at which rates, and what steers it."""
 
-    supply: Supply
+    pipeline: DataPipeline
     times: Timetable
     schedule: AnySchedule  # in steps
     watch: Watch | None

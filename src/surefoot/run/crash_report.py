@@ -8,7 +8,7 @@ from surefoot.config.paths import make_no_follow
 from surefoot.errors import CheckpointError, DivergedError, SurefootError, first_line
 from surefoot.run import messages
 from surefoot.run.components import RunComponents
-from surefoot.run.stop_requests import Wishes
+from surefoot.run.stop_requests import StopRequests
 
 
 def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
@@ -20,8 +20,8 @@ def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
         heart.goodbye()
     else:
         heart.failed(problem)
-        if parts.saving is not None:
-            parts.saving.writer.hurry()
+        if parts.checkpointing is not None:
+            parts.checkpointing.writer.hurry()
 
 
 def reported(problem: Exception, parts: RunComponents, *, step: int) -> None:
@@ -32,8 +32,8 @@ def reported(problem: Exception, parts: RunComponents, *, step: int) -> None:
     """
     if parts.directory is None:
         return
-    if parts.saving is not None:
-        parts.saving.wait()
+    if parts.checkpointing is not None:
+        parts.checkpointing.wait()
     standing, seen, text = messages.standing(parts), {}, None
     if isinstance(problem, DivergedError) and problem.step is not None:
         step, text, seen = problem.step, problem.text, {} if problem.seen is None else {"seen": problem.seen}
@@ -42,7 +42,7 @@ def reported(problem: Exception, parts: RunComponents, *, step: int) -> None:
         report = {
             "error": f"{type(problem).__name__}: {problem}",
             "step": step,
-            "samples": [list(ids) for ids in parts.supply.samples(step)],
+            "samples": [list(ids) for ids in parts.pipeline.samples(step)],
             "traceback": traceback.format_exception(problem),
             "how_to_go_on": standing,
             **seen,
@@ -58,31 +58,31 @@ def reported(problem: Exception, parts: RunComponents, *, step: int) -> None:
 
 
 def left(parts: RunComponents, *, step: int) -> None:
-    """Say where a sitting was left by what is no error, such as sys.exit() in the loop's body."""
-    if parts.saving is not None:
-        parts.saving.wait()
+    """Say where a session was left by what is no error, such as sys.exit() in the loop's body."""
+    if parts.checkpointing is not None:
+        parts.checkpointing.wait()
     if parts.saved_step != parts.state.step:
         parts.say(f"left in step {step}, which is not saved\n{messages.standing(parts)}")
 
 
-def ended(parts: RunComponents, wishes: Wishes) -> str:
-    """How a sitting ended that did not fail."""
-    if wishes.ended_by is not None:
-        where = f" on rank {wishes.told_rank}" if wishes.told_rank else ""
-        return f"stopped by {signal.Signals(wishes.ended_by).name}{where}"
+def ended(parts: RunComponents, stop_requests: StopRequests) -> str:
+    """How a session ended that did not fail."""
+    if stop_requests.ended_by is not None:
+        where = f" on rank {stop_requests.told_rank}" if stop_requests.told_rank else ""
+        return f"stopped by {signal.Signals(stop_requests.ended_by).name}{where}"
     reasons = {
         "finished": parts.state.step >= parts.length.steps,
         "stopped early": parts.out_of_patience,
         "stopped by stop_after": parts.state.step >= parts.timetable.stop_step,
-        "stopped by time_limit": wishes.out_of_time,
-        "stopped by run.stop()": wishes.asked_to_stop,
-        "stopped by another rank": wishes.stop_agreed,
+        "stopped by time_limit": stop_requests.out_of_time,
+        "stopped by run.stop()": stop_requests.asked_to_stop,
+        "stopped by another rank": stop_requests.stop_agreed,
     }
     return next((reason for reason, holds in reasons.items() if holds), "stopped by break")
 
 
 def failed(problem: BaseException) -> str:
-    """What a sitting failed of.
+    """What a session failed of.
 
     >>> failed(ValueError("no such thing\\nat all")), failed(DivergedError("loss became non-finite"))
     ('failed: ValueError: no such thing', 'diverged')

@@ -13,19 +13,19 @@ from surefoot.train import error_causes
 
 def ended(parts: RunComponents, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...]) -> DivergedError:
     """Save the state if it is that of the last good step; look at the first bad one, say what happened and what to try. Collective."""
-    meter, in_a_row = parts.whole.meter, list(parts.whole.meter.skipped_in_a_row)
+    meter, in_a_row = parts.run_state.meter, list(parts.run_state.meter.skipped_in_a_row)
     first = in_a_row[0] if in_a_row else parts.state.step
-    strange, stands = error_causes.strange_samples(parts.supply.again(first)), messages.standing(parts)
-    if parts.saving is not None and _nothing_changed_since(parts, first):
-        parts.saving.writer.wait()
-        if (parts.saving.begun_step or 0) <= first:  # else a later checkpoint, latched, would be the newest
+    strange, stands = error_causes.strange_samples(parts.pipeline.again(first)), messages.standing(parts)
+    if parts.checkpointing is not None and _nothing_changed_since(parts, first):
+        parts.checkpointing.writer.wait()
+        if (parts.checkpointing.begun_step or 0) <= first:  # else a later checkpoint, latched, would be the newest
             parts.state.step = first
         meter.skipped_in_a_row = []
         for trained in parts.state.optimizers.values():
             trained.bad_in_a_row.zero_()
-        parts.saving.begun_step = None  # one of this very step would still be latched
-        parts.saving.finish(parts.state.step, packed, protected=protected)
-        stands = f"weights are those after step {first}, saved as {parts.saving.store.path(parts.state.step)}"
+        parts.checkpointing.begun_step = None  # one of this very step would still be latched
+        parts.checkpointing.finish(parts.state.step, packed, protected=protected)
+        stands = f"weights are those after step {first}, saved as {parts.checkpointing.store.path(parts.state.step)}"
     seen = seen_at_hand(parts, in_a_row or [first])
     said = _in_words(parts, first, strange, stands, seen=None if isinstance(seen, str) else seen.said)
     if isinstance(seen, str):
@@ -36,11 +36,11 @@ def ended(parts: RunComponents, packed: Callable[[], Checkpoint], *, protected: 
 def _nothing_changed_since(parts: RunComponents, step: int) -> bool:
     """Whether the steps skipped from `step` on left everything as it was, so that this is the state of that step."""
     alone = len(parts.state.optimizers) == 1 and parts.task.loss is not None  # other updates may have been applied
-    watch, feedback = parts.whole.watch, parts.whole.feedback
+    watch, feedback = parts.run_state.watch, parts.run_state.feedback
     evaluated = (watch is not None and (watch.step or 0) > step) or (
         feedback is not None and feedback.standing.step > step
     )
-    return alone and not (parts.whole.precision.loss_scale or parts.whole.kept.objects or evaluated)
+    return alone and not (parts.run_state.precision.loss_scale or parts.run_state.user_state.objects or evaluated)
 
 
 def _in_words(parts: RunComponents, step: int, samples: list[int], stands: str, *, seen: str | None) -> str:

@@ -1,4 +1,4 @@
-"""What one sitting makes of the model between steps and at the end: scores on the record, what is best, and samples."""
+"""What one session makes of the model between steps and at the end: scores on the record, what is best, and samples."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -24,14 +24,14 @@ def make_panels(parts: RunComponents, *, stop: Callable[[], bool] = lambda: Fals
 
     make = parts.settings.panels_fn
     assert make is not None
-    panels, notes = parts.scoring.panels(lambda model: made(make, model, stop=stop))
+    panels, notes = parts.evaluator.panels(lambda model: made(make, model, stop=stop))
     for line in notes:
         parts.say(f"warning: {line}")
     return Panels(step=parts.state.step, panels=tuple(panels))
 
 
 class Evaluations:
-    """The scores of one sitting, and which are still owed."""
+    """The scores of one session, and which are still owed."""
 
     def __init__(self, parts: RunComponents, journal: Journal) -> None:
         self.parts, self.journal, self.state = parts, journal, parts.state
@@ -39,7 +39,7 @@ class Evaluations:
         self.first: dict[str, float] = {}  # of the run, with their step
         self.due = False  # those of the newest step, given up for a signal
         self.ended = False  # what is scored when the run is over has been scored
-        self.at_end: tuple[int, dict[str, float]] | None = None  # in this sitting: whose weights, and the scores
+        self.at_end: tuple[int, dict[str, float]] | None = None  # in this session: whose weights, and the scores
 
     @interprets
     def resumed(self, found: Checkpoint) -> None:
@@ -48,13 +48,13 @@ class Evaluations:
         self.ended = found.saved.ended and self.parts.finished  # a run that was made longer has another end
 
     def scores_due(self, done: int) -> bool:
-        return bool(self.parts.scoring.names(at_end=False)) and self.parts.timetable.evaluate_due(done)
+        return bool(self.parts.evaluator.names(at_end=False)) and self.parts.timetable.evaluate_due(done)
 
     def sample_due(self, done: int) -> bool:
         return self.parts.settings.sample_fn is not None and self.parts.timetable.sample_due(done)
 
     def end_due(self) -> bool:
-        return bool(self.parts.scoring.names(at_end=True)) and self.parts.finished and not (self.ended or self.due)
+        return bool(self.parts.evaluator.names(at_end=True)) and self.parts.finished and not (self.ended or self.due)
 
     def score(self, *, stop: Callable[[], bool]) -> None:
         """Score every split but those for the end, record it, and watch the score that decides what is best."""
@@ -63,11 +63,11 @@ class Evaluations:
             return
         self.scores = numbers(found)
         self.first = self.first or {"step": self.state.step, **self.scores}
-        watch = self.parts.whole.watch
+        watch = self.parts.run_state.watch
         # first: it may end the run, and then there are no rates to steer
         improved = watch is not None and watch.improved(self.state.step, self._watched(watch.score))
-        if improved and self.parts.saving is not None:
-            self.parts.saving.asked = True
+        if improved and self.parts.checkpointing is not None:
+            self.parts.checkpointing.asked = True
         steered, told = self._steered()
         self.journal.write({"kind": "eval", "step": self.state.step, **found, **steered})
         if told is not None:
@@ -76,7 +76,7 @@ class Evaluations:
     def due_at_start(self) -> bool:
         """Whether to evaluate before the first step: asked for, and not in the records of a session that ended then. Collective."""
         parts = self.parts
-        if self.state.step or not (parts.settings.evaluate_at_start and parts.scoring.names(at_end=False)):
+        if self.state.step or not (parts.settings.evaluate_at_start and parts.evaluator.names(at_end=False)):
             return False
         before = read_records(parts.directory.path) if parts.world.is_main and parts.directory is not None else ()
         return bool(parts.world.from_main(all(record["kind"] != "eval" for record in before)))
@@ -99,17 +99,17 @@ class Evaluations:
         step = self.state.step if best is None else best.step
         self.ended, self.at_end = True, (step, numbers(found))
         self.journal.write({"kind": "final_eval", "step": self.state.step, "weights_step": step, **found})
-        if parts.saving is not None:
-            parts.saving.asked = True
+        if parts.checkpointing is not None:
+            parts.checkpointing.asked = True
 
     def sample(self) -> None:
         assert self.parts.settings.sample_fn is not None
         if not self.parts.world.is_main:  # sharded weights are gathered by all
-            self.parts.scoring.sample(lambda _: "")
+            self.parts.evaluator.sample(lambda _: "")
             return
         self.parts.doing("sampling")
         try:
-            sample = self.parts.scoring.sample(self.parts.settings.sample_fn)
+            sample = self.parts.evaluator.sample(self.parts.settings.sample_fn)
         except DivergedError as problem:
             self.parts.say(f"warning: no sample: {problem}")
             return
@@ -122,7 +122,7 @@ class Evaluations:
         parts = self.parts
         assert parts.directory is not None
         if not parts.world.is_main:  # as for a sample
-            parts.scoring.panels(lambda _: None)
+            parts.evaluator.panels(lambda _: None)
             return
         shown = make_panels(parts, stop=self._said("making the report's panels", stop))
         if stop() or not shown.panels:
@@ -147,10 +147,10 @@ class Evaluations:
 
     def _scored(self, stop: Callable[[], bool], *, at_end: bool) -> dict[str, Any] | None:
         """Scores of the splits that are for the end, or of all others; None where there are none, which is said."""
-        names = self.parts.scoring.names(at_end=at_end)
+        names = self.parts.evaluator.names(at_end=at_end)
         which = f"of {', '.join(names)}" if at_end else f"after step {self.state.step:,}"
         try:
-            return self.parts.scoring.scores(names, stop=self._said(f"evaluating {', '.join(names)}", stop))
+            return self.parts.evaluator.scores(names, stop=self._said(f"evaluating {', '.join(names)}", stop))
         except EvaluationStoppedError:
             self.due = not at_end
             self.parts.say(f"the evaluation {which} is left to the resume")
@@ -174,7 +174,7 @@ class Evaluations:
         Scores taken only because the run ends here do not count, so that a run made longer goes on as one of that length.
         After the last step there is nothing to lower: a reduction is kept for a run made longer, and is not told.
         """
-        feedback, step, told = self.parts.whole.feedback, self.state.step, None
+        feedback, step, told = self.parts.run_state.feedback, self.state.step, None
         if feedback is None:
             return {}, None
         if self.parts.timetable.every["evaluate_every"].due(step):
@@ -193,7 +193,7 @@ class Evaluations:
 
     def _best(self) -> Checkpoint | None:
         """The best checkpoint where it is an earlier one; none where it cannot be had, which is said."""
-        watch, saving = self.parts.whole.watch, self.parts.saving
+        watch, saving = self.parts.run_state.watch, self.parts.checkpointing
         if watch is None or watch.step in (None, self.state.step):
             return None
         try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from surefoot.diagnose.checks import in_a_line, verdicts
 from surefoot.diagnose.finding import SEVERITIES, Check, Finding, worst_first
 from surefoot.diagnose.reading import Collected
-from surefoot.diagnose.run_settings import Described, kinds_of_models
+from surefoot.diagnose.run_settings import RunDescription, kinds_of_models
 from surefoot.run.components import RunComponents
 from surefoot.tracking.commands import diagnose_command
 from surefoot.tracking.jsonl import streamed
@@ -35,12 +35,12 @@ class _Said:
     gone_since: float = math.inf  # the step after which it was first not found any more
 
 
-class Remarks:
-    """Of one sitting, on the rank that speaks. A sink: it takes every record that is written."""
+class LiveFindings:
+    """Of one session, on the rank that speaks. A sink: it takes every record that is written."""
 
     def __init__(
         self,
-        described: Described,
+        described: RunDescription,
         *,
         say: Callable[[str], None],
         command: str | None,
@@ -149,12 +149,12 @@ def write_page(directory: Path, *, warn: Callable[[str], None]) -> None:
     report_at_end(directory, warn=warn)
 
 
-def remarks(parts: RunComponents, *, resumed: bool) -> Remarks:
+def live_findings_of(parts: RunComponents, *, resumed: bool) -> LiveFindings:
     """The findings of a run that trains now."""
     directory = parts.directory
     metrics = directory.metrics if resumed and directory is not None and directory.metrics.exists() else None
     earlier = () if metrics is None else streamed(metrics, size_bytes=metrics.stat().st_size)
-    described = Described(
+    described = RunDescription(
         made=parts.identity,
         written={name: value for name, value in parts.settings.train_settings().items() if value is not None},
         kinds=kinds_of_models(parts.architecture),
@@ -164,4 +164,4 @@ def remarks(parts: RunComponents, *, resumed: bool) -> Remarks:
         memory_bytes=machine_memory_bytes(),
     )
     command = None if directory is None else diagnose_command(directory.path)
-    return Remarks(described, say=parts.say, command=command, earlier=earlier)
+    return LiveFindings(described, say=parts.say, command=command, earlier=earlier)

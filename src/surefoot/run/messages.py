@@ -30,7 +30,7 @@ _LABEL = 11  # columns, at the start of a line of the header
 def header(parts: RunComponents, *, chosen: Chosen) -> str:
     """What a run is, in lines of 80 columns: model, data, plan, update and so on. `chosen`: what "auto" came to now."""
     length, step, device = parts.length, parts.state.step, parts.device
-    sizes, plan = parts.supply.sizes, parts.supply.plan
+    sizes, plan = parts.pipeline.sizes, parts.pipeline.plan
     cut = f" in {sizes.pieces} micro-batches of {sizes.micro_batch_size:,}" if sizes.pieces > 1 else ""
     world, how = parts.world, parts.parallel.kind
     if world.size > 1:
@@ -41,7 +41,7 @@ def header(parts: RunComponents, *, chosen: Chosen) -> str:
         start += f" with {parts.state.lr_factor:.3g} of the schedule's rate"
     count = torch.get_num_threads()
     threads = f", {count} thread{'s' * (count != 1)}" if device.type == "cpu" else ""
-    precision = chosen.in_words(parts.whole.precision, channels_last=parts.layout.channels_last)
+    precision = chosen.in_words(parts.run_state.precision, channels_last=parts.layout.channels_last)
     about = {
         "model": _models(parts),
         "data": "".join(f"{line}; " for line in parts.settings.data_summary[:1])
@@ -77,7 +77,7 @@ def ending(
 
     `skipped` counts the steps that were not applied. `told_by`: a signal, and where it came. `findings` stand between the lines.
     """
-    length, step, watch, evaluation_due = parts.length, parts.state.step, parts.whole.watch, evaluations.due
+    length, step, watch, evaluation_due = parts.length, parts.state.step, parts.run_state.watch, evaluations.due
     stopped = f"stopped{'' if told_by is None else f' by {told_by}'} at step {step:,} of {length.steps:,}"
     first, scores = ({}, {}) if evaluation_due else (evaluations.first, evaluations.scores)
     if evaluation_due:
@@ -136,7 +136,7 @@ def script_toml(described: dict[str, Any]) -> str:
 
 
 def _where_the_time_went(parts: RunComponents) -> list[str]:
-    spent = parts.whole.clock.state()["total_s"]
+    spent = parts.run_state.clock.state()["total_s"]
     names = {
         "starting": "first steps",
         "training": "training",
@@ -208,7 +208,7 @@ def _added(parts: RunComponents) -> str:
     settings, schedule = parts.settings, parts.settings.schedule
     added = {
         f"clip {settings.clip}": settings.clip != "off",
-        parts.whole.precision.name: parts.whole.precision.name != "fp32",
+        parts.run_state.precision.name: parts.run_state.precision.name != "fp32",
         "channels last": parts.layout.channels_last,
         "compiling": parts.compiled,
         f"averaged weights (ema {settings.ema})": settings.ema is not None,
@@ -222,7 +222,7 @@ def in_one_line(parts: RunComponents) -> str:
     """The model, the data, the step and the directory of a run, as `repr` shows them."""
     where = "no run_dir" if parts.directory is None else str(parts.directory.path)
     step = f"step {parts.state.step:,} of {parts.length.steps:,}"
-    return f"Run({_models(parts)}; {parts.supply.plan.samples:,} samples; {step}; {where})"
+    return f"Run({_models(parts)}; {parts.pipeline.plan.samples:,} samples; {step}; {where})"
 
 
 def _models(parts: RunComponents) -> str:

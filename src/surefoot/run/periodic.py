@@ -15,7 +15,7 @@ from surefoot.memory import used_bytes
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.run.progress import Progress
-from surefoot.run.stop_requests import Wishes
+from surefoot.run.stop_requests import StopRequests
 from surefoot.tracking.logger import Journal
 from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import State, Step
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from surefoot.train.state_check import StateCheck
 
 
-class BetweenSteps:
-    """The duties of one sitting. `alone`: no code of the user's runs between its steps."""
+class Periodic:
+    """The duties of one session. `alone`: no code of the user's runs between its steps."""
 
-    def __init__(self, parts: RunComponents, wishes: Wishes) -> None:
-        self.parts, self.whole, self.state, self.wishes = parts, parts.whole, parts.state, wishes
+    def __init__(self, parts: RunComponents, stop_requests: StopRequests) -> None:
+        self.parts, self.run_state, self.state, self.stop_requests = parts, parts.run_state, parts.state, stop_requests
         self.journal = Journal(parts.console)
         self.evaluations = Evaluations(parts, self.journal)
         self.alone = False
         self.state_check: StateCheck | None = None
-        self.first_step = 0  # of the sitting
+        self.first_step = 0  # of the session
         self.later_step = 0  # the first that is no more "starting"
         self.skipped = 0  # steps, as far as the records tell
         self.logged_step = 0
@@ -51,9 +51,9 @@ class BetweenSteps:
 
     def started(self) -> None:
         self.later_step = self.state.step + (1 if self.state_check is None else self.state_check.steps)
-        self.whole.clock.first_steps += range(self.state.step, self.later_step)
+        self.run_state.clock.first_steps += range(self.state.step, self.later_step)
         if self.parts.console is not None:
-            self.parts.console.started(self.whole.clock.all_s())
+            self.parts.console.started(self.run_state.clock.all_s())
 
     # --- asked by the loop ---------------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ class BetweenSteps:
         is_over = self.parts.out_of_patience or self.state.step >= self.parts.timetable.stop_step
         trainable = self.state.trainable
         trainable.follow()
-        if is_over or self.wishes.stopping(trainable=trainable.fingerprint):
+        if is_over or self.stop_requests.stopping(trainable=trainable.fingerprint):
             return True
         if trainable.flags is not self.flags and trainable.flags != self.flags:
             self._follow_trainable()
@@ -78,8 +78,8 @@ class BetweenSteps:
 
     def save_due(self, done: int) -> bool:
         """After the last step, every `save_every`, at a new best score, when asked by a signal, and again after a failure."""
-        saving = self.parts.saving
-        return saving is not None and (done == self.parts.length.steps or self.wishes.save or saving.due(done))
+        saving = self.parts.checkpointing
+        return saving is not None and (done == self.parts.length.steps or self.stop_requests.save or saving.due(done))
 
     def evaluate(self, step: Step) -> None:
         self._evaluate()
@@ -89,27 +89,25 @@ class BetweenSteps:
     def log(self) -> None:
         """Wait for the device, write the record of the steps since the last one, and end a run that has diverged."""
         self.logged_step = self.state.step
-        self.whole.meter.collect(self.parts.world)
-        first_steps = self.whole.clock.first_steps
-        samples = {index: step_samples(self.parts.supply.plan, index) for index, *_ in self.whole.meter.rows}
+        self.run_state.meter.collect(self.parts.world)
+        first_steps = self.run_state.clock.first_steps
+        samples = {index: step_samples(self.parts.pipeline.plan, index) for index, *_ in self.run_state.meter.rows}
         later = [count for index, count in samples.items() if index not in first_steps]
-        values, skipped = self.whole.meter.read(first_steps=first_steps)
+        values, skipped = self.run_state.meter.read(first_steps=first_steps)
         values |= derived(self.parts.settings.derived, values)
-        times = self.whole.clock.window()
+        times = self.run_state.clock.window()
         trained_s = times["training_s"] + times["data_wait_s"]
-        # first steps are not in those seconds
-        counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)
+        counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)  # of those seconds
         values["samples"] = sum(samples.values())
         if counted > 0 and trained_s > 0:
             values |= {"targets_per_s": counted / trained_s, "samples_per_s": sum(later) / trained_s}
         values["lr"] = next(iter(self.state.optimizers.values())).optimizer.param_groups[0]["lr"]
         self.progress.remaining.add_steps(len(later), training_s=trained_s, user_s=times["user_s"])
-        values |= self.progress.eta(evaluated_step=self.evaluated_step)
-        values |= used_bytes(self.parts.device)
+        values |= self.progress.eta(evaluated_step=self.evaluated_step) | used_bytes(self.parts.device)
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
         self.progress.show_epoch(values, times, evaluated_step=self.evaluated_step)
         self.skipped += len(skipped)
-        self.whole.meter.saw(skipped, done=self.state.step)
+        self.run_state.meter.saw(skipped, done=self.state.step)
         if self.parts.world.size > 1:
             every, last = self.parts.timetable.every["check_ranks_every"], self.parts.length.steps
             self.compared = compare_when_due(
@@ -121,11 +119,11 @@ class BetweenSteps:
             raise ended(self.parts, self._packed, protected=self._best)
 
     def save(self) -> None:
-        assert self.parts.saving is not None  # save_due says so
+        assert self.parts.checkpointing is not None  # save_due says so
         self._keep_directory()
-        self.wishes.saved()
+        self.stop_requests.saved()
         with self.progress.timed("save"):
-            self.parts.saving.save(self._packed, protected=self._best)
+            self.parts.checkpointing.save(self._packed, protected=self._best)
 
     def watch(self, index: int) -> Watch:
         due = self.parts.timetable.every["layer_stats_every"].due(index + 1)
@@ -138,12 +136,12 @@ class BetweenSteps:
         """Keep what was measured of a step; of one that was watched that is read at once, so a checkpoint never owes it."""
         if self.state_check is not None and step.index < self.state_check.steps:
             self.state_check.check_step(step)
-        self.whole.meter.add(step)
+        self.run_state.meter.add(step)
         watch, count = step.watch, step.target_count
         if isinstance(watch, Watched) and (record := self.layers.read(watch, count=count)) is not None:
             self.journal.write(record)
 
-    # --- asked by whoever holds the sitting ----------------------------------------------------------------------
+    # --- asked by whoever holds the session ----------------------------------------------------------------------
 
     def catch_up(self) -> None:
         """Do what was due after the step at which a loop was left by `break`."""
@@ -152,28 +150,28 @@ class BetweenSteps:
             return
         if self.evaluated_step != done and self.evaluate_due(done):
             self._evaluate()
-        if self.whole.meter.rows and self.log_due(done):
+        if self.run_state.meter.rows and self.log_due(done):
             self.log()
 
     def make_up_for_evaluation(self) -> None:
         """Make the evaluation that was given up for a signal, and save the step with it, so that it is made once."""
         self.evaluations.due = False
-        self.whole.clock.start()
-        self.whole.clock.enter("evaluating")
+        self.run_state.clock.start()
+        self.run_state.clock.enter("evaluating")
         self._evaluate()
-        self.whole.clock.enter("data_wait")
-        if self.parts.saving is not None and not self.evaluations.due:
-            self.parts.saving.begun_step = None
+        self.run_state.clock.enter("data_wait")
+        if self.parts.checkpointing is not None and not self.evaluations.due:
+            self.parts.checkpointing.begun_step = None
             self.save_last()
 
     def save_last(self) -> None:
-        if self.parts.saving is not None:
+        if self.parts.checkpointing is not None:
             self._keep_directory()
-            self.parts.saving.finish(self.state.step, self._packed, protected=self._best)
+            self.parts.checkpointing.finish(self.state.step, self._packed, protected=self._best)
 
     def _keep_directory(self) -> None:
         """Make the run's directory again if it was deleted while the run trained, and say so; rank 0 looks."""
-        directory, saving = self.parts.directory, self.parts.saving
+        directory, saving = self.parts.directory, self.parts.checkpointing
         if directory is None or saving is None or not self.parts.world.is_main:
             return
         try:
@@ -192,14 +190,14 @@ class BetweenSteps:
 
     def _evaluate(self) -> None:
         done = self.state.step
-        if self.alone and self.whole.meter.rows and self.log_due(done):
-            self.whole.clock.enter("training")  # the device may still be busy with it
+        if self.alone and self.run_state.meter.rows and self.log_due(done):
+            self.run_state.clock.enter("training")  # the device may still be busy with it
             self.log()  # nothing can be added to it: the loss stands before the scores
-            self.whole.clock.enter("evaluating")
+            self.run_state.clock.enter("evaluating")
         self.evaluated_step = done
         if self.evaluations.scores_due(done):
             with self.progress.timed("evaluation"):
-                self.evaluations.score(stop=self.wishes.told_to_stop if self.alone else lambda: False)
+                self.evaluations.score(stop=self.stop_requests.told_to_stop if self.alone else lambda: False)
         if self.evaluations.sample_due(done) and not self.evaluations.due:
             with self.progress.timed("sample"):
                 self.evaluations.sample()
@@ -208,7 +206,7 @@ class BetweenSteps:
         """Go on with what was frozen or unfrozen since the last step: agree on it, have it watched, and say it. Collective."""
         parts, trainable = self.parts, self.state.trainable
         changes, self.flags = trainable.changes(self.flags), trainable.flags
-        if not self.wishes.alike():
+        if not self.stop_requests.alike():
             raise ConfigError(
                 f"after step {self.state.step} rank {parts.world.rank} and others train different parameters; here: {changes[0]}\n"
                 "  gradients are added up over all ranks, which would wait for each other for ever\n"
@@ -221,8 +219,8 @@ class BetweenSteps:
                 check_first_pass(
                     self.state.models,
                     parts.task.loss,
-                    parts.supply.first(self.state.step),
-                    precision=self.whole.precision,
+                    parts.pipeline.first(self.state.step),
+                    precision=self.run_state.precision,
                     world=parts.world,
                     allow_unused=parts.parallel.find_unused_parameters,
                 )
@@ -241,17 +239,17 @@ class BetweenSteps:
             world=self.parts.world,
             local_times=self.parts.task.ranks.local_times,
             compiled=self.parts.compiled,
-            seen=self.whole.seen,
+            seen=self.run_state.seen,
         )
 
     @property
     def _best(self) -> tuple[int, ...]:
-        watch = self.whole.watch
+        watch = self.run_state.watch
         return () if watch is None or watch.step is None else (watch.step,)
 
     def _packed(self) -> Checkpoint:
         owed = self.evaluations
-        self.whole.meter.collect(self.parts.world)
+        self.run_state.meter.collect(self.parts.world)
         self.state.trainable.follow()  # scores after the last step may have frozen something
         contents = self.parts.packed(evaluation_due=owed.due, ended=owed.ended, first_scores=owed.first)
         return replace(contents, log=self.journal.state())

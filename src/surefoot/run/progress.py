@@ -26,7 +26,7 @@ class Progress:
     @contextmanager
     def timed(self, event: Event) -> Iterator[None]:
         """Time an evaluation, a sample or a save; not an evaluation that was given up."""
-        now = self.parts.whole.clock.now
+        now = self.parts.run_state.clock.now
         begun = now()
         yield
         if not self.evaluations.due:
@@ -49,7 +49,7 @@ class Progress:
             steps=last - done,
             evaluations=evaluations * during * (evaluated < last) + at_end,
             samples=samples * (self.parts.settings.sample_fn is not None),
-            saves=saves * (self.parts.saving is not None),
+            saves=saves * (self.parts.checkpointing is not None),
             save_every_s=every["save_every"].seconds,
         )
         return {} if eta_s is None else {"eta_s": eta_s}
@@ -73,7 +73,7 @@ class Progress:
     @cached_property
     def _evaluation_steps(self) -> tuple[float, float]:
         """About how many steps' time an evaluation takes, and the one at the end alone; a forward pass is a third of a step."""
-        samples_per_step = self.parts.supply.plan.samples * self.parts.length.epochs / self.parts.length.steps
-        scoring = self.parts.scoring
+        samples_per_step = self.parts.pipeline.plan.samples * self.parts.length.epochs / self.parts.length.steps
+        scoring = self.parts.evaluator
         during, at_end = (scoring.training_samples(scoring.names(at_end=at_end)) for at_end in (False, True))
         return during / (3 * samples_per_step), at_end / (3 * samples_per_step)

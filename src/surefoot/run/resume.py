@@ -16,7 +16,7 @@ from surefoot.config.toml import with_choices
 from surefoot.distributed.shards import held_of, plain_tensors
 from surefoot.errors import CheckpointError, first_line
 from surefoot.run import messages
-from surefoot.run.checkpointing import Saving
+from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import RunComponents
 from surefoot.tracking.run_directory import RunDirectory, environment
 from surefoot.tracking.run_reader import refuse_other_format
@@ -43,20 +43,20 @@ class Opened:
 def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
     """Open a run; rank 0 writes the directory, with `configuration` as config.toml, or one for a script. Collective."""
     parts.follow_trainable()  # what was frozen since the run was built
-    if parts.directory is None or parts.saving is None:
+    if parts.directory is None or parts.checkpointing is None:
         return _begun(parts)
     if parts.world.is_main:
         parts.directory.open()
         parts.directory.remember("config.toml", *parts.files)
         if not parts.directory.is_locked:
             parts.say(f"note: the file system of {parts.directory.path} has no locks: start no second run there")
-    found, accepted = parts.saving.newest(), list[dict[str, Any]]()
+    found, accepted = parts.checkpointing.newest(), list[dict[str, Any]]()
     if found is None:
-        now = _begun_in(parts.directory, parts.saving, parts, configuration)
+        now = _begun_in(parts.directory, parts.checkpointing, parts, configuration)
     else:
-        _go_on(parts, parts.saving, found)
+        _go_on(parts, parts.checkpointing, found)
         now = Opened(found, state_check=_state_check(parts))
-        parts.saving.resumed(found.step)
+        parts.checkpointing.resumed(found.step)
         if parts.finished and not found.saved.evaluation_due and _evaluated_at_end(parts, found):
             return replace(now, is_over=True)
         accepted = parts.fingerprints["accepted"][len(found.saved.fingerprints["accepted"]) :]
@@ -74,12 +74,12 @@ def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
             "workers": parts.settings.workers,
             "count_unit": parts.settings.count_unit,
         }
-        parts.directory.add_sitting(about | ({"accepted_changes": accepted} if accepted else {}))
+        parts.directory.add_session(about | ({"accepted_changes": accepted} if accepted else {}))
     return now
 
 
 def _evaluated_at_end(parts: RunComponents, checkpoint: Checkpoint) -> bool:
-    return checkpoint.saved.ended or not parts.scoring.names(at_end=True)
+    return checkpoint.saved.ended or not parts.evaluator.names(at_end=True)
 
 
 def _begun(parts: RunComponents) -> Opened:
@@ -90,9 +90,9 @@ def _begun(parts: RunComponents) -> Opened:
     if (told := start_from_init(parts)) is not None:
         parts.say(told)
     check, verdict = _state_check(parts), None
-    if check is not None and parts.whole.kept.is_complete:  # nothing can be kept any more
-        check.check_passes((parts.task.loss, parts.supply.first()))
-    if parts.task.loss is not None and parts.supply.sizes.pieces > 1:
+    if check is not None and parts.run_state.user_state.is_complete:  # nothing can be kept any more
+        check.check_passes((parts.task.loss, parts.pipeline.first()))
+    if parts.task.loss is not None and parts.pipeline.sizes.pieces > 1:
         from surefoot.train.state_check import loss_contract
 
         with suppress(Exception):  # it will come again in the first step, where it is explained and reported
@@ -120,10 +120,12 @@ def _state_check(parts: RunComponents) -> "state_check.StateCheck | None":
     from surefoot.train import state_check
 
     exact = parts.device.type == "cpu" or parts.settings.deterministic
-    return state_check.StateCheck(parts.task, parts.state, parts.whole.kept.objects, parts.world, exact)
+    return state_check.StateCheck(parts.task, parts.state, parts.run_state.user_state.objects, parts.world, exact)
 
 
-def _begun_in(directory: RunDirectory, saving: Saving, parts: RunComponents, configuration: str | None) -> Opened:
+def _begun_in(
+    directory: RunDirectory, saving: Checkpointing, parts: RunComponents, configuration: str | None
+) -> Opened:
     from surefoot.train import state_check
 
     now = _begun(parts)
@@ -142,7 +144,7 @@ def _begun_in(directory: RunDirectory, saving: Saving, parts: RunComponents, con
     return now
 
 
-def _go_on(parts: RunComponents, saving: Saving, found: Checkpoint) -> None:
+def _go_on(parts: RunComponents, saving: Checkpointing, found: Checkpoint) -> None:
     from surefoot.train import state_check
 
     trainable = parts.state.trainable
@@ -150,7 +152,7 @@ def _go_on(parts: RunComponents, saving: Saving, found: Checkpoint) -> None:
     where, main, flags = parts.where(found), parts.world.is_main, trainable.flags
     at_beginning = state_check.has_small_loss(parts) and _at_beginning(parts, saving, found)
     parts.fingerprints = state_check.fingerprints(parts, at_beginning=at_beginning)
-    state_dict.restore(parts.whole, found, where=where, main=main)
+    state_dict.restore(parts.run_state, found, where=where, main=main)
     parts.follow_trainable()
     as_saved = [f"{line}, as the checkpoint has it" for line in trainable.changes(flags)]
     for line in [] if parts.finished else [*as_saved, *parts.notes(found)]:
@@ -186,7 +188,7 @@ def _warn_of_weights_not_finite(parts: RunComponents, checkpoint: str) -> None:
 # --- what is computed, as it was when the run began -------------------------------------------------------------------
 
 
-def _at_beginning(parts: RunComponents, saving: Saving, checkpoint: Checkpoint) -> bool:
+def _at_beginning(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) -> bool:
     """Give the models the weights and modes of step 0, and kept objects their state, where that can be done. Collective."""
     models = {file_name("model", name): (name, model) for name, model in parts.state.models.items()}
     try:
@@ -199,7 +201,7 @@ def _at_beginning(parts: RunComponents, saving: Saving, checkpoint: Checkpoint) 
             contents.load_model(model, model_state(start, file, name), where="step-00000000")
             for part, module in model.named_modules():
                 module.training = part not in start.saved.eval_mode[name]
-        state_dict.restore_known(parts.whole.kept.objects, start)
+        state_dict.restore_known(parts.run_state.user_state.objects, start)
     except (CheckpointError, KeyError):  # of another model: that is named when the newest one is restored
         return False
     return True
@@ -211,7 +213,7 @@ def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
     from surefoot.checkpoint.changes import Change, find_changes, is_elsewhere, refuse_changes
 
     before, now = checkpoint.saved.fingerprints, parts.fingerprints
-    feedback = parts.whole.feedback
+    feedback = parts.run_state.feedback
     steering = [] if feedback is None else [feedback.plateau.score.split("/")[0]]
     changes, notes = find_changes(before, now, steering=steering)
     data = [{"data": json.loads(json.dumps(one["data"]))} for one in (checkpoint.saved.identity, parts.identity)]

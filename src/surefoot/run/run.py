@@ -18,7 +18,7 @@ from surefoot.run.build import build
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import make_panels
 from surefoot.run.resume import start_from_init
-from surefoot.run.session import Sitting
+from surefoot.run.session import Session
 from surefoot.train import state_dict
 from surefoot.train.auto_precision import settle_choices
 from surefoot.train.evaluate import numbers
@@ -26,7 +26,7 @@ from surefoot.train.loop import State, Step
 from surefoot.train.run_identity import differences
 from surefoot.train.run_settings import RunSettings
 from surefoot.train.scratch import preserved
-from surefoot.train.state_dict import Kept, Whole
+from surefoot.train.state_dict import RunState, UserState
 
 if TYPE_CHECKING:
     from surefoot.tracking.panels_file import Panels
@@ -69,7 +69,7 @@ class Run(RunSettings):
     def __post_init__(self) -> None:
         self.parts = build(self)
         self.configuration: str | None = None  # config.toml; the command line sets it, a script's is written for it
-        self.sitting: Sitting | None = None  # while the run is open
+        self.session: Session | None = None  # while the run is open
 
     def __repr__(self) -> str:
         return messages.in_one_line(self.parts) if "parts" in vars(self) else "Run(refused)"  # a debugger asks for it
@@ -93,9 +93,9 @@ class Run(RunSettings):
 
     def train(self) -> None:
         """Make all steps that are left; opens the run where it is not open."""
-        self.parts.whole.kept.is_complete = self.sitting is None
-        with nullcontext() if self.sitting else self:
-            self._open("run.train()").between.alone = True
+        self.parts.run_state.user_state.is_complete = self.session is None
+        with nullcontext() if self.session else self:
+            self._open("run.train()").periodic.alone = True
             for _ in self:
                 pass
 
@@ -113,7 +113,7 @@ class Run(RunSettings):
 
     def stop(self) -> None:
         """End after this step, saved, as `break` does; for code that does not stand in the loop's body."""
-        self._open("run.stop()").wishes.asked_to_stop = True
+        self._open("run.stop()").stop_requests.asked_to_stop = True
 
     def register_state(self, name: str, obj: Any) -> Any:
         """Save an object of yours in every checkpoint, and restore it if this run was resumed; call it before the first step.
@@ -122,17 +122,17 @@ class Run(RunSettings):
         metric of torchmetrics, or has state_dict and load_state_dict. Returns it. It is refused if what it would save right
         after a resume is not what was read. Of several processes all must register it, and that of rank 0 is saved.
         """
-        self.parts.whole.kept.add(name, obj)
+        self.parts.run_state.user_state.add(name, obj)
         return obj
 
     def __enter__(self) -> Self:
         """Open the directory; go on from its newest intact checkpoint, or commit step 0."""
         refuse_training_at_import()
-        if self.sitting is not None:
+        if self.session is not None:
             raise ConfigError("this run is open already")
-        sitting = Sitting(self.parts, configuration=self.configuration)
-        sitting.open()
-        self.sitting = sitting
+        session = Session(self.parts, configuration=self.configuration)
+        session.open()
+        self.session = session
         return self
 
     def __exit__(
@@ -144,17 +144,17 @@ class Run(RunSettings):
         exception the half-made step is not saved: the newest checkpoint stands, and `crash/` says what happened. A run
         that was stopped by a signal leaves with exit status 130 or 143.
         """
-        sitting, self.sitting = self._open("run.__exit__()"), None
-        sitting.close(problem)
+        session, self.session = self._open("run.__exit__()"), None
+        session.close(problem)
 
-    def _open(self, asked: str) -> Sitting:
-        if self.sitting is None:
+    def _open(self, asked: str) -> Session:
+        if self.session is None:
             raise ConfigError(
                 f"`{asked}` outside `with run:`\n"
                 "  without it an exception in your code could not be told from `break`, and a half-made step would be saved\n"
                 "  write `with run:` around it, or call run.train()"
             )
-        return self.sitting
+        return self.session
 
     # --- at any time ---------------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class Run(RunSettings):
         Without names: all splits except those with `at_end`. It changes nothing in the run, and records nothing.
         `ConfigError` for a split that the run does not have.
         """
-        scoring = self.parts.scoring
+        scoring = self.parts.evaluator
         if unknown := [name for name in splits if name not in scoring.splits]:
             raise ConfigError(
                 f"split {unknown[0]!r} does not exist\n  splits of this run: {', '.join(scoring.splits) or 'none'}\n"
@@ -178,7 +178,7 @@ class Run(RunSettings):
         if self.parts.settings.sample_fn is None:
             raise ConfigError("this run has no sample_fn: give Run(sample_fn=...)")
         with self.parts.numerics():
-            return self.parts.scoring.sample(self.parts.settings.sample_fn)
+            return self.parts.evaluator.sample(self.parts.settings.sample_fn)
 
     def make_panels(self) -> "Panels":
         """What the run's `panels_fn` makes of the model as it is evaluated; the console says why there are not more. Collective."""
@@ -189,19 +189,19 @@ class Run(RunSettings):
 
     def save(self) -> None:
         """Write a checkpoint in the background as soon as this step and its body are over."""
-        if self.parts.saving is None:
+        if self.parts.checkpointing is None:
             raise ConfigError("this run has no directory to save to: give Run(run_dir=...)")
-        self._open("run.save()").wishes.asked_to_save = True
+        self._open("run.save()").stop_requests.asked_to_save = True
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> list[str]:
         """Take the weights and all other state from a checkpoint, to evaluate or use them; other settings are allowed.
 
         Returns one line for each difference between this run's data and the checkpoint's.
         """
-        self.parts.whole.precision.settle(checkpoint.saved.identity["precision"])
+        self.parts.run_state.precision.settle(checkpoint.saved.identity["precision"])
         self.parts.layout.settle(checkpoint.saved.identity["channels_last"])
         self.parts.compiling.settle(checkpoint.saved.identity["compile"])
-        state_dict.restore(self.parts.whole, checkpoint, where=f"step {checkpoint.step}")
+        state_dict.restore(self.parts.run_state, checkpoint, where=f"step {checkpoint.step}")
         now = json.loads(json.dumps(self.parts.identity["data"]))
         return differences({"data": checkpoint.saved.identity["data"]}, {"data": now})
 
@@ -214,7 +214,7 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
     A run that is not open starts with its starting weights, its precision settled. Do not use its meter and its data inside: read
     data through a feed of your own. Raises `ConfigError` for a run without a loss of its own, and in the middle of a step.
     """
-    parts, state, precision = run.parts, run.state, run.parts.whole.precision
+    parts, state, precision = run.parts, run.state, run.parts.run_state.precision
     if parts.task.loss is None:
         raise ConfigError(
             "this run has no loss of its own, so its steps cannot be tried: they are made in `for step in run.steps()`\n"
@@ -225,28 +225,30 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
             "the run is in the middle of a step: there are gradients that no update has used\n"
             "  try it before the loop, or between two steps of `for step in run`"
         )
-    tried = replace(parts, whole=Whole(state, precision, kept=Kept(dict(parts.whole.kept.objects))))
+    tried = replace(
+        parts, run_state=RunState(state, precision, user_state=UserState(dict(parts.run_state.user_state.objects)))
+    )
     models = {**state.models, **{f"average of {name}": each.model for name, each in state.ema_models.items()}}
     format_before = precision.name, precision.open
     layout_before, described_before = (parts.layout.channels_last, parts.layout.open), dict(parts.identity)
-    clock, spent_s = parts.whole.clock, parts.whole.clock.now() - parts.whole.clock.since
+    clock, spent_s = parts.run_state.clock, parts.run_state.clock.now() - parts.run_state.clock.since
     with ExitStack() as stack:
         stack.callback(lambda: setattr(clock, "since", clock.now() - spent_s))  # at last: putting back takes time too
         # what a checkpoint holds is put back from one; this has the rest, and the averages' buffers before they are refreshed
         stack.enter_context(
-            preserved(models, parts.task.loss, tried.whole.kept.objects, state.parameters, with_weights=False)
+            preserved(models, parts.task.loss, tried.run_state.user_state.objects, state.parameters, with_weights=False)
         )
         stack.enter_context(parts.numerics())
         found = tried.packed()
         try:
-            if run.sitting is None:
+            if run.session is None:
                 settle_choices(parts)
                 start_from_init(parts)
             yield parts
         finally:
             clear(state.parameters)
             state.buffers.undo()
-            state_dict.restore(tried.whole, found, where="what was before the trial")
+            state_dict.restore(tried.run_state, found, where="what was before the trial")
             precision.name, precision.open = format_before
             parts.layout.channels_last, parts.layout.open = layout_before
             parts.identity.clear()

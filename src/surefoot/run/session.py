@@ -13,10 +13,10 @@ from surefoot.data.loader import MicroBatch
 from surefoot.distributed.consistency import refuse_unequal
 from surefoot.run import crash_report, messages
 from surefoot.run.components import RunComponents
-from surefoot.run.periodic import BetweenSteps
+from surefoot.run.periodic import Periodic
 from surefoot.run.resume import opened
 from surefoot.run.signals import Signals, to_terminal
-from surefoot.run.stop_requests import Wishes
+from surefoot.run.stop_requests import StopRequests
 from surefoot.seeding import generators_held
 from surefoot.tracking.external.registry import refuse_missing
 from surefoot.tracking.record import Phase
@@ -24,27 +24,29 @@ from surefoot.train.error_causes import explaining, of_compiler
 from surefoot.train.loop import Step, steps
 
 if TYPE_CHECKING:
-    from surefoot.run.live_findings import Remarks
+    from surefoot.run.live_findings import LiveFindings
 
 
-class Sitting:
-    """Opening and closing, and the loop in between; `between` does what is due there."""
+class Session:
+    """Opening and closing, and the loop in between; `periodic` does what is due there."""
 
     def __init__(self, parts: RunComponents, *, configuration: str | None) -> None:
-        self.parts, self.whole, self.state = parts, parts.whole, parts.state
+        self.parts, self.run_state, self.state = parts, parts.run_state, parts.state
         self.heart = parts.world.heart
         self.configuration = configuration
         self.fresh_line = parts.console.fresh_line if parts.console else "\n"
         say = to_terminal(self.fresh_line) if parts.rank_log is None else parts.rank_log.at_once
         self.signals = Signals(lambda: messages.standing(parts), say=say)
         self.settings = ExitStack()
-        self.feed = parts.supply.feed(workers=parts.supply.workers, say=parts.say)
-        self.wishes = Wishes(parts.world, self.signals, parts.saving, limit_s=parts.timetable.limit_s)
-        self.between = BetweenSteps(parts, self.wishes)
-        self.journal, self.evaluations = self.between.journal, self.between.evaluations
+        self.feed = parts.pipeline.feed(workers=parts.pipeline.workers, say=parts.say)
+        self.stop_requests = StopRequests(
+            parts.world, self.signals, parts.checkpointing, limit_s=parts.timetable.limit_s
+        )
+        self.periodic = Periodic(parts, self.stop_requests)
+        self.journal, self.evaluations = self.periodic.journal, self.periodic.evaluations
         self.running: Generator[Step] | None = None
         self.is_over = False  # the run was finished before: nothing is written
-        self.remarks: Remarks | None = None
+        self.live_findings: LiveFindings | None = None
 
     # --- opening and closing -------------------------------------------------------------------------------------
 
@@ -70,10 +72,10 @@ class Sitting:
                 )
                 self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.identity)
             if self.parts.console is not None and self.parts.world.is_main and not self.is_over:
-                from surefoot.run.live_findings import remarks  # which reads all that diagnose knows
+                from surefoot.run.live_findings import live_findings_of  # which reads all that diagnose knows
 
-                self.remarks = remarks(self.parts, resumed=now.found is not None)
-                self.journal.sinks.insert(1, self.remarks)  # behind the console
+                self.live_findings = live_findings_of(self.parts, resumed=now.found is not None)
+                self.journal.sinks.insert(1, self.live_findings)  # behind the console
             if self.journal.metrics is not None and now.found is None:
                 self._look_at_data()
             self.parts.make_ready()
@@ -83,7 +85,7 @@ class Sitting:
             finally:
                 self.release()
             raise
-        self.between.opened(now.state_check)
+        self.periodic.opened(now.state_check)
         if self.is_over:
             return
         self.parts.say(messages.header(self.parts, chosen=now.chosen))
@@ -91,7 +93,7 @@ class Sitting:
             self.parts.say(now.loss_contract)
 
     def close(self, problem: BaseException | None) -> None:
-        """Save what is not saved yet, or, where `problem` ended the sitting, keep a report of it; then let go of everything."""
+        """Save what is not saved yet, or, where `problem` ended the session, keep a report of it; then let go of everything."""
         try:
             crash_report.tell_others(problem, self.parts)
             if problem is None or isinstance(problem, GeneratorExit):
@@ -122,18 +124,18 @@ class Sitting:
                 from surefoot.run.live_findings import write_page  # last, once all else is on disk
 
                 write_page(self.parts.directory.path, warn=self.parts.say)
-        if self.wishes.ended_by is not None and (problem is None or of_compiler(problem)):  # by the same signal
-            if self.wishes.ended_by == signal.SIGINT and _is_interactive():
+        if self.stop_requests.ended_by is not None and (problem is None or of_compiler(problem)):  # by the same signal
+            if self.stop_requests.ended_by == signal.SIGINT and _is_interactive():
                 raise KeyboardInterrupt from problem
-            raise SystemExit(128 + self.wishes.ended_by) from problem
+            raise SystemExit(128 + self.stop_requests.ended_by) from problem
 
     def release(self) -> None:
         with ExitStack() as last_first:  # each of them, whichever fails
             if self.parts.directory is not None:
                 last_first.callback(self.parts.directory.close)
             last_first.callback(self.journal.close)
-            if self.parts.saving is not None:
-                last_first.callback(self.parts.saving.writer.wait)
+            if self.parts.checkpointing is not None:
+                last_first.callback(self.parts.checkpointing.writer.wait)
             last_first.callback(self.settings.close)
             last_first.callback(self.signals.restore)
 
@@ -141,58 +143,60 @@ class Sitting:
         parts, evaluations = self.parts, self.evaluations
         if self.running is not None:
             self.running.close()  # a loop over a variable leaves it open
-        self.between.catch_up()
-        self.wishes.settle()
-        if evaluations.end_due() and self.wishes.ended_by is None:
-            self.between.save_last()  # first: scoring may take minutes, in which much can happen
-            self.whole.clock.enter("evaluating")
-            evaluations.score_at_end(stop=self.wishes.told_to_stop)
-            self.whole.clock.enter("saving")
-        if parts.saving is not None:
+        self.periodic.catch_up()
+        self.stop_requests.settle()
+        if evaluations.end_due() and self.stop_requests.ended_by is None:
+            self.periodic.save_last()  # first: scoring may take minutes, in which much can happen
+            self.run_state.clock.enter("evaluating")
+            evaluations.score_at_end(stop=self.stop_requests.told_to_stop)
+            self.run_state.clock.enter("saving")
+        if parts.checkpointing is not None:
             parts.doing("saving")
-            self.between.save_last()
+            self.periodic.save_last()
         due = evaluations.due
-        went_on = self.state.step > self.between.first_step or evaluations.scores or evaluations.at_end is not None
+        went_on = self.state.step > self.periodic.first_step or evaluations.scores or evaluations.at_end is not None
         if went_on and self.state.step >= parts.length.steps and parts.settings.sample_fn is not None and not due:
             evaluations.sample()
-        if went_on and parts.finished and not due and self.wishes.ended_by is None:
+        if went_on and parts.finished and not due and self.stop_requests.ended_by is None:
             if parts.settings.panels_fn is not None and parts.directory is not None:
-                self.whole.clock.enter("evaluating")
+                self.run_state.clock.enter("evaluating")
                 evaluations.show(stop=lambda: self.signals.stop is not None)
-                self.whole.clock.enter("saving")
+                self.run_state.clock.enter("saving")
             evaluations.conclude()
-        if went_on or self.wishes.ended_by is not None:
-            self._happened(crash_report.ended(parts, self.wishes))  # first: findings know by it that the run is over
-            findings = "" if self.remarks is None else self.remarks.sentence()
-            skipped, told_by = self.between.skipped, self.wishes.told_by
+        if went_on or self.stop_requests.ended_by is not None:
+            self._happened(
+                crash_report.ended(parts, self.stop_requests)
+            )  # first: findings know by it that the run is over
+            findings = "" if self.live_findings is None else self.live_findings.sentence()
+            skipped, told_by = self.periodic.skipped, self.stop_requests.told_by
             parts.say(messages.ending(parts, evaluations, skipped=skipped, told_by=told_by, findings=findings))
 
     def _look_at_data(self) -> None:
         from surefoot.data.leakage_check import first_look
 
-        supply, splits = self.parts.supply, self.parts.scoring.splits
-        looked = first_look(supply.dataset, {name: split.data for name, split in splits.items()}, seed=supply.seed)
+        pipeline, splits = self.parts.pipeline, self.parts.evaluator.splits
+        looked = first_look(pipeline.dataset, {name: split.data for name, split in splits.items()}, seed=pipeline.seed)
         alike = [name for name, split in splits.items() if split.loss]
         self.journal.write({"kind": "data_check", "step": self.state.step, **looked, "scored_by_training_loss": alike})
 
     def _happened(self, what: str) -> None:
         """Record what ended the session, and its time since the last record; no checkpoint holds that."""
-        self.journal.write({"kind": "event", "step": self.state.step, "event": what, **self.whole.clock.window()})
+        self.journal.write({"kind": "event", "step": self.state.step, "event": what, **self.run_state.clock.window()})
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
     def steps(self, *, opened: bool) -> Iterator[Step]:
         if self.running is not None:
             self.running.close()
-        self.between.catch_up()
+        self.periodic.catch_up()
         self.running = self._steps(opened=opened)
         return self.running
 
     def _steps(self, *, opened: bool) -> Generator[Step]:
         parts = self.parts
-        self.whole.kept.refuse_unclaimed()
+        self.run_state.user_state.refuse_unclaimed()
         if self.evaluations.due:
-            self.between.make_up_for_evaluation()
+            self.periodic.make_up_for_evaluation()
         if parts.finished:
             if not self.evaluations.scores and not self.evaluations.end_due():
                 parts.say(messages.finished(parts))
@@ -201,40 +205,42 @@ class Sitting:
             parts.say(
                 f"nothing to do: {self.state.step:,} steps are made, and stop_after is {parts.timetable.stop_step:,}"
             )
-        if self.between.state_check is not None and not opened:
-            self.between.state_check.check_passes((parts.task.loss, parts.supply.first()))
+        if self.periodic.state_check is not None and not opened:
+            self.periodic.state_check.check_passes((parts.task.loss, parts.pipeline.first()))
         if self.evaluations.due_at_start():
-            self.whole.clock.start()
-            self.whole.clock.enter("evaluating")
-            with self.between.progress.timed("evaluation"):
-                self.evaluations.score_at_start(stop=self.wishes.told_to_stop if self.between.alone else lambda: False)
-            self.whole.clock.enter("data_wait")
+            self.run_state.clock.start()
+            self.run_state.clock.enter("evaluating")
+            with self.periodic.progress.timed("evaluation"):
+                self.evaluations.score_at_start(
+                    stop=self.stop_requests.told_to_stop if self.periodic.alone else lambda: False
+                )
+            self.run_state.clock.enter("data_wait")
         self.feed.start(self.state.step, stop=parts.length.steps)
-        self.between.started()
-        self.whole.clock.start()
+        self.periodic.started()
+        self.run_state.clock.start()
         parts.doing("training")
         with (
             closing(self.feed),
-            explaining(lambda: Step(self._step, parts.supply.again(self._step), parts.task, self.state)),
+            explaining(lambda: Step(self._step, parts.pipeline.again(self._step), parts.task, self.state)),
         ):
             yield from steps(
                 parts.task,
                 self.state,
                 feed=self._fed,
-                record=self.between.made,
+                record=self.periodic.made,
                 clock=self._enter,
-                duties=self.between,
+                duties=self.periodic,
                 length=parts.length.steps,
                 opened=opened,
-                watch=self.between.watch,
+                watch=self.periodic.watch,
             )
 
     def _enter(self, phase: Phase) -> None:
         """Nothing of the user's runs between steps if the run trains by itself; a session's first steps are told apart."""
-        if phase == "user" and self.between.alone:
+        if phase == "user" and self.periodic.alone:
             phase = "training"
-        first = self.state.step < self.between.later_step and phase in ("training", "data_wait")
-        self.whole.clock.enter("starting" if first else phase)
+        first = self.state.step < self.periodic.later_step and phase in ("training", "data_wait")
+        self.run_state.clock.enter("starting" if first else phase)
 
     def _fed(self, step: int) -> Sequence[MicroBatch]:
         self.heart.at(step, "training")

@@ -5,20 +5,20 @@ A signal, a time limit, and what a user's code asks for come to one process; all
 
 from collections.abc import Mapping
 
-from surefoot.distributed.world import Agreement, World
-from surefoot.run.checkpointing import Saving
+from surefoot.distributed.world import Consensus, World
+from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.signals import STOP, Signals
 from surefoot.train.timer import Deadline
 
 _ABOVE = 1 << 32  # every fingerprint of 32 bits
 
 
-class Wishes:
-    """To stop and to save, in one sitting. One process agrees with itself at once, and nothing is exchanged."""
+class StopRequests:
+    """To stop and to save, in one session. One process agrees with itself at once, and nothing is exchanged."""
 
-    def __init__(self, world: World, signals: Signals, saving: Saving | None, *, limit_s: float | None) -> None:
+    def __init__(self, world: World, signals: Signals, saving: Checkpointing | None, *, limit_s: float | None) -> None:
         self.world, self.signals, self.saving = world, signals, saving
-        self.agreement = Agreement(world, names=("signal", "stop", "save", "most", "least"))
+        self.agreement = Consensus(world, names=("signal", "stop", "save", "most", "least"))
         self.deadline = None if limit_s is None else Deadline(limit_s)
         self.asked_to_stop = self.asked_to_save = False  # by the user's code, here
         self.agreed_signal: int | None = None
@@ -72,7 +72,7 @@ class Wishes:
 
     @property
     def told_by(self) -> str | None:
-        """Which signal ended the sitting, and on which rank where this is not the one that speaks."""
+        """Which signal ended the session, and on which rank where this is not the one that speaks."""
         if self.ended_by is None:
             return None
         return STOP[self.ended_by] + (f" on rank {self.told_rank}" if self.told_rank else "")

@@ -167,7 +167,7 @@ class RunDirectory:
         if target.parent == self.path:
             self.small_files[name] = data
 
-    def add_sitting(self, sitting: dict[str, Any]) -> None:
+    def add_session(self, session: dict[str, Any]) -> None:
         """Append one start or resume to environment.json."""
         file = self.path / "environment.json"
         earlier: tuple[Session, ...] = ()
@@ -176,7 +176,7 @@ class RunDirectory:
                 earlier = read_sessions(self.path)
             except (OSError, ValueError):
                 file.replace(self.path / "environment.damaged.json")
-        self.write_text(file.name, json.dumps({"sessions": [*earlier, sitting]}, indent=1) + "\n")
+        self.write_text(file.name, json.dumps({"sessions": [*earlier, session]}, indent=1) + "\n")
 
 
 def directory_of_start(run: Path) -> str | None:

@@ -55,9 +55,9 @@ class Chosen:
             "note: `surefoot profile` measures what could be gained here"
             " (a script: FILE.py:build; by compiling too: --speedups all)": self.unknown,
             f"note: this {parts.device.type} has no instructions for bf16 and computes slowly in it;"
-            " --precision fp32 is quicker, and another run": parts.whole.precision.emulated,
+            " --precision fp32 is quicker, and another run": parts.run_state.precision.emulated,
             "note: fp16 on a CPU is slow, and for trying only; use --precision bf16 or fp32 to train": (
-                parts.whole.precision.name == "fp16" and parts.device.type == "cpu"
+                parts.run_state.precision.name == "fp16" and parts.device.type == "cpu"
             ),
         }
         return [line for line, is_said in lines.items() if is_said]
@@ -69,7 +69,7 @@ def settle_choices(parts: "Components") -> Chosen:
     Rank 0 decides for all. What it chose is part of the run from then on. A layout is looked up beside the precision: with a
     precision that is named, images stay as they come. Models are not compiled here: see `Components.compile`.
     """
-    settled, why, why_compile, silent, auto = parts.whole.precision, None, None, False, None
+    settled, why, why_compile, silent, auto = parts.run_state.precision, None, None, False, None
     if settled.open:
         choice = Choice(*parts.world.from_main(astuple(_choice(parts))))
         settled.settle(choice.precision)
@@ -102,7 +102,7 @@ def _compile_choice(parts: "Components") -> tuple[bool, bool, str]:
     on = COMPILE.get(parts.device.type)
     if parts.task.loss is None:
         return False, True, "the steps are the program's own"
-    if isinstance(parts.supply.plan, Buckets):
+    if isinstance(parts.pipeline.plan, Buckets):
         return False, True, "batches by tokens have another shape in almost every step"
     if on is None or parts.parallel.kind == "fsdp":
         return False, False, f"not measured on {parts.device.type} with parallel = {parts.parallel.kind}"
@@ -121,16 +121,16 @@ def run_facts(parts: "Components", *, unmeasured: bool = False) -> Facts | str:
     instructions, version = instruction_set(), ".".join(torch.__version__.split(".")[:2])
     if not unmeasured and (instructions, version) not in speed_table.TABLE:
         return f"not measured: {instructions}, torch {version}"
-    kind, plan = model_facts(parts.state.models), parts.supply.plan
+    kind, plan = model_facts(parts.state.models), parts.pipeline.plan
     if kind is None:
         return "layers of these kinds were not measured"
     layers, width = kind
     if layers == "convolution" and parts.layout.channels_last:
         layers = "convolution, channels last"
     sizes = (
-        (parts.supply.sizes.micro_batch_size, int(plan.longest.max()))
+        (parts.pipeline.sizes.micro_batch_size, int(plan.longest.max()))
         if isinstance(plan, Buckets)  # micro-batches differ in shape
-        else _sizes(layers, parts.supply.first())
+        else _sizes(layers, parts.pipeline.first())
     )
     if sizes is None:
         return "data of these shapes were not measured"

@@ -18,7 +18,7 @@ from surefoot.config.parallel import Strategy
 from surefoot.config.setting import cadences
 from surefoot.config.train_settings import Timetable
 from surefoot.config.tree import flat
-from surefoot.data.pipeline import Supply
+from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.world import World, deterministic_kernels
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.optim.build import base_groups
@@ -36,8 +36,8 @@ from surefoot.train.run_identity import (
     refuse_other_data,
 )
 from surefoot.train.run_settings import RunSettings
-from surefoot.train.scorer import Scoring
-from surefoot.train.state_dict import Whole, packed
+from surefoot.train.scorer import Evaluator
+from surefoot.train.state_dict import RunState, packed
 
 
 @dataclass(kw_only=True)
@@ -46,9 +46,9 @@ class Components:
 
     settings: RunSettings
     task: Task
-    whole: Whole
-    supply: Supply
-    scoring: Scoring
+    run_state: RunState
+    pipeline: DataPipeline
+    evaluator: Evaluator
     timetable: Timetable
     schedule: AnySchedule  # in steps
     world: World
@@ -61,7 +61,7 @@ class Components:
     directory: RunDirectory | None
     console: Screen | None
     computed_again: str | None  # which blocks, in words
-    accept_change: tuple[str, ...]  # names of `checkpoint.changes.CHANGES`, in this sitting
+    accept_change: tuple[str, ...]  # names of `checkpoint.changes.CHANGES`, in this session
     fingerprints: dict[str, Any] = field(default_factory=dict)  # of what is computed; empty until the run is opened
 
     @property
@@ -70,7 +70,7 @@ class Components:
 
     @property
     def state(self) -> State:
-        return self.whole.state
+        return self.run_state.state
 
     @property
     def length(self) -> Length:
@@ -83,11 +83,11 @@ class Components:
     @property
     def out_of_patience(self) -> bool:
         """True when early stopping has ended the run."""
-        return self.whole.watch is not None and self.whole.watch.exhausted
+        return self.run_state.watch is not None and self.run_state.watch.exhausted
 
     @property
     def finished(self) -> bool:
-        """True when no step is left to be made, in this sitting or any other."""
+        """True when no step is left to be made, in this session or any other."""
         return self.state.step >= self.length.steps or self.out_of_patience
 
     def packed(
@@ -95,7 +95,7 @@ class Components:
     ) -> Checkpoint:
         """A copy of all that changes, and what tells this run and this machine from others: a checkpoint's contents."""
         return packed(
-            self.whole,
+            self.run_state,
             main=self.world.is_main,
             identity=self.identity,
             architecture=self.architecture,
@@ -113,7 +113,13 @@ class Components:
         if self.world.size > 1:
             from surefoot.train.parallel_check import make_ready
 
-            make_ready(self.task, self.state, self.supply.first, user_state=self.whole.kept.objects, world=self.world)
+            make_ready(
+                self.task,
+                self.state,
+                self.pipeline.first,
+                user_state=self.run_state.user_state.objects,
+                world=self.world,
+            )
 
     def machine(self) -> dict[str, Any]:
         """What equal bits depend on besides the configuration."""
@@ -160,15 +166,15 @@ class Components:
         refuse_another_length(saved, self.length, schedule=schedule, step=found.step, where=where)
         self.timetable.every = cadences(self.settings, length=began)  # percentages are of the length it began with
         described = self.identity | {"schedule": schedule.to_dict(), "schedule_of_steps": began.steps}
-        if self.whole.feedback is not None:
+        if self.run_state.feedback is not None:
             described["plateau"] = described["plateau"] | {
                 "evaluate_every": self.timetable.every["evaluate_every"].described()
             }
-        self.whole.precision.settle(saved["precision"])
+        self.run_state.precision.settle(saved["precision"])
         self.compiling.settle(bool(saved["compile"]))
         self.layout.settle(bool(saved["channels_last"]))
         described |= {
-            "precision": self.whole.precision.name,
+            "precision": self.run_state.precision.name,
             "compile": self.compiling.on,
             "channels_last": self.layout.channels_last,
         }
@@ -221,7 +227,7 @@ class Components:
     def numerics(self) -> Iterator[None]:
         """Torch's settings as this run has them; afterwards as they were."""
         kernels = deterministic_kernels(self.device) if self.settings.deterministic else nullcontext()
-        with self.whole.precision.numerics(), kernels:
+        with self.run_state.precision.numerics(), kernels:
             yield
 
     def doing(self, what: str) -> None:

@@ -29,8 +29,8 @@ from surefoot.train.step_watch import UNWATCHED, Watch
 if TYPE_CHECKING:  # what a step is handed
     from surefoot.config.train_settings import TrainSettings
     from surefoot.data.loader import MicroBatch
-    from surefoot.optim.build import Trained
-    from surefoot.optim.ema import Averages
+    from surefoot.optim.build import RunOptimizer
+    from surefoot.optim.ema import EmaModel
     from surefoot.schedules.curves import Factors
     from surefoot.train.precision import Precision
 
@@ -57,8 +57,8 @@ class State:
     """What changes from step to step, and what a checkpoint holds: `step` updates have been made."""
 
     models: dict[str, nn.Module]
-    optimizers: dict[str, Trained]
-    ema_models: dict[str, Averages] = field(default_factory=dict)
+    optimizers: dict[str, RunOptimizer]
+    ema_models: dict[str, EmaModel] = field(default_factory=dict)
     step: int = 0
     buffers: BatchStatistics = field(default_factory=BatchStatistics)
     lr_factor: float = 1.0  # on every rate of the schedule; an evaluation lowers it, where a plateau was asked for

@@ -107,13 +107,17 @@ class RunSettings(TrainSettings):
     """Number of targets in a batch, over which the loss is a mean; called on the host. None: its first dimension."""
     count_unit: str = setting("targets", check=_unit, observer=True)
     """What console, page and TensorBoard call a target, such as "tokens"."""
-    optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built] = setting(identity=True, after="workers")
+    optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built] = setting(
+        identity=True, after="workers", group="optimization"
+    )
     """`surefoot.optim.adamw(...)` or the like, or a function from parameter groups to a `torch.optim.Optimizer`; or several by name."""
     schedule: AnySchedule | None = setting(None, check=_schedule, identity=True)
     """Factor on the learning rate over the run: `surefoot.schedules.cosine(...)` or the like. None: constant."""
     plateau: ReduceLROnPlateau | None = setting(None, check=_plateau, identity=True)
     """Lower the learning rate if a score stops improving; `evaluate_every` is then part of what the run is."""
-    splits: Mapping[str, Split] | None = setting(None, check=_splits, observer=True, after="deterministic")
+    splits: Mapping[str, Split] | None = setting(
+        None, check=_splits, observer=True, after="deterministic", group="evaluation"
+    )
     """Named data sets to evaluate, such as "val": {name: Split}."""
     best: str | None = setting(None, observer=True, after="evaluate_at_start")
     """ "min val/loss" or "max val/accuracy": the score whose best checkpoint is kept."""
@@ -127,9 +131,9 @@ class RunSettings(TrainSettings):
     """`panels_fn(model)` yields panels for the page, once, at the end; after 60 seconds no further panel is asked for."""
     console: bool = setting(True, per_rank=True, after="report")
     """Print progress."""
-    parallel: Kind | Strategy = setting("auto", observer=True, after="keep_every")
+    parallel: Kind | Strategy = setting("auto", observer=True, after="keep_every", group="processes")
     """How several processes work together: "none", "ddp", "fsdp", or `surefoot.fsdp(...)`; "auto" is DDP if there are several."""
-    identity: Mapping[str, Any] | None = setting(None, identity=True, after="check_ranks_every")
+    identity: Mapping[str, Any] | None = setting(None, identity=True, after="check_ranks_every", group="extras")
     """Your own JSON that must be equal at a resume, such as how the data were made."""
     extra_files: Mapping[str, str | bytes] | None = setting(None, observer=True)
     """Files to write into the run's directory, such as a tokenizer: {name: text or bytes}."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from surefoot.data.gathering import sample_count
-from surefoot.data.pipeline import Supply
+from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.strategy import Ranks
 from surefoot.mean import Mean
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
@@ -22,13 +22,13 @@ from surefoot.train.precision import Precision
 Made = TypeVar("Made")
 
 
-class Scoring:
+class Evaluator:
     """Metrics and samples with the averaged weights where a run has them, else with the trained ones."""
 
     def __init__(
         self,
         state: State,
-        supply: Supply,
+        pipeline: DataPipeline,
         *,
         splits: Mapping[str, Split],
         loss: Loss | None,
@@ -36,7 +36,13 @@ class Scoring:
         compiling: Compiling,
         ranks: Ranks,
     ) -> None:
-        self.state, self.supply, self.splits, self.loss, self.precision = state, supply, dict(splits), loss, precision
+        self.state, self.pipeline, self.splits, self.loss, self.precision = (
+            state,
+            pipeline,
+            dict(splits),
+            loss,
+            precision,
+        )
         self.compiling, self.ranks = compiling, ranks
         self.callables: dict[str, Any] = {}
 
@@ -54,8 +60,8 @@ class Scoring:
         for name in names:
             split = self.splits[name]
             with nullcontext() if split.predict is None else self.ranks.whole(models):
-                batches = self.supply.split(split.data, batch_size=split.batch_size)
-                values = evaluate_batches(forward, batches, split, stop=stop, world=self.supply.world, **self._how())
+                batches = self.pipeline.split(split.data, batch_size=split.batch_size)
+                values = evaluate_batches(forward, batches, split, stop=stop, world=self.pipeline.world, **self._how())
             values |= {metric: function(values) for metric, function in split.derived.items()}
             found |= {f"{name}/{metric}": value for metric, value in values.items()}
         return found
@@ -64,7 +70,7 @@ class Scoring:
         """About how long it takes to evaluate a split now, measured with a few of its batches."""
         split, forward = self.splits[name], self._forward()
         took_s, seen = 0.0, 0
-        for batch in self.supply.split(split.data, batch_size=split.batch_size, most=batches):
+        for batch in self.pipeline.split(split.data, batch_size=split.batch_size, most=batches):
             begun = perf_counter()
             metric_by_batch(
                 forward, [batch], split, metric="loss", **self._how()
@@ -76,14 +82,14 @@ class Scoring:
         """How many samples of the training data hold as many values as these splits, by one sample of each; computes no pass."""
 
         def values(data: Any) -> int:
-            (batch,) = self.supply.split(data, batch_size=1, most=1)
+            (batch,) = self.pipeline.split(data, batch_size=1, most=1)
             return max(
                 (leaf.numel() for leaf in pytree.tree_leaves(batch.batch) if isinstance(leaf, Tensor)), default=1
             )
 
         with untouched():
             total = sum(sample_count(self.splits[name].data) * values(self.splits[name].data) for name in names)
-            return total / max(1, values(self.supply.dataset)) if total else 0.0
+            return total / max(1, values(self.pipeline.dataset)) if total else 0.0
 
     def metric_by_batch(self, metric: str, *, batches: int) -> list[Mean] | None:
         """ "SPLIT/METRIC" of each of `batches` batches of neighboring samples by itself (fewer of a small split).
@@ -92,11 +98,11 @@ class Scoring:
         """
         name, _, wanted = metric.partition("/")
         split = self.splits[name]
-        neighbors = self.supply.split(split.data, batch_size=-(-sample_count(split.data) // batches))
+        neighbors = self.pipeline.split(split.data, batch_size=-(-sample_count(split.data) // batches))
         return metric_by_batch(self._forward(), neighbors, split, metric=wanted, **self._how())
 
     def _how(self) -> dict[str, Any]:
-        return {"loss": self.loss, "precision": self.precision, "seed": self.supply.seed}
+        return {"loss": self.loss, "precision": self.precision, "seed": self.pipeline.seed}
 
     def leave_out_end(self) -> None:
         """Evaluate nothing that is for the end of the run alone: whoever chooses between runs must not see it."""
@@ -111,7 +117,7 @@ class Scoring:
         """What `make` shows of the model."""
         model = next(iter(self.models().values()))
         with self.ranks.whole([model]), untouched(), torch.no_grad(), evaluation_mode([model]):
-            seed_generators(fold(stream_key(self.supply.seed, stream), self.state.step))
+            seed_generators(fold(stream_key(self.pipeline.seed, stream), self.state.step))
             return make(model)
 
     def models(self) -> dict[str, nn.Module]:

@@ -145,28 +145,28 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     computed. All ranks pass the same micro-batch; what rank 0 finds counts.
     """
     parts.doing("looking at what is computed")
-    supply, task, models, loss = parts.supply, parts.task, parts.state.models, parts.task.loss
+    pipeline, task, models, loss = parts.pipeline, parts.task, parts.state.models, parts.task.loss
     unknown: dict[str, None] = {}
-    hashed = partial(hashes_of_samples, seed=supply.seed, gather=supply.collate is None, unknown=unknown)
+    hashed = partial(hashes_of_samples, seed=pipeline.seed, gather=pipeline.collate is None, unknown=unknown)
     found: dict[str, Any] = {
         "machine": parts.machine(),
         "format": "bf16" if parts.parallel.gather_dtype == "bf16" else task.precision.name,
-        "samples": hashed(supply.dataset),
-        "splits": {name: hashed(split.data) for name, split in parts.scoring.splits.items()},
+        "samples": hashed(pipeline.dataset),
+        "splits": {name: hashed(split.data) for name, split in parts.evaluator.splits.items()},
         "micro_batch": None,
         "loss": None,
         "draws": False,
         "failed": False,
         "sources": {
-            "loss": text_hashes([*(loss.modules() if isinstance(loss, torch.nn.Module) else [loss]), supply.count]),
+            "loss": text_hashes([*(loss.modules() if isinstance(loss, torch.nn.Module) else [loss]), pipeline.count]),
             "model": text_hashes({type(part): None for model in models.values() for part in model.modules()}),
-            "collate": text_hashes([supply.collate]),
-            "data": text_hashes(all_within(supply.dataset)),
+            "collate": text_hashes([pipeline.collate]),
+            "data": text_hashes(all_within(pipeline.dataset)),
             "optimizer": text_hashes(trained.optimizer for trained in parts.state.optimizers.values()),
         },
         "accepted": [],
     }
-    micro_batch = supply.beginning()
+    micro_batch = pipeline.beginning()
     if micro_batch is not None:
         with suppress(Exception):  # of the user's objects in it
             found["micro_batch"] = {
@@ -176,7 +176,9 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
             }
     possible = at_beginning and has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
     if all(parts.world.gathered(possible)) and micro_batch is not None:
-        value, found["draws"] = first_loss(models, micro_batch, task=task, user_state=parts.whole.kept.objects)
+        value, found["draws"] = first_loss(
+            models, micro_batch, task=task, user_state=parts.run_state.user_state.objects
+        )
         found |= {"loss": None if value is None else repr(value), "failed": value is None}
     return dict(parts.world.from_main(found | {"not_looked_into": list(unknown)}))
 
@@ -197,18 +199,18 @@ def loss_contract(parts: Components) -> tuple[bool, str]:
     """
     if parts.task.loss is None:
         return True, "not checked: this run has no loss of its own"
-    batch = parts.supply.first()
+    batch = parts.pipeline.first()
     halves = None if batch is None else _halves(batch, parts)
     if not all(parts.world.gathered(halves is not None)) or batch is None or halves is None:
         return True, "not checked: a batch that is not tensors of one length, or of one sample, cannot be cut in two"
     means = []
-    state, user_state = parts.state, parts.whole.kept.objects
+    state, user_state = parts.state, parts.run_state.user_state.objects
     with preserved(state.models, parts.task.loss, user_state, state.parameters) as put_back, parts.numerics():
         for one, seed in ((batch, 0), (batch, 1), (halves[0], 0), (halves[1], 0)):
             means.append(_mean(parts, one, seed))
             put_back()  # as in a step, of which each micro-batch begins with the same buffers
     together, again, apart = (float(each.value) for each in (means[0], means[1], means[2] + means[3]))
-    tolerance = FORMATS[parts.whole.precision.name].tolerance * max(1.0, abs(together))
+    tolerance = FORMATS[parts.run_state.precision.name].tolerance * max(1.0, abs(together))
     if not math.isfinite(together) or abs(together - apart) <= tolerance:
         return True, f"holds: {together:.6g} for a batch, {apart:.6g} for its halves together"
     if abs(together - again) > tolerance:
@@ -230,8 +232,8 @@ def _mean(parts: Components, batch: MicroBatch, seed: int) -> Mean:
         Split(None),
         metric="loss",
         loss=parts.task.loss,
-        precision=parts.whole.precision,
-        seed=parts.supply.seed + seed,
+        precision=parts.run_state.precision,
+        seed=parts.pipeline.seed + seed,
     )
     assert means is not None  # there is a loss
     return means[0]
@@ -239,7 +241,7 @@ def _mean(parts: Components, batch: MicroBatch, seed: int) -> Mean:
 
 def _halves(whole: MicroBatch, parts: Components) -> list[MicroBatch] | None:
     """The same nest with half the rows of every tensor; None where something in it is no tensor of so many rows."""
-    size, count = len(whole.sample_ids), parts.supply.count or rows
+    size, count = len(whole.sample_ids), parts.pipeline.count or rows
     leaves, nest = pytree.tree_flatten(whole.batch)
     if size < 2 or any(not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != size for leaf in leaves):
         return None

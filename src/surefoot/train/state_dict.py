@@ -24,7 +24,7 @@ from surefoot.train.timer import Clock
 
 
 @dataclass
-class Kept:
+class UserState:
     """The user's own objects, and what a checkpoint held for names not yet asked for."""
 
     objects: dict[str, Any] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Whole:
+class RunState:
     """Everything that changes while a run goes on."""
 
     state: State
@@ -58,11 +58,11 @@ class Whole:
     feedback: Feedback | None = None  # from scores to learning rates
     meter: Meter = field(default_factory=Meter)
     clock: Clock = field(default_factory=Clock)
-    kept: Kept = field(default_factory=Kept)
+    user_state: UserState = field(default_factory=UserState)
     seen: set[str] = field(default_factory=set)  # parameters that have had a gradient in some watched step
 
 
-def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Checkpoint:
+def packed(whole: RunState, *, main: bool = True, **facts: Any) -> Checkpoint:
     """A copy of everything, on the host; waits for the device. `facts` are JSON that describes the run, not its state.
 
     Of several ranks each copies the rows that it holds and is to save, and the `main` one all that is the same on every rank.
@@ -86,7 +86,7 @@ def packed(whole: Whole, *, main: bool = True, **facts: Any) -> Checkpoint:
     loose = {"precision": whole.precision.tensors(), "meter": whole.meter.tensors()}
     loose["bad_in_a_row"] = {name: trained.bad_in_a_row for name, trained in state.optimizers.items()}
     loose |= {f"clipping/{name}": trained.clipping.remembered for name, trained in state.optimizers.items()}
-    loose["kept"], kept = kept_state(whole.kept.objects)
+    loose["kept"], kept = kept_state(whole.user_state.objects)
     loose["optimizer"], optimizer = kept_state(optimizer)
     loose["groups"], numbers = kept_state(groups)
     files["state"] = {
@@ -138,7 +138,7 @@ def _divided(
 
 
 @interprets
-def restore(whole: Whole, found: Checkpoint, *, where: str, main: bool = True) -> None:
+def restore(whole: RunState, found: Checkpoint, *, where: str, main: bool = True) -> None:
     """Make everything what it was when `packed` was called, on any number of ranks; what does not fit raises `CheckpointError`."""
     saved, state = found.saved, whole.state
     wanted = {
@@ -183,9 +183,9 @@ def restore(whole: Whole, found: Checkpoint, *, where: str, main: bool = True) -
     if whole.feedback is not None:
         whole.feedback.load_state(saved.plateau)
         state.lr_factor = whole.feedback.standing.factor
-    whole.kept.tensors, whole.kept.unclaimed = _under("kept/", loose), dict(saved.user_state)
-    for name, held in list(whole.kept.objects.items()):
-        whole.kept.add(name, held)
+    whole.user_state.tensors, whole.user_state.unclaimed = _under("kept/", loose), dict(saved.user_state)
+    for name, held in list(whole.user_state.objects.items()):
+        whole.user_state.add(name, held)
     state.step = found.step
 
 

@@ -122,8 +122,8 @@ def _deadly_bytes(device: torch.device, *, limit_bytes: int, standing_bytes: int
 
 def _target(run: Run, batch_size: int | str | None) -> Batching:
     """The batch that is to be kept; in the unit of the run's own, which its data and settings go by."""
-    own = run.parts.supply.sizes
-    sizes = own if batch_size is None else planned_sizes(run.parts.supply.dataset, batch_size, None)
+    own = run.parts.pipeline.sizes
+    sizes = own if batch_size is None else planned_sizes(run.parts.pipeline.dataset, batch_size, None)
     if sizes.unit != own.unit:
         raise ConfigError(
             f"batch_size = {batch_size} is in {sizes.unit}, and the run's own in {own.unit}\n"

@@ -96,7 +96,7 @@ def _made(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[floa
     base = _base_rate(parts)
     task = replace(parts.task, factors=lambda step: rates[min(step - first, last - 1)] / base)
     rows: list[Tensor] = []
-    with closing(parts.supply.feed(workers=parts.supply.workers)) as feed:
+    with closing(parts.pipeline.feed(workers=parts.pipeline.workers)) as feed:
         feed.start(first, stop=first + last + 1)
         for index in range(first, first + last + 1):  # one more: the loss after the last rate
             step = Step(index, feed.micro_batches(index), task, state)

@@ -60,7 +60,7 @@ class Trial:
 
     def sizes(self) -> list[int]:
         """The divisors of the batch, from the smallest that holds every sample."""
-        plan, whole = self.parts.supply.plan, self.target.batch_size
+        plan, whole = self.parts.pipeline.plan, self.target.batch_size
         least = int(plan.longest.max()) if isinstance(plan, Buckets) else 1
         return [size for size in range(least, whole + 1) if whole % size == 0]
 
@@ -122,8 +122,8 @@ class Trial:
 
     def _micro_batches(self, size: int) -> tuple[list[MicroBatch], list[MicroBatch]]:
         """Micro-batches of one size to be timed, and to measure memory with: the same, or the fullest where they differ."""
-        supply, sizes = self.parts.supply, Batching(size, size, self.target.unit)
-        plan = data_plan(supply.dataset, seed=supply.seed, samples=supply.plan.samples, sizes=sizes)
+        pipeline, sizes = self.parts.pipeline, Batching(size, size, self.target.unit)
+        plan = data_plan(pipeline.dataset, seed=pipeline.seed, samples=pipeline.plan.samples, sizes=sizes)
         if isinstance(plan, Buckets):
             longest = plan.longest
             checked = [plan.micro_batches(step)[0] for step in range(min(plan.steps, _LOOKED_AT))]
@@ -131,7 +131,7 @@ class Trial:
             ids = [*checked[:4], by_places, max(checked, key=lambda held: int(longest[held[0]].max()))]
         else:
             ids = [plan.micro_batches(self.state.step)[0]]
-        feed = replace(supply, plan=_Chosen(ids, plan.samples), sizes=sizes).feed(workers=0)
+        feed = replace(pipeline, plan=_Chosen(ids, plan.samples), sizes=sizes).feed(workers=0)
         feed.start(0, stop=1)
         made = feed.micro_batches(0)
         return (made[:-2], made[-2:]) if isinstance(plan, Buckets) else (made, made)

@@ -21,7 +21,7 @@ from surefoot.verify import metrics_log as logs
 from surefoot.verify.metrics_log import FILE, Log, Noted
 from surefoot.verify.verdict import Problem
 
-_MAY_CHANGE = ("length", "init_from")  # from one sitting to the next, of what is described
+_MAY_CHANGE = ("length", "init_from")  # from one session to the next, of what is described
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Files:
 
     def machine_of(self, step: int, *, otherwise: Checkpoint) -> Mapping[str, Any]:
         """The machine that made the step of that index: of its session, else of a checkpoint."""
-        # the last sitting that began at or before it: a later one that began there, or before, has made the step anew
+        # the last session that began at or before it: a later one that began there, or before, has made the step anew
         return next(
             (each["machine"] for each in reversed(self.sessions) if each["step"] <= step), otherwise.saved.machine
         )
@@ -73,7 +73,7 @@ def checked(path: Path) -> Files:
     # after the checkpoints: what these have noted of it is then in the file, even where the run goes on
     data = (path / FILE).read_bytes() if (path / FILE).is_file() else b""
     log = logs.read(data, [Noted(each.step, *each.manifest.log) for each in checkpoints.values() if each.manifest.log])
-    sessions, unread = _sittings(path)
+    sessions, unread = _sessions(path)
     sessions = [] if (path / "environment.damaged.json").exists() else sessions  # it lacks what was in that
     problems += [*log.problems, *unread]
     notes: list[str] = []
@@ -149,12 +149,12 @@ def _other_scores(checkpoints: Mapping[int, StoredStep]) -> list[str]:
     ][:1]
 
 
-def _sittings(path: Path) -> tuple[Sequence[Session], list[Problem]]:
+def _sessions(path: Path) -> tuple[Sequence[Session], list[Problem]]:
     file, why = "environment.json", "is damaged: it tells of no sessions"
     try:
         with suppress(ValueError):
             sessions = read_sessions(path)
-            if all("step" in sitting and "machine" in sitting for sitting in sessions):
+            if all("step" in session and "machine" in session for session in sessions):
                 return sessions, []
     except OSError as problem:
         why = "is missing" if isinstance(problem, FileNotFoundError) else f"cannot be read: {problem.strerror}"
@@ -166,17 +166,17 @@ def _misplaced(checkpoints: Mapping[int, StoredStep], sessions: Sequence[Session
     if not sessions:
         return []
     problems = []
-    begun = iter([sitting["step"] for sitting in sessions])
+    begun = iter([session["step"] for session in sessions])
     resumed = (line.step for line in log.lines if line.kind == "resume")
     lost = next((step for step in resumed if step not in begun), None)  # consumes: each in its order
     if lost is not None and not log.problems:
-        problems.append(f"tells of no sitting that went on from step {lost}, and {FILE} does")
+        problems.append(f"tells of no session that went on from step {lost}, and {FILE} does")
     for step, checkpoint in sorted(checkpoints.items()):
         machine = dict(checkpoint.found.saved.machine)
         now = {"threads": machine["threads"]}  # how many compute may be changed by the user at any time
-        if all(differences({**sitting["machine"], **now}, machine) for sitting in sessions):
-            problems.append(f"tells of no sitting on the machine by which {checkpoint.path.name} was saved")
-        data = [sitting["data"] for sitting in sessions if sitting.get("data") is not None]
+        if all(differences({**session["machine"], **now}, machine) for session in sessions):
+            problems.append(f"tells of no session on the machine by which {checkpoint.path.name} was saved")
+        data = [session["data"] for session in sessions if session.get("data") is not None]
         if data and checkpoint.described["data"] not in data:
             problems.append(f"tells of other training data than {checkpoint.path.name}, of step {step:,}")
     return [Problem("inconsistent", f"environment.json {line}", file="environment.json") for line in problems[:1]]

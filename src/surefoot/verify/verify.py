@@ -192,10 +192,10 @@ def _made(
 
 def _of_targets(parts: RunComponents, files: Files, outcomes: Sequence[Outcome]) -> list[Problem]:
     """Check the targets of every record if each replayed step counted its samples: then all steps did."""
-    of_samples = parts.supply.count is None and not isinstance(parts.supply.plan, Buckets)
+    of_samples = parts.pipeline.count is None and not isinstance(parts.pipeline.plan, Buckets)
     if not outcomes or not of_samples or any(outcome.loss_counts for outcome in outcomes):
         return []
-    return consistency.shortened(consistency.targets(files.log, float(parts.supply.sizes.batch_size)))
+    return consistency.shortened(consistency.targets(files.log, float(parts.pipeline.sizes.batch_size)))
 
 
 @contextmanager
@@ -205,4 +205,4 @@ def as_before(parts: RunComponents) -> Iterator[None]:
     try:
         yield
     finally:
-        state_dict.restore(parts.whole, before, where="what was before")
+        state_dict.restore(parts.run_state, before, where="what was before")

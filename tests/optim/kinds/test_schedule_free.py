@@ -196,7 +196,7 @@ def test_a_mean_that_is_lent_is_not_made_anew_of_the_newest_steps(tmp_path: Any)
             if step.index == 2:
                 start = Store(tmp_path / "run/checkpoints").at(0)
                 with weights_of(run.state, start):
-                    lent = run.parts.scoring.models()["model"].state_dict()
+                    lent = run.parts.evaluator.models()["model"].state_dict()
                     torch.testing.assert_close({name: lent[name] for name in lent}, dict(start.files["ema"]))
                 mean = run.state.ema_models["model"].model
                 torch.testing.assert_close(dict(mean.named_parameters()), expected_mean(run), rtol=1e-5, atol=1e-6)

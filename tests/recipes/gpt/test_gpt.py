@@ -247,7 +247,7 @@ def test_only_a_tokenizer_that_belongs_to_the_weights_is_taken(
 def test_a_text_that_repeats_itself_is_trained_on_without_questions(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("ab" * 9000)
     built = gpt.build(config(tmp_path / "text.txt", **{"data.tokenizer": "characters", "cloze_questions": None}))
-    assert list(built.parts.scoring.splits) == ["val"]
+    assert list(built.parts.evaluator.splits) == ["val"]
     with pytest.raises(sf.DataError, match="repeats itself"):
         gpt.build(config(tmp_path / "text.txt", **{"data.tokenizer": "characters", "cloze_questions": 10}))
 

@@ -54,7 +54,7 @@ def records(run_dir: Path) -> list[dict[str, Any]]:
 
 def test_scores_are_those_of_the_model_on_every_image_and_not_smoothed(tmp_path: Path) -> None:
     run = trained(config(label_smoothing=0.3))
-    split = run.parts.scoring.splits["val"]
+    split = run.parts.evaluator.splits["val"]
     data = split.data
     inputs, labels = data.gather(np.arange(len(data)), np.zeros(len(data), dtype=np.int64))
     with torch.no_grad():
@@ -171,7 +171,7 @@ def test_other_data_are_scored_with_the_normalisation_that_was_trained_with(stop
     other = {"data.path": "synthetic", "data.size": 8, "data.channels": 1}
     again = images.build(config(run_dir=stopped, **other))
     for name in ("val", "test"):
-        ours, theirs = again.parts.scoring.splits[name].data, run.parts.scoring.splits[name].data
+        ours, theirs = again.parts.evaluator.splits[name].data, run.parts.evaluator.splits[name].data
         assert (ours.mean, ours.std) == (theirs.mean, theirs.std)
     with pytest.raises(sf.CheckpointError, match=r"data\.samples was"):
         again.train()
@@ -191,8 +191,8 @@ def test_early_stopping_watches_what_the_best_checkpoint_is_chosen_by() -> None:
     asked = {"length": "400 steps", "evaluate_every": "1 steps", "early_stopping.patience": 1, "optimizer.lr": 1.0}
     run = trained(config(**asked))
     assert run.state.step < 400
-    assert run.parts.whole.watch is not None
-    assert run.parts.whole.watch.score == "val/loss"
+    assert run.parts.run_state.watch is not None
+    assert run.parts.run_state.watch.score == "val/loss"
 
 
 # --- networks ----------------------------------------------------------------------------------------------------------
@@ -514,7 +514,7 @@ def test_damaged_pictures_that_are_left_out_are_told(tmp_path: Path, capsys: pyt
     (tmp_path / "data" / "dark" / "3.png").write_bytes(b"no picture")
     run = trained(config(**{"data.path": str(tmp_path / "data"), "data.on_corrupt": "skip"}))
     assert f"1 damaged picture is left out: {tmp_path / 'data' / 'dark' / '3.png'}" in capsys.readouterr().out
-    assert len(run.parts.supply.dataset) == 35
+    assert len(run.parts.pipeline.dataset) == 35
     assert run.parts.identity["identity"]["data"]["left_out"]["pictures"] == 1
     for path in (tmp_path / "data" / "dark").glob("1*.png"):  # of which some are not held out
         path.write_bytes(b"no picture")

@@ -294,7 +294,7 @@ def test_pairs_that_are_too_long_are_told_once_and_all_are_scored(
     said = capsys.readouterr().err
     assert said.startswith("note: ")
     assert "of 1,000 pairs to train on are longer than 4 and 128 tokens" in said
-    assert len(run.parts.scoring.splits["validation"].data) == 40
+    assert len(run.parts.evaluator.splits["validation"].data) == 40
 
 
 def test_a_pair_of_a_validation_file_that_the_model_cannot_take_is_named_by_its_line(folder: Path) -> None:
@@ -319,7 +319,7 @@ def test_a_long_pair_held_out_of_the_training_file_is_neither_trained_on_nor_sco
     run = translation.build(config(folder, **SHORT, **{"data.path": str(folder / "own.tsv"), "data.val_fraction": 0.1}))
     said = capsys.readouterr().err
     assert "held out are longer than the model's context of 32 tokens (model.context) and not scored" in said
-    splits = [len(made.parts.scoring.splits["validation"].data) for made in (before, run)]
+    splits = [len(made.parts.evaluator.splits["validation"].data) for made in (before, run)]
     assert splits[0] == splits[1]
     assert run.evaluate()["validation/bleu"] >= 0  # as many translations as references
 
@@ -341,7 +341,7 @@ def test_pairs_with_an_empty_side_are_counted_and_can_be_left_out(
     assert "--data.on-empty skip" in said[-1]
     run = translation.build(config(folder, **{"data.on_empty": "skip"}))
     assert "4 pairs with an empty side are left out" in capsys.readouterr().err
-    assert len(run.parts.supply.dataset) == 996
+    assert len(run.parts.pipeline.dataset) == 996
 
 
 @pytest.mark.parametrize("name", ["multi30k", "multi30k-fast", "base", "big"])
@@ -410,7 +410,7 @@ def test_betas_are_the_published_ones_where_the_optimizer_has_any(name: str, bet
 
 def test_a_checkpoint_is_the_best_by_what_was_asked_for(folder: Path) -> None:
     watched = {
-        best: translation.build(config(folder, best=best, **{"early_stopping.patience": 2})).parts.whole.watch
+        best: translation.build(config(folder, best=best, **{"early_stopping.patience": 2})).parts.run_state.watch
         for best in ("bleu", "loss")
     }
     assert watched["bleu"] is not None
@@ -421,7 +421,7 @@ def test_a_checkpoint_is_the_best_by_what_was_asked_for(folder: Path) -> None:
 
 def test_phrases_are_what_there_is_without_a_path() -> None:
     run = translation.build(config(None, **{"data.phrase_count": 400, "data.target": "fr", "data.vocab_size": None}))
-    assert 350 < len(run.parts.supply.dataset) < 400
+    assert 350 < len(run.parts.pipeline.dataset) < 400
     with pytest.raises(sf.ConfigError, match="no language 'frr_X'"):
         translation.build(config(None, **{"data.target": "frr_X"}))
 

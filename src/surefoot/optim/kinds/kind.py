@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from surefoot.distributed.shards import shard_shape
 from surefoot.errors import ConfigError
-from surefoot.optim.ema import Averages, Twin
+from surefoot.optim.ema import EmaModel, Twin
 from surefoot.optim.optimizers import OPTIMIZERS
 from surefoot.optim.param_groups import Group
 
@@ -47,7 +47,7 @@ class OptimizerKind:
     # Cuts the groups by what parameters are. None: they stay as they are.
     split: Callable[[nn.Module, Sequence[Group], Settings], list[Group]] | None = None
     # A mean of the weights that it keeps, which is evaluated in their place. None: it keeps none.
-    average: Callable[[Twin, Any], Averages] | None = None
+    average: Callable[[Twin, Any], EmaModel] | None = None
 
 
 def copies(count: int) -> StateBytes:
