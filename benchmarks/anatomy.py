@@ -262,7 +262,7 @@ def watched() -> Watched:
         watch,
         {line.code: text[number - 1].strip() for number, line in lines.items()},
         step,
-        run.parts.whole.meter.rows[-1],
+        run.parts.run_state.meter.rows[-1],
         len(after),
         float(after.norm()),
         float((after - before).norm()),

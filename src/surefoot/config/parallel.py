@@ -1,4 +1,4 @@
-"""How several processes make one run, as a setting; what it means is in `surefoot.distributed.strategy`."""
+"""The setting of how several processes share a run; `surefoot.distributed.strategy` implements it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -121,7 +121,7 @@ def strategy_of(kind: Kind, *, ddp: DDPSettings, fsdp: FSDPSettings) -> Strategy
 
 
 def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
-    """What a setting means among so many ranks; "auto" is DDP where there are several, none where there is one.
+    """The strategy for a number of ranks; "auto" is DDP for several ranks and none for one.
 
     One process holds the model once: a run with replicas can be scored and used there, and goes on.
 

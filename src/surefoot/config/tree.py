@@ -36,7 +36,7 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 def default_values(kind: type[Any], base: Any = None, prefix: str = "") -> dict[str, Any]:
-    """Dotted names and default values of a configuration, or the values of `base`; `dataclasses.MISSING` if there is none."""
+    """Dotted names and default values of a configuration, or the values of `base`; `dataclasses.MISSING` without a default."""
     hints, by_name = typing.get_type_hints(kind), dict[str, Any]()
     for field in dataclasses.fields(kind):
         hint, name = hints[field.name], f"{prefix}{field.name}"
@@ -104,7 +104,7 @@ def field_hints(kind: type[Any]) -> dict[str, Any]:
 
 
 def type_problem(name: str, value: Any, hint: Any, *, shown: Callable[[Any], str] | None = None) -> str | None:
-    """What is wrong with the type of a setting's value, `shown` as in a file; None if nothing is.
+    """The problem with the type of a setting's value, `shown` as in a file; None if the type is right.
 
     >>> type_problem("seed", "3", int)
     'seed = "3": expected a whole number; write it without quotes: 3'
@@ -157,7 +157,7 @@ def _leaves(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, datac
 
 
 def _built(values: Mapping[str, Any], kind: Any, base: Any, prefix: str, problems: list[str]) -> Any:
-    """A configuration of values that are of their types; what is not given is as in `base`, or has its default."""
+    """A configuration from values of the right types; missing ones come from `base` or have their defaults."""
     hints, given = typing.get_type_hints(kind), dict[str, Any]()
     for field in dataclasses.fields(kind):
         name, hint = f"{prefix}{field.name}", hints[field.name]

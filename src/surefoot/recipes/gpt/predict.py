@@ -1,4 +1,4 @@
-"""Prompts that a trained language model goes on from: what `surefoot predict` does for recipes that make text."""
+"""Prompts that a trained language model continues: `surefoot predict` for recipes that generate text."""
 
 import json
 import sys
