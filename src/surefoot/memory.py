@@ -33,8 +33,8 @@ class Peak:
 def peak(device: torch.device) -> Iterator[Peak]:
     """Measure the memory of tensors on a device while the block runs: the free memory that an allocator needs for it.
 
-    On CUDA the allocator is asked, so temporary memory of kernels is in it. Elsewhere (on the meta device too, where they would
-    take it) each operator's results are counted as long as they live, and code compiled by torch.compile is not seen.
+    On CUDA the allocator is asked, so temporary memory of kernels is in it. Elsewhere, also on the meta device, each operator's results are
+    counted while they live. Code compiled by torch.compile is not seen.
 
     >>> with peak(torch.device("cpu")) as measured:
     ...     total = torch.ones(1000) + torch.ones(1000)

@@ -233,7 +233,7 @@ def _seen(runs: Sequence[Compared], losses: bool, scores: bool) -> list[float]:
 
 
 def _bounds(points: Mapping[str, Sequence[float]]) -> tuple[tuple[float, float] | None, dict[str, str]]:
-    """Bounds of all points of the variants, except those far above or below a third of them; and the names of these exceptions."""
+    """Bounds of all points of the variants, except those far above or below 33% of them; and the names of these exceptions."""
     known = {name: values for name, values in points.items() if values}
     if not known:
         return None, {}

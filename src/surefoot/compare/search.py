@@ -26,8 +26,8 @@ _LOG_FROM = 10.0  # times: a range this wide is searched by its logarithm
 def parameter(setting: str, text: str) -> dict[str, Any]:
     """The search range of a setting: "1e-4..1e-2" is a range, "adamw,sgd" are choices; as JSON.
 
-    A range of positive numbers that is ten times as high at its end is searched by its logarithm; ",log" or ",linear"
-    after it says otherwise. Whole numbers stay whole.
+    A range of positive numbers is searched by its logarithm if its end is at least ten times its start; ",log" or ",linear" after it
+    overrides that. Whole numbers stay whole.
 
     >>> parameter("optimizer.lr", "1e-4..1e-2")
     {'kind': 'range', 'low': 0.0001, 'high': 0.01, 'log': True}

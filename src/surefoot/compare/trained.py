@@ -157,8 +157,8 @@ class Compared:
 class Row:
     """A variant in the table; of several repeats, means with their standard errors, over those that finished if any did.
 
-    label: what tells it from the others, for people; `name` is that of its directory, or of its repeats. difference: of the
-    best score, this variant's minus the baseline's; `p` as it is when all comparisons are looked at together. Where only
+    label: its name for people; `name` is that of its directory, or of its repeats. difference: of the
+    best score, this variant's minus the baseline's; `p` is corrected for all comparisons together. Where only
     some repeats reached the target, its step and seconds are absent.
     """
 

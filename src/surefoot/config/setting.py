@@ -36,10 +36,10 @@ def setting(
     """Declare a setting: its default, its check `check(value, setting=name)`, and exactly one role.
 
     identity: a resume with another value is refused; with `by_fingerprint`, hashes of its results are compared instead.
-    per_rank: may differ between ranks, and from session to session. one_session: a resume forgets it. cadence: when something
-    recurs; its `check` also takes the `length` of the run, and gives an `Every`. observer: may change at a resume. All but those
-    of one rank must be the same on all ranks, unless `shared` is False. `after` names the field that it follows (`ordered`);
-    `group` the part of `--help` that it stands in, which is that of the field before it if none is given.
+    per_rank: may differ between ranks, and from session to session. one_session: a resume forgets it. cadence: an interval; its `check`
+    also takes the `length` of the run, and returns an `Every`. observer: may change at a resume. All but those
+    of one rank must be the same on all ranks, unless `shared` is False. `after` names the field that it follows (`ordered`). `group` names
+    its part of `--help`, by default that of the field before it.
     """
     given = (("identity", identity), ("per_rank", per_rank), ("one_session", one_session), ("cadence", cadence))
     roles = [role for role, is_given in (*given, ("observer", observer)) if is_given]

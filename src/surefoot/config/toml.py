@@ -1,7 +1,7 @@
 """Configurations as TOML files: config.toml, written whole and read back exactly, and those a user writes.
 
-Besides settings a file has [program], which says what ran the configuration. TOML has no null: a setting that was set to None is
-written "None", as on the command line, and one that is None by default is left out.
+Besides settings a file has [program], which says what ran the configuration. TOML has no null: a setting that was set to None is written
+"None", as on the command line. One that is None by default is left out.
 """
 
 import json

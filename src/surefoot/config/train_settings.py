@@ -134,8 +134,8 @@ class TrainSettings(Declared):
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = setting(
         "fp32", identity=True, group="precision and speed"
     )
-    """Number format of the passes; auto is what the committed table gives for this machine and these layers, and stays with the
-    run. fp8 is bf16 with linear layers in 8 bits (extra `fp8`)."""
+    """Number format of the passes; auto is the committed table's choice for this machine and these layers, and stays with the run. fp8
+    is bf16 with linear layers in 8 bits (extra `fp8`)."""
     channels_last: bool | Literal["auto"] = setting(False, identity=True)
     """Lay images out with the channels of a pixel side by side for convolutions; auto is looked up beside precision = auto."""
     compile: bool | Literal["auto"] = setting(False, identity=True)

@@ -68,9 +68,9 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[T, dict[str, str]]:
     """A configuration from layers of (origin, values by dotted name), the last winning, and their origins.
 
-    Raises one `ConfigError` for all unknown names, values of another type, and names that have neither value nor default. A
-    preset's settings of an optimizer are for that one: where a later layer changes a field that `LEADS`, what earlier ones say
-    of the fields beside it is forgotten.
+    Raises one `ConfigError` for all unknown names, values of another type, and names that have neither value nor default. A preset's
+    settings of an optimizer apply to that one only: if a later layer changes a field that `LEADS`, earlier values of its sibling fields are
+    dropped.
 
     >>> from surefoot.config.train_settings import TrainSettings
     >>> layers = [("preset", {"length": "1 epochs", "batch_size": 8}), ("flag", {"seed": 3})]

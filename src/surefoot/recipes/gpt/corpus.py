@@ -43,7 +43,7 @@ class Corpus:
 
     @property
     def longest_held_out(self) -> Any:
-        """The held-out tokens in one piece, or the longest piece of them."""
+        """The validation tokens in one piece, or the longest piece of them."""
         held_out = self.val
         return max(held_out.arrays if isinstance(held_out, sf.data.TokenShards) else [held_out], key=len)
 

@@ -39,7 +39,7 @@ class Predict:
 def continuations(
     model: Any, tokenizer: Any, inputs: Sequence[str], options: Predict, *, context: int, otherwise: str
 ) -> Iterator[str]:
-    """The texts that go on from the inputs and the lines of `options.file`, or from `otherwise` where there are none.
+    """The continuations of the inputs and the lines of `options.file`, or of `otherwise` by default.
 
     "-" alone is standard input. In pieces: of one input as it grows, of several one JSON object a line. Errors come first.
     """
