@@ -157,7 +157,7 @@ class SavedRun:
     def diagnose(self) -> list[Finding]:
         """Return what the records show to be wrong, with evidence, likely causes and what to try; errors first.
 
-        It needs no torch. `surefoot diagnose RUN` prints the same. Raises `ConfigError` if there is no run.
+        It needs no torch. `surefoot diagnose RUN` prints the same. Raises `ConfigError` if the directory holds no run.
 
         >>> import tempfile
         >>> place = Path(tempfile.mkdtemp())
@@ -258,23 +258,23 @@ class SavedRun:
             return run.evaluate(*splits)
 
     def replay(self, step: int, *, samples: int = 8, say: Callable[[str], None] | None = None) -> Replay:
-        """Repeat one step from the nearest checkpoint before it, and trace it; `print` what is returned.
+        """Repeat one step from the nearest checkpoint before it, and trace it; `print` the result.
 
         `step` counts from 0. `samples` limits the samples that are shown. `say` receives the number of steps to repeat, their
         expected time, and what differs from the run. Executes the run's program.
 
         On the same machine the loss, norm, module outputs and gradients are those of the step, bit for bit. A compiled run is
-        traced uncompiled, equal to rounding. Raises `ConfigError` for a step that does not exist, or if your own code makes the
-        steps, and `CheckpointError` if no checkpoint before the step is intact.
+        traced uncompiled, equal to rounding. Raises `ConfigError` if the step does not exist or your own code makes the steps, and
+        `CheckpointError` if no earlier checkpoint is intact.
         """
-        from surefoot.replay.replay import replayed
+        from surefoot.replay.replay import replay_step
         from surefoot.verify.verify import as_before
 
         if not self.checkpoints:
             raise CheckpointError(f"{self.path} holds no checkpoint, so none of its steps can be made again")
         run = self.rebuild(one_process=True)
         with nullcontext() if self.built is None else as_before(run.parts):
-            return replayed(run.parts, step, samples=samples, say=say, path=self.path)
+            return replay_step(run.parts, step, samples=samples, say=say, path=self.path)
 
     def verify(
         self,
@@ -294,15 +294,15 @@ class SavedRun:
         another machine numbers may differ by `tolerance` (None: 0.01), relative to the saved ones. `say` receives the expected
         cost, and `progress_fn(done, total)` the progress.
 
-        Returns what is proved, what is not and what is wrong; its `exit_status` is that of `surefoot verify`. Raises
-        `CheckpointError` if there is no checkpoint, and `ConfigError` for a run of several ranks.
+        Returns a verdict: proved, not proved and wrong parts; its `exit_status` is that of `surefoot verify`. Raises `CheckpointError`
+        without a checkpoint, and `ConfigError` for a run of several ranks.
         """
         from surefoot.verify.compare import TOLERANCE
-        from surefoot.verify.files import checked
+        from surefoot.verify.files import check_files
         from surefoot.verify.rerun import WINDOWS
         from surefoot.verify.verify import verify, verify_files
 
-        files = checked(self._directory())
+        files = check_files(self._directory())
         if self.built is None and (windows == 0 or self._read().files.config.script):
             return verify_files(files, why="0 windows are asked for" if windows == 0 else _BY_SCRIPT)
         try:

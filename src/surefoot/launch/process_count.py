@@ -1,4 +1,4 @@
-"""How many processes: what `--nproc` asks for, what divides a step, and how many devices there are."""
+"""The number of processes: from `--nproc`, the divisors of a step, and the number of devices."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -22,14 +22,14 @@ class ProcessCount:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What of a step processes share: its samples (or tokens), and its micro-batches if settled. A `is_resumed` run keeps both."""
+    """The parts of a step that processes share: its samples (or tokens), and its micro-batches if fixed. A resumed run keeps both."""
 
     batch_size: int | str
     micro_batch_size: int | str | None
     is_resumed: bool = False
 
     def refuse(self, processes: int) -> None:
-        """Raise `ConfigError` unless so many processes make as many whole micro-batches each, naming numbers that do."""
+        """Raise `ConfigError` unless the processes get equal numbers of whole micro-batches, and name numbers that do."""
         if self.micro_batch_size is None:
             one_each(self.batch_size, ranks=processes)
         else:
@@ -39,7 +39,7 @@ class Sizes:
             refuse_ranks(processes, pieces=pieces, batch_size=self.batch_size, is_resumed=self.is_resumed)
 
     def largest(self, min_count: int, max_count: int) -> int:
-        """The largest number of processes in a range that `refuse` takes; raises as it does where there is none."""
+        """The largest number of processes in a range that `refuse` accepts; raises as it does if none is."""
         for number in range(max_count, min_count - 1, -1):
             with suppress(ConfigError):
                 self.refuse(number)
@@ -49,7 +49,7 @@ class Sizes:
 
 
 def parse_nproc(nproc: int | str) -> ProcessCount:
-    """What `--nproc 4`, or `--nproc 1:4`, asks for.
+    """The range in `--nproc 4` or `--nproc 1:4`.
 
     >>> parse_nproc(4), parse_nproc("1:4")
     (ProcessCount(min_count=4, max_count=4, text='4'), ProcessCount(min_count=1, max_count=4, text='1:4'))
