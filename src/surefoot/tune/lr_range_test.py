@@ -31,7 +31,7 @@ class LRRangeTest:
     the latter two cases at `diverged_at`. `suggested` is the learning rate to begin with, to two digits, if there is one.
 
     >>> rates = np.geomspace(1e-5, 1.0, 50)
-    >>> test = judged(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
+    >>> test = suggest_rate(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
     >>> test.suggested == test.to_dict()["suggested"], len(test.losses)
     (True, 50)
     """
@@ -50,12 +50,12 @@ class LRRangeTest:
     def ended(self) -> str:
         """Why the test ended, in a sentence."""
         if self.end == "highest":
-            return f"the test went to the highest rate, {written(float(self.rates[-1]))}"
+            return f"the test went to the highest rate, {format_rate(float(self.rates[-1]))}"
         if self.diverged_at is None:
             return "the test stopped before any rate: a loss or gradient was not finite"
         wild = "the running average of the losses went past four times its best"
         why = wild if self.end == "diverged" else "a loss or gradient was not finite"
-        return f"the test stopped at {written(self.diverged_at)}: {why}"
+        return f"the test stopped at {format_rate(self.diverged_at)}: {why}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as JSON values."""
@@ -64,24 +64,26 @@ class LRRangeTest:
     def __str__(self) -> str:
         """A few of the rates with their losses, the suggestion and its reason, and why the test ended."""
         rows = [
-            f"  {written(float(self.rates[place])):<8} {self.losses[place]:<10.4g} {self.smoothed[place]:.4g}"
-            for place in range(0, len(self.rates), max(1, -(-len(self.rates) // _ROWS)))
+            f"  {format_rate(float(self.rates[index])):<8} {self.losses[index]:<10.4g} {self.smoothed[index]:.4g}"
+            for index in range(0, len(self.rates), max(1, -(-len(self.rates) // _ROWS)))
         ]
-        suggested = "no suggestion" if self.suggested is None else f"suggested  learning rate {written(self.suggested)}"
+        suggested = (
+            "no suggestion" if self.suggested is None else f"suggested  learning rate {format_rate(self.suggested)}"
+        )
         table = ["  rate     loss       smoothed", *rows] if rows else []
         ended = f"  {self.ended}; {len(rows)} of {len(self.rates)} rates are shown"
         return "\n".join([*table, suggested, f"  {self.reason}", ended])
 
 
-def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None = None) -> LRRangeTest:
+def suggest_rate(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None = None) -> LRRangeTest:
     """The suggestion that a curve gives: the rate at which its smoothed loss falls steepest, for each factor on the rate.
 
     The steepest fall is fastai's suggestion after Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186). Where it is
     within a factor of four of the rate that diverged, a tenth of the rate with the least loss is taken instead.
 
     >>> rates = np.geomspace(1e-5, 1, 101)
-    >>> found = judged(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
-    >>> round(found.steepest, 3), found.suggested
+    >>> test = suggest_rate(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
+    >>> round(test.steepest, 3), test.suggested
     (0.01, 0.01)
     """
     if len(losses) < _FEW:
@@ -94,23 +96,23 @@ def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None =
     steepest, minimum = float(rates[slope.argmin()]), float(rates[lowest])
     near = diverged_at is not None and steepest * _ROOM > diverged_at
     suggested = minimum / 10 if near else steepest
-    told = (
-        f"the smoothed loss falls steepest at {written(steepest)}{'' if near else ', which is suggested'};"
-        f" it is least, {curve[lowest]:.4g}, at {written(minimum)}"
+    reason = (
+        f"the smoothed loss falls steepest at {format_rate(steepest)}{'' if near else ', which is suggested'};"
+        f" it is least, {curve[lowest]:.4g}, at {format_rate(minimum)}"
     )
     if diverged_at is not None and near:
-        told += (
-            f"\n  {written(diverged_at)} diverged already, too near to the steepest:"
-            f" so a tenth of {written(minimum)} is suggested, {written(suggested)}"
+        reason += (
+            f"\n  {format_rate(diverged_at)} diverged already, too near to the steepest:"
+            f" so a tenth of {format_rate(minimum)} is suggested, {format_rate(suggested)}"
         )
     elif end == "highest" and minimum * 10**_WIDTH >= rates[-1]:
-        told += (
-            f"\n  it was still falling at {written(float(rates[-1]))}, the highest rate tried, so a higher one may be better"
-            f"\n  try: --max-lr {written(float(rates[-1]) * 100)}"
+        reason += (
+            f"\n  it was still falling at {format_rate(float(rates[-1]))}, the highest rate tried, so a higher one may be better"
+            f"\n  try: --max-lr {format_rate(float(rates[-1]) * 100)}"
         )
     else:
-        told += f"\n  a tenth of that, the other usual choice, is {written(minimum / 10)}"
-    return LRRangeTest(rates, losses, curve, end, diverged_at, told, steepest, minimum, float(f"{suggested:.1e}"))
+        reason += f"\n  a tenth of that, the other usual choice, is {format_rate(minimum / 10)}"
+    return LRRangeTest(rates, losses, curve, end, diverged_at, reason, steepest, minimum, float(f"{suggested:.1e}"))
 
 
 def check_range(min_lr: float, max_lr: float, steps: int) -> None:
@@ -124,9 +126,9 @@ def check_range(min_lr: float, max_lr: float, steps: int) -> None:
         if not 0 < rate < math.inf
     ]
     if not problems and min_lr >= max_lr:
-        ends = (written(max_lr), written(min_lr)) if min_lr > max_lr else ("1e-6", "10")
+        ends = (format_rate(max_lr), format_rate(min_lr)) if min_lr > max_lr else ("1e-6", "10")
         problems.append(
-            f"min_lr = {written(min_lr)} is not below max_lr = {written(max_lr)}\n  try: --min-lr {ends[0]} --max-lr {ends[1]}"
+            f"min_lr = {format_rate(min_lr)} is not below max_lr = {format_rate(max_lr)}\n  try: --min-lr {ends[0]} --max-lr {ends[1]}"
         )
     if steps < 10:
         problems.append(f"steps = {steps}: fewer than 10 rates make no curve\n  try: --steps 100")
@@ -142,7 +144,7 @@ def without_spikes(losses: Curve) -> Curve:
     >>> without_spikes(np.array([2.0, 2.1, 9.0, 1.9, 2.0, 1.8, 1.9])).tolist()
     [2.0, 2.1, 2.0, 1.9, 2.0, 1.8, 1.9]
     """
-    around = np.array([np.median(losses[max(0, place - 2) : place + 3]) for place in range(len(losses))])
+    around = np.array([np.median(losses[max(0, index - 2) : index + 3]) for index in range(len(losses))])
     return np.where(np.abs(losses - around) > _SPIKE * _noise_of_one(losses), around, losses)
 
 
@@ -191,10 +193,10 @@ def diverged(losses: Curve) -> int | None:
     return int(far[0]) if len(far) else None
 
 
-def written(rate: float) -> str:
+def format_rate(rate: float) -> str:
     """A rate as a person types it, to two digits.
 
-    >>> written(0.00213), written(0.05), written(2e-3), written(100.0)
+    >>> format_rate(0.00213), format_rate(0.05), format_rate(2e-3), format_rate(100.0)
     ('2.1e-3', '0.05', '2e-3', '100')
     """
     if 0.01 <= rate < 1000:
@@ -210,17 +212,17 @@ def _too_few(losses: int, diverged_at: float | None) -> str:
             "  look at the first batch and the model's starting weights"
         )
     return (
-        f"the loss diverged at once: at {written(diverged_at)}, after {losses} rates, too few to make a curve of\n"
-        f"  try: --min-lr {written(diverged_at / 10_000)}"
+        f"the loss diverged at once: at {format_rate(diverged_at)}, after {losses} rates, too few to make a curve of\n"
+        f"  try: --min-lr {format_rate(diverged_at / 10_000)}"
     )
 
 
 def _without_fall(rates: Curve, end: End) -> str:
-    lowest, highest = written(float(rates[0])), written(float(rates[-1]))
+    lowest, highest = format_rate(float(rates[0])), format_rate(float(rates[-1]))
     if end == "highest":
         return (
             f"the loss fell by no more than its noise at any rate from {lowest} to {highest}: it stays flat\n"
-            f"  try: --max-lr {written(float(rates[-1]) * 100)}, or more --steps; and is anything trained that the loss depends on?"
+            f"  try: --max-lr {format_rate(float(rates[-1]) * 100)}, or more --steps; and is anything trained that the loss depends on?"
         )
     return (
         f"the loss rose after {highest} and did not fall before, by more than its noise, at any rate from {lowest}\n"
