@@ -141,7 +141,7 @@ PARTS = (
         (
             Line("gradients = trained.gradients()", gradients),
             Line("step.grad_norms[name] = norm =", lambda seen: f"norm {short(seen['norm'])}"),
-            Line("skipped = skipped_where_bad(", lambda seen: f"skipped {short(seen['skipped'])}"),
+            Line("skipped = should_skip(", lambda seen: f"skipped {short(seen['skipped'])}"),
         ),
     ),
     Part(
@@ -153,8 +153,13 @@ PARTS = (
         "Rate",
         "The schedule is a function of the step's number; each parameter group has its own base rate.",
         (
-            Line("rate = task.factors(step.index)", lambda seen: f"factor {short(seen['rate'])}"),
-            Line('group["lr"] = group["initial_lr"] * rate', lambda seen: f"rate {short(seen['group']['lr'])}"),
+            Line(
+                "trained.set_rate(task.factors(step.index)",
+                lambda seen: (
+                    f"factor {short(seen['task'].factors(seen['step'].index))},"
+                    f" rate {short(seen['trained'].optimizer.param_groups[0]['lr'])}"
+                ),
+            ),
         ),
     ),
     Part(

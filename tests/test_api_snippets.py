@@ -67,33 +67,7 @@ def classifier(run_dir: Path | None, **changes: Any) -> sf.Run:
     return sf.Run(**(settings | changes))
 
 
-# --- the example of README, and classification with metrics --------------------------------------------------------------
-
-FIRST = """
-import torch.nn.functional as F
-import surefoot as sf
-
-def loss(model, batch):
-    images, labels = batch
-    return F.cross_entropy(model(images), labels)
-
-digits = sf.data.load_images()                  # scikit-learn's digits, in three parts
-run = sf.Run(
-    model=lambda: sf.models.SimpleCNN(channels=1, classes=10),
-    loss=loss,
-    train_data=digits.train,
-    splits={"val": sf.Split(digits.val, metrics=sf.metrics.accuracy)},
-    batch_size=64,
-    length="30 epochs",
-    optimizer=sf.optim.adamw(lr=3e-3, weight_decay=0.05),
-    schedule=sf.schedules.cosine(warmup="5%"),
-    run_dir="runs/first",
-)
-with run:                                       # resumes by itself if runs/first holds a checkpoint
-    for step in run:                            # run.train() is this loop with `pass`
-        if step.metrics:
-            print(step.index, step.metrics["val/accuracy"])
-"""
+# --- classification with metrics (the example of README: test_readme.py) --------------------------------------------------------------
 
 CLASSIFICATION = """
 def loss(model, batch):
@@ -112,17 +86,6 @@ run = sf.Run(
 )
 run.train()
 """
-
-
-def test_the_first_example_learns_digits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    exec(FIRST.replace("30 epochs", "24 steps"), {})
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    accuracies = {int(line[0]): float(line[1]) for line in lines if len(line) == 2 and line[0].isdigit()}
-    assert list(accuracies) == [20, 23]  # counted from 0: after the first epoch, and after the last step
-    assert accuracies[23] > 0.2  # by guessing 0.1
 
 
 def test_classification_with_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import surefoot as sf
 from surefoot.checkpoint.gpt2 import from_gpt2_layout, to_gpt2_layout
 from surefoot.checkpoint.init_weights import load_initial_weights
 from surefoot.distributed.world import World
+from surefoot.errors import speaking_in_flags
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 
@@ -124,7 +125,7 @@ def test_weights_that_do_not_fit_whole_are_refused_naming_the_sizes(
     sf.checkpoint.save_gpt2(gpt(), tmp_path, eos_id=None)
     model = GPT(replace(SHAPE, **here))
     before = {name: held.clone() for name, held in model.state_dict().items()}
-    with pytest.raises(sf.CheckpointError, match=says) as caught:
+    with speaking_in_flags(), pytest.raises(sf.CheckpointError, match=says) as caught:
         load_initial_weights({"model": model}, tmp_path / "model.safetensors", world=ALONE)
     assert len(str(caught.value).splitlines()) <= 5
     assert all(torch.equal(before[name], held) for name, held in model.state_dict().items())

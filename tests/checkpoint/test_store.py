@@ -184,7 +184,7 @@ def test_the_one_just_saved_stays_even_where_newer_ones_of_another_session_exist
 
 
 def test_keeping_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--keep-last 1"):
+    with pytest.raises(ConfigError, match="keep_last=1 is the least"):
         Store(tmp_path, keep_last=0)
 
 

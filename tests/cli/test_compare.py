@@ -402,7 +402,7 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
             assert described["name"] in name
             assert described["lr"] == {"adamw": 0.5, "lion": 1e-3}[described["name"]]
             assert described["weight_decay"] == 0.25
-            assert described["rates"] == [{"frozen": ["0.bias"]}]
+            assert described["lr_multipliers"] == [{"frozen": ["0.bias"]}]
         assert len(each.names) == 2
 
 

@@ -72,13 +72,16 @@ def there(ended: Ended, monkeypatch: pytest.MonkeyPatch) -> Ended:
 
 
 @pytest.mark.parametrize("recipe", SETTINGS)
-def test_the_end_of_a_run_is_two_lines_and_one_of_what_is_wrong(recipe: str, ended: Ended) -> None:
-    how, *found, following = ended.said[recipe].splitlines()
-    assert len(found) <= 1
-    assert all(re.fullmatch(rf"\d findings?: [^:]+: surefoot diagnose runs/{recipe}", line) for line in found)
+def test_the_end_of_a_run_is_one_sentence_and_one_line_for_each_command(recipe: str, ended: Ended) -> None:
+    assert all(len(line) <= 80 for line in ended.said[recipe].splitlines())
+    how, *commands = ended.said[recipe].replace("\n  ", " ").splitlines()
+    assert re.fullmatch(
+        rf"(\d findings?: [^:]+: surefoot diagnose runs/{recipe}\n)?"
+        rf"use it: surefoot predict runs/{recipe}.*\nscore it: surefoot evaluate runs/{recipe}.*",
+        "\n".join(commands),
+    )
     score = {"gpt": "val/loss", "translation": "validation/bleu", "images": "val/loss"}[recipe]
     assert re.search(rf"; {score} ((fell|rose) from [\d.]+ at step \d to )?[\d.]+", how)
-    assert f"surefoot evaluate runs/{recipe}" in following
 
 
 @pytest.mark.parametrize("recipe", SETTINGS)

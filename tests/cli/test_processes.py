@@ -85,7 +85,7 @@ def test_help_of_such_a_file_names_the_options(typed: Typed, tmp_path: Path, ver
     (tmp_path / "mine.py").write_text(BUILD)
     status, said = typed(verb, "mine.py", "--help")
     assert status == 0
-    assert "--nproc INT|STR" in said
+    assert "--nproc INT|TEXT" in said
     assert "--max-restarts INT" in said
 
 

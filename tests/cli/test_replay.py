@@ -124,7 +124,7 @@ def test_of_another_run_it_is_said_that_its_steps_cannot_be_made_and_not_how_to_
     trained: Path, command: Ran
 ) -> None:
     _, _, error = command("replay", str(trained), "--step", "3", "--batch-size", "4")
-    assert "steps cannot be made again: step-00000000: batch_size was 8, now 4" in error
+    assert f"steps cannot be made again: {trained} at step-00000000: batch_size was 8, now 4" in error
     assert "resume" not in error
     assert "--run-dir" not in error
 

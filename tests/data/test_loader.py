@@ -261,7 +261,7 @@ def test_in_order_gives_every_sample_once(kind, batch_size):
 def test_some_batches_in_order_are_spread_evenly_and_are_those_of_all(kind, most, batches):
     """Of 7, the middle of each part."""
     every = list(in_order(made(kind), batch_size=3, seed=0, device=CPU))
-    some = list(in_order(made(kind), batch_size=3, seed=0, device=CPU, most=most))
+    some = list(in_order(made(kind), batch_size=3, seed=0, device=CPU, max_batches=most))
     assert [one.sample_ids.tolist() for one in some] == [every[place].sample_ids.tolist() for place in batches]
 
 

@@ -17,7 +17,7 @@ from rank_processes import Outcome, Ranks
 
 def refusal(outcomes: list[Outcome]) -> str:
     """What rank 0 prints of an error that ends both."""
-    assert [outcome.status for outcome in outcomes] == [1, 1]
+    assert [outcome.status for outcome in outcomes] == [sf.ConfigError.exit_status] * 2
     return outcomes[0].text
 
 

@@ -274,7 +274,7 @@ def test_what_cannot_be_shared_is_refused_before_anything_starts(
     ranks: Ranks, size: int, changes: dict[str, Any], said: str
 ) -> None:
     outcomes = refused(ranks, size, plainly, **changes)
-    assert [outcome.status for outcome in outcomes] == [1] * size
+    assert [outcome.status for outcome in outcomes] == [sf.ConfigError.exit_status] * size
     assert said in outcomes[0].text
 
 
@@ -312,7 +312,7 @@ def test_each_rank_that_fails_of_the_same_keeps_a_report_of_its_own(ranks: Ranks
 
 def test_a_rank_whose_weights_differ_ends_the_run_and_the_first_tensor_is_named(ranks: Ranks) -> None:
     first, second = refused(ranks, 2, spoiled)
-    assert first.status == second.status == 1
+    assert first.status == second.status == sf.DivergedError.exit_status
     assert "after step 8 rank 1 holds other weights than rank 0: hidden.weight is the first" in first.text
 
 

@@ -194,7 +194,7 @@ def test_it_is_torch_s_transformer_at_equal_weights(norm):
 @every_kind
 def test_logits_token_by_token_are_those_of_the_whole_target(shape):
     model, source, target = seq2seq(shape), filled(tokens(2, 6), 2), tokens(6, 7)
-    decoding = Decoding(model, source, hypotheses=3, most=7)
+    decoding = Decoding(model, source, hypotheses=3, max_tokens=7)
     steps = [decoding.logits(target[:, place].view(2, 3)) for place in range(7)]
     whole = model(source.repeat_interleave(3, dim=0), target)
     assert_close(torch.stack(steps, dim=2).flatten(0, 1), whole, rtol=1e-12, atol=1e-12)
@@ -202,7 +202,7 @@ def test_logits_token_by_token_are_those_of_the_whole_target(shape):
 
 def test_chosen_hypotheses_go_on_with_what_their_parents_were():
     model, source, target = seq2seq(), tokens(3, 6), tokens(3, 2, 4)
-    decoding = Decoding(model, source, hypotheses=2, most=8)
+    decoding = Decoding(model, source, hypotheses=2, max_tokens=8)
     for place in range(4):
         decoding.logits(target[:, :, place])
     sources, parents, following = torch.tensor([0, 2]), torch.tensor([[1, 1, 0], [0, 1, 1]]), tokens(2, 3)

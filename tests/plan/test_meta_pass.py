@@ -31,7 +31,7 @@ def of_gpt(*, again: Literal["off", "blocks", "selective"] = "off", **model: Any
 
 def of_translation() -> tuple[Any, Any]:
     shape = translation.Model(width=32, heads=2, mlp_width=64)
-    data = translation.Data(phrases=300, vocab_size=280)
+    data = translation.Data(phrase_count=300, vocab_size=280)
     return translation, translation.Config(data=data, model=shape, batch_size="400 tokens", ema=None, **PLAIN)
 
 

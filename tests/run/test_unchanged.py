@@ -26,7 +26,7 @@ OPTIMIZERS: Optimizers = {
     "rmsprop": lambda groups: torch.optim.RMSprop(groups, lr=1e-3, centered=True),
 }
 TRIED: dict[str, Callable[[sf.Run], Any]] = {
-    "find_lr": lambda run: sf.tune.find_lr(run, low=1e-4, high=100.0, steps=12),
+    "find_lr": lambda run: sf.tune.find_lr(run, min_lr=1e-4, max_lr=100.0, steps=12),
     "find_batch": lambda run: sf.tune.find_batch_size(run, memory="1 GB"),
 }
 
@@ -215,7 +215,7 @@ def test_a_model_may_be_one_of_several() -> None:
         early_stopping=None,
     )
     before = everything(run)
-    assert len(sf.tune.find_lr(run, steps=10, high=1.0).rates) > 4
+    assert len(sf.tune.find_lr(run, steps=10, max_lr=1.0).rates) > 4
     assert sf.tune.find_batch_size(run, memory="1 GB").largest.size == 8
     assert compared(before, everything(run)) == []
 

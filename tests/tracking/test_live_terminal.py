@@ -126,6 +126,16 @@ def test_all_that_one_wants_to_know_is_in_eighty_columns(monkeypatch: pytest.Mon
     assert screen.lines == ["━━━━━━━ 19999/20000  loss 2.3457  left 1h24m  lr 4.98e-5  norm 0.512  123k/s"]
 
 
+def test_the_rate_has_its_unit_beside_a_full_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, end in ((91, "norm 0.51  15.4k/s"), (92, "norm 0.51  15.4k tokens/s")):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        screen = Screen(columns)
+        terminal = Terminal(100, screen, unit="tokens")  # type: ignore[arg-type]
+        terminal.write(train(10))
+        assert re.match("━━─{14} 10/100  ", screen.lines[0])
+        assert screen.lines[0].endswith(end)
+
+
 def test_scores_for_which_there_is_no_room_are_named() -> None:
     more = {f"split {number}/a rather long score": 1.0 for number in range(5)}
     screen = shown(train(10), scores(10, **more))

@@ -94,7 +94,7 @@ def test_hparams_are_the_settings_with_the_scores_that_stand_as_scalars(run: Pat
     settings = HParamsPluginData.FromString(held).session_start_info.hparams
     assert settings["optimizer.lr"].number_value == 0.01
     assert settings["seed"].number_value == 0
-    assert settings["clip"].string_value == "norm 1.0"
+    assert settings["clip"].string_value == "off"
     held = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
     metrics = {info.name.tag for info in HParamsPluginData.FromString(held).experiment.metric_infos}
     assert metrics == {"val/loss", "val/accuracy"}

@@ -46,17 +46,17 @@ class Buckets:
         self.bucket, self.ends = _cut(self.longest, tokens)
         self.starts = np.concatenate([[0], self.ends[:-1]])
         self.steps = -(-len(self.ends) // pieces)
-        self.held: tuple[int, Ids] = (-1, np.empty(0, np.int64))
+        self.cached_order: tuple[int, Ids] = (-1, np.empty(0, np.int64))
 
     def micro_batches(self, step: int) -> list[tuple[Ids, Ids]]:
         """The samples of each micro-batch of a step, and the epoch of each."""
-        epoch, place = divmod(step, self.steps)
-        first, last = place * self.pieces, min((place + 1) * self.pieces, len(self.ends))
+        epoch, batch_index = divmod(step, self.steps)
+        first, last = batch_index * self.pieces, min((batch_index + 1) * self.pieces, len(self.ends))
         batches = permutation(fold(self.batch_key, epoch), len(self.ends), np.arange(first, last, dtype=np.int64))
         order = self._order(epoch)
-        found = [order[self.starts[batch] : self.ends[batch]].copy() for batch in batches]
-        found += [np.empty(0, np.int64) for _ in range(self.pieces - len(batches))]
-        return [(ids, np.full_like(ids, epoch)) for ids in found]
+        batch_ids = [order[self.starts[batch] : self.ends[batch]].copy() for batch in batches]
+        batch_ids += [np.empty(0, np.int64) for _ in range(self.pieces - len(batches))]
+        return [(ids, np.full_like(ids, epoch)) for ids in batch_ids]
 
     def padded_fraction(self, epoch: int = 0) -> float:
         """Which share of all places in the batches of an epoch holds no token: each side is as wide as its longest."""
@@ -68,12 +68,12 @@ class Buckets:
 
     def _order(self, epoch: int) -> Ids:
         """All samples, bucket by bucket: within one by the length of all sides, give or take some noise of this epoch's."""
-        if self.held[0] != epoch:
+        if self.cached_order[0] != epoch:
             numbers = np.arange(self.samples, dtype=np.uint64)
             drawn = folded(np.full_like(numbers, fold(self.key, epoch)), numbers)
             noise = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
-            self.held = (epoch, np.lexsort((self.all_sides + _NOISE * noise, self.bucket)))
-        return self.held[1]
+            self.cached_order = (epoch, np.lexsort((self.all_sides + _NOISE * noise, self.bucket)))
+        return self.cached_order[1]
 
 
 def _cut(longest: Ids, tokens: int) -> tuple[Ids, Ids]:
@@ -93,12 +93,12 @@ def _buckets(lengths: Ids, tokens: int) -> list[tuple[int, int, int]]:
     """First position, end and longest of neighbours in sorted lengths: they fill a batch, and else are as narrow as `_WIDER`."""
     values, counts = (column.tolist() for column in np.unique(lengths, return_counts=True))
     buckets: list[tuple[int, int, int]] = []
-    first, held, shortest = 0, 0, values[0]
+    first, size, shortest = 0, 0, values[0]
     for length, count, following in zip(values, counts, [*values[1:], None], strict=True):
-        held += count
-        if following is None and buckets and held * length < tokens:  # too few at the end for one of their own
+        size += count
+        if following is None and buckets and size * length < tokens:  # too few at the end for one of their own
             buckets.append((buckets.pop()[0], len(lengths), length))
-        elif following is None or (held * length >= tokens and following > shortest * _WIDER):
-            buckets.append((first, first + held, length))
-            first, held, shortest = first + held, 0, following
+        elif following is None or (size * length >= tokens and following > shortest * _WIDER):
+            buckets.append((first, first + size, length))
+            first, size, shortest = first + size, 0, following
     return buckets

@@ -132,13 +132,13 @@ def read(dataset: Any, sample: int, *, step: int) -> Any:
 
 def rows(batch: Any) -> int:
     """The first dimension of the first tensor in a nested batch: over how many samples a mean loss is taken."""
-    found = next((leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)), None)
-    if found is None or found.ndim == 0:
+    tensor = next((leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)), None)
+    if tensor is None or tensor.ndim == 0:
         raise DataError(
             f"no tensor with a first dimension in a batch of type {type(batch).__name__}, so its samples cannot be counted\n"
             "  say what the loss is a mean over: Run(count_fn=...), a function of the batch"
         )
-    return len(found)
+    return len(tensor)
 
 
 def fingerprint(dataset: Any) -> dict[str, Any]:
@@ -157,20 +157,20 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
             "indices": hash_of(indices),
             "of": fingerprint(dataset.dataset),
         }
-    found: dict[str, Any] = {"type": type(dataset).__name__}
+    fields: dict[str, Any] = {"type": type(dataset).__name__}
     if hasattr(dataset, "__len__"):  # what a subset is taken from need not have a length
-        found["samples"] = sample_count(dataset)
+        fields["samples"] = sample_count(dataset)
     if tensors := tensors_of(dataset):
-        found["sha256"] = hash_of(tensors)
+        fields["sha256"] = hash_of(tensors)
     elif type(dataset) in (list, tuple, dict, np.ndarray) and len(dataset):
         samples = sorted(dataset.items(), key=lambda pair: str(pair[0])) if isinstance(dataset, dict) else dataset
-        found["sha256"] = hash_of_list(samples)
+        fields["sha256"] = hash_of_list(samples)
     parts = {name: fingerprint(part) for name, part in parts_of(dataset).items()}
     if len(parts) > _NAMED_PARTS:
-        found["sha256"] = hash_of(parts)
+        fields["sha256"] = hash_of(parts)
     elif parts:
-        found["parts"] = parts
-    return found
+        fields["parts"] = parts
+    return fields
 
 
 def _check_repeats(dataset: Any, gather: Gather | None, seed: int, samples: int) -> None:

@@ -35,9 +35,9 @@ def gathering(dataset: Any) -> Gather | None:
     """
     if tensors := tensors_of(dataset):
         return partial(_rows_of, tensors)
-    if type(dataset) is Subset and (whole := gathering(dataset.dataset)) is not None:
+    if type(dataset) is Subset and (gather_samples := gathering(dataset.dataset)) is not None:
         indices = np.asarray(dataset.indices, dtype=np.int64)
-        return lambda ids, epochs: whole(indices[ids], epochs)
+        return lambda ids, epochs: gather_samples(indices[ids], epochs)
     return dataset.gather if isinstance(dataset, Gathers) else None
 
 

@@ -43,7 +43,7 @@ def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str,
 
     `targets`: how many `distinct` ones there are, and the `most_common_fraction`; absent where they are no whole numbers. They
     are the second part of a sample (input, target), or what a sample calls target or label. `overlap`: how many of the samples
-    `checked` are training samples too, `found` by their bytes; `among_all` where indices tell it of all; `passages` where a
+    `checked` are training samples too, `overlapping` by their bytes; `among_all` where indices tell it of all; `passages` where a
     passage of a window was looked for in the training text; `same` where the split is the training data themselves. What cannot
     be read is passed over. The global random generators are left as they were.
 
@@ -56,14 +56,14 @@ def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str,
         reading_s = _READING_S / (1 + len(splits))
         samples, targets = _looked(train, seed=seed, reading_s=reading_s)
         known = set(samples)
-        found: dict[str, Any] = {"samples": sample_count(train), "checked": len(samples)}
+        look: dict[str, Any] = {"samples": sample_count(train), "checked": len(samples)}
         if targets is not None and targets.size:
             values, counts = np.unique(targets, return_counts=True)
-            found["targets"] = {"distinct": len(values), "most_common_fraction": float(counts.max() / counts.sum())}
-        found["overlap"] = {
+            look["targets"] = {"distinct": len(values), "most_common_fraction": float(counts.max() / counts.sum())}
+        look["overlap"] = {
             name: _overlap(train, split, known, seed=seed, reading_s=reading_s) for name, split in splits.items()
         }
-    return found
+    return look
 
 
 def rows_as_bytes(*arrays: NDArray[Any]) -> list[bytes]:
@@ -88,18 +88,18 @@ def passages(windows_NT: NDArray[Any], *, most: int = 64) -> list[bytes]:
     True
     """
     long = max(1, min(most, windows_NT.shape[1] // 4))
-    gram, places = min(4, long), windows_NT.shape[1] - long + 1
-    found: list[bytes] = []
+    gram, positions = min(4, long), windows_NT.shape[1] - long + 1
+    rows: list[bytes] = []
     for start in range(0, len(windows_NT), 256):  # few at a time: they stay in the processor's cache
         part_NT = windows_NT[start : start + 256].astype(np.int64)
-        hashes_NT = np.zeros((len(part_NT), places), dtype=np.uint64)
-        for place in range(gram):
-            hashes_NT += part_NT[:, place : place + places].astype(np.uint64)
+        hashes_NT = np.zeros((len(part_NT), positions), dtype=np.uint64)
+        for offset in range(gram):
+            hashes_NT += part_NT[:, offset : offset + positions].astype(np.uint64)
             hashes_NT *= np.uint64(0x9E3779B97F4A7C15)
             hashes_NT ^= hashes_NT >> np.uint64(29)
         firsts_N1 = hashes_NT.argmin(axis=1)[:, None]
-        found += rows_as_bytes(np.take_along_axis(part_NT, firsts_N1 + np.arange(long), axis=1))
-    return found
+        rows += rows_as_bytes(np.take_along_axis(part_NT, firsts_N1 + np.arange(long), axis=1))
+    return rows
 
 
 def _overlap(train: Any, split: Any, known: set[int], *, seed: int, reading_s: float) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _looked_at(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int], 
         sample = dataset[int(ids[0])]
         return [b"".join(_bytes(part) for part in leaves(sample))], _target(sample)
 
-    begun, generator, samples = perf_counter(), np.random.default_rng(fold(key, 0)), sample_count(dataset)
+    start_s, generator, samples = perf_counter(), np.random.default_rng(fold(key, 0)), sample_count(dataset)
     if (read := _stored(dataset)) is None:
         read, chosen, at_a_time = read_one, _chosen(samples, _MOST_READ, generator), 1
     else:
@@ -153,10 +153,10 @@ def _looked_at(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int], 
         part, theirs = read(np.sort(chosen[start : start + at_a_time]))
         rows += map(hash, part)
         targets.append(theirs)
-        if perf_counter() - begun > reading_s:
+        if perf_counter() - start_s > reading_s:
             break
-    told = [part[part != IGNORED] for part in targets if part is not None]
-    return rows, np.concatenate(told) if told and len(told) == len(targets) else None
+    known_targets = [part[part != IGNORED] for part in targets if part is not None]
+    return rows, np.concatenate(known_targets) if known_targets and len(known_targets) == len(targets) else None
 
 
 def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
@@ -191,19 +191,19 @@ def _bytes(leaf: Any) -> bytes:
 
 def _target(sample: Any) -> Ids | None:
     """The whole numbers that are to be predicted of a sample or a batch; None where there are none, or it is not said which."""
-    found: Any = None
+    label: Any = None
     if isinstance(sample, Mapping):
-        found = next((sample[name] for name in ("target", "targets", "label", "labels") if name in sample), None)
+        label = next((sample[name] for name in ("target", "targets", "label", "labels") if name in sample), None)
     elif isinstance(sample, list | tuple) and len(sample) > 1:
-        found = sample[1]
-    if isinstance(found, Tensor) and not found.is_floating_point():  # of bfloat16 NumPy knows nothing
-        found = found.detach().cpu().numpy()
-    array = np.asarray(found if isinstance(found, int | np.integer | np.ndarray) else None)
+        label = sample[1]
+    if isinstance(label, Tensor) and not label.is_floating_point():  # of bfloat16 NumPy knows nothing
+        label = label.detach().cpu().numpy()
+    array = np.asarray(label if isinstance(label, int | np.integer | np.ndarray) else None)
     return array.reshape(-1).astype(np.int64) if array.dtype.kind in "iu" else None
 
 
-def _chosen(samples: int, most: int, generator: np.random.Generator) -> Ids:
+def _chosen(samples: int, limit: int, generator: np.random.Generator) -> Ids:
     """All of them, or so many in order: of two data sets of one length the same."""
-    if samples <= most:
+    if samples <= limit:
         return np.arange(samples, dtype=np.int64)
-    return np.sort(generator.choice(samples, size=most, replace=False, shuffle=False)).astype(np.int64)
+    return np.sort(generator.choice(samples, size=limit, replace=False, shuffle=False)).astype(np.int64)

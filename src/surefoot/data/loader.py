@@ -99,10 +99,10 @@ class Feed:
             raise ValueError(f"feed stands at step {self.step}, asked for {step}: start({step}) first")
         self.step, self.latest = step + 1, step
         if self.device.type != "cuda" or (self.reads is None and self.gather is None):
-            return self._made(step)
-        current = self._made(step) if self.ahead is None else self.ahead
+            return self._build(step)
+        current = self._build(step) if self.ahead is None else self.ahead
         # one step ahead on a device with its own clock, so that the copy runs beside the step
-        self.ahead = self._made(step + 1) if self.step != self.stop else None
+        self.ahead = self._build(step + 1) if self.step != self.stop else None
         return current
 
     def close(self) -> None:
@@ -110,19 +110,19 @@ class Feed:
             self.reads.close()
         self.ahead = self.reads = None
 
-    def _made(self, step: int) -> list[MicroBatch]:
-        made, pieces = [], self.plan.micro_batches(step)
+    def _build(self, step: int) -> list[MicroBatch]:
+        micro_batches, pieces = [], self.plan.micro_batches(step)
         for index in self.own:
             ids, epochs = pieces[index]
             batch = self._read(step, index, ids, epochs) if self.reads is None else self.reads.next()
             if not len(ids) and self.shared:
-                other = next(place for place, (held, _) in enumerate(pieces) if len(held))
-                batch = self._read(step, other, *pieces[other])
+                substitute = next(nth for nth, (piece_ids, _) in enumerate(pieces) if len(piece_ids))
+                batch = self._read(step, substitute, *pieces[substitute])
             # views of what the plan keeps: nobody may write there (set after gathering, torch warns of such arrays)
             ids.flags.writeable = epochs.flags.writeable = False
             there = batch if self.device.type == "cpu" else moved(batch, self.device, pin=self.pins)
-            made.append(MicroBatch(there, self.count(batch) if len(ids) else 0, index, ids, epochs))
-        return made
+            micro_batches.append(MicroBatch(there, self.count(batch) if len(ids) else 0, index, ids, epochs))
+        return micro_batches
 
     def _read(self, step: int, index: int, ids: Ids, epochs: Ids) -> Any:
         if not len(ids):  # the last ones of an epoch, where a step's samples are not of a fixed number
@@ -148,13 +148,13 @@ def in_order(
     workers: int = 0,
     count: Callable[[Any], int] | None = None,
     collate: Collate | None = None,
-    most: int | None = None,
+    max_batches: int | None = None,
     rank: int = 0,
     ranks: int = 1,
 ) -> Iterator[MicroBatch]:
     """Every sample of a data set once, first to last; the last batch holds what is left, and the workers end with it.
 
-    A run's `collate` is for samples: a data set that has none, only whole batches, is gathered without it. With `most` only
+    A run's `collate` is for samples: a data set that has none, only whole batches, is gathered without it. With `max_batches` only
     so many of the batches, spread evenly, and read in this process. Of several `ranks` each has every so-manieth batch, and
     all have equally many: a batch that is too many is a `void` one.
     """
@@ -164,15 +164,15 @@ def in_order(
         plan,
         seed=seed,
         device=device,
-        workers=workers if most is None else 0,
+        workers=workers if max_batches is None else 0,
         count=count,
         collate=collate if hasattr(dataset, "__getitem__") else None,
     )
     steps = -(-plan.batches // ranks)
     try:
-        if most is not None and most < steps:
-            for place in range(most):
-                step = (2 * place + 1) * steps // (2 * most)  # the middle of each part
+        if max_batches is not None and max_batches < steps:
+            for part in range(max_batches):
+                step = (2 * part + 1) * steps // (2 * max_batches)  # the middle of each part
                 feed.start(step, stop=step + 1)
                 yield from feed.micro_batches(step)
             return

@@ -41,10 +41,10 @@ class Mixture:
         single = [name for name, part in zip(self.names, self.gathered, strict=True) if part is None]
         if not single:  # without this method it is read sample by sample
             self.gather = self._gather
-        whole = [name for name, dataset in self.concatenated().items() if not hasattr(dataset, "__getitem__")]
-        if whole and single:
+        batched = [name for name, dataset in self.concatenated().items() if not hasattr(dataset, "__getitem__")]
+        if batched and single:
             raise DataError(
-                f"{', '.join(whole)} can only be gathered in whole batches, {', '.join(single)} only read one by one: they cannot mix\n"
+                f"{', '.join(batched)} can only be gathered in whole batches, {', '.join(single)} only read one by one: they cannot mix\n"
                 "  give both __getitem__, or both gather(ids, epochs)"
             )
 
@@ -68,11 +68,11 @@ class Mixture:
 
     def _gather(self, ids: Ids, epochs: Ids) -> Any:
         sources = np.searchsorted(self.ends, ids, side="right")
-        places = {source: np.flatnonzero(sources == source) for source in np.unique(sources).tolist()}
+        rows_of = {source: np.flatnonzero(sources == source) for source in np.unique(sources).tolist()}
         offsets, parts = ids - np.array([0, *self.ends])[sources], cast("list[Gather]", self.gathered)
-        found = [parts[source](offsets[here], epochs[here]) for source, here in places.items()]
+        batches = [parts[source](offsets[here], epochs[here]) for source, here in rows_of.items()]
         try:
-            return _interleaved(found, torch.from_numpy(np.argsort(np.concatenate([*places.values()]))))
+            return _interleaved(batches, torch.from_numpy(np.argsort(np.concatenate([*rows_of.values()]))))
         except (RuntimeError, TypeError, KeyError, ValueError) as problem:
             raise DataError(
                 f"samples of {', '.join(self.names)} cannot be put into one batch: {str(problem).splitlines()[0]}\n"

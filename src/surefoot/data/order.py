@@ -166,14 +166,14 @@ def quotas(weights: Sequence[float]) -> list[int]:
     if not weights or not all(0 < weight < float("inf") for weight in weights):
         raise ConfigError(f"mixture weights {list(weights)} must all be above 0 and finite")
     exact = [weight / sum(weights) * _SLOTS for weight in weights]
-    held = [int(share) for share in exact]
-    for place in sorted(range(len(exact)), key=lambda place: held[place] - exact[place])[: _SLOTS - sum(held)]:
-        held[place] += 1
-    if 0 in held:
+    slots = [int(share) for share in exact]
+    for index in sorted(range(len(exact)), key=lambda index: slots[index] - exact[index])[: _SLOTS - sum(slots)]:
+        slots[index] += 1
+    if 0 in slots:
         raise ConfigError(
             f"mixture weights {list(weights)}: the smallest comes to less than 1 sample in {_SLOTS}; leave it out or raise it"
         )
-    return held
+    return slots
 
 
 def folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -48,8 +48,8 @@ def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroB
     """Which samples a micro-batch sees: one permutation a pass, a weighted mixture of them, or batches of equal length."""
     if sizes.unit == "tokens":
         lengths = np.asarray(train.lengths)
-        whole = lengths.ndim in (1, 2) and len(lengths) == samples and lengths.dtype.kind in "iu"
-        if not (whole and lengths.size and lengths.min() > 0):
+        is_valid = lengths.ndim in (1, 2) and len(lengths) == samples and lengths.dtype.kind in "iu"
+        if not (is_valid and lengths.size and lengths.min() > 0):
             raise DataError(
                 f"{type(train).__name__}.lengths is {lengths.dtype} of shape {lengths.shape}, and there are {samples} samples\n"
                 "  give whole numbers of tokens, 1 or more: (samples,) or (samples, sides)"
@@ -120,8 +120,8 @@ class DataPipeline:
             finally:
                 feed.close()
 
-    def split(self, dataset: Any, *, batch_size: int | None, most: int | None = None) -> Iterator[MicroBatch]:
-        """Every sample of another data set once, in order, shared with the other ranks; with `most` only so many batches, here."""
+    def split(self, dataset: Any, *, batch_size: int | None, max_batches: int | None = None) -> Iterator[MicroBatch]:
+        """Every sample of another data set once, in order, shared with the other ranks; at most `max_batches` of them, here."""
         rows = self.sizes.micro_batch_size
         if isinstance(self.plan, Buckets):  # so many fit a micro-batch, however long they are
             rows = max(1, rows // int(self.plan.longest.max()))
@@ -133,9 +133,9 @@ class DataPipeline:
             workers=self.workers,
             count=self.count,
             collate=self.collate,
-            most=most,
-            rank=self.world.rank if most is None else 0,
-            ranks=self.world.size if most is None else 1,
+            max_batches=max_batches,
+            rank=self.world.rank if max_batches is None else 0,
+            ranks=self.world.size if max_batches is None else 1,
         )
 
     @property

@@ -72,13 +72,13 @@ class Reading(Dataset[Any]):
         if self.undrawn is not None:
             self.undrawn.begin()
             with suppress(DataError):  # it may come of what was drawn: seeded, it is that of the sample
-                batch = self._made(step, index, seed=seed_torch)
+                batch = self._build(step, index, seed=seed_torch)
                 if self.undrawn.held():
                     return batch
             self.undrawn = None
-        return self._made(step, index, seed=seed_generators)
+        return self._build(step, index, seed=seed_generators)
 
-    def _made(self, step: int, index: int, *, seed: Callable[[int], None]) -> Any:
+    def _build(self, step: int, index: int, *, seed: Callable[[int], None]) -> Any:
         ids, epochs = self.plan.micro_batches(step)[index]
         if not len(ids):
             return None
@@ -176,9 +176,9 @@ class Workers:
         return batch
 
     def _hanging(self, worker: int, waited_s: float) -> str:
-        ahead, place = divmod(self.taken, len(self.pieces))
+        ahead, nth = divmod(self.taken, len(self.pieces))
         step, pid = self.first + ahead, self.batches._workers[worker].pid
-        ids, _ = self.plan.micro_batches(step)[self.pieces[place]]
+        ids, _ = self.plan.micro_batches(step)[self.pieces[nth]]
         return (
             f"warning: loader worker {worker} (process {pid}) has been reading samples {first_few(ids)} of step {step}"
             f" for {waited_s:.0f} s\n"

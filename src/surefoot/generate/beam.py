@@ -74,19 +74,19 @@ def beam_search(
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size = {batch_size}: at least one source is searched at a time")
-    if empty := [place for place, source in enumerate(sources) if not len(source)]:
+    if empty := [index for index, source in enumerate(sources) if not len(source)]:
         raise DataError(f"source {empty[0]} has no token, not even an end: there is nothing to translate")
-    places = sorted(range(len(sources)), key=lambda place: len(sources[place]))
-    found: dict[int, Hypothesis] = {}
-    for first in range(0, len(places), batch_size):
-        group = places[first : first + batch_size]
-        rows = [torch.tensor(sources[place], device=model.embedding.weight.device) for place in group]
+    order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
+    hypothesis_of: dict[int, Hypothesis] = {}
+    for first in range(0, len(order), batch_size):
+        group = order[first : first + batch_size]
+        rows = [torch.tensor(sources[index], device=model.embedding.weight.device) for index in group]
         source_BS = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PADDING)
         hypotheses = _search_batch(
             model, source_BS, beam_size=beam_size, length_penalty=length_penalty, max_new_tokens_fn=max_new_tokens_fn
         )
-        found |= zip(group, hypotheses, strict=True)
-    return [found[place] for place in range(len(sources))]
+        hypothesis_of |= zip(group, hypotheses, strict=True)
+    return [hypothesis_of[index] for index in range(len(sources))]
 
 
 def _search_batch(
@@ -126,7 +126,7 @@ class _Search:
 
     def __init__(self, model: Seq2Seq, source_BS: Tensor, limits: list[int], *, beam_size: int, alpha: float) -> None:
         self.beam_size, self.alpha, self.limits = beam_size, alpha, limits
-        self.decoding = Decoding(model, source_BS, hypotheses=1, most=max(limits))
+        self.decoding = Decoding(model, source_BS, hypotheses=1, max_tokens=max(limits))
         self.alive = list(range(len(limits)))
         self.tokens_BKT = torch.full((len(limits), 1, 1), BEGIN, device=source_BS.device)
         self.scores_BK = torch.zeros((len(limits), 1), device=source_BS.device)  # logarithms of probabilities

@@ -77,7 +77,7 @@ def stream(
 
     def drawn() -> Iterator[int]:
         row = [int(token) for token in tokens]
-        for _ in draw.lengthened(model, [row], [torch.Generator().manual_seed(seed)], use_cache=use_cache):
+        for _ in draw.extend(model, [row], [torch.Generator().manual_seed(seed)], use_cache=use_cache):
             if row[-1] == eos_id:
                 return
             yield row[-1]
@@ -116,15 +116,15 @@ def sample_batch(
     for prompt in prompts:
         draw.check_prompt(prompt)
     texts = [[int(token) for token in prompt] for prompt in prompts]
-    places = sorted(range(len(texts)), key=lambda place: len(texts[place]))
-    while places:
-        length = len(texts[places[0]])
-        group = [place for place in places[:batch_size] if len(texts[place]) == length]
-        places = places[len(group) :]
-        rows = [texts[place] for place in group]
-        generators = [torch.Generator().manual_seed(fold(seed, place)) for place in group]
+    remaining = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    while remaining:
+        length = len(texts[remaining[0]])
+        group = [index for index in remaining[:batch_size] if len(texts[index]) == length]
+        remaining = remaining[len(group) :]
+        rows = [texts[index] for index in group]
+        generators = [torch.Generator().manual_seed(fold(seed, index)) for index in group]
         ended: set[int] = set()
-        for _ in draw.lengthened(model, rows, generators, use_cache=use_cache):
+        for _ in draw.extend(model, rows, generators, use_cache=use_cache):
             ended |= {nth for nth, row in enumerate(rows) if row[-1] == eos_id}
             if len(ended) == len(rows):
                 break
@@ -165,7 +165,7 @@ class _Draw:
         if problems := [problem for problem, is_met in needs.items() if not is_met]:
             raise ConfigError("cannot sample: " + "\n  ".join(problems))
 
-    def lengthened(
+    def extend(
         self, model: nn.Module, rows: list[list[int]], generators: Sequence[torch.Generator], *, use_cache: bool
     ) -> Iterator[None]:
         """Add a token to each of some rows of one length, `max_new_tokens` times; the model is as it was at every `yield`."""
@@ -187,8 +187,8 @@ class _Draw:
         if self.top_p is not None:
             ordered_V, order = chances_V.sort(descending=True, stable=True)
             # `cumsum - itself` is the probability of all that are likelier: the first is always left
-            kept = int((ordered_V.cumsum(0) - ordered_V < self.top_p).sum())
-            chances_V, candidates = ordered_V[:kept], candidates[order[:kept]]
+            count = int((ordered_V.cumsum(0) - ordered_V < self.top_p).sum())
+            chances_V, candidates = ordered_V[:count], candidates[order[:count]]
         return int(candidates[torch.multinomial(chances_V, 1, generator=generator)])
 
 
@@ -198,24 +198,24 @@ class _Steps:
     def __init__(self, model: nn.Module, *, context: int, use_cache: bool) -> None:
         self.model, self.context, self.use_cache = model, context, use_cache
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        self.first = self.seen = 0  # where the tokens begin that the model is shown; up to where the cache holds them
+        self.first = self.cached = 0  # where the tokens begin that the model is shown; up to where the cache holds them
         self.cache: Any = None
 
     def next_logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """(B, V) on the CPU, in float32."""
         length = len(rows[0])
-        if self.seen == 0:
+        if self.cached == 0:
             self.first = max(0, length - self.context)
         elif length - self.first > self.context:
             # not the last `context` of them: the window would move with every token, and a cache would be of no use
             self.first = length - max(1, self.context // 2)
             self.cache = None
-        start = self.first if self.cache is None else self.seen
+        start = self.first if self.cache is None else self.cached
         if self.use_cache and self.cache is None:
             self.cache = cast("Any", self.model).new_cache(len(rows))
         tokens_BT = torch.tensor([row[start:] for row in rows], device=self.device)
         logits_BTV = self.model(tokens_BT, self.cache) if self.use_cache else self.model(tokens_BT)
-        self.seen = length
+        self.cached = length
         logits_BV: Tensor = logits_BTV[:, -1].float().cpu()
         if not logits_BV.isfinite().all():
             raise DivergedError(

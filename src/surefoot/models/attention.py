@@ -113,12 +113,12 @@ class Cache:
     def select(self, rows_B: Tensor) -> None:
         """Go on with these rows, in this order; one may be there several times."""
         self.earlier = self.earlier[rows_B]
-        self.keys, self.values = (self._selected(held, rows_B) for held in (self.keys, self.values))
+        self.keys, self.values = (self._selected(tensor, rows_B) for tensor in (self.keys, self.values))
 
-    def _selected(self, held: Tensor, rows_B: Tensor) -> Tensor:
-        layers, _, *size = held.shape
-        selected = held.new_empty(layers, len(rows_B), *size)
-        selected[:, :, :, : self.length] = held[:, rows_B, :, : self.length]  # what is not filled yet is not copied
+    def _selected(self, tensor: Tensor, rows_B: Tensor) -> Tensor:
+        layers, _, *size = tensor.shape
+        selected = tensor.new_empty(layers, len(rows_B), *size)
+        selected[:, :, :, : self.length] = tensor[:, rows_B, :, : self.length]  # what is not filled yet is not copied
         return selected
 
 
@@ -211,11 +211,11 @@ class _NormedAndRotated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, outer_BHTD: Tensor) -> tuple[Tensor, None, None]:
         y_BHTD, scale_BHT1, cos_TD, sin_TD = ctx.saved_tensors
-        given, wide = y_BHTD.dtype, scale_BHT1.dtype
+        dtype, wide = y_BHTD.dtype, scale_BHT1.dtype
         # a turn changes no product of two vectors, so the norm's gradient may be taken before turning back
         outer_BHTD = past_norm(outer_BHTD.to(wide), y_BHTD.to(wide, copy=True), scale_BHT1)
         inner_BTHD = _turned(outer_BHTD, cos_TD, -sin_TD).transpose(1, 2)
-        return inner_BTHD.to(given, memory_format=torch.contiguous_format), None, None
+        return inner_BTHD.to(dtype, memory_format=torch.contiguous_format), None, None
 
 
 def _turned(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:

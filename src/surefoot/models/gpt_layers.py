@@ -89,8 +89,8 @@ class GPTConfig:
     def __post_init__(self) -> None:
         sizes = (self.layers, self.heads, self.width, self.context, self.vocab_size)
         check_shape((min(sizes) >= 1, f"every size must be 1 or more: {self}"))
-        asked = {"activation": self.activation or "gelu", "smear": self.smear, "ngrams": self.ngrams}
-        foreign = ", ".join(f"{name} = {value!r}" for name, value in asked.items() if value != _OF_GPT2[name])
+        settings = {"activation": self.activation or "gelu", "smear": self.smear, "ngrams": self.ngrams}
+        foreign = ", ".join(f"{name} = {value!r}" for name, value in settings.items() if value != _OF_GPT2[name])
         only = ", ".join(f"{name} = {value!r}" for name, value in _OF_GPT2.items())
         modern = self.family == "modern"
         check_shape(

@@ -93,15 +93,15 @@ class _Dropped(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, drop_fraction: float) -> Tensor:
         draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)
         steps = min(round(drop_fraction * _STEPS), _STEPS - 1)
-        kept = draws.view(torch.int16)[: x.numel()].view(x.shape) >= steps - _STEPS // 2
-        ctx.save_for_backward(kept)
+        mask = draws.view(torch.int16)[: x.numel()].view(x.shape) >= steps - _STEPS // 2
+        ctx.save_for_backward(mask)
         ctx.scale = _STEPS / (_STEPS - steps)
-        return x * kept * ctx.scale
+        return x * mask * ctx.scale
 
     @staticmethod
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None]:
-        (kept,) = ctx.saved_tensors
-        return outer * kept * ctx.scale, None
+        (mask,) = ctx.saved_tensors
+        return outer * mask * ctx.scale, None
 
 
 EPSILON = 1e-6  # nn.RMSNorm's own default depends on the input's type and is 0.008 in bfloat16
@@ -149,10 +149,10 @@ def past_norm(outer: Tensor, normed: Tensor, scale: Tensor) -> Tensor:
 
 class _Normed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, given: torch.dtype) -> Tensor:
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
         scale = reciprocal(x)
         ctx.save_for_backward(x, scale)
-        return (x * scale).to(given)
+        return (x * scale).to(dtype)
 
     @staticmethod
     @once_differentiable

@@ -49,12 +49,12 @@ class ResNet(nn.Module):
         self.conv1 = nn.Conv2d(channels, _WIDTHS[0], kernel, stride=stride, padding=kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(_WIDTHS[0])
         bottleneck, before = layers == 50, _WIDTHS[0]
-        for place, (number, width) in enumerate(zip(_BLOCKS[layers], _WIDTHS, strict=True)):
+        for index, (number, width) in enumerate(zip(_BLOCKS[layers], _WIDTHS, strict=True)):
             stage = nn.Sequential()
             for block in range(number):
-                stage.append(Block(before, width, stride=2 if place and not block else 1, bottleneck=bottleneck))
+                stage.append(Block(before, width, stride=2 if index and not block else 1, bottleneck=bottleneck))
                 before = _EXPANSION * width if bottleneck else width
-            self.add_module(f"layer{place + 1}", stage)
+            self.add_module(f"layer{index + 1}", stage)
         self.fc = nn.Linear(before, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):

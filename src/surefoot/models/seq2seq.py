@@ -134,25 +134,25 @@ class Decoding:
     >>> import torch
     >>> from surefoot.models.seq2seq import Seq2SeqConfig
     >>> model = Seq2Seq(Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, mlp_width=16, vocab_size=10))
-    >>> decoding = Decoding(model, torch.ones(3, 5, dtype=torch.long), hypotheses=2, most=7)
+    >>> decoding = Decoding(model, torch.ones(3, 5, dtype=torch.long), hypotheses=2, max_tokens=7)
     >>> decoding.logits(torch.ones(3, 2, dtype=torch.long)).shape
     torch.Size([3, 2, 10])
     """
 
-    def __init__(self, model: Seq2Seq, source_BS: Tensor, *, hypotheses: int, most: int) -> None:
+    def __init__(self, model: Seq2Seq, source_BS: Tensor, *, hypotheses: int, max_tokens: int) -> None:
         self.model, self.hypotheses = model, hypotheses
         memory_BSC, self.mask_B11S = model.encoded(source_BS)
         self.blocks = [block for block in model.decoder if isinstance(block, DecoderBlock)]
         self.memories = [block.cross.keys_values(memory_BSC) for block in self.blocks]
         shape = model.shape
-        size = (shape.decoder_layers, len(source_BS) * hypotheses, shape.heads, most, shape.width // shape.heads)
+        size = (shape.decoder_layers, len(source_BS) * hypotheses, shape.heads, max_tokens, shape.width // shape.heads)
         self.cache = Cache(size, device=memory_BSC.device, dtype=self.memories[0][0].dtype)
 
     def logits(self, tokens_BK: Tensor) -> Tensor:
         """Take one more token of each hypothesis in; give the logits (B, K, V) of the one after it."""
-        place = self.cache.length
-        x_BKC = self.model.embedded(tokens_BK.reshape(-1, 1), first=place).view(*tokens_BK.shape, -1)
-        rotation = self.model.rotation(place, place + 1)
+        position = self.cache.length
+        x_BKC = self.model.embedded(tokens_BK.reshape(-1, 1), first=position).view(*tokens_BK.shape, -1)
+        rotation = self.model.rotation(position, position + 1)
         for block, memory in zip(self.blocks, self.memories, strict=True):
             x_BKC = block(x_BKC, memory, self.mask_B11S, rotation, self.cache)
         return self.model.head(self.model.decoder_norm(x_BKC))

@@ -68,6 +68,6 @@ class Block(nn.Module):
 
 def _convolution(before: int, after: int) -> nn.Conv2d:
     """3 x 3, without a bias, which the norm behind it would take away again; He et al. 2015 (https://arxiv.org/abs/1502.01852)."""
-    made = nn.Conv2d(before, after, 3, padding=1, bias=False)
-    nn.init.kaiming_normal_(made.weight, mode="fan_out", nonlinearity="relu")
-    return made
+    convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+    return convolution

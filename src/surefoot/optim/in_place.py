@@ -47,20 +47,22 @@ def subtract(
     """
     kinds: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
     for target, amount in zip(targets, amounts, strict=True):
-        own, given = kinds[target.device, target.dtype]
-        own.append(target)
+        group_targets, group_amounts = kinds[target.device, target.dtype]
+        group_targets.append(target)
         # the kernel walks both, so an amount must lie in memory as its target does
         same = amount.stride() == target.stride() and amount.dtype == target.dtype
-        given.append(amount if same else torch.empty_like(target).copy_(amount))
-    for (device, _), (own, given) in kinds.items():
-        if device.type in _FUSED and fused_sgd_writes(own[0]):
+        group_amounts.append(amount if same else torch.empty_like(target).copy_(amount))
+    for (device, _), (group_targets, group_amounts) in kinds.items():
+        if device.type in _FUSED and fused_sgd_writes(group_targets[0]):
             changes: Any = {"lr": rate, "weight_decay": decay, "maximize": negated, "found_inf": found_inf}
-            torch._fused_sgd_(own, given, [], **changes, **_NO_MOMENTUM)
+            torch._fused_sgd_(group_targets, group_amounts, [], **changes, **_NO_MOMENTUM)
             continue
-        for target, amount in zip(own, given, strict=True):
-            wide, given_wide = (held.to(torch.promote_types(held.dtype, torch.float32)) for held in (target, amount))
-            whole = wide * decay - given_wide if negated else given_wide + wide * decay
-            replace(target, (wide - whole * rate).to(target.dtype), found_inf=found_inf)
+        for target, amount in zip(group_targets, group_amounts, strict=True):
+            target_wide, amount_wide = (
+                each.to(torch.promote_types(each.dtype, torch.float32)) for each in (target, amount)
+            )
+            change = target_wide * decay - amount_wide if negated else amount_wide + target_wide * decay
+            replace(target, (target_wide - change * rate).to(target.dtype), found_inf=found_inf)
 
 
 def move_towards(

@@ -95,14 +95,14 @@ def layer_decay(decay: float) -> LRMultipliers:
     def factors(model: "nn.Module") -> dict[str, float]:
         from surefoot.optim.param_groups import depths
 
-        found = depths(model)
-        if found is None:
+        depth_of = depths(model)
+        if depth_of is None:
             raise ConfigError(
                 f"layer_decay finds no depth in {type(model).__name__}: it holds no nn.ModuleList or nn.Sequential of blocks\n"
-                f"  it has: {_listed([name for name, _ in model.named_children()])}\n"
+                f"  it has: {_list_names([name for name, _ in model.named_children()])}\n"
                 "  put its blocks into one of these, or give factors by name: sf.optim.LRMultipliers(lambda model: {...}, identity={...})"
             )
-        return {name: decay ** (max(found.values()) - depth) for name, depth in found.items()}
+        return {name: decay ** (max(depth_of.values()) - depth) for name, depth in depth_of.items()}
 
     return LRMultipliers(factors, identity={"layer_decay": decay})
 
@@ -132,13 +132,13 @@ def width_scaling(*, base_width: int) -> LRMultipliers:
         head, inputs = final_layer(model), set(input_matrices(model))
         names = {parameter: name for name, parameter in model.named_parameters()}
         first_owners = {parameter: owner for owner, parameter in reversed(matrices(model))}
-        hidden = {names[held] for held, owner in first_owners.items() if held not in inputs and not is_embedding(owner)}
+        hidden = {names[each] for each, owner in first_owners.items() if each not in inputs and not is_embedding(owner)}
         if head is None or not hidden:
             raise ConfigError(
                 f"base_width: {type(model).__name__} has no hidden width: it takes two layers with a matrix at least\n"
                 "  leave base_width out, or give factors by name: sf.optim.LRMultipliers(lambda model: {...}, identity={...})"
             )
-        width = next(held.shape[1] for owner, held in matrices(model) if owner is head)
+        width = next(each.shape[1] for owner, each in matrices(model) if owner is head)
         return {name: base_width / width for name in names.values() if name in hidden}
 
     return LRMultipliers(factors, identity={"base_width": base_width}, like_adam_only=True)
@@ -160,15 +160,15 @@ def frozen(*patterns: str) -> LRMultipliers:
 
     def factors(model: "nn.Module") -> dict[str, float]:
         names = list(model.named_parameters(remove_duplicate=False))
-        fitting = {pattern: [held for name, held in names if fnmatchcase(name, pattern)] for pattern in patterns}
-        if idle := [pattern for pattern, found in fitting.items() if not found]:
+        fitting = {pattern: [each for name, each in names if fnmatchcase(name, pattern)] for pattern in patterns}
+        if idle := [pattern for pattern, matches in fitting.items() if not matches]:
             short = [*dict.fromkeys(f"{name.partition('.')[0]}.*" if "." in name else name for name, _ in names)]
             raise ConfigError(
                 f"frozen: no parameter of {type(model).__name__} is called {' or '.join(map(repr, idle))}\n"
-                f"  there are: {_listed(short)}"
+                f"  there are: {_list_names(short)}"
             )
-        chosen = {held for found in fitting.values() for held in found}
-        return {name: 0.0 for name, held in model.named_parameters() if held in chosen}
+        chosen = {each for matches in fitting.values() for each in matches}
+        return {name: 0.0 for name, each in model.named_parameters() if each in chosen}
 
     return LRMultipliers(factors, identity={"frozen": list(patterns)})
 
@@ -183,11 +183,12 @@ def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> d
     product = {name: 1.0 for name, _ in model.named_parameters()}
     problems: list[str] = []
     for rate in lr_multipliers:
+        rule = f"lr_multipliers {dict(rate.identity)}"
         for name, factor in rate.factors(model).items():
             if name not in product:
-                problems.append(f"rates {dict(rate.identity)}: {name!r} is no parameter of {type(model).__name__}")
+                problems.append(f"{rule}: {name!r} is no parameter of {type(model).__name__}")
             elif isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 <= factor < math.inf:
-                problems.append(f"rates {dict(rate.identity)}: {factor!r} for {name} is no factor: a number from 0")
+                problems.append(f"{rule}: {factor!r} for {name} is no factor: a number from 0")
             else:
                 product[name] *= factor
     if problems:
@@ -216,5 +217,5 @@ def freeze(model: "nn.Module", factors: Mapping[str, float]) -> None:
             parameter.requires_grad_(False)
 
 
-def _listed(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     return ", ".join([*names[:_SHOWN], *["..."] * (len(names) > _SHOWN)]) or "nothing"

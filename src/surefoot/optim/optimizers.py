@@ -339,12 +339,12 @@ def named(
     0.9
     """
     kind = declaration(name)
-    given = {key: value for key, value in (settings or {}).items() if value is not None}
+    chosen = {key: value for key, value in (settings or {}).items() if value is not None}
     strength = kind.weight_decay if weight_decay is None else weight_decay
     several = tuple(lr_multipliers) if isinstance(lr_multipliers, Sequence) else (lr_multipliers,)
-    if found := [*problems(kind, lr=lr, weight_decay=strength, decay=decay, given=given), *misfits(several, kind)]:
-        raise ConfigError("\n".join(found))
-    merged = {**kind.settings, **given}
+    if errors := [*problems(kind, lr=lr, weight_decay=strength, decay=decay, settings=chosen), *misfits(several, kind)]:
+        raise ConfigError("\n".join(errors))
+    merged = {**kind.settings, **chosen}
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in merged.items()}
     return OptimizerSpec(name, lr=lr, weight_decay=strength, settings=plain, decay=decay, lr_multipliers=several)
 

@@ -59,20 +59,20 @@ def parameter_groups(
     [('all', 1.0, ['1.weight', '1.bias', '2.weight', '2.bias']), ('all', 0.5, ['0.weight'])]
     """
     groups: dict[tuple[bool, float], Group] = {}
-    seen: set[nn.Parameter] = set()
+    grouped: set[nn.Parameter] = set()
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
-            whole = f"{path}.{name}" if path else name
-            if parameter in seen or not (parameter.requires_grad if trained is None else whole in trained):
+            full_name = f"{path}.{name}" if path else name
+            if parameter in grouped or not (parameter.requires_grad if trained is None else full_name in trained):
                 continue
-            seen.add(parameter)
+            grouped.add(parameter)
             is_matrix = not (is_bias_or_norm(module, name, parameter) or is_embedding(module))
             spared = bool(weight_decay) and decay != "all" and not is_matrix
-            rate = 1.0 if rates is None else rates.get(whole, 1.0)
+            rate = 1.0 if rates is None else rates.get(full_name, 1.0)
             title = "no decay" if spared else "decay" if weight_decay else "all"
             group = groups.setdefault((spared, rate), Group(title, weight_decay * (not spared), [], [], rate=rate))
             group.parameters.append(parameter)
-            group.names.append(whole)
+            group.names.append(full_name)
     return [groups[key] for key in sorted(groups, key=lambda key: (key[1] != 1.0, -key[1], key[0]))]
 
 
@@ -114,7 +114,7 @@ def split_hidden(groups: Sequence[Group], hidden: set[nn.Parameter]) -> list[Gro
     for is_hidden in (True, False):
         for group in groups:
             pairs = zip(group.parameters, group.names, strict=True)
-            part = {held: name for held, name in pairs if (held in hidden) is is_hidden}
+            part = {parameter: name for parameter, name in pairs if (parameter in hidden) is is_hidden}
             if part:
                 kind = f"{group.name}, hidden" if is_hidden else group.name
                 parts.append(replace(group, name=kind, parameters=[*part], names=[*part.values()], hidden=is_hidden))
@@ -158,18 +158,18 @@ def depths(model: nn.Module) -> dict[str, int] | None:
     {'0.weight': 0, '1.weight': 1, '1.bias': 1, '2.weight': 1, '2.bias': 1, '3.weight': 2}
     """
     pieces = _pieces(model)
-    blocks = [place for place, (_, is_block) in enumerate(pieces) if is_block]
+    blocks = [index for index, (_, is_block) in enumerate(pieces) if is_block]
     if not blocks:
         return None
     names = {parameter: name for name, parameter in model.named_parameters()}
-    found: dict[str, int] = {}
+    depth_of: dict[str, int] = {}
     depth = 0
-    for place, (parameters, is_block) in enumerate(pieces):
-        depth += is_block or place == blocks[-1] + 1
+    for index, (parameters, is_block) in enumerate(pieces):
+        depth += is_block or index == blocks[-1] + 1
         for parameter in parameters:
-            found.setdefault(names[parameter], depth)
-    used = sorted(set(found.values()))
-    return {name: used.index(depth) for name, depth in found.items()}
+            depth_of.setdefault(names[parameter], depth)
+    used = sorted(set(depth_of.values()))
+    return {name: used.index(depth) for name, depth in depth_of.items()}
 
 
 def matrices(model: nn.Module) -> list[tuple[nn.Module, nn.Parameter]]:
@@ -206,11 +206,11 @@ def input_matrices(model: nn.Module) -> list[nn.Parameter]:
     >>> [tuple(matrix.shape) for matrix in input_matrices(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))]
     [(3, 2)]
     """
-    pieces, found = _pieces(model), matrices(model)
+    pieces, owned_matrices = _pieces(model), matrices(model)
     outside = list(takewhile(lambda piece: not piece[1], pieces))
-    before = {each for parameters, _ in outside for each in parameters if len(outside) < len(pieces)}
-    inputs = [parameter for owner, parameter in found if is_embedding(owner) or parameter in before]
-    return inputs or [parameter for _, parameter in found[:1]]
+    before = {parameter for parameters, _ in outside for parameter in parameters if len(outside) < len(pieces)}
+    inputs = [parameter for owner, parameter in owned_matrices if is_embedding(owner) or parameter in before]
+    return inputs or [parameter for _, parameter in owned_matrices[:1]]
 
 
 def is_embedding(owner: nn.Module) -> bool:

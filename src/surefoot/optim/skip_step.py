@@ -30,26 +30,26 @@ class Skip(Protocol):
         """Step where `found_inf` (float32, on the device) is 0; where 1, no bit of anything changes."""
 
 
-def skipped_where_bad(
-    norm: Tensor, loss: Tensor, bad_in_a_row: Tensor, *, most: int, loss_scale: Tensor | None = None
+def should_skip(
+    norm: Tensor, loss: Tensor, bad_in_a_row: Tensor, *, max_bad_steps: int, loss_scale: Tensor | None = None
 ) -> Tensor:
     """1.0 where this update is not to be applied, else 0.0, on the device; counts it in `bad_in_a_row`, the latch.
 
-    Past `most` bad ones in a row every later one is skipped: the count then only grows. Under a `loss_scale` an overflow that
+    Past `max_bad_steps` bad ones in a row every later one is skipped: the count then only grows. Under a `loss_scale` an overflow that
     a smaller scale may cure is skipped, and is no sign of divergence.
 
     >>> bad_in_a_row = torch.zeros(())
     >>> norms = (1.0, torch.inf, torch.inf, 1.0)
-    >>> [float(skipped_where_bad(torch.tensor(norm), torch.tensor(2.0), bad_in_a_row, most=1)) for norm in norms]
+    >>> [float(should_skip(torch.tensor(norm), torch.tensor(2.0), bad_in_a_row, max_bad_steps=1)) for norm in norms]
     [0.0, 1.0, 1.0, 1.0]
     """
-    here = norm.is_cpu and loss.is_cpu and bad_in_a_row.is_cpu  # the norm of no gradients is, on any device
+    on_cpu = norm.is_cpu and loss.is_cpu and bad_in_a_row.is_cpu  # the norm of no gradients is, on any device
     # most steps: the general arithmetic would come to 0 and leave the latch at 0, by nine calls of torch
-    plain = here and loss_scale is None and abs(read_on_cpu(norm) + read_on_cpu(loss)) < _LARGE
+    plain = on_cpu and loss_scale is None and abs(read_on_cpu(norm) + read_on_cpu(loss)) < _LARGE
     if plain and read_on_cpu(bad_in_a_row) == 0.0:
         return torch.zeros((), dtype=torch.float32)
     bad = torch.ne((probe := norm + loss) - probe, 0)  # inf - inf and NaN - NaN are NaN, which equals nothing
-    skipped = (bad | (bad_in_a_row > most)).float()
+    skipped = (bad | (bad_in_a_row > max_bad_steps)).float()
     counted = 1 if loss_scale is None else torch.logical_not(bad & torch.isfinite(loss) & (loss_scale > 1))
     bad_in_a_row.add_(counted).mul_(skipped)
     return skipped
@@ -158,7 +158,7 @@ class PartByPart:
         optimizer.hand_over()
         for part, skip in self.parts:
             skip.apply(part, found_inf)
-        optimizer.let_go()
+        optimizer.release()
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class Optimizer:
             lambda: [] if not self.frozen else [sf.optim.frozen(*self.frozen)],
             plain,
         )
-        return plain(lr_multipliers=[each for given in rates for each in given])
+        return plain(lr_multipliers=[multiplier for group in rates for multiplier in group])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,14 +170,14 @@ class Plateau:
 
 
 def _of_flags(kind: Callable[..., Watching], name: str, settings: Mapping[str, Any], monitor: str) -> Watching | None:
-    given = {key: value for key, value in settings.items() if value is not None}
-    if given and "patience" not in given:
-        key, value = next(iter(given.items()))
+    flags = {key: value for key, value in settings.items() if value is not None}
+    if flags and "patience" not in flags:
+        key, value = next(iter(flags.items()))
         raise sf.ConfigError(
             f"{name}.{key} = {value!r} changes nothing without a patience\n"
             f"  give one too: --{name.replace('_', '-')}.patience 3"
         )
-    return kind(**({"monitor": monitor} | given)) if given else None
+    return kind(**({"monitor": monitor} | flags)) if flags else None
 
 
 def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping[str, str]) -> None:

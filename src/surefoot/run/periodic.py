@@ -97,15 +97,13 @@ class Periodic:
         values |= derived(self.parts.settings.derived, values)
         times = self.run_state.clock.window()
         trained_s = times["training_s"] + times["data_wait_s"]
-        # first steps are not in those seconds
-        counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)
+        counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)  # of those seconds
         values["samples"] = sum(samples.values())
         if counted > 0 and trained_s > 0:
             values |= {"targets_per_s": counted / trained_s, "samples_per_s": sum(later) / trained_s}
         values["lr"] = next(iter(self.state.optimizers.values())).optimizer.param_groups[0]["lr"]
         self.progress.remaining.add_steps(len(later), training_s=trained_s, user_s=times["user_s"])
-        values |= self.progress.eta(evaluated_step=self.evaluated_step)
-        values |= used_bytes(self.parts.device)
+        values |= self.progress.eta(evaluated_step=self.evaluated_step) | used_bytes(self.parts.device)
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
         self.progress.show_epoch(values, times, evaluated_step=self.evaluated_step)
         self.skipped += len(skipped)

@@ -49,12 +49,13 @@ def tokens_by_word(
     lengths = np.array([len(each) for each in tokens], dtype=np.int64)
     first = np.cumsum(lengths) - lengths
     row = np.concatenate([np.empty(0, dtype), *tokens]).astype(dtype, copy=False)
-    found = []
+    token_arrays = []
     for chosen in numbers:
         counts = lengths[chosen]
         # a word's tokens begin in the text where those before it end
-        found.append(row[np.arange(counts.sum()) + np.repeat(first[chosen] - (np.cumsum(counts) - counts), counts)])
-    return found
+        shifts = first[chosen] - (np.cumsum(counts) - counts)
+        token_arrays.append(row[np.arange(counts.sum()) + np.repeat(shifts, counts)])
+    return token_arrays
 
 
 def splits_into_words(tokenizer: "tokenizers.Tokenizer") -> bool:
@@ -94,9 +95,9 @@ class BPETokenizer:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        made = _byte_level()
-        made.train_from_iterator(texts, trainer)
-        return cls(made)
+        tokenizer = _byte_level()
+        tokenizer.train_from_iterator(texts, trainer)
+        return cls(tokenizer)
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
@@ -113,8 +114,8 @@ class BPETokenizer:
                 f"no tokenizer at {path}\n"
                 "  give a tokenizer.json, or a directory with GPT-2's encoder.json and vocab.bpe"
             )
-        text, found = parsed(path, problem=f"{path} is no tokenizer")
-        is_ours = isinstance(found, dict) and "kind" in found
+        text, description = parsed(path, problem=f"{path} is no tokenizer")
+        is_ours = isinstance(description, dict) and "kind" in description
         return cls.from_json(text) if is_ours else cls(_from_library(text, where=str(path)))
 
     @classmethod
@@ -128,14 +129,14 @@ class BPETokenizer:
     @property
     def byte_counts(self) -> NDArray[Any]:
         """The bytes that each token stands for; 0 for `eos_id`."""
-        found = np.zeros(self.vocab_size, dtype=np.int64)
-        for token, one in self.tokenizer.get_vocab().items():
-            found[one] = len(token)  # of bytes as letters: one letter is one byte
-        for one, added in self.tokenizer.get_added_tokens_decoder().items():
-            found[one] = len(added.content.encode())  # written as they are
+        counts = np.zeros(self.vocab_size, dtype=np.int64)
+        for token, token_id in self.tokenizer.get_vocab().items():
+            counts[token_id] = len(token)  # of bytes as letters: one letter is one byte
+        for token_id, added in self.tokenizer.get_added_tokens_decoder().items():
+            counts[token_id] = len(added.content.encode())  # written as they are
         if self.eos_id is not None:  # which is an ordinary token in GPT-2's files
-            found[self.eos_id] = 0
-        return found
+            counts[self.eos_id] = 0
+        return counts
 
     def encode(self, text: str) -> NDArray[Any]:
         """The tokens of a text."""
@@ -145,16 +146,16 @@ class BPETokenizer:
         """The tokens of many texts: those of ASCII word by word, others by the library on all cores."""
         plain = [self.by_word and text.isascii() for text in texts]
         by_word = iter(tokens_by_word([*compress(texts, plain)], self._by_library, self.dtype))
-        whole = iter(self._by_library([text for text, is_plain in zip(texts, plain, strict=True) if not is_plain]))
-        return [next(by_word if is_plain else whole) for is_plain in plain]
+        by_library = iter(self._by_library([text for text, is_plain in zip(texts, plain, strict=True) if not is_plain]))
+        return [next(by_word if is_plain else by_library) for is_plain in plain]
 
     def _by_library(self, texts: list[str]) -> list[NDArray[Any]]:
         encoded = self.tokenizer.encode_batch_fast([encodable(text) for text in texts], add_special_tokens=False)
-        return [np.array(one.ids, dtype=self.dtype) for one in encoded]
+        return [np.array(encoding.ids, dtype=self.dtype) for encoding in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these tokens; what is no UTF-8 (a sample may end inside a character) becomes U+FFFD, `eos_id` nothing."""
-        return self.tokenizer.decode([one for one in listed(ids, self.vocab_size) if one != self.eos_id])
+        return self.tokenizer.decode([token for token in listed(ids, self.vocab_size) if token != self.eos_id])
 
 
 def from_json(text: str) -> Tokenizer:
@@ -185,43 +186,44 @@ def load(path: Path | str) -> Tokenizer:
     path = local_path(path, setting="path")
     inside = path / "tokenizer.json"
     file = inside if inside.is_file() else path
-    text, found = parsed(file, problem=f"{file} is no tokenizer") if file.is_file() else ("", None)
-    return from_json(text) if isinstance(found, dict) and "kind" in found else BPETokenizer.load(file)
+    text, description = parsed(file, problem=f"{file} is no tokenizer") if file.is_file() else ("", None)
+    return from_json(text) if isinstance(description, dict) and "kind" in description else BPETokenizer.load(file)
 
 
 def _byte_level(*files: str) -> "tokenizers.Tokenizer":
     """A tokenizer of no merges yet, or of those in files of GPT-2's kind."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    made = Tokenizer(models.BPE.from_file(*files) if files else models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    return made
+    tokenizer = Tokenizer(models.BPE.from_file(*files) if files else models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _from_library(text: str, *, where: str) -> "tokenizers.Tokenizer":
     from tokenizers import Tokenizer, decoders
 
     try:
-        found = Tokenizer.from_str(text)
+        tokenizer = Tokenizer.from_str(text)
     except Exception as problem:  # the library raises nothing narrower
         raise DataError(f"{where} is no tokenizer: {problem}") from problem
-    found.no_truncation()
-    found.no_padding()
-    found.encode_special_tokens = True
-    if not isinstance(found.decoder, decoders.ByteLevel) or found.normalizer is not None or not _keeps_text(found):
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel) and tokenizer.normalizer is None
+    if not is_byte_level or not _keeps_text(tokenizer):
         raise DataError(
             f"{where} is no byte-level tokenizer that gives every text back as it was\n"
             "  use one of the GPT-2 kind, such as a run trains where its tokenizer is bpe"
         )
-    if getattr(found.model, "dropout", None):
+    if getattr(tokenizer.model, "dropout", None):
         raise DataError(
             f"{where} drops merges at random: the same text would have other tokens each time\n  set its dropout to null"
         )
-    last, tokens = max(found.get_vocab().values()), found.get_vocab_size()
+    last, tokens = max(tokenizer.get_vocab().values()), tokenizer.get_vocab_size()
     if last + 1 != tokens:
         raise DataError(f"{where} has holes in its numbering: {tokens} tokens, the last of which is {last}")
-    return found
+    return tokenizer
 
 
 def _keeps_text(tokenizer: "tokenizers.Tokenizer") -> bool:

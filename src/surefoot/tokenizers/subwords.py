@@ -32,7 +32,7 @@ class SubwordTokenizer:
     ('lower', True)
     """
 
-    least = 256 + len(_SPECIAL)
+    min_vocab_size = 256 + len(_SPECIAL)
     """The smallest vocabulary: all bytes, and padding, begin and end."""
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
@@ -48,9 +48,9 @@ class SubwordTokenizer:
         """
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-        if vocab_size < cls.least:
+        if vocab_size < cls.min_vocab_size:
             raise DataError(
-                f"vocab_size = {vocab_size}: subwords need {cls.least} tokens at least, the bytes, and padding, begin and end"
+                f"vocab_size = {vocab_size}: subwords need {cls.min_vocab_size} tokens at least, the bytes, and padding, begin and end"
             )
         common: dict[str, Any] = {
             "vocab_size": vocab_size,
@@ -58,16 +58,16 @@ class SubwordTokenizer:
             "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(),
             "show_progress": False,
         }
-        made = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
-        made.pre_tokenizer = pre_tokenizers.Sequence(
+        tokenizer = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
-        made.decoder = decoders.ByteLevel()
-        made.train_from_iterator(
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.train_from_iterator(
             (f" {text}" for text in texts),
             trainers.BpeTrainer(**common) if kind == "bpe" else trainers.UnigramTrainer(**common),
         )
-        return cls(made if kind == "bpe" else _repeatable(made))
+        return cls(tokenizer if kind == "bpe" else _repeatable(tokenizer))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -75,15 +75,15 @@ class SubwordTokenizer:
         from tokenizers import Tokenizer
 
         try:
-            found = json.loads(text)
-            if not isinstance(found, dict) or found.get("kind") != "subwords" or set(found) != {"kind", "tokenizer"}:
+            fields = json.loads(text)
+            if not isinstance(fields, dict) or fields.get("kind") != "subwords" or set(fields) != {"kind", "tokenizer"}:
                 raise ValueError(f"{text[:60]!r}; expected what to_json() gives")
-            made = Tokenizer.from_str(json.dumps(found["tokenizer"]))
+            tokenizer = Tokenizer.from_str(json.dumps(fields["tokenizer"]))
         except Exception as problem:  # the library raises nothing narrower
             raise DataError(f"no description of a subword tokenizer: {problem}") from problem
-        if [made.id_to_token(place) for place in range(len(_SPECIAL))] != _SPECIAL:
+        if [tokenizer.id_to_token(index) for index in range(len(_SPECIAL))] != _SPECIAL:
             raise DataError(f"no description of a subword tokenizer: its first tokens are not {', '.join(_SPECIAL)}")
-        return cls(made)
+        return cls(tokenizer)
 
     @classmethod
     def load(cls, path: Path | str) -> Self:

@@ -64,7 +64,7 @@ class ByteTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these bytes; what is no UTF-8 (a sample may start inside a character) becomes U+FFFD, `eos_id` nothing."""
-        return bytes(one for one in listed(ids, self.vocab_size) if one != self.eos_id).decode(errors="replace")
+        return bytes(token for token in listed(ids, self.vocab_size) if token != self.eos_id).decode(errors="replace")
 
     def to_json(self) -> str:
         """Only its name: there is nothing to remember."""
@@ -90,7 +90,7 @@ class CharacterTokenizer:
         if not characters:
             raise DataError("a tokenizer of no characters: give the text it is for, CharacterTokenizer.from_text(text)")
         if len(set(characters)) < len(characters):
-            twice = next(one for place, one in enumerate(characters) if one in characters[:place])
+            twice = next(character for index, character in enumerate(characters) if character in characters[:index])
             raise DataError(
                 f"the characters of a tokenizer must differ: {twice!r} is there twice; CharacterTokenizer.from_text(text) sorts them out"
             )
@@ -114,9 +114,9 @@ class CharacterTokenizer:
         codes = _codes(text)
         ids = np.where(codes < len(self.numbers), self.numbers[np.minimum(codes, len(self.numbers) - 1)], -1)
         if (ids < 0).any():
-            place = int((ids < 0).argmax())
+            index = int((ids < 0).argmax())
             raise DataError(
-                f"character {text[place]!r} at position {place} is not one of the {self.vocab_size} this tokenizer knows\n"
+                f"character {text[index]!r} at position {index} is not one of the {self.vocab_size} this tokenizer knows\n"
                 "  make the tokenizer from all the text, or use ByteTokenizer(), which knows everything"
             )
         return ids.astype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
@@ -127,7 +127,7 @@ class CharacterTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these tokens."""
-        return "".join(self.characters[one] for one in listed(ids, self.vocab_size))
+        return "".join(self.characters[token] for token in listed(ids, self.vocab_size))
 
     def to_json(self) -> str:
         """The characters in their order."""
@@ -141,12 +141,12 @@ class CharacterTokenizer:
 def described(text: str, kind: str | None) -> dict[str, Any]:
     """What `to_json` wrote of a tokenizer of one kind (None: of any); `DataError` for anything else."""
     needed = {"bytes": {"kind"}, "characters": {"kind", "characters"}, "bpe": {"kind", "tokenizer"}}
-    _, found = parsed(text, problem="no description of a tokenizer")
-    if not isinstance(found, dict) or found.get("kind") not in needed or set(found) != needed[found["kind"]]:
+    _, fields = parsed(text, problem="no description of a tokenizer")
+    if not isinstance(fields, dict) or fields.get("kind") not in needed or set(fields) != needed[fields["kind"]]:
         raise DataError(f"no description of a tokenizer: {text[:60]!r}; expected what to_json() gives")
-    if kind is not None and found["kind"] != kind:
-        raise DataError(f"the description is of a tokenizer of {found['kind']}, asked for was one of {kind}")
-    return found
+    if kind is not None and fields["kind"] != kind:
+        raise DataError(f"the description is of a tokenizer of {fields['kind']}, asked for was one of {kind}")
+    return fields
 
 
 def parsed(source: str | Path, *, problem: str) -> tuple[str, Any]:
@@ -168,13 +168,13 @@ def listed(ids: Any, vocab_size: int) -> list[int]:
     # not above: the processes that prepare token shards start in a tenth of the time without torch
     from torch import Tensor
 
-    found = ids.tolist() if isinstance(ids, np.ndarray | Tensor) else [int(one) for one in ids]
-    for one in found:
-        if not 0 <= one < vocab_size:
+    tokens = ids.tolist() if isinstance(ids, np.ndarray | Tensor) else [int(token) for token in ids]
+    for token in tokens:
+        if not 0 <= token < vocab_size:
             raise DataError(
-                f"token {one} is outside this tokenizer's vocabulary of {vocab_size}: was it trained with another one?"
+                f"token {token} is outside this tokenizer's vocabulary of {vocab_size}: was it trained with another one?"
             )
-    return found
+    return tokens
 
 
 def encodable(text: str) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _ERASE = "\r\x1b[2K"
 _GAP = "  "
 _BAR = (5, 16)  # columns: fewer are no bar
-_BESIDE_BAR = 66  # columns: loss, time left, rate, norm and targets a second, each of its usual width
+_BESIDE_BAR = 58  # columns: loss, time left, rate, norm and targets per second, each of its usual width
 _ECHO = 3  # columns: the terminal's "^C" must not wrap, and in some terminals the last column does
 _CELL = 9  # columns of a score
 _TIME = 6
@@ -36,7 +36,7 @@ _WRITTEN: dict[str, Callable[[float], str]] = {  # on the live line, in this ord
     "eta_s": lambda value: f"left {duration(value)}",
     "lr": lambda value: f"lr {value:.3g}".replace("e-0", "e-"),
     "grad_norm": lambda value: f"norm {value:.3g}".replace("e-0", "e-"),
-    "targets_per_s": lambda value: f"{compact(value)} targets/s",
+    "targets_per_s": lambda value: f"{compact(value)}/s",
     "clip_fraction": lambda value: f"clipped {value:.2g}",
 }
 
@@ -167,13 +167,15 @@ class Terminal:
         from rich.text import Text
 
         line, record, room = Text(), self.train, max(1, self.rich.width - _ECHO)
+        spare = room - _BESIDE_BAR - 2 * len(str(self.length)) - 2
+        unit = f" {self.unit}/s" if spare > _BAR[1] + len(self.unit) else "/s"  # never changes: it gives way to the bar
         if record is not None:
-            width = min(_BAR[1], room - _BESIDE_BAR - 2 * len(str(self.length)) - 2)
+            width = min(_BAR[1], spare)
             if width >= _BAR[0]:
                 full = round(width * min(1.0, record["step"] / max(1, self.length)))
                 line.append(self.bar[0] * full, "green").append(self.bar[1] * (width - full), "dim").append(" ")
             line.append(f"{record['step']}/{self.length}")
-        values = [(self.phrase, "bold")] if self.phrase else _values(record or {}, unit=self.unit)
+        values = [(self.phrase, "bold")] if self.phrase else _values(record or {}, unit=unit)
         for text, style in values:
             gap = _GAP if line else ""
             if len(values) == 1 or line.cell_len + len(gap) + Text(text).cell_len <= room:
@@ -255,7 +257,7 @@ def _values(record: Record, *, unit: str) -> list[tuple[str, str]]:
     values = [(f"{record['skipped']} skipped", "red")] if record.get("skipped") else []
     if loss := _loss(record):
         values.append((f"loss {loss}", ""))
-    values += [(write(record[name]).replace("targets", unit), "") for name, write in _WRITTEN.items() if name in record]
+    values += [(write(record[name]).replace("/s", unit), "") for name, write in _WRITTEN.items() if name in record]
     return values + [(f"{in_line(name)} {number(value)}", "") for name, value in record.items() if name not in OWN]
 
 

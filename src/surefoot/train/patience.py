@@ -54,13 +54,11 @@ class ReduceLROnPlateau:
 
     def __post_init__(self) -> None:
         parsed(self.monitor)
-        least = self.min_delta
+        ratio, least = self.min_lr_ratio, self.min_delta
         needs = {
             f"patience = {self.patience}: how many evaluations to wait, 1 or more": self.patience >= 1,
             f"factor = {self.factor}: what the learning rate is multiplied by, between 0 and 1": 0 < self.factor < 1,
-            f"min_lr_ratio = {self.min_lr_ratio}: the lowest factor on the schedule, from 0 to below 1": 0
-            <= self.min_lr_ratio
-            < 1,
+            f"min_lr_ratio = {ratio}: the lowest factor on the schedule, from 0 to below 1": 0 <= ratio < 1,
             f"cooldown = {self.cooldown}: how many evaluations, 0 or more": self.cooldown >= 0,
             f"min_delta = {least}: a number from 0 on": 0 <= least < math.inf,
         }
@@ -124,13 +122,8 @@ class Watch:
         return False
 
     def state(self) -> Watched:
-        return Watched(
-            direction=self.direction,
-            score=self.score,
-            value=None if self.value is None else repr(self.value),
-            step=self.step,
-            waited=self.waited,
-        )
+        value = None if self.value is None else repr(self.value)
+        return Watched(direction=self.direction, score=self.score, value=value, step=self.step, waited=self.waited)
 
     def load_state(self, state: Watched | None) -> None:
         """Put back what `state` gave; where another score was watched, what was best of it says nothing of this one."""
@@ -175,9 +168,8 @@ def following(plateau: ReduceLROnPlateau, before: Standing, *, step: int, score:
     seen = replace(before, step=step, best=score if improved else before.best)
     if waited < plateau.patience:
         return replace(seen, waited=waited, cooling=max(0, before.cooling - 1))
-    return replace(
-        seen, waited=0, cooling=plateau.cooldown, factor=max(before.factor * plateau.factor, plateau.min_lr_ratio)
-    )
+    lowered = max(before.factor * plateau.factor, plateau.min_lr_ratio)
+    return replace(seen, waited=0, cooling=plateau.cooldown, factor=lowered)
 
 
 @dataclass
@@ -217,9 +209,8 @@ class Feedback:
 def watched(best: str | None, early_stopping: EarlyStopping | None, *, splits: Collection[str]) -> Watch | None:
     """The one score that a run watches, for what is best or for stopping early; None for neither."""
     if early_stopping is not None and best not in (None, early_stopping.monitor):
-        raise ConfigError(
-            f"best = {best!r} and early stopping watches {early_stopping.monitor!r}: a run watches one score"
-        )
+        other = early_stopping.monitor
+        raise ConfigError(f"best = {best!r} and early stopping watches {other!r}: a run watches one score")
     text = best if early_stopping is None else early_stopping.monitor
     if text is None:
         return None
@@ -243,9 +234,7 @@ def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: Earl
     same = plateau.monitor == early_stopping.monitor and early_stopping.patience <= plateau.patience
     if same and early_stopping.min_delta >= plateau.min_delta:
         waits, several = early_stopping.patience, early_stopping.patience != 1
-        shorter = (
-            f"--plateau.patience {max(1, waits // 3)} for the plateau, or " if several else ""
-        )  # nothing is shorter than 1
+        shorter = f"--plateau.patience {max(1, waits // 3)} for the plateau, or " * several  # none is shorter than 1
         raise ConfigError(
             f"early stopping waits {waits} evaluation{'s' * several} and plateau {plateau.patience} for the same score:"
             " the run would end before its learning rate is ever lowered\n"
@@ -267,6 +256,5 @@ def parsed(text: str) -> tuple[Literal["min", "max"], str]:
 
 def _refuse_unknown_split(score: str, splits: Collection[str], *, by: str = "") -> None:
     if score.split("/", maxsplit=1)[0] not in splits:
-        raise ConfigError(
-            f"{by}cannot watch {score!r}: no split of that name; there are: {', '.join(splits) or 'none'}"
-        )
+        names = ", ".join(splits) or "none"
+        raise ConfigError(f"{by}cannot watch {score!r}: no split of that name; there are: {names}")

@@ -70,7 +70,7 @@ class Evaluator:
         """About how long it takes to evaluate a split now, measured with a few of its batches."""
         split, forward = self.splits[name], self._forward()
         took_s, seen = 0.0, 0
-        for batch in self.pipeline.split(split.data, batch_size=split.batch_size, most=batches):
+        for batch in self.pipeline.split(split.data, batch_size=split.batch_size, max_batches=batches):
             begun = perf_counter()
             metric_by_batch(
                 forward, [batch], split, metric="loss", **self._how()
@@ -82,7 +82,7 @@ class Evaluator:
         """How many samples of the training data hold as many values as these splits, by one sample of each; computes no pass."""
 
         def values(data: Any) -> int:
-            (batch,) = self.pipeline.split(data, batch_size=1, most=1)
+            (batch,) = self.pipeline.split(data, batch_size=1, max_batches=1)
             return max(
                 (leaf.numel() for leaf in pytree.tree_leaves(batch.batch) if isinstance(leaf, Tensor)), default=1
             )

@@ -156,4 +156,4 @@ def test_one_flipped_byte_is_found_and_the_shard_named(tmp_path: Path) -> None:
 
 def test_of_a_large_set_so_many_bytes_are_read(tmp_path: Path) -> None:
     shards = write_shards(np.arange(4000) % 256, tmp_path, vocab_size=256, shard_tokens=1000)
-    assert shards.refuse_damaged(most_bytes=4000) == 2  # of 8,000
+    assert shards.refuse_damaged(max_bytes=4000) == 2  # of 8,000

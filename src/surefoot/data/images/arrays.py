@@ -91,26 +91,26 @@ def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
         magic = int.from_bytes(header[:4], "big")
         expected = _BYTES << 8 | dimensions
         if len(header) < 4 or magic != expected:
-            found = f"{magic} (0x{magic:08x})" if len(header) >= 4 else f"only {len(header)} bytes"
+            actual = f"{magic} (0x{magic:08x})" if len(header) >= 4 else f"only {len(header)} bytes"
             likely = (
                 f"is it another kind of file than its name says? {_called(dimensions).capitalize()} of MNIST are IDX"
             )
             if magic >> 8 == _BYTES and 0 < (other := magic & 0xFF) <= 4:
                 likely = f"it holds {_called(other)}, of {other} dimension(s): were images and labels exchanged?"
             raise DataError(
-                f"{path} is no IDX file of {_called(dimensions)}: its first four bytes should be {expected}, found {found}\n"
+                f"{path} is no IDX file of {_called(dimensions)}: its first four bytes should be {expected}, found {actual}\n"
                 f"  {likely}"
             )
-        sizes = [int.from_bytes(header[place : place + 4], "big") for place in range(4, len(header), 4)]
+        sizes = [int.from_bytes(header[offset : offset + 4], "big") for offset in range(4, len(header), 4)]
         stated = int(np.prod(sizes, dtype=object))
-        shown = f"its header says {' x '.join(map(str, sizes))} = {stated} bytes"
+        stated_size = f"its header says {' x '.join(map(str, sizes))} = {stated} bytes"
         if stated > _LARGEST_BYTES:  # told before anything is unpacked
-            raise DataError(f"{path} is damaged: {shown}, and more than {_LARGEST_BYTES} are not read")
+            raise DataError(f"{path} is damaged: {stated_size}, and more than {_LARGEST_BYTES} are not read")
         content = file.read(stated + 1)  # no more of what is compressed than that is unpacked
     if len(content) != stated or len(header) < 4 + 4 * dimensions:
         short = len(content) <= stated
         raise DataError(
-            f"{path} is {'truncated' if short else 'too long'}: {shown}, it holds {len(content) if short else 'more'}\n"
+            f"{path} is {'truncated' if short else 'too long'}: {stated_size}, it holds {len(content) if short else 'more'}\n"
             "  was a download or a copy interrupted? Fetch it again"
         )
     return np.frombuffer(content, dtype=np.uint8).reshape(sizes)
@@ -130,8 +130,8 @@ def digits() -> Arrays:
     """
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    images, labels = np.rint(found.images * (255 / 16)).astype(np.uint8)[..., None], found.target.astype(np.int64)
+    dataset = load_digits()
+    images, labels = np.rint(dataset.images * (255 / 16)).astype(np.uint8)[..., None], dataset.target.astype(np.int64)
     order = permutation(stream_key(0, "digits to test"), len(images), np.arange(len(images)))
     test, training = order[:_DIGITS_TEST], np.sort(order[_DIGITS_TEST:])
     return Arrays(images[training], labels[training], images[test], labels[test], tuple("0123456789"))
@@ -165,29 +165,29 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
 def synthetic(*, images: int = 10_000, size: int = 32, channels: int = 3, classes: int = 10) -> Arrays:
     """A pattern for each class under much noise, for measuring speed without data; a fifth as many to test.
 
-    >>> made = synthetic(images=20, size=8, channels=1, classes=2)
-    >>> made.images.shape, made.test_images.shape, sorted(set(made.labels.tolist()))
+    >>> arrays = synthetic(images=20, size=8, channels=1, classes=2)
+    >>> arrays.images.shape, arrays.test_images.shape, sorted(set(arrays.labels.tolist()))
     ((20, 8, 8, 1), (4, 8, 8, 1), [0, 1])
     """
     generator = np.random.default_rng(0)
     patterns, number = generator.integers(64, 192, (classes, size, size, channels)), images + images // 5
     labels = np.arange(number, dtype=np.int64) % classes
-    made = np.empty((number, size, size, channels), dtype=np.uint8)
+    pixels = np.empty((number, size, size, channels), dtype=np.uint8)
     for first in range(0, number, 1000):  # not all of the noise at once
         chosen = slice(first, first + 1000)
-        made[chosen] = patterns[labels[chosen]] + generator.integers(-64, 64, made[chosen].shape)
-    return Arrays(made[:images], labels[:images], made[images:], labels[images:], tuple(map(str, range(classes))))
+        pixels[chosen] = patterns[labels[chosen]] + generator.integers(-64, 64, pixels[chosen].shape)
+    return Arrays(pixels[:images], labels[:images], pixels[images:], labels[images:], tuple(map(str, range(classes))))
 
 
 def found_in(folder: Path, *, numbered: bool = True) -> Arrays | None:
     """The arrays that a directory holds; None where it holds none, and may be one of pictures. numbered: see `idx_arrays`."""
-    for place in (folder, folder / "cifar-10-batches-bin"):
-        if any((place / name).is_file() for name in (*TRAINING_FILES, TEST_FILE)):
-            return cifar_arrays(place)
-    for place in (folder, folder / "cifar-10-batches-py"):
-        if (place / "data_batch_1").is_file():
+    for directory in (folder, folder / "cifar-10-batches-bin"):
+        if any((directory / name).is_file() for name in (*TRAINING_FILES, TEST_FILE)):
+            return cifar_arrays(directory)
+    for directory in (folder, folder / "cifar-10-batches-py"):
+        if (directory / "data_batch_1").is_file():
             raise DataError(
-                f"{place} holds the Python version of CIFAR-10, which is pickled: loading it could run any code\n"
+                f"{directory} holds the Python version of CIFAR-10, which is pickled: loading it could run any code\n"
                 "  give the directory of the binary version (cifar-10-binary.tar.gz, unpacked)"
             )
     named = [_idx_file(folder, prefix, kind) for prefix in _IDX_PARTS.values() for kind in _IDX_KINDS]

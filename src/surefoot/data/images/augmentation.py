@@ -183,31 +183,31 @@ def _tables(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np
         "posterize": (np.arange(256) >> lost << lost).astype(np.float64),
         "solarize": np.where(values < threshold, values, 255 - values),
     }
-    found = np.broadcast_to(values, (len(kinds_B), 256)).copy()
+    tables = np.broadcast_to(values, (len(kinds_B), 256)).copy()
     for kind, table in by_kind.items():
         of_kind_B = kinds_B == KINDS.index(kind)
-        found[of_kind_B] = np.broadcast_to(table, found.shape)[of_kind_B]
-    return np.rint(np.clip(found, 0, 255)).astype(np.uint8)
+        tables[of_kind_B] = np.broadcast_to(table, tables.shape)[of_kind_B]
+    return np.rint(np.clip(tables, 0, 255)).astype(np.uint8)
 
 
 def _maps(
     kinds_B: NDArray[np.int64], signs_B: NDArray[np.float64], strength: float, height: int, width: int
 ) -> NDArray[np.float32]:
     """From a place in the new image to that in the old, from the middle: (B, 2, 3) over (x, y, 1)."""
-    found = np.tile(np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), (len(kinds_B), 1, 1))
-    for kind, row, column, most in (
+    maps = np.tile(np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), (len(kinds_B), 1, 1))
+    for kind, row, column, largest in (
         ("shear-x", 0, 1, _SHEARED),
         ("shear-y", 1, 0, _SHEARED),
         ("translate-x", 0, 2, _MOVED * width),
         ("translate-y", 1, 2, _MOVED * height),
     ):
         of_kind_B = kinds_B == KINDS.index(kind)
-        found[of_kind_B, row, column] = signs_B[of_kind_B] * most * strength
+        maps[of_kind_B, row, column] = signs_B[of_kind_B] * largest * strength
     turned_B, angle = kinds_B == KINDS.index("rotate"), _TURNED * strength
-    found[turned_B, 0, 0] = found[turned_B, 1, 1] = math.cos(angle)
-    found[turned_B, 0, 1] = signs_B[turned_B] * -math.sin(angle)
-    found[turned_B, 1, 0] = signs_B[turned_B] * math.sin(angle)
-    return found.astype(np.float32)
+    maps[turned_B, 0, 0] = maps[turned_B, 1, 1] = math.cos(angle)
+    maps[turned_B, 0, 1] = signs_B[turned_B] * -math.sin(angle)
+    maps[turned_B, 1, 0] = signs_B[turned_B] * math.sin(angle)
+    return maps.astype(np.float32)
 
 
 def _warped(images_BHWC: Pixels, maps_B23: NDArray[np.float32]) -> Pixels:
@@ -222,12 +222,12 @@ def _warped(images_BHWC: Pixels, maps_B23: NDArray[np.float32]) -> Pixels:
     of_right_BHW, of_bottom_BHW = from_x_BHW - left_BHW, from_y_BHW - top_BHW
     pixels = images_BHWC.reshape(-1, channels)
     first_B11 = (np.arange(batch) * (height * width))[:, None, None]
-    found = np.zeros(images_BHWC.shape, dtype=np.float32)
+    warped = np.zeros(images_BHWC.shape, dtype=np.float32)
     for down, row_share in ((0, 1 - of_bottom_BHW), (1, of_bottom_BHW)):
         for across, column_share in ((0, 1 - of_right_BHW), (1, of_right_BHW)):
             row_BHW, column_BHW = top_BHW.astype(np.int64) + down, left_BHW.astype(np.int64) + across
             inside = (row_BHW >= 0) & (row_BHW < height) & (column_BHW >= 0) & (column_BHW < width)
             where = first_B11 + row_BHW.clip(0, height - 1) * width + column_BHW.clip(0, width - 1)
             share = np.where(inside, row_share * column_share, np.float32(0))
-            found += pixels.take(where.reshape(-1), axis=0).reshape(found.shape) * share[..., None]
-    return np.rint(found).astype(np.uint8)
+            warped += pixels.take(where.reshape(-1), axis=0).reshape(warped.shape) * share[..., None]
+    return np.rint(warped).astype(np.uint8)

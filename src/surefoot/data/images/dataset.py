@@ -128,7 +128,7 @@ class ImageFiles:
         """The files as they are, with their labels, and the labels."""
         labels = self.files.labels[ids]
         rows = zip(ids.tolist(), labels, strict=True)
-        return [self.files.paths[place].read_bytes() + label.tobytes() for place, label in rows], labels
+        return [self.files.paths[index].read_bytes() + label.tobytes() for index, label in rows], labels
 
     def fingerprint(self) -> dict[str, Any]:
         """How many, a hash of names and labels, what was measured (contents are not read again), and how they are changed."""

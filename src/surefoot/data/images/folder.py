@@ -70,8 +70,8 @@ class Files:
     paths: list[Path]
     labels: NDArray[np.int64]
 
-    def chosen(self, places: NDArray[np.int64]) -> Self:
-        return replace(self, paths=[self.paths[place] for place in places.tolist()], labels=self.labels[places])
+    def chosen(self, indices: NDArray[np.int64]) -> Self:
+        return replace(self, paths=[self.paths[index] for index in indices.tolist()], labels=self.labels[indices])
 
     def digest(self) -> str:
         """A hash of each file's name and folder, wherever these lie, and of the labels."""
@@ -120,17 +120,17 @@ def files_of(tree: Path, classes: Sequence[str]) -> Files:
             f"{tree / outside[0]} is outside the classes, which are: {shown(classes)}\n"
             "  is the folder misplaced, or missing from the training part or from --data.classes?"
         )
-    found: list[list[Path]] = []
+    groups: list[list[Path]] = []
     for folder in (tree / name for name in classes):
         pictures = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-        found.append(sorted(pictures))
-        if not found[-1]:
+        groups.append(sorted(pictures))
+        if not groups[-1]:
             what = "holds no picture" if folder.is_dir() else "is missing"
             raise DataError(
                 f"class folder {folder} {what}: every class needs at least one file of {', '.join(SUFFIXES[:3])} ...\n"
                 "  add pictures, or take the class out"
             )
-    return Files(list(chain(*found)), np.repeat(np.arange(len(found)), [len(paths) for paths in found]))
+    return Files(list(chain(*groups)), np.repeat(np.arange(len(groups)), [len(paths) for paths in groups]))
 
 
 def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop) -> Fitting:
@@ -148,11 +148,11 @@ def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop)
     (width, height), depth = next(iter(sizes)), next(iter(depths))
     of_size = [f"{path} has {across} x {down} pixels" for (across, down), path in sizes.items()]
     of_depth = [f"{path} has {number} channel(s)" for number, path in depths.items()]
-    for name, given, pictures, flag in (
+    for name, setting, pictures, flag in (
         ("size", size, of_size, "--data.size 64"),
         ("channels", channels, of_depth, "--data.channels 3"),
     ):
-        if given is None and len(pictures) > 1:
+        if setting is None and len(pictures) > 1:
             raise DataError(
                 f"pictures of mixed {name}: {', '.join(pictures[:2])}\n  say what all are made into: {flag}"
             )
@@ -174,10 +174,11 @@ def readable(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]]:
         return True
 
     with ThreadPoolExecutor(threads) as pool:  # Pillow decodes outside Python's lock
-        found = np.array(list(pool.map(sound, files.paths)), dtype=bool)
-    if not found.any():
+        is_readable = np.array(list(pool.map(sound, files.paths)), dtype=bool)
+    if not is_readable.any():
         raise DataError(f"none of {len(files.paths)} pictures can be read; the first is {files.paths[0]}")
-    return files.chosen(np.flatnonzero(found)), [files.paths[place] for place in np.flatnonzero(~found).tolist()]
+    damaged = [path for path, good in zip(files.paths, is_readable.tolist(), strict=True) if not good]
+    return files.chosen(np.flatnonzero(is_readable)), damaged
 
 
 def shown(names: Sequence[str]) -> str:

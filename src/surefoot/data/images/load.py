@@ -104,8 +104,8 @@ def load_images(
     made_up, folder = str(path) == "synthetic", local_path(path or "", setting="path")
     arrays: Arrays | None
     if made_up:
-        given = {"size": size, "channels": channels, "classes": None if classes is None else len(classes)}
-        arrays = synthetic(**{name: value for name, value in given.items() if value is not None})
+        shape = {"size": size, "channels": channels, "classes": None if classes is None else len(classes)}
+        arrays = synthetic(**{name: value for name, value in shape.items() if value is not None})
     elif path is None:
         arrays = digits()
     elif folder.is_dir():
@@ -152,12 +152,12 @@ def _of_arrays(
             f"{where}: training images of {height} x {width} pixels and {channels} channel(s), test images of "
             f"{' x '.join(str(side) for side in arrays.test_images.shape[1:])}: all must be squares of one size and colour"
         )
-    kept, apart = _divided(len(arrays.images), val_fraction)
-    training = arrays.images[kept]
+    train_ids, val_ids = _divided(len(arrays.images), val_fraction)
+    training = arrays.images[train_ids]
     mean, std = _moments(_counts(training))
     return ImageDatasets(
-        train=ImageArrays(training, arrays.labels[kept], mean=mean, std=std, augmentation=augmentation, seed=seed),
-        val=ImageArrays(arrays.images[apart], arrays.labels[apart], mean=mean, std=std),
+        train=ImageArrays(training, arrays.labels[train_ids], mean=mean, std=std, augmentation=augmentation, seed=seed),
+        val=ImageArrays(arrays.images[val_ids], arrays.labels[val_ids], mean=mean, std=std),
         test=ImageArrays(arrays.test_images, arrays.test_labels, mean=mean, std=std),
         classes=arrays.classes,
         fitting=Fitting(height, channels),
@@ -188,8 +188,8 @@ def _of_folders(
             f"{' in ' + tree.name + '/' if train else ''}\n"
             "  give a directory with a folder of pictures for each class, or with train/, val/ and test/ of such"
         )
-    places = {"training": tree, "val": validation, "test": test}
-    parts = {name: files_of(place, names) for name, place in places.items() if place}
+    directories = {"training": tree, "val": validation, "test": test}
+    parts = {name: files_of(directory, names) for name, directory in directories.items() if directory}
     left_out: list[Path] = []
     if on_corrupt == "skip":
         for name, files in parts.items():

@@ -48,20 +48,20 @@ def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> 
     itself is JSON lines as .json too, and text where its name says nothing else. Raises `DataError` for what is missing or
     empty.
     """
-    found = []
-    for given in [local_path(path, setting="inputs") for path in inputs]:
-        if given.is_dir():
-            found += [_noted(file, file.relative_to(given).as_posix()) for file in _below(given, out=out)]
-        elif given.name.endswith(f"{_PARQUET}.gz"):
-            raise DataError(f"{given}: Parquet is compressed in itself, and not read gzipped\n  gunzip {given}")
-        elif given.is_file():
-            found.append(_noted(given, given.name))
+    files = []
+    for path in [local_path(path, setting="inputs") for path in inputs]:
+        if path.is_dir():
+            files += [_noted(file, file.relative_to(path).as_posix()) for file in _below(path, out=out)]
+        elif path.name.endswith(f"{_PARQUET}.gz"):
+            raise DataError(f"{path}: Parquet is compressed in itself, and not read gzipped\n  gunzip {path}")
+        elif path.is_file():
+            files.append(_noted(path, path.name))
         else:
-            raise no_such(given)
-    empty = [file for file in found if file.size == 0 and _kind(file.path) not in SUFFIXES]
-    if empty or not any(file.size for file in found):
-        raise DataError(f"{(empty or found)[0].path if found else 'nothing'} is empty: 0 bytes")
-    return found
+            raise no_such(path)
+    empty = [file for file in files if file.size == 0 and _kind(file.path) not in SUFFIXES]
+    if empty or not any(file.size for file in files):
+        raise DataError(f"{(empty or files)[0].path if files else 'nothing'} is empty: 0 bytes")
+    return files
 
 
 def kinds(files: Sequence[DocumentFile]) -> str:
@@ -98,8 +98,8 @@ def _below(directory: Path, *, out: Path | None) -> list[Path]:
 
 
 def _noted(file: Path, name: str) -> DocumentFile:
-    found = file.stat()
-    return DocumentFile(file, name, size=found.st_size, changed_ns=found.st_mtime_ns)
+    stat = file.stat()
+    return DocumentFile(file, name, size=stat.st_size, changed_ns=stat.st_mtime_ns)
 
 
 def _kind(path: Path) -> str:

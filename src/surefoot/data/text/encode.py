@@ -22,9 +22,9 @@ _of_this_process: list[Tokenizer] = []  # in a process of the pool: the one that
 class RefusedTextError(DataError):
     """A text that the tokenizer cannot encode: which of its batch, and why."""
 
-    def __init__(self, place: int, why: str) -> None:
-        super().__init__(place, why)  # both, or it could not come from another process
-        self.place, self.why = place, why
+    def __init__(self, index: int, why: str) -> None:
+        super().__init__(index, why)  # both, or it could not come from another process
+        self.index, self.why = index, why
 
 
 def encoded_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, processes: int) -> Iterator[list[Tokens]]:
@@ -71,11 +71,11 @@ def encoded_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
     try:
         return tokenizer.encode_all(texts)
     except DataError:
-        for place, text in enumerate(texts):
+        for index, text in enumerate(texts):
             try:
                 tokenizer.encode(text)
             except DataError as problem:
-                raise RefusedTextError(place, str(problem)) from problem
+                raise RefusedTextError(index, str(problem)) from problem
         raise
 
 

@@ -80,13 +80,13 @@ def decoded(data: bytes, where: str, *, first_line: int = 1) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         # the mark is cut off before bytes are counted: count in what was given
-        place = problem.start + len(data) - len(problem.object)
-        line, byte = data[:place].count(b"\n") + first_line, place - data.rfind(b"\n", 0, place)
+        position = problem.start + len(data) - len(problem.object)
+        line, byte = data[:position].count(b"\n") + first_line, position - data.rfind(b"\n", 0, position)
         hint = "is it a binary or compressed file? Otherwise convert it: iconv -f latin1 -t utf-8"
         if is_utf_16(data):
             hint = "it begins with the mark of UTF-16: convert it: iconv -f utf-16 -t utf-8"
         raise DataError(
-            f"{where}, line {line} is not UTF-8 text: byte {byte} of the line is 0x{data[place]:02x}\n  {hint}"
+            f"{where}, line {line} is not UTF-8 text: byte {byte} of the line is 0x{data[position]:02x}\n  {hint}"
         ) from problem
 
 
@@ -183,16 +183,16 @@ def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarr
     return np.concatenate(parts)
 
 
-def split_sequence(whole: Part, *, val_fraction: float = 0.1) -> tuple[Part, Part]:
+def split_sequence(sequence: Part, *, val_fraction: float = 0.1) -> tuple[Part, Part]:
     """Text or tokens in two: what comes first to train on, and the end to score.
 
     >>> split_sequence("abcdefghij", val_fraction=0.2)
     ('abcdefgh', 'ij')
     """
-    cut = len(whole) - round(len(whole) * val_fraction) if 0 < val_fraction < 1 else 0
-    what = "characters" if isinstance(whole, str) else "tokens"
-    check_parts(cut, len(whole) - cut, val_fraction, what=what, cure="0.1, or more text if it is short")
-    return whole[:cut], whole[cut:]
+    cut = len(sequence) - round(len(sequence) * val_fraction) if 0 < val_fraction < 1 else 0
+    what = "characters" if isinstance(sequence, str) else "tokens"
+    check_parts(cut, len(sequence) - cut, val_fraction, what=what, cure="0.1, or more text if it is short")
+    return sequence[:cut], sequence[cut:]
 
 
 def _source_files(root: Path) -> Iterator[Path]:

@@ -54,11 +54,11 @@ class MultipleChoice:
             raise DataError("no questions to choose in: at least one is needed")
         self.context, self.choices = context, len(questions[0].endings)
         rows, endings, self.shortened = [], [], 0
-        for place, question in enumerate(questions):
-            _refuse_malformed(question, place, choices=self.choices, context=context)
-            whole = [np.concatenate(pair) for pair in zip(question.contexts, question.endings, strict=True)]
-            self.shortened += any(len(row) > context + 1 for row in whole)
-            rows += [row[-(context + 1) :] for row in whole]
+        for index, question in enumerate(questions):
+            _refuse_malformed(question, index, choices=self.choices, context=context)
+            sequences = [np.concatenate(pair) for pair in zip(question.contexts, question.endings, strict=True)]
+            self.shortened += any(len(row) > context + 1 for row in sequences)
+            rows += [row[-(context + 1) :] for row in sequences]
             endings += [len(ending) for ending in question.endings]
         self.tokens = np.concatenate(rows).astype(np.int32)
         self.lengths, self.endings = np.array([len(row) for row in rows]), np.array(endings)
@@ -73,8 +73,8 @@ class MultipleChoice:
 
     def gather(self, ids: Ids, _epochs: Ids) -> ChoiceBatch:
         """These questions, filled up to the longest among them; epochs make no difference."""
-        asked = self.order[ids]
-        rows_R = (asked[:, None] * self.choices + np.arange(self.choices)).flatten()
+        questions = self.order[ids]
+        rows_R = (questions[:, None] * self.choices + np.arange(self.choices)).flatten()
         starts_R, shown_R, endings_R = self.starts[rows_R], self.lengths[rows_R] - 1, self.endings[rows_R]
         span_T = np.arange(int(shown_R.max()))
         tokens_RT = self.tokens.take(starts_R[:, None] + span_T, mode="clip").astype(np.int64)
@@ -91,7 +91,7 @@ class MultipleChoice:
             rows=torch.from_numpy(rows_E),
             ending_tokens=torch.from_numpy(endings_R).view(len(ids), self.choices),
             ending_bytes=torch.from_numpy(bytes_R).view(len(ids), self.choices),
-            right=torch.from_numpy(self.right[asked]),
+            right=torch.from_numpy(self.right[questions]),
         )
         return ChoiceBatch(torch.from_numpy(tokens_RT), targets)
 
@@ -102,8 +102,8 @@ class MultipleChoice:
         return {"questions": len(self), "sha256": content, "context": self.context}
 
 
-def _refuse_malformed(question: Question, place: int, *, choices: int, context: int) -> None:
-    where = question.source or f"question {place}"
+def _refuse_malformed(question: Question, index: int, *, choices: int, context: int) -> None:
+    where = question.source or f"question {index}"
     number = len(question.endings)
     if number != choices or len(question.contexts) != number or not 0 <= question.label < number:
         raise DataError(
@@ -143,15 +143,16 @@ def cloze_questions(
             f"{len(tokens)} tokens are too few for questions of context {context}\n"
             "  give more text to hold out, a smaller model.context, or --cloze-questions 0"
         )
-    made = []
+    cloze = []
     for number in range(questions):
         generator = np.random.default_rng(fold(stream_key(seed, "cloze"), number))
-        start = int(generator.integers(places + 1))
-        starts = [start + before]
+        prefix_start = int(generator.integers(places + 1))
+        starts = [prefix_start + before]
         for _ in range(100 * choices):  # endings that are the same text would be no choice
-            other = int(generator.integers(len(tokens) - ending + 1))
-            if not any(np.array_equal(tokens[other : other + ending], tokens[one : one + ending]) for one in starts):
-                starts.append(other)
+            start = int(generator.integers(len(tokens) - ending + 1))
+            piece = tokens[start : start + ending]
+            if not any(np.array_equal(piece, tokens[other : other + ending]) for other in starts):
+                starts.append(start)
             if len(starts) == choices:
                 break
         else:
@@ -159,7 +160,7 @@ def cloze_questions(
                 f"the held-out text repeats itself: there are not {choices} different pieces of {ending} tokens"
             )
         order = generator.permutation(choices)
-        endings = [tokens[starts[place] : starts[place] + ending].tolist() for place in order]
-        contexts = [tokens[start : start + before].tolist()] * choices
-        made.append(Question(contexts, endings, int(np.flatnonzero(order == 0)[0])))
-    return made
+        endings = [tokens[starts[choice] : starts[choice] + ending].tolist() for choice in order]
+        contexts = [tokens[prefix_start : prefix_start + before].tolist()] * choices
+        cloze.append(Question(contexts, endings, int(np.flatnonzero(order == 0)[0])))
+    return cloze

@@ -91,47 +91,47 @@ def prepare_shards(
         "files": [[file.name, file.size, file.changed_ns] for file in files],
     }
     say(kinds(files))
-    noted = _noted(directory, settings, say)
-    sound = next((place for place, one in enumerate(noted) if is_damaged(directory, one.shard)), len(noted))
-    made = noted[:sound]
-    tokens_made = f"{sum(one.shard.count for one in made):,} tokens"
-    if sound < len(noted):
-        say(f"{directory / noted[sound].shard.name} is missing or damaged: made again from there on")
+    recorded = _noted(directory, settings, say)
+    sound = next((index for index, one in enumerate(recorded) if is_damaged(directory, one.shard)), len(recorded))
+    prepared = recorded[:sound]
+    prepared_tokens = f"{sum(one.shard.count for one in prepared):,} tokens"
+    if sound < len(recorded):
+        say(f"{directory / recorded[sound].shard.name} is missing or damaged: made again from there on")
     elif (directory / INDEX).exists():
-        say(f"{directory} holds all {tokens_made}, undamaged: nothing to do")
+        say(f"{directory} holds all {prepared_tokens}, undamaged: nothing to do")
         return TokenShards.open(directory)
-    elif made:
-        say(f"going on after {_shards(len(made))} with {tokens_made}")
+    elif prepared:
+        say(f"going on after {_shards(len(prepared))} with {prepared_tokens}")
     with _writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         (directory / INDEX).unlink(missing_ok=True)
         write_whole(directory / _TOKENIZER, tokenizer.to_json().encode())
-        _note(directory, settings, made)
-    begins = made[-1].next if made else Place(0, 0, 0)
-    documents = _encoded(files, begins, tokenizer=tokenizer, column=column, processes=processes)
-    for pieces, place, token in cut_shards(_told(documents, files, say), shard_tokens, skip=begins.token):
+        _note(directory, settings, prepared)
+    begin = prepared[-1].next if prepared else Place(0, 0, 0)
+    documents = _encoded(files, begin, tokenizer=tokenizer, column=column, processes=processes)
+    for pieces, position, token in cut_shards(_told(documents, files, say), shard_tokens, skip=begin.token):
         with _writing(directory):
-            shard = write_shard(pieces, directory, number=len(made), vocab_size=tokenizer.vocab_size)
-            made.append(Made(shard, place._replace(token=token)))
-            _note(directory, settings, made)
-    if not made:
+            shard = write_shard(pieces, directory, number=len(prepared), vocab_size=tokenizer.vocab_size)
+            prepared.append(Made(shard, position._replace(token=token)))
+            _note(directory, settings, prepared)
+    if not prepared:
         raise DataError(f"no text in {', '.join(map(str, inputs))}: all documents are empty")
     with _writing(directory):
-        shards = write_index([one.shard for one in made], directory, vocab_size=tokenizer.vocab_size)
-    say(f"{len(shards):,} tokens in {_shards(len(made))} in {directory}")
+        shards = write_index([one.shard for one in prepared], directory, vocab_size=tokenizer.vocab_size)
+    say(f"{len(shards):,} tokens in {_shards(len(prepared))} in {directory}")
     return shards
 
 
 def _encoded(
-    files: Sequence[DocumentFile], begins: Place, *, tokenizer: Tokenizer, column: str, processes: int
+    files: Sequence[DocumentFile], begin: Place, *, tokenizer: Tokenizer, column: str, processes: int
 ) -> Iterator[tuple[Place, Tokens]]:
     waiting: deque[list[Place]] = deque()  # of each batch that is being encoded
 
     def batches() -> Iterator[list[str]]:
         texts: list[str] = []
         characters = 0
-        for number, file in enumerate(files[begins.file :], start=begins.file):
-            start = begins.document if number == begins.file else 0
+        for number, file in enumerate(files[begin.file :], start=begin.file):
+            start = begin.document if number == begin.file else 0
             for document, text in enumerate(file.documents(column=column, start=start), start=start):
                 if not texts:
                     waiting.append([])
@@ -148,7 +148,7 @@ def _encoded(
         for tokens in encoded_batches(batches(), tokenizer, processes=processes):
             yield from zip(waiting.popleft(), tokens, strict=True)
     except RefusedTextError as problem:
-        file, document, _ = waiting[0][problem.place]
+        file, document, _ = waiting[0][problem.index]
         raise DataError(f"{files[file].path}, document {document + 1} (the first is 1): {problem.why}") from problem
 
 
@@ -156,58 +156,58 @@ def _told(
     documents: Iterator[tuple[Place, Tokens]], files: Sequence[DocumentFile], say: Callable[[str], None]
 ) -> Iterator[tuple[Place, Tokens]]:
     """The same documents; every few seconds a line says how far they are."""
-    began = said = time.monotonic()
+    began = last_line = time.monotonic()
     count = 0
-    for number, (place, tokens) in enumerate(documents, start=1):
+    for number, (position, tokens) in enumerate(documents, start=1):
         count += len(tokens)
         now = time.monotonic()
-        if now - said >= _SAID_EVERY_S:
-            said = now
+        if now - last_line >= _SAID_EVERY_S:
+            last_line = now
             say(
-                f"file {place.file + 1} of {len(files)} ({files[place.file].name}): {count:,} tokens of {number:,} documents,"
+                f"file {position.file + 1} of {len(files)} ({files[position.file].name}): {count:,} tokens of {number:,} documents,"
                 f" {count / (now - began):,.0f} tokens/s"
             )
-        yield place, tokens
+        yield position, tokens
 
 
 def _noted(directory: Path, settings: dict[str, Any], say: Callable[[str], None]) -> list[Made]:
     """What a call before this one has made in a directory; `DataError` where that was of other settings, or files in a shard."""
-    place = directory / _NOTES
-    if not place.is_file():
+    path = directory / _NOTES
+    if not path.is_file():
         if (directory / INDEX).exists() or any(directory.glob("shard-*.bin")):
             raise DataError(
                 f"{directory} holds token shards that were not prepared here: choose another directory, or delete this one first"
             )
         return []
     try:
-        found = json.loads(place.read_bytes())
-        before = dict(found["settings"])
-        made = [Made(Shard(**one["shard"]), Place(*one["next"])) for one in found["shards"]]
+        notes = json.loads(path.read_bytes())
+        before = dict(notes["settings"])
+        prepared = [Made(Shard(**one["shard"]), Place(*one["next"])) for one in notes["shards"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise DataError(f"{place} cannot be read ({problem}): delete {directory}, and begin again") from problem
-    other = {name: now for name, now in settings.items() if before.get(name) != now}
-    if not other:
-        return made
+        raise DataError(f"{path} cannot be read ({problem}): delete {directory}, and begin again") from problem
+    changed = {name: now for name, now in settings.items() if before.get(name) != now}
+    if not changed:
+        return prepared
     anew = "delete this one first"
     if not (directory / INDEX).exists():
         anew = f"begin again: delete {directory}, then the same command"
-        if not made:
+        if not prepared:
             say(f"{directory} holds no shard yet: begun anew")
             return []
-        if list(other) == ["files"] and _unread(before["files"], settings, made):
-            say(f"{_changed(before['files'], other['files'])}: nothing of it is in a shard yet")
-            return made
-    told = "; ".join(_difference(name, before.get(name), now) for name, now in other.items())
+        if list(changed) == ["files"] and _unread(before["files"], settings, prepared):
+            say(f"{_changed(before['files'], changed['files'])}: nothing of it is in a shard yet")
+            return prepared
+    differences = "; ".join(_difference(name, before.get(name), now) for name, now in changed.items())
     raise DataError(
-        f"{directory} holds {_shards(len(made))} of other settings or texts: {told}\n  choose another directory, or {anew}"
+        f"{directory} holds {_shards(len(prepared))} of other settings or texts: {differences}\n  choose another directory, or {anew}"
     )
 
 
-def _unread(before: Sequence[Any], settings: Mapping[str, Any], made: Sequence[Made]) -> bool:
+def _unread(before: Sequence[Any], settings: Mapping[str, Any], prepared: Sequence[Made]) -> bool:
     """Whether all files of which something is in a shard are as they were, and all shards full: the last may hold a rest."""
-    read = made[-1].next.file + 1
+    read = prepared[-1].next.file + 1
     return before[:read] == settings["files"][:read] and all(
-        one.shard.count == settings["shard_tokens"] for one in made
+        one.shard.count == settings["shard_tokens"] for one in prepared
     )
 
 
@@ -229,12 +229,12 @@ def _changed(before: Sequence[Any], now: Sequence[Any]) -> str:
             return f"{name} was written again since, with as many bytes (a copy has the same time by cp -p)"
         if name in sizes:
             return f"{name} has changed since, from {sizes[name]:,} to {size:,} bytes"
-    shown = f", such as {(new or gone)[0][0]}" if new or gone else " in another order"
-    return f"of {len(before)} files, now {len(now)}{shown}"
+    example = f", such as {(new or gone)[0][0]}" if new or gone else " in another order"
+    return f"of {len(before)} files, now {len(now)}{example}"
 
 
-def _note(directory: Path, settings: dict[str, Any], made: Sequence[Made]) -> None:
-    shards = [{"shard": vars(one.shard), "next": one.next} for one in made]
+def _note(directory: Path, settings: dict[str, Any], prepared: Sequence[Made]) -> None:
+    shards = [{"shard": vars(one.shard), "next": one.next} for one in prepared]
     notes = {"format_version": 1, "settings": settings, "shards": shards}
     write_whole(directory / _NOTES, json.dumps(notes, indent=1).encode())
 

@@ -79,7 +79,7 @@ def load_questions(
         raise DataError(f"{path} holds no questions: it is empty\n  one JSON object a line is expected")
     if number is not None and number < len(records):
         chosen = permutation(stream_key(seed, "questions"), len(records), np.arange(number))
-        records = [records[place] for place in sorted(chosen.tolist())]
+        records = [records[index] for index in sorted(chosen.tolist())]
     return _encoded(records, tokenizer)
 
 
@@ -147,7 +147,7 @@ def _encoded(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]
     try:
         tokens = dict(zip(sources, encoded_texts(tokenizer, [*sources]), strict=True))
     except RefusedTextError as problem:
-        raise DataError(f"{[*sources.values()][problem.place]}: {problem.why}") from problem
+        raise DataError(f"{[*sources.values()][problem.index]}: {problem.why}") from problem
 
     def question(record: _Record) -> Question:
         contexts, endings = ([tokens[text] for text in side] for side in (record.contexts, record.endings))

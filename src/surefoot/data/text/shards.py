@@ -69,21 +69,21 @@ class TokenShards:
         held_out = round(len(self) * val_fraction)
         cut = len(self) - held_out
         check_parts(cut, held_out, val_fraction, what="tokens", cure="0.01")
-        training, end, seen = list[Tokens](), list[Tokens](), 0
+        training, end, offset = list[Tokens](), list[Tokens](), 0
         for array in self.arrays:
-            here = min(max(0, cut - seen), len(array))
+            here = min(max(0, cut - offset), len(array))
             training += [array[:here]] if here else []
             end += [array[here:]] if here < len(array) else []
-            seen += len(array)
+            offset += len(array)
         return replace(self, arrays=training), replace(self, arrays=end)
 
-    def refuse_damaged(self, *, most_bytes: int = 4 << 30) -> int:
+    def refuse_damaged(self, *, max_bytes: int = 4 << 30) -> int:
         """Raise `DataError` naming the shards whose bytes are not those that were written; returns how many were read.
 
-        Of a set larger than `most_bytes` so many are read, spread over it. Several are read at once.
+        Of a set larger than `max_bytes` so many are read, spread over it. Several are read at once.
         """
         size_bytes = sum(shard.count for shard in self.shards) * self.arrays[0].itemsize
-        chosen = self.shards[:: max(1, -(-size_bytes // most_bytes))]
+        chosen = self.shards[:: max(1, -(-size_bytes // max_bytes))]
         with ThreadPoolExecutor(8) as pool:
             damaged = pool.map(lambda shard: is_damaged(self.directory, shard), chosen)
         wrong = [str(self.directory / shard.name) for shard in compress(chosen, damaged)]
@@ -100,8 +100,8 @@ class TokenShards:
 
     def fingerprint(self) -> dict[str, Any]:
         """The hashes noted when the shards were written."""
-        whole = sha256("".join(shard.sha256 for shard in self.shards).encode()).hexdigest()
-        return {"tokens": len(self), "vocabulary": self.vocab_size, "sha256": whole}
+        digest = sha256("".join(shard.sha256 for shard in self.shards).encode()).hexdigest()
+        return {"tokens": len(self), "vocabulary": self.vocab_size, "sha256": digest}
 
 
 def write_shards(
@@ -195,9 +195,9 @@ def _index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
     if not path.is_file():
         raise DataError(f"no token shards in {directory}: it has no {INDEX}, which is written last\n  write them again")
     try:
-        found = json.loads(path.read_bytes())
-        shards = [Shard(str(one["name"]), int(one["count"]), str(one["sha256"])) for one in found["shards"]]
-        vocab_size, dtype, version = int(found["vocabulary"]), _DTYPES[found["dtype"]], found["format_version"]
+        index = json.loads(path.read_bytes())
+        shards = [Shard(str(shard["name"]), int(shard["count"]), str(shard["sha256"])) for shard in index["shards"]]
+        vocab_size, dtype, version = int(index["vocabulary"]), _DTYPES[index["dtype"]], index["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise DataError(
             f"{path} is no index of token shards ({type(problem).__name__}: {problem}): write them again"
@@ -217,12 +217,12 @@ def _index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
 def _mapped(path: Path, shard: Shard, dtype: np.dtype[Any]) -> Tokens:
     expected, hint = shard.count * dtype.itemsize, "copy it again, or write the shards again"
     try:
-        found = path.stat().st_size
+        size = path.stat().st_size
     except OSError as problem:
         raise DataError(f"token shard {path} cannot be read: {problem.strerror}\n  {hint}") from problem
-    if found != expected or found == 0:
-        state = "is empty" if found == 0 else "is truncated" if found < expected else "is too long"
-        raise DataError(f"token shard {path} {state}: {found} bytes, written were {expected}\n  {hint}")
+    if size != expected or size == 0:
+        state = "is empty" if size == 0 else "is truncated" if size < expected else "is too long"
+        raise DataError(f"token shard {path} {state}: {size} bytes, written were {expected}\n  {hint}")
     # a plain array over the mapping: indexing np.memmap itself costs several times as much
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 

@@ -31,11 +31,11 @@ class TrainWindows:
 
     def __init__(self, tokens: Tokens | TokenShards, *, context: int, seed: int) -> None:
         self.arrays = _arrays(tokens, context)
-        self.described = {**_described(tokens, context), "seed": seed}
+        self.identity = {**_described(tokens, context), "seed": seed}
         self.context, self.key = context, stream_key(seed, "window offset")
         sizes = np.array([len(array) for array in self.arrays])
         counts = np.maximum(0, sizes - context) // context
-        self.places = np.array(np.maximum(1, sizes - counts * context), dtype=np.uint64)
+        self.offset_counts = np.array(np.maximum(1, sizes - counts * context), dtype=np.uint64)
         self.ends = np.cumsum(counts)
         if self.ends[-1] == 0:
             longest = max(len(array) for array in self.arrays)
@@ -74,11 +74,11 @@ class TrainWindows:
     def offsets(self, epoch: int) -> Ids:
         """The token at which an epoch's first window starts, in each shard."""
         # as many places as let the last window end with the shard, so that the tokens at its end have their turn too
-        return (np.uint64(fold(self.key, epoch)) % self.places).astype(np.int64)
+        return (np.uint64(fold(self.key, epoch)) % self.offset_counts).astype(np.int64)
 
     def fingerprint(self) -> dict[str, Any]:
         """Which tokens, how long the windows are, and the seed of their offsets."""
-        return self.described
+        return self.identity
 
 
 class EvalWindows:
@@ -96,7 +96,7 @@ class EvalWindows:
     def __init__(
         self, tokens: Tokens | TokenShards, *, context: int, max_tokens: int | None = None, seed: int = 0
     ) -> None:
-        self.arrays, self.described = _arrays(tokens, context), _described(tokens, context)
+        self.arrays, self.identity = _arrays(tokens, context), _described(tokens, context)
         self.context = context
         counts = np.array([-(-(len(array) - 1) // context) for array in self.arrays])
         self.ends = np.cumsum(counts)
@@ -109,7 +109,7 @@ class EvalWindows:
         windows = int(self.ends[-1])
         self.chosen: Ids | None = None  # all of them
         if max_tokens is not None and max_tokens < windows * context:
-            self.described |= {"max_tokens": max_tokens, "seed": seed}
+            self.identity |= {"max_tokens": max_tokens, "seed": seed}
             first = np.arange(max(1, -(-max_tokens // context)), dtype=np.int64)
             self.chosen = np.sort(permutation(stream_key(seed, "evaluated windows"), windows, first))
 
@@ -132,7 +132,7 @@ class EvalWindows:
 
     def fingerprint(self) -> dict[str, Any]:
         """Which tokens, and how long the windows are."""
-        return self.described
+        return self.identity
 
 
 def _passages(inputs_BT: Tensor, targets_BT: Tensor) -> Batch:
@@ -153,8 +153,8 @@ def _windows(arrays: Sequence[Tokens], sources: Ids, firsts: Ids, context: int) 
 def _cut(array: Tokens, firsts: Ids, context: int) -> Tokens:
     if array.flags.c_contiguous and firsts.size and firsts.max() < len(array) - context:
         # all windows as rows of one view, that begin one token apart: a row is copied at once, not token by token
-        whole: Tokens = np.ndarray((len(array) - context, context + 1), array.dtype, array, strides=array.strides * 2)
-        return whole[firsts]
+        rows: Tokens = np.ndarray((len(array) - context, context + 1), array.dtype, array, strides=array.strides * 2)
+        return rows[firsts]
     return array.take(firsts[:, None] + np.arange(context + 1), mode="clip")
 
 

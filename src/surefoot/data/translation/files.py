@@ -31,8 +31,8 @@ class Origin:
     file: Path
     lines: Sequence[int]
 
-    def of(self, place: int) -> str:
-        return f"{self.file}, line {self.lines[place]}"
+    def of(self, index: int) -> str:
+        return f"{self.file}, line {self.lines[index]}"
 
 
 @dataclass(frozen=True)
@@ -202,10 +202,10 @@ def _of_row(line: str, where: str, *, columns: tuple[int, int]) -> tuple[str, st
 
 def _of_json(line: str, where: str, *, source: str, target: str) -> tuple[str, str]:
     try:
-        found = json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError) as problem:
         raise DataError(f"{where} is no JSON: {problem}\n  found: {line[:60]!r}") from problem
-    inner = found.get("translation", found) if isinstance(found, dict) else None
+    inner = record.get("translation", record) if isinstance(record, dict) else None
     if not isinstance(inner, dict) or source not in inner or target not in inner:
         keys = ", ".join(map(str, inner)) if isinstance(inner, dict) else f"none, it is {line[:40]!r}"
         raise DataError(f"{where}: no text under {source!r} and {target!r}; its keys: {keys}\n  {_OTHER_LANGUAGES}")
@@ -232,18 +232,18 @@ def _lines(path: Path) -> list[str]:
 
 def _without_empty(pairs: Sentences, files: Sequence[Path], *, first_line: int, on_empty: OnEmpty) -> _Part:
     """The pairs of which both sides hold something; `DataError` counts the others, unless they are to be skipped."""
-    wrong = [place for place, pair in enumerate(pairs) if not all(pair)]
+    wrong = [index for index, pair in enumerate(pairs) if not all(pair)]
     if wrong and on_empty == "error":
-        told = ""
-        for place in wrong[:3]:
-            side = pairs[place].index("")
-            other = f"its {_SIDES[1 - side]} is {pairs[place][1 - side][:60]!r}"
-            told += f"{files[side]}, line {place + first_line}: the {_SIDES[side]} is empty, and {other}\n"
+        problems = ""
+        for index in wrong[:3]:
+            side = pairs[index].index("")
+            other = f"its {_SIDES[1 - side]} is {pairs[index][1 - side][:60]!r}"
+            problems += f"{files[side]}, line {index + first_line}: the {_SIDES[side]} is empty, and {other}\n"
         many = "one pair has" if len(wrong) == 1 else f"{len(wrong):,} pairs have"
         raise DataError(
-            f"{told}  {many} an empty side: take them out of the data on both sides, or leave them out: --data.on-empty skip"
+            f"{problems}  {many} an empty side: take them out of the data on both sides, or leave them out: --data.on-empty skip"
         )
-    kept = {line: pair for line, pair in enumerate(pairs, start=first_line) if all(pair)}
-    if not kept:
+    complete = {line: pair for line, pair in enumerate(pairs, start=first_line) if all(pair)}
+    if not complete:
         raise DataError(f"{files[0]}: no pair has text on both sides")
-    return _Part([*kept.values()], Origin(files[0], [*kept]), len(wrong))
+    return _Part([*complete.values()], Origin(files[0], [*complete]), len(wrong))

@@ -43,25 +43,25 @@ class TokenPairs:
         if len(sources) != len(targets):
             raise DataError(f"{len(sources)} sources and {len(targets)} targets: a pair has one of each")
         counts = np.array([[len(row) + 1 for row in side] for side in (sources, targets)], dtype=np.int64).T
-        kept = np.ones(len(counts), dtype=bool)
+        fits = np.ones(len(counts), dtype=bool)
         for side, (name, limit) in enumerate(
             {"max_source_tokens": max_source_tokens, "max_target_tokens": max_target_tokens}.items()
         ):
             if limit is not None:
                 if limit < 2:
                     raise ConfigError(f"{name} = {limit}: a sentence needs a token and an end, 2 at least")
-                kept &= counts[:, side] <= limit
-        self.lengths: NDArray[np.int64] = counts[kept]
-        self.left_out = int(len(kept) - kept.sum())
-        if self.left_out and not kept.any():
+                fits &= counts[:, side] <= limit
+        self.lengths: NDArray[np.int64] = counts[fits]
+        self.left_out = int(len(fits) - fits.sum())
+        if self.left_out and not fits.any():
             raise DataError(
                 f"all {self.left_out} pairs are longer than max_source_tokens = {max_source_tokens}"
                 f" and max_target_tokens = {max_target_tokens}\n"
                 f"  the shortest has {int(counts[:, 0].min())} and {int(counts[:, 1].min())}: give larger limits"
             )
-        places = np.flatnonzero(kept).tolist()
-        self.source, self.source_starts = _flat([sources[place] for place in places], before=[])
-        self.target, self.target_starts = _flat([targets[place] for place in places], before=[BEGIN])
+        indices = np.flatnonzero(fits).tolist()
+        self.source, self.source_starts = _flat([sources[index] for index in indices], before=[])
+        self.target, self.target_starts = _flat([targets[index] for index in indices], before=[BEGIN])
 
     @classmethod
     def from_text(
@@ -105,8 +105,8 @@ class TokenPairs:
 
 def _flat(rows: Sequence[Sequence[int] | Tokens], *, before: list[int]) -> tuple[Tokens, NDArray[np.int64]]:
     """All rows in one array, each with its end, and where each starts (one more than there are rows: the end)."""
-    whole = [np.array([*before, *row, END], dtype=np.int32) for row in rows]
-    return np.concatenate([np.empty(0, np.int32), *whole]), np.cumsum([0, *map(len, whole)], dtype=np.int64)
+    sequences = [np.array([*before, *row, END], dtype=np.int32) for row in rows]
+    return np.concatenate([np.empty(0, np.int32), *sequences]), np.cumsum([0, *map(len, sequences)], dtype=np.int64)
 
 
 def _rows(flat: Tokens, starts: NDArray[np.int64], ids: Ids) -> Tensor:

@@ -62,20 +62,20 @@ def cldr_phrases(source: str = "en", target: str = "de", *, count: int = 24_000,
     # kinds that are alike do not follow each other
     turns = chain(*zip_longest(_times(), _names(languages), _amounts(languages)))
     kinds = [kind for kind in turns if kind is not None and _is_known(kind, languages)]
-    found: dict[str, str] = {}
-    while kinds and len(found) < count:
+    phrases: dict[str, str] = {}
+    while kinds and len(phrases) < count:
         for kind in list(kinds):
             draw, render = kind
             for content in (draw(generator) for _ in range(_TRIES)):
                 first, second = (render(content, language) for language in languages)
-                if first not in found:
-                    found[first] = second
+                if first not in phrases:
+                    phrases[first] = second
                     break
             else:  # all that there is of it has been drawn
                 kinds.remove(kind)
-            if len(found) == count:
+            if len(phrases) == count:
                 break
-    return list(found.items())
+    return list(phrases.items())
 
 
 def locale(name: str) -> "Locale":
@@ -116,10 +116,10 @@ def _time(generator: Random) -> datetime.time:
     return datetime.time(generator.randrange(24), generator.randrange(60), generator.randrange(60))
 
 
-def _number(generator: Random, most: int = 99_999) -> float:
+def _number(generator: Random, limit: int = 99_999) -> float:
     """As many of one digit as of four; some with two decimals."""
-    whole = float(round(float(most) ** generator.random()))
-    return whole if generator.random() < 0.6 else whole + generator.randrange(1, 100) / 100
+    integer = float(round(float(limit) ** generator.random()))
+    return integer if generator.random() < 0.6 else integer + generator.randrange(1, 100) / 100
 
 
 def _times() -> list[Kind]:

@@ -81,7 +81,7 @@ def _rows_and_columns(shape: Sequence[int]) -> int:
 KINDS = (
     OptimizerKind(
         name="adafactor",
-        made=Adafactor,
+        cls=Adafactor,
         state_bytes=lambda _, shapes: sum(_rows_and_columns(shape) * item_bytes for shape, item_bytes in shapes),
         shardable=False,
         on_shards="its means over rows and columns, and the size of its steps, need whole matrices",

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from surefoot.distributed.shards import shard_shape
 from surefoot.errors import ConfigError
-from surefoot.optim.ema import EmaModel, Twin
+from surefoot.optim.ema import EmaModel, ModelCopy
 from surefoot.optim.optimizers import OPTIMIZERS
 from surefoot.optim.param_groups import Group
 
@@ -30,7 +30,7 @@ NUMBER_BY_NUMBER = "number by number"
 class OptimizerKind:
     """One optimizer. Without a `name` it is one that a function of the user's may build, or a part of another."""
 
-    made: Callable[..., Optimizer]  # its class
+    cls: Callable[..., Optimizer]  # its class
     name: str | None = None
     # From groups, the base rate and settings. None: `made`, with all settings as keywords.
     build: Callable[[Sequence[Group], float, Settings], Optimizer] | None = None
@@ -47,7 +47,7 @@ class OptimizerKind:
     # Cuts the groups by what parameters are. None: they stay as they are.
     split: Callable[[nn.Module, Sequence[Group], Settings], list[Group]] | None = None
     # A mean of the weights that it keeps, which is evaluated in their place. None: it keeps none.
-    average: Callable[[Twin, Any], EmaModel] | None = None
+    average: Callable[[ModelCopy, Any], EmaModel] | None = None
 
 
 def copies(count: int) -> StateBytes:
@@ -76,7 +76,7 @@ def kind_named(name: str) -> OptimizerKind:
 
 def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
     """What is known of an optimizer; None of one of another class, which a subclass is too: it may do more."""
-    return next((kind for kind in all_kinds() if kind.made is type(optimizer)), None)
+    return next((kind for kind in all_kinds() if kind.cls is type(optimizer)), None)
 
 
 def state_bytes(optimizer: Any, *, shards: int = 1) -> int | None:

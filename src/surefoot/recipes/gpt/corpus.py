@@ -67,13 +67,13 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
     saved: the tokenizer that the run wrote when it began; with it the run goes on, since its tokens are what it has learned.
     init: the weights it starts from; the tokenizer beside them is meant where none is named.
     """
-    path, tokenizer = data.path, data.tokenizer
-    made = None if saved is None else saved_tokenizer(saved)
-    if made is None and tokenizer is None and init is not None:
-        made = _of_weights(local_path(init, setting="init_from"), vocab_size=data.vocab_size)
+    path, name = data.path, data.tokenizer
+    tokenizer = None if saved is None else saved_tokenizer(saved)
+    if tokenizer is None and name is None and init is not None:
+        tokenizer = _of_weights(local_path(init, setting="init_from"), vocab_size=data.vocab_size)
     if path is not None:
         if (Path(path) / "tokens.json").is_file():
-            return _of_shards(Path(path), data, made)
+            return _of_shards(Path(path), data, tokenizer)
         if (Path(path) / "prepare.json").is_file() or any(Path(path).glob("shard-*.bin")):
             raise sf.DataError(
                 f"{path} holds unfinished token shards: it has no tokens.json, which is written last\n"
@@ -81,25 +81,26 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
             )
     documents = sf.data.stdlib_documents() if path is None else sf.data.load_documents(path)
     training, held_out = sf.data.split_documents(documents, val_fraction=data.val_fraction)
-    match tokenizer:
+    match name:
         case None | "bpe":
             size = _VOCABULARY if data.vocab_size is None else data.vocab_size
-            made = made or sf.tokenizers.BPETokenizer.train(training, vocab_size=size)
-            chosen = f"bpe, {size} tokens" if init is None or tokenizer else f"that of init, or bpe, {size} tokens"
+            tokenizer = tokenizer or sf.tokenizers.BPETokenizer.train(training, vocab_size=size)
+            chosen = f"bpe, {size} tokens" if init is None or name else f"that of init, or bpe, {size} tokens"
         case "characters":
-            made, chosen = made or sf.tokenizers.CharacterTokenizer.from_text("".join(documents.values())), tokenizer
+            text, chosen = "".join(documents.values()), name
+            tokenizer = tokenizer or sf.tokenizers.CharacterTokenizer.from_text(text)
         case "bytes":
-            made, chosen = made or sf.tokenizers.ByteTokenizer(), tokenizer
+            tokenizer, chosen = tokenizer or sf.tokenizers.ByteTokenizer(), name
         case _:  # read for a resume too, to see that it is the same: a place may hold another one now
-            is_there = Path(_GPT2 if tokenizer == "gpt2" else tokenizer).exists()
-            there = named_tokenizer(tokenizer) if made is None or is_there else made
-            made, chosen = (
-                made or there,
-                f"{there.vocab_size} tokens, {sha256(there.to_json().encode()).hexdigest()[:16]}",
+            is_there = Path(_GPT2 if name == "gpt2" else name).exists()
+            named = named_tokenizer(name) if tokenizer is None or is_there else tokenizer
+            tokenizer, chosen = (
+                tokenizer or named,
+                f"{named.vocab_size} tokens, {sha256(named.to_json().encode()).hexdigest()[:16]}",
             )
     origin = "text of Python's standard library (data.path is absent)" if path is None else f"text of {path}"
-    tokens = sf.data.encode_documents(training, made), sf.data.encode_documents(held_out, made)
-    return Corpus(*tokens, made, chosen, about=(origin, _parted(documents, held_out)))
+    tokens = sf.data.encode_documents(training, tokenizer), sf.data.encode_documents(held_out, tokenizer)
+    return Corpus(*tokens, tokenizer, chosen, about=(origin, _parted(documents, held_out)))
 
 
 def promised_vocabulary(data: Data) -> int | None:
@@ -119,13 +120,13 @@ def saved(out: str | Path | None) -> Path | None:
     """The tokenizer of the run in `run_dir`; None where none has begun there. `CheckpointError` where it is missing."""
     if out is None or not any(Path(out).glob("checkpoints/step-*")):
         return None
-    place = Path(out) / TOKENIZER
-    if not place.is_file():
+    path = Path(out) / TOKENIZER
+    if not path.is_file():
         raise sf.CheckpointError(
-            f"{place} is missing: without it nobody knows what the run's tokens mean\n"
+            f"{path} is missing: without it nobody knows what the run's tokens mean\n"
             "  put it back; or is it the run of another recipe? Choose another --run-dir"
         )
-    return place
+    return path
 
 
 def refuse_foreign_vocabulary(data: Data) -> None:
@@ -150,26 +151,26 @@ def saved_tokenizer(path: Path) -> Any:
 
 def wrapped(text: str) -> str:
     """The beginning of a text, in lines that fit a terminal."""
-    shown = text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]} ..."
-    return "\n".join(shown[start : start + 92] for start in range(0, len(shown), 92))
+    beginning = text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]} ..."
+    return "\n".join(beginning[start : start + 92] for start in range(0, len(beginning), 92))
 
 
 def beside(weights: Path) -> Path | None:
     """The tokenizer's file of a run, or of a checkpoint or a file of weights in it; None where there is none."""
     folder = weights if weights.is_dir() else weights.parent
-    places = [folder, folder.parent.parent] if folder.parent.name == "checkpoints" else [folder]
-    return next((place / TOKENIZER for place in places if (place / TOKENIZER).is_file()), None)
+    folders = [folder, folder.parent.parent] if folder.parent.name == "checkpoints" else [folder]
+    return next((folder / TOKENIZER for folder in folders if (folder / TOKENIZER).is_file()), None)
 
 
 def _of_weights(weights: Path, *, vocab_size: int | None) -> Any:
-    found = beside(weights)
-    if found is not None and vocab_size is not None:
+    file = beside(weights)
+    if file is not None and vocab_size is not None:
         raise sf.ConfigError(
-            f"data.vocab_size = {vocab_size}: the weights of --init-from have a tokenizer of their own, {found}\n"
+            f"data.vocab_size = {vocab_size}: the weights of --init-from have a tokenizer of their own, {file}\n"
             "  leave it out (--data.vocab-size None, where a preset has one), or train another tokenizer, whose tokens those\n"
             "  weights do not know: --data.tokenizer bpe"
         )
-    return None if found is None else sf.tokenizers.load(found)
+    return None if file is None else sf.tokenizers.load(file)
 
 
 def _parted(documents: Mapping[str, str], held_out: Sequence[str]) -> str:
@@ -191,18 +192,18 @@ def named_tokenizer(name: str) -> Any:
     return sf.tokenizers.load(_GPT2 if name == "gpt2" else name)
 
 
-def _of_shards(path: Path, data: Data, made: Any) -> Corpus:
-    shards, tokenizer = sf.data.TokenShards.open(path), data.tokenizer
+def _of_shards(path: Path, data: Data, tokenizer: Any) -> Corpus:
+    shards, name = sf.data.TokenShards.open(path), data.tokenizer
     checked, count = shards.refuse_damaged(), len(shards.shards)
     if checked < count:
         note(
             f"note: {checked:,} of the {count:,} token shards in {path} were compared with their hashes; all of"
             " them: the same surefoot data prepare once more"
         )
-    kept = path / TOKENIZER  # by `surefoot data prepare`
-    own = sf.tokenizers.load(kept) if kept.is_file() else None
-    made = made or own if tokenizer is None else made
-    if tokenizer in ("bpe", "characters") or (tokenizer is None and made is None):
+    file = path / TOKENIZER  # by `surefoot data prepare`
+    own = sf.tokenizers.load(file) if file.is_file() else None
+    tokenizer = tokenizer or own if name is None else tokenizer
+    if name in ("bpe", "characters") or (name is None and tokenizer is None):
         raise sf.ConfigError(
             f"{path} holds tokens, not text: --data.tokenizer must name what made them: gpt2, bytes, or a file"
         )
@@ -211,24 +212,24 @@ def _of_shards(path: Path, data: Data, made: Any) -> Corpus:
             f"data.vocab_size = {data.vocab_size} is for tokenizers that are trained here; {path} holds tokens already\n"
             "  leave it out (--data.vocab-size None, where a preset has one)"
         )
-    made = made or named_tokenizer(str(tokenizer))
-    if own is not None and made.to_json() != own.to_json():
-        other = "that of the weights" if tokenizer is None else f"--data.tokenizer {tokenizer}"
+    tokenizer = tokenizer or named_tokenizer(str(name))
+    if own is not None and tokenizer.to_json() != own.to_json():
+        other = "that of the weights" if name is None else f"--data.tokenizer {name}"
         raise sf.ConfigError(
-            f"{path} holds tokens of the tokenizer beside them, {kept}; {other} is another\n"
+            f"{path} holds tokens of the tokenizer beside them, {file}; {other} is another\n"
             f"  for that of the shards: --data.tokenizer {path}\n"
             "  for the other one, shards of its own: surefoot data prepare OUT INPUT... --tokenizer NAME"
         )
-    if made.vocab_size < shards.vocab_size:
+    if tokenizer.vocab_size < shards.vocab_size:
         raise sf.ConfigError(
-            f"{path} was written for {shards.vocab_size} different tokens, --data.tokenizer {tokenizer} has {made.vocab_size}"
+            f"{path} was written for {shards.vocab_size} different tokens, --data.tokenizer {name} has {tokenizer.vocab_size}"
         )
     training, held_out = shards.divided(data.val_fraction)
     return Corpus(
         training,
         held_out,
-        made,
-        chosen=tokenizer or "that of init, or of the shards",
+        tokenizer,
+        chosen=name or "that of init, or of the shards",
         about=(
             f"{count:,} token shard{'s' * (count != 1)} of {path}",
             f"{len(held_out) / len(shards):.1%} of the tokens are held out: the end of them",

@@ -37,32 +37,33 @@ class Predict:
 
 
 def continuations(
-    model: Any, tokenizer: Any, inputs: Sequence[str], asked: Predict, *, context: int, otherwise: str
+    model: Any, tokenizer: Any, inputs: Sequence[str], options: Predict, *, context: int, otherwise: str
 ) -> Iterator[str]:
-    """The texts that go on from the inputs and the lines of `asked.file`, or from `otherwise` where there are none.
+    """The texts that go on from the inputs and the lines of `options.file`, or from `otherwise` where there are none.
 
     "-" alone is standard input. In pieces: of one input as it grows, of several one JSON object a line. Errors come first.
     """
     if list(inputs) == ["-"]:
         inputs = [decoded(b"" if sys.stdin is None else sys.stdin.buffer.read(), "standard input")]
-    prompts = [*inputs, *([] if asked.file is None else _lines(local_path(asked.file, setting="file")))] or [otherwise]
+    from_file = [] if options.file is None else _lines(local_path(options.file, setting="file"))
+    prompts = [*inputs, *from_file] or [otherwise]
     encoded = [tokenizer.encode(prompt).tolist() for prompt in prompts]
     if [] in encoded:
         raise sf.ConfigError(f"prompt {encoded.index([]) + 1} is empty: give at least one character to go on from")
-    settings: dict[str, Any] = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p", "seed")}
+    settings: dict[str, Any] = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "seed")}
     settings |= {
-        "max_new_tokens": asked.max_new_tokens,
+        "max_new_tokens": options.max_new_tokens,
         "context": context,
         "eos_id": tokenizer.eos_id,
         "use_cache": True,
     }
-    if len(prompts) == 1 and asked.file is None:
+    if len(prompts) == 1 and options.file is None:
         drawn = sf.generate.stream(model, encoded[0], **settings)  # which refuses settings before anything is shown
         yield prompts[0]
         yield from _decoded(tokenizer, drawn)
         yield "\n"
         return
-    continued = sf.generate.sample_batch(model, encoded, batch_size=asked.batch_size, **settings)
+    continued = sf.generate.sample_batch(model, encoded, batch_size=options.batch_size, **settings)
     for prompt, before, after in zip(prompts, encoded, continued, strict=True):
         answer = {"prompt": prompt, "continuation": tokenizer.decode(after[len(before) :])}
         yield json.dumps(answer, ensure_ascii=False) + "\n"
@@ -70,15 +71,15 @@ def continuations(
 
 def _decoded(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:
     """Text as soon as it is whole: a character of several bytes may be spread over several tokens."""
-    held: list[int] = []
+    pending: list[int] = []
     for token in tokens:
-        held.append(token)
-        text = tokenizer.decode(held)
-        if not text.endswith("\ufffd") or len(held) > _LONGEST_CHARACTER:
+        pending.append(token)
+        text = tokenizer.decode(pending)
+        if not text.endswith("\ufffd") or len(pending) > _LONGEST_CHARACTER:
             yield text
-            held = []
-    if held:
-        yield tokenizer.decode(held)
+            pending = []
+    if pending:
+        yield tokenizer.decode(pending)
 
 
 def _lines(path: Path) -> list[str]:
@@ -86,7 +87,7 @@ def _lines(path: Path) -> list[str]:
         text = decoded(path.read_bytes(), str(path))
     except OSError as problem:
         raise sf.DataError(f"cannot read prompts from {path}: {problem}") from problem
-    found = [line for line in text.replace("\r\n", "\n").split("\n") if line]  # not at every line break of Unicode
-    if not found:
+    prompts = [line for line in text.replace("\r\n", "\n").split("\n") if line]  # not at every line break of Unicode
+    if not prompts:
         raise sf.DataError(f"{path} holds no prompt: write one a line")
-    return found
+    return prompts

@@ -20,19 +20,19 @@ def named(files: Sequence[str], *, taken: Sequence[str] = (), setting: str = "mu
     >>> [*named(["hellaswag=data/val.jsonl", "arc_easy.jsonl.gz"])]
     ['hellaswag', 'arc_easy']
     """
-    found: dict[str, Path] = {}
-    for given in files:
-        name, equals, file = given.partition("=")
+    paths: dict[str, Path] = {}
+    for text in files:
+        name, equals, file = text.partition("=")
         if not equals:
-            name, file = Path(given).name.partition(".")[0], given
+            name, file = Path(text).name.partition(".")[0], text
         if not name or not file or "/" in name:
-            raise sf.ConfigError(f"{setting}: {given!r}: write NAME=FILE, such as hellaswag=hellaswag_val.jsonl")
-        if name in found or name in taken:
+            raise sf.ConfigError(f"{setting}: {text!r}: write NAME=FILE, such as hellaswag=hellaswag_val.jsonl")
+        if name in paths or name in taken:
             raise sf.ConfigError(
                 f"{setting}: two splits called {name!r}: one would hide the other; write another NAME=FILE"
             )
-        found[name] = local_path(file, setting=setting)
-    return found
+        paths[name] = local_path(file, setting=setting)
+    return paths
 
 
 def question_split(

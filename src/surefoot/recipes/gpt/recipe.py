@@ -18,12 +18,12 @@ from surefoot.recipes.optimizer_settings import refuse_default_data
 _TOKENS = 300  # are shown, about
 
 
-def tinted_held_out(model: Any, found: texts.Corpus, *, context: int) -> "sf.report.TextHeatmap":
+def tinted_held_out(model: Any, corpus: texts.Corpus, *, context: int) -> "sf.report.TextHeatmap":
     """Some windows from the middle of the held-out text, each token with its loss as the evaluation has it."""
     import numpy as np
     import torch.nn.functional as F
 
-    windows = sf.data.EvalWindows(found.longest_held_out, context=context)
+    windows = sf.data.EvalWindows(corpus.longest_held_out, context=context)
     count = min(len(windows), max(1, round(_TOKENS / context)))
     first = (len(windows) - count) // 2
     parts = windows.gather(np.arange(first, first + count), np.zeros(count, dtype=np.int64))
@@ -36,7 +36,7 @@ def tinted_held_out(model: Any, found: texts.Corpus, *, context: int) -> "sf.rep
         "held-out text",
         tokens,
         losses[real].tolist(),
-        tokenizer=found.tokenizer,
+        tokenizer=corpus.tokenizer,
         legend="the model's loss at each token in nats, given the text before it in its window",
     )
 
@@ -58,8 +58,8 @@ def build(config: Config) -> "sf.Run":
     """The run that a configuration describes, not yet started."""
     context = config.model.context
     _, optimizer, schedule, *_ = check(config)
-    found = texts.corpus(config.data, saved=texts.saved(config.run_dir), init=config.init_from)
-    tokenizer = found.tokenizer
+    corpus = texts.corpus(config.data, saved=texts.saved(config.run_dir), init=config.init_from)
+    tokenizer = corpus.tokenizer
     network = network_shape(config, vocab_size=tokenizer.vocab_size)
     prompt = tokenizer.encode(_prompt(config, tokenizer)).tolist() if config.sample_tokens else []
     if config.sample_tokens and not prompt:
@@ -76,12 +76,12 @@ def build(config: Config) -> "sf.Run":
         inputs_BT, targets_BT = batch
         return texts.wrapped(repr(tokenizer.decode([*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()])))
 
-    every_window = sf.data.EvalWindows(found.val, context=context)
-    part = sf.data.EvalWindows(found.val, context=context, max_tokens=config.val_tokens, seed=config.seed)
+    every_window = sf.data.EvalWindows(corpus.val, context=context)
+    part = sf.data.EvalWindows(corpus.val, context=context, max_tokens=config.val_tokens, seed=config.seed)
     splits = {"val": _text_split(part, tokenizer)}
     if len(part) < len(every_window):
         splits["val_all"] = _text_split(every_window, tokenizer, at_end=True)
-    if config.cloze_questions != 0 and (cloze := _cloze(config, found)) is not None:
+    if config.cloze_questions != 0 and (cloze := _cloze(config, corpus)) is not None:
         splits["cloze"] = cloze
     chosen: dict[str, Any] = {"number": config.multiple_choice_questions, "seed": config.seed}
     splits |= {
@@ -92,18 +92,18 @@ def build(config: Config) -> "sf.Run":
         model=lambda: sf.models.GPT(network),
         loss=_loss,
         count_unit="tokens",
-        train_data=sf.data.TrainWindows(found.train, context=context, seed=config.seed),
+        train_data=sf.data.TrainWindows(corpus.train, context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
         splits=splits,
         sample_fn=sample if config.sample_tokens else None,
         derived={"perplexity": sf.metrics.perplexity},
-        panels_fn=lambda model: [tinted_held_out(model, found, context=context)],
+        panels_fn=lambda model: [tinted_held_out(model, corpus, context=context)],
         describe_fn=in_words,
         extra_files={texts.TOKENIZER: tokenizer.to_json()},
         predict_example="",
-        data_summary=found.in_words,
-        identity={"data": {"tokenizer": found.chosen}, "model": asdict(network)},
+        data_summary=corpus.in_words,
+        identity={"data": {"tokenizer": corpus.chosen}, "model": asdict(network)},
         **config.run_settings(BEST),
     )
 
@@ -176,8 +176,8 @@ def _prompt(config: Config, tokenizer: Any) -> str:
 _CHOICES = 4
 
 
-def _cloze(config: Config, found: texts.Corpus) -> "sf.Split | None":
-    held_out, wanted, context = found.longest_held_out, config.cloze_questions, config.model.context
+def _cloze(config: Config, corpus: texts.Corpus) -> "sf.Split | None":
+    held_out, wanted, context = corpus.longest_held_out, config.cloze_questions, config.model.context
     if wanted is None:  # as many as are usual, where there is text for them
         if len(held_out) < _CHOICES * 2 * context:
             return None
@@ -190,12 +190,12 @@ def _cloze(config: Config, found: texts.Corpus) -> "sf.Split | None":
         if config.cloze_questions is None:
             return None
         raise
-    rows = sf.data.MultipleChoice(questions, context=context, byte_counts=found.tokenizer.byte_counts)
+    rows = sf.data.MultipleChoice(questions, context=context, byte_counts=corpus.tokenizer.byte_counts)
     return sf.Split(
         rows,  # whose endings are all of one length
         metrics=lambda outputs, targets: {"accuracy": sf.metrics.multiple_choice_accuracy(outputs, targets)["acc"]},
         predict=asked_questions.predict_endings,
-        batch_size=asked_questions.questions_at_once(rows, vocab_size=found.tokenizer.vocab_size),
+        batch_size=asked_questions.questions_at_once(rows, vocab_size=corpus.tokenizer.vocab_size),
         loss=False,
     )
 
@@ -212,11 +212,11 @@ def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any
         yield from ((f"{name}/{metric}", value) for metric, value in metrics.items())
 
 
-def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
+def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
     """The texts with which a trained model goes on from the inputs, in pieces, for `surefoot predict`."""
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
-    model, otherwise = _trained(config, tokenizer, checkpoint, device=asked.device), _prompt(config, tokenizer)
-    return continuations(model, tokenizer, inputs, asked, context=config.model.context, otherwise=otherwise)
+    model, otherwise = _trained(config, tokenizer, checkpoint, device=options.device), _prompt(config, tokenizer)
+    return continuations(model, tokenizer, inputs, options, context=config.model.context, otherwise=otherwise)
 
 
 def _trained(config: Config, tokenizer: Any, checkpoint: Any, *, device: str) -> Any:

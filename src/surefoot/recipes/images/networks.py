@@ -59,15 +59,15 @@ def refuse_settings(model: Model) -> None:
     )
 
 
-def recorded_name(model: Model, *, held: str | None = None) -> str:
-    """The network's name as a run's directory keeps it: of a file its absolute path, from where the run that `held` it began."""
+def recorded_name(model: Model, *, recorded: str | None = None) -> str:
+    """The network's name as a run's directory keeps it: of a file its absolute path, from where the run that `recorded` it began."""
     if _kind(model.name) != "file":
         return model.name
     path, _, function = model.name.rpartition(":")
-    if held is not None and _kind(held) == "file" and not Path(path).is_absolute():
-        kept_path, _, kept_function = held.rpartition(":")
-        if (Path(kept_path).name, kept_function) == (Path(path).name, function):
-            return held
+    if recorded is not None and _kind(recorded) == "file" and not Path(path).is_absolute():
+        recorded_path, _, recorded_function = recorded.rpartition(":")
+        if (Path(recorded_path).name, recorded_function) == (Path(path).name, function):
+            return recorded
     return f"{Path(path).resolve()}:{function}"
 
 
@@ -101,14 +101,14 @@ def builder(model: Model, name: str, *, channels: int, classes: int, size: int) 
         return lambda: sf.models.SimpleCNN(**shape, **own)
     if kind == "resnet":
         return lambda: sf.models.ResNet(RESNETS[name], **shape, **own)
-    made = _of_timm(name.partition(":")[2], **shape) if kind == "timm" else _of_file(name, shape)
+    build_network = _of_timm(name.partition(":")[2], **shape) if kind == "timm" else _of_file(name, shape)
 
-    def built() -> Any:
-        network = made()
+    def build_checked() -> Any:
+        network = build_network()
         _refuse_outputs(network, name, **shape, size=size)
         return network
 
-    return built
+    return build_checked
 
 
 def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: int) -> None:
@@ -127,7 +127,8 @@ def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: 
 
 
 def _own(model: Model, kind: str, *, size: int) -> dict[str, Any]:
-    own = {key: value if (given := getattr(model, key)) is None else given for key, value in _OWN.get(kind, {}).items()}
+    defaults = _OWN.get(kind, {})
+    own = {key: default if getattr(model, key) is None else getattr(model, key) for key, default in defaults.items()}
     if own.get("stem") == "auto":
         own["stem"] = "cifar" if size <= _SMALL_SIDE else "imagenet"
     return own
@@ -187,5 +188,5 @@ def _refuse_outputs(network: Any, name: str, *, channels: int, classes: int, siz
         ) from problem
     network.train(were)
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
-        found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-        raise sf.ConfigError(f"{name} makes {found} of 2 images: (2, {classes}) is needed, a number for each class")
+        actual = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise sf.ConfigError(f"{name} makes {actual} of 2 images: (2, {classes}) is needed, a number for each class")

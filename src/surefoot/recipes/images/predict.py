@@ -55,10 +55,10 @@ class Kept:
                 f"the classes of these data are {shown(classes)}; those of the run, by number: {shown(self.classes)}\n"
                 "  are these its data? Classes of arrays are named by --data.classes"
             )
-        for name, found, own in (("size", size, self.size), ("channels", channels, self.channels)):
-            if found != own:
+        for name, actual, own in (("size", size, self.size), ("channels", channels, self.channels)):
+            if actual != own:
                 return (
-                    f"the images of these data have {name} {found}, those of the run {own}\n"
+                    f"the images of these data have {name} {actual}, those of the run {own}\n"
                     f"  pictures in folders are made so: --data.{name} {own}"
                 )
         return None
@@ -66,31 +66,31 @@ class Kept:
 
 def kept(run: Path) -> Kept:
     """What a run kept; `CheckpointError` where the file is missing or damaged, or names a program inside the run."""
-    place = run / FILE
+    path = run / FILE
     try:
-        found = json.loads(read_regular(place))
+        fields = json.loads(read_regular(path))
         hints = get_type_hints(Kept)
         if (
-            not isinstance(found, dict)
-            or found.keys() != hints.keys()
-            or any(type_problem(name, found[name], hint) for name, hint in hints.items())
+            not isinstance(fields, dict)
+            or fields.keys() != hints.keys()
+            or any(type_problem(name, fields[name], hint) for name, hint in hints.items())
         ):
             raise ValueError(f"its entries should be {', '.join(hints)}")
     except FileNotFoundError as problem:
         raise sf.CheckpointError(
-            f"{place} is missing: without it nobody knows what the run's classes are called\n"
+            f"{path} is missing: without it nobody knows what the run's classes are called\n"
             "  put it back; or is it the run of another recipe? Choose another --run-dir"
         ) from problem
     except (OSError, ValueError) as problem:
-        raise sf.CheckpointError(f"{place} is damaged: {problem}") from problem
-    program = Path(found["network"].rpartition(":")[0])
+        raise sf.CheckpointError(f"{path} is damaged: {problem}") from problem
+    program = Path(fields["network"].rpartition(":")[0])
     if program.suffix == ".py" and (not user_code.is_resolved(program) or program.is_relative_to(run.resolve())):
         raise sf.CheckpointError(
-            f"{place} names a program by a relative path, through a link or inside the run: {program}\n"
+            f"{path} names a program by a relative path, through a link or inside the run: {program}\n"
             "  surefoot never writes that: it would run whatever came with the directory\n"
-            f"  if it is yours, copy it out of the run, and write its absolute path, without links, into {place}"
+            f"  if it is yours, copy it out of the run, and write its absolute path, without links, into {path}"
         )
-    return Kept(**found)
+    return Kept(**fields)
 
 
 def picture_in_words(classes: Sequence[str]) -> Callable[[Any], str]:
@@ -127,24 +127,24 @@ def begun(out: str | Path | None) -> Kept | None:
     return kept(Path(out)) if out is not None and any(Path(out).glob("checkpoints/step-*")) else None
 
 
-def named(model: Any, data: Kept, inputs: Sequence[str], asked: Predict) -> Iterator[str]:
+def named(model: Any, metadata: Kept, inputs: Sequence[str], options: Predict) -> Iterator[str]:
     """The likeliest classes of each picture: of one a line each, of several one JSON object a line. Errors come first."""
     import torch
 
     if not inputs:
         raise sf.ConfigError("which picture? surefoot predict RUN picture.png")
-    if asked.top_k < 1:
-        raise sf.ConfigError(f"top_k = {asked.top_k}: the number of classes to show, 1 or more")
-    made: dict[str, Any] = {name: getattr(data, name) for name in ("size", "channels", "crop", "mean", "std")}
-    pictures = [sf.data.read_image(local_path(path, setting="picture"), **made) for path in inputs]
+    if options.top_k < 1:
+        raise sf.ConfigError(f"top_k = {options.top_k}: the number of classes to show, 1 or more")
+    shape: dict[str, Any] = {name: getattr(metadata, name) for name in ("size", "channels", "crop", "mean", "std")}
+    pictures = [sf.data.read_image(local_path(path, setting="picture"), **shape) for path in inputs]
     device = next(model.parameters()).device
     for path, picture_1CHW in zip(inputs, pictures, strict=True):
         with torch.no_grad():
             chances_K = torch.softmax(model(picture_1CHW.to(device))[0].float(), dim=0).cpu()
-        chances, places = chances_K.topk(min(asked.top_k, len(data.classes)))
-        found = dict(zip((data.classes[place] for place in places.tolist()), chances.tolist(), strict=True))
+        chances, indices = chances_K.topk(min(options.top_k, len(metadata.classes)))
+        chance_of = dict(zip((metadata.classes[index] for index in indices.tolist()), chances.tolist(), strict=True))
         if len(inputs) == 1:
-            yield from (f"{chance:.4f}  {name}\n" for name, chance in found.items())
+            yield from (f"{chance:.4f}  {name}\n" for name, chance in chance_of.items())
         else:
-            rounded = {name: round(chance, _DIGITS) for name, chance in found.items()}
+            rounded = {name: round(chance, _DIGITS) for name, chance in chance_of.items()}
             yield json.dumps({"image": path, "classes": rounded}, ensure_ascii=False) + "\n"

@@ -47,22 +47,22 @@ def build(config: Config) -> "sf.Run":
 
     changes = config.augmentation
     augmentation, optimizer, schedule, *_ = check(config)
-    held = pictures.begun(config.run_dir)
-    found = sf.data.load_images(**vars(config.data), augmentation=augmentation, seed=config.seed)
-    if count := len(found.left_out):
+    before = pictures.begun(config.run_dir)
+    datasets = sf.data.load_images(**vars(config.data), augmentation=augmentation, seed=config.seed)
+    if count := len(datasets.left_out):
         what = "1 damaged picture is" if count == 1 else f"{count} damaged pictures are"
-        print(f"warning: {what} left out: {found.left_out[0]}{' ...' * (count > 1)}", flush=True)
-    fits, names = found.fitting, list(found.classes)
+        print(f"warning: {what} left out: {datasets.left_out[0]}{' ...' * (count > 1)}", flush=True)
+    fits, names = datasets.fitting, list(datasets.classes)
     shape = {"size": fits.size, "channels": fits.channels}
-    strange = None if held is None else held.strange(names, **shape)
-    if held is not None and strange is None:
-        found = found.normalised_with(tuple(held.mean), tuple(held.std))
-    name = networks.recorded_name(config.model, held=None if held is None else held.network)
-    kept = pictures.Kept(
-        names, **vars(fits), mean=found.mean, std=found.std, network=name, sha256=networks.digest(name)
+    strange = None if before is None else before.strange(names, **shape)
+    if before is not None and strange is None:
+        datasets = datasets.normalised_with(tuple(before.mean), tuple(before.std))
+    name = networks.recorded_name(config.model, recorded=None if before is None else before.network)
+    metadata = pictures.Kept(
+        names, **vars(fits), mean=datasets.mean, std=datasets.std, network=name, sha256=networks.digest(name)
     )
-    if held is not None and name == held.network:
-        networks.note_changed(name, was=held.sha256)
+    if before is not None and name == before.network:
+        networks.note_changed(name, was=before.sha256)
     model = networks.builder(config.model, name, classes=len(names), **shape)
     sizes = batching(config.batch_size, config.micro_batch_size)
     if not config.sync_batch_norm:
@@ -84,10 +84,10 @@ def build(config: Config) -> "sf.Run":
     def panels(model: Any) -> Iterator[Any]:
         if strange is not None:
             raise sf.DataError(strange)
-        yield from sf.report.classification_panels(model, found.val, classes=names, **normalised)
+        yield from sf.report.classification_panels(model, datasets.val, classes=names, **normalised)
 
-    normalised: dict[str, Any] = {"mean": found.val.mean, "std": found.val.std}
-    left_out = repr([f"{path.parent.name}/{path.name}" for path in found.left_out]).encode(errors="surrogateescape")
+    normalised: dict[str, Any] = {"mean": datasets.val.mean, "std": datasets.val.std}
+    left_out = repr([f"{path.parent.name}/{path.name}" for path in datasets.left_out]).encode(errors="surrogateescape")
     splits = {
         name: sf.Split(
             part,
@@ -96,21 +96,21 @@ def build(config: Config) -> "sf.Run":
             predict=None if strange is None else refuse_other_images,
             at_end=name == "test",
         )
-        for name, part in (("val", found.val), ("test", found.test))
+        for name, part in (("val", datasets.val), ("test", datasets.test))
         if part is not None
     }
     return sf.Run(
         model=model,
         loss=loss,
-        train_data=found.train,
+        train_data=datasets.train,
         optimizer=optimizer,
         schedule=schedule,
         splits=splits,
         panels_fn=panels,
         describe_fn=pictures.picture_in_words(names),
-        extra_files={pictures.FILE: kept.to_json(), pictures.EXAMPLE: png_file(found.val[0][0], **normalised)},
+        extra_files={pictures.FILE: metadata.to_json(), pictures.EXAMPLE: png_file(datasets.val[0][0], **normalised)},
         predict_example=None if config.run_dir is None else str(Path(config.run_dir) / pictures.EXAMPLE),
-        data_summary=_in_words(found, config.data.path),
+        data_summary=_in_words(datasets, config.data.path),
         identity={
             "data": {"classes": names, "left_out": {"pictures": count, "sha256": sha256(left_out).hexdigest()}},
             "model": networks.described(config.model, name),
@@ -121,14 +121,14 @@ def build(config: Config) -> "sf.Run":
     )
 
 
-def _in_words(found: "sf.data.ImageDatasets", path: str | None) -> list[str]:
+def _in_words(datasets: "sf.data.ImageDatasets", path: str | None) -> list[str]:
     """Lines that say which images these are, and how many are for what."""
-    test = "no test part" if found.test is None else f"{len(found.test):,} to test at the end"
+    test = "no test part" if datasets.test is None else f"{len(datasets.test):,} to test at the end"
     return [
         "scikit-learn's handwritten digits (data.path is absent)" if path is None else f"images of {path}",
-        f"{len(found.train):,} to train on, {len(found.val):,} held out, {test}",
-        f"{len(found.classes)} classes; {found.fitting.size} x {found.fitting.size} pixels,"
-        f" {found.fitting.channels} channel{'s' * (found.fitting.channels != 1)}",
+        f"{len(datasets.train):,} to train on, {len(datasets.val):,} held out, {test}",
+        f"{len(datasets.classes)} classes; {datasets.fitting.size} x {datasets.fitting.size} pixels,"
+        f" {datasets.fitting.channels} channel{'s' * (datasets.fitting.channels != 1)}",
     ]
 
 
@@ -140,20 +140,21 @@ def _accuracy(logits_BK: Any, mixture: "sf.losses.MixedBatch") -> "sf.Mean":
 
 def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]:
     """The files of the user's own that a run is built again with; each with the hash that the run noted of it last, if it did."""
-    kept = pictures.kept(run) if (run / pictures.FILE).is_file() else None
-    hashes = {} if kept is None else {kept.network: kept.sha256}  # which `predict` runs, whatever the settings name
-    names = {*hashes, networks.recorded_name(config.model, held=None if kept is None else kept.network)}
+    metadata = pictures.kept(run) if (run / pictures.FILE).is_file() else None
+    network = None if metadata is None else metadata.network  # `predict` runs it, whatever the settings name
+    hashes = {} if metadata is None else {metadata.network: metadata.sha256}
+    names = {*hashes, networks.recorded_name(config.model, recorded=network)}
     return [(file, hashes.get(name)) for name in sorted(names) if (file := networks.file_of(name)) is not None]
 
 
-def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
+def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
     """The classes that a trained model sees in pictures, likeliest first, for `surefoot predict`."""
     from surefoot.train.compile import layout  # imports torch
     from surefoot.train.model_weights import load_weights  # imports torch
 
-    data = pictures.kept(run)
-    networks.note_changed(data.network, was=data.sha256)
-    shape = {"channels": data.channels, "classes": len(data.classes), "size": data.size}
-    model = load_weights(networks.builder(config.model, data.network, **shape)(), checkpoint, device=asked.device)
+    metadata = pictures.kept(run)
+    networks.note_changed(metadata.network, was=metadata.sha256)
+    shape = {"channels": metadata.channels, "classes": len(metadata.classes), "size": metadata.size}
+    model = load_weights(networks.builder(config.model, metadata.network, **shape)(), checkpoint, device=options.device)
     layout(config.channels_last is True, [model])
-    return pictures.named(model, data, inputs, asked)
+    return pictures.named(model, metadata, inputs, options)

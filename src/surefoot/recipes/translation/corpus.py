@@ -70,17 +70,17 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
             data.path, source=source, target=target, val_fraction=fraction, on_empty=data.on_empty
         )
         about = f"pairs of {data.path}, {source} to {target}"
-    place = saved if saved is not None or init is None else beside(local_path(init, setting="init_from"))
-    if place is None:
-        made = _trained(parts.train, data)
+    path = saved if saved is not None or init is None else beside(local_path(init, setting="init_from"))
+    if path is None:
+        tokenizers = _trained(parts.train, data)
     else:
-        made = saved_tokenizers(place.parent)
+        tokenizers = saved_tokenizers(path.parent)
         if saved is None:
-            _refuse_unlike(data, made, place)
+            _refuse_unlike(data, tokenizers, path)
     pairs = sf.data.TokenPairs.from_text(
         parts.train,
-        source=made[0],
-        target=made[1],
+        source=tokenizers[0],
+        target=tokenizers[1],
         max_source_tokens=data.max_source_tokens,
         max_target_tokens=data.max_target_tokens,
     )
@@ -92,28 +92,29 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
             f"note: {pairs.left_out:,} of {len(parts.train):,} pairs to train on are longer than"
             f" {data.max_source_tokens} and {data.max_target_tokens} tokens (data.max_source_tokens, data.max_target_tokens) and left out"
         )
-    held_out = _within(context, parts.val, made, origin=parts.val_origin)
-    test = None if parts.test is None else _within(context, parts.test, made, origin=parts.test_origin)
+    held_out = _within(context, parts.val, tokenizers, origin=parts.val_origin)
+    test = None if parts.test is None else _within(context, parts.test, tokenizers, origin=parts.test_origin)
     chosen = f"{data.tokenizer}, {promised_vocabulary(data.vocab_size)} tokens{'' if data.shared_vocab else ' for each side'}"
-    return Bilingual(pairs, held_out, test, *made, chosen if init is None else f"that of init, or {chosen}", about)
+    chosen = chosen if init is None else f"that of init, or {chosen}"
+    return Bilingual(pairs, held_out, test, *tokenizers, chosen, about)
 
 
-def _refuse_unlike(data: Data, made: tuple[Any, Any], place: Path) -> None:
+def _refuse_unlike(data: Data, tokenizers: tuple[Any, Any], path: Path) -> None:
     """Raise `ConfigError` where the settings say of the tokenizers something else than the weights to start from have."""
     if data.vocab_size is not None:
         raise sf.ConfigError(
-            f"data.vocab_size = {data.vocab_size}: the weights of --init-from have a tokenizer of their own, {place}\n"
+            f"data.vocab_size = {data.vocab_size}: the weights of --init-from have a tokenizer of their own, {path}\n"
             "  leave it out (--data.vocab-size None, where a preset has one)"
         )
-    if made[0].kind != data.tokenizer:
+    if tokenizers[0].kind != data.tokenizer:
         raise sf.ConfigError(
-            f"data.tokenizer = {data.tokenizer!r}: the weights of --init-from have {made[0].kind}, {place}\n"
-            f"  try: --data.tokenizer {made[0].kind}"
+            f"data.tokenizer = {data.tokenizer!r}: the weights of --init-from have {tokenizers[0].kind}, {path}\n"
+            f"  try: --data.tokenizer {tokenizers[0].kind}"
         )
-    if (made[0] is made[1]) != data.shared_vocab:
+    if (tokenizers[0] is tokenizers[1]) != data.shared_vocab:
         has = "a vocabulary for each side" if data.shared_vocab else "one vocabulary"
         raise sf.ConfigError(
-            f"data.shared_vocab = {data.shared_vocab}: the weights of --init-from have {has}, {place}\n"
+            f"data.shared_vocab = {data.shared_vocab}: the weights of --init-from have {has}, {path}\n"
             f"  try: --data.shared-vocab {not data.shared_vocab}"
         )
 

@@ -42,21 +42,21 @@ class Search:
 def translated(model: Any, sentences: Sequence[str], search: Search, *, batch_size: int = 32) -> list[str]:
     """The translation of each sentence in one line; of an empty one an empty one. `DataError` for one that is too long."""
     rows = {
-        place: search.source.encode(sentence.strip()) for place, sentence in enumerate(sentences) if sentence.strip()
+        index: search.source.encode(sentence.strip()) for index, sentence in enumerate(sentences) if sentence.strip()
     }
-    for place in rows:
-        if (why := _too_long(model, search.source, sentences[place])) is not None:
-            raise sf.DataError(f"sentence {place + 1} {why}")
-    found = sf.generate.beam_search(
+    for index in rows:
+        if (why := _too_long(model, search.source, sentences[index])) is not None:
+            raise sf.DataError(f"sentence {index + 1} {why}")
+    hypotheses = sf.generate.beam_search(
         model,
         [[*row.tolist(), END] for row in rows.values()],
         beam_size=search.beam_size,
         length_penalty=search.length_penalty,
         batch_size=batch_size,
     )
-    texts = (search.target.decode(hypothesis.tokens) for hypothesis in found)
-    lines = {place: text.replace("\n", " ").replace("\r", " ") for place, text in zip(rows, texts, strict=True)}
-    return [lines.get(place, "") for place in range(len(sentences))]
+    texts = (search.target.decode(hypothesis.tokens) for hypothesis in hypotheses)
+    lines = {index: text.replace("\n", " ").replace("\r", " ") for index, text in zip(rows, texts, strict=True)}
+    return [lines.get(index, "") for index in range(len(sentences))]
 
 
 def corpus_metrics(references: Sequence[str], translations: Sequence[str], *, language: str) -> dict[str, float | str]:
@@ -84,11 +84,11 @@ def shown(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, langu
     from sacrebleu.metrics.bleu import BLEU
 
     spread = pairs[:: max(1, -(-len(pairs) // _SHOWN))][:_SHOWN]
-    said = translated(model, [one for one, _ in spread], search)
+    translations = translated(model, [source for source, _ in spread], search)
     bleu = BLEU(tokenize=_words(language), effective_order=True)  # without the n-grams that a short sentence has not
     rows = [
-        (one, meant, answer, min(100.0, bleu.sentence_score(answer, [meant]).score))
-        for (one, meant), answer in zip(spread, said, strict=True)
+        (source, reference, translation, min(100.0, bleu.sentence_score(translation, [reference]).score))
+        for (source, reference), translation in zip(spread, translations, strict=True)
     ]
     return sf.report.Examples.best_and_worst(
         f"{len(rows)} of {len(pairs):,} held-out sentences translated", "BLEU of the sentence, 0 to 100", rows
@@ -115,14 +115,14 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
     A line that is not UTF-8 is empty and says so. `DataError` for a file that cannot be read, or is UTF-16.
     """
     piped = list(inputs) == ["-"]
-    found = [
+    sentences = [
         Sentence(line.removesuffix("\r"), f"input {number}")
         for number, text in enumerate([] if piped else inputs, start=1)
         for line in text.removesuffix("\n").split("\n")
     ]
     if file is not None:
         try:
-            found += _lines(local_path(file, setting="file").read_bytes(), file)
+            sentences += _lines(local_path(file, setting="file").read_bytes(), file)
         except OSError as problem:
             raise sf.DataError(f"{file} cannot be read: {problem.strerror}") from problem
     if piped or (not inputs and file is None):
@@ -131,17 +131,17 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
                 'nothing to translate: give a sentence, as in surefoot predict RUN "Two dogs play in the snow.",\n'
                 "  a file with one a line (--file), or lines on standard input"
             )
-        found += _lines(sys.stdin.buffer.read(), "standard input")
-    return found
+        sentences += _lines(sys.stdin.buffer.read(), "standard input")
+    return sentences
 
 
-def answers(model: Any, inputs: Sequence[str], asked: Predict, search: Search) -> Iterator[str]:
+def answers(model: Any, inputs: Sequence[str], options: Predict, search: Search) -> Iterator[str]:
     """The translations, one a line; an empty one for what cannot be, which is told and counted by a `DataError` at the end."""
-    sentences = sentences_of(inputs, asked.file)
-    own = {name: getattr(asked, name) for name in ("beam_size", "length_penalty")}
+    sentences = sentences_of(inputs, options.file)
+    own = {name: getattr(options, name) for name in ("beam_size", "length_penalty")}
     search = replace(search, **{name: value for name, value in own.items() if value is not None})
     # a long file is answered as it goes; sentences of one length are many
-    failed, at_once = 0, max(1, 16 * asked.batch_size)
+    failed, at_once = 0, max(1, 16 * options.batch_size)
     for first in range(0, len(sentences), at_once):
         texts = []
         for sentence in sentences[first : first + at_once]:
@@ -150,7 +150,7 @@ def answers(model: Any, inputs: Sequence[str], asked: Predict, search: Search) -
                 failed += 1
                 print(f"warning: {sentence.where} {why}", file=sys.stderr)
             texts.append("" if why is not None else sentence.text)
-        yield "".join(f"{line}\n" for line in translated(model, texts, search, batch_size=asked.batch_size))
+        yield "".join(f"{line}\n" for line in translated(model, texts, search, batch_size=options.batch_size))
     if failed:
         raise sf.DataError(
             f"{failed:,} of {len(sentences):,} line{'s' * (len(sentences) != 1)} could not be translated: empty in the answers,"
@@ -160,10 +160,10 @@ def answers(model: Any, inputs: Sequence[str], asked: Predict, search: Search) -
 
 def _too_long(model: Any, source: Any, text: str) -> str | None:
     """Why a sentence is not translated; None where the model takes it."""
-    most, tokens = model.shape.context - 1, len(source.encode(text.strip()))  # an end follows
-    if tokens <= most:
+    limit, tokens = model.shape.context - 1, len(source.encode(text.strip()))  # an end follows
+    if tokens <= limit:
         return None
-    return f"has {tokens} tokens, and the model takes {most}: {text[:60]!r} ...: give it in parts, one sentence a line"
+    return f"has {tokens} tokens, and the model takes {limit}: {text[:60]!r} ...: give it in parts, one sentence a line"
 
 
 def _lines(data: bytes, where: str) -> list[Sentence]:
@@ -171,12 +171,13 @@ def _lines(data: bytes, where: str) -> list[Sentence]:
 
     if is_utf_16(data):
         decoded(data, where)
-    found = []
+    sentences = []
     # a line feed ends a line, and none is missing where the last has none
     for number, line in enumerate(data.removesuffix(b"\n").split(b"\n") if data else [], start=1):
-        place = f"{where}, line {number}"
+        position = f"{where}, line {number}"
         try:
-            found.append(Sentence(line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\r"), place))
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\r")
+            sentences.append(Sentence(text, position))
         except UnicodeDecodeError:
-            found.append(Sentence("", place, "is not UTF-8 text"))
-    return found
+            sentences.append(Sentence("", position, "is not UTF-8 text"))
+    return sentences

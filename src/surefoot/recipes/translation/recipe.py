@@ -33,12 +33,12 @@ def check(config: Config) -> list[Any]:
 def build(config: Config) -> "sf.Run":
     """The run that a configuration describes, not yet started."""
     _, optimizer, schedule, *_ = check(config)
-    found = texts.bilingual(config, saved=saved(config.run_dir))
-    own = None if found.source is found.target else found.source.vocab_size
-    network = network_shape(config, source=own, target=found.target.vocab_size)
-    at_end = Search(found.source, found.target, config.beam_size, config.length_penalty)
+    corpus = texts.bilingual(config, saved=saved(config.run_dir))
+    own = None if corpus.source is corpus.target else corpus.source.vocab_size
+    network = network_shape(config, source=own, target=corpus.target.vocab_size)
+    at_end = Search(corpus.source, corpus.target, config.beam_size, config.length_penalty)
     while_training = replace(at_end, beam_size=config.val_beam_size)
-    scored = found.val[: config.val_pairs]
+    scored = corpus.val[: config.val_pairs]
 
     def split(sentences: list[tuple[str, str]], search: Search, *, at_end: bool) -> "sf.Split":
         # neighbours of one length, so that batches have little padding: the order of a split changes no score
@@ -49,13 +49,13 @@ def build(config: Config) -> "sf.Run":
             hypotheses = sf.generate.beam_search(
                 model, rows, beam_size=search.beam_size, length_penalty=search.length_penalty
             )
-            return [found.target.decode(hypothesis.tokens) for hypothesis in hypotheses], batch[1].tolist()
+            return [corpus.target.decode(hypothesis.tokens) for hypothesis in hypotheses], batch[1].tolist()
 
         # against the text as it was written, which tokens need not give back
         compare = partial(corpus_metrics, [reference for _, reference in ordered], language=config.data.target)
 
         return sf.Split(
-            found.pairs(ordered),
+            corpus.pairs(ordered),
             metrics=sf.metrics.whole_split(lambda translations, _: compare(translations)),
             batch_size=64,
             predict=predict,
@@ -70,19 +70,19 @@ def build(config: Config) -> "sf.Run":
 
     def in_words(batch: Any) -> str:
         source_BS, target_BT = batch
-        source, target = found.source.decode(source_BS[0].tolist()), found.target.decode(target_BT[0].tolist())
+        source, target = corpus.source.decode(source_BS[0].tolist()), corpus.target.decode(target_BT[0].tolist())
         return f"{wrapped(source)}\n  -> {wrapped(target)}"
 
     best = "max validation/bleu" if config.best == "bleu" else "min validation/loss"
     splits = {"validation": split(scored, while_training, at_end=False)}
-    if found.test is not None:
-        splits["test"] = split(found.test, at_end, at_end=True)
+    if corpus.test is not None:
+        splits["test"] = split(corpus.test, at_end, at_end=True)
     return sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
         loss=texts.cross_entropy(config.label_smoothing),
         count_unit="tokens",
         count_fn=texts.targets_of,
-        train_data=found.train,
+        train_data=corpus.train,
         optimizer=optimizer,
         schedule=schedule,
         splits=splits,
@@ -90,11 +90,11 @@ def build(config: Config) -> "sf.Run":
         derived=None if config.label_smoothing else {"perplexity": sf.metrics.perplexity},
         panels_fn=lambda model: [shown(model, scored, while_training, language=config.data.target)],
         describe_fn=in_words,
-        extra_files=found.files,
+        extra_files=corpus.files,
         predict_example=scored[0][0],
-        data_summary=found.in_words,
+        data_summary=corpus.in_words,
         identity={
-            "data": {"tokenizer": found.chosen},
+            "data": {"tokenizer": corpus.chosen},
             "model": asdict(network),
             "label_smoothing": config.label_smoothing,
         },
@@ -137,14 +137,14 @@ def network_shape(config: Config, *, source: int | None, target: int) -> Any:
         raise sf.ConfigError(f"model: {problem}") from problem
 
 
-def predict(config: Config, asked: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
+def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
     """Translations of the inputs, one a line, for `surefoot predict`."""
     from surefoot.train.model_weights import load_weights  # imports torch
 
     source, target = texts.saved_tokenizers(run)
     network = network_shape(config, source=(None if source is target else source.vocab_size), target=target.vocab_size)
-    model = load_weights(sf.models.Seq2Seq(network), checkpoint, device=asked.device)
-    return answers(model, inputs, asked, Search(source, target, config.beam_size, config.length_penalty))
+    model = load_weights(sf.models.Seq2Seq(network), checkpoint, device=options.device)
+    return answers(model, inputs, options, Search(source, target, config.beam_size, config.length_penalty))
 
 
 def _as_usual(optimizer: Optimizer) -> Optimizer:
@@ -154,12 +154,12 @@ def _as_usual(optimizer: Optimizer) -> Optimizer:
 
 def _refuse_wrong(config: Config) -> None:
     """Raise one `ConfigError` for all settings of this recipe's data that cannot be."""
-    data, context, least = config.data, config.model.context, sf.tokenizers.SubwordTokenizer.least
+    data, context, smallest = config.data, config.model.context, sf.tokenizers.SubwordTokenizer.min_vocab_size
     sides = {"data.max_source_tokens": data.max_source_tokens, "data.max_target_tokens": data.max_target_tokens}
     refuse_all(
         {
-            f"data.vocab_size = {data.vocab_size}: subwords need {least} tokens at least, all bytes and three more": (
-                data.vocab_size is not None and data.vocab_size < least
+            f"data.vocab_size = {data.vocab_size}: subwords need {smallest} tokens at least, all bytes and three more": (
+                data.vocab_size is not None and data.vocab_size < smallest
             ),
             f"data.source and data.target are both {data.source!r}: name two languages": data.source == data.target,
             f"data.phrase_count = {data.phrase_count}: 100 or more": data.phrase_count < 100,
