@@ -23,7 +23,7 @@ from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 from surefoot.profile.flops import Flops, count_flops
 from surefoot.profile.profile import interval, measure_variant, rank
-from surefoot.profile.result import MeasuredVariant, _suggestion
+from surefoot.profile.result import VariantGain, _suggestion
 from surefoot.profile.trace import memory_line
 from surefoot.profile.variants import NAMES, stepping, variants
 from surefoot.run.run import unchanged
@@ -311,8 +311,8 @@ def test_a_variant_that_fails_is_told_and_ends_nothing() -> None:
 
 
 def test_gains_are_ranked_before_noise_and_noise_before_losses() -> None:
-    def one(name: str, speedup: float, low: float, high: float, problem: str | None = None) -> MeasuredVariant:
-        return MeasuredVariant(name, f"--{name}", "", speedup, low, high, 9, 0.0, problem)
+    def one(name: str, speedup: float, low: float, high: float, problem: str | None = None) -> VariantGain:
+        return VariantGain(name, f"--{name}", "", speedup, low, high, 9, 0.0, problem)
 
     given = [
         one("slower", 0.5, 0.4, 0.6),
@@ -327,7 +327,7 @@ def test_gains_are_ranked_before_noise_and_noise_before_losses() -> None:
 
 def test_a_suggestion_keeps_to_the_width_of_the_page() -> None:
     flag = "--precision bf16 with model.to(memory_format=torch.channels_last), and the pictures too"
-    lines = _suggestion(MeasuredVariant("both", flag, "every product is rounded", 1.27, 1.2, 1.3, 9, 0.0))
+    lines = _suggestion(VariantGain("both", flag, "every product is rounded", 1.27, 1.2, 1.3, 9, 0.0))
     assert max(map(len, lines)) <= 100
     assert " ".join(" ".join(lines).split()) == f"1.27x (1.20 to 1.30) {flag} every product is rounded"
 

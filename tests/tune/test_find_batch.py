@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from small_runs import build
-from surefoot.tune.batch_size_search import BatchSizeTrial, recommend, search_sizes
+from surefoot.tune.batch_size_search import SizeTrial, recommend, search_sizes
 from surefoot.tune.find_batch import what_changes_with_it
 
 
@@ -32,14 +32,12 @@ class Device:
     def needs(self, size: int) -> int:
         return self.fixed + self.each * size
 
-    def attempt(self, size: int) -> BatchSizeTrial:
+    def attempt(self, size: int) -> SizeTrial:
         self.tried.append(size)
         needs = self.needs(size)
         if needs > self.holds:
-            return BatchSizeTrial(size, self.whole // size, needs, problem="out of memory")
-        return BatchSizeTrial(
-            size, self.whole // size, needs, samples_per_s=size / (1 + 0.01 * size), targets_per_s=1.0
-        )
+            return SizeTrial(size, self.whole // size, needs, problem="out of memory")
+        return SizeTrial(size, self.whole // size, needs, samples_per_s=size / (1 + 0.01 * size), targets_per_s=1.0)
 
 
 @given(whole=st.integers(1, 2000), each=st.integers(1, 100), holds=st.integers(1, 100_000))
@@ -65,9 +63,9 @@ def test_what_is_not_tried_is_shown_with_what_it_would_need() -> None:
 
 
 def test_running_out_of_memory_against_the_prediction_ends_in_the_next_smaller_size() -> None:
-    def attempt(size: int) -> BatchSizeTrial:
+    def attempt(size: int) -> SizeTrial:
         fits = size < 48
-        return BatchSizeTrial(size, 96 // size, 10 * size if fits else 10_001, float(size) if fits else None)
+        return SizeTrial(size, 96 // size, 10 * size if fits else 10_001, float(size) if fits else None)
 
     rows = search_sizes(attempt, divisors(96), deadly_bytes=10_000, standing_bytes=0)
     assert max(row.size for row in rows if row.fits) == 32
@@ -80,7 +78,7 @@ def test_running_out_of_memory_against_the_prediction_ends_in_the_next_smaller_s
 def test_the_smallest_within_three_percent_of_the_fastest_is_recommended(
     rates: tuple[float, ...], recommended: int, fastest: int
 ) -> None:
-    rows = [BatchSizeTrial(2**place, 8 >> place, 10, rate, rate) for place, rate in enumerate(rates)]
+    rows = [SizeTrial(2**place, 8 >> place, 10, rate, rate) for place, rate in enumerate(rates)]
     found = recommend(rows, batch_size=8, unit="samples", limit_bytes=99)
     assert found is not None
     assert (found.recommended.size, found.fastest.size, found.largest.size) == (recommended, fastest, 8)
@@ -146,10 +144,10 @@ def test_sizes_that_take_less_than_smaller_ones_are_found() -> None:
     """As a loss that is computed in pieces from some size on."""
     tried: list[int] = []
 
-    def attempt(size: int) -> BatchSizeTrial:
+    def attempt(size: int) -> SizeTrial:
         tried.append(size)
         needs = 10 * size if size < 16 else 60 + size
-        return BatchSizeTrial(size, 96 // size, needs, float(size) if needs <= 100 else None)
+        return SizeTrial(size, 96 // size, needs, float(size) if needs <= 100 else None)
 
     rows = search_sizes(attempt, divisors(96), deadly_bytes=1000, standing_bytes=0)
     assert [row.size for row in rows if row.fits] == [1, 2, 4, 8, 16, 24, 32]

@@ -94,17 +94,12 @@ def planned_of(program: Program, flags: Sequence[str], options: Compare, *, verb
     if space is None:
         refuse_duplicates(varied, flat)
     unlike = [name for name in flat[0] if name != "run_dir" and any(values[name] != flat[0][name] for values in flat)]
-    recorded = dict.fromkeys([*(name for combination in varied for name in combination), *unlike])
-    seeds = [combination.pop("seed") if options.seeds > 1 else None for combination in varied]
+    recorded = dict.fromkeys([*(name for own in varied for name in own), *unlike])
+    seeds = [own.pop("seed") if options.seeds > 1 else None for own in varied]
     groups = [group for group in names(varied[:: options.seeds]) for _ in range(options.seeds)]
     variants = [
-        Variant(
-            group if seed is None else f"{group},seed={seed}",
-            group,
-            combination,
-            {key: values[key] for key in recorded},
-        )
-        for group, seed, combination, values in zip(groups, seeds, varied, flat, strict=True)
+        Variant(group if seed is None else f"{group},seed={seed}", group, own, {key: values[key] for key in recorded})
+        for group, seed, own, values in zip(groups, seeds, varied, flat, strict=True)
     ]
     cores, thread_limit = cores_each(1), os.environ.get("OMP_NUM_THREADS", "")
     cores = min(cores, int(thread_limit)) if thread_limit.isdigit() and int(thread_limit) else cores

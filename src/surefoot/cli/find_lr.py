@@ -61,7 +61,7 @@ def find_lr(arguments: list[str]) -> None:
     lowest, highest, count, out = options.min_lr, options.max_lr, options.steps, options.out
     from surefoot.report.figures import made
     from surefoot.tune import lr_search
-    from surefoot.tune.lr_range_test import check_range, format_rate
+    from surefoot.tune.lr_range_test import as_text, check_range
 
     check_range(lowest, highest, count)
     run, settings = tried_run(options, flags, verb="find-lr")
@@ -73,12 +73,10 @@ def find_lr(arguments: list[str]) -> None:
     def watch(rate: float, loss: float) -> None:
         nonlocal rates_read
         if rates_read == 0:  # what is refused is refused before there is a table
-            about = (
-                f"{count} rates from {format_rate(lowest)} to {format_rate(highest)}, one a step, from step {start:,}"
-            )
+            about = f"{count} rates from {as_text(lowest)} to {as_text(highest)}, one a step, from step {start:,}"
             print(about, "  rate     loss after it", sep="\n")
         if rates_read % stride == 0:
-            print(f"  {format_rate(rate):<8} {loss:.4g}", flush=True)
+            print(f"  {as_text(rate):<8} {loss:.4g}", flush=True)
         rates_read += 1
 
     start = run.state.step
@@ -86,7 +84,7 @@ def find_lr(arguments: list[str]) -> None:
     what = "--optimizer.lr" if "optimizer.lr" in settings else "learning rate"
     print(
         f"{test.ended}; the table shows {-(-rates_read // stride)} of {len(test.rates)} rates",
-        "no suggestion" if test.suggested is None else f"suggested  {what} {format_rate(test.suggested)}",
+        "no suggestion" if test.suggested is None else f"suggested  {what} {as_text(test.suggested)}",
         f"  {test.reason}",
         sep="\n",
     )

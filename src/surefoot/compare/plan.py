@@ -117,39 +117,35 @@ def read(directory: Path) -> Planned | None:
         raise ConfigError(f"cannot read {path}: {problem}") from problem
 
 
-def continue_plan(existing: Planned, requested: Planned, *, where: Path, threads_given: bool) -> Planned:
+def continue_plan(old: Planned, new: Planned, *, where: Path, threads_given: bool) -> Planned:
     """The plan to go on with where there is one already: that, with further variants of the same settings where they are asked.
 
     `ConfigError` where another comparison is asked. Threads stay those of the plan, unless others were asked for by name.
     """
-    problems = _of_program(existing.program, requested.program)
-    if threads_given and requested.threads != existing.threads:
-        problems.append(f"threads was {existing.threads}, now {requested.threads}: another number gives other bits")
-    if (existing.search is None) != (requested.search is None):
+    problems = _of_program(old.program, new.program)
+    if threads_given and new.threads != old.threads:
+        problems.append(f"threads was {old.threads}, now {new.threads}: another number gives other bits")
+    if (old.search is None) != (new.search is None):
         problems.append("one of them is a search, and the other is not")
-    elif existing.search is not None and requested.search is not None:
-        unlike = [
-            name for name in ("space", "sampler", "pruner", "seed") if existing.search[name] != requested.search[name]
-        ]
+    elif old.search is not None and new.search is not None:
+        unlike = [name for name in ("space", "sampler", "pruner", "seed") if old.search[name] != new.search[name]]
         problems += [f"another {name} of the search" for name in unlike]
-        problems += _of_settings(existing.base, requested.base)
+        problems += _of_settings(old.base, new.base)
     else:
-        are = {name: requested.settings(name) for name in requested.names}
-        for name in existing.names:
+        are = {name: new.settings(name) for name in new.names}
+        for name in old.names:
             problems += (
-                _of_settings(existing.settings(name), are[name])
+                _of_settings(old.settings(name), are[name])
                 if name in are
                 else [f"{name} is not among the variants any more"]
             )
     if problems:
         reasons = "\n  ".join(some_of(list(dict.fromkeys(problems))))
         raise ConfigError(f"{where} holds another comparison: {reasons}\n  choose another directory: --out DIR")
-    if existing.search is None:
-        return replace(requested, threads=existing.threads, started_in=existing.started_in, found=existing.found)
-    metric = requested.metric or existing.metric  # trials are told to the search by it
-    return replace(
-        existing, target=requested.target, metric=metric, baseline=requested.baseline, search=requested.search
-    )
+    if old.search is None:
+        return replace(new, threads=old.threads, started_in=old.started_in, found=old.found)
+    metric = new.metric or old.metric  # trials are told to the search by it
+    return replace(old, target=new.target, metric=metric, baseline=new.baseline, search=new.search)
 
 
 def automatic_choices(facts: Mapping[str, Any], *, settings: Container[str]) -> list[str]:

@@ -119,9 +119,7 @@ def same_as(word: str, known: Collection[str]) -> str | None:
 def _refusal(name: str, word: str, value: Any, known: list[str]) -> str:
     text = json.dumps(value) if isinstance(value, str) and len(value) < 40 else repr(value)
     text = text if isinstance(value, bool | int | float | str) and len(text) < 40 else "..."
-    cures = [
-        f"write {replacement}" for replacement in _REPLACEMENTS.get(word, ()) if replacement.partition("=")[0] in known
-    ]
+    cures = [f"write {cure}" for cure in _REPLACEMENTS.get(word, ()) if cure.partition("=")[0] in known]
     if word in _NO_KEYWORD and "train_data" in known:
         cures.append(_NO_KEYWORD[word])
     cures += [f"write {near}={{}}" for near in difflib.get_close_matches(word, known, n=1)]

@@ -31,9 +31,7 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
         written = tomlkit.item(_NONE if value is None else str(value) if isinstance(value, Path) else value).as_string()
         tables.setdefault(path, []).append(f"{leaf} = {written} # {origin}")
     lines = [
-        line
-        for path, entries in tables.items()
-        for line in ([*entries, ""] if path == "" else [f"[{path}]", *entries, ""])
+        line for path, texts in tables.items() for line in ([*texts, ""] if path == "" else [f"[{path}]", *texts, ""])
     ]
     for name, value in program.items():
         _refuse_unwritable(f"{_PROGRAM}.{name}", value)

@@ -47,10 +47,8 @@ def often_clipped(history: History) -> Verdict:
         share < OFTEN or (kind == "norm" and norm < FAR_BELOW * limit),
         f"limited in {share:.0%} of the later steps" + (f", with norms about {norm:.3g}" if norm else ""),
     )
-    known_limit, setting = (
-        "" if math.isnan(limit) else f", limit {limit:g}",
-        described.identity.get("clip", "the limit"),
-    )
+    known_limit = "" if math.isnan(limit) else f", limit {limit:g}"
+    setting = described.identity.get("clip", "the limit")
     return wrong(
         "warning" if norm >= FAR_ABOVE * limit or math.isnan(limit) else "note",
         f"The gradient was limited in {share:.0%} of the later steps: the limit, {setting}, sets their size.",

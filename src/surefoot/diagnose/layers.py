@@ -80,10 +80,10 @@ def unusual_updates(history: History) -> Verdict:
     )
     evidence = [f"in the middle of all {len(medians)} layers an update is {typical:.2g} of the weight's norm"]
     for far, where in ((large, f"above {high:g}"), (small, f"below {low:g}")):
-        by_distance = sorted(far, key=lambda parameter: -abs(math.log(medians[parameter] / middle)))
-        if by_distance:
+        ranked = sorted(far, key=lambda parameter: -abs(math.log(medians[parameter] / middle)))
+        if ranked:
             evidence.append(
-                f"{where}: {join_names([f'{parameter} ({medians[parameter]:.1g})' for parameter in by_distance])}"
+                f"{where}: {join_names([f'{parameter} ({medians[parameter]:.1g})' for parameter in ranked])}"
             )
     return wrong(
         "warning" if count > len(medians) / 2 else "note",

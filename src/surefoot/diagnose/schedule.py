@@ -23,13 +23,13 @@ EXACT = ("constant", "inverse_sqrt")  # schedules with which a run is made longe
 def ended_early(history: History) -> Verdict:
     """A run that is over with steps left that its schedule was made for."""
     described, how = history.described, history.ended_by
-    steps, steps_made = described.steps, max(history.step, described.saved_step)
+    steps, step = described.steps, max(history.step, described.saved_step)
     need(history.over, "the run goes on")
     if steps is None:
         return Unknown("how long it was to be is not known")
-    well(history.complete, f"all {steps:,} steps were made" if steps_made >= steps else "it ended by itself")
+    well(history.complete, f"all {steps:,} steps were made" if step >= steps else "it ended by itself")
     need(
-        steps_made < steps,
+        step < steps,
         f"a checkpoint of step {described.saved_step:,} says that all steps were made, and the records end at step"
         f" {history.step:,}: some are missing (surefoot verify {described.name})",
     )
@@ -39,9 +39,9 @@ def ended_early(history: History) -> Verdict:
     rate, highest = _rates(history)
     return wrong(
         "note" if was_requested else "warning",
-        f"The run ended early, at step {steps_made:,} of {steps:,}.",
+        f"The run ended early, at step {step:,} of {steps:,}.",
         (
-            f"{steps_made:,} of {steps:,} steps" + (f"; {how}" if how else "; killed, or lost with its machine"),
+            f"{step:,} of {steps:,} steps" + (f"; {how}" if how else "; killed, or lost with its machine"),
             f"the rate was {rate:g} then, {rate / highest:.0%} of the highest: the schedule was not over"
             if highest > 0
             else "",
@@ -52,12 +52,10 @@ def ended_early(history: History) -> Verdict:
         ),
         try_=(
             f"{described.go_on()}  # goes on to the same bits",
-            f"for a run of this length, another: {described.typed('length', f'{steps_made} steps')}"
-            if steps_made
-            else "",
+            f"for a run of this length, another: {described.typed('length', f'{step} steps')}" if step else "",
         ),
-        step=steps_made,
-        numbers={"made": steps_made, "steps": steps},
+        step=step,
+        numbers={"made": step, "steps": steps},
     )
 
 

@@ -14,7 +14,7 @@ from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError, first_line
 from surefoot.optim.clipping import clear
 from surefoot.profile.flops import count_flops, measure_peak_flops
-from surefoot.profile.result import MeasuredVariant, Profile, middle_half, write_profile
+from surefoot.profile.result import Profile, VariantGain, middle_half, write_profile
 from surefoot.profile.timed_step import Stepping
 from surefoot.profile.trace import copied_s, device_busy_s, memory_line, operators, run_profiler
 from surefoot.profile.variants import USUAL, Variant, stepping, variants
@@ -123,11 +123,11 @@ def _outcomes(
     until: float,
     limit_s: float,
     tell: Callable[[str], None],
-) -> tuple[list[MeasuredVariant], list[str]]:
+) -> tuple[list[VariantGain], list[str]]:
     """The gain of each variant while time remains, and the names of those that were left out for lack of time."""
     if parts.world.size > 1:
         return [], ["all of them: ranks would not agree on when to stop"] if names else []
-    outcomes: list[MeasuredVariant] = []
+    outcomes: list[VariantGain] = []
     offered = variants(parts, names)
     base.seconds()
     for index, variant in enumerate(offered):
@@ -164,30 +164,25 @@ def _write_trace(trace: Any, path: Path) -> None:
         raise ConfigError(f"cannot write {path}: {problem}\n  choose another place: --out DIR") from problem
 
 
-def measure_variant(variant: Variant, base: Stepping, *, limit_s: float) -> MeasuredVariant:
+def measure_variant(variant: Variant, base: Stepping, *, limit_s: float) -> VariantGain:
     """Try one for about `limit_s` seconds. A failure is reported, and the others go on."""
     try:
         ratios, first_s = (_together if variant.workers is None else _apart)(variant, base, limit_s)
     except Exception as problem:
         clear(base.plain_state.parameters)
         base.plain_state.buffers.undo()
-        return MeasuredVariant(
+        return VariantGain(
             variant.name, variant.flag, variant.changes, problem=first_line(problem) or type(problem).__name__
         )
     low, high = interval(ratios)
-    return MeasuredVariant(variant.name, variant.flag, variant.changes, median(ratios), low, high, len(ratios), first_s)
+    return VariantGain(variant.name, variant.flag, variant.changes, median(ratios), low, high, len(ratios), first_s)
 
 
-def rank(outcomes: Sequence[MeasuredVariant]) -> list[MeasuredVariant]:
+def rank(rows: Sequence[VariantGain]) -> list[VariantGain]:
     """Gains first, the largest ahead; then variants within the noise, slower ones, and those that could not be tried."""
-    measured = [outcome for outcome in outcomes if outcome.problem is None]
-    failed = [outcome for outcome in outcomes if outcome.problem is not None]
-    return (
-        sorted(
-            measured, key=lambda outcome: (1 if outcome.in_noise else 0 if outcome.speedup > 1 else 2, -outcome.speedup)
-        )
-        + failed
-    )
+    measured = [row for row in rows if row.problem is None]
+    failed = [row for row in rows if row.problem is not None]
+    return sorted(measured, key=lambda row: (1 if row.in_noise else 0 if row.speedup > 1 else 2, -row.speedup)) + failed
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

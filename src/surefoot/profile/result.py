@@ -56,7 +56,7 @@ def middle_half(laps: Sequence[Mapping[str, float]]) -> Phases:
 
 
 @dataclass(frozen=True)
-class MeasuredVariant:
+class VariantGain:
     """The gain of a variant: `speedup` times as fast, between `low` and `high` (see `interval`); or why it could not be tried."""
 
     name: str
@@ -91,7 +91,7 @@ class Profile:
     peak: float
     peak_given: bool
     tokens: float  # targets of a step
-    tries: list[MeasuredVariant]
+    tries: list[VariantGain]
     not_tried: list[str]  # what there was no time for
     busy_s: float | None = None
     copied_s: float | None = None
@@ -169,14 +169,13 @@ def _time(profile: Profile) -> list[str]:
 
 
 def _operators(profile: Profile) -> list[str]:
-    operators = profile.operators[:_SHOWN]
+    listed = profile.operators[:_SHOWN]
     rows = [
-        (shortened(row.name, 50), f"{row.calls:.0f}", measured_time(row.self_s), f"{row.share:.0%}")
-        for row in operators
+        (shortened(row.name, 50), f"{row.calls:.0f}", measured_time(row.self_s), f"{row.share:.0%}") for row in listed
     ]
     head, *lines = text_table([("operators, by their own time", "calls", "time", "share"), *rows])
     paragraph = [head]
-    for line, row in zip(lines, operators, strict=True):
+    for line, row in zip(lines, listed, strict=True):
         paragraph += [line, *[f"    {shortened(row.shapes, 90)}"] * bool(row.shapes)]
     return paragraph
 
@@ -229,7 +228,7 @@ def _suggestions(profile: Profile) -> list[str]:
     return lines
 
 
-def _suggestion(one: MeasuredVariant) -> list[str]:
+def _suggestion(one: VariantGain) -> list[str]:
     if one.problem is not None:
         return [f"  {'':<24}{one.flag}: could not be tried: {shortened(one.problem, 60)}"]
     gained = f"{one.speedup:.2f}x ({one.low:.2f} to {one.high:.2f})"

@@ -27,7 +27,7 @@ _POINTS = 400  # of a curve
 
 
 @dataclass(frozen=True)
-class MemoryBreakdown:
+class StepMemory:
     """Bytes by purpose."""
 
     parameters: int
@@ -45,8 +45,8 @@ class MemoryBreakdown:
 class MemoryLine:
     """Memory of one step: `curve` is (seconds since its begin, bytes, of which gradients); `phases` the memory of each at its peak."""
 
-    peak: MemoryBreakdown
-    phases: dict[str, MemoryBreakdown]
+    peak: StepMemory
+    phases: dict[str, StepMemory]
     curve: list[tuple[float, int, int]]
     told_by_allocator: int | None = None  # on CUDA: the most that the allocator had given out
 
@@ -156,20 +156,15 @@ def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> 
     buffers += tensor_bytes(parameter for average in averages for parameter in average.parameters())
     at_least = own + optimizer + buffers
 
-    def breakdown(total: int, of_gradients: int) -> MemoryBreakdown:
+    def breakdown(total: int, of_gradients: int) -> StepMemory:
         extra = max(0, total - at_least)
-        return MemoryBreakdown(own, optimizer, buffers, min(of_gradients, extra), extra - min(of_gradients, extra))
+        return StepMemory(own, optimizer, buffers, min(of_gradients, extra), extra - min(of_gradients, extra))
 
     ranges, changes = _ranges_and_changes(trace, DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU)
     start_ns = min([begin for begin, _, _ in ranges] + [moment for moment, _ in changes], default=0)
     ends = max((end for _, end, name in ranges if name == "optimizer"), default=0)
     now = max(standing_bytes, at_least)
-    curve, phases, peak, total_of = (
-        [(0.0, now, 0)],
-        dict[str, MemoryBreakdown](),
-        breakdown(now, 0),
-        attrgetter("total"),
-    )
+    curve, phases, peak, total_of = [(0.0, now, 0)], dict[str, StepMemory](), breakdown(now, 0), attrgetter("total")
     for moment, change in changes:
         now += change
         here = breakdown(now, sum(size for then, size in gradients.values() if then <= moment) if moment < ends else 0)

@@ -215,10 +215,8 @@ def _compiled(parts: RunComponents) -> list[Variant]:
 
 def _inputs_too(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(
-        tensor.contiguous(memory_format=torch.channels_last)
-        if isinstance(tensor, Tensor) and tensor.ndim == 4
-        else tensor
-        for tensor in inputs
+        one.contiguous(memory_format=torch.channels_last) if isinstance(one, Tensor) and one.ndim == 4 else one
+        for one in inputs
     )
 
 

@@ -135,16 +135,13 @@ def panels_from_json(text: str) -> Panels:
     Panels(step=3, panels=())
     """
     try:
-        document = json.loads(text)
+        panels = json.loads(text)
         check(
-            isinstance(document, dict) and document.keys() == {"format_version", "step", "panels"},
-            "it is no such object",
+            isinstance(panels, dict) and panels.keys() == {"format_version", "step", "panels"}, "it is no such object"
         )
-        check(document["format_version"] == VERSION, f"format_version {document['format_version']!r} is not {VERSION}")
-        check(is_count(document["step"]), f"step is {document['step']!r}")
-        return Panels(
-            step=document["step"], panels=tuple(_panel(panel.pop("kind"), panel) for panel in document["panels"])
-        )
+        check(panels["format_version"] == VERSION, f"format_version {panels['format_version']!r} is not {VERSION}")
+        check(is_count(panels["step"]), f"step is {panels['step']!r}")
+        return Panels(step=panels["step"], panels=tuple(_panel(panel.pop("kind"), panel) for panel in panels["panels"]))
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as problem:
         raise ConfigError(f"{type(problem).__name__}: {str(problem)[:100]}") from problem
 

@@ -11,7 +11,7 @@ _CLOSE = 0.97  # of the best throughput: what is gained beyond is less than what
 
 
 @dataclass(frozen=True)
-class BatchSizeTrial:
+class SizeTrial:
     """One micro-batch size: the accumulation that keeps the batch, and what a step of it takes; no throughputs where it fails."""
 
     size: int
@@ -30,18 +30,18 @@ class BatchSizeTrial:
 class BatchSizeSearch:
     """The sizes that `find_batch_size` tried, in order, and its recommendation; every row keeps the same `batch_size`.
 
-    >>> row = BatchSizeTrial(size=16, accumulation=2, memory_bytes=10**9, samples_per_s=500.0)
+    >>> row = SizeTrial(size=16, accumulation=2, memory_bytes=10**9, samples_per_s=500.0)
     >>> BatchSizeSearch([row], 32, "samples", 4 * 10**9, recommended=row, fastest=row, largest=row).flags
     '--batch-size 32 --micro-batch-size 16'
     """
 
-    tried: list[BatchSizeTrial]
+    tried: list[SizeTrial]
     batch_size: int
     unit: Literal["samples", "tokens"]
     limit_bytes: int
-    recommended: BatchSizeTrial
-    fastest: BatchSizeTrial
-    largest: BatchSizeTrial
+    recommended: SizeTrial
+    fastest: SizeTrial
+    largest: SizeTrial
 
     @property
     def flags(self) -> str:
@@ -74,8 +74,8 @@ class BatchSizeSearch:
 
 
 def search_sizes(
-    attempt: Callable[[int], BatchSizeTrial], sizes: Sequence[int], *, deadly_bytes: float, standing_bytes: int
-) -> list[BatchSizeTrial]:
+    attempt: Callable[[int], SizeTrial], sizes: Sequence[int], *, deadly_bytes: float, standing_bytes: int
+) -> list[SizeTrial]:
     """Try sizes at least doubling up to the whole batch, then those above the largest that fits, then the fastest's neighbours.
 
     A larger size may need less memory, since a loss of many logits is computed in pieces: one that does not fit ends nothing. Only
@@ -85,12 +85,12 @@ def search_sizes(
 
     >>> def attempt(size):
     ...     fits = 100 + 10 * size <= 1000
-    ...     return BatchSizeTrial(size, 96 // size, 100 + 10 * size, float(size) if fits else None)
+    ...     return SizeTrial(size, 96 // size, 100 + 10 * size, float(size) if fits else None)
     >>> divisors = [size for size in range(1, 97) if 96 % size == 0]
     >>> [row.size for row in search_sizes(attempt, divisors, deadly_bytes=1000, standing_bytes=100)]
     [1, 2, 4, 8, 16, 32, 48, 96]
     """
-    trials: dict[int, BatchSizeTrial] = {}
+    trials: dict[int, SizeTrial] = {}
 
     def predicted(size: int) -> float:
         known = sorted((row.size, row.memory_bytes) for row in trials.values() if row.memory_bytes is not None)
@@ -121,16 +121,16 @@ def search_sizes(
     left = next((candidate for candidate in sizes if rows and candidate > rows[-1].size), None)
     if left is not None and predicted(left) > deadly_bytes:
         pieces = rows[-1].size * rows[-1].accumulation // left
-        rows.append(BatchSizeTrial(left, pieces, int(predicted(left)), problem="not tried: predicted not to fit"))
+        rows.append(SizeTrial(left, pieces, int(predicted(left)), problem="not tried: predicted not to fit"))
     return rows
 
 
 def recommend(
-    tried: list[BatchSizeTrial], *, batch_size: int, unit: Literal["samples", "tokens"], limit_bytes: int
+    tried: list[SizeTrial], *, batch_size: int, unit: Literal["samples", "tokens"], limit_bytes: int
 ) -> BatchSizeSearch | None:
     """The smallest size within 3 % of the best throughput; None where none fits.
 
-    >>> rows = [BatchSizeTrial(1, 4, 10, 50.0, 50.0), BatchSizeTrial(2, 2, 20, 98.0, 98.0), BatchSizeTrial(4, 1, 40, 100.0, 100.0)]
+    >>> rows = [SizeTrial(1, 4, 10, 50.0, 50.0), SizeTrial(2, 2, 20, 98.0, 98.0), SizeTrial(4, 1, 40, 100.0, 100.0)]
     >>> found = recommend(rows, batch_size=4, unit="samples", limit_bytes=99)
     >>> found.flags, found.fastest.size
     ('--batch-size 4 --micro-batch-size 2', 4)
@@ -150,12 +150,12 @@ def recommend(
     )
 
 
-def _rate(row: BatchSizeTrial, unit: str) -> float:
+def _rate(row: SizeTrial, unit: str) -> float:
     """What sizes are compared by: samples of one length, or tokens where they differ in length."""
     return (row.samples_per_s if unit == "samples" else row.targets_per_s) or 0.0
 
 
-def _row(tried: BatchSizeTrial) -> list[str]:
+def _row(tried: SizeTrial) -> list[str]:
     memory = "" if tried.memory_bytes is None else in_words(tried.memory_bytes)
     rates = [
         "" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

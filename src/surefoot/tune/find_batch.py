@@ -12,7 +12,7 @@ from surefoot.memory import free_bytes, in_words, parsed_bytes
 from surefoot.models.layers import Dropout
 from surefoot.run.run import Run, unchanged
 from surefoot.train import error_causes
-from surefoot.tune.batch_size_search import BatchSizeSearch, BatchSizeTrial, recommend, search_sizes
+from surefoot.tune.batch_size_search import BatchSizeSearch, SizeTrial, recommend, search_sizes
 from surefoot.tune.micro_batch_trial import ONE_VALUE, Trial
 
 _MARGIN = 0.9  # of the limit: memory is lost between tensors, and kernels take some that no tensor holds
@@ -59,7 +59,7 @@ def find_batch_size(
         standing = trial.standing_bytes()
         limit_bytes = int(limit + (standing if memory_bytes is None else 0))  # what stands already is not free any more
 
-        def attempt(size: int) -> BatchSizeTrial:
+        def attempt(size: int) -> SizeTrial:
             if progress_fn is not None:
                 progress_fn(f"trying micro-batches of {size:,} {sizes.unit}")
             return trial.attempt(size, limit_bytes=limit_bytes)
@@ -77,7 +77,7 @@ def find_batch_size(
 
 
 def _nothing_fits(
-    rows: Sequence[BatchSizeTrial], failed: Exception | None, *, run: Run, unit: str, limit_bytes: int
+    rows: Sequence[SizeTrial], failed: Exception | None, *, run: Run, unit: str, limit_bytes: int
 ) -> Exception:
     """Why no size can be used."""
     measured = [row for row in rows if row.memory_bytes is not None]

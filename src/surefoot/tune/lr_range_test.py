@@ -31,7 +31,7 @@ class LRRangeTest:
     the latter two cases at `diverged_at`. `suggested` is the learning rate to begin with, to two digits, if there is one.
 
     >>> rates = np.geomspace(1e-5, 1.0, 50)
-    >>> test = suggest_rate(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
+    >>> test = suggest(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
     >>> test.suggested == test.to_dict()["suggested"], len(test.losses)
     (True, 50)
     """
@@ -50,12 +50,12 @@ class LRRangeTest:
     def ended(self) -> str:
         """Why the test ended, in a sentence."""
         if self.end == "highest":
-            return f"the test went to the highest rate, {format_rate(float(self.rates[-1]))}"
+            return f"the test went to the highest rate, {as_text(float(self.rates[-1]))}"
         if self.diverged_at is None:
             return "the test stopped before any rate: a loss or gradient was not finite"
         wild = "the running average of the losses went past four times its best"
         why = wild if self.end == "diverged" else "a loss or gradient was not finite"
-        return f"the test stopped at {format_rate(self.diverged_at)}: {why}"
+        return f"the test stopped at {as_text(self.diverged_at)}: {why}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as JSON values."""
@@ -64,25 +64,23 @@ class LRRangeTest:
     def __str__(self) -> str:
         """A few of the rates with their losses, the suggestion and its reason, and why the test ended."""
         rows = [
-            f"  {format_rate(float(self.rates[index])):<8} {self.losses[index]:<10.4g} {self.smoothed[index]:.4g}"
+            f"  {as_text(float(self.rates[index])):<8} {self.losses[index]:<10.4g} {self.smoothed[index]:.4g}"
             for index in range(0, len(self.rates), max(1, -(-len(self.rates) // _ROWS)))
         ]
-        suggested = (
-            "no suggestion" if self.suggested is None else f"suggested  learning rate {format_rate(self.suggested)}"
-        )
+        suggested = "no suggestion" if self.suggested is None else f"suggested  learning rate {as_text(self.suggested)}"
         table = ["  rate     loss       smoothed", *rows] if rows else []
         ended = f"  {self.ended}; {len(rows)} of {len(self.rates)} rates are shown"
         return "\n".join([*table, suggested, f"  {self.reason}", ended])
 
 
-def suggest_rate(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None = None) -> LRRangeTest:
+def suggest(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None = None) -> LRRangeTest:
     """The suggestion that a curve gives: the rate at which its smoothed loss falls steepest, for each factor on the rate.
 
     The steepest fall is fastai's suggestion after Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186). Where it is
     within a factor of four of the rate that diverged, a tenth of the rate with the least loss is taken instead.
 
     >>> rates = np.geomspace(1e-5, 1, 101)
-    >>> test = suggest_rate(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
+    >>> test = suggest(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
     >>> round(test.steepest, 3), test.suggested
     (0.01, 0.01)
     """
@@ -97,21 +95,21 @@ def suggest_rate(rates: Curve, losses: Curve, *, end: End, diverged_at: float | 
     near = diverged_at is not None and steepest * _ROOM > diverged_at
     suggested = minimum / 10 if near else steepest
     reason = (
-        f"the smoothed loss falls steepest at {format_rate(steepest)}{'' if near else ', which is suggested'};"
-        f" it is least, {curve[lowest]:.4g}, at {format_rate(minimum)}"
+        f"the smoothed loss falls steepest at {as_text(steepest)}{'' if near else ', which is suggested'};"
+        f" it is least, {curve[lowest]:.4g}, at {as_text(minimum)}"
     )
     if diverged_at is not None and near:
         reason += (
-            f"\n  {format_rate(diverged_at)} diverged already, too near to the steepest:"
-            f" so a tenth of {format_rate(minimum)} is suggested, {format_rate(suggested)}"
+            f"\n  {as_text(diverged_at)} diverged already, too near to the steepest:"
+            f" so a tenth of {as_text(minimum)} is suggested, {as_text(suggested)}"
         )
     elif end == "highest" and minimum * 10**_WIDTH >= rates[-1]:
         reason += (
-            f"\n  it was still falling at {format_rate(float(rates[-1]))}, the highest rate tried, so a higher one may be better"
-            f"\n  try: --max-lr {format_rate(float(rates[-1]) * 100)}"
+            f"\n  it was still falling at {as_text(float(rates[-1]))}, the highest rate tried, so a higher one may be better"
+            f"\n  try: --max-lr {as_text(float(rates[-1]) * 100)}"
         )
     else:
-        reason += f"\n  a tenth of that, the other usual choice, is {format_rate(minimum / 10)}"
+        reason += f"\n  a tenth of that, the other usual choice, is {as_text(minimum / 10)}"
     return LRRangeTest(rates, losses, curve, end, diverged_at, reason, steepest, minimum, float(f"{suggested:.1e}"))
 
 
@@ -126,9 +124,9 @@ def check_range(min_lr: float, max_lr: float, steps: int) -> None:
         if not 0 < rate < math.inf
     ]
     if not problems and min_lr >= max_lr:
-        ends = (format_rate(max_lr), format_rate(min_lr)) if min_lr > max_lr else ("1e-6", "10")
+        ends = (as_text(max_lr), as_text(min_lr)) if min_lr > max_lr else ("1e-6", "10")
         problems.append(
-            f"min_lr = {format_rate(min_lr)} is not below max_lr = {format_rate(max_lr)}\n  try: --min-lr {ends[0]} --max-lr {ends[1]}"
+            f"min_lr = {as_text(min_lr)} is not below max_lr = {as_text(max_lr)}\n  try: --min-lr {ends[0]} --max-lr {ends[1]}"
         )
     if steps < 10:
         problems.append(f"steps = {steps}: fewer than 10 rates make no curve\n  try: --steps 100")
@@ -193,10 +191,10 @@ def diverged(losses: Curve) -> int | None:
     return int(far[0]) if len(far) else None
 
 
-def format_rate(rate: float) -> str:
+def as_text(rate: float) -> str:
     """A rate as a person types it, to two digits.
 
-    >>> format_rate(0.00213), format_rate(0.05), format_rate(2e-3), format_rate(100.0)
+    >>> as_text(0.00213), as_text(0.05), as_text(2e-3), as_text(100.0)
     ('2.1e-3', '0.05', '2e-3', '100')
     """
     if 0.01 <= rate < 1000:
@@ -212,17 +210,17 @@ def _too_few(losses: int, diverged_at: float | None) -> str:
             "  look at the first batch and the model's starting weights"
         )
     return (
-        f"the loss diverged at once: at {format_rate(diverged_at)}, after {losses} rates, too few to make a curve of\n"
-        f"  try: --min-lr {format_rate(diverged_at / 10_000)}"
+        f"the loss diverged at once: at {as_text(diverged_at)}, after {losses} rates, too few to make a curve of\n"
+        f"  try: --min-lr {as_text(diverged_at / 10_000)}"
     )
 
 
 def _without_fall(rates: Curve, end: End) -> str:
-    lowest, highest = format_rate(float(rates[0])), format_rate(float(rates[-1]))
+    lowest, highest = as_text(float(rates[0])), as_text(float(rates[-1]))
     if end == "highest":
         return (
             f"the loss fell by no more than its noise at any rate from {lowest} to {highest}: it stays flat\n"
-            f"  try: --max-lr {format_rate(float(rates[-1]) * 100)}, or more --steps; and is anything trained that the loss depends on?"
+            f"  try: --max-lr {as_text(float(rates[-1]) * 100)}, or more --steps; and is anything trained that the loss depends on?"
         )
     return (
         f"the loss rose after {highest} and did not fall before, by more than its noise, at any rate from {lowest}\n"

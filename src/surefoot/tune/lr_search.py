@@ -17,16 +17,7 @@ from surefoot.run.components import RunComponents
 from surefoot.run.run import Run, unchanged
 from surefoot.train.error_causes import explaining
 from surefoot.train.loop import State, Step, forward_backward, update
-from surefoot.tune.lr_range_test import (
-    Curve,
-    LRRangeTest,
-    averaged,
-    check_range,
-    diverged,
-    far,
-    format_rate,
-    suggest_rate,
-)
+from surefoot.tune.lr_range_test import Curve, LRRangeTest, as_text, averaged, check_range, diverged, far, suggest
 
 _BLOCK = 10  # losses are read so many at a time: reading waits for the device
 
@@ -88,8 +79,8 @@ def find_lr(
             if bad is not None:
                 break
     if bad is None:
-        return suggest_rate(rates, np.array(losses[1:]), end="highest")
-    return suggest_rate(
+        return suggest(rates, np.array(losses[1:]), end="highest")
+    return suggest(
         rates[: max(bad - 1, 0)],
         np.array(losses[1:bad]),
         end="diverged" if math.isfinite(losses[bad]) and diverged(np.array(losses[: bad + 1])) == bad else "not finite",
@@ -128,7 +119,7 @@ def _base_rate(parts: RunComponents) -> float:
 
 
 def draw(test: LRRangeTest, directory: Path, *, title: str) -> list[Path]:
-    """Write find-lr.png and find-lr.svg into a directory; `ConfigError` where they cannot be format_rate."""
+    """Write find-lr.png and find-lr.svg into a directory; `ConfigError` where they cannot be as_text."""
     return figures.draw([chart_of(test)], directory / "find-lr", title=title)
 
 
@@ -156,9 +147,9 @@ def chart_of(test: LRRangeTest) -> Chart:
     for what, rate, series in (("least", test.minimum, 0), ("suggested", test.suggested, 2)):
         if rate is not None:
             value = float(np.interp(rate, test.rates, test.smoothed))
-            marks.append(Mark("best", rate, value, f"{what}: {format_rate(rate)}", series))
+            marks.append(Mark("best", rate, value, f"{what}: {as_text(rate)}", series))
     if test.diverged_at is not None:
-        marks.append(Mark("event", test.diverged_at, None, f"{test.end}: {format_rate(test.diverged_at)}"))
+        marks.append(Mark("event", test.diverged_at, None, f"{test.end}: {as_text(test.diverged_at)}"))
     return Chart(
         "find-lr",
         "Loss",

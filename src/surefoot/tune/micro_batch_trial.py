@@ -24,7 +24,7 @@ from surefoot.tracking.format import shortened
 from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.scratch import timed_pass
-from surefoot.tune.batch_size_search import BatchSizeTrial
+from surefoot.tune.batch_size_search import SizeTrial
 
 ONE_VALUE = "batch normalisation cannot train on one value"
 _ROUNDS = 5
@@ -73,7 +73,7 @@ class Trial:
             [*weights, *(entry for state in states for entry in state.values() if isinstance(entry, Tensor))]
         )
 
-    def attempt(self, size: int, *, limit_bytes: int) -> BatchSizeTrial:
+    def attempt(self, size: int, *, limit_bytes: int) -> SizeTrial:
         """Make steps with micro-batches of one size, and measure; what is in the way of that is told in the row."""
         pieces = self.target.batch_size // size
         try:
@@ -87,15 +87,13 @@ class Trial:
             torch.cuda.empty_cache()
         # of an accelerator, or of the CPU's allocator, which raises a plain RuntimeError
         if isinstance(failed, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(failed):
-            return BatchSizeTrial(size, pieces, limit_bytes + 1, problem="out of memory")
+            return SizeTrial(size, pieces, limit_bytes + 1, problem="out of memory")
         self.failed = self.failed or failed
-        message = first_line(failed) or type(failed).__name__
-        one_value = (
-            isinstance(failed, ValueError) and "more than 1 value per channel" in message
-        )  # of torch's batch norm
-        return BatchSizeTrial(size, pieces, None, problem=ONE_VALUE if one_value else shortened(message, 60))
+        text = first_line(failed) or type(failed).__name__
+        one_value = isinstance(failed, ValueError) and "more than 1 value per channel" in text  # of torch's batch norm
+        return SizeTrial(size, pieces, None, problem=ONE_VALUE if one_value else shortened(text, 60))
 
-    def _measured(self, size: int, pieces: int, limit_bytes: int) -> BatchSizeTrial:
+    def _measured(self, size: int, pieces: int, limit_bytes: int) -> SizeTrial:
         if self.parts.compiled:
             torch.compiler.reset()  # each size is compiled by itself, and torch gives up after the eighth
         timed, fullest = self._micro_batches(size)
@@ -111,7 +109,7 @@ class Trial:
             peak_bytes = max(peak_bytes, usage.memory_bytes + copies * batch_bytes)
         memory_bytes = self.standing_bytes() + peak_bytes
         if memory_bytes > limit_bytes:
-            return BatchSizeTrial(size, pieces, memory_bytes, problem="does not fit")
+            return SizeTrial(size, pieces, memory_bytes, problem="does not fit")
         if self.update_s is None:
             self.update_s = median(self._step(self.task, [timed[0]]) for _ in range(_ROUNDS))
         targets = sum(timed_pass(self.task, self.state, micro_batch)[1] for micro_batch in timed)
@@ -120,7 +118,7 @@ class Trial:
         while len(times) < _ROUNDS and (len(times) < 2 or perf_counter() - start_s < _ENOUGH_S):
             times.append(sum(timed_pass(self.task, self.state, micro_batch)[0] for micro_batch in timed))
         steps_s = pieces * median(times) + self.update_s * len(timed)  # of as many steps as are timed
-        return BatchSizeTrial(size, pieces, memory_bytes, pieces * samples / steps_s, pieces * targets / steps_s)
+        return SizeTrial(size, pieces, memory_bytes, pieces * samples / steps_s, pieces * targets / steps_s)
 
     def _micro_batches(self, size: int) -> tuple[list[MicroBatch], list[MicroBatch]]:
         """Micro-batches of one size to be timed, and to measure memory with: the same, or the fullest where they differ."""
