@@ -27,7 +27,7 @@ class _GroupState:
         return len(self.parameters) == len(parameters) and last is self.steps[-1]
 
     def take(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
-        """Take the state of all parameters with a gradient, and make it where there is none, as torch's AdamW does."""
+        """Take the state of all parameters with a gradient, and create missing state as torch's AdamW does."""
         self.parameters = [parameter for parameter in parameters if parameter.grad is not None]
         for parameter in self.parameters:
             if not optimizer.state[parameter]:

@@ -1,4 +1,4 @@
-"""From what a user specifies to the optimizer, over groups of parameters, with all that its updates need."""
+"""From a user's specification to the optimizer, over groups of parameters, with all that its updates need."""
 
 import inspect
 import sys
@@ -30,7 +30,7 @@ Built = Callable[[list[dict[str, Any]]], Optimizer]
 
 @dataclass
 class RunOptimizer:
-    """An optimizer with what its updates need."""
+    """An optimizer with all that its updates need."""
 
     optimizer: Optimizer
     parameters: list[nn.Parameter]
@@ -133,7 +133,7 @@ def clipped_parameters(clip: Clip, model: nn.Module, parameters: Iterable[nn.Par
 def run_optimizer(
     plan: TrainingPlan, models: Mapping[str, nn.Module], *, clip: Clip, world: World, before: RunOptimizer | None
 ) -> RunOptimizer:
-    """An optimizer with what its updates need; what was trained `before` goes on with its state, bit for bit."""
+    """An optimizer with all that its updates need; parameters of `before` keep their state, bit for bit."""
     spec, parameters = plan.spec, plan.parameters
     with without_compiler():
         optimizer = (
@@ -160,7 +160,7 @@ def run_optimizer(
 
 
 def _from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
-    """What a factory of the user's makes; `ConfigError` if torch refuses its settings."""
+    """The optimizer that a user's factory makes; `ConfigError` if torch refuses its settings."""
     try:
         return factory([{"params": group.parameters} for group in groups])
     except (ValueError, TypeError, IndexError) as problem:
@@ -204,8 +204,8 @@ def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parame
 def without_compiler() -> Iterator[None]:
     """Make optimizers in this block without importing `torch._dynamo`.
 
-    That import takes a second or two (decision 0037). torch wraps `Optimizer.add_param_group`, which every optimizer calls when it
-    is made, so that code being compiled leaves it out, and the wrapper imports the compiler. In this block the method is bare.
+    That import takes a second or two (decision 0037). torch wraps `Optimizer.add_param_group` so that compiled code leaves it out.
+    Every new optimizer calls it, and the wrapper imports the compiler. In this block the method is bare.
     """
     wrapped = Optimizer.add_param_group
     if "torch._dynamo" not in sys.modules:

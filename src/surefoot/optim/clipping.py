@@ -29,8 +29,8 @@ class Clipping(Protocol):
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor | None:
         """Multiply all gradients by `factor` (1.0 or a tensor) and limit them; how much of them was limited, 0 to 1.
 
-        `norm` is that of the gradients after `factor`. If `skipped` (0.0 or 1.0, on the device) is 1 they will not be used, and what
-        is remembered stays as it was. None if there is no limit.
+        `norm` is that of the gradients after `factor`. If `skipped` (0.0 or 1.0, on the device) is 1 they will not be used, and
+        `remembered` does not change. Without a limit: None.
         """
 
 
@@ -165,7 +165,7 @@ class ByRecentNorms:
         }
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:
-        """Whether the norm was above the quantile. Of no gradients there is none, and nothing to remember."""
+        """Whether the norm was above the quantile. Without gradients, nothing is limited or remembered."""
         if not gradients:
             return torch.zeros_like(skipped)
         applied, entered = torch.eq(skipped, 0), self.remembered["entered"]

@@ -1,4 +1,4 @@
-"""Weights that are evaluated in the place of the trained ones, in a copy of the model; a moving average of them."""
+"""Weights that are evaluated instead of the trained ones, in a copy of the model; a moving average of them."""
 
 import copy
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class ModelCopy:
 
 
 def copy_model(model: nn.Module) -> ModelCopy:
-    """A copy of a model, of which nothing is trained.
+    """A copy of a model that is never trained.
 
     >>> copy_model(nn.Linear(1, 1)).model.weight.requires_grad
     False
@@ -59,7 +59,7 @@ def copy_model(model: nn.Module) -> ModelCopy:
 
 
 def copy_buffers(live: nn.Module, model_copy: nn.Module) -> None:
-    """Give the copy the buffers of the live model, and what its modules keep by `get_extra_state`."""
+    """Give the copy the buffers of the live model, and the state of its modules' `get_extra_state`."""
     buffers = dict(model_copy.named_buffers())
     for name, buffer in live.named_buffers():
         buffers[name].detach().copy_(buffer.detach())

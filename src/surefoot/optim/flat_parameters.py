@@ -1,8 +1,8 @@
 """AdamW of a small model on one tensor instead of one for each parameter: one call of the kernel, a private choice of layout.
 
 Parameters become views of one tensor and stay the same objects, of the same shapes, saved by name; so does their state. Gradients
-are copied together after backward, so an absent one is still seen (such a parameter must neither decay nor coast): from then on
-its group is updated parameter by parameter. So is a group with a parameter that lies elsewhere (`parameter.data = ...`).
+are copied together after backward, so a missing one is noticed: such a parameter must neither decay nor coast. From then on its
+group is updated parameter by parameter. So is a group with a parameter that lies elsewhere (`parameter.data = ...`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -51,7 +51,7 @@ class FlatGroup:
         return optimizer.state.get(self.parameters[-1], {}).get("step") is self.counters[-1]
 
     def take_over(self, optimizer: Optimizer) -> bool:
-        """Move the state that is there into this layout, zeros where there is none; False where it does not fit in."""
+        """Move existing state into this layout, with zeros for missing state; False if it does not fit in."""
         states = [optimizer.state.get(parameter, {}) for parameter in self.parameters]
         if len({read_on_cpu(state["step"]) if state else None for state in states}) > 1:
             return False  # some parameters have made fewer steps than others: one counter would be wrong
@@ -95,7 +95,7 @@ class FlatAdamW:
         return gradients
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
-        """Step with what `gradients` gave where `found_inf` is 0; where it is 1, change no bit of parameters or state."""
+        """Step with the result of `gradients` if `found_inf` is 0; if it is 1, change no bit of parameters or state."""
         with torch.no_grad():
             for group, flat in zip(optimizer.param_groups, self.groups, strict=True):
                 if not group.get(APART) and not flat.is_of(optimizer) and not flat.take_over(optimizer):
@@ -136,7 +136,7 @@ def worth_it(parameters: Sequence[nn.Parameter]) -> bool:
 def none_shared(tensors: Iterable[Tensor]) -> bool:
     """Whether no two different ones of these lie in the same memory: to move one of two that do would part them.
 
-    Views of one tensor that lie apart, such as what was laid out before, share nothing.
+    Views of one tensor that lie apart, such as parameters in an earlier layout, share nothing.
 
     >>> weight = torch.zeros(4, 4)
     >>> none_shared([weight[:2], weight[2:]]), none_shared([weight, weight.t()])

@@ -58,7 +58,7 @@ def noam_lr(d_model: int, *, warmup_steps: int, factor: float = 1.0) -> float:
 
 @dataclass(frozen=True)
 class LRMultipliers:
-    """A function of a model to factors on the base learning rate, by name of parameter: 1 for what it leaves out, 0 freezes.
+    """A function of a model to factors on the base learning rate, by name of parameter: 1 if left out, 0 freezes.
 
     A name is one of `model.named_parameters()`. `identity` is JSON that must be equal at a resume. For your own rule:
 
@@ -111,10 +111,10 @@ def layer_decay(decay: float) -> LRMultipliers:
 def width_scaling(*, base_width: int) -> LRMultipliers:
     """The rate that was best at one width, at another: hidden matrices and the head have the factor base_width / width.
 
-    Embeddings, other matrices that take in the data, biases and norms keep 1. The width is what the head takes in, and all
-    hidden widths are to grow with it. Yang et al. 2022, table 3, the row for Adam (https://arxiv.org/abs/2203.03466). For Adam
-    and its like, Lion included. Rates are one half of it: the head is to start at 0 (or with a variance as 1 / width^2) and
-    hidden matrices with one as 1 / width. A head tied to an embedding counts as the embedding.
+    Embeddings, other matrices that take in the data, biases and norms keep 1. The width is the number of inputs of the head; all
+    hidden widths must grow with it. Yang et al. 2022, table 3, the row for Adam (https://arxiv.org/abs/2203.03466). For Adam and
+    its like, Lion included. Rates are one half of it: the head must start at 0 (or with a variance as 1 / width^2), hidden matrices
+    with one as 1 / width. A head tied to an embedding counts as the embedding.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 64, bias=False), nn.ReLU(), nn.Linear(64, 2))
@@ -174,7 +174,7 @@ def frozen(*patterns: str) -> LRMultipliers:
 
 
 def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> dict[str, float]:
-    """The product of all factors for every parameter of a model; `ConfigError` for what is no factor or no parameter of it.
+    """The product of all factors for every parameter of a model; `ConfigError` for invalid factors and unknown parameters.
 
     >>> from torch import nn
     >>> factors_of(nn.Linear(2, 2), [frozen("bias")])
@@ -197,7 +197,7 @@ def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> d
 
 
 def misfits(lr_multipliers: Sequence[Any], optimizer: Declaration) -> list[str]:
-    """What is wrong with these as the rates of an optimizer, before there is a model."""
+    """Problems of these multipliers with an optimizer, before a model exists."""
     problems = []
     for rate in lr_multipliers:
         if not isinstance(rate, LRMultipliers):

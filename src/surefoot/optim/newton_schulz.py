@@ -1,8 +1,7 @@
 """Matrices made nearly orthogonal by Newton and Schulz's iteration, those of one shape together.
 
-Jordan et al. 2024, Muon (https://kellerjordan.github.io/posts/muon/): singular values end between about 0.7 and 1.2.
-Matrices of which each rank holds some rows are gathered whole, shared out among the ranks, and sent back: two exchanges a step,
-in bfloat16.
+Jordan et al. 2024, Muon (https://kellerjordan.github.io/posts/muon/): singular values end between about 0.7 and 1.2. Matrices whose
+rows lie on several ranks are gathered, shared out among the ranks, and sent back: two exchanges per step, in bfloat16.
 """
 
 from collections import defaultdict
@@ -34,7 +33,7 @@ def orthogonal(matrices: Sequence[Tensor], how: Sequence[NewtonSchulz]) -> list[
     """Each matrix U S V^T as about U V^T, in bfloat16; `how` has one entry for each.
 
     Matrices of one shape, transposed ones too, are multiplied in one batch: a third less time for a small GPT's on the CPU. There
-    no bit differs from what torch's Muon makes of each alone.
+    no bit differs from torch's Muon of each alone.
 
     >>> (direction,) = orthogonal([torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, -4.0]])], [NewtonSchulz()])
     >>> [round(value, 1) for value in direction.flatten().tolist()]
@@ -121,7 +120,7 @@ def assign_owners(shapes: tuple[tuple[int, ...], ...], ranks: int) -> tuple[int,
 
 
 def update_bytes(shapes: Sequence[tuple[int, ...]], ranks: int) -> int:
-    """About the most memory that this takes on one of so many ranks: its rows as they come and go, and its matrices.
+    """About the peak memory of this on one of `ranks` ranks: its rows as they come and go, and its matrices.
 
     These are there as they arrive, whole, orthogonal, by receivers and as they are sent. In one process: `working_bytes`.
 
@@ -146,14 +145,14 @@ def _iterate(matrices: list[Tensor], how: NewtonSchulz) -> Sequence[Tensor]:
 
 
 def _multiplications(shape: tuple[int, ...]) -> int:
-    """Of a step of Newton and Schulz, but for a factor."""
+    """Multiplications of a step of Newton and Schulz, up to a factor."""
     return shape[0] * shape[1] * min(shape)
 
 
 def _exchange(
     sent: list[list[Tensor]], shapes: list[list[tuple[int, int]]], *, empty: Tensor, group: dist.ProcessGroup
 ) -> list[list[Tensor]]:
-    """What every rank sends to this one, of these shapes, for what this one sends to every rank; collective."""
+    """The tensors from every rank, of these shapes, in exchange for those sent to every rank; collective."""
     if group.size() == 1:
         return sent
     outgoing = [torch.cat([empty, *(part.reshape(-1) for part in parts)]) for parts in sent]

@@ -1,7 +1,7 @@
 """Which parameters share a decay and a rate, and which are hidden matrices: decided by modules and shapes, never by names.
 
-Names mislead: "LayerNorm.weight" matches no `norm1.weight`, and "bias" matches the matrix `bias_proj.weight`. Depth, what takes
-in data and what makes outputs follow from the order in which modules were registered, which is that of the forward pass.
+Names mislead: "LayerNorm.weight" matches no `norm1.weight`, and "bias" matches the matrix `bias_proj.weight`. Depth, input matrices
+and the final layer follow from the order in which modules were registered, which is that of the forward pass.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,10 +47,10 @@ def parameter_groups(
 ) -> list[Group]:
     """The trainable parameters of `model`, those with the same decay and the same rate in one group.
 
-    With `decay` "matrices" no parameter decays that has fewer than two dimensions, is a module's bias, or belongs to a norm or an
-    embedding; with "all" every parameter does. `rates` are factors on the base learning rate, by name; all others have 1. Groups of
-    rate 1 come first, then by falling rate; of one rate first the group that decays. A tied parameter stands once, and its first
-    owner decides. `trained` names those that are taken; None takes all that have `requires_grad` at this moment.
+    With `decay` "matrices", parameters of fewer than two dimensions, biases, norms and embeddings do not decay; with "all" every
+    parameter does. `rates` are factors on the base learning rate, by name; all others have 1. Groups of rate 1 come first, then by
+    falling rate; of one rate first the group that decays. A tied parameter stands once, and its first owner decides. `trained`
+    names those that are taken; None takes all that have `requires_grad` at this moment.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     >>> [(group.name, group.decay, group.names) for group in parameter_groups(model, 0.1)]
@@ -150,9 +150,9 @@ def depths(model: nn.Module) -> dict[str, int] | None:
     """How deep each parameter stands, by its first name, from 0 without gaps; None where the model holds no list of blocks.
 
     Blocks are the children of the outermost `nn.ModuleList` and `nn.Sequential`; if those hold single layers, every layer with a
-    matrix is one. What stands before the blocks (embeddings, a stem) is at depth 0, and each block is one deeper than the one
-    before, through all lists. What stands between two lists belongs to the block before it; all that follows the last list (a
-    norm, a head) is deepest. A tied parameter counts where it stands first.
+    matrix is one. Modules before the blocks (embeddings, a stem) have depth 0, and each block is one deeper than the one before,
+    through all lists. Modules between two lists belong to the block before them; all after the last list (a norm, a head) are
+    deepest. A tied parameter counts where it stands first.
 
     >>> depths(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 9, bias=False)))
     {'0.weight': 0, '1.weight': 1, '1.bias': 1, '2.weight': 1, '2.bias': 1, '3.weight': 2}
@@ -187,7 +187,7 @@ def matrices(model: nn.Module) -> list[tuple[nn.Module, nn.Parameter]]:
 
 
 def final_layer(model: nn.Module) -> nn.Module | None:
-    """The module that makes the outputs: the last one with a matrix that is no embedding; None where there is none.
+    """The module that makes the outputs: the last one with a matrix that is not an embedding; None if it does not exist.
 
     >>> final_layer(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1), nn.Tanh()))
     Linear(in_features=3, out_features=1, bias=True)
@@ -201,7 +201,7 @@ def own_parameters(module: nn.Module | None) -> set[nn.Parameter]:
 
 
 def input_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Matrices that take in the data: embeddings, and what else stands before the blocks, or else the first of all.
+    """Matrices that take in the data: embeddings and others before the blocks, or else the first of all.
 
     >>> [tuple(matrix.shape) for matrix in input_matrices(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))]
     [(3, 2)]
@@ -214,17 +214,17 @@ def input_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def is_embedding(owner: nn.Module) -> bool:
-    """True for what looks rows of its matrix up."""
+    """Whether a module looks up rows of its matrix."""
     return isinstance(owner, EMBEDDINGS)
 
 
 def is_bias_or_norm(owner: nn.Module, name: str, parameter: nn.Parameter) -> bool:
-    """True for what is added to activations, or scales them one by one."""
+    """Whether a parameter is added to activations, or scales them one by one."""
     return parameter.ndim < 2 or name in _BIASES or isinstance(owner, _NORMS)
 
 
 def _pieces(model: nn.Module) -> list[tuple[list[nn.Parameter], bool]]:
-    """The model's parameters in order, cut into blocks (True) and what stands outside of them."""
+    """The model's parameters in order, cut into blocks (True) and the pieces outside of them."""
     of_layers = not any(_holds_blocks(module) for module in model.modules())
     return [piece for piece in _cut(model, of_layers=of_layers) if piece[0]]
 

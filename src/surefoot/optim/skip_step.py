@@ -1,6 +1,6 @@
-"""How a bad step is skipped: parameters and optimizer state stay as they were, and the host is not told.
+"""How a bad step is skipped: parameters and optimizer state stay as they were, and the host does not know.
 
-A zeroed gradient is no skipped step: momentum, decay and the step counter would move on.
+A zeroed gradient would not skip a step: momentum, decay and the step counter would move on.
 """
 
 import math
@@ -24,7 +24,7 @@ class Skip(Protocol):
 
     @property
     def description(self) -> str:
-        """A phrase that says how, and what it costs."""
+        """A phrase that describes the way and its cost."""
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
         """Step where `found_inf` (float32, on the device) is 0; where 1, no bit of anything changes."""
@@ -35,8 +35,8 @@ def should_skip(
 ) -> Tensor:
     """1.0 where this update is not to be applied, else 0.0, on the device; counts it in `bad_in_a_row`, the latch.
 
-    Past `max_bad_steps` bad ones in a row every later one is skipped: the count then only grows. Under a `loss_scale` an overflow that
-    a smaller scale may cure is skipped, and is no sign of divergence.
+    Past `max_bad_steps` bad ones in a row every later one is skipped: the count then only grows. Under a `loss_scale`, an overflow
+    that a smaller scale may cure is skipped, but does not count as divergence.
 
     >>> bad_in_a_row = torch.zeros(())
     >>> norms = (1.0, torch.inf, torch.inf, 1.0)
@@ -58,8 +58,8 @@ def should_skip(
 def skipping(optimizer: Any, device: torch.device) -> Skip:
     """The way for this optimizer on this device; an optimizer that cannot skip there is refused by name.
 
-    Fused AdamW, Adam, SGD and Adagrad and those of `kinds/` are told; others are not called on the CPU, and undone elsewhere. The
-    meta device counts as CUDA.
+    Fused AdamW, Adam, SGD and Adagrad and those of `kinds/` skip by themselves; others are not called on the CPU, and undone
+    elsewhere. The meta device counts as CUDA.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> skipping(torch.optim.AdamW([weight], fused=True), torch.device("cpu")).description
@@ -110,7 +110,7 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
 
 
 def update_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
-    """Bytes that an update takes for its time, on the first of so many ranks: copies to go back to, and what Muon multiplies.
+    """Temporary bytes of an update on the first of several ranks: copies to restore, and the matrices that Muon multiplies.
 
     >>> from surefoot.optim.kinds.muon import BatchedMuon
     >>> muon = BatchedMuon([torch.nn.Parameter(torch.zeros(8, 32))])

@@ -1,4 +1,4 @@
-"""The optimizers that have a name, and what is wrong with settings given to one of them. Torch-free."""
+"""The optimizers that have a name, and checks of their settings. Torch-free."""
 
 import difflib
 import inspect

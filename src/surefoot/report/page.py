@@ -249,18 +249,7 @@ def environment() -> "Environment":
 
     loader = PackageLoader("surefoot", "report")
     env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    functions = (
-        axes,
-        bands,
-        chart_of,
-        coordinates,
-        format_tick,
-        format_value,
-        shade_cells,
-        summary,
-        ticks,
-        tint_tokens,
-    )
+    functions = axes, bands, chart_of, coordinates, format_tick, format_value, shade_cells, summary, ticks, tint_tokens
     env.globals |= {function.__name__: function for function in functions}
     css = (resources.files("surefoot.report") / "page.css").read_text(encoding="utf-8")
     env.globals |= {"css": Markup(css), "cividis": ",".join(CIVIDIS), "version": surefoot_version()}

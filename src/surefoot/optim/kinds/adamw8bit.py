@@ -1,7 +1,7 @@
-"""AdamW with its two moments in 8 bits, by bitsandbytes' block-wise quantisation.
+"""AdamW with its two moments in 8 bits, by bitsandbytes' block-wise quantization.
 
-The library's own AdamW8bit waits for the device after every parameter and counts steps on the host, where a skipped one
-cannot be undone; so here are its numbers (map, blocks of 256, 32 bits for the small) in a step that does neither.
+The library's own AdamW8bit waits for the device after every parameter, and counts steps on the host, where a skipped one cannot be
+undone. The step here does neither, with the same numbers (map, blocks of 256, 32 bits for the small).
 """
 
 from math import prod
@@ -100,7 +100,7 @@ class AdamW8bit(Optimizer):
 
 
 def quantization() -> ModuleType:
-    """bitsandbytes' functions; `ConfigError` with what to install where it is not there or cannot be loaded."""
+    """bitsandbytes' functions; `ConfigError` with the package to install if it is missing or cannot be loaded."""
     import logging
 
     log = logging.getLogger("bitsandbytes")

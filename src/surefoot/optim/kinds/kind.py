@@ -1,4 +1,4 @@
-"""What surefoot knows of an optimizer by its class: how it is built, what it keeps, how it runs on shards and skips a step.
+"""Facts about each class of optimizers: how it is built, its state, how it runs on shards and skips a step.
 
 Each `OptimizerKind` stands beside its class in a file of `kinds/`; its name and settings are declared in `optimizers.py`.
 """
@@ -51,7 +51,7 @@ class OptimizerKind:
 
 
 def copies(count: int) -> StateBytes:
-    """The state of an optimizer that keeps so many numbers for each of a parameter.
+    """The state bytes of an optimizer that keeps `count` numbers for each one of a parameter.
 
     >>> copies(2)(None, [((10, 3), 4)])
     240
@@ -60,7 +60,7 @@ def copies(count: int) -> StateBytes:
 
 
 def all_kinds() -> list[OptimizerKind]:
-    """Those with a name, in the order of `optimizers.py`, and what is known of others of torch's."""
+    """Those with a name, in the order of `optimizers.py`, and other known ones of torch."""
     files = dict.fromkeys(declaration.file for declaration in OPTIMIZERS.values())
     return [kind for file in files for kind in import_module(file, package="surefoot.optim.kinds").KINDS]
 
@@ -75,7 +75,7 @@ def kind_named(name: str) -> OptimizerKind:
 
 
 def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
-    """What is known of an optimizer; None of one of another class, which a subclass is too: it may do more."""
+    """The kind of an optimizer; None for any other class. A subclass is another class, since it may do more."""
     return next((kind for kind in all_kinds() if kind.cls is type(optimizer)), None)
 
 

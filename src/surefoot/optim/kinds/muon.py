@@ -30,8 +30,8 @@ class MuonWithAdamW(Optimizer):
     https://arxiv.org/abs/2502.16982). A convolution's kernel is flattened to (outputs, rest), as Jordan et al. 2024 have it
     (https://kellerjordan.github.io/posts/muon/).
 
-    Of shards each matrix is gathered whole (`BatchedMuon`). `parts` are the two optimizers; `hand_over` gives them what this one
-    holds, so that whatever loads a state or writes a rate need not know of them.
+    With shards, each matrix is gathered completely (`BatchedMuon`). `parts` are the two optimizers; `hand_over` gives them this
+    one's state and rates, so that code that loads or writes these need not know the parts.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class BatchedMuon(Optimizer):
                 replace(each, each.mul(decay_factor).add_(direction, alpha=-rate), found_inf=found_inf)
 
     def _momentum_moved(self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> Tensor:
-        """What is to be made orthogonal, of one parameter; moves its momentum."""
+        """The matrix to orthogonalize for one parameter; moves its momentum."""
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
         if not state:

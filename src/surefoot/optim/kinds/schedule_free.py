@@ -1,8 +1,8 @@
 """AdamW that needs no falling rate: gradients are taken between a fast point and the mean of all its places.
 
-Three points (Defazio et al. 2024, equations 2 to 4: https://arxiv.org/abs/2405.15682): z, which AdamW moves without momentum;
-x, the mean of all z, which is evaluated; y = (1 - beta1) z + beta1 x, where gradients are taken. The parameters are y and the
-state holds z, so that x = y + (1 - 1 / beta1) (z - y) need not be kept: `ScheduleFreeAverage` computes it out of place.
+Three points (Defazio et al. 2024, equations 2 to 4: https://arxiv.org/abs/2405.15682): AdamW moves z without momentum; x, the mean
+of all z, is evaluated; gradients are taken at y = (1 - beta1) z + beta1 x. The parameters are y and the state holds z, so that x =
+y + (1 - 1 / beta1) (z - y) need not be kept: `ScheduleFreeAverage` computes it out of place.
 """
 
 from typing import Any

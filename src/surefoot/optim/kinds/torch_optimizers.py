@@ -1,4 +1,4 @@
-"""Torch's own optimizers: those that have a name here, and what is known of others, which a function of the user's may build.
+"""Torch's own optimizers: those with a name here, and others that a user's function may build.
 
 Fused where torch has a kernel. NAdam and RAdam count on the device where that is not the host, so that a skipped step can be
 undone there.
