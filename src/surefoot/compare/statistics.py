@@ -1,6 +1,6 @@
 """Is one variant better than another, or is it the noise? Statistics of differences on shared data; nothing but numbers.
 
-What is hard for one model is hard for the other: so differences are taken piece by piece of the data, and the error from those.
+Data that are hard for one model are hard for the other, so differences and their error are computed for each piece of the data.
 """
 
 import math
@@ -40,15 +40,15 @@ class Difference:
 def paired_difference(first: Sequence[float], second: Sequence[float], *, counts: Sequence[float]) -> Difference:
     """The difference of two scores over the same batches, `first` minus `second`; each batch weighs as much as it counts.
 
-    The mean is that of all targets, so it is exactly the difference of the two scores. It is a ratio of sums, of which the
-    standard error is sqrt(n / (n - 1) * sum(c_i^2 (d_i - d)^2)) / sum(c_i): Cochran 1977, Sampling Techniques, section
+    The mean is that of all targets, so it is exactly the difference of the two scores. It is a ratio of sums, with the standard error
+    sqrt(n / (n - 1) * sum(c_i^2 (d_i - d)^2)) / sum(c_i): Cochran 1977, Sampling Techniques, section
     6.4, without the correction for a finite population. With equal counts it is the usual s / sqrt(n).
 
     >>> paired_difference([0.5, 0.75], [0.25, 0.25], counts=[3, 1]).mean
     0.3125
     """
-    counted = [held for held in zip(first, second, counts, strict=True) if held[2] > 0]  # others tell nothing
-    differences, weights = [one - other for one, other, _ in counted], [count for _, _, count in counted]
+    counted = [row for row in zip(first, second, counts, strict=True) if row[2] > 0]  # others tell nothing
+    differences, weights = [a - b for a, b, _ in counted], [count for _, _, count in counted]
     if not counted:
         return Difference(math.nan, math.nan, 0)
     mean, pairs = fmean(differences, weights), len(differences)
@@ -59,7 +59,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float], *, counts
 
 
 def mean_and_error(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """The mean over the repeats that have a value and its standard error, s / sqrt(n); None for what is not known.
+    """The mean over the repeats that have a value and its standard error, s / sqrt(n); None for an unknown one.
 
     >>> mean_and_error([1.0, None, 3.0]), mean_and_error([1.0])
     ((2.0, 1.0), (1.0, None))
@@ -93,15 +93,15 @@ def t_tail(t: float, *, freedom: int) -> float:
 def holm(p_values: Sequence[float]) -> list[float]:
     """The same p values as they are where several differences are looked at together, in the order given.
 
-    Holm 1979, A simple sequentially rejective multiple test procedure: the chance that any of the differences called real
-    is none stays below the level. One that is not a number stays so, and is not counted.
+    Holm 1979, A simple sequentially rejective multiple test procedure: the chance of any false
+    positive stays below the level. NaN stays NaN, and is not counted.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    known = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
-    found, highest = [math.nan] * len(p_values), 0.0
-    for rank, (p, place) in enumerate(known):
+    known = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
+    adjusted, highest = [math.nan] * len(p_values), 0.0
+    for rank, (p, index) in enumerate(known):
         highest = max(highest, min(1.0, p * (len(known) - rank)))
-        found[place] = highest
-    return found
+        adjusted[index] = highest
+    return adjusted

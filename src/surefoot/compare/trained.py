@@ -1,6 +1,6 @@
-"""One run as its directory tells it: curves from metrics.jsonl, settings from config.toml, what it began with from step 0.
+"""One run, read from its directory: curves from metrics.jsonl, settings from config.toml, its start from step 0.
 
-Nothing is rebuilt and no tensor is read. What a later resume has superseded is no part of a curve.
+Nothing is rebuilt and no tensor is read. Records that a later resume superseded are not part of a curve.
 """
 
 import math
@@ -29,8 +29,8 @@ class Trained:
     """A run that has been trained, or begun.
 
     loss: (steps made, mean training loss since the record before). scores: (steps made, score). times: (steps made, seconds
-    spent training and waiting for data so far). `order` is all that decides which samples come when, and a hash of the
-    initial weights; None where there is no checkpoint of step 0.
+    spent training and waiting for data so far). `order` is everything that decides the order of samples, and a hash of the initial weights;
+    None without a checkpoint of step 0.
     """
 
     settings: Mapping[str, Any]
@@ -53,7 +53,7 @@ class Trained:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The step of the best score, the first of equals, and that score; None where there is none."""
+        """The step of the best score, the first of equals, and that score; None without scores."""
         known = [(self._sign * score, step, score) for step, score in self.scores if math.isfinite(score)]
         return min(known)[1:] if known else None
 
@@ -76,7 +76,7 @@ class Trained:
         return next(good, None)
 
     def seconds_at(self, step: int) -> float:
-        """Seconds of training after so many steps; between two records as if all steps took the same time.
+        """Seconds of training after a number of steps; interpolated linearly between two records.
 
         >>> run = Trained({}, None, [], [], [(10, 2.0), (20, 6.0)], 0.0, None)
         >>> run.seconds_at(10), run.seconds_at(15), run.seconds_at(25)
@@ -87,7 +87,7 @@ class Trained:
 
 
 def read_run(path: Path, *, metric: str | None = None) -> Trained:
-    """What a run's directory tells; `metric` is "min SPLIT/METRIC" in the place of the one that the run watches.
+    """The contents of a run's directory; `metric` is "min SPLIT/METRIC" in place of the monitored one.
 
     A run that watches none is judged by the first loss among its scores. `ConfigError` where it was never given `metric`.
     """
@@ -100,17 +100,17 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
     else:
         losses_scored = (name for name in (scores_in(scored[0]) if scored else {}) if name.endswith("/loss"))
         watch = watched(read_run_files(path)) or next((("min", name) for name in losses_scored), None)
-    made = [record for record in lines if record["kind"] == "train"]
-    spent_s = accumulate(record.get("training_s", 0.0) + record.get("data_wait_s", 0.0) for record in made)
-    losses = [(int(record["step"]), record.get("loss_applied", record.get("loss"))) for record in made]
+    train_records = [record for record in lines if record["kind"] == "train"]
+    spent_s = accumulate(record.get("training_s", 0.0) + record.get("data_wait_s", 0.0) for record in train_records)
+    losses = [(int(record["step"]), record.get("loss_applied", record.get("loss"))) for record in train_records]
     name = "" if watch is None else watch[1]
     return Trained(
         settings=read_settings(path).flat if (path / "config.toml").is_file() else {},
         watch=watch,
         loss=[(step, float(loss)) for step, loss in losses if loss is not None],
         scores=[(int(record["step"]), float(record[name])) for record in scored if name in record],
-        times=[(int(record["step"]), seconds) for record, seconds in zip(made, spent_s, strict=True)],
-        targets=math.fsum(record.get("targets", 0.0) - record.get("starting_targets", 0.0) for record in made),
+        times=[(int(record["step"]), seconds) for record, seconds in zip(train_records, spent_s, strict=True)],
+        targets=math.fsum(record.get("targets", 0.0) - record.get("starting_targets", 0.0) for record in train_records),
         order=_beginning(path),
     )
 
@@ -129,7 +129,7 @@ def watched(files: RunFiles) -> tuple[Direction, str] | None:
 
 
 def _beginning(path: Path) -> dict[str, Any] | None:
-    """What decides which samples come when, and the hashes of the weights that a run began with."""
+    """The settings that decide the order of samples, and the hashes of a run's initial weights."""
     state = read_state(path, 0)
     try:
         files = read_manifest(Store(path / "checkpoints").path(0)).files
@@ -138,13 +138,13 @@ def _beginning(path: Path) -> dict[str, Any] | None:
     if state is None:
         return None
     return {name: state.identity.get(name) for name in ("seed", "batch_size", "data", "precision")} | {
-        "weights": [(file, held[1]) for file, held in sorted(files.items()) if file.startswith("model")]
+        "weights": [(file, entry[1]) for file, entry in sorted(files.items()) if file.startswith("model")]
     }
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One run of a comparison: what it is, how it ended, what its directory tells, and its scores by `batches` or why not."""
+    """One run of a comparison: its settings, its end, the contents of its directory, and its scores by `batches` or why not."""
 
     variant: Variant
     trained: Trained
@@ -157,8 +157,8 @@ class Compared:
 class Row:
     """A variant in the table; of several repeats, means with their standard errors, over those that finished if any did.
 
-    label: what tells it from the others, for people; `name` is that of its directory, or of its repeats. difference: of the
-    best score, this variant's minus the baseline's; `p` as it is when all comparisons are looked at together. Where only
+    label: its name for people; `name` is that of its directory, or of its repeats. difference: of the
+    best score, this variant's minus the baseline's; `p` is corrected for all comparisons together. Where only
     some repeats reached the target, its step and seconds are absent.
     """
 

@@ -1,4 +1,4 @@
-"""How several processes make one run, as a setting; what it means is in `surefoot.distributed.strategy`."""
+"""The setting of how several processes share a run; `surefoot.distributed.strategy` implements it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -81,8 +81,8 @@ def fsdp(
 ) -> Strategy:
     """Every rank holds a part of each parameter, its gradient and its optimizer state, and gathers a block when it is due.
 
-    Torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). The weights of each of `blocks` (modules by name or
-    class; by default the model's own repeated blocks) are gathered together; `reshard_after_forward` frees them between the passes.
+    Torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). The weights of each of `blocks` (modules by name or class;
+    by default the model's repeated blocks) are gathered together. `reshard_after_forward` frees them between the passes.
     `sync="every"`, which is "auto", adds each micro-batch to sharded gradients; "last" holds whole gradients until the last one.
     `find_unused_parameters` allows parameters without a gradient; all ranks must still call the same blocks in every pass.
     `cpu_offload` keeps the parts on the CPU and updates them there. `gather_dtype` is the format in which weights travel and
@@ -121,35 +121,35 @@ def strategy_of(kind: Kind, *, ddp: DDPSettings, fsdp: FSDPSettings) -> Strategy
 
 
 def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
-    """What a setting means among so many ranks; "auto" is DDP where there are several, none where there is one.
+    """The strategy for a number of ranks; "auto" is DDP for several ranks and none for one.
 
     One process holds the model once: a run with replicas can be scored and used there, and goes on.
 
     >>> strategy_for("auto", ranks=1).kind, strategy_for("auto", ranks=2).kind, strategy_for(fsdp(replicas=2), ranks=1).replicas
     ('none', 'ddp', 1)
     """
-    found = parallel if isinstance(parallel, Strategy) else Strategy(kind=parallel)
-    if found.kind == "none" and (found.find_unused_parameters or found.sync == "every"):
-        name = "find_unused_parameters" if found.find_unused_parameters else "sync"
+    strategy = parallel if isinstance(parallel, Strategy) else Strategy(kind=parallel)
+    if strategy.kind == "none" and (strategy.find_unused_parameters or strategy.sync == "every"):
+        name = "find_unused_parameters" if strategy.find_unused_parameters else "sync"
         raise ConfigError(
-            f"ddp.{name} = {vars(found)[name]!r} is for several processes, and parallel is none\n"
+            f"ddp.{name} = {vars(strategy)[name]!r} is for several processes, and parallel is none\n"
             "  leave it out, or try: --parallel auto"
         )
-    if found.kind == "auto":
-        found = replace(found, kind="ddp" if ranks > 1 else "none")
-    if found.kind == "none" and ranks > 1:
+    if strategy.kind == "auto":
+        strategy = replace(strategy, kind="ddp" if ranks > 1 else "none")
+    if strategy.kind == "none" and ranks > 1:
         raise ConfigError(
             f"parallel = none, and {ranks} processes were started: each would train a model of its own\n"
             "  try: --parallel ddp, --parallel fsdp, or one process"
         )
     if ranks == 1:
-        found = replace(found, replicas=1)
-    if ranks % found.replicas:
-        fewer = max(number for number in range(1, found.replicas) if ranks % number == 0)
+        strategy = replace(strategy, replicas=1)
+    if ranks % strategy.replicas:
+        fewer = max(number for number in range(1, strategy.replicas) if ranks % number == 0)
         raise ConfigError(
-            f"replicas = {found.replicas} does not divide {ranks} ranks: each replica is held by equally many\n"
-            f"  try: --fsdp.replicas {fewer}, or {found.replicas * max(1, round(ranks / found.replicas))} ranks"
+            f"replicas = {strategy.replicas} does not divide {ranks} ranks: each replica is held by equally many\n"
+            f"  try: --fsdp.replicas {fewer}, or {strategy.replicas * max(1, round(ranks / strategy.replicas))} ranks"
         )
-    if found.sync == "auto":
-        found = replace(found, sync="every" if found.kind == "fsdp" else "last")
-    return found
+    if strategy.sync == "auto":
+        strategy = replace(strategy, sync="every" if strategy.kind == "fsdp" else "last")
+    return strategy
