@@ -70,7 +70,7 @@ class Session:
                 self.journal.open(
                     self.parts.directory,
                     step=self.state.step,
-                    found=now.checkpoint,
+                    saved=now.checkpoint,
                     unit=self.parts.settings.count_unit,
                 )
                 self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.identity)
