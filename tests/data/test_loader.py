@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
 from in_one import in_one
 from surefoot.data import loader as feed_module
-from surefoot.data.loader import Feed, in_order, moved
+from surefoot.data.loader import Feed, in_order, to_device
 from surefoot.data.order import Order
 from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import fold, seed_generators, stream_key
@@ -272,7 +272,7 @@ def test_in_order_of_whole_batches_goes_without_the_runs_collate():
 
 def test_moving_keeps_the_structure():
     there = torch.device("meta")
-    found = moved({"a": [torch.zeros(2), "text"], "b": (torch.zeros(3), None)}, there)
+    found = to_device({"a": [torch.zeros(2), "text"], "b": (torch.zeros(3), None)}, there)
     assert found["a"][0].device == found["b"][0].device == there
     assert (found["a"][1], found["b"][1]) == ("text", None)
 

@@ -633,7 +633,7 @@ def test_a_run_without_its_classes_is_not_guessed_at(change: Any, says: str, sha
     run = Path(shutil.copytree(shades / "run", tmp_path / "run"))
     change(run / predict.FILE)
     with pytest.raises(sf.CheckpointError, match=says):
-        predict.kept(run)
+        predict.read_metadata(run)
 
 
 @pytest.mark.slow
