@@ -114,7 +114,7 @@ def test_mean_and_deviation_of_files_are_of_no_more_than_are_measured(
 
 
 def test_headers_of_no_more_files_than_said_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "_LOOKED_AT", 11)
+    monkeypatch.setattr(folder, "_MAX_HEADERS", 11)
     read: list[Path] = []
     header = folder._header
     monkeypatch.setattr(folder, "_header", lambda path: (read.append(path), header(path))[1])
