@@ -141,7 +141,7 @@ PARTS = (
         (
             Line("gradients = trained.gradients()", gradients),
             Line("step.grad_norms[name] = norm =", lambda seen: f"norm {short(seen['norm'])}"),
-            Line("skipped = skipped_where_bad(", lambda seen: f"skipped {short(seen['skipped'])}"),
+            Line("skipped = should_skip(", lambda seen: f"skipped {short(seen['skipped'])}"),
         ),
     ),
     Part(

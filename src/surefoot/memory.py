@@ -36,24 +36,24 @@ def peak(device: torch.device) -> Iterator[Peak]:
     On CUDA the allocator is asked, so temporary memory of kernels is in it. Elsewhere (on the meta device too, where they would
     take it) each operator's results are counted as long as they live, and code compiled by torch.compile is not seen.
 
-    >>> with peak(torch.device("cpu")) as found:
-    ...     held = torch.ones(1000) + torch.ones(1000)
-    >>> found.memory_bytes
+    >>> with peak(torch.device("cpu")) as measured:
+    ...     total = torch.ones(1000) + torch.ones(1000)
+    >>> measured.memory_bytes
     12000
     """
-    found = Peak()
+    measured = Peak()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         try:
-            yield found
+            yield measured
         finally:
             torch.cuda.synchronize(device)
-            found.memory_bytes = torch.cuda.max_memory_allocated(device) - before
+            measured.memory_bytes = torch.cuda.max_memory_allocated(device) - before
         return
-    with _Counting(device, found):
-        yield found
+    with _Counting(device, measured):
+        yield measured
 
 
 def used_bytes(device: torch.device) -> dict[str, int]:
@@ -115,9 +115,9 @@ def in_words(number: float) -> str:
     >>> in_words(853), in_words(3_400_000), in_words(1_200_000_000), in_words(999_700), in_words(1.5e12)
     ('853 B', '3.4 MB', '1.2 GB', '1 MB', '1.5 TB')
     """
-    for unit, one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= 0.9995 * one:  # which three digits round to it
-            return f"{number / one:.3g} {unit}"
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= 0.9995 * size:  # which three digits round to it
+            return f"{number / size:.3g} {unit}"
     return f"{number:.0f} B"
 
 
@@ -127,32 +127,32 @@ def parsed_bytes(text: str, *, setting: str) -> int:
     >>> parsed_bytes("8GB", setting="memory"), parsed_bytes("1.5 KiB", setting="memory")
     (8000000000, 1536)
     """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", text.strip(), re.ASCII | re.IGNORECASE)
-    if found is None or found[2].upper() not in _UNITS or float(found[1]) == 0:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", text.strip(), re.ASCII | re.IGNORECASE)
+    if match is None or match[2].upper() not in _UNITS or float(match[1]) == 0:
         raise ConfigError(f'{setting} = {text!r}: write it with a unit, as in "8GB", "512 MB" or "1.5 GiB"')
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the storages that operators make on a device, until each is freed."""
 
-    def __init__(self, device: torch.device, found: Peak) -> None:
+    def __init__(self, device: torch.device, measured: Peak) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.device, self.found = device, found
+        self.device, self.measured = device, measured
         self.known: set[int] = set()  # storages by address, those that were there before too
         self.now = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._know((args, kwargs), are_new=False)  # seen first as an input: it was there before
-        made = func(*args, **(kwargs or {}))
-        self._know(made, are_new=True)
-        self.found.memory_bytes = max(self.found.memory_bytes, self.now)
-        return made
+        returned = func(*args, **(kwargs or {}))
+        self._know(returned, are_new=True)
+        self.measured.memory_bytes = max(self.measured.memory_bytes, self.now)
+        return returned
 
     def _know(self, nest: Any, *, are_new: bool) -> None:
-        for held in tree_iter(nest):
-            if isinstance(held, Tensor) and held.device.type == self.device.type and held.layout == torch.strided:
-                storage = held.untyped_storage()
+        for tensor in tree_iter(nest):
+            if isinstance(tensor, Tensor) and tensor.device.type == self.device.type and tensor.layout == torch.strided:
+                storage = tensor.untyped_storage()
                 address = storage._cdata  # its data's own is 0 on the meta device
                 if address not in self.known:
                     self.known.add(address)
@@ -172,7 +172,7 @@ def _available_bytes(meminfo: Path) -> int | None:
 
 def _left_in_groups(root: Path, own: Path) -> list[int]:
     """What the control groups of this process, and those above them, leave it; file cache counts as free."""
-    left: list[int] = []
+    free: list[int] = []
     names = {"memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"), "": ("memory.max", "memory.current")}
     for _, controllers, path in (line.split(":", 2) for line in _text(own).splitlines()):
         if controllers not in names:
@@ -183,8 +183,8 @@ def _left_in_groups(root: Path, own: Path) -> list[int]:
             limit, used = (_number(folder / name) for name in names[controllers])
             if folder.is_relative_to(top) and limit is not None and used is not None:
                 cache = re.search(r"^(?:total_)?inactive_file (\d+)", _text(folder / "memory.stat"), re.MULTILINE)
-                left.append(max(0, limit - used + (int(cache[1]) if cache else 0)))
-    return left
+                free.append(max(0, limit - used + (int(cache[1]) if cache else 0)))
+    return free
 
 
 def _number(file: Path) -> int | None:

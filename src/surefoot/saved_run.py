@@ -267,14 +267,14 @@ class SavedRun:
         traced uncompiled, equal to rounding. Raises `ConfigError` for a step that does not exist, or if your own code makes the
         steps, and `CheckpointError` if no checkpoint before the step is intact.
         """
-        from surefoot.replay.replay import replayed
+        from surefoot.replay.replay import replay_step
         from surefoot.verify.verify import as_before
 
         if not self.checkpoints:
             raise CheckpointError(f"{self.path} holds no checkpoint, so none of its steps can be made again")
         run = self.rebuild(one_process=True)
         with nullcontext() if self.built is None else as_before(run.parts):
-            return replayed(run.parts, step, samples=samples, say=say, path=self.path)
+            return replay_step(run.parts, step, samples=samples, say=say, path=self.path)
 
     def verify(
         self,
@@ -298,11 +298,11 @@ class SavedRun:
         `CheckpointError` if there is no checkpoint, and `ConfigError` for a run of several ranks.
         """
         from surefoot.verify.compare import TOLERANCE
-        from surefoot.verify.files import checked
+        from surefoot.verify.files import check_files
         from surefoot.verify.rerun import WINDOWS
         from surefoot.verify.verify import verify, verify_files
 
-        files = checked(self._directory())
+        files = check_files(self._directory())
         if self.built is None and (windows == 0 or self._read().files.config.script):
             return verify_files(files, why="0 windows are asked for" if windows == 0 else _BY_SCRIPT)
         try:

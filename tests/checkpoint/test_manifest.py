@@ -18,7 +18,7 @@ from surefoot.checkpoint.filesystem import Disk
 from surefoot.checkpoint.format import DamageError, write, write_tensors
 from surefoot.checkpoint.manifest import Pieces, as_json, bounds, from_bytes, from_json, piece_file
 from surefoot.checkpoint.reader import files_of, opened, read
-from surefoot.checkpoint.tensor_file import file_of, laid_out, stored_in
+from surefoot.checkpoint.tensor_file import file_header, file_of, stored_in
 from surefoot.errors import CheckpointError
 
 TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
@@ -185,7 +185,7 @@ def test_what_is_laid_out_here_the_library_reads_and_the_other_way_round(
     }
     order = sorted(tensors, key=lambda name: -tensors[name].element_size())
     ours, theirs = directory / "ours.safetensors", directory / "theirs.safetensors"
-    begin = laid_out({name: (tensors[name].dtype, tensors[name].shape) for name in order}, {"format": "pt"})
+    begin = file_header({name: (tensors[name].dtype, tensors[name].shape) for name in order}, {"format": "pt"})
     ours.write_bytes(begin + b"".join(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes() for name in order))
     safetensors.torch.save_file(tensors, theirs)
     found = safetensors.torch.load_file(ours)
@@ -196,7 +196,7 @@ def test_what_is_laid_out_here_the_library_reads_and_the_other_way_round(
         assert read_here.keys() == tensors.keys()
         for name, stored in read_here.items():
             assert stored.dtype == tensors[name].dtype
-            assert torch.equal(stored.whole(), tensors[name])
+            assert torch.equal(stored.load(), tensors[name])
             assert b"".join(stored.chunks()) == tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
@@ -292,12 +292,12 @@ def test_what_a_state_tells_of_its_pieces_comes_back() -> None:
 
 @pytest.mark.parametrize("length", range(1, 9))
 def test_numbers_begin_at_a_multiple_of_eight_bytes(length: int) -> None:
-    assert len(laid_out({"n" * length: (torch.float64, [1])}, {})) % 8 == 0
+    assert len(file_header({"n" * length: (torch.float64, [1])}, {})) % 8 == 0
 
 
 def test_a_narrow_type_before_a_wide_one_is_refused() -> None:
     with pytest.raises(ValueError, match="b: wider than what lies before it"):
-        laid_out({"a": (torch.uint8, [1]), "b": (torch.float32, [1])}, {})
+        file_header({"a": (torch.uint8, [1]), "b": (torch.float32, [1])}, {})
 
 
 def test_a_file_that_became_shorter_meanwhile_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -306,4 +306,4 @@ def test_a_file_that_became_shorter_meanwhile_is_an_error_that_names_it(tmp_path
     last = path / f"{piece_file('model', 1, 2)}.safetensors"
     last.write_bytes(last.read_bytes()[:-4])
     with pytest.raises(CheckpointError, match=r"00002-of-00002\.safetensors: it has become shorter"):
-        stored.whole()
+        stored.load()

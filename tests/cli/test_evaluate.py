@@ -112,9 +112,8 @@ def test_a_run_that_was_stopped_says_how_to_go_on_and_that_works(
 def test_what_is_wrong_is_named_once_more_at_the_end(there: Ended, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["--data.path=text.txt", *SETTINGS["gpt"][1:], "--run-dir=runs/wrong", "--precision=fp32"]
     main(["train", "gpt", *settings, "--length=120 steps", "--log-every=1 steps", "--optimizer.lr=1e-9"])
-    *_, how, found, _ = capsys.readouterr().out.splitlines()
-    assert how.startswith("finished: 120 steps")
-    named = re.fullmatch(r"(\d) findings?: ([^:]+): surefoot diagnose runs/wrong", found)
+    end = capsys.readouterr().out.partition("\nfinished: 120 steps")[2].replace("\n  ", " ")
+    named = re.search(r"^(\d) findings?: ([^:\n]+): surefoot diagnose runs/wrong$", end, flags=re.MULTILINE)
     assert named is not None
     wrong = [one for one in sf.load("runs/wrong").diagnose() if one.severity != "note"]
     assert int(named[1]) == len(wrong) > 0

@@ -44,7 +44,7 @@ def said(capsys: Capture, *arguments: str) -> list[str]:
 @pytest.fixture
 def undrawn(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """As `here`, and no picture is drawn: what is printed is the claim."""
-    monkeypatch.setattr("surefoot.plan.schedule_plot.drawn", lambda traces, *, out, rate: [Path("none")])
+    monkeypatch.setattr("surefoot.plan.schedule_plot.draw_traces", lambda traces, *, out, rate: [Path("none")])
     return here
 
 

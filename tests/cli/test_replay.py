@@ -13,7 +13,7 @@ import pytest
 import faulty_runs
 import surefoot as sf
 from surefoot.cli.main import main
-from surefoot.replay.replay import tell_cost
+from surefoot.replay.replay import report_cost
 from surefoot.tracking.jsonl import records
 
 Ran = Callable[..., tuple[int, str, str]]
@@ -211,5 +211,5 @@ def test_a_text_is_shown_as_text(command: Ran, tmp_path: Path) -> None:
 )
 def test_the_cost_is_told_by_the_time_of_the_steps_on_record(known: list[dict[str, float | str]], said: str) -> None:
     told: list[str] = []
-    tell_cost(4, 10, [], known, told.append)
+    report_cost(4, 10, [], known, told.append)
     assert told == [said]

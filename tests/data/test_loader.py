@@ -281,7 +281,9 @@ def test_moving_keeps_the_structure():
 def test_on_cuda_gathered_batches_are_pinned_and_on_their_way_one_step_ahead(kind, monkeypatch):
     """Without a GPU: what would be moved is noted, and stays where it is."""
     asked = []
-    monkeypatch.setattr(feed_module, "to_device", lambda batch, device, pin: (asked.append((device.type, pin)), batch)[1])
+    monkeypatch.setattr(
+        feed_module, "to_device", lambda batch, device, pin: (asked.append((device.type, pin)), batch)[1]
+    )
     feed = Feed(made(kind), Order(7, samples=20, batch_size=8), seed=7, micro_batch_size=4, device=torch.device("cuda"))
     feed.start(0, stop=3)
     found, ahead = [], []

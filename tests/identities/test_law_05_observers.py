@@ -66,6 +66,7 @@ def unwatched() -> tuple[str, list[float]]:
 
 @pytest.mark.fast(
     "log_every0",
+    "log_every,save_every",
     "evaluate_every,ema",
     "save_every,keep_last,keep_every",
     "layer_stats_every,log_every",
@@ -80,6 +81,7 @@ def unwatched() -> tuple[str, list[float]]:
     [
         {"log_every": "1 steps"},
         {"log_every": "7 steps"},
+        {"log_every": "auto", "save_every": "auto"},
         {"evaluate_every": "1 steps"},
         {"evaluate_every": "3 steps", "ema": 0.9},
         {"save_every": "1 steps"},

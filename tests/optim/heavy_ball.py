@@ -30,9 +30,7 @@ class HeavyBall(Optimizer):
                 subtract([parameter], [ball], rate=group["lr"], decay=group["weight_decay"], found_inf=found_inf)
 
 
-KINDS = (
-    OptimizerKind(name="heavy_ball", made=HeavyBall, state_bytes=copies(1), shardable=True, skip="own arithmetic"),
-)
+KINDS = (OptimizerKind(name="heavy_ball", cls=HeavyBall, state_bytes=copies(1), shardable=True, skip="own arithmetic"),)
 
 
 def trained(**changes: Any) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from torch import nn
 import surefoot as sf
 from in_one import in_one
 from surefoot.config.train_settings import clipping
-from surefoot.optim.build import limited
+from surefoot.optim.build import clipped_parameters
 from surefoot.optim.clipping import RECENT, ByNorm, clipping_of, gradient_norm
-from surefoot.optim.skip_step import skipped_where_bad
+from surefoot.optim.skip_step import should_skip
 from surefoot.tracking.jsonl import records
 
 KINDS = ["norm 0.3", "value 0.02", "adaptive 0.01", "auto 0.7"]
@@ -37,7 +37,7 @@ def with_gradients(model, *, seed=1, size=1.0):
 
 
 def limits(clip, model):
-    return clipping_of(clip, limited(clip, model, model.parameters()))
+    return clipping_of(clip, clipped_parameters(clip, model, model.parameters()))
 
 
 def applied(text, model, *, factor=1.0, made=None, skipped=0.0):
@@ -352,7 +352,7 @@ def test_a_step_without_gradients_is_not_among_the_recent_norms():
 def test_on_a_device_a_step_without_gradients_is_limited_and_skipped_there() -> None:
     """Their norm is a number on the host, whatever device is trained on; "meta" stands for one that cannot be read."""
     norm, loss, bad_in_a_row = torch.zeros(()), torch.zeros((), device="meta"), torch.zeros((), device="meta")
-    skipped = skipped_where_bad(norm, loss, bad_in_a_row, most=1)
+    skipped = should_skip(norm, loss, bad_in_a_row, max_bad_steps=1)
     by_norm = ByNorm(1.0, dtype=torch.float32, device=torch.device("meta"))
     assert skipped.is_meta
     assert by_norm.apply([], factor=1.0, norm=norm, skipped=skipped).is_meta

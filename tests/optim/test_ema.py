@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from surefoot.errors import ConfigError
-from surefoot.optim.ema import Ema, twin_of
+from surefoot.optim.ema import Ema, copy_model
 
 YES, NO = torch.tensor(True), torch.tensor(False)
 
@@ -31,7 +31,7 @@ def copies(model):
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.999])
 def test_the_average_is_its_closed_form(decay):
     model = live_model()
-    average, history = Ema(twin_of(model), decay), [copies(model)]
+    average, history = Ema(copy_model(model), decay), [copies(model)]
     for step in range(5):
         change(model, step)
         average.update(YES)
@@ -49,7 +49,7 @@ def test_a_skipped_step_changes_no_bit(applied):
     model = live_model().float()
     with torch.no_grad():
         model[0].bias.zero_().neg_()  # negative zeros, which adding a zero would turn
-    average = Ema(twin_of(model), 0.9)
+    average = Ema(copy_model(model), 0.9)
     change(model, 0)
     average.update(YES)
     before = [held.view(torch.int32) for held in copies(average.model)]
@@ -64,7 +64,7 @@ def test_a_skipped_step_changes_no_bit_of_a_fresh_average():
     model = live_model().float()
     with torch.no_grad():
         model[0].bias.zero_().neg_()
-    average = Ema(twin_of(model), 0.9)
+    average = Ema(copy_model(model), 0.9)
     before = [held.view(torch.int32) for held in copies(average.model)]
     change(model, 0)
     average.update(NO)
@@ -77,7 +77,7 @@ def test_a_skipped_step_changes_no_bit_of_a_fresh_average():
 def test_the_live_model_is_left_alone():
     model = live_model()
     before = copies(model)
-    average = Ema(twin_of(model), 0.9)
+    average = Ema(copy_model(model), 0.9)
     average.update(YES)
     average.refresh(model)
 
@@ -88,7 +88,7 @@ def test_the_live_model_is_left_alone():
 
 def test_buffers_are_the_live_ones_after_copying():
     model = live_model()
-    average = Ema(twin_of(model), 0.9)
+    average = Ema(copy_model(model), 0.9)
     model(torch.randn(8, 4, dtype=torch.float64))
     assert not torch.equal(average.model[1].running_mean, model[1].running_mean)
     average.refresh(model)
@@ -99,7 +99,7 @@ def test_buffers_are_the_live_ones_after_copying():
 def test_tied_weights_stay_tied_and_are_moved_once():
     model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
     model[1].weight = model[0].weight
-    average = Ema(twin_of(model), 0.5)
+    average = Ema(copy_model(model), 0.5)
     start = model[0].weight.detach().clone()
     change(model, 0)
     average.update(YES)
@@ -111,7 +111,7 @@ def test_tied_weights_stay_tied_and_are_moved_once():
 def test_a_frozen_mask_of_infinities_stays_what_it_is():
     model = nn.Linear(2, 2)
     model.mask = nn.Parameter(torch.tensor([0.0, -torch.inf]), requires_grad=False)
-    average = Ema(twin_of(model), 0.5)
+    average = Ema(copy_model(model), 0.5)
     average.update(YES)
 
     assert torch.equal(average.model.mask, model.mask)
@@ -119,9 +119,9 @@ def test_a_frozen_mask_of_infinities_stays_what_it_is():
 
 def test_weights_of_several_types_keep_theirs():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16())
-    Ema(twin_of(model), 0.5).update(YES)
+    Ema(copy_model(model), 0.5).update(YES)
 
-    assert [parameter.dtype for parameter in Ema(twin_of(model), 0.5).model.parameters()] == [torch.float32] * 2 + [
+    assert [parameter.dtype for parameter in Ema(copy_model(model), 0.5).model.parameters()] == [torch.float32] * 2 + [
         torch.bfloat16
     ] * 2
 
@@ -129,4 +129,4 @@ def test_weights_of_several_types_keep_theirs():
 @pytest.mark.parametrize("decay", [-0.1, 1.0, 1.5, float("nan")])
 def test_a_decay_that_cannot_be_is_refused(decay):
     with pytest.raises(ConfigError, match="ema = "):
-        Ema(twin_of(live_model()), decay)
+        Ema(copy_model(live_model()), decay)

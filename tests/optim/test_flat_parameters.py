@@ -13,7 +13,7 @@ import surefoot as sf
 from in_one import in_one
 from surefoot.checkpoint import Store
 from surefoot.optim.adamw_fused import StraightToKernel
-from surefoot.optim.flat_parameters import FlatAdamW, laid_out, none_shared, worth_it
+from surefoot.optim.flat_parameters import FlatAdamW, lay_out, none_shared, worth_it
 
 SKIPPED, APPLIED = torch.ones(()), torch.zeros(())
 
@@ -129,7 +129,7 @@ def test_parameters_stay_the_same_objects_with_the_same_bits_matrices_at_round_p
     model = net()
     before = [(parameter, parameter.clone()) for parameter in model.parameters()]
     with torch.no_grad():
-        _, _, (flat,) = laid_out([[parameter for parameter, _ in before]])
+        _, _, (flat,) = lay_out([[parameter for parameter, _ in before]])
     for parameter, (held, value) in zip(model.parameters(), before, strict=True):
         assert parameter is held
         assert torch.equal(parameter, value)

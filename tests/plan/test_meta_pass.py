@@ -14,7 +14,7 @@ import surefoot as sf
 from surefoot.distributed.world import on_paper
 from surefoot.memory import peak
 from surefoot.plan.measure import measure
-from surefoot.plan.meta_pass import OnPaper, dry_pass
+from surefoot.plan.meta_pass import MetaMode, dry_pass
 from surefoot.recipes import gpt, images, translation
 from surefoot.recipes.images.networks import Model as ImageModel
 from surefoot.train.scratch import timed_pass
@@ -158,7 +158,7 @@ def test_what_autocast_casts_is_cast_on_paper_and_a_weight_once() -> None:
         places = {tensor.untyped_storage().data_ptr() for tensor in found}
         return sorted((str(tensor.dtype), tuple(tensor.shape)) for tensor in found), len(places)
 
-    assert kept(OnPaper(torch.bfloat16)) == kept(torch.autocast("cpu", dtype=torch.bfloat16))
+    assert kept(MetaMode(torch.bfloat16)) == kept(torch.autocast("cpu", dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("mask", [False, True])
@@ -169,7 +169,7 @@ def test_attention_on_paper_keeps_no_weights(mask: bool) -> None:
         hooks = torch.autograd.graph.saved_tensors_hooks(
             lambda held: found.setdefault(id(held), held), lambda held: held
         )
-        with hooks, OnPaper(None):
+        with hooks, MetaMode(None):
             where = torch.ones(2, 1, 1, time, dtype=torch.bool, device="meta") if mask else None
             F.scaled_dot_product_attention(q, k, v, attn_mask=where, is_causal=not mask)
         return sum(held.untyped_storage().nbytes() for held in found.values())

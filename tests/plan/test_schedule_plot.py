@@ -16,7 +16,7 @@ from PIL import Image
 import surefoot as sf
 from surefoot.config.durations import Length
 from surefoot.plan import schedule_plot
-from surefoot.plan.schedule_plot import traced
+from surefoot.plan.schedule_plot import trace_schedules
 from surefoot.report import figures
 from surefoot.schedules.joined import Joined
 from surefoot.schedules.lr_schedule import Schedule
@@ -64,7 +64,7 @@ def test_each_schedule_is_told_with_its_marks(rate: float | None, one: list[Path
     text = (one if rate is None else drawn(tmp_path / "it", rate=rate))[1].read_text()
     told = re.findall(r">([^<>\n]+)</text>", text)
     unit = rate or 1.0
-    for trace in traced(SOME, Length(steps=200, samples_per_epoch=1, batch_size=1)):
+    for trace in trace_schedules(SOME, Length(steps=200, samples_per_epoch=1, batch_size=1)):
         (peak_step, peak), (lowest_step, lowest) = trace.peak, trace.lowest
         assert told.count(trace.name) == 2  # in the legend, and above its own field
         assert f"mean factor {trace.mean:.3f}, warm-up to {trace.warmup}" in told
@@ -74,7 +74,9 @@ def test_each_schedule_is_told_with_its_marks(rate: float | None, one: list[Path
 
 def test_both_sides_of_a_jump_are_drawn_however_few_the_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule_plot, "_POINTS", 10)
-    (trace,) = traced({"step": sf.schedules.multistep(50)}, Length(steps=100_000, samples_per_epoch=1, batch_size=1))
+    (trace,) = trace_schedules(
+        {"step": sf.schedules.multistep(50)}, Length(steps=100_000, samples_per_epoch=1, batch_size=1)
+    )
     (chart,) = schedule_plot.charts([trace], rate=1.0)
     points = dict(chart.lines[0].points)
     assert {50, 49_999, 50_000, 74_999, 75_000, 99_999} <= points.keys()
@@ -85,7 +87,7 @@ def test_both_sides_of_a_jump_are_drawn_however_few_the_points(monkeypatch: pyte
 def test_no_two_of_many_curves_look_alike() -> None:
     length = Length(steps=10, samples_per_epoch=1, batch_size=1)
     together = schedule_plot.charts(
-        traced({f"{place}": sf.schedules.linear() for place in range(35)}, length), rate=1.0
+        trace_schedules({f"{place}": sf.schedules.linear() for place in range(35)}, length), rate=1.0
     )[0]
     styles = {line.series % (len(figures.COLORS) * len(figures.DASHES)) for line in together.lines}
     assert len(styles) == 35

@@ -10,7 +10,7 @@ import surefoot as sf
 from in_one import in_one
 from surefoot.config.durations import Length
 from surefoot.plan import schedule_plot
-from surefoot.plan.schedule_plot import Trace, table, traced
+from surefoot.plan.schedule_plot import Trace, table, trace_schedules
 from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.joined import Joined
 from surefoot.schedules.lr_schedule import Schedule
@@ -21,7 +21,7 @@ def of_steps(steps: int) -> Length:
 
 
 def trace(schedule: Schedule | Joined, steps: int = 1000) -> Trace:
-    (found,) = traced({"it": schedule}, of_steps(steps))
+    (found,) = trace_schedules({"it": schedule}, of_steps(steps))
     return found
 
 
@@ -70,7 +70,7 @@ def test_of_a_long_run_some_steps_are_looked_at_and_the_marks_stay_where_they_ar
 
 
 def test_a_table_has_a_row_for_each_schedule_in_rates_where_the_base_is_known() -> None:
-    found = traced(
+    found = trace_schedules(
         {"flat": sf.schedules.constant(), "linear": sf.schedules.linear(10, min_lr_ratio=0.5)}, of_steps(100)
     )
     lines = table(found, rate=0.02).splitlines()
@@ -93,7 +93,7 @@ def test_a_table_has_a_row_for_each_schedule_in_rates_where_the_base_is_known() 
 
 def test_all_schedules_that_do_not_fit_are_named() -> None:
     with pytest.raises(sf.ConfigError) as refused:
-        traced(
+        trace_schedules(
             {
                 "one": sf.schedules.constant(30),
                 "two": sf.schedules.linear(),

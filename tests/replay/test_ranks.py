@@ -16,7 +16,7 @@ import surefoot as sf
 from faulty_runs import Config
 from rank_processes import Ranks
 from surefoot.checkpoint import Store
-from surefoot.replay.on_divergence import seen_at_hand
+from surefoot.replay.on_divergence import inspect_diverged_step
 from surefoot.replay.rerun import execution
 from surefoot.tracking.jsonl import records
 
@@ -101,7 +101,7 @@ def looked_at_badly(**settings: Any) -> list[Any]:
             raise RuntimeError("out of luck")
 
         run.parts = replace(run.parts, task=replace(run.parts.task, loss=failing))
-    found = seen_at_hand(run.parts, [3])
+    found = inspect_diverged_step(run.parts, [3])
     assert not isinstance(found, str)
     return found.plain["ranks"]
 

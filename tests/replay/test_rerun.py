@@ -12,7 +12,7 @@ import torch
 import small_runs
 import surefoot as sf
 from surefoot.checkpoint import Checkpoint, Store
-from surefoot.replay.rerun import Made, execution, nearest
+from surefoot.replay.rerun import FinishedStep, execution, nearest_checkpoint
 from surefoot.tracking.jsonl import records
 
 PLATEAU = sf.ReduceLROnPlateau("min val/loss", patience=1, min_delta=1.0)  # lowered at every evaluation
@@ -32,7 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made_again(
     run_dir: Path, start: int, until: int, *, with_records: bool = True, **changes: Any
-) -> tuple[list[Made], Checkpoint]:
+) -> tuple[list[FinishedStep], Checkpoint]:
     told = records(run_dir / "metrics.jsonl") if with_records else []
     with execution(build(run_dir, **changes).parts, Store(run_dir / "checkpoints").at(start), records=told) as again:
         made = list(again.steps(until))
@@ -104,17 +104,17 @@ def test_generators_and_threads_are_as_before(trained: Path) -> None:
 def test_the_nearest_intact_checkpoint_is_taken_and_damaged_ones_are_named(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained / "checkpoints", tmp_path / "checkpoints")
     store = Store(tmp_path / "checkpoints")
-    assert nearest(store, 9)[0].step == 8
+    assert nearest_checkpoint(store, 9)[0].step == 8
     file = store.path(8) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"!")
-    found, damaged = nearest(store, 9)
+    found, damaged = nearest_checkpoint(store, 9)
     assert (found.step, [damage.path.name for damage in damaged]) == (
         5,
         ["step-00000008"],
     )  # of the best score, as 10 is
     shutil.rmtree(store.path(0))
     with pytest.raises(sf.CheckpointError, match=r"at or before step 3 .*there are: "):
-        nearest(store, 3)
+        nearest_checkpoint(store, 3)
 
 
 def test_steps_of_the_users_own_are_refused(trained: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_page_that_is_watched_exchanges_itself(tmp_path: Path, monkeypatch: py
 
     made: list[str] = []
     monkeypatch.setattr(live_server, "page_of", growing)
-    with live_server.served([run]) as server:
+    with live_server.create_server([run]) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

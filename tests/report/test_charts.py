@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from in_one import in_one
-from surefoot.report.charts import Axis, Chart, Line, Mark, axes, on_axis, ticks, written
+from surefoot.report.charts import Axis, Chart, Line, Mark, axes, format_tick, format_value, ticks
 from surefoot.report.heatmap import grouped, heat_map
 from surefoot.report.page import environment
 
@@ -51,17 +51,17 @@ def test_logarithmic_ticks_are_inside_and_round(low: float, high: float) -> None
     found = ticks(Axis(low, high, logarithmic=True))
     assert 2 <= len(found) <= 8
     assert all(low * (1 - 1e-9) <= value <= high * (1 + 1e-9) for value in found)
-    assert len({on_axis(value) for value in found}) == len(found)
+    assert len({format_tick(value) for value in found}) == len(found)
 
 
 def test_bytes_have_powers_of_two() -> None:
-    assert [on_axis(value, "bytes") for value in ticks(Axis(0.0, 3 * 2**30, unit="bytes"), most=4)] == [
+    assert [format_tick(value, "bytes") for value in ticks(Axis(0.0, 3 * 2**30, unit="bytes"), limit=4)] == [
         "0 B", "1 GiB", "2 GiB", "3 GiB",
     ]  # fmt: skip
 
 
 def test_numbers_that_are_not_finite_can_be_written() -> None:
-    assert (written(math.nan), written(math.inf), written(-math.inf, "bytes")) == ("nan", "inf", "-inf")
+    assert (format_value(math.nan), format_value(math.inf), format_value(-math.inf, "bytes")) == ("nan", "inf", "-inf")
 
 
 @pytest.mark.parametrize("points", [((5.0, 2.0),), ((0.0, 0.0), (9.0, 0.0)), ((1.0, 1e-300), (2.0, 1e300))])
@@ -148,7 +148,7 @@ def test_hit_areas_cover_a_chart_and_the_line_of_each_stands_at_its_step(x_scale
         width, _, center = stripe.attrib["style"].removeprefix("flex:").partition(";--c:")
         step = float("".join(stripe.itertext()).split()[1].replace(",", ""))
         place = (left + int(width) * (int(center.rstrip("%")) / 100 if center else 0.5)) / 10_000
-        assert place == pytest.approx(both[0].place(step), abs=0.01)
+        assert place == pytest.approx(both[0].position(step), abs=0.01)
         left += int(width)
     assert left == pytest.approx(10_000, abs=len(found))
     assert [stripe.attrib.get("class") for stripe in found].count("r") == 1
@@ -194,5 +194,5 @@ def test_many_parameters_are_grouped_by_their_modules() -> None:
         f"blocks.{block}.{part}.{kind}" for block in range(24) for part in ("up", "down") for kind in ("weight", "bias")
     ]
     assert list(grouped(names)) == [f"blocks.{block}.{part}" for block in range(24) for part in ("up", "down")]
-    assert list(grouped(names, most=30)) == [f"blocks.{block}" for block in range(24)]
+    assert list(grouped(names, limit=30)) == [f"blocks.{block}" for block in range(24)]
     assert len(grouped([f"p{n}" for n in range(500)])) == 48

@@ -17,7 +17,7 @@ import pytest
 
 from pages import Elements
 from surefoot.errors import ConfigError
-from surefoot.report.live_server import served
+from surefoot.report.live_server import create_server
 from waiting import HANG_S
 from written_runs import falling, train, written
 
@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(run: Path) -> Iterator[ThreadingTCPServer]:
-    with served([run]) as held:
+    with create_server([run]) as held:
         thread = threading.Thread(target=held.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield held
@@ -85,7 +85,7 @@ def test_a_page_is_made_anew_when_there_are_new_records_and_not_before(server: T
 
 def test_a_port_that_is_taken_is_refused(server: ThreadingTCPServer, run: Path) -> None:
     with pytest.raises(ConfigError, match="another --port"):
-        served([run], port=server.server_address[1])
+        create_server([run], port=server.server_address[1])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")

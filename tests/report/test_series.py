@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from surefoot.report.curves import Curve, smoothed
+from surefoot.report.curves import Curve, smooth
 
 
 def curve(values: list[float], stretches: int = 300) -> Curve:
@@ -61,12 +61,12 @@ def test_the_first_of_equal_extremes_is_the_one_that_is_told() -> None:
 
 
 def test_smoothing_keeps_a_straight_line_straight_away_from_its_ends() -> None:
-    found = smoothed(curve([0.5 * step for step in range(600)]))
+    found = smooth(curve([0.5 * step for step in range(600)]))
     assert all(value == pytest.approx(0.5 * step, abs=1e-9) for step, value in found[40:-40])
 
 
 def test_smoothing_weighs_each_stretch_by_its_values() -> None:
     generator = random.Random(0)
     values = [generator.gauss(5, 1) for _ in range(6000)]
-    found = [value for _, value in smoothed(curve(values))]
+    found = [value for _, value in smooth(curve(values))]
     assert max(abs(value - 5) for value in found) < 0.5

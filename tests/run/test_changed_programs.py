@@ -211,7 +211,7 @@ def test_what_is_computed_otherwise_at_a_resume_is_refused_by_name(case: str, pl
     [
         ("loss", "loss"),
         ("forward", "model"),
-        ("collate", "collate"),
+        ("collate_fn", "collate"),
         ("__getitem__", "data"),
         ("sample of a list", "data"),
     ],

@@ -35,7 +35,7 @@ from surefoot.tracking.jsonl import JsonLines, records
 from surefoot.tracking.logger import Journal
 from surefoot.tracking.run_directory import RunDirectory, directory_of_start
 from surefoot.tracking.tensorboard import TensorBoard
-from surefoot.verify.files import checked
+from surefoot.verify.files import check_files
 from waiting import wait_until
 
 STEPS = 14
@@ -256,7 +256,7 @@ def test_who_looks_at_a_run_waits_for_no_file_of_it(name: str, kind: str, stoppe
     planted(stopped, name, kind)
     in_time(lambda: sf.load(stopped).report())
     in_time(lambda: sf.load(stopped).diagnose())
-    in_time(lambda: checked(stopped))
+    in_time(lambda: check_files(stopped))
     in_time(lambda: read_trained(stopped))
     in_time(lambda: directory_of_start(stopped))
     in_time(lambda: _could_have_panels(stopped))
@@ -295,7 +295,7 @@ def test_what_cannot_be_read_is_named_with_what_it_is(stopped: Path) -> None:
     with pytest.raises(OSError, match="larger than 10 bytes"):
         read_regular(stopped / "metrics.jsonl", limit=10)
     planted(stopped, "environment.json", "device")
-    assert "environment.json cannot be read: a device, not a regular file" in str(checked(stopped).problems)
+    assert "environment.json cannot be read: a device, not a regular file" in str(check_files(stopped).problems)
     with pytest.raises(OSError, match="a directory, not a regular file"):
         read_regular(stopped)
 

@@ -15,11 +15,11 @@ from in_one import in_one
 from surefoot.checkpoint import Checkpoint
 from surefoot.checkpoint.manifest import Manifest
 from surefoot.replay.replay import pace_s
-from surefoot.verify.compare import judged, numbers, tensor, tensors
+from surefoot.verify.compare import numbers, rescale, tensor, tensors
 from surefoot.verify.files import Files, StoredStep
 from surefoot.verify.metrics_log import Log, Noted, read
 from surefoot.verify.records import rates
-from surefoot.verify.rerun import cost_steps, gaps, planned
+from surefoot.verify.rerun import cost_steps, gaps, plan_windows
 from surefoot.verify.text import of_records
 from surefoot.verify.verdict import Kind, Problem, Verdict, Window
 from written_runs import state_json
@@ -36,7 +36,7 @@ def test_windows_begin_at_checkpoints_end_where_something_is_compared_and_do_not
     starts: list[int], steps: int, windows: int, seed: int | None
 ) -> None:
     points = sorted({*range(5, 201, 5), *starts})
-    found = planned(starts, points, steps=steps, windows=windows, seed=seed)
+    found = plan_windows(starts, points, steps=steps, windows=windows, seed=seed)
     assert 1 <= len(found) <= windows
     assert all(window.start in starts and window.stop in points and window.steps > 0 for window in found)
     assert all(first.stop <= second.start for first, second in pairwise(found))
@@ -49,12 +49,12 @@ def test_windows_begin_at_checkpoints_end_where_something_is_compared_and_do_not
 
 def test_windows_that_are_drawn_are_the_same_for_the_same_seed() -> None:
     starts = list(range(0, 1000, 10))
-    drawn = [planned(starts, [*starts, 1000], steps=10, windows=3, seed=seed) for seed in (1, 1, 2)]
+    drawn = [plan_windows(starts, [*starts, 1000], steps=10, windows=3, seed=seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_a_window_that_has_no_point_within_its_steps_goes_on_to_the_next_one() -> None:
-    assert planned([0], [500, 1000], steps=100, windows=5) == [Window(0, 500)]
+    assert plan_windows([0], [500, 1000], steps=100, windows=5) == [Window(0, 500)]
 
 
 def test_a_gap_before_every_checkpoint_cannot_be_closed() -> None:
@@ -214,7 +214,7 @@ def test_to_rounding_an_entry_that_only_rounding_drives_is_judged_with_all_other
         held[name][place] += by
         computed = Checkpoint(3, {"model": held, "optimizer": states})
         found = tensors(saved, computed, exact=False)
-        return [each.relative for each in judged(saved, computed, found, buffers={"mean"})]
+        return [each.relative for each in rescale(saved, computed, found, buffers={"mean"})]
 
     assert apart(0, 0.05) == pytest.approx([0.0, 0.005], rel=1e-4)
     assert apart(7, 0.05) == pytest.approx([0.05, 0.005], rel=1e-4)

@@ -25,7 +25,7 @@ import surefoot as sf
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.run.components import RunComponents
 from surefoot.verify.compare import TOLERANCE
-from surefoot.verify.files import checked
+from surefoot.verify.files import check_files
 from surefoot.verify.verdict import Problem, Verdict
 
 STEPS = 26
@@ -299,7 +299,7 @@ def test_other_data_of_a_split_are_named_and_steps_are_made_all_the_same(run: Pa
 def test_a_split_whose_data_were_exchanged_in_a_session_is_noted_once(run: Path) -> None:
     for step in (4, 8):
         forged.state_changed(forged.checkpoint(run, step), lambda state: state["splits"]["val"].update(sha256="0"))
-    assert checked(run).notes == [
+    assert check_files(run).notes == [
         "split val held other data at step 4 than later: its scores are not comparable with those"
     ]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from surefoot.checkpoint.format import Checkpoint
-from surefoot.checkpoint.module_state import of_fixed_shape
+from surefoot.checkpoint.module_state import without_extra_state
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError
 
@@ -40,14 +40,15 @@ def average_weights(store: Store, count: int) -> Checkpoint:
     own = {name: newest.tensors(name) for name in newest.files if name.partition("-")[0] in ("model", "ema")}
     sums = {
         name: {
-            key: held.double() if held.is_floating_point() else held for key, held in of_fixed_shape(tensors).items()
+            key: each.double() if each.is_floating_point() else each
+            for key, each in without_extra_state(tensors).items()
         }
         for name, tensors in own.items()
     }
     for step in steps[:-1]:
-        other = store.at(step, only=own)
+        checkpoint = store.at(step, only=own)
         for name in own:
-            _add(sums[name], of_fixed_shape(other.tensors(name)), step=step)
+            _add(sums[name], without_extra_state(checkpoint.tensors(name)), step=step)
     for name, totals in sums.items():
         own[name] |= {
             key: (total / count).to(own[name][key].dtype) for key, total in totals.items() if total.is_floating_point()
@@ -61,9 +62,9 @@ def last_steps(store: Store, count: int) -> list[int]:
 
 
 def _add(sums: dict[str, Tensor], tensors: Mapping[str, Tensor], *, step: int) -> None:
-    other = next((name for name in sums if name not in tensors or tensors[name].shape != sums[name].shape), None)
-    if other is not None or len(tensors) != len(sums):
-        raise CheckpointError(f"step {step} is of another model than the newest: {other or 'it has more tensors'}")
+    misfit = next((name for name in sums if name not in tensors or tensors[name].shape != sums[name].shape), None)
+    if misfit is not None or len(tensors) != len(sums):
+        raise CheckpointError(f"step {step} is of another model than the newest: {misfit or 'it has more tensors'}")
     for name, total in sums.items():
         if total.is_floating_point():
             total.add_(tensors[name])

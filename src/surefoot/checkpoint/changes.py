@@ -47,8 +47,8 @@ def find_changes(
     """
     texts = {name: _changed_texts(before["sources"][name], now["sources"][name]) for name in CHANGES}
     elsewhere = is_elsewhere(before, now)
-    samples = _unlike(before["samples"], now["samples"])
-    unlike = [(split, _unlike(before["splits"].get(split, {}), now["splits"].get(split, {}))) for split in steering]
+    samples = _differing(before["samples"], now["samples"])
+    unlike = [(split, _differing(before["splits"].get(split, {}), now["splits"].get(split, {}))) for split in steering]
     batches = before["micro_batch"], now["micro_batch"]
     other_batch = _may_compare_batches(*batches) and batches[0] != batches[1]
     changes, notes = list[Change](), list[str]()
@@ -90,7 +90,7 @@ def find_changes(
         changes.append(Change(("optimizer",), "the text of the optimizer changed", _cause(texts["optimizer"])))
     changed = {name for change in changes for name in change.names}
     if unharmed := [each for name in CHANGES if name not in changed for each in texts[name]]:
-        notes.append(f"{_listed(unharmed)} changed, what the first samples come to did not")
+        notes.append(f"{_names(unharmed)} changed, what the first samples come to did not")
     return changes, notes
 
 
@@ -150,7 +150,7 @@ def _is_equal(before: Fingerprints, now: Fingerprints) -> bool:
     return math.isclose(one, other, rel_tol=relative, abs_tol=1e-6) or (math.isnan(one) and math.isnan(other))
 
 
-def _unlike(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [label for label in before if now.get(label, before[label]) != before[label]]
 
 
@@ -167,8 +167,8 @@ def _without_file(name: str) -> str:
 
 
 def _cause(texts: Sequence[str]) -> str:
-    return f"changed: {_listed(texts)}" if texts else "not its text: a value in it, a file, or something that it uses"
+    return f"changed: {_names(texts)}" if texts else "not its text: a value in it, a file, or something that it uses"
 
 
-def _listed(texts: Sequence[str]) -> str:
+def _names(texts: Sequence[str]) -> str:
     return ", ".join(shortened(list(texts), 3))

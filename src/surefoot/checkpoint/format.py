@@ -64,7 +64,7 @@ class Checkpoint:
 
     def tensors(self, file: str) -> dict[str, Tensor]:
         """All tensors of a file, in memory."""
-        return {name: held.whole() if isinstance(held, Stored) else held for name, held in self.files[file].items()}
+        return {name: each.load() if isinstance(each, Stored) else each for name, each in self.files[file].items()}
 
 
 @dataclass(frozen=True)
@@ -99,51 +99,52 @@ class Others(Protocol):
         """Return when none of them writes any more, since nothing comes of this one."""
 
 
-def write(contents: Checkpoint, *, directory: Path, disk: Disk = DISK, others: Others | None = None) -> None:
+def write(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK, others: Others | None = None) -> None:
     """Write a checkpoint into a new directory and flush it; until the manifest is there, it is none.
 
     Raises `CheckpointError` for what cannot be written as it is (a tuple or a NaN in `state`), `OSError` for a failing disk.
     """
-    pieces = contents.pieces
-    state = _state_bytes(contents.state if pieces is None else {**contents.state, SHARDED: as_json(pieces)})
+    pieces = checkpoint.pieces
+    state = _state_bytes(checkpoint.state if pieces is None else {**checkpoint.state, SHARDED: as_json(pieces)})
     disk.make_directory(directory)
     if others is not None:
         others.begin()
-    entries = write_tensors(contents, directory=directory, disk=disk)
+    entries = write_tensors(checkpoint, directory=directory, disk=disk)
     if others is not None:
         entries |= others.entries()
     count, spread = (0, {}) if pieces is None else (pieces.count, pieces.shapes)
-    files = [f"{piece_file(name, place, count)}.safetensors" for name in spread for place in range(count)]
+    files = [f"{piece_file(name, rank, count)}.safetensors" for name in spread for rank in range(count)]
     if absent := [file for file in files if file not in entries]:
         raise CheckpointError(f"nobody has written {absent[0]}")
-    entries[STATE] = _put([memoryview(state)], directory / STATE, disk=disk)
-    _put([memoryview(to_bytes(Manifest(contents.step, entries, contents.log)))], directory / MANIFEST, disk=disk)
+    entries[STATE] = _write_file([memoryview(state)], directory / STATE, disk=disk)
+    manifest = to_bytes(Manifest(checkpoint.step, entries, checkpoint.log))
+    _write_file([memoryview(manifest)], directory / MANIFEST, disk=disk)
     disk.flush_directory(directory)
 
 
-def write_tensors(contents: Checkpoint, *, directory: Path, disk: Disk = DISK) -> Entries:
+def write_tensors(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK) -> Entries:
     """Write the files of tensors that are this rank's into a directory, flushed each; their lengths and hashes."""
-    pieces = contents.pieces
+    pieces = checkpoint.pieces
     mine, entries = {} if pieces is None else pieces.files, Entries()
-    for name in dict.fromkeys([*contents.files, *mine]):
-        held = (contents.tensors(name) if name in contents.files else {}) | dict(mine.get(name, {}))
+    for name in dict.fromkeys([*checkpoint.files, *mine]):
+        tensors = (checkpoint.tensors(name) if name in checkpoint.files else {}) | dict(mine.get(name, {}))
         file = (
-            f"{piece_file(name, pieces.place, pieces.count) if pieces and name in pieces.shapes else name}.safetensors"
+            f"{piece_file(name, pieces.rank, pieces.count) if pieces and name in pieces.shapes else name}.safetensors"
         )
-        entries[file] = _put(_file_of(file, held), directory / file, disk=disk)
+        entries[file] = _write_file(_file_of(file, tensors), directory / file, disk=disk)
     return entries
 
 
-def size_bytes(contents: Checkpoint) -> int:
+def size_bytes(checkpoint: Checkpoint) -> int:
     """What a checkpoint takes on disk, rounded up: tensors, their headers, a megabyte for the rest; of all ranks."""
-    files = [*contents.files.values()]
-    if contents.pieces is not None:  # the first rank's rows are never fewer than another's
-        files += contents.pieces.count * [*contents.pieces.files.values()]
-    named = [named for held in files for named in held.items()]
+    files = [*checkpoint.files.values()]
+    if checkpoint.pieces is not None:  # the first rank's rows are never fewer than another's
+        files += checkpoint.pieces.count * [*checkpoint.pieces.files.values()]
+    named = [named for tensors in files for named in tensors.items()]
     return sum(math.prod(each.shape) * each.dtype.itemsize + 256 + 6 * len(name) for name, each in named) + (1 << 20)
 
 
-def _put(data: Sequence[memoryview], path: Path, *, disk: Disk) -> tuple[int, str]:
+def _write_file(data: Sequence[memoryview], path: Path, *, disk: Disk) -> tuple[int, str]:
     """Write a file and flush it; its length and its hash, which is computed meanwhile."""
 
     def hash_of_all() -> str:
@@ -194,13 +195,13 @@ def _state_bytes(state: Mapping[str, Any]) -> bytes:
 def _check_json(value: Any, where: str) -> None:
     """Refuse what JSON would give back changed: a tuple as a list, the key 1 as "1", NaN not at all."""
     if isinstance(value, dict):
-        for key, held in value.items():
+        for key, entry in value.items():
             if not isinstance(key, str):
                 raise CheckpointError(f"cannot save {where}: its key {key!r} is not text; write {str(key)!r}")
-            _check_json(held, f"{where}[{key!r}]")
+            _check_json(entry, f"{where}[{key!r}]")
     elif isinstance(value, list):
-        for place, held in enumerate(value):
-            _check_json(held, f"{where}[{place}]")
+        for index, entry in enumerate(value):
+            _check_json(entry, f"{where}[{index}]")
     elif isinstance(value, float) and not math.isfinite(value):
         raise CheckpointError(f"cannot save {where}: JSON has no {value!r}; write it as text, {repr(value)!r}")
     elif not (value is None or isinstance(value, str | int | float)):

@@ -60,7 +60,7 @@ def from_gpt2_layout(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     names = _names(block[1] for name in plain if (block := _BLOCK.match(name)))
     if foreign := [name for name in plain if name not in names]:
         raise ValueError(f"{len(foreign)} tensors that no GPT-2 has: {', '.join(foreign[:3])}")
-    state = {names[name]: _turned(tensor, name.startswith("h.")) for name, tensor in plain.items()}
+    state = {names[name]: _transpose(tensor, name.startswith("h.")) for name, tensor in plain.items()}
     state.setdefault("head.weight", state["embedding.weight"])
     return state
 
@@ -68,7 +68,7 @@ def from_gpt2_layout(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def to_gpt2_layout(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state of a `GPT` of the family gpt2, with its head tied, as transformers names and turns it."""
     named = [(*named_in_gpt2(name), tensor) for name, tensor in state.items()]
-    return {name: _turned(tensor, turned).contiguous() for name, turned, tensor in named if name is not None}
+    return {name: _transpose(tensor, turned).contiguous() for name, turned, tensor in named if name is not None}
 
 
 def named_in_gpt2(name: str) -> tuple[str | None, bool]:
@@ -94,7 +94,7 @@ def _names(layers: Iterable[str]) -> dict[str, str]:
     }
 
 
-def _turned(tensor: Tensor, turned: bool) -> Tensor:
+def _transpose(tensor: Tensor, turned: bool) -> Tensor:
     return tensor.t().contiguous() if turned and tensor.ndim == 2 else tensor
 
 
@@ -135,10 +135,10 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
             f"{file} is no GPT-2 as transformers names it: it holds {', '.join(list(tensors)[:3])} ...\n"
             "  weights of a run: surefoot.load(RUN).load_model(model)"
         )
-    noted = _noted_heads(file)
+    noted = _read_heads(file)
     if heads is not None and noted not in (None, heads):
         raise CheckpointError(f"heads = {heads}, but {file.with_name(SETTINGS)} says n_head = {noted}")
-    state, shape = _translated(tensors, file, noted if heads is None else heads)
+    state, shape = _from_gpt2(tensors, file, noted if heads is None else heads)
     model = GPT(shape)
     _refuse_misfit(state, model, where=f"{file} is no GPT-2")
     model.load_state_dict(state)
@@ -165,7 +165,7 @@ def save_gpt2(model: GPT, directory: Path | str, *, eos_id: int | None) -> None:
             f"a model of the family {shape.family}{'' if shape.tie_embeddings else ' with a head of its own'} is no GPT-2\n"
             "  one is trained with --model.family gpt2"
         )
-    tensors = {name: held.detach().cpu() for name, held in to_gpt2_layout(model.state_dict()).items()}
+    tensors = {name: tensor.detach().cpu() for name, tensor in to_gpt2_layout(model.state_dict()).items()}
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_whole(directory / WEIGHTS, file_of(tensors, {"format": "pt"}))
@@ -174,23 +174,23 @@ def save_gpt2(model: GPT, directory: Path | str, *, eos_id: int | None) -> None:
         raise CheckpointError(f"cannot write into {directory}: {problem}") from problem
 
 
-def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, place: Path) -> dict[str, Tensor]:
-    """The state for a `GPT` from the tensors of a file at `place`; `CheckpointError` where they do not fit whole."""
-    shape, noted = model.shape, _noted_heads(place)
-    state, found = _translated(tensors, place, noted)
+def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, path: Path) -> dict[str, Tensor]:
+    """The state for a `GPT` from the tensors of a file at `path`; `CheckpointError` where they do not fit whole."""
+    shape, saved_heads = model.shape, _read_heads(path)
+    state, saved_shape = _from_gpt2(tensors, path, saved_heads)
     if shape.family != "gpt2":
         raise CheckpointError(
-            f"{place} is a GPT-2, this model is of the family {shape.family}, which has other parts\n  --model.family gpt2"
+            f"{path} is a GPT-2, this model is of the family {shape.family}, which has other parts\n  --model.family gpt2"
         )
     sizes = ("layers", "heads", "width", "context", "vocab_size")
-    if wrong := [name for name in sizes if getattr(found, name) != getattr(shape, name)]:
-        told = ", ".join(f"{name} {getattr(found, name)} (here {getattr(shape, name)})" for name in wrong)
-        flags = [f"--model.{name} {getattr(found, name)}" for name in wrong if name != "vocab_size"]
+    if wrong := [name for name in sizes if getattr(saved_shape, name) != getattr(shape, name)]:
+        mismatches = ", ".join(f"{name} {getattr(saved_shape, name)} (here {getattr(shape, name)})" for name in wrong)
+        flags = [f"--model.{name} {getattr(saved_shape, name)}" for name in wrong if name != "vocab_size"]
         flags += ["--data.tokenizer with as many tokens (filled-up vocabularies are not cut)"] * ("vocab_size" in wrong)
-        if "heads" in wrong and noted is None:
-            told += f"; without {SETTINGS} beside it, which would say n_head, there is one head for 64 channels"
-        raise CheckpointError(f"{place} is a GPT-2 of another size: {told}\n  {' '.join(flags)}")
-    _refuse_misfit(state, model, where=f"{place} does not fit whole")
+        if "heads" in wrong and saved_heads is None:
+            mismatches += f"; without {SETTINGS} beside it, which would say n_head, there is one head for 64 channels"
+        raise CheckpointError(f"{path} is a GPT-2 of another size: {mismatches}\n  {' '.join(flags)}")
+    _refuse_misfit(state, model, where=f"{path} does not fit whole")
     return state
 
 
@@ -209,7 +209,7 @@ def _refuse_misfit(state: Mapping[str, Tensor], model: GPT, *, where: str) -> No
         raise CheckpointError(f"{where}: its head is not its embedding, as GPT-2's is")
 
 
-def _translated(tensors: Mapping[str, Tensor], file: Path, heads: int | None) -> tuple[dict[str, Tensor], GPTConfig]:
+def _from_gpt2(tensors: Mapping[str, Tensor], file: Path, heads: int | None) -> tuple[dict[str, Tensor], GPTConfig]:
     """State and shape of a GPT-2. `heads` cannot be seen in it; absent: one for 64 channels, as published."""
     try:
         state = from_gpt2_layout(tensors)
@@ -227,17 +227,17 @@ def _translated(tensors: Mapping[str, Tensor], file: Path, heads: int | None) ->
         raise CheckpointError(f"{file} is no GPT-2: {problem}") from problem
 
 
-def _noted_heads(file: Path) -> int | None:
+def _read_heads(file: Path) -> int | None:
     """The heads that the config.json beside a file names; None without one. Another network than GPT-2 is refused."""
-    place = file.with_name(SETTINGS)
+    path = file.with_name(SETTINGS)
     try:
-        settings: Any = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
+        settings: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError, RecursionError) as problem:
-        raise CheckpointError(f"{place} cannot be read: {problem}") from problem
+        raise CheckpointError(f"{path} cannot be read: {problem}") from problem
     if not isinstance(settings, dict):
-        raise CheckpointError(f"{place} is a {type(settings).__name__}, not named values")
+        raise CheckpointError(f"{path} is a {type(settings).__name__}, not named values")
     if wrong := [name for name, right in _OF_GPT.items() if name in settings and settings[name] not in right]:
         raise CheckpointError(
-            f"{place}: {wrong[0]} = {settings[wrong[0]]!r}, which the gpt2 of surefoot has not: its results would differ"
+            f"{path}: {wrong[0]} = {settings[wrong[0]]!r}, which the gpt2 of surefoot has not: its results would differ"
         )
     return settings["n_head"] if isinstance(settings.get("n_head"), int) else None

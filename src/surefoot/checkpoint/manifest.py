@@ -17,21 +17,21 @@ _PIECE = re.compile(r"(?P<name>.+)\.(?P<number>\d{5,})-of-(?P<count>\d{5,})")
 
 @dataclass(frozen=True)
 class Pieces:
-    """What one of `count` ranks holds of the tensors that lie over all of them; `place` counts from 0."""
+    """What one of `count` ranks holds of the tensors that lie over all of them; `rank` counts from 0."""
 
-    place: int
+    rank: int
     count: int
     shapes: Mapping[str, Mapping[str, tuple[int, ...]]]  # of whole tensors, by file and name
     files: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
 
-def piece_file(name: str, place: int, count: int) -> str:
+def piece_file(name: str, rank: int, count: int) -> str:
     """The file of a rank's rows.
 
     >>> piece_file("model", 0, 2)
     'model.00001-of-00002'
     """
-    return f"{name}.{place + 1:05d}-of-{count:05d}"
+    return f"{name}.{rank + 1:05d}-of-{count:05d}"
 
 
 def logical_name(file: str) -> str:
@@ -40,42 +40,42 @@ def logical_name(file: str) -> str:
     >>> logical_name("model.00001-of-00002"), logical_name("model-generator")
     ('model', 'model-generator')
     """
-    found = _PIECE.fullmatch(file)
-    return file if found is None else found["name"]
+    match = _PIECE.fullmatch(file)
+    return file if match is None else match["name"]
 
 
-def bounds(rows: int, place: int, count: int) -> tuple[int, int]:
-    """The first of `rows` rows that lies at a place, and the one after the last.
+def bounds(rows: int, rank: int, count: int) -> tuple[int, int]:
+    """The first of `rows` rows that a rank holds, and the one after its last.
 
-    >>> [bounds(5, place, 4) for place in range(4)]
+    >>> [bounds(5, rank, 4) for rank in range(4)]
     [(0, 2), (2, 4), (4, 5), (5, 5)]
     """
     each = -(-rows // count)
-    return min(place * each, rows), min((place + 1) * each, rows)
+    return min(rank * each, rows), min((rank + 1) * each, rows)
 
 
 def as_json(pieces: Pieces) -> dict[str, Any]:
     """What a checkpoint says of its pieces."""
     return {
         "pieces": pieces.count,
-        "shapes": {file: {name: list(shape) for name, shape in held.items()} for file, held in pieces.shapes.items()},
+        "shapes": {file: {name: list(shape) for name, shape in each.items()} for file, each in pieces.shapes.items()},
     }
 
 
-def from_json(told: Any) -> Pieces | None:
+def from_json(body: Any) -> Pieces | None:
     """What `as_json` gave, None for None; `ValueError` for anything else."""
-    match told:
+    match body:
         case None:
             return None
         case {"pieces": int(count), "shapes": dict(files)} if count > 0:
-            return Pieces(0, count, {file: _shapes(file, held) for file, held in files.items()})
+            return Pieces(0, count, {file: _shapes(file, shapes) for file, shapes in files.items()})
     raise ValueError("says of its pieces what cannot be")
 
 
-def _shapes(file: str, held: Any) -> dict[str, tuple[int, ...]]:
-    if isinstance(held, dict):
-        shapes = {name: tuple(shape) for name, shape in held.items() if isinstance(shape, list) and shape}
-        if len(shapes) == len(held) and all(isinstance(n, int) and n >= 0 for s in shapes.values() for n in s):
+def _shapes(file: str, entry: Any) -> dict[str, tuple[int, ...]]:
+    if isinstance(entry, dict):
+        shapes = {name: tuple(shape) for name, shape in entry.items() if isinstance(shape, list) and shape}
+        if len(shapes) == len(entry) and all(isinstance(n, int) and n >= 0 for s in shapes.values() for n in s):
             return shapes
     raise ValueError(f"says of the pieces of {file} what cannot be")
 

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from surefoot.checkpoint.nested_state import Named, copied, join_state, split_state
+from surefoot.checkpoint.nested_state import Named, host_copy, join_state, split_state
 from surefoot.checkpoint.tensor_file import Stored, equal_bits
 from surefoot.distributed.shards import Rows, held_of, plain_tensors, saved_state
 from surefoot.errors import CheckpointError, first_line
 
 
-def shortened(problems: list[str], most: int = 4) -> Iterable[str]:
+def shortened(problems: list[str], limit: int = 4) -> Iterable[str]:
     """The first problems of a long list, and how many more there are."""
-    return problems if len(problems) <= most else [*problems[: most - 1], f"... and {len(problems) - most + 1} more"]
+    return problems if len(problems) <= limit else [*problems[: limit - 1], f"... and {len(problems) - limit + 1} more"]
 
 
 Saved = Mapping[str, Tensor | Stored]
@@ -44,19 +44,19 @@ def live_state(model: nn.Module) -> tuple[Named, dict[str, Any]]:
     return tensors, extra
 
 
-def model_tensors(model: nn.Module, *, whole: bool = True) -> ModelState:
-    """Copies on the host of all that a model saves, tied tensors once; without `whole` only this rank's rows of shared ones."""
+def model_tensors(model: nn.Module, *, include_unsharded: bool = True) -> ModelState:
+    """Copies on the host of all that a model saves, tied tensors once; without `include_unsharded` only this rank's rows of shared ones."""
     live, extra = live_state(model)
     first = {id(value): name for name, value in reversed(live.items())}
-    held = {name: held_of(live[name]) for name in live if first[id(live[name])] == name}
-    tensors = {name: copied(tensor) for name, (tensor, rows) in held.items() if whole or rows is not None}
-    aliases = {name: first[id(value)] for name, value in live.items() if name not in held}
-    return ModelState(tensors, aliases, extra, {name: rows for name, (_, rows) in held.items() if rows is not None})
+    local = {name: held_of(live[name]) for name in live if first[id(live[name])] == name}
+    tensors = {name: host_copy(each) for name, (each, rows) in local.items() if include_unsharded or rows is not None}
+    aliases = {name: first[id(value)] for name, value in live.items() if name not in local}
+    return ModelState(tensors, aliases, extra, {name: rows for name, (_, rows) in local.items() if rows is not None})
 
 
 def load_model(model: nn.Module, state: ModelState, *, where: str) -> Callable[[], None]:
-    """Put a model's state back from whole tensors, or name all differences; returns the check of `give_back`."""
-    saved, live = of_fixed_shape(_named(state)), of_fixed_shape(live_state(model)[0])
+    """Put a model's state back from whole tensors, or name all differences; returns the check of `copy_into`."""
+    saved, live = without_extra_state(_with_aliases(state)), without_extra_state(live_state(model)[0])
     problems = [
         f"{name} {list(saved[name].shape)} is saved, but not in this model" for name in saved if name not in live
     ]
@@ -70,10 +70,10 @@ def load_model(model: nn.Module, state: ModelState, *, where: str) -> Callable[[
             problems.append(f"{name} was {saved[name].dtype}, now {live[name].dtype}")
     if problems:
         raise CheckpointError(f"{where} holds another model\n  " + "\n  ".join(shortened(problems)))
-    return give_back(model, state, where=where)
+    return copy_into(model, state, where=where)
 
 
-def give_back(
+def copy_into(
     model: nn.Module, state: ModelState, *, where: str, own_rows: bool = False, partial: bool = False
 ) -> Callable[[], None]:
     """Copy saved tensors to where they lie in a model, cast to its number formats, then hand all to its `load_state_dict`.
@@ -82,29 +82,29 @@ def give_back(
     of this rank; `partial`: they are not all. Returns a check, to be called when all else is loaded too, that raises
     `CheckpointError` if the model would save anything else; it costs a second reading.
     """
-    saved, refusal = _named(state), ""
+    saved, refusal = _with_aliases(state), ""
 
     def read(name: str, live: Tensor, rows: Rows | None) -> Tensor:
-        tensor = taken(saved[name], None if own_rows else rows)
+        tensor = read_rows(saved[name], None if own_rows else rows)
         return tensor if name.endswith(EXTRA) else tensor.to(live.dtype)
 
     with torch.no_grad():
-        given = saved_state(model)
-        for name, value in given.items():
+        state_dict = saved_state(model)
+        for name, value in state_dict.items():
             if name in state.extra:
-                given[name] = join_state(state.extra[name], saved)
+                state_dict[name] = join_state(state.extra[name], saved)
             elif not isinstance(value, Tensor):
-                given[name] = taken(saved[name], None).clone() if name in saved else value
+                state_dict[name] = read_rows(saved[name], None).clone() if name in saved else value
             for inner, part in plain_tensors(name, value).items() if isinstance(value, Tensor) else ():
                 if inner in saved:
-                    held, rows = held_of(part)
-                    tensor = read(inner, held, rows)
-                    if (held.dtype, held.shape, 0 in held.stride()) == (tensor.dtype, tensor.shape, False):
-                        held.copy_(tensor)
+                    local, rows = held_of(part)
+                    tensor = read(inner, local, rows)
+                    if (local.dtype, local.shape, 0 in local.stride()) == (tensor.dtype, tensor.shape, False):
+                        local.copy_(tensor)
                     else:  # extra state of another shape, or numbers that stand for several
-                        given[name] = tensor.to(held.device, copy=True)
+                        state_dict[name] = tensor.to(local.device, copy=True)
         try:
-            model.load_state_dict(given)
+            model.load_state_dict(state_dict)
         except Exception as problem:
             refusal = f" ({first_line(problem)})"
 
@@ -113,8 +113,8 @@ def give_back(
         wrong = [] if partial else [name for name in {**saved, **live} if (name in saved) != (name in live)]
         wrong += [name for name in state.extra if extra.get(name) != state.extra[name]]
         for name in live.keys() & saved.keys():
-            held, rows = held_of(live[name])
-            wrong += [] if equal_bits(held, read(name, held, rows)) else [name]
+            local, rows = held_of(live[name])
+            wrong += [] if equal_bits(local, read(name, local, rows)) else [name]
         if wrong:
             raise CheckpointError(
                 f"{where}: a model did not take back what it had saved: {min(wrong)} is not as it was{refusal}\n"
@@ -141,11 +141,11 @@ def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> No
         each.copy_(torch.arange(1, each.numel() + 1, dtype=torch.float64).sqrt().frac().view(each.shape))
     tried, filled = model_tensors(model), [each.clone() for each in parameters]
     torch._foreach_zero_(parameters)
-    give_back(model, tried, where=name, own_rows=True)
+    copy_into(model, tried, where=name, own_rows=True)
     compared = zip(apart, parameters, filled, strict=True)  # a frozen one may not be saved: it is built again
     lost = [key for key, now, then in compared if not equal_bits(now, then) and (key in trained or now.any())]
     torch._foreach_copy_(parameters, before)
-    give_back(model, own, where=name, own_rows=True)
+    copy_into(model, own, where=name, own_rows=True)
     lost += [key for key, now, then in zip(apart, parameters, before, strict=True) if not equal_bits(now, then)]
     if lost:
         raise CheckpointError(
@@ -155,17 +155,17 @@ def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> No
         )
 
 
-def taken(saved: Tensor | Stored, rows: Rows | None) -> Tensor:
+def read_rows(saved: Tensor | Stored, rows: Rows | None) -> Tensor:
     """What a rank needs of a saved tensor, all of it where it holds no rows of its own; of one on disk nothing else is read."""
     if rows is None:
-        return saved.whole() if isinstance(saved, Stored) else saved
+        return saved.load() if isinstance(saved, Stored) else saved
     return saved.rows(rows.start, rows.stop) if isinstance(saved, Stored) else saved[rows.start : rows.stop]
 
 
-def _named(state: ModelState) -> dict[str, Tensor | Stored]:
+def _with_aliases(state: ModelState) -> dict[str, Tensor | Stored]:
     return {**state.tensors, **{alias: state.tensors[name] for alias, name in state.aliases.items()}}
 
 
-def of_fixed_shape(tensors: Mapping[str, Any]) -> dict[str, Any]:
+def without_extra_state(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Tensors of a model without state of its modules' own (`get_extra_state`), which may grow."""
     return {name: each for name, each in tensors.items() if not (name.startswith("extra/") or name.endswith(EXTRA))}

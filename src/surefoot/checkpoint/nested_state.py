@@ -31,29 +31,29 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any], /) -> object: ...
 
 
-def kept_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
+def pack_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
     """The user's own objects as tensors and JSON: nested state, a generator of torch, or anything `Stateful`."""
     tensors, plain = Named(), dict[str, Any]()
-    for name, held in objects.items():
-        state = held.state_dict() if isinstance(held, Stateful) else held
-        state = held.get_state() if isinstance(held, torch.Generator) else state
+    for name, live in objects.items():
+        state = live.state_dict() if isinstance(live, Stateful) else live
+        state = live.get_state() if isinstance(live, torch.Generator) else state
         # whose state_dict leaves out how often they were updated, and most of their state
-        if metrics := torchmetrics_in(held):
+        if metrics := torchmetrics_in(live):
             state = {"module": state, "metrics": [[each.metric_state, each.update_count] for each in metrics]}
         if not isinstance(state, Tensor | dict | list):
             raise CheckpointError(
-                f"cannot keep {name!r}: a {type(held).__name__} is none of tensor, dict, list, torch.Generator, or object with"
+                f"cannot keep {name!r}: a {type(live).__name__} is none of tensor, dict, list, torch.Generator, or object with"
                 " state_dict"
             )
         plain[name] = split_state(_escaped(name), state, tensors)
     return tensors, plain
 
 
-def restore_kept(held: Any, tensors: Mapping[str, Tensor], plain: Any, *, name: str) -> None:
+def restore_object(live: Any, tensors: Mapping[str, Tensor], plain: Any, *, name: str) -> None:
     """Put one of the user's objects back as it was, in place; `CheckpointError` if it would now save anything else."""
     try:
-        _load_state(held, join_state(plain, tensors))
-        now_tensors, now = kept_state({name: held})
+        _load_state(live, join_state(plain, tensors))
+        now_tensors, now = pack_state({name: live})
         wrong = first_difference(plain, now[name], tensors, now_tensors)
     except Exception as problem:
         wrong = f"{type(problem).__name__}: {first_line(problem)}"
@@ -68,7 +68,7 @@ def restore_kept(held: Any, tensors: Mapping[str, Tensor], plain: Any, *, name: 
 def split_state(path: str, value: Any, tensors: Named) -> Any:
     """`value` as JSON, with every tensor moved to `tensors` and named in its place."""
     if isinstance(value, Tensor):
-        tensors[path] = copied(value)
+        tensors[path] = host_copy(value)
         return {"tensor": path}
     if isinstance(value, dict):
         if wrong := [key for key in value if type(key) not in (str, int)]:
@@ -77,7 +77,7 @@ def split_state(path: str, value: Any, tensors: Named) -> Any:
         # in a dictionary of JSON integers would become strings
         return {"dict": dict(pairs)} if all(isinstance(key, str) for key in value) else {"pairs": pairs}
     if isinstance(value, list | tuple):
-        parts = [split_state(f"{path}/{place}", held, tensors) for place, held in enumerate(value)]
+        parts = [split_state(f"{path}/{index}", part, tensors) for index, part in enumerate(value)]
         return {"list": parts} if isinstance(value, list) else {"tuple": parts}
     if isinstance(value, float):
         return {"float": repr(float(value))}  # NumPy's are floats too, and write themselves otherwise
@@ -95,14 +95,14 @@ def join_state(plain: Any, tensors: Mapping[str, Tensor | Stored]) -> Any:
     match plain:
         case {"tensor": path}:
             return _read(tensors[path])
-        case {"dict": held}:
-            return {key: join_state(value, tensors) for key, value in held.items()}
+        case {"dict": parts}:
+            return {key: join_state(value, tensors) for key, value in parts.items()}
         case {"pairs": pairs}:
             return {key: join_state(value, tensors) for key, value in pairs}
-        case {"list": held}:
-            return [join_state(value, tensors) for value in held]
-        case {"tuple": held}:
-            return tuple(join_state(value, tensors) for value in held)
+        case {"list": parts}:
+            return [join_state(value, tensors) for value in parts]
+        case {"tuple": parts}:
+            return tuple(join_state(value, tensors) for value in parts)
         case {"float": text}:
             return float(text)
     return plain["value"]
@@ -118,7 +118,7 @@ def first_difference(
     return next((f"{path} is not as it was" for path in unlike), None)
 
 
-def copied(tensor: Tensor) -> Tensor:
+def host_copy(tensor: Tensor) -> Tensor:
     """A contiguous copy on the host that later updates cannot reach."""
     wrapper: Any = tensor
     if is_traceable_wrapper_subclass(wrapper):
@@ -132,50 +132,50 @@ def _escaped(key: str | int) -> str:
 
 
 def _read(tensor: Tensor | Stored) -> Tensor:
-    return tensor.whole() if isinstance(tensor, Stored) else tensor.clone()
+    return tensor.load() if isinstance(tensor, Stored) else tensor.clone()
 
 
-def _load_state(held: Any, saved: Any) -> None:
-    if isinstance(held, torch.Generator):
-        held.set_state(saved)
-    elif isinstance(held, Stateful):
-        metrics = torchmetrics_in(held)
+def _load_state(live: Any, saved: Any) -> None:
+    if isinstance(live, torch.Generator):
+        live.set_state(saved)
+    elif isinstance(live, Stateful):
+        metrics = torchmetrics_in(live)
         for metric, (state, updates) in zip(metrics, saved["metrics"] if metrics else (), strict=True):
             for key, value in state.items():
                 setattr(metric, key, value.to(metric.device) if isinstance(value, Tensor) else value)
             metric._update_count, metric._computed = updates, None
         saved = saved["module"] if metrics else saved
         # its own has the versions of its parts, without which it takes them for old ones
-        if isinstance(held, nn.Module):
-            state = held.state_dict()
+        if isinstance(live, nn.Module):
+            state = live.state_dict()
             state.clear()
             state.update(saved)
             saved = state
-        held.load_state_dict(saved)
+        live.load_state_dict(saved)
     else:
-        _take_back(held, saved)
+        _restore_into(live, saved)
 
 
-def _take_back(held: Any, saved: Any) -> Any:
+def _restore_into(live: Any, saved: Any) -> Any:
     """`saved` in the tensors, dicts and lists that are there, so that whoever else holds one has it too; what takes the place."""
-    if isinstance(held, Tensor) and isinstance(saved, Tensor):
-        if (held.shape, held.dtype) != (saved.shape, saved.dtype):
-            return saved.to(held.device)
+    if isinstance(live, Tensor) and isinstance(saved, Tensor):
+        if (live.shape, live.dtype) != (saved.shape, saved.dtype):
+            return saved.to(live.device)
         with torch.no_grad():
-            held.copy_(saved)
-        return held
-    if isinstance(held, dict) and isinstance(saved, dict):
-        entries = {key: _take_back(held.get(key), each) for key, each in saved.items()}
-        held.clear()
-        held.update(entries)
-        return held
-    if isinstance(held, list | tuple) and isinstance(saved, list | tuple):
-        every = [_take_back(*pair) for pair in zip(held, saved, strict=False)] + list(saved[len(held) :])
-        if isinstance(held, list):
-            held[:] = every
-            return held
-        same = len(held) == len(every) and all(one is other for one, other in zip(held, every, strict=True))
-        return held if same else tuple(every)
+            live.copy_(saved)
+        return live
+    if isinstance(live, dict) and isinstance(saved, dict):
+        entries = {key: _restore_into(live.get(key), each) for key, each in saved.items()}
+        live.clear()
+        live.update(entries)
+        return live
+    if isinstance(live, list | tuple) and isinstance(saved, list | tuple):
+        every = [_restore_into(*pair) for pair in zip(live, saved, strict=False)] + list(saved[len(live) :])
+        if isinstance(live, list):
+            live[:] = every
+            return live
+        same = len(live) == len(every) and all(a is b for a, b in zip(live, every, strict=True))
+        return live if same else tuple(every)
     return saved
 
 

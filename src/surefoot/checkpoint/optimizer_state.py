@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from surefoot.checkpoint.module_state import Saved, taken
-from surefoot.checkpoint.nested_state import Named, copied, first_difference, join_state, kept_state
+from surefoot.checkpoint.module_state import Saved, read_rows
+from surefoot.checkpoint.nested_state import Named, first_difference, host_copy, join_state, pack_state
 from surefoot.checkpoint.tensor_file import Stored, equal_bits
 from surefoot.distributed.shards import Rows, name_of, rows_of, rows_of_state
 from surefoot.errors import CheckpointError
@@ -18,25 +18,25 @@ _OWN = "own"  # among an optimizer's plain state, whose other names have a slash
 
 
 def optimizer_tensors(
-    optimizer: Optimizer, names: Mapping[Tensor, str], *, whole: bool = True
+    optimizer: Optimizer, names: Mapping[Tensor, str], *, include_unsharded: bool = True
 ) -> tuple[Named, dict[str, Any], dict[str, Rows]]:
-    """Copies of the state of every parameter as PARAMETER/KEY, all other state, and the rows of shared tensors; `whole` as for a model."""
+    """Copies of all state, of a parameter's as PARAMETER/KEY, and the rows of shared tensors; `include_unsharded` as for a model."""
     # what an optimizer has there for all parameters together is by other keys
     states = [(parameter, state) for parameter, state in optimizer.state.items() if isinstance(parameter, Tensor)]
-    entries = {f"{name_of(held, names)}/{key}": (held, state[key]) for held, state in states for key in state}
-    held = {
+    entries = {f"{name_of(owner, names)}/{key}": (owner, state[key]) for owner, state in states for key in state}
+    local = {
         name: (value, rows_of_state(of, value)) for name, (of, value) in entries.items() if isinstance(value, Tensor)
     }
-    tensors = {name: copied(value) for name, (value, rows) in held.items() if whole or rows is not None}
-    plain = _own_state(optimizer) | {name: value for name, (_, value) in entries.items() if name not in held}
-    return tensors, plain, {name: rows for name, (_, rows) in held.items() if rows is not None}
+    tensors = {name: host_copy(value) for name, (value, rows) in local.items() if include_unsharded or rows is not None}
+    plain = _own_state(optimizer) | {name: value for name, (_, value) in entries.items() if name not in local}
+    return tensors, plain, {name: rows for name, (_, rows) in local.items() if rows is not None}
 
 
 def load_optimizer(optimizer: Optimizer, tensors: Saved, plain: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
     """Put an optimizer's state back from whole tensors, through its own `load_state_dict` if its class has one."""
     # those that are frozen now too: what else is not as it was says more
-    parameters = {name: held for held, name in names.items()}
-    parameters |= {name_of(held, names): held for group in optimizer.param_groups for held in group["params"]}
+    parameters = {name: parameter for parameter, name in names.items()}
+    parameters |= {name_of(each, names): each for group in optimizer.param_groups for each in group["params"]}
     own = plain[_OWN]
     optimizer.state.clear()
     optimizer.state.update(own["state"])
@@ -45,7 +45,7 @@ def load_optimizer(optimizer: Optimizer, tensors: Saved, plain: Mapping[str, Any
     if own["more"] or type(optimizer).load_state_dict is not Optimizer.load_state_dict:
         optimizer.load_state_dict({**optimizer.state_dict(), **own["more"]})
         _load_entries(optimizer, entries, parameters)  # some cast what they are given
-        (then_tensors, then), (now_tensors, now) = kept_state({_OWN: own}), kept_state(_own_state(optimizer))
+        (then_tensors, then), (now_tensors, now) = pack_state({_OWN: own}), pack_state(_own_state(optimizer))
         if (wrong := first_difference(then[_OWN], now[_OWN], then_tensors, now_tensors)) is not None:
             raise CheckpointError(
                 f"cannot resume: {type(optimizer).__name__} did not take back what it had saved: {wrong} is not as it was\n"
@@ -61,16 +61,16 @@ def _load_entries(optimizer: Optimizer, entries: Mapping[str, Any], parameters: 
             raise CheckpointError(
                 f"cannot resume: optimizer state for {name} is saved, but this optimizer does not train it"
             )
-        parameter, held = parameters[name], value
+        parameter, restored = parameters[name], value
         if isinstance(value, Tensor | Stored):
-            read = taken(value, rows_of(parameter) if value.shape else None)  # a number is the same on every rank
+            read = read_rows(value, rows_of(parameter) if value.shape else None)  # a number is the same on every rank
             now = optimizer.state[parameter].get(entry)
             if isinstance(now, Tensor) and now.device == parameter.device and equal_bits(now, read):
                 continue
-            held = read.to(parameter.device, copy=True)
-            if held.shape == parameter.shape:  # fused kernels walk memory: state must lie as its parameter does
-                held = torch.empty_like(parameter, dtype=held.dtype, requires_grad=False).copy_(held)
-        optimizer.state[parameter][entry] = held
+            restored = read.to(parameter.device, copy=True)
+            if restored.shape == parameter.shape:  # fused kernels walk memory: state must lie as its parameter does
+                restored = torch.empty_like(parameter, dtype=restored.dtype, requires_grad=False).copy_(restored)
+        optimizer.state[parameter][entry] = restored
 
 
 def _own_state(optimizer: Optimizer) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def group_numbers(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Put `group_numbers`, taken apart by `kept_state`, back."""
+    """Put `group_numbers`, taken apart by `pack_state`, back."""
     groups = join_state(plain, tensors)
     if len(groups) != len(optimizer.param_groups):
         raise CheckpointError(
@@ -101,17 +101,17 @@ def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, T
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         group.pop(APART, None)  # by a step that this takes back
         for key, value in saved.items():
-            held = group.get(key)
-            if held is not None and _form(held) != _form(value):
+            now = group.get(key)
+            if now is not None and _shape_of(now) != _shape_of(value):
                 raise CheckpointError(
-                    f"cannot resume: {key} of the optimizer was {value!r}, and is {held!r} now\n"
+                    f"cannot resume: {key} of the optimizer was {value!r}, and is {now!r} now\n"
                     "  no step can be made with what the checkpoint holds there\n"
                     "  go on from an older checkpoint, or start from its weights with --init-from"
                 )
-            group[key] = value.to(held.device) if isinstance(value, Tensor) and isinstance(held, Tensor) else value
+            group[key] = value.to(now.device) if isinstance(value, Tensor) and isinstance(now, Tensor) else value
 
 
-def _form(value: Any) -> Any:
+def _shape_of(value: Any) -> Any:
     if isinstance(value, tuple):
-        return [_form(each) for each in value]
+        return [_shape_of(each) for each in value]
     return "number" if isinstance(value, bool | int | float | Tensor) else type(value).__name__

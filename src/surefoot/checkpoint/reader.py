@@ -69,12 +69,12 @@ def read(directory: Path, *, only: Collection[str] | None = None, disk: Disk = D
     `only` names the entries of `Checkpoint.files` to read and check; the state always comes. A name that the checkpoint never
     had is a plain `CheckpointError`.
     """
-    return _contents(_Source(directory, disk), only, _loaded)
+    return _join_files(_Source(directory, disk), only, _load)
 
 
 def opened(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Checkpoint:
     """A checkpoint whose tensors stay on disk, unchecked, until they are asked for, whole or by rows; `only` as for `read`."""
-    return _contents(_Source(directory, disk), only, _stored)
+    return _join_files(_Source(directory, disk), only, _open)
 
 
 def check(directory: Path, files: Collection[str], *, disk: Disk = DISK) -> list[str]:
@@ -173,13 +173,13 @@ class _Source:
             raise DamageError(self.directory, f"{file}: hash differs")
 
 
-def _contents(
+def _join_files(
     source: _Source, only: Collection[str] | None, parts_of: Callable[[_Source, str], Mapping[str, Tensor | Stored]]
 ) -> Checkpoint:
     """A checkpoint, each tensor of which is joined from the parts that its files have."""
     with source.damage_in(STATE):
         state = parse_state(b"".join(source.chunks(STATE)))
-        _refuse_untold(state, source.manifest)
+        _check_complete(state, source.manifest)
         pieces = from_json(state.pop(SHARDED, None))
     files: dict[str, dict[str, Tensor | Stored]] = {}
     for name, names_of_files in _wanted_files(source, pieces, only).items():
@@ -187,14 +187,14 @@ def _contents(
         for file in names_of_files:
             for tensor, part in parts_of(source, file).items():
                 parts.setdefault(tensor, []).append(part)
-        files[name] = {tensor: _joined(each) for tensor, each in parts.items()}
+        files[name] = {tensor: _join(each) for tensor, each in parts.items()}
         for tensor, shape in ({} if pieces is None else pieces.shapes.get(name, {})).items():
             if tensor not in files[name] or tuple(files[name][tensor].shape) != shape:
                 raise DamageError(source.directory, f"{name}: its pieces do not make {tensor} {list(shape)}")
     return Checkpoint(source.manifest.step, files, state, source.manifest.log, directory=source.directory)
 
 
-def _refuse_untold(state: Mapping[str, Any], manifest: Manifest) -> None:
+def _check_complete(state: Mapping[str, Any], manifest: Manifest) -> None:
     """Raise `ValueError` unless the state tells of each model and optimizer whose tensors are there."""
     tells = {"model": ("aliases", "eval_mode"), "optimizer": ("param_groups", "optimizer")}
     for file in manifest.files:
@@ -209,21 +209,23 @@ def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] 
     there = [match["name"] for file in source.manifest.files if (match := TENSORS.fullmatch(file))]
     spread, count = ({}, 1) if pieces is None else (pieces.shapes, pieces.count)
     names = [logical_name(file) if logical_name(file) in spread else file for file in there]
-    pieces_of = {name: [piece_file(name, place, count) for place in range(count)] for name in spread}
-    held = {name: pieces_of.get(name, [name]) for name in names}
-    if absent := [name for name in only or () if name not in held]:
+    pieces_of = {name: [piece_file(name, rank, count) for rank in range(count)] for name in spread}
+    by_name = {name: pieces_of.get(name, [name]) for name in names}
+    if absent := [name for name in only or () if name not in by_name]:
         raise CheckpointError(
-            f"checkpoint {source.directory.name} has no tensors {absent[0]!r}; it has: {', '.join(sorted(held)) or 'none'}\n"
+            f"checkpoint {source.directory.name} has no tensors {absent[0]!r}; it has: {', '.join(sorted(by_name)) or 'none'}\n"
             f"  {source.directory}"
         )
-    if lost := [name for name in spread if any(file not in there for file in held.get(name, [name]))]:
+    if lost := [name for name in spread if any(file not in there for file in by_name.get(name, [name]))]:
         raise DamageError(source.directory, f"{MANIFEST}: lacks a piece of {lost[0]}")
     return {
-        name: [f"{file}.safetensors" for file in files] for name, files in held.items() if only is None or name in only
+        name: [f"{file}.safetensors" for file in files]
+        for name, files in by_name.items()
+        if only is None or name in only
     }
 
 
-def _loaded(source: _Source, file: str) -> dict[str, Tensor]:
+def _load(source: _Source, file: str) -> dict[str, Tensor]:
     data = b"".join(source.chunks(file))
     try:
         return safetensors.torch.load(data)
@@ -231,12 +233,12 @@ def _loaded(source: _Source, file: str) -> dict[str, Tensor]:
         raise DamageError(source.directory, f"{file}: not safetensors: {reason_of(problem)}") from problem
 
 
-def _stored(source: _Source, file: str) -> dict[str, Stored]:
+def _open(source: _Source, file: str) -> dict[str, Stored]:
     with source.damage_in(file):
         return stored_in(source.directory / file, disk=source.disk)
 
 
-def _joined(parts: list[Any]) -> Any:
+def _join(parts: list[Any]) -> Any:
     if len(parts) == 1:
         return parts[0]
     return torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0].followed_by(parts[1:])

@@ -98,7 +98,7 @@ class Store:
     def at(self, step: int, *, only: Only = None, world: World | None = None) -> Checkpoint:
         """The checkpoint of one step; a `CheckpointError` where it is damaged or absent. `world` as for `newest_intact`."""
         error: CheckpointError | None = None
-        for path in [path for found, path in self._seen_by_all(world) if found == step]:
+        for path in [path for saved_step, path in self._seen_by_all(world) if saved_step == step]:
             try:
                 return self._read(step, path, only, world)
             except DamageError as damage:
@@ -117,21 +117,21 @@ class Store:
             )
         return newest.saved.best_step
 
-    def save(self, contents: Checkpoint, *, protected: Collection[int] = (), others: Others | None = None) -> Path:
+    def save(self, checkpoint: Checkpoint, *, protected: Collection[int] = (), others: Others | None = None) -> Path:
         """Write a checkpoint, which exists whole or not at all, then let old ones go; returns its directory.
 
         One of the same step is replaced. `others` are the ranks that write pieces of it. After a `CheckpointError` nothing is
         saved and no other checkpoint touched; after `NotPrunedError` all is saved, but something old resists removal.
         """
-        target = self.path(contents.step)
+        target = self.path(checkpoint.step)
         try:
-            self._prepare(contents)
-            write(contents, directory=self.partial(contents.step), disk=self.disk, others=others)
-            self.intact.discard(contents.step)
+            self._prepare(checkpoint)
+            write(checkpoint, directory=self.partial(checkpoint.step), disk=self.disk, others=others)
+            self.intact.discard(checkpoint.step)
             self.guard()  # writing took a while
             if target.name in self.disk.names(self.directory):
                 self.disk.rename(target, target.with_name(f".replaced-{target.name}"))
-            self.disk.rename(self.partial(contents.step), target)
+            self.disk.rename(self.partial(checkpoint.step), target)
             self.disk.flush_directory(self.directory)
         except Exception as problem:
             if others is not None:
@@ -139,25 +139,25 @@ class Store:
             with suppress(OSError):
                 self._clear()
             if isinstance(problem, OSError):
-                raise self.not_saved(contents.step, problem) from problem
+                raise self.not_saved(checkpoint.step, problem) from problem
             raise
-        self.intact.add(contents.step)
-        if remains := self._prune(contents.step, protected):
+        self.intact.add(checkpoint.step)
+        if remains := self._prune(checkpoint.step, protected):
             lines = [f"{target} is saved, but what is no longer needed cannot be removed"]
             lines += [f"{path}: {problem.strerror or problem}" for path, problem in remains[:3]]
             raise NotPrunedError("\n  ".join(lines))
         return target
 
-    def _prepare(self, contents: Checkpoint) -> None:
+    def _prepare(self, checkpoint: Checkpoint) -> None:
         self.guard()
         above = (self.directory, *self.directory.parents)
         for path in reversed([path for path in above if not self.disk.is_directory(path)]):
             self.disk.make_directory(path)
             self.disk.flush_directory(path.parent)
         for path, problem in self._clear():
-            if path.name.endswith(self.path(contents.step).name):
+            if path.name.endswith(self.path(checkpoint.step).name):
                 raise problem  # what resists removal is in the way
-        needed, free = size_bytes(contents), self.disk.free_bytes(self.directory)
+        needed, free = size_bytes(checkpoint), self.disk.free_bytes(self.directory)
         if free < needed:
             raise OSError(errno.ENOSPC, f"{needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free")
 
@@ -211,12 +211,12 @@ class Store:
 
     def _read(self, step: int, path: Path, only: Only, world: World | None) -> Checkpoint:
         if world is not None:
-            contents = read_together(path, world, only=only, step=step, disk=self.disk)
-        elif (contents := read(path, only=only, disk=self.disk)).step != step:
-            raise DamageError(path, f"{MANIFEST}: is that of step {contents.step}")
+            checkpoint = read_together(path, world, only=only, step=step, disk=self.disk)
+        elif (checkpoint := read(path, only=only, disk=self.disk)).step != step:
+            raise DamageError(path, f"{MANIFEST}: is that of step {checkpoint.step}")
         if only is None and path == self.path(step):
             self.intact.add(step)
-        return contents
+        return checkpoint
 
     def _seen_by_all(self, world: World | None) -> list[tuple[int, Path]]:
         """What `all` gives, on every rank as rank 0 sees the directory."""
@@ -241,9 +241,9 @@ class Store:
             names = self.disk.names(self.directory)
         except OSError as problem:
             raise CheckpointError(f"cannot list {self.directory}: {problem.strerror or problem}") from problem
-        found = [(int(match[2]), match[1] is not None, name) for name in names if (match := _NAME.fullmatch(name))]
-        found.sort(key=lambda each: (-each[0], each[1]))  # "step-000000600" is nobody's
-        return [(step, self.directory / name) for step, _, name in found if name.endswith(self.path(step).name)]
+        entries = [(int(match[2]), match[1] is not None, name) for name in names if (match := _NAME.fullmatch(name))]
+        entries.sort(key=lambda each: (-each[0], each[1]))  # "step-000000600" is nobody's
+        return [(step, self.directory / name) for step, _, name in entries if name.endswith(self.path(step).name)]
 
     def not_saved(self, step: int, problem: OSError) -> CheckpointError:
         """What to say where the file system has failed a save."""

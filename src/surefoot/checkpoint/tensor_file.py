@@ -41,7 +41,7 @@ _TYPES = {
     "U64": torch.uint64,
 }
 # Of numbers that come back; the library writes some that it does not read
-NAMES = {held: name for name, held in _TYPES.items()}
+NAMES = {dtype: name for name, dtype in _TYPES.items()}
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes; faster to compare than single bytes
 
 
@@ -69,18 +69,18 @@ class Stored:
             self, shape=torch.Size((sum(each.rows for each in stretches), *self.shape[1:])), stretches=stretches
         )
 
-    def whole(self) -> Tensor:
+    def load(self) -> Tensor:
         return self.rows(0, self.shape[0] if self.shape else 1).view(self.shape)
 
     def rows(self, start: int, stop: int) -> Tensor:
         """The rows from `start` up to `stop`; nothing else is read."""
         read = torch.empty((stop - start, *self.shape[1:]), dtype=self.dtype)
-        target, place, first = bytes_of(read), 0, 0
+        target, offset, first = bytes_of(read), 0, 0
         for stretch in self.stretches:
             begin, end = max(start - first, 0), min(stop - first, stretch.rows)
             for data in self._chunks(stretch, begin, end):
-                target[place : place + len(data)] = data
-                place += len(data)
+                target[offset : offset + len(data)] = data
+                offset += len(data)
             first += stretch.rows
         return read
 
@@ -118,7 +118,7 @@ def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
     return {name: _stored(path, disk, name, entry, begin=8 + length, size=size) for name, entry in header.items()}
 
 
-def laid_out(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str]) -> bytes:
+def file_header(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str]) -> bytes:
     """The beginning of a file that holds tensors of these types and shapes, whose bytes follow in this order.
 
     Raises `ValueError` unless the widest types come first: then every number lies at a multiple of its width.
@@ -159,7 +159,7 @@ def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = 
     for before, name in pairwise(in_memory):
         if tensors[name].data_ptr() < tensors[before].data_ptr() + tensors[before].nbytes:
             raise ValueError(f"{before} and {name} share memory: use tensor.clone()")
-    begin = laid_out({name: (tensors[name].dtype, tensors[name].shape) for name in in_order}, metadata or {})
+    begin = file_header({name: (tensors[name].dtype, tensors[name].shape) for name in in_order}, metadata or {})
     return list(_stretches([memoryview(begin), *(bytes_of(tensors[name]) for name in in_order)]))
 
 

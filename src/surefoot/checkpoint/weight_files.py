@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from surefoot.checkpoint.format import reason_of
-from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, bytes_of, laid_out
+from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, bytes_of, file_header
 from surefoot.config.paths import write_whole
 from surefoot.errors import CheckpointError
 
@@ -45,10 +45,10 @@ class Written:
         if not self.turned:
             yield from self.stored.chunks()
         else:
-            whole = self.stored.whole()
-            columns = max(1, CHUNK_BYTES // max(1, len(whole) * whole.element_size()))
-            for start in range(0, whole.shape[1], columns):
-                yield bytes_of(whole[:, start : start + columns].t().contiguous())
+            tensor = self.stored.load()
+            columns = max(1, CHUNK_BYTES // max(1, len(tensor) * tensor.element_size()))
+            for start in range(0, tensor.shape[1], columns):
+                yield bytes_of(tensor[:, start : start + columns].t().contiguous())
 
 
 def write_weights(
@@ -72,7 +72,7 @@ def write_weights(
         groups[-1].append(tensor)
         filled += tensor.size_bytes
     count = len(groups)
-    files = [WEIGHTS] if count == 1 else [f"model-{place + 1:05d}-of-{count:05d}.safetensors" for place in range(count)]
+    files = [WEIGHTS] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name in [INDEX, *os.listdir(directory)]:
@@ -94,21 +94,21 @@ def write_weights(
     return files
 
 
-def read_weights(place: Path) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
     """All tensors of a file, or of a directory that `write_weights`, or a library that names files so, has written; in memory.
 
     Raises `CheckpointError` where one of the files is missing or is none.
     """
-    directory, files = (place, [WEIGHTS]) if place.is_dir() else (place.parent, [place.name])
+    directory, files = (path, [WEIGHTS]) if path.is_dir() else (path.parent, [path.name])
     try:
-        if place.is_dir() and (directory / INDEX).is_file():
+        if path.is_dir() and (directory / INDEX).is_file():
             index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
             files = sorted({str(file) for file in index["weight_map"].values()})
         if elsewhere := [file for file in files if Path(file).name != file]:
             raise CheckpointError(f"{directory / INDEX} names {elsewhere[0]!r}, which is not beside it")
         return {name: tensor for file in files for name, tensor in load_file(directory / file).items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as problem:
-        raise CheckpointError(f"cannot read weights from {place}: {reason_of(problem)}") from problem
+        raise CheckpointError(f"cannot read weights from {path}: {reason_of(problem)}") from problem
 
 
 def has_weights(directory: Path) -> bool:
@@ -119,5 +119,5 @@ def has_weights(directory: Path) -> bool:
 def _write(group: Sequence[Written], path: Path, aliases: Mapping[str, str]) -> None:
     in_order = sorted(group, key=lambda tensor: -tensor.stored.dtype.itemsize)
     layout = {tensor.name: (tensor.stored.dtype, tensor.shape) for tensor in in_order}
-    begin = laid_out(layout, {"format": "pt", **{alias: name for alias, name in aliases.items() if name in layout}})
+    begin = file_header(layout, {"format": "pt", **{alias: name for alias, name in aliases.items() if name in layout}})
     write_whole(path, chain([begin], *(tensor.chunks() for tensor in in_order)))

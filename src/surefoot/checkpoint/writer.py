@@ -47,20 +47,20 @@ class Writer:
         self.not_pruned: NotPrunedError | None = None  # of the last save, which is on disk all the same
         self.failure: CheckpointError | None = None  # of the last finished save, unless it succeeded
         self._thread: threading.Thread | None = None
-        self._begun = 0  # saves
+        self._save_count = 0
         self._hurried = threading.Event()
 
-    def submit(self, contents: Checkpoint, *, protected: Collection[int] = ()) -> None:
+    def submit(self, checkpoint: Checkpoint, *, protected: Collection[int] = ()) -> None:
         """Begin to save, after the save in flight, and return. The tensors must not change any more."""
         self.wait()
-        self._begun += 1
+        self._save_count += 1
         thread = threading.Thread(
-            target=self._save, args=(contents, protected), name="surefoot-checkpoint", daemon=False
+            target=self._save, args=(checkpoint, protected), name="surefoot-checkpoint", daemon=False
         )
         try:
             thread.start()
         except RuntimeError:  # no more threads allowed, or the interpreter is about to end
-            self._save(contents, protected)
+            self._save(checkpoint, protected)
         else:
             self._thread = thread
 
@@ -74,28 +74,28 @@ class Writer:
         """Wait for other ranks a moment at most from now on: this one fails, and that ends them."""
         self._hurried.set()
 
-    def _save(self, contents: Checkpoint, protected: Collection[int]) -> None:
-        step, self.not_pruned, begun = contents.step, None, self.now()
+    def _save(self, checkpoint: Checkpoint, protected: Collection[int]) -> None:
+        step, self.not_pruned, start = checkpoint.step, None, self.now()
         try:
             if self.mail is None:
-                self.store.save(contents, protected=protected)
+                self.store.save(checkpoint, protected=protected)
             else:
-                board = Board(self.mail, save=self._begun, hurried=self._hurried.is_set)
+                board = Board(self.mail, save=self._save_count, hurried=self._hurried.is_set)
                 if self.rank == 0:
-                    save_leading(self.store, contents, board, protected=protected)
+                    save_leading(self.store, checkpoint, board, protected=protected)
                 else:
-                    save_following(self.store, contents, board, rank=self.rank)
+                    save_following(self.store, checkpoint, board, rank=self.rank)
             self.saved, self.failure = step, None
         except Exception as problem:  # a bug must reach the caller too: nobody reads a thread's traceback
-            del contents
-            _let_go(problem)
+            del checkpoint
+            _clear_tracebacks(problem)
             if isinstance(problem, NotPrunedError):
                 self.saved, self.failure, self.not_pruned = step, None, problem
             else:
                 text = f"step {step} is not saved: {type(problem).__name__}: {problem}"
                 self.failure = problem if isinstance(problem, CheckpointError) else CheckpointError(text)
         finally:
-            self.took_s = self.now() - begun
+            self.took_s = self.now() - start
 
 
 class Board:
@@ -115,7 +115,7 @@ class Board:
 
     def heard(self, *what: str, of: str) -> tuple[str, Any]:
         """The first of some messages to be there, and which it is; waits for it, `of` whom the error would tell."""
-        begun, pause_s = time.monotonic(), 0.005
+        start, pause_s = time.monotonic(), 0.005
         ending: float | None = None
         while True:
             try:
@@ -127,8 +127,8 @@ class Board:
             now = time.monotonic()
             if ending is None and (self.hurried() or not threading.main_thread().is_alive()):
                 ending = now
-            if now - begun > self.patience_s or (ending is not None and now - ending > _LAST_PATIENCE_S):
-                raise CheckpointError(f"{of} has said nothing for {now - begun:,.0f} s")
+            if now - start > self.patience_s or (ending is not None and now - ending > _LAST_PATIENCE_S):
+                raise CheckpointError(f"{of} has said nothing for {now - start:,.0f} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S)
 
@@ -136,42 +136,43 @@ class Board:
 class Writers:
     """The ranks besides rank 0 that write pieces, as rank 0 sees them (`format.Others`)."""
 
-    def __init__(self, board: Board, store: Store, contents: Checkpoint) -> None:
-        self.board, self.store, self.step, self.begun = board, store, contents.step, False
-        self.awaited = list(range(1, 1 if contents.pieces is None else contents.pieces.count))  # in the order of rows
+    def __init__(self, board: Board, store: Store, checkpoint: Checkpoint) -> None:
+        self.board, self.store, self.step, self.started = board, store, checkpoint.step, False
+        # in the order of rows
+        self.awaited = list(range(1, 1 if checkpoint.pieces is None else checkpoint.pieces.count))
 
     def begin(self) -> None:
-        self.begun = True
+        self.started = True
         self.board.say("begin", {"step": self.step})
 
     def entries(self) -> Entries:
-        found, failed = Entries(), ""
+        merged, failed = Entries(), ""
         while self.awaited:
-            place = self.awaited.pop(0)
-            report = self.board.heard(f"piece-{place}", of=f"the rank of piece {place + 1}")[1]
+            rank = self.awaited.pop(0)
+            report = self.board.heard(f"piece-{rank}", of=f"the rank of piece {rank + 1}")[1]
             with suppress(RuntimeError):  # nobody else will look for it
-                self.board.mail.delete_key(f"{self.board.save}/piece-{place}")
-            found |= {file: (int(length), str(digest)) for file, (length, digest) in report["files"].items()}
+                self.board.mail.delete_key(f"{self.board.save}/piece-{rank}")
+            merged |= {file: (int(length), str(digest)) for file, (length, digest) in report["files"].items()}
             failed = failed or report["failed"]
         if failed:
             raise CheckpointError(failed)
-        for file in found:
+        for file in merged:
             try:
                 self.store.disk.size(self.store.partial(self.step) / file)
             except OSError as problem:
-                raise CheckpointError(_apart(self.step, "rank 0", self.store.partial(self.step) / file)) from problem
-        return found
+                raise CheckpointError(_unseen(self.step, "rank 0", self.store.partial(self.step) / file)) from problem
+        return merged
 
     def abandon(self) -> None:
-        if self.begun:
+        if self.started:
             with suppress(CheckpointError):
                 self.entries()
 
 
-def save_leading(store: Store, contents: Checkpoint, board: Board, *, protected: Collection[int]) -> None:
+def save_leading(store: Store, checkpoint: Checkpoint, board: Board, *, protected: Collection[int]) -> None:
     """Rank 0's part of a save, and its outcome to all; raises as `Store.save` does."""
     try:
-        store.save(contents, protected=protected, others=Writers(board, store, contents))
+        store.save(checkpoint, protected=protected, others=Writers(board, store, checkpoint))
     except Exception as problem:
         kind = "not_pruned" if isinstance(problem, NotPrunedError) else "problem"
         board.say("outcome", {kind: str(problem) or type(problem).__name__})
@@ -179,12 +180,12 @@ def save_leading(store: Store, contents: Checkpoint, board: Board, *, protected:
     board.say("outcome", {})
 
 
-def save_following(store: Store, contents: Checkpoint, board: Board, *, rank: int) -> None:
+def save_following(store: Store, checkpoint: Checkpoint, board: Board, *, rank: int) -> None:
     """The part of another rank: its pieces, where it has some; returns and raises as rank 0's."""
-    pieces = contents.pieces
-    said, message = board.heard(*(["begin"] if pieces is not None else []), "outcome", of="rank 0")
-    if pieces is not None and said == "begin":
-        board.say(f"piece-{pieces.place}", _written(store, contents, begun=message["step"], rank=rank))
+    pieces = checkpoint.pieces
+    kind, message = board.heard(*(["begin"] if pieces is not None else []), "outcome", of="rank 0")
+    if pieces is not None and kind == "begin":
+        board.say(f"piece-{pieces.rank}", _write_pieces(store, checkpoint, leader_step=message["step"], rank=rank))
         message = board.heard("outcome", of="rank 0")[1]
     if "problem" in message:
         raise CheckpointError(message["problem"])
@@ -192,16 +193,16 @@ def save_following(store: Store, contents: Checkpoint, board: Board, *, rank: in
         raise NotPrunedError(message["not_pruned"])
 
 
-def _written(store: Store, contents: Checkpoint, *, begun: int, rank: int) -> dict[str, Any]:
+def _write_pieces(store: Store, checkpoint: Checkpoint, *, leader_step: int, rank: int) -> dict[str, Any]:
     """Write the pieces of a rank; what it reports."""
-    step, where = contents.step, f"rank {rank} on {socket.gethostname()}"
+    step, where = checkpoint.step, f"rank {rank} on {socket.gethostname()}"
     try:
-        if begun != step:
-            raise CheckpointError(f"step {begun} is not saved: {where} stands after step {step}")
+        if leader_step != step:
+            raise CheckpointError(f"step {leader_step} is not saved: {where} stands after step {step}")
         store.guard()
-        return {"files": write_tensors(contents, directory=store.partial(step), disk=store.disk), "failed": ""}
+        return {"files": write_tensors(checkpoint, directory=store.partial(step), disk=store.disk), "failed": ""}
     except FileNotFoundError as problem:
-        failed = _apart(step, where, problem.filename or store.partial(step))
+        failed = _unseen(step, where, problem.filename or store.partial(step))
     except OSError as problem:
         first, *more = str(store.not_saved(step, problem)).splitlines()
         failed = "\n".join([f"{first} ({where})", *more])
@@ -210,7 +211,7 @@ def _written(store: Store, contents: Checkpoint, *, begun: int, rank: int) -> di
     return {"files": {}, "failed": failed}
 
 
-def _apart(step: int, where: str, path: Path | str) -> str:
+def _unseen(step: int, where: str, path: Path | str) -> str:
     return (
         f"step {step} is not saved: {where} does not see {path}\n"
         "  all ranks write into one directory: put --run-dir on a file system that every machine shares"
@@ -221,7 +222,7 @@ def _cut_off(problem: RuntimeError) -> CheckpointError:
     return CheckpointError(f"the ranks no longer hear of each other: {first_line(problem)}")
 
 
-def _let_go(problem: BaseException | None) -> None:
+def _clear_tracebacks(problem: BaseException | None) -> None:
     """Clear the frames that an exception remembers: or who keeps it keeps every tensor too."""
     while problem is not None:
         clear_frames(problem.__traceback__)

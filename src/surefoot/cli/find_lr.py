@@ -59,14 +59,14 @@ def find_lr(arguments: list[str]) -> None:
     """Train with a rising learning rate; print and draw the loss over it."""
     options, flags = tried_options(FindLr, arguments, verb="find-lr")
     lowest, highest, count, out = options.min_lr, options.max_lr, options.steps, options.out
-    from surefoot.report.figures import made
+    from surefoot.report.figures import make_directory
     from surefoot.tune import lr_search
     from surefoot.tune.lr_range_test import check_range, written
 
     check_range(lowest, highest, count)
     run, settings = tried_run(options, flags, verb="find-lr")
     if out is not None:
-        made(local_path(out, setting="--out"))  # before the test, which may take long
+        make_directory(local_path(out, setting="--out"))  # before the test, which may take long
 
     stride, seen = max(1, count // _SHOWN), 0
 

@@ -56,12 +56,12 @@ def plan_schedules(arguments: Sequence[str], *, foreign: Collection[str]) -> Non
     if flag_text(flags, "schedule.name") is not None:
         raise ConfigError("--schedule.name: the names are those of --schedules\n  leave it out")
     length, settings, rate = _basis(options, flags)
-    from surefoot.plan.schedule_plot import drawn, table, traced
+    from surefoot.plan.schedule_plot import draw_traces, table, trace_schedules
 
-    traces = traced(schedules(options.schedules, length, shared=settings), length)
+    traces = trace_schedules(schedules(options.schedules, length, shared=settings), length)
     base = "" if rate is None else f", base learning rate {rate:g}"
     print(f"schedules of a run of {length.steps:,} steps{base}\n\n{table(traces, rate=rate)}\n")
-    print(f"drawn in {' and '.join(map(str, drawn(traces, out=options.out, rate=rate)))}")
+    print(f"drawn in {' and '.join(map(str, draw_traces(traces, out=options.out, rate=rate)))}")
 
 
 def schedules(text: str, length: Length, *, shared: Mapping[str, Any]) -> dict[str, Single | Joined]:

@@ -50,7 +50,7 @@ def replay(arguments: list[str]) -> None:
     if not saved.checkpoints:
         raise CheckpointError(f"{path} holds no checkpoint, so none of its steps can be made again")
     from surefoot.replay.bisect_nan import first_bad
-    from surefoot.replay.replay import records_of, refuse_step, replayed
+    from surefoot.replay.replay import records_of, refuse_step, replay_step
     from surefoot.tracking.console import Said
 
     state = newest_state(path)[1]
@@ -60,7 +60,7 @@ def replay(arguments: list[str]) -> None:
         run, searched = saved.rebuild(one_process=True), None
         if step is None:
             step, searched = first_bad(run.parts, records_of(path), out=path, say=note)
-        page = None if step is None else replayed(run.parts, step, samples=options.samples, say=note, path=path)
+        page = None if step is None else replay_step(run.parts, step, samples=options.samples, say=note, path=path)
     if options.json:
         first = {} if searched is None else {"bisected": searched}
         text = json.dumps(first | ({} if page is None else page.to_dict()), allow_nan=False, indent=1)

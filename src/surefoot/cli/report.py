@@ -50,9 +50,9 @@ def report(arguments: list[str]) -> None:
     if options.watch:
         if options.out is not None or options.png:
             raise ConfigError("--watch serves the page and writes none: leave --out and --png out")
-        from surefoot.report.live_server import HERE, served
+        from surefoot.report.live_server import HERE, create_server
 
-        with served(runs, port=options.port or 0) as server:
+        with create_server(runs, port=options.port or 0) as server:
             try:
                 print(f"open http://{HERE}:{server.server_address[1]}/ here; Ctrl-C ends it", flush=True)
                 server.serve_forever()

@@ -1,4 +1,4 @@
-"""Data by step: which samples a step sees (plan), how they get there (feed), and the data sets."""
+"""Data of each step: which samples it sees (plan), how they get there (feed), and the data sets."""
 
 import lazy_loader
 

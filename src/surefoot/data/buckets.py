@@ -90,7 +90,7 @@ def _cut(longest: Ids, tokens: int) -> tuple[Ids, Ids]:
 
 
 def _buckets(lengths: Ids, tokens: int) -> list[tuple[int, int, int]]:
-    """First position, end and longest of neighbours in sorted lengths: they fill a batch, and else are as narrow as `_WIDER`."""
+    """First position, end and longest of each range of sorted lengths: it fills a batch, or is as narrow as `_WIDER`."""
     values, counts = (column.tolist() for column in np.unique(lengths, return_counts=True))
     buckets: list[tuple[int, int, int]] = []
     first, size, shortest = 0, 0, values[0]

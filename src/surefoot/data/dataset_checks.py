@@ -1,4 +1,4 @@
-"""What a data set must be, found out before training: addressable, not empty, the same when read again, and which one it is."""
+"""Checks of a data set before training: addressable, not empty, the same when read again; and its fingerprint."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,11 +36,11 @@ class Fingerprinted(Protocol):
 
 
 def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> int:
-    """How many samples there are; raises `DataError` for what cannot be addressed by step or is not a function of its seed.
+    """The number of samples; raises `DataError` if a data set cannot be addressed by step or is not a function of its seed.
 
-    Sample 0, the middle one and the last one are read several times under the same seed, those that are gathered under
-    different ones: seeding does not reach a generator of the data set's own, and a resumed run would see other samples. The
-    global generators are left as they were. `batch_size` of a step tells a list of batches from one of samples.
+    Reads the first, middle and last samples several times under the same seed (under different ones if they are gathered). A
+    generator of the data set's own would show: seeds do not reach it, and a resumed run would see other samples. The global
+    generators are left as they were. `batch_size` of a step tells a list of batches from one of samples.
     """
     name = type(dataset).__name__
     if instead := _what_instead(dataset, batch_size=batch_size):
@@ -69,7 +69,7 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
 
 
 def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | None:
-    """What a data set is instead of one, and what to do about it; None where it is one."""
+    """Why an object is not a usable data set, and what to do about it; None if it is one."""
     parts = list(dataset) if isinstance(dataset, tuple | list) and len(dataset) <= 8 else []
     arrays = [isinstance(part, np.ndarray | Tensor) and part.ndim > 0 for part in parts]
     if isinstance(dataset, Tensor):

@@ -1,4 +1,4 @@
-"""Hashes of what is read: a few samples, a micro-batch, a list of samples. Equal values have equal hashes.
+"""Hashes of data: a few samples, a micro-batch, a list of samples. Equal values have equal hashes.
 
 Which data a data set says it holds is `dataset_checks.fingerprint`; hashes of two starts are compared in `checkpoint/changes.py`.
 """

@@ -18,7 +18,7 @@ Gather = Callable[[Ids, Ids], Any]
 class Gathers(Protocol):
     """A data set that makes a whole micro-batch from ids and epochs.
 
-    It is not seeded: what it draws must come from (seed, epoch, id), such as `np.random.default_rng((seed, epoch, id))`.
+    It is not seeded: derive its random numbers from (seed, epoch, id), as in `np.random.default_rng((seed, epoch, id))`.
     """
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ def is_tensors(dataset: Any) -> bool:
 
 
 def tensors_of(dataset: Any) -> tuple[Tensor, ...]:
-    """The columns of a `TensorDataset` or a tuple of tensors; none of other data sets."""
+    """The columns of a `TensorDataset` or a tuple of tensors; empty for other data sets."""
     return dataset.tensors if type(dataset) is TensorDataset else dataset if is_tensors(dataset) else ()
 
 
@@ -57,7 +57,7 @@ def sample_count(dataset: Any) -> int:
 
 
 def by_sample(dataset: Any) -> Any:
-    """A data set of which `dataset[sample]` is a sample: a tuple of tensors becomes a `TensorDataset`."""
+    """A data set that `dataset[sample]` reads: a tuple of tensors becomes a `TensorDataset`."""
     return TensorDataset(*dataset) if is_tensors(dataset) else dataset
 
 

@@ -39,13 +39,13 @@ class Cut(Protocol):
 
 
 def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
-    """What a record says of the data: `samples`, how many were `checked`, `targets`, and the `overlap` of each split.
+    """The record on the data: `samples`, the number `checked`, `targets`, and the `overlap` of each split.
 
-    `targets`: how many `distinct` ones there are, and the `most_common_fraction`; absent where they are no whole numbers. They
-    are the second part of a sample (input, target), or what a sample calls target or label. `overlap`: how many of the samples
-    `checked` are training samples too, `overlapping` by their bytes; `among_all` where indices tell it of all; `passages` where a
-    passage of a window was looked for in the training text; `same` where the split is the training data themselves. What cannot
-    be read is passed over. The global random generators are left as they were.
+    `targets`: the number of `distinct` ones and the `most_common_fraction`; absent if targets are not whole numbers. They are the
+    second part of a sample (input, target), or its entry target or label. `overlap`: the number of samples `checked`, and of those
+    that are training samples too, `overlapping` by their bytes. `among_all`: indices tell it of all. `passages`: passages of
+    windows were searched in the training text. `same`: the split is the training data. Unreadable samples are skipped. The global
+    random generators are left as they were.
 
     >>> inputs, labels = torch.arange(6.0), torch.tensor([0, 1, 0, 1, 0, 0])
     >>> look = first_look((inputs, labels), {"val": (inputs[4:], labels[4:])}, seed=0)
@@ -78,7 +78,7 @@ def rows_as_bytes(*arrays: NDArray[Any]) -> list[bytes]:
 
 
 def passages(windows_NT: NDArray[Any], *, most: int = 64) -> list[bytes]:
-    """Of each window over tokens one passage of at most `most` and a quarter of it, chosen by what stands there.
+    """One passage of each window over tokens, of at most `most` tokens and 25% of it, chosen by its content.
 
     It begins where a hash of four tokens is least, so that windows cut elsewhere from the same text often have the same one:
     Schleimer, Wilkerson and Aiken 2003, section 3 (https://doi.org/10.1145/872757.872770).
@@ -131,7 +131,7 @@ def _read_samples(dataset: Any, *, seed: int, reading_s: float) -> tuple[list[in
 
 
 def _hash_samples(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int], Ids | None]:
-    """As many as there are bytes and time for, some at a time: what the first few take says too little of all."""
+    """Look at as many samples as bytes and time allow, some at a time: the first few say too little about the time of all."""
 
     def read_one(ids: Ids) -> Batch:
         seed_generators(key)  # all under the same random numbers
@@ -190,7 +190,7 @@ def _bytes(leaf: Any) -> bytes:
 
 
 def _target(sample: Any) -> Ids | None:
-    """The whole numbers that are to be predicted of a sample or a batch; None where there are none, or it is not said which."""
+    """The whole numbers that a sample or batch asks to predict; None if it has no such numbers or does not name them."""
     label: Any = None
     if isinstance(sample, Mapping):
         label = next((sample[name] for name in ("target", "targets", "label", "labels") if name in sample), None)
@@ -203,7 +203,7 @@ def _target(sample: Any) -> Ids | None:
 
 
 def _choose(samples: int, limit: int, generator: np.random.Generator) -> Ids:
-    """All of them, or so many in order: of two data sets of one length the same."""
+    """All samples, or `limit` of them in order; two data sets of one length give the same."""
     if samples <= limit:
         return np.arange(samples, dtype=np.int64)
     return np.sort(generator.choice(samples, size=limit, replace=False, shuffle=False)).astype(np.int64)

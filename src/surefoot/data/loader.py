@@ -29,21 +29,21 @@ class MicroBatch:
     epochs: Ids
     """The pass over the data that each belongs to."""
     is_padding: bool = False
-    """Read only to keep step with other ranks: what is found of it is dropped."""
+    """Read only to keep step with other ranks; its results are dropped."""
 
 
 class Feed:
     """Gives `micro_batches(step)` for one step after the other, from the step it was started at.
 
-    A plan of whole steps is cut into micro-batches of `micro_batch_size` (None: it is one). A batch's `count` is taken on the
-    host before it is moved: by default its first dimension. A data set that gathers whole batches (see `gather_fn`) is read
-    in this process, whatever `workers` says; with `collate`, tensors are read one by one too.
+    A plan of whole steps is cut into micro-batches of `micro_batch_size` (None: it is one). A batch's `count` is taken on the host
+    before it is moved: by default its first dimension. A data set that gathers whole batches (see `gather_fn`) is read in this
+    process, whatever `workers` is; with `collate`, tensors are read one by one too.
 
     `own`: which micro-batches of each step are read here, one of several ranks (default: all). There an empty one comes with
     the samples of another, and a count of 0: each rank has to make a pass.
 
     `puts_back`: reading in this process leaves the global generators as they were (default), which takes longer than to read a
-    small batch. `say` is told of a worker that hangs.
+    small batch. `say` reports a worker that hangs.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Feed:
         single = by_sample(dataset)
         if collate is not None and not hasattr(single, "__getitem__"):
             raise ConfigError(
-                f"collate is given, but {type(dataset).__name__} makes whole batches itself: leave collate out"
+                f"collate_fn is given, but {type(dataset).__name__} makes whole batches itself: leave collate_fn out"
             )
         self.gather = gather_fn(dataset) if collate is None else None
         self.pins = self.gather is not None and device.type == "cuda"  # workers pin what they read themselves
@@ -152,11 +152,11 @@ def in_order(
     rank: int = 0,
     ranks: int = 1,
 ) -> Iterator[MicroBatch]:
-    """Every sample of a data set once, first to last; the last batch holds what is left, and the workers end with it.
+    """Every sample of a data set once, first to last; the last batch holds the rest, and the workers end with it.
 
-    A run's `collate` is for samples: a data set that has none, only whole batches, is gathered without it. With `max_batches` only
-    so many of the batches, spread evenly, and read in this process. Of several `ranks` each has every so-manieth batch, and
-    all have equally many: a batch that is too many is a `void` one.
+    A run's `collate` is for samples: a data set that has none, only whole batches, is gathered without it. With `max_batches`, at
+    most this number of batches is read, spread evenly, in this process. Rank r reads batches r, r + ranks, ...; ranks with one
+    batch fewer get a padding batch marked `is_padding`.
     """
     plan = InOrder(samples=sample_count(dataset), batch_size=batch_size, rank=rank, ranks=ranks)
     feed = Feed(
@@ -187,7 +187,7 @@ def in_order(
 def to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
     """The same nested lists, tuples and dictionaries with every tensor on the device; copies are not waited for.
 
-    `pin` puts what is on the host into page-locked memory first: of other memory CUDA waits for the copy.
+    `pin` first copies host tensors into page-locked memory: CUDA waits for copies from other memory.
     """
     if device.type == "cpu":
         return batch

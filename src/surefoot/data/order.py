@@ -1,4 +1,4 @@
-"""Which samples a step sees: a pure function of (seed, step), at the same cost for step 1,000,000 as for step 0.
+"""The samples of each step: a pure function of (seed, step), at the same cost for step 1,000,000 as for step 0.
 
 Step k takes positions [k * B, (k + 1) * B) of one permutation per epoch, each a keyed bijection that is never stored.
 """
@@ -23,7 +23,7 @@ _SLOTS = 1000  # a mixture keeps its weights exactly in every block of so many s
 
 @runtime_checkable
 class MicroBatches(Protocol):
-    """Step -> the samples of each of its micro-batches, of which every step has `pieces`; some may be empty."""
+    """Step -> the samples of each of its micro-batches; every step has `pieces` of them, and some may be empty."""
 
     samples: int
     pieces: int
@@ -32,7 +32,7 @@ class MicroBatches(Protocol):
         """For each micro-batch its samples and the epoch each belongs to, both (samples of it,)."""
 
     def to_dict(self) -> dict[str, Any]:
-        """What the order depends on besides the seed, as JSON."""
+        """All that the order depends on besides the seed, as JSON."""
 
 
 class Cut:
@@ -53,9 +53,11 @@ class Cut:
         return self.plan.to_dict()
 
 
-def step_samples(plan: MicroBatches, step: int) -> int:
-    """The number of samples in a step, of all ranks together."""
-    return plan.plan.batch_size if isinstance(plan, Cut) else sum(len(ids) for ids, _ in plan.micro_batches(step))
+def samples_of(plan: MicroBatches, steps: Sequence[int]) -> int:
+    """The number of samples in steps, of all ranks together."""
+    if isinstance(plan, Cut):
+        return plan.plan.batch_size * len(steps)
+    return sum(len(ids) for step in steps for ids, _ in plan.micro_batches(step))
 
 
 class Order:
@@ -120,9 +122,9 @@ class MixtureOrder:
 
 
 class InOrder:
-    """Every sample once, first to last, for evaluation: the last step holds what is left.
+    """Every sample once, first to last, for evaluation: the last step holds the rest.
 
-    Of several `ranks` each has its own batch, then every so-manieth; the last one again where none is left.
+    Rank r has batches r, r + ranks, ...; a rank without a last batch gets its previous one again.
 
     >>> plan = InOrder(samples=5, batch_size=2, rank=1, ranks=2)
     >>> plan.batches, [plan.ids(step)[0].tolist() for step in range(2)]
@@ -148,8 +150,8 @@ Plan = Order | MixtureOrder | InOrder  # step -> samples: `samples` make one pas
 def permutation(key: int, size: int, positions: Ids) -> Ids:
     """Where a keyed permutation of range(size) sends each of `positions`.
 
-    A Feistel network over the smallest even number of bits that holds `size`, walked on until it falls inside (Black and
-    Rogaway 2002, sections 3 and 4: https://doi.org/10.1007/3-540-45760-7_9). At most four walks are expected.
+    A Feistel network over the smallest even number of bits that holds `size`, repeated until it falls inside (Black and Rogaway
+    2002, sections 3 and 4: https://doi.org/10.1007/3-540-45760-7_9). At most four walks are expected.
 
     >>> sorted(permutation(7, 6, np.arange(6)).tolist())
     [0, 1, 2, 3, 4, 5]
@@ -190,7 +192,7 @@ def folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.ui
 
 
 class _Blocks:
-    """Several steps computed together: few from one asked for alone, many for who reads on."""
+    """Several steps computed together: few after a single request, many for consecutive ones."""
 
     def __init__(self, at: Callable[[Ids], tuple[Ids, Ids]], batch_size: int) -> None:
         self.at, self.batch_size = at, batch_size

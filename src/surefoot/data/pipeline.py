@@ -1,4 +1,4 @@
-"""One run's data: from what a user hands over to the plan by which samples become steps, and how those are read."""
+"""The data of one run: from the user's data set to the plan that turns samples into steps, and to their reader."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -62,12 +62,12 @@ def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroB
 
 
 def steps_of_epoch(plan: MicroBatches, sizes: Batching) -> tuple[int, int]:
-    """A pass over the data and a step, in units of which each is a whole number: samples, or steps where these vary in samples."""
+    """The length of an epoch and of a step, as whole numbers: in samples, or in steps if steps vary in samples."""
     return (plan.steps, 1) if isinstance(plan, Buckets) else (plan.samples, sizes.batch_size)
 
 
 def refuse_compiled(plan: MicroBatches, *, compiled: bool) -> None:
-    """Raise where what is compiled for one shape would be given another one in almost every step."""
+    """Raise if code compiled for one shape would get another shape in almost every step."""
     if compiled and isinstance(plan, Buckets):
         raise ConfigError(
             "compile: batches by tokens have another shape in almost every step, and each would be compiled anew\n"

@@ -38,8 +38,8 @@ class Reading(Dataset[Any]):
     """A data set of micro-batches, addressed by (step, index within the step).
 
     Every sample is read under its own seed. To seed Python's and NumPy's generators takes longer than to read a sample from
-    memory: as long as nothing has drawn from them in this process, torch's alone are seeded, and a micro-batch in which
-    something did is read once more. Code that draws from them and puts back their state is not noticed.
+    memory: as long as nothing draws from them in this process, only torch's are seeded. A micro-batch that drew from them is read
+    once more. Code that draws from them and puts back their state is not noticed.
     """
 
     def __init__(self, dataset: Any, plan: MicroBatches, *, seed: int, collate: Collate) -> None:
@@ -48,7 +48,7 @@ class Reading(Dataset[Any]):
         self.undrawn: Undrawn | None = Undrawn()  # None from the first draw on
 
     def __getitem__(self, address: tuple[int, int]) -> Any:
-        """What a worker reads, with what surefoot raises given back as an answer: a loader would wrap it in its traceback."""
+        """A micro-batch, or an error of surefoot as a result: a loader would wrap a raised one in its traceback."""
         try:
             return self._read(*address)
         except SurefootError as problem:
@@ -157,7 +157,7 @@ class Workers:
             atexit.register(self.close)
 
     def next(self) -> Any:
-        """The next micro-batch in the order of addresses; what failed in a worker is raised here."""
+        """The next micro-batch in the order of addresses; errors of a worker are raised here."""
         worker = self.taken % self.workers  # a loader takes their micro-batches in turns
         for waits in count(1):
             try:
@@ -198,7 +198,7 @@ class Workers:
 
 
 def _begin(parent: int, collects: bool, _worker: int) -> None:
-    """Leave signals (which reach every process) and what is inherited to the parent, and end when it is gone."""
+    """Leave signals (which reach every process) and inherited resources to the parent, and end when it is gone."""
     # to collect inherited garbage would copy its memory, and a store in it would wait for threads that are not here
     gc.freeze()
     if collects:
@@ -219,7 +219,7 @@ def _end_with(parent: int) -> None:
 
 @contextmanager
 def _deaths_told() -> Iterator[None]:
-    """A worker's death, of which torch tells by a signal's handler, as the error it is."""
+    """A worker's death, which torch reports from a signal handler, as an error of its own."""
     try:
         yield
     except RuntimeError as problem:

@@ -32,7 +32,7 @@ class Hypothesis:
 
 
 def twice_and_ten(source_tokens: int) -> int:
-    """The most tokens of a target for a source of so many, the end included in both.
+    """The largest number of target tokens for this number of source tokens, the end included in both.
 
     >>> twice_and_ten(12)
     34
@@ -41,7 +41,7 @@ def twice_and_ten(source_tokens: int) -> int:
 
 
 def penalty(length: int, alpha: float) -> float:
-    """What the logarithm of the probability of a target of so many tokens, the end included, is divided by.
+    """The divisor of the log-probability of a target of `length` tokens, the end included.
 
     ((5 + length) / 6) ** alpha: Wu et al. 2016, equation 14 (https://arxiv.org/abs/1609.08144). 0 compares probabilities,
     which prefers short targets; the larger, the longer they get.
@@ -99,10 +99,10 @@ def _search_batch(
 ) -> list[Hypothesis]:
     """The best target for each row of a padded batch of sources, on the model's device.
 
-    The `beam_size` likeliest hypotheses of each source stay open. At each token every one of them is followed by all tokens. Those of the
-    `beam_size` likeliest results that end are finished; the likeliest others stay open. The search of a source ends if
-    `beam_size` have ended, if no open one can win, or after `max_new_tokens_fn(tokens of the source)` tokens: then the likeliest
-    open one is taken if none has ended.
+    The `beam_size` likeliest hypotheses of each source stay open. At each token every one of them is followed by all tokens. Those
+    of the `beam_size` likeliest results that end are finished; the likeliest others stay open. The search of a source ends if
+    `beam_size` have ended, if no open one can win, or after `max_new_tokens_fn(tokens of the source)` tokens. Then the likeliest
+    open one is taken if no other has ended.
     """
     if beam_size < 1:
         raise ConfigError(f"beam_size = {beam_size}: at least 1 hypothesis is kept open; 1 is greedy search")

@@ -60,11 +60,11 @@ def stream(
 ) -> Iterator[int]:
     """Up to `max_new_tokens` tokens after `tokens` (T, at least one), one after the other; none after `eos_id`, which is not yielded.
 
-    model: (1, T) to logits (1, T, V), on its own device, in evaluation mode; at most `context` tokens at once, then it goes on
-    from the last half of them. `use_cache`: the model takes a cache, made by its `new_cache(batch)`, and then only the new tokens.
-    Temperature 0 takes the likeliest token. `top_k` leaves only k to choose from; `top_p` the likeliest that together have this
-    probability (Holtzman et al. 2020, section 3.1: https://arxiv.org/abs/1904.09751). The same seed gives the same text; the
-    modes of the modules and the global generators stay as they were. Waits for the device at every token.
+    model: (1, T) to logits (1, T, V), on its own device, in evaluation mode. After `context` tokens it continues from the last half
+    of them. `use_cache`: the model takes a cache, made by its `new_cache(batch)`, and then only the new tokens. Temperature 0 takes
+    the likeliest token. `top_k` leaves only k to choose from; `top_p` the likeliest that together have this probability (Holtzman
+    et al. 2020, section 3.1: https://arxiv.org/abs/1904.09751). The same seed gives the same text; the modes of the modules and the
+    global generators stay as they were. Waits for the device at every token.
 
     >>> class Counting(nn.Module):
     ...     def forward(self, tokens_BT):

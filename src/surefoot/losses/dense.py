@@ -152,10 +152,10 @@ def linear_cross_entropy(
 ) -> Mean:
     """`cross_entropy` of `hidden @ head_weight.T` in the way that suits its size and this torch.
 
-    hidden (..., D), head_weight (C, D), targets (...). On the CPU the gradient of many logits is made piece by piece in the
-    forward pass, 1.4 times as fast. Elsewhere up to 16,384 classes all logits are held at once; beyond, torch's own
-    `F.linear_cross_entropy` (from 2.12 on) takes pieces, or `chunked_cross_entropy` where torch's (as of 2.13) falls short: under
-    torch.compile and autocast, which it does not follow, in half precision, in which it sums, and with label smoothing.
+    hidden (..., D), head_weight (C, D), targets (...). On the CPU the gradient of many logits is made piece by piece in the forward
+    pass, 1.4 times as fast. Elsewhere all logits of up to 16,384 classes are held at once. For more, torch's own
+    `F.linear_cross_entropy` (from 2.12 on) takes pieces. `chunked_cross_entropy` replaces it where torch's (as of 2.13) falls
+    short: under torch.compile and autocast, in half precision, in which it sums, and with label smoothing.
 
     >>> mean = linear_cross_entropy(torch.ones(2, 5, 3), torch.zeros(4, 3), torch.zeros(2, 5, dtype=torch.long))
     >>> round(float(mean.value), 4), int(mean.count)

@@ -15,7 +15,7 @@ from surefoot.mean import Mean
 
 @dataclass(frozen=True)
 class MixedBatch:
-    """Images that show two samples each: `share` of the one labelled in `labels`, the rest of that in `others` (both B).
+    """Images that show two samples each: `share` of the image with the class in `labels`, the rest of that in `others` (both B).
 
     >>> import torch
     >>> MixedBatch(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]), torch.tensor([1, 0]), share=0.75).share
@@ -75,7 +75,7 @@ def mixup_cross_entropy(logits_BK: Tensor, mixture: MixedBatch, *, label_smoothi
 
 
 def refuse_mixing(*, mixup: float, cutmix: float) -> None:
-    """Raise `ConfigError` for what is no parameter of a Beta distribution."""
+    """Raise `ConfigError` for a number that is not a parameter of a Beta distribution."""
     for name, value in (("mixup", mixup), ("cutmix", cutmix)):
         if not 0 <= value < float("inf"):
             raise ConfigError(

@@ -53,9 +53,9 @@ def top_k_accuracy(outputs: Tensor, targets: Tensor, *, k: int = 1) -> Mean:
 class ClassificationReport:
     """Accuracy, top_5_accuracy (of more than five classes) and the confusion matrix of a whole split; for `Split(metrics=)`.
 
-    `classes`: their names, or how many there are. Outputs and targets are those of `accuracy`. "confusion" counts the samples
-    of each class (row) by the class with the largest output (column), and appears only in the records. Of equal outputs the
-    first is the largest. An output that is not a number is larger than any other, so it is never right.
+    `classes`: their names, or how many there are. Outputs and targets are those of `accuracy`. "confusion" counts the samples of
+    each class (row) by the class with the largest output (column), and appears only in the records. The first of equal outputs
+    counts as the largest. An output that is not a number is larger than any other, so it is never right.
 
     >>> report = ClassificationReport(["cat", "dog"])
     >>> report.whole(*report.per_batch(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])))

@@ -1,4 +1,4 @@
-"""What may be a metric of a split: a function of (outputs, targets), one of the whole split at once, or an object of torchmetrics."""
+"""Metrics of a split: a function of (outputs, targets), one of the whole split at once, or an object of torchmetrics."""
 
 import json
 import math
@@ -26,7 +26,7 @@ class WholeSplitMetric(Protocol):
     """A metric that is not a mean: computed from the outputs and targets of all batches together."""
 
     def per_batch(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
-        """What is collected of a batch."""
+        """The values collected from a batch."""
 
     def whole(self, outputs: Any, targets: Any) -> Any:
         """A value, or values by name, from everything that was collected, in the order of the split."""
@@ -75,7 +75,7 @@ def name_of(metric: Metric) -> str:
 
 
 def named_metrics(metrics: Any) -> list[tuple[str, Metric]]:
-    """The metrics of a `Split` with their names; `ConfigError` for what is not a metric."""
+    """The metrics of a `Split` with their names; `ConfigError` for an object that is not a metric."""
     if isinstance(metrics, Mapping) and not is_metric(metrics):
         named = list(metrics.items())
     else:
@@ -104,7 +104,7 @@ def is_metric(metric: Any) -> bool:
 
 
 def is_torchmetric(metric: Any) -> bool:
-    """Whether it is a Metric or a MetricCollection; nobody has one who has not imported torchmetrics."""
+    """Whether it is a Metric or a MetricCollection; without an import of torchmetrics it cannot be one."""
     torchmetrics = sys.modules.get("torchmetrics")
     return torchmetrics is not None and isinstance(metric, torchmetrics.Metric | torchmetrics.MetricCollection)
 
@@ -117,7 +117,7 @@ def torchmetrics_in(module: Any) -> list[Any]:
 
 
 def means_of(result: Any, name: str, *, prefixed: bool) -> dict[str, Mean]:
-    """What a metric function returned, by name; `ConfigError` if it is not counted means."""
+    """The result of a metric function, by name; `ConfigError` if it is not counted means."""
     means = by_name(result, name, prefixed=prefixed)
     for mean in means.values():
         if not isinstance(mean, Mean):
@@ -130,7 +130,7 @@ def means_of(result: Any, name: str, *, prefixed: bool) -> dict[str, Mean]:
 
 
 def by_name(result: Any, name: str, *, prefixed: bool) -> dict[str, Any]:
-    """What a metric returned as a dictionary: under its own names, `prefixed` by that of the metric if a user chose it.
+    """The result of a metric as a dictionary: under its own names, `prefixed` by that of the metric if a user chose it.
 
     >>> by_name(0.5, "f1", prefixed=True), by_name({"low": 0.5}, "f1", prefixed=True), by_name({"low": 0.5}, "f1", prefixed=False)
     ({'f1': 0.5}, {'f1_low': 0.5}, {'low': 0.5})
@@ -145,7 +145,7 @@ def by_name(result: Any, name: str, *, prefixed: bool) -> dict[str, Any]:
 
 
 def as_recorded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a metric returned, as it appears in the records; `ConfigError` for what cannot.
+    """The result of a metric as it appears in the records; `ConfigError` if it cannot appear there.
 
     >>> as_recorded({"f1": 1, "of_classes": [0.5, float("nan")]})
     {'f1': 1.0, 'of_classes': [0.5, None]}
@@ -164,7 +164,7 @@ def as_recorded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def join_batches(parts: Sequence[Any]) -> Any:
-    """What was collected of all batches as one: tensors and arrays end to end, lists joined, tuples and dictionaries by entry.
+    """The values of all batches as one: tensors and arrays end to end, lists joined, tuples and dictionaries by entry.
 
     >>> join_batches([(torch.tensor([1]), ["a"]), (torch.tensor([2, 3]), ["b", "c"])])
     (tensor([1, 2, 3]), ['a', 'b', 'c'])

@@ -35,8 +35,8 @@ class ChoiceBatch(NamedTuple):
 def multiple_choice_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[str, Mean]:
     """How often the right ending is the likeliest, in three ways to compare endings of different length.
 
-    `acc` compares summed log-likelihoods, which prefer short endings; `acc_norm` their means per token, as nanoGPT-style
-    repositories do (karpathy/build-nanogpt, hellaswag.py); `acc_per_byte` means per byte, whatever the tokenizer
+    `acc` compares summed log-likelihoods, which prefer short endings. `acc_norm` compares their means per token, as nanoGPT-style
+    repositories do (karpathy/build-nanogpt, hellaswag.py). `acc_per_byte` compares means per byte, whatever the tokenizer
     (lm-evaluation-harness, Gao et al., calls the mean per character `acc_norm`).
 
     outputs: the model's logits (R, T, V) of a batch of `sf.data.MultipleChoice`, or only those of the endings, (E, V).
@@ -58,7 +58,7 @@ def multiple_choice_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[st
 
 
 def continuation_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[str, Mean]:
-    """How often the right ending is what the model would write itself, as in LAMBADA (Paperno et al. 2016).
+    """How often the model would write the right ending itself, as in LAMBADA (Paperno et al. 2016).
 
     `acc`: every token of it is the likeliest at its position. `loss`: the nats of the whole ending, whose exponential is LAMBADA's
     perplexity; the other endings are not counted. Arguments as in `multiple_choice_accuracy`.

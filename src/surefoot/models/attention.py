@@ -1,6 +1,6 @@
 """Attention over earlier places or unpadded ones: the product itself, rotary positions, and a cache of keys and values.
 
-Shapes: B batch, T time (tokens), S time so far (with what a cache holds), H heads, D channels of a head.
+Shapes: B batch, T time (tokens), S time so far (cache included), H heads, D channels of a head.
 """
 
 from collections.abc import Iterator
@@ -23,15 +23,15 @@ _WRITTEN_OUT = 64  # places: with more, the kernel in float32 is faster (benchma
 def tiled_attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
     """Scaled dot-product attention of each place to those up to itself: Vaswani et al. 2017, section 3.2.1.
 
-    Queries are taken 64 at a time with the keys up to the last of them, so that of all pairs above the diagonal only those
-    inside a tile are computed. Weights are kept for the backward pass: T^2/2 numbers a head.
+    Queries are taken 64 at a time with the keys up to the last of them: above the diagonal only pairs inside a tile are computed.
+    Weights are kept for the backward pass: T^2/2 numbers a head.
     """
     return _Tiled.apply(q_BHTD, k_BHTD, v_BHTD, _PLACES.get())  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def in_one_tile() -> Iterator[None]:
-    """In this block all pairs of places are computed: as many operations as the definition has, for those who count them."""
+    """Compute all pairs of positions in this block: as many operations as the definition has, to count them."""
     before = _PLACES.set(1 << 62)
     try:
         yield
@@ -94,7 +94,7 @@ class Cache:
         self.earlier = torch.empty(size[1], 0, dtype=torch.long, device=device)  # the last tokens (B, few)
 
     def with_earlier(self, tokens_BT: Tensor, *, keep: int) -> Tensor:
-        """The tokens after the last `keep` of those before them, or what there is of them; then it keeps the last of all."""
+        """The new tokens after the last `keep` earlier ones, or all if fewer; then the last of all are kept."""
         if not keep:
             return tokens_BT
         tokens_BS = torch.cat([self.earlier, tokens_BT], dim=1)
@@ -125,9 +125,9 @@ class Cache:
 def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fraction: float) -> Tensor:
     """Scaled dot-product attention over the places up to each, in the type of `v_BHSD`. The queries are of the last T of S places.
 
-    On the CPU torch 2.13's backward pass in bfloat16 is 2 to 17 times slower than in float32 (heads of 32 or 64 channels, up
-    to 256 tokens). There bfloat16 is written out as products: of tiles, about twice as fast as float32 (benchmarks/kernels.py);
-    whole where weights are dropped and places few; and else computed in float32.
+    On the CPU torch 2.13's backward pass in bfloat16 is 2 to 17 times slower than in float32 (heads of 32 or 64 channels, up to 256
+    tokens). There bfloat16 is written out as products of tiles, about twice as fast as float32 (benchmarks/kernels.py). With
+    dropped weights it is one product for few positions, else computed in float32.
     """
     time, so_far, mask_TS = q_BHTD.shape[2], k_BHSD.shape[2], None
     causal = time == so_far

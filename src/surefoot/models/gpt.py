@@ -1,8 +1,8 @@
 """A decoder-only transformer in two families: `modern` (the default) and `gpt2`.
 
-modern: rotary positions, RMS norms, normalised queries and keys, no biases, squared ReLU or SwiGLU.
-gpt2: learned positions, layer norms, biases, GELU, a head that is the embedding (Radford et al. 2019, section 2.3).
-Shapes: B batch, T time (tokens), C channels (width), H heads, D channels of a head, V vocabulary.
+modern: rotary positions, RMS norms, normalized queries and keys, no biases, squared ReLU or SwiGLU. `gpt2`: learned positions,
+layer norms, biases, GELU, a head that is the embedding (Radford et al. 2019, section 2.3). Shapes: B batch, T time (tokens), C
+channels (width), H heads, D channels of a head, V vocabulary.
 """
 
 import math
@@ -56,14 +56,14 @@ class GPT(nn.Module):
     def forward(self, tokens_BT: Tensor, cache: Cache | None = None, *, loss: HeadLoss | None = None) -> Any:
         """Logits of the next token at every place; with a cache the tokens go on from those that it holds.
 
-        With `loss`, what that makes of hidden states and the head's matrix: a loss need not hold all logits at once, and
-        everything still goes through `forward`, which wrappers of a model wrap.
+        With `loss`, its result for hidden states and the head's matrix: a loss need not hold all logits at once. Everything still
+        goes through `forward`, which wrappers of a model wrap.
         """
         hidden_BTC = self.hidden(tokens_BT, cache)
         return self.head(hidden_BTC) if loss is None else loss(hidden_BTC, self.head.weight)
 
     def hidden(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
-        """What the head turns into logits, (B, T, C)."""
+        """The inputs of the head, (B, T, C)."""
         before = 0 if cache is None else cache.length
         end = before + tokens_BT.shape[1]
         check_context(end, self.shape.context)
@@ -117,7 +117,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def _initialise_gpt2(self) -> None:
-        """Deviation 0.02, biases 0; what writes into the residual stream is smaller by the root of their number: Radford et al. 2019."""
+        """Deviation 0.02, biases 0; output layers of residual branches smaller by the root of their number: Radford et al. 2019."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)

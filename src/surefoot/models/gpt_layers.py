@@ -145,7 +145,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention; in the modern family with normalised queries and keys and rotary positions."""
+    """Causal self-attention; in the modern family with normalized queries and keys and rotary positions."""
 
     def __init__(self, shape: GPTConfig, layer: int = 0) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Attention(nn.Module):
     def forward(
         self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None
     ) -> Tensor:
-        """What each place gathers from itself and the places before it."""
+        """The values that each position gathers from itself and those before it."""
         batch, time, width = x_BTC.shape
         parts_BTHD = self.qkv(x_BTC).view(batch, time, 3 * self.heads, width // self.heads)
         if rotation is None:

@@ -25,12 +25,12 @@ def check_shape(*claims: tuple[bool, str]) -> None:
 
 
 def rotary_problem(width: int, heads: int) -> str:
-    """What is wrong with a width that the heads cannot share."""
+    """The problem with a width that the heads cannot share."""
     return f"width = {width} must be a multiple of 2 x heads = {2 * heads}: rotary positions turn pairs of channels"
 
 
 def relu2(x: Tensor) -> Tensor:
-    """The square of what is above 0: So et al. 2021, section 4.2 (https://arxiv.org/abs/2109.08668).
+    """The square of positive values, else 0: So et al. 2021, section 4.2 (https://arxiv.org/abs/2109.08668).
 
     In the type of `x`: autocast would raise a power in float32.
 
@@ -61,8 +61,8 @@ _STEPS = 1 << 16  # a unit's coin is a number of 16 bits, so fractions are kept 
 class Dropout(nn.Module):
     """Zero a fraction of units while training, and scale the others by 1/(1 - fraction): Srivastava et al. 2014, section 4.
 
-    On the CPU four units' coins come from one draw of 64 bits of torch's generator, two to three times as fast as
-    `nn.Dropout`, which elsewhere and in compiled code is what this is.
+    On the CPU, one draw of 64 bits of torch's generator decides about four units, 2 to 3 times as fast as `nn.Dropout`. Elsewhere,
+    and in compiled code, it is `nn.Dropout`.
 
     >>> Dropout(0.5).eval()(torch.ones(3)).tolist()
     [1.0, 1.0, 1.0]
@@ -199,8 +199,8 @@ def waves(context: int, width: int) -> Tensor:
 def channels_side_by_side(images_BCHW: Tensor) -> Tensor:
     """The same images in torch's `channels_last`; convolutions then keep to that layout.
 
-    Of a single channel torch sees both layouts as one, leaves the strides as they are, and goes on in the other one, in which
-    pooling is several times slower on a CPU (torch 2.13): the strides are set here.
+    For a single channel torch sees both layouts as one and leaves the strides. It then continues in the other layout, where pooling
+    is several times slower on a CPU (torch 2.13). So the strides are set here.
 
     >>> channels_side_by_side(torch.zeros(2, 1, 4, 5)).stride()
     (20, 1, 5, 1)

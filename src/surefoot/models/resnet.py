@@ -21,7 +21,7 @@ _EXPANSION = 4  # a bottleneck's last convolution has so many times its width
 class ResNet(nn.Module):
     """Images (B, C, H, W) to logits (B, K).
 
-    stem: "imagenet" divides height and width by 4 at once (7 x 7 convolution, pooling); "cifar" keeps them (3 x 3), for images of
+    stem: "imagenet" divides height and width by 4 at once (7 x 7 convolution, pooling). "cifar" keeps them (3 x 3), for images of
     about 32 pixels. `zero_init_residual` starts every block as identity (Goyal et al. 2017, section 5.1:
     https://arxiv.org/abs/1706.02677). `channels_last` puts the channels of a pixel side by side, which only changes the rounding.
 
@@ -73,7 +73,7 @@ class ResNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Convolutions beside the identity: two of 3 x 3, or in a bottleneck 1 x 1 down to `width`, 3 x 3, and 1 x 1 up again."""
+    """Convolutions beside the identity: two of 3 x 3, or a bottleneck of 1 x 1 down to `width`, 3 x 3, and 1 x 1 up."""
 
     def __init__(self, before: int, width: int, *, stride: int, bottleneck: bool) -> None:
         super().__init__()

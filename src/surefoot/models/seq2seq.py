@@ -1,4 +1,4 @@
-"""An encoder-decoder transformer, and what it keeps while its target grows token by token.
+"""An encoder-decoder transformer, and its cache while the target grows token by token.
 
 Shapes: B sources, K hypotheses each, S source time, T target time, C width, H heads, D channels of a head, V vocabulary.
 """
@@ -63,8 +63,8 @@ class Seq2Seq(nn.Module):
     def forward(self, source_BS: Tensor, target_BT: Tensor, *, loss: HeadLoss | None = None) -> Any:
         """Logits of the token after each place of the target.
 
-        With `loss`, what that makes of hidden states and the head's matrix: much of a small model's time goes into its head,
-        and a loss need not compute it where rows are filled up.
+        With `loss`, its result for hidden states and the head's matrix. Much of a small model's time goes into its head, and a loss
+        need not compute it for padding.
         """
         memory_BSC, mask_B11S = self.encoded(source_BS)
         x_BTC = self.dropout(self.embedded(target_BT))
@@ -75,7 +75,7 @@ class Seq2Seq(nn.Module):
         return self.head(hidden_BTC) if loss is None else loss(hidden_BTC, self.head.weight)
 
     def encoded(self, source_BS: Tensor) -> tuple[Tensor, Tensor]:
-        """What the encoder makes of the source (B, S, C), and where that has a meaning: (B, 1, 1, S), false at padding."""
+        """The encoder's output for the source (B, S, C), and the mask of real tokens: (B, 1, 1, S), false at padding."""
         mask_B11S = (source_BS != PADDING)[:, None, None]
         x_BSC = self.source_embedding(source_BS) * math.sqrt(self.shape.width)
         if self.source_positions is not None:
@@ -87,7 +87,7 @@ class Seq2Seq(nn.Module):
         return self.encoder_norm(x_BSC), mask_B11S
 
     def embedded(self, target_BT: Tensor, *, first: int = 0) -> Tensor:
-        """Target tokens with their positions, from place `first` on; rotary ones are told in `rotation`."""
+        """Target tokens with their positions, from `first` on; rotary ones stand in `rotation`."""
         x_BTC: Tensor = self.embedding(target_BT) * math.sqrt(self.shape.width)
         if self.target_positions is not None:
             x_BTC = x_BTC + self.target_positions(first, first + target_BT.shape[1])

@@ -1,4 +1,4 @@
-"""The blocks of an encoder-decoder transformer and what they are made of: attention, sums with layer norms, MLPs.
+"""The blocks of an encoder-decoder transformer and their parts: attention, sums with layer norms, MLPs.
 
 Shapes: B batch, S time of the source, T time of the target, C channels (width), H heads, D channels of a head.
 """
@@ -16,7 +16,7 @@ from surefoot.models.layers import Dropout, RMSNorm, check_shape, relu2, rotary_
 
 @dataclass(frozen=True)
 class Seq2SeqConfig:
-    """The size of an encoder-decoder and what it is made of. `width` is a multiple of the `heads`.
+    """The sizes and parts of an encoder-decoder. `width` is a multiple of the `heads`.
 
     norm_placement: where the norms stand: "pre", before each part, which trains without a long warm-up (Xiong et al. 2020,
     section 4: https://arxiv.org/abs/2002.04745), or "post", after it, as in Vaswani et al. 2017, section 3.1
@@ -26,10 +26,10 @@ class Seq2SeqConfig:
     positions: "sinusoidal" (section 3.5 of Vaswani et al.), "learned", or "rotary": each side's attention to itself turns its
     queries and keys (Su et al. 2021, section 3.2.2: https://arxiv.org/abs/2104.09864).
 
-    activation: "relu2" is the square of ReLU (So et al. 2021, section 4.2: https://arxiv.org/abs/2109.08668). qk_norm:
-    RMS norms of each head's queries and keys (Henry et al. 2020, section 3: https://arxiv.org/abs/2010.04245). zero_init_residual:
-    what writes into the residual stream starts at zero, so that each block starts as identity (Goyal et al. 2017, section
-    5.1: https://arxiv.org/abs/1706.02677); for norm_placement "pre".
+    activation: "relu2" is the square of ReLU (So et al. 2021, section 4.2: https://arxiv.org/abs/2109.08668). qk_norm: RMS norms of
+    each head's queries and keys (Henry et al. 2020, section 3: https://arxiv.org/abs/2010.04245). zero_init_residual: layers that
+    write into the residual stream start at zero, so that each block starts as identity (Goyal et al. 2017, section 5.1:
+    https://arxiv.org/abs/1706.02677); for norm_placement "pre".
 
     >>> Seq2SeqConfig(encoder_layers=3, decoder_layers=3, heads=4, width=256, mlp_width=1024, vocab_size=8000).parameters
     7578624
@@ -138,7 +138,7 @@ class DecoderBlock(nn.Module):
 
 
 class Sum(nn.Module):
-    """What goes through plus what a part makes of it, with a norm before that part or after the sum."""
+    """The input plus a part's output, with a norm before that part or after the sum."""
 
     def __init__(self, shape: Seq2SeqConfig) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class SelfAttention(nn.Module):
         rotation: Rotation | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """What each place gathers: from the places where the mask is true, without one from itself and those before it.
+        """The values that each position gathers from positions with a true mask; without a mask, from itself and those before it.
 
         With a cache `x_BTC` is one more place of each of T hypotheses, the places before it in the cache (of B x T rows).
         """
@@ -201,12 +201,12 @@ class CrossAttention(nn.Module):
         self.out = nn.Linear(shape.width, shape.width)
 
     def keys_values(self, memory_BSC: Tensor) -> KeysValues:
-        """The same for all that is said about the source."""
+        """The same with the keys and values of the source."""
         k_BSC, v_BSC = self.key_value(memory_BSC).chunk(2, dim=-1)
         return _normed(_by_head(k_BSC, self.heads), self.key_norm), _by_head(v_BSC, self.heads)
 
     def forward(self, x_BTC: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, mask_B11S: Tensor) -> Tensor:
-        """What each place of the target gathers from the source's places where the mask is true."""
+        """The values that each target position gathers from source positions with a true mask."""
         q_BHTD = _normed(_by_head(self.query(x_BTC), self.heads), self.query_norm)
         drop_fraction = self.drop_fraction if self.training else 0.0
         y_BHTD = masked_attention(q_BHTD, k_BHSD, v_BHSD, mask=mask_B11S, drop_fraction=drop_fraction)

@@ -51,7 +51,7 @@ class SimpleCNN(nn.Module):
 
 
 class Block(nn.Module):
-    """Convolution, halving, norm, ReLU, convolution, norm, ReLU; halved before the norm, which then has a quarter of the work."""
+    """Convolution, halving, norm, ReLU, convolution, norm, ReLU; halved before the norm, which then has 25% of the work."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Optimizers: which ones there are, what decays, how a bad step is skipped, and averaged weights."""
+"""Optimizers, parameter groups, weight decay, skipped steps, clipping, and averaged weights."""
 
 import lazy_loader
 

@@ -27,7 +27,7 @@ class _GroupState:
         return len(self.parameters) == len(parameters) and last is self.steps[-1]
 
     def take(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
-        """Take the state of all parameters with a gradient, and make it where there is none, as torch's AdamW does."""
+        """Take the state of all parameters with a gradient, and create missing state as torch's AdamW does."""
         self.parameters = [parameter for parameter in parameters if parameter.grad is not None]
         for parameter in self.parameters:
             if not optimizer.state[parameter]:
@@ -46,29 +46,29 @@ class _GroupState:
 class StraightToKernel:
     """A way to step or skip: the kernel reads `found_inf` itself, and the step counters move on by 1 - found_inf."""
 
-    held: list[_GroupState] = field(default_factory=list)
+    states: list[_GroupState] = field(default_factory=list)
     description: str = "inside the fused AdamW kernel"
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
         """Step where `found_inf` (float32, on the device) is 0; where it is 1, change no bit of parameters or state."""
         with torch.no_grad():
             moved_on = torch.rsub(found_inf, 1.0)
-            for place in range(len(optimizer.param_groups)):
-                self.apply_to(optimizer, place, found_inf, moved_on)
+            for index in range(len(optimizer.param_groups)):
+                self.apply_to(optimizer, index, found_inf, moved_on)
 
-    def apply_to(self, optimizer: Optimizer, place: int, found_inf: Tensor, moved_on: Tensor) -> None:
+    def apply_to(self, optimizer: Optimizer, index: int, found_inf: Tensor, moved_on: Tensor) -> None:
         """The same for one group of parameters; `moved_on` is 1 - found_inf."""
-        if len(self.held) != len(optimizer.param_groups):
-            self.held = [_GroupState() for _ in optimizer.param_groups]
-        group, held = optimizer.param_groups[place], self.held[place]
+        if len(self.states) != len(optimizer.param_groups):
+            self.states = [_GroupState() for _ in optimizer.param_groups]
+        group, state = optimizer.param_groups[index], self.states[index]
         gradients = [parameter.grad for parameter in group["params"]]
-        if any(gradient is None for gradient in gradients) or not held.is_of(optimizer, group["params"]):
-            held.take(optimizer, group["params"])
-            gradients = [parameter.grad for parameter in held.parameters]
+        if any(gradient is None for gradient in gradients) or not state.is_of(optimizer, group["params"]):
+            state.take(optimizer, group["params"])
+            gradients = [parameter.grad for parameter in state.parameters]
         if not gradients:
             return
-        torch._foreach_add_(held.steps, [moved_on] * len(held.steps))
-        adamw_kernel(group, held.parameters, gradients, held.means, held.squares, held.steps, found_inf=found_inf)
+        torch._foreach_add_(state.steps, [moved_on] * len(state.steps))
+        adamw_kernel(group, state.parameters, gradients, state.means, state.squares, state.steps, found_inf=found_inf)
 
 
 def adamw_kernel(

@@ -1,4 +1,4 @@
-"""From what a user specifies to the optimizer, over groups of parameters, with all that its updates need."""
+"""From a user's specification to the optimizer, over groups of parameters, with all that its updates need."""
 
 import inspect
 import sys
@@ -18,7 +18,7 @@ from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, first_line, line_of_user
 from surefoot.optim.adamw_fused import StraightToKernel
 from surefoot.optim.clipping import Clip, Clipping, clipping_of, present
-from surefoot.optim.ema import Twin
+from surefoot.optim.ema import ModelCopy
 from surefoot.optim.flat_parameters import FlatAdamW, none_shared, worth_it
 from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
 from surefoot.optim.optimizers import OptimizerSpec
@@ -30,7 +30,7 @@ Built = Callable[[list[dict[str, Any]]], Optimizer]
 
 @dataclass
 class RunOptimizer:
-    """An optimizer with what its updates need."""
+    """An optimizer with all that its updates need."""
 
     optimizer: Optimizer
     parameters: list[nn.Parameter]
@@ -74,23 +74,23 @@ def refuse_without_momentum(optimizers: Iterable[RunOptimizer]) -> None:
 
 
 @dataclass(frozen=True)
-class Decided:
+class TrainingPlan:
     """How one model's parameters are trained, decided by modules and names while the model holds whole parameters."""
 
     spec: OptimizerSpec | Built
     factors: dict[str, float]  # on the rate, of every parameter by name
     groups: list[Group]
-    limited: list[nn.Parameter]
-    twin: Twin | None  # for averages of its weights
+    clipped: list[nn.Parameter]
+    model_copy: ModelCopy | None  # for averages of its weights
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.groups for parameter in group.parameters]
 
-    def on(self, held: Mapping[nn.Parameter, nn.Parameter], twin: Twin | None) -> Self:
-        """The same of what this rank holds of each parameter, and of a twin of that."""
-        groups = [replace(group, parameters=[held[each] for each in group.parameters]) for group in self.groups]
-        return replace(self, groups=groups, limited=[held[each] for each in self.limited], twin=twin)
+    def on(self, own_part: Mapping[nn.Parameter, nn.Parameter], model_copy: ModelCopy | None) -> Self:
+        """The same plan for the part of each parameter that this rank holds, and for a copy of that part."""
+        groups = [replace(group, parameters=[own_part[each] for each in group.parameters]) for group in self.groups]
+        return replace(self, groups=groups, clipped=[own_part[each] for each in self.clipped], model_copy=model_copy)
 
 
 def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
@@ -115,40 +115,38 @@ def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
         raise ConfigError(f"optimizer.name = {spec.name!r} cannot train complex parameters: use adamw, adam or sgd")
     if kind.build is not None:
         return kind.build(groups, spec.lr, spec.settings)
-    return kind.made(with_rates(groups, spec.lr), lr=spec.lr, **spec.settings)
+    return kind.cls(with_rates(groups, spec.lr), lr=spec.lr, **spec.settings)
 
 
-def limited(clip: Clip, model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+def clipped_parameters(clip: Clip, model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     """Which of a model's trained parameters the way that `clip` names limits: all, but "adaptive" spares the final layer."""
     spared = own_parameters(final_layer(model)) if clip[0] == "adaptive" else set()
-    found = [parameter for parameter in parameters if parameter not in spared]
-    if not found:
+    clipped = [parameter for parameter in parameters if parameter not in spared]
+    if not clipped:
         raise ConfigError(
             f"clip = 'adaptive {clip[1]:g}' spares the final layer, and {type(model).__name__} trains no other\n"
             "  try: clip 'norm 1.0'"
         )
-    return found
+    return clipped
 
 
-def trained_by(
-    decision: Decided, models: Mapping[str, nn.Module], *, clip: Clip, world: World, before: RunOptimizer | None
+def run_optimizer(
+    plan: TrainingPlan, models: Mapping[str, nn.Module], *, clip: Clip, world: World, before: RunOptimizer | None
 ) -> RunOptimizer:
-    """An optimizer with what its updates need; what was trained `before` goes on with its state, bit for bit."""
-    spec, parameters = decision.spec, decision.parameters
+    """An optimizer with all that its updates need; parameters of `before` keep their state, bit for bit."""
+    spec, parameters = plan.spec, plan.parameters
     with without_compiler():
         optimizer = (
-            build_optimizer(spec, decision.groups)
-            if isinstance(spec, OptimizerSpec)
-            else _from_factory(spec, decision.groups)
+            build_optimizer(spec, plan.groups) if isinstance(spec, OptimizerSpec) else _from_factory(spec, plan.groups)
         )
     if holders(parameters) is not None:
         refuse_shards(kind_of(optimizer), name=type(optimizer).__name__)
     for group in optimizer.param_groups:
         group["initial_lr"] = float(group["lr"])
-    clipping, device = clipping_of(clip, decision.limited), parameters[0].device
+    clipping, device = clipping_of(clip, plan.clipped), parameters[0].device
     latch = torch.zeros((), device=device)
     if before is not None:
-        carry_over(before.optimizer, optimizer, of=set(parameters))
+        carry_over(before.optimizer, optimizer, parameters=set(parameters))
         clipping.remembered, latch = before.clipping.remembered, before.bad_in_a_row
     skip = skipping(optimizer, device)
     gradients: Callable[[], list[Tensor]] = partial(present, parameters)
@@ -162,7 +160,7 @@ def trained_by(
 
 
 def _from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
-    """What a factory of the user's makes; `ConfigError` if torch refuses its settings."""
+    """The optimizer that a user's factory makes; `ConfigError` if torch refuses its settings."""
     try:
         return factory([{"params": group.parameters} for group in groups])
     except (ValueError, TypeError, IndexError) as problem:
@@ -176,20 +174,20 @@ def _from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
         ) from None
 
 
-def carry_over(before: Optimizer, after: Optimizer, *, of: set[nn.Parameter]) -> None:
-    """Give an optimizer that was built again, `of` these parameters, the state, hooks and groups' numbers of the one before.
+def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parameter]) -> None:
+    """Give an optimizer that was built again the state, hooks and group settings of the one before, for `parameters`.
 
     A group takes the numbers of the one that its parameters were in. A new parameter has no state yet, as after torch's
     `add_param_group`.
     """
-    homes = {
-        each: {key: held for key, held in group.items() if key != "params"}
+    numbers_of = {
+        each: {key: number for key, number in group.items() if key != "params"}
         for group in before.param_groups
         for each in group["params"]
-        if each in of
+        if each in parameters
     }
-    groups = [[homes[each] for each in group["params"] if each in homes] for group in after.param_groups]
-    if sum(map(len, groups)) < len(homes) or any(own != numbers[0] for numbers in groups for own in numbers):
+    groups = [[numbers_of[each] for each in group["params"] if each in numbers_of] for group in after.param_groups]
+    if sum(map(len, groups)) < len(numbers_of) or any(own != numbers[0] for numbers in groups for own in numbers):
         raise ConfigError(
             f"the function that builds {type(after).__name__} puts parameters that were trained before into other groups, or none\n"
             "  it is called again where parameters are unfrozen on the way, and their state could not be carried over\n"
@@ -206,8 +204,8 @@ def carry_over(before: Optimizer, after: Optimizer, *, of: set[nn.Parameter]) ->
 def without_compiler() -> Iterator[None]:
     """Make optimizers in this block without importing `torch._dynamo`.
 
-    That import takes a second or two (decision 0037). torch wraps `Optimizer.add_param_group`, which every optimizer calls when it
-    is made, so that code being compiled leaves it out, and the wrapper imports the compiler. In this block the method is bare.
+    That import takes a second or two (decision 0037). torch wraps `Optimizer.add_param_group` so that compiled code leaves it out.
+    Every new optimizer calls it, and the wrapper imports the compiler. In this block the method is bare.
     """
     wrapped = Optimizer.add_param_group
     if "torch._dynamo" not in sys.modules:

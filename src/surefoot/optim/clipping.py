@@ -29,8 +29,8 @@ class Clipping(Protocol):
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor | None:
         """Multiply all gradients by `factor` (1.0 or a tensor) and limit them; how much of them was limited, 0 to 1.
 
-        `norm` is that of the gradients after `factor`. If `skipped` (0.0 or 1.0, on the device) is 1 they will not be used, and what
-        is remembered stays as it was. None if there is no limit.
+        `norm` is that of the gradients after `factor`. If `skipped` (0.0 or 1.0, on the device) is 1 they will not be used, and
+        `remembered` does not change. Without a limit: None.
         """
 
 
@@ -66,39 +66,39 @@ class Unlimited:
 
 
 class ByNorm:
-    """Times min(1, most / (norm + 1e-6)), as `torch.nn.utils.clip_grad_norm_` does.
+    """Times min(1, max_norm / (norm + 1e-6)), as `torch.nn.utils.clip_grad_norm_` does.
 
     Pascanu et al. 2013, section 3.2: https://arxiv.org/abs/1211.5063. Its constants are tensors: torch takes twice as long to
     add a number to one as to add two of them.
     """
 
-    def __init__(self, most: float, *, dtype: torch.dtype, device: torch.device) -> None:
-        self._most, self._tiny, self._one = torch.tensor([most, 1e-6, 1.0], dtype=dtype, device=device).unbind()
-        self._most_here = np.float32(most)
+    def __init__(self, max_norm: float, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._max_norm, self._tiny, self._one = torch.tensor([max_norm, 1e-6, 1.0], dtype=dtype, device=device).unbind()
+        self._max_norm_on_host = np.float32(max_norm)
         self._limited, self._not_limited = torch.tensor([True, False], device=device).unbind()
         self.remembered: dict[str, Tensor] = {}
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:  # noqa: ARG002
-        """Whether the norm was above `most`, in one pass over the gradients; in none where the CPU can tell that it was not."""
-        if norm.is_cpu and norm.dtype == self._most.dtype == torch.float32 and isinstance(factor, float):
+        """Whether the norm was above `max_norm`. One pass over the gradients; none if the CPU can tell that it was not."""
+        if norm.is_cpu and norm.dtype == self._max_norm.dtype == torch.float32 and isinstance(factor, float):
             return self._apply_on_cpu(gradients, np.float32(read_on_cpu(norm)))
-        limit = torch.minimum(torch.div(self._most, torch.add(norm, self._tiny)), self._one)
+        limit = torch.minimum(torch.div(self._max_norm, torch.add(norm, self._tiny)), self._one)
         _multiply(gradients, limit if isinstance(factor, float) else limit * factor)
         return torch.lt(limit, self._one)
 
     def _apply_on_cpu(self, gradients: list[Tensor], norm: np.float32) -> Tensor:
         """The same arithmetic on the host, to the same bits; the update of a norm that is NaN is not applied."""
-        if not norm + _TINY > self._most_here:
+        if not norm + _TINY > self._max_norm_on_host:
             return self._not_limited
-        torch._foreach_mul_(gradients, float(self._most_here / (norm + _TINY)))
+        torch._foreach_mul_(gradients, float(self._max_norm_on_host / (norm + _TINY)))
         return self._limited
 
 
 @dataclass
 class ByValue:
-    """Every number into -most ... most, as `torch.nn.utils.clip_grad_value_` does."""
+    """Every number into -limit ... limit, as `torch.nn.utils.clip_grad_value_` does."""
 
-    most: float
+    limit: float
     group: dist.ProcessGroup | None = None  # the ranks that hold the gradients together
     remembered: dict[str, Tensor] = field(default_factory=dict)
 
@@ -107,36 +107,36 @@ class ByValue:
         if not gradients:
             return torch.zeros_like(skipped)
         _multiply(gradients, factor)
-        beyond = torch.stack([torch.count_nonzero(size > self.most) for size in torch._foreach_abs(gradients)]).sum()
-        torch._foreach_clamp_min_(gradients, -self.most)
-        torch._foreach_clamp_max_(gradients, self.most)
+        beyond = torch.stack([torch.count_nonzero(size > self.limit) for size in torch._foreach_abs(gradients)]).sum()
+        torch._foreach_clamp_min_(gradients, -self.limit)
+        torch._foreach_clamp_max_(gradients, self.limit)
         return _fraction(beyond, sum(gradient.numel() for gradient in gradients), self.group)
 
 
 @dataclass
 class Adaptive:
-    """The gradient of every unit to at most `most` times the norm of its weights: G <- G * min(1, most * max(|W|, 1e-3) / |G|).
+    """The gradient of every unit to at most `max_ratio` times the norm of its weights: G <- G * min(1, max_ratio * max(|W|, 1e-3) / |G|).
 
     Brock et al. 2021, section 4.1 and equation 3 (https://arxiv.org/abs/2102.06171). A unit is a row of a matrix, an output channel
-    of a convolution; a vector is one unit, as in the authors' code. `limited` are all parameters but those of the final layer.
+    of a convolution; a vector is one unit, as in the authors' code. `clipped` are all parameters but those of the final layer.
     """
 
-    most: float
-    limited: list[nn.Parameter]
+    max_ratio: float
+    clipped: list[nn.Parameter]
     remembered: dict[str, Tensor] = field(default_factory=dict)
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:
         """The fraction of units that were above their limit; several ranks measure a vector together if each holds a part."""
         _multiply(gradients, factor)
-        held = [(parameter.detach(), parameter.grad) for parameter in self.limited if parameter.grad is not None]
-        if not held:
+        pairs = [(parameter.detach(), parameter.grad) for parameter in self.clipped if parameter.grad is not None]
+        if not pairs:
             return torch.zeros_like(skipped)
-        group = holders(self.limited)
-        norms = _norms_of_units([*(weight for weight, _ in held), *(gradient for _, gradient in held)], group)
-        limits = torch._foreach_div(torch._foreach_clamp_min(norms[: len(held)], _LEAST_NORM), norms[len(held) :])
-        torch._foreach_mul_(limits, self.most)
+        group = holders(self.clipped)
+        norms = _norms_of_units([*(weight for weight, _ in pairs), *(gradient for _, gradient in pairs)], group)
+        limits = torch._foreach_div(torch._foreach_clamp_min(norms[: len(pairs)], _LEAST_NORM), norms[len(pairs) :])
+        torch._foreach_mul_(limits, self.max_ratio)
         torch._foreach_clamp_max_(limits, 1.0)  # a gradient of 0 has an infinite one
-        torch._foreach_mul_([gradient for _, gradient in held], limits)
+        torch._foreach_mul_([gradient for _, gradient in pairs], limits)
         if group is None:
             return torch.lt(torch.cat([limit.flatten() for limit in limits]), 1.0).float().mean()
         # a vector's is the same on every rank
@@ -153,10 +153,10 @@ class ByRecentNorms:
     """
 
     def __init__(self, quantile: float, *, dtype: torch.dtype, device: torch.device) -> None:
-        places = [max(number - 1, 0) * quantile for number in range(RECENT + 1)]  # among so many norms in order
-        self._lower = torch.tensor([math.floor(place) for place in places], device=device)
-        self._upper = torch.tensor([math.ceil(place) for place in places], device=device)
-        self._between = torch.tensor([place % 1.0 for place in places], dtype=dtype, device=device)
+        positions = [max(number - 1, 0) * quantile for number in range(RECENT + 1)]  # among so many norms in order
+        self._lower = torch.tensor([math.floor(position) for position in positions], device=device)
+        self._upper = torch.tensor([math.ceil(position) for position in positions], device=device)
+        self._between = torch.tensor([position % 1.0 for position in positions], dtype=dtype, device=device)
         self._all = torch.arange(RECENT, device=device)
         self.remembered = {
             # infinite: not there yet, and last in order
@@ -165,7 +165,7 @@ class ByRecentNorms:
         }
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:
-        """Whether the norm was above the quantile. Of no gradients there is none, and nothing to remember."""
+        """Whether the norm was above the quantile. Without gradients, nothing is limited or remembered."""
         if not gradients:
             return torch.zeros_like(skipped)
         applied, entered = torch.eq(skipped, 0), self.remembered["entered"]
@@ -174,9 +174,9 @@ class ByRecentNorms:
         self.remembered["entered"] = entered = entered + applied
         ordered, number = norms.sort().values, entered.clamp(max=RECENT)
         lower, upper = ordered.take(self._lower.take(number)), ordered.take(self._upper.take(number))
-        most = torch.lerp(lower, upper, self._between.take(number))
-        above = torch.gt(norm, most)
-        limit = torch.where(above, most / norm, 1.0)
+        max_norm = torch.lerp(lower, upper, self._between.take(number))
+        above = torch.gt(norm, max_norm)
+        limit = torch.where(above, max_norm / norm, 1.0)
         _multiply(gradients, limit if isinstance(factor, float) else limit * factor)
         return above
 
@@ -216,24 +216,24 @@ def _multiply(gradients: list[Tensor], factor: Tensor | float) -> None:
         torch._foreach_mul_(gradients, factor)
 
 
-def _fraction(found: Tensor, among: int, group: dist.ProcessGroup | None) -> Tensor:
+def _fraction(count: Tensor, total: int, group: dist.ProcessGroup | None) -> Tensor:
     """How many of how many, over all ranks of a group; collective."""
     if group is None:
-        return found / among
-    wide = torch.zeros((), dtype=torch.float64, device=found.device)
-    both = add_up(torch.stack([wide + found, wide + among]), group)
-    return (both[0] / both[1].clamp_(min=1)).float()
+        return count / total
+    wide = torch.zeros((), dtype=torch.float64, device=count.device)
+    sums = add_up(torch.stack([wide + count, wide + total]), group)
+    return (sums[0] / sums[1].clamp_(min=1)).float()
 
 
 def _norms_of_units(tensors: list[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
     """`_norm_of_units` of each; where ranks hold parts, that of a vector is the root of the sum of all their squares. Collective."""
     norms = [_norm_of_units(values) for values in tensors]
-    vectors = [place for place, norm in enumerate(norms) if norm.ndim == 0]
+    vectors = [index for index, norm in enumerate(norms) if norm.ndim == 0]
     if group is None or not vectors:
         return norms
-    squares = add_up(torch.stack([norms[place] for place in vectors]).to(torch.float64).square_(), group)
-    for place, whole in zip(vectors, squares.sqrt_().unbind(), strict=True):
-        norms[place] = whole.to(norms[place].dtype)
+    squares = add_up(torch.stack([norms[index] for index in vectors]).to(torch.float64).square_(), group)
+    for index, norm_of_all in zip(vectors, squares.sqrt_().unbind(), strict=True):
+        norms[index] = norm_of_all.to(norms[index].dtype)
     return norms
 
 

@@ -1,8 +1,8 @@
 """AdamW of a small model on one tensor instead of one for each parameter: one call of the kernel, a private choice of layout.
 
 Parameters become views of one tensor and stay the same objects, of the same shapes, saved by name; so does their state. Gradients
-are copied together after backward, so an absent one is still seen (such a parameter must neither decay nor coast): from then on
-its group is updated parameter by parameter. So is a group with a parameter that lies elsewhere (`parameter.data = ...`).
+are copied together after backward, so a missing one is noticed: such a parameter must neither decay nor coast. From then on its
+group is updated parameter by parameter. So is a group with a parameter that lies elsewhere (`parameter.data = ...`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from surefoot.optim.adamw_fused import StraightToKernel, adamw_kernel
 from surefoot.optim.clipping import present
 from surefoot.optim.in_place import read_on_cpu
 
-_MOST = 1 << 20  # numbers of one group: beyond, copying the gradients costs more than the calls do
+_MAX_NUMBERS = 1 << 20  # numbers of one group: beyond, copying the gradients costs more than the calls do
 _ALIGNED = 16  # numbers of 4 bytes: 64 bytes, to which torch's allocator aligns
 APART = "updated_apart"  # in a group of parameters, and so in a checkpoint
 
@@ -35,23 +35,23 @@ class FlatGroup:
     steps: Tensor
 
     def __post_init__(self) -> None:
-        self.places = [place.data_ptr() for place in parts(self.weights, self.parameters)]
+        self.addresses = [piece.data_ptr() for piece in parts(self.weights, self.parameters)]
         self.pieces = parts(self.gradients, self.parameters)
         self.counters = list(self.steps.unbind())
 
-    def held(self) -> list[Tensor] | None:
+    def present_gradients(self) -> list[Tensor] | None:
         """The gradients; None where one is absent, or a parameter no longer lies here."""
-        held = present(self.parameters)
-        if len(held) < len(self.parameters):
+        gradients = present(self.parameters)
+        if len(gradients) < len(self.parameters):
             return None
-        return held if [parameter.data_ptr() for parameter in self.parameters] == self.places else None
+        return gradients if [parameter.data_ptr() for parameter in self.parameters] == self.addresses else None
 
     def is_of(self, optimizer: Optimizer) -> bool:
         """True where these are the state's tensors: a loaded checkpoint puts others there."""
         return optimizer.state.get(self.parameters[-1], {}).get("step") is self.counters[-1]
 
     def take_over(self, optimizer: Optimizer) -> bool:
-        """Move the state that is there into this layout, zeros where there is none; False where it does not fit in."""
+        """Move existing state into this layout, with zeros for missing state; False if it does not fit in."""
         states = [optimizer.state.get(parameter, {}) for parameter in self.parameters]
         if len({read_on_cpu(state["step"]) if state else None for state in states}) > 1:
             return False  # some parameters have made fewer steps than others: one counter would be wrong
@@ -59,8 +59,8 @@ class FlatGroup:
         for parameter, state, counter, mean, square in zip(
             self.parameters, states, self.counters, means, squares, strict=True
         ):
-            for place, key in ((counter, "step"), (mean, "exp_avg"), (square, "exp_avg_sq")):
-                place.copy_(state[key] if state else torch.zeros(()))
+            for piece, key in ((counter, "step"), (mean, "exp_avg"), (square, "exp_avg_sq")):
+                piece.copy_(state[key] if state else torch.zeros(()))
             optimizer.state[parameter] = {"step": counter, "exp_avg": mean, "exp_avg_sq": square}
         return True
 
@@ -70,32 +70,32 @@ class FlatAdamW:
 
     description = "inside the fused AdamW kernel"
 
-    def __init__(self, optimizer: Optimizer, apart: StraightToKernel) -> None:
-        self.optimizer, self.apart = optimizer, apart
+    def __init__(self, optimizer: Optimizer, fallback: StraightToKernel) -> None:
+        self.optimizer, self.fallback = optimizer, fallback
         with torch.no_grad():
-            self.whole, self.steps, self.groups = laid_out([group["params"] for group in optimizer.param_groups])
+            self.joined, self.steps, self.groups = lay_out([group["params"] for group in optimizer.param_groups])
         self.pieces = [piece for flat in self.groups for piece in flat.pieces]
 
     def gradients(self) -> list[Tensor]:
         """All gradients, for their norm and their limit: in one tensor; where a group is apart, each group's by itself."""
-        held = [flat.held() for flat in self.groups]
-        for group, found in zip(self.optimizer.param_groups, held, strict=True):
-            if found is None:
+        by_group = [flat.present_gradients() for flat in self.groups]
+        for group, grads in zip(self.optimizer.param_groups, by_group, strict=True):
+            if grads is None:
                 group[APART] = True
         if not self._any_apart():
-            torch._foreach_copy_(self.pieces, [gradient for found in held for gradient in found or ()])
-            return [self.whole]
+            torch._foreach_copy_(self.pieces, [grad for grads in by_group for grad in grads or ()])
+            return [self.joined]
         gradients: list[Tensor] = []
-        for group, flat, found in zip(self.optimizer.param_groups, self.groups, held, strict=True):
+        for group, flat, grads in zip(self.optimizer.param_groups, self.groups, by_group, strict=True):
             if group.get(APART):
                 gradients += present(flat.parameters)
             else:
-                torch._foreach_copy_(flat.pieces, found or ())
+                torch._foreach_copy_(flat.pieces, grads or ())
                 gradients.append(flat.gradients)
         return gradients
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
-        """Step with what `gradients` gave where `found_inf` is 0; where it is 1, change no bit of parameters or state."""
+        """Step with the result of `gradients` if `found_inf` is 0; if it is 1, change no bit of parameters or state."""
         with torch.no_grad():
             for group, flat in zip(optimizer.param_groups, self.groups, strict=True):
                 if not group.get(APART) and not flat.is_of(optimizer) and not flat.take_over(optimizer):
@@ -106,9 +106,9 @@ class FlatAdamW:
             together = not self._any_apart()
             if together:
                 self.steps.add_(moved_on)
-            for place, (group, flat) in enumerate(zip(optimizer.param_groups, self.groups, strict=True)):
+            for index, (group, flat) in enumerate(zip(optimizer.param_groups, self.groups, strict=True)):
                 if group.get(APART):
-                    self.apart.apply_to(optimizer, place, found_inf, moved_on)
+                    self.fallback.apply_to(optimizer, index, found_inf, moved_on)
                     continue
                 if not together:
                     flat.steps.add_(moved_on)
@@ -126,34 +126,34 @@ def worth_it(parameters: Sequence[nn.Parameter]) -> bool:
     True
     """
     plain = all(
-        held.is_cpu and held.dtype == torch.float32 and held.is_contiguous() and not held.untyped_storage().is_shared()
-        for held in parameters
+        p.is_cpu and p.dtype == torch.float32 and p.is_contiguous() and not p.untyped_storage().is_shared()
+        for p in parameters
     )
-    whole = all(type(held) is nn.Parameter and rows_of(held) is None for held in parameters)
-    return plain and whole and sum(held.numel() for held in parameters) <= _MOST
+    unsharded = all(type(p) is nn.Parameter and rows_of(p) is None for p in parameters)
+    return plain and unsharded and sum(p.numel() for p in parameters) <= _MAX_NUMBERS
 
 
 def none_shared(tensors: Iterable[Tensor]) -> bool:
     """Whether no two different ones of these lie in the same memory: to move one of two that do would part them.
 
-    Views of one tensor that lie apart, such as what was laid out before, share nothing.
+    Views of one tensor that lie apart, such as parameters in an earlier layout, share nothing.
 
     >>> weight = torch.zeros(4, 4)
     >>> none_shared([weight[:2], weight[2:]]), none_shared([weight, weight.t()])
     (True, False)
     """
-    lying = {id(held): held for held in tensors if held.layout == torch.strided and held.is_cpu and held.numel()}
-    taken = sorted((held.data_ptr(), held.data_ptr() + _extent(held)) for held in lying.values())
-    return all(end <= start for (_, end), (start, _) in pairwise(taken))
+    on_cpu = {id(each): each for each in tensors if each.layout == torch.strided and each.is_cpu and each.numel()}
+    spans = sorted((each.data_ptr(), each.data_ptr() + _extent(each)) for each in on_cpu.values())
+    return all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
-def _extent(held: Tensor) -> int:
+def _extent(tensor: Tensor) -> int:
     """The bytes from a tensor's first number to the end of its last."""
-    last = sum((size - 1) * stride for size, stride in zip(held.shape, held.stride(), strict=True))
-    return (last + 1) * held.element_size()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
 
 
-def laid_out(groups: Sequence[list[nn.Parameter]]) -> tuple[Tensor, Tensor, list[FlatGroup]]:
+def lay_out(groups: Sequence[list[nn.Parameter]]) -> tuple[Tensor, Tensor, list[FlatGroup]]:
     """Move the parameters of each group into one tensor, as views; returns the gradients and step counters of all groups first."""
     sizes = [sum(parameter.numel() for parameter in parameters) for parameters in groups]
     counted = [len(parameters) for parameters in groups]
@@ -162,9 +162,9 @@ def laid_out(groups: Sequence[list[nn.Parameter]]) -> tuple[Tensor, Tensor, list
     flat = []
     for parameters, own_gradients, own_steps in of_each:
         weights, means, squares = (torch.zeros_like(own_gradients) for _ in range(3))
-        for parameter, place in zip(parameters, parts(weights, parameters), strict=True):
-            place.copy_(parameter)
-            parameter.data = place
+        for parameter, piece in zip(parameters, parts(weights, parameters), strict=True):
+            piece.copy_(parameter)
+            parameter.data = piece
         flat.append(FlatGroup(parameters, weights, own_gradients, means, squares, own_steps))
     return gradients, steps, flat
 
@@ -176,4 +176,4 @@ def parts(tensor: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     """
     order = sorted(range(len(parameters)), key=lambda index: parameters[index].numel() % _ALIGNED > 0)
     pieces = dict(zip(order, torch.split(tensor, [parameters[index].numel() for index in order]), strict=True))
-    return [pieces[index].view(held.shape) for index, held in enumerate(parameters)]
+    return [pieces[index].view(parameter.shape) for index, parameter in enumerate(parameters)]

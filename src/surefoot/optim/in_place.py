@@ -1,7 +1,7 @@
-"""Arithmetic in place that a bad step leaves undone: the flag is read where the numbers are, and the host is not told.
+"""Arithmetic in place that a bad step leaves undone: the flag is read on the numbers' device, without the host.
 
-Torch's fused SGD kernel is `target -= rate * (amount + decay * target)` unless its flag is set. Nearly every update can be
-written as that, in one pass and without a copy to go back to; `Restoring` takes all others, and puts them back if bad.
+Torch's fused SGD kernel is `target -= rate * (amount + decay * target)` unless its flag is set. Nearly every update can be written
+in this way, in one pass and without a copy. `Restoring` takes all others, and undoes bad ones.
 """
 
 from collections import defaultdict
@@ -47,20 +47,22 @@ def subtract(
     """
     kinds: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
     for target, amount in zip(targets, amounts, strict=True):
-        own, given = kinds[target.device, target.dtype]
-        own.append(target)
+        group_targets, group_amounts = kinds[target.device, target.dtype]
+        group_targets.append(target)
         # the kernel walks both, so an amount must lie in memory as its target does
         same = amount.stride() == target.stride() and amount.dtype == target.dtype
-        given.append(amount if same else torch.empty_like(target).copy_(amount))
-    for (device, _), (own, given) in kinds.items():
-        if device.type in _FUSED and fused_sgd_writes(own[0]):
+        group_amounts.append(amount if same else torch.empty_like(target).copy_(amount))
+    for (device, _), (group_targets, group_amounts) in kinds.items():
+        if device.type in _FUSED and fused_sgd_writes(group_targets[0]):
             changes: Any = {"lr": rate, "weight_decay": decay, "maximize": negated, "found_inf": found_inf}
-            torch._fused_sgd_(own, given, [], **changes, **_NO_MOMENTUM)
+            torch._fused_sgd_(group_targets, group_amounts, [], **changes, **_NO_MOMENTUM)
             continue
-        for target, amount in zip(own, given, strict=True):
-            wide, given_wide = (held.to(torch.promote_types(held.dtype, torch.float32)) for held in (target, amount))
-            whole = wide * decay - given_wide if negated else given_wide + wide * decay
-            replace(target, (wide - whole * rate).to(target.dtype), found_inf=found_inf)
+        for target, amount in zip(group_targets, group_amounts, strict=True):
+            target_wide, amount_wide = (
+                each.to(torch.promote_types(each.dtype, torch.float32)) for each in (target, amount)
+            )
+            change = target_wide * decay - amount_wide if negated else amount_wide + target_wide * decay
+            replace(target, (target_wide - change * rate).to(target.dtype), found_inf=found_inf)
 
 
 def move_towards(
@@ -76,7 +78,7 @@ def move_towards(
 
 
 def replace(target: Tensor, value: Tensor, *, found_inf: Tensor | None) -> None:
-    """Put `value` into `target` unless `found_inf` is 1; for small tensors, and for those that are no fractions."""
+    """Put `value` into `target` unless `found_inf` is 1; for small tensors, and for those of whole numbers."""
     target.copy_(value if found_inf is None else torch.where(found_inf > 0, target, value))
 
 
@@ -116,7 +118,7 @@ def by_group(move: Callable[[Any, list[Tensor], dict[str, Any], Tensor | None], 
 
 
 def loss_of(closure: Callable[[], Any] | None) -> Any:
-    """What the closure that an optimizer's `step` may be given returns; called with gradients on, as torch's optimizers do."""
+    """The result of the closure passed to an optimizer's `step`; called with gradients on, as torch's optimizers do."""
     with torch.enable_grad():
         return None if closure is None else closure()
 
@@ -137,9 +139,8 @@ def add_to_each(counters: Sequence[Tensor], amount: Tensor, *, found_inf: Tensor
 class Restoring:
     """Parameters and state are copied before the step and put back after a bad one, all on the device.
 
-    State that is made in the very step that is undone becomes what a new optimizer starts from (`_fresh`). What an optimizer
-    keeps on the host (a counter in Python, a tensor on another device) cannot be undone without waiting: the first step
-    refuses it.
+    State created in the undone step gets the values of a new optimizer (`_fresh`). State on the host (a counter in Python, a tensor
+    on another device) cannot be undone without waiting, so the first step refuses it.
     """
 
     name: str
@@ -154,7 +155,7 @@ class Restoring:
 
     @torch.no_grad()
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
-        """Step, then put back what was before where the flag says so."""
+        """Step, then restore the earlier values if the flag says so."""
         bad = found_inf > 0
         members = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
         befores = [parameter.detach().clone() for _, parameter in members]
@@ -184,7 +185,7 @@ class Restoring:
 
 
 def _fresh(optimizer: Optimizer, group: dict[str, Any], key: str, like: Tensor) -> Tensor:
-    """What a state entry is before the first step."""
+    """The value of a state entry before the first step."""
     match optimizer, key:
         case (torch.optim.NAdam(), "mu_product") | (torch.optim.ASGD(), "mu"):
             return torch.ones_like(like)

@@ -58,7 +58,7 @@ def noam_lr(d_model: int, *, warmup_steps: int, factor: float = 1.0) -> float:
 
 @dataclass(frozen=True)
 class LRMultipliers:
-    """A function of a model to factors on the base learning rate, by name of parameter: 1 for what it leaves out, 0 freezes.
+    """A function of a model to factors on the base learning rate, by name of parameter: 1 if left out, 0 freezes.
 
     A name is one of `model.named_parameters()`. `identity` is JSON that must be equal at a resume. For your own rule:
 
@@ -95,14 +95,14 @@ def layer_decay(decay: float) -> LRMultipliers:
     def factors(model: "nn.Module") -> dict[str, float]:
         from surefoot.optim.param_groups import depths
 
-        found = depths(model)
-        if found is None:
+        depth_of = depths(model)
+        if depth_of is None:
             raise ConfigError(
                 f"layer_decay finds no depth in {type(model).__name__}: it holds no nn.ModuleList or nn.Sequential of blocks\n"
-                f"  it has: {_listed([name for name, _ in model.named_children()])}\n"
+                f"  it has: {_list_names([name for name, _ in model.named_children()])}\n"
                 "  put its blocks into one of these, or give factors by name: sf.optim.LRMultipliers(lambda model: {...}, identity={...})"
             )
-        return {name: decay ** (max(found.values()) - depth) for name, depth in found.items()}
+        return {name: decay ** (max(depth_of.values()) - depth) for name, depth in depth_of.items()}
 
     return LRMultipliers(factors, identity={"layer_decay": decay})
 
@@ -111,10 +111,10 @@ def layer_decay(decay: float) -> LRMultipliers:
 def width_scaling(*, base_width: int) -> LRMultipliers:
     """The rate that was best at one width, at another: hidden matrices and the head have the factor base_width / width.
 
-    Embeddings, other matrices that take in the data, biases and norms keep 1. The width is what the head takes in, and all
-    hidden widths are to grow with it. Yang et al. 2022, table 3, the row for Adam (https://arxiv.org/abs/2203.03466). For Adam
-    and its like, Lion included. Rates are one half of it: the head is to start at 0 (or with a variance as 1 / width^2) and
-    hidden matrices with one as 1 / width. A head tied to an embedding counts as the embedding.
+    Embeddings, other matrices that take in the data, biases and norms keep 1. The width is the number of inputs of the head; all
+    hidden widths must grow with it. Yang et al. 2022, table 3, the row for Adam (https://arxiv.org/abs/2203.03466). For Adam and
+    its like, Lion included. Rates are one half of it: the head must start at 0 (or with a variance as 1 / width^2), hidden matrices
+    with one as 1 / width. A head tied to an embedding counts as the embedding.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 64, bias=False), nn.ReLU(), nn.Linear(64, 2))
@@ -132,13 +132,13 @@ def width_scaling(*, base_width: int) -> LRMultipliers:
         head, inputs = final_layer(model), set(input_matrices(model))
         names = {parameter: name for name, parameter in model.named_parameters()}
         first_owners = {parameter: owner for owner, parameter in reversed(matrices(model))}
-        hidden = {names[held] for held, owner in first_owners.items() if held not in inputs and not is_embedding(owner)}
+        hidden = {names[each] for each, owner in first_owners.items() if each not in inputs and not is_embedding(owner)}
         if head is None or not hidden:
             raise ConfigError(
                 f"base_width: {type(model).__name__} has no hidden width: it takes two layers with a matrix at least\n"
                 "  leave base_width out, or give factors by name: sf.optim.LRMultipliers(lambda model: {...}, identity={...})"
             )
-        width = next(held.shape[1] for owner, held in matrices(model) if owner is head)
+        width = next(each.shape[1] for owner, each in matrices(model) if owner is head)
         return {name: base_width / width for name in names.values() if name in hidden}
 
     return LRMultipliers(factors, identity={"base_width": base_width}, like_adam_only=True)
@@ -160,21 +160,21 @@ def frozen(*patterns: str) -> LRMultipliers:
 
     def factors(model: "nn.Module") -> dict[str, float]:
         names = list(model.named_parameters(remove_duplicate=False))
-        fitting = {pattern: [held for name, held in names if fnmatchcase(name, pattern)] for pattern in patterns}
-        if idle := [pattern for pattern, found in fitting.items() if not found]:
+        fitting = {pattern: [each for name, each in names if fnmatchcase(name, pattern)] for pattern in patterns}
+        if idle := [pattern for pattern, matches in fitting.items() if not matches]:
             short = [*dict.fromkeys(f"{name.partition('.')[0]}.*" if "." in name else name for name, _ in names)]
             raise ConfigError(
                 f"frozen: no parameter of {type(model).__name__} is called {' or '.join(map(repr, idle))}\n"
-                f"  there are: {_listed(short)}"
+                f"  there are: {_list_names(short)}"
             )
-        chosen = {held for found in fitting.values() for held in found}
-        return {name: 0.0 for name, held in model.named_parameters() if held in chosen}
+        chosen = {each for matches in fitting.values() for each in matches}
+        return {name: 0.0 for name, each in model.named_parameters() if each in chosen}
 
     return LRMultipliers(factors, identity={"frozen": list(patterns)})
 
 
 def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> dict[str, float]:
-    """The product of all factors for every parameter of a model; `ConfigError` for what is no factor or no parameter of it.
+    """The product of all factors for every parameter of a model; `ConfigError` for invalid factors and unknown parameters.
 
     >>> from torch import nn
     >>> factors_of(nn.Linear(2, 2), [frozen("bias")])
@@ -197,7 +197,7 @@ def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> d
 
 
 def misfits(lr_multipliers: Sequence[Any], optimizer: Declaration) -> list[str]:
-    """What is wrong with these as the rates of an optimizer, before there is a model."""
+    """Problems of these multipliers with an optimizer, before a model exists."""
     problems = []
     for rate in lr_multipliers:
         if not isinstance(rate, LRMultipliers):
@@ -217,5 +217,5 @@ def freeze(model: "nn.Module", factors: Mapping[str, float]) -> None:
             parameter.requires_grad_(False)
 
 
-def _listed(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     return ", ".join([*names[:_SHOWN], *["..."] * (len(names) > _SHOWN)]) or "nothing"

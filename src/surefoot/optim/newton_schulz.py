@@ -1,8 +1,7 @@
 """Matrices made nearly orthogonal by Newton and Schulz's iteration, those of one shape together.
 
-Jordan et al. 2024, Muon (https://kellerjordan.github.io/posts/muon/): singular values end between about 0.7 and 1.2.
-Matrices of which each rank holds some rows are gathered whole, shared out among the ranks, and sent back: two exchanges a step,
-in bfloat16.
+Jordan et al. 2024, Muon (https://kellerjordan.github.io/posts/muon/): singular values end between about 0.7 and 1.2. Matrices whose
+rows lie on several ranks are gathered, shared out among the ranks, and sent back: two exchanges per step, in bfloat16.
 """
 
 from collections import defaultdict
@@ -34,19 +33,20 @@ def orthogonal(matrices: Sequence[Tensor], how: Sequence[NewtonSchulz]) -> list[
     """Each matrix U S V^T as about U V^T, in bfloat16; `how` has one entry for each.
 
     Matrices of one shape, transposed ones too, are multiplied in one batch: a third less time for a small GPT's on the CPU. There
-    no bit differs from what torch's Muon makes of each alone.
+    no bit differs from torch's Muon of each alone.
 
-    >>> (made,) = orthogonal([torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, -4.0]])], [NewtonSchulz()])
-    >>> [round(value, 1) for value in made.flatten().tolist()]
+    >>> (direction,) = orthogonal([torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, -4.0]])], [NewtonSchulz()])
+    >>> [round(value, 1) for value in direction.flatten().tolist()]
     [0.7, 0.0, 0.0, 0.0, 0.0, -1.1]
     """
-    made: dict[int, Tensor] = {}
-    for places in batches([matrix.shape for matrix in matrices], how):
-        narrow = [matrices[place].bfloat16() for place in places]
+    directions: dict[int, Tensor] = {}
+    for indices in batches([matrix.shape for matrix in matrices], how):
+        narrow = [matrices[index].bfloat16() for index in indices]
         wide = [matrix.T if matrix.shape[0] > matrix.shape[1] else matrix for matrix in narrow]
-        made |= zip(places, _iterated(wide, how[places[0]]), strict=True)
+        directions |= zip(indices, _iterate(wide, how[indices[0]]), strict=True)
     return [
-        made[place].T if matrix.shape[0] > matrix.shape[1] else made[place] for place, matrix in enumerate(matrices)
+        directions[index].T if matrix.shape[0] > matrix.shape[1] else directions[index]
+        for index, matrix in enumerate(matrices)
     ]
 
 
@@ -56,71 +56,71 @@ def batches(shapes: Sequence[Sequence[int]], how: Sequence[NewtonSchulz]) -> lis
     >>> batches([(2, 3), (4, 4), (3, 2)], [NewtonSchulz()] * 3)
     [[0, 2], [1]]
     """
-    alike: dict[tuple[int, int, NewtonSchulz], list[int]] = defaultdict(list)
-    for place, (shape, steps) in enumerate(zip(shapes, how, strict=True)):
-        alike[(min(shape), max(shape), steps)].append(place)
-    found = []
-    for (height, width, _), places in alike.items():
-        most = max(1, _TOGETHER // max(1, height * width))
-        found += [places[first : first + most] for first in range(0, len(places), most)]
-    return found
+    by_shape: dict[tuple[int, int, NewtonSchulz], list[int]] = defaultdict(list)
+    for index, (shape, steps) in enumerate(zip(shapes, how, strict=True)):
+        by_shape[(min(shape), max(shape), steps)].append(index)
+    cuts = []
+    for (height, width, _), indices in by_shape.items():
+        max_length = max(1, _TOGETHER // max(1, height * width))
+        cuts += [indices[first : first + max_length] for first in range(0, len(indices), max_length)]
+    return cuts
 
 
 def working_bytes(shapes: Sequence[Sequence[int]]) -> int:
     """The most memory that one of the `batches` takes: its matrices as they come, before and after a step, and two products A."""
-    most = 0
-    for places in batches(shapes, [NewtonSchulz()] * len(shapes)):
-        height, width = min(shapes[places[0]]), max(shapes[places[0]])
-        most = max(most, len(places) * height * (3 * width + 2 * height) * torch.bfloat16.itemsize)
-    return most
+    max_bytes = 0
+    for indices in batches(shapes, [NewtonSchulz()] * len(shapes)):
+        height, width = min(shapes[indices[0]]), max(shapes[indices[0]])
+        max_bytes = max(max_bytes, len(indices) * height * (3 * width + 2 * height) * torch.bfloat16.itemsize)
+    return max_bytes
 
 
 def orthogonal_rows(updates: Sequence[Tensor], rows: Sequence[Rows], how: Sequence[NewtonSchulz]) -> list[Tensor]:
     """This rank's rows of each whole matrix made orthogonal, of its own rows (bfloat16) of each; collective."""
     group = rows[0].group
     rank, ranks = group.rank(), group.size()
-    owners = shared_out(tuple(each.shape for each in rows), ranks)
-    of = [[place for place, owner in enumerate(owners) if owner == other] for other in range(ranks)]
+    owners = assign_owners(tuple(each.shape for each in rows), ranks)
+    owned = [[index for index, owner in enumerate(owners) if owner == peer] for peer in range(ranks)]
     heights = [[stop - start for start, stop in zip(each.starts, each.starts[1:], strict=False)] for each in rows]
     widths = [each.shape[1] for each in rows]
 
-    gathered = _exchanged(
-        [[updates[place] for place in places] for places in of],
-        [[(heights[place][other], widths[place]) for place in of[rank]] for other in range(ranks)],
+    gathered = _exchange(
+        [[updates[index] for index in indices] for indices in owned],
+        [[(heights[index][peer], widths[index]) for index in owned[rank]] for peer in range(ranks)],
         empty=updates[0].new_empty(0),
         group=group,
     )
-    whole = [torch.cat([part[nth] for part in gathered]) for nth in range(len(of[rank]))]
-    made = orthogonal(whole, [how[place] for place in of[rank]])
-    returned = _exchanged(
+    matrices = [torch.cat([part[nth] for part in gathered]) for nth in range(len(owned[rank]))]
+    directions = orthogonal(matrices, [how[index] for index in owned[rank]])
+    returned = _exchange(
         [
-            [torch.split(matrix, heights[place])[other] for matrix, place in zip(made, of[rank], strict=True)]
-            for other in range(ranks)
+            [torch.split(matrix, heights[index])[peer] for matrix, index in zip(directions, owned[rank], strict=True)]
+            for peer in range(ranks)
         ],
-        [[(heights[place][rank], widths[place]) for place in places] for places in of],
+        [[(heights[index][rank], widths[index]) for index in indices] for indices in owned],
         empty=updates[0].new_empty(0),
         group=group,
     )
-    found = dict(zip(chain.from_iterable(of), chain.from_iterable(returned), strict=True))
-    return [found[place] for place in range(len(updates))]
+    own_rows = dict(zip(chain.from_iterable(owned), chain.from_iterable(returned), strict=True))
+    return [own_rows[index] for index in range(len(updates))]
 
 
 @cache
-def shared_out(shapes: tuple[tuple[int, ...], ...], ranks: int) -> tuple[int, ...]:
+def assign_owners(shapes: tuple[tuple[int, ...], ...], ranks: int) -> tuple[int, ...]:
     """Which rank makes each matrix orthogonal, so that all have about as much to multiply: the largest first, to whom has least.
 
-    >>> shared_out(((8, 8), (2, 2), (2, 4), (2, 4)), 2)
+    >>> assign_owners(((8, 8), (2, 2), (2, 4), (2, 4)), 2)
     (0, 1, 1, 1)
     """
     work, owners = [0] * ranks, [0] * len(shapes)
-    for place in sorted(range(len(shapes)), key=lambda place: -_multiplications(shapes[place])):
-        owners[place] = work.index(min(work))
-        work[owners[place]] += _multiplications(shapes[place])
+    for index in sorted(range(len(shapes)), key=lambda index: -_multiplications(shapes[index])):
+        owners[index] = work.index(min(work))
+        work[owners[index]] += _multiplications(shapes[index])
     return tuple(owners)
 
 
 def update_bytes(shapes: Sequence[tuple[int, ...]], ranks: int) -> int:
-    """About the most memory that this takes on one of so many ranks: its rows as they come and go, and its matrices.
+    """About the peak memory of this on one of `ranks` ranks: its rows as they come and go, and its matrices.
 
     These are there as they arrive, whole, orthogonal, by receivers and as they are sent. In one process: `working_bytes`.
 
@@ -130,12 +130,12 @@ def update_bytes(shapes: Sequence[tuple[int, ...]], ranks: int) -> int:
     if ranks == 1:
         return working_bytes(shapes)
     owned = [0] * ranks
-    for shape, owner in zip(shapes, shared_out(tuple(shapes), ranks), strict=True):
+    for shape, owner in zip(shapes, assign_owners(tuple(shapes), ranks), strict=True):
         owned[owner] += prod(shape)
     return (5 * max(owned) + 2 * sum(prod(shard_shape(shape, ranks)) for shape in shapes)) * torch.bfloat16.itemsize
 
 
-def _iterated(matrices: list[Tensor], how: NewtonSchulz) -> Sequence[Tensor]:
+def _iterate(matrices: list[Tensor], how: NewtonSchulz) -> Sequence[Tensor]:
     (a, b, c), x = how.coefficients, torch.stack(matrices)
     x /= torch.stack([matrix.norm() for matrix in matrices]).clamp(min=how.eps)[:, None, None]  # then all S are below 1
     for _ in range(how.steps):
@@ -145,22 +145,22 @@ def _iterated(matrices: list[Tensor], how: NewtonSchulz) -> Sequence[Tensor]:
 
 
 def _multiplications(shape: tuple[int, ...]) -> int:
-    """Of a step of Newton and Schulz, but for a factor."""
+    """Multiplications of a step of Newton and Schulz, up to a factor."""
     return shape[0] * shape[1] * min(shape)
 
 
-def _exchanged(
+def _exchange(
     sent: list[list[Tensor]], shapes: list[list[tuple[int, int]]], *, empty: Tensor, group: dist.ProcessGroup
 ) -> list[list[Tensor]]:
-    """What every rank sends to this one, of these shapes, for what this one sends to every rank; collective."""
+    """The tensors from every rank, of these shapes, in exchange for those sent to every rank; collective."""
     if group.size() == 1:
         return sent
-    given = [torch.cat([empty, *(part.reshape(-1) for part in parts)]) for parts in sent]
+    outgoing = [torch.cat([empty, *(part.reshape(-1) for part in parts)]) for parts in sent]
     sizes = [[height * width for height, width in parts] for parts in shapes]
-    taken = [sum(parts) for parts in sizes]
-    out = empty.new_empty(sum(taken))
-    dist.all_to_all_single(out, torch.cat(given), taken, [len(part) for part in given], group)
+    lengths = [sum(parts) for parts in sizes]
+    out = empty.new_empty(sum(lengths))
+    dist.all_to_all_single(out, torch.cat(outgoing), lengths, [len(part) for part in outgoing], group)
     return [
-        [part.view(shape) for part, shape in zip(torch.split(whole, parts), shaped, strict=True)]
-        for whole, parts, shaped in zip(torch.split(out, taken), sizes, shapes, strict=True)
+        [part.view(shape) for part, shape in zip(torch.split(received, parts), part_shapes, strict=True)]
+        for received, parts, part_shapes in zip(torch.split(out, lengths), sizes, shapes, strict=True)
     ]

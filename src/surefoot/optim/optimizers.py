@@ -1,6 +1,6 @@
-"""What an optimizer is to be, before there is a model: a name and numbers to be printed, saved and compared.
+"""Specifications of optimizers, before a model exists: a name and numbers to print, save and compare.
 
-Importing this file does not import torch; `build.build_optimizer` does. Which one for what: docs/guides/optimizers.md.
+Importing this file does not import torch; `build.build_optimizer` does. docs/guides/optimizers.md helps to choose one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -159,9 +159,9 @@ def adafactor(
 ) -> OptimizerSpec:
     """A mean square for each row and column: Shazeer and Stern 2018, algorithm 4 (https://arxiv.org/abs/1804.04235).
 
-    As torch's Adafactor: a step is at most min(lr, 1 / sqrt(step)) of a parameter's own root mean square, or of `min_scale`
-    if that is larger; an update whose root mean square is above `clip_threshold` is scaled to it. Once 1 / sqrt(step) is below lr,
-    a schedule's lower lr is felt only below that.
+    As torch's Adafactor: a step is at most min(lr, 1 / sqrt(step)) of a parameter's root mean square, or of `min_scale` if that is
+    larger. An update whose root mean square is above `clip_threshold` is scaled to it. Once 1 / sqrt(step) is below lr, a
+    schedule's lower lr is felt only below that.
 
     >>> adafactor().lr
     0.01
@@ -197,7 +197,8 @@ def muon(
     Updates of matrices are orthogonalised by `ns_steps` of Newton and Schulz's iteration (Jordan et al. 2024:
     https://kellerjordan.github.io/posts/muon/) and are then as large as AdamW's (Liu et al. 2025, section 2.2, equation 4:
     https://arxiv.org/abs/2502.16982), so that AdamW's rate and decay serve both; `adamw_lr` gives its part another rate.
-    `adamw_modules` names the modules or parameters that AdamW trains instead of the head. `surefoot plan` prints who trains what.
+    `adamw_modules` names the modules or parameters that AdamW trains instead of the head. `surefoot plan` prints which part trains
+    which parameters.
 
     >>> muon(3e-3).to_dict()["ns_steps"]
     5
@@ -306,8 +307,8 @@ def schedule_free(
 ) -> OptimizerSpec:
     """AdamW without a schedule: Defazio et al. 2024, algorithm 1 (https://arxiv.org/abs/2405.15682).
 
-    What is scored, sampled from and predicted with is a mean of all weights so far, each as the square of its rate. Give it
-    a constant schedule with a warm-up, and no `ema`. It takes larger rates than AdamW, 1 to 10 times.
+    Evaluation, samples and predictions use a mean of all weights so far, each with the square of its rate as its weight. Give it a
+    constant schedule with a warm-up, and no `ema`. It takes larger rates than AdamW, 1 to 10 times.
 
     >>> schedule_free(3e-3).name
     'schedule_free'
@@ -339,12 +340,12 @@ def named(
     0.9
     """
     kind = declaration(name)
-    given = {key: value for key, value in (settings or {}).items() if value is not None}
+    chosen = {key: value for key, value in (settings or {}).items() if value is not None}
     strength = kind.weight_decay if weight_decay is None else weight_decay
     several = tuple(lr_multipliers) if isinstance(lr_multipliers, Sequence) else (lr_multipliers,)
-    if found := [*problems(kind, lr=lr, weight_decay=strength, decay=decay, given=given), *misfits(several, kind)]:
-        raise ConfigError("\n".join(found))
-    merged = {**kind.settings, **given}
+    if errors := [*problems(kind, lr=lr, weight_decay=strength, decay=decay, settings=chosen), *misfits(several, kind)]:
+        raise ConfigError("\n".join(errors))
+    merged = {**kind.settings, **chosen}
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in merged.items()}
     return OptimizerSpec(name, lr=lr, weight_decay=strength, settings=plain, decay=decay, lr_multipliers=several)
 

@@ -1,7 +1,7 @@
 """Which parameters share a decay and a rate, and which are hidden matrices: decided by modules and shapes, never by names.
 
-Names mislead: "LayerNorm.weight" matches no `norm1.weight`, and "bias" matches the matrix `bias_proj.weight`. Depth, what takes
-in data and what makes outputs follow from the order in which modules were registered, which is that of the forward pass.
+Names mislead: "LayerNorm.weight" matches no `norm1.weight`, and "bias" matches the matrix `bias_proj.weight`. Depth, input matrices
+and the final layer follow from the order in which modules were registered, which is that of the forward pass.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,10 +47,10 @@ def parameter_groups(
 ) -> list[Group]:
     """The trainable parameters of `model`, those with the same decay and the same rate in one group.
 
-    With `decay` "matrices" no parameter decays that has fewer than two dimensions, is a module's bias, or belongs to a norm or an
-    embedding; with "all" every parameter does. `rates` are factors on the base learning rate, by name; all others have 1. Groups of
-    rate 1 come first, then by falling rate; of one rate first the group that decays. A tied parameter stands once, and its first
-    owner decides. `trained` names those that are taken; None takes all that have `requires_grad` at this moment.
+    With `decay` "matrices", parameters of fewer than two dimensions, biases, norms and embeddings do not decay; with "all" every
+    parameter does. `rates` are factors on the base learning rate, by name; all others have 1. Groups of rate 1 come first, then by
+    falling rate; of one rate first the group that decays. A tied parameter stands once, and its first owner decides. `trained`
+    names those that are taken; None takes all that have `requires_grad` at this moment.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     >>> [(group.name, group.decay, group.names) for group in parameter_groups(model, 0.1)]
@@ -59,20 +59,20 @@ def parameter_groups(
     [('all', 1.0, ['1.weight', '1.bias', '2.weight', '2.bias']), ('all', 0.5, ['0.weight'])]
     """
     groups: dict[tuple[bool, float], Group] = {}
-    seen: set[nn.Parameter] = set()
+    grouped: set[nn.Parameter] = set()
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
-            whole = f"{path}.{name}" if path else name
-            if parameter in seen or not (parameter.requires_grad if trained is None else whole in trained):
+            full_name = f"{path}.{name}" if path else name
+            if parameter in grouped or not (parameter.requires_grad if trained is None else full_name in trained):
                 continue
-            seen.add(parameter)
+            grouped.add(parameter)
             is_matrix = not (is_bias_or_norm(module, name, parameter) or is_embedding(module))
             spared = bool(weight_decay) and decay != "all" and not is_matrix
-            rate = 1.0 if rates is None else rates.get(whole, 1.0)
+            rate = 1.0 if rates is None else rates.get(full_name, 1.0)
             title = "no decay" if spared else "decay" if weight_decay else "all"
             group = groups.setdefault((spared, rate), Group(title, weight_decay * (not spared), [], [], rate=rate))
             group.parameters.append(parameter)
-            group.names.append(whole)
+            group.names.append(full_name)
     return [groups[key] for key in sorted(groups, key=lambda key: (key[1] != 1.0, -key[1], key[0]))]
 
 
@@ -114,7 +114,7 @@ def split_hidden(groups: Sequence[Group], hidden: set[nn.Parameter]) -> list[Gro
     for is_hidden in (True, False):
         for group in groups:
             pairs = zip(group.parameters, group.names, strict=True)
-            part = {held: name for held, name in pairs if (held in hidden) is is_hidden}
+            part = {parameter: name for parameter, name in pairs if (parameter in hidden) is is_hidden}
             if part:
                 kind = f"{group.name}, hidden" if is_hidden else group.name
                 parts.append(replace(group, name=kind, parameters=[*part], names=[*part.values()], hidden=is_hidden))
@@ -150,26 +150,26 @@ def depths(model: nn.Module) -> dict[str, int] | None:
     """How deep each parameter stands, by its first name, from 0 without gaps; None where the model holds no list of blocks.
 
     Blocks are the children of the outermost `nn.ModuleList` and `nn.Sequential`; if those hold single layers, every layer with a
-    matrix is one. What stands before the blocks (embeddings, a stem) is at depth 0, and each block is one deeper than the one
-    before, through all lists. What stands between two lists belongs to the block before it; all that follows the last list (a
-    norm, a head) is deepest. A tied parameter counts where it stands first.
+    matrix is one. Modules before the blocks (embeddings, a stem) have depth 0, and each block is one deeper than the one before,
+    through all lists. Modules between two lists belong to the block before them; all after the last list (a norm, a head) are
+    deepest. A tied parameter counts where it stands first.
 
     >>> depths(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 9, bias=False)))
     {'0.weight': 0, '1.weight': 1, '1.bias': 1, '2.weight': 1, '2.bias': 1, '3.weight': 2}
     """
     pieces = _pieces(model)
-    blocks = [place for place, (_, is_block) in enumerate(pieces) if is_block]
+    blocks = [index for index, (_, is_block) in enumerate(pieces) if is_block]
     if not blocks:
         return None
     names = {parameter: name for name, parameter in model.named_parameters()}
-    found: dict[str, int] = {}
+    depth_of: dict[str, int] = {}
     depth = 0
-    for place, (parameters, is_block) in enumerate(pieces):
-        depth += is_block or place == blocks[-1] + 1
+    for index, (parameters, is_block) in enumerate(pieces):
+        depth += is_block or index == blocks[-1] + 1
         for parameter in parameters:
-            found.setdefault(names[parameter], depth)
-    used = sorted(set(found.values()))
-    return {name: used.index(depth) for name, depth in found.items()}
+            depth_of.setdefault(names[parameter], depth)
+    used = sorted(set(depth_of.values()))
+    return {name: used.index(depth) for name, depth in depth_of.items()}
 
 
 def matrices(model: nn.Module) -> list[tuple[nn.Module, nn.Parameter]]:
@@ -187,7 +187,7 @@ def matrices(model: nn.Module) -> list[tuple[nn.Module, nn.Parameter]]:
 
 
 def final_layer(model: nn.Module) -> nn.Module | None:
-    """The module that makes the outputs: the last one with a matrix that is no embedding; None where there is none.
+    """The module that makes the outputs: the last one with a matrix that is not an embedding; None if it does not exist.
 
     >>> final_layer(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1), nn.Tanh()))
     Linear(in_features=3, out_features=1, bias=True)
@@ -201,30 +201,30 @@ def own_parameters(module: nn.Module | None) -> set[nn.Parameter]:
 
 
 def input_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Matrices that take in the data: embeddings, and what else stands before the blocks, or else the first of all.
+    """Matrices that take in the data: embeddings and others before the blocks, or else the first of all.
 
     >>> [tuple(matrix.shape) for matrix in input_matrices(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))]
     [(3, 2)]
     """
-    pieces, found = _pieces(model), matrices(model)
+    pieces, owned_matrices = _pieces(model), matrices(model)
     outside = list(takewhile(lambda piece: not piece[1], pieces))
-    before = {each for parameters, _ in outside for each in parameters if len(outside) < len(pieces)}
-    inputs = [parameter for owner, parameter in found if is_embedding(owner) or parameter in before]
-    return inputs or [parameter for _, parameter in found[:1]]
+    before = {parameter for parameters, _ in outside for parameter in parameters if len(outside) < len(pieces)}
+    inputs = [parameter for owner, parameter in owned_matrices if is_embedding(owner) or parameter in before]
+    return inputs or [parameter for _, parameter in owned_matrices[:1]]
 
 
 def is_embedding(owner: nn.Module) -> bool:
-    """True for what looks rows of its matrix up."""
+    """Whether a module looks up rows of its matrix."""
     return isinstance(owner, EMBEDDINGS)
 
 
 def is_bias_or_norm(owner: nn.Module, name: str, parameter: nn.Parameter) -> bool:
-    """True for what is added to activations, or scales them one by one."""
+    """Whether a parameter is added to activations, or scales them one by one."""
     return parameter.ndim < 2 or name in _BIASES or isinstance(owner, _NORMS)
 
 
 def _pieces(model: nn.Module) -> list[tuple[list[nn.Parameter], bool]]:
-    """The model's parameters in order, cut into blocks (True) and what stands outside of them."""
+    """The model's parameters in order, cut into blocks (True) and the pieces outside of them."""
     of_layers = not any(_holds_blocks(module) for module in model.modules())
     return [piece for piece in _cut(model, of_layers=of_layers) if piece[0]]
 

@@ -1,6 +1,6 @@
-"""How a bad step is skipped: parameters and optimizer state stay as they were, and the host is not told.
+"""How a bad step is skipped: parameters and optimizer state stay as they were, and the host does not know.
 
-A zeroed gradient is no skipped step: momentum, decay and the step counter would move on.
+A zeroed gradient would not skip a step: momentum, decay and the step counter would move on.
 """
 
 import math
@@ -24,32 +24,32 @@ class Skip(Protocol):
 
     @property
     def description(self) -> str:
-        """A phrase that says how, and what it costs."""
+        """A phrase that describes the way and its cost."""
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
         """Step where `found_inf` (float32, on the device) is 0; where 1, no bit of anything changes."""
 
 
-def skipped_where_bad(
-    norm: Tensor, loss: Tensor, bad_in_a_row: Tensor, *, most: int, loss_scale: Tensor | None = None
+def should_skip(
+    norm: Tensor, loss: Tensor, bad_in_a_row: Tensor, *, max_bad_steps: int, loss_scale: Tensor | None = None
 ) -> Tensor:
     """1.0 where this update is not to be applied, else 0.0, on the device; counts it in `bad_in_a_row`, the latch.
 
-    Past `most` bad ones in a row every later one is skipped: the count then only grows. Under a `loss_scale` an overflow that
-    a smaller scale may cure is skipped, and is no sign of divergence.
+    Past `max_bad_steps` bad ones in a row every later one is skipped: the count then only grows. Under a `loss_scale`, an overflow
+    that a smaller scale may cure is skipped, but does not count as divergence.
 
     >>> bad_in_a_row = torch.zeros(())
     >>> norms = (1.0, torch.inf, torch.inf, 1.0)
-    >>> [float(skipped_where_bad(torch.tensor(norm), torch.tensor(2.0), bad_in_a_row, most=1)) for norm in norms]
+    >>> [float(should_skip(torch.tensor(norm), torch.tensor(2.0), bad_in_a_row, max_bad_steps=1)) for norm in norms]
     [0.0, 1.0, 1.0, 1.0]
     """
-    here = norm.is_cpu and loss.is_cpu and bad_in_a_row.is_cpu  # the norm of no gradients is, on any device
+    on_cpu = norm.is_cpu and loss.is_cpu and bad_in_a_row.is_cpu  # the norm of no gradients is, on any device
     # most steps: the general arithmetic would come to 0 and leave the latch at 0, by nine calls of torch
-    plain = here and loss_scale is None and abs(read_on_cpu(norm) + read_on_cpu(loss)) < _LARGE
+    plain = on_cpu and loss_scale is None and abs(read_on_cpu(norm) + read_on_cpu(loss)) < _LARGE
     if plain and read_on_cpu(bad_in_a_row) == 0.0:
         return torch.zeros((), dtype=torch.float32)
     bad = torch.ne((probe := norm + loss) - probe, 0)  # inf - inf and NaN - NaN are NaN, which equals nothing
-    skipped = (bad | (bad_in_a_row > most)).float()
+    skipped = (bad | (bad_in_a_row > max_bad_steps)).float()
     counted = 1 if loss_scale is None else torch.logical_not(bad & torch.isfinite(loss) & (loss_scale > 1))
     bad_in_a_row.add_(counted).mul_(skipped)
     return skipped
@@ -58,8 +58,8 @@ def skipped_where_bad(
 def skipping(optimizer: Any, device: torch.device) -> Skip:
     """The way for this optimizer on this device; an optimizer that cannot skip there is refused by name.
 
-    Fused AdamW, Adam, SGD and Adagrad and those of `kinds/` are told; others are not called on the CPU, and undone elsewhere. The
-    meta device counts as CUDA.
+    Fused AdamW, Adam, SGD and Adagrad and those of `kinds/` skip by themselves; others are not called on the CPU, and undone
+    elsewhere. The meta device counts as CUDA.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> skipping(torch.optim.AdamW([weight], fused=True), torch.device("cpu")).description
@@ -110,7 +110,7 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
 
 
 def update_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
-    """Bytes that an update takes for its time, on the first of so many ranks: copies to go back to, and what Muon multiplies.
+    """Temporary bytes of an update on the first of several ranks: copies to restore, and the matrices that Muon multiplies.
 
     >>> from surefoot.optim.kinds.muon import BatchedMuon
     >>> muon = BatchedMuon([torch.nn.Parameter(torch.zeros(8, 32))])
@@ -158,7 +158,7 @@ class PartByPart:
         optimizer.hand_over()
         for part, skip in self.parts:
             skip.apply(part, found_inf)
-        optimizer.let_go()
+        optimizer.release()
 
 
 @dataclass(frozen=True)

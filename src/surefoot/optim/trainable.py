@@ -21,7 +21,7 @@ _requires_grad = attrgetter("requires_grad")
 
 @dataclass
 class Trainable:
-    """Notices between steps what user code has frozen, unfrozen or replaced; looks at flags and identities, never at numbers.
+    """Notices between steps which parameters user code froze, unfroze or replaced; looks at flags and identities, never at numbers.
 
     trained: names of the parameters that an optimizer has, for each model with one; `rebuild` builds that for others of it.
     joins_in_step: whether it may do so inside a step, where no other process waits. sharded: parameters lie over several ranks.
@@ -37,7 +37,7 @@ class Trainable:
         self._look()
 
     def follow(self, *, in_step: bool = False) -> None:
-        """Train what is trainable now; `ConfigError` for what cannot be trained.
+        """Train all trainable parameters; `ConfigError` for one that cannot be trained.
 
         If nothing changed that takes 5 us between steps with 24 parameters, and 70 us with 144 (one core); in a step, 2 and 9.
         """
@@ -45,7 +45,7 @@ class Trainable:
             self._follow(in_step=in_step)
 
     def state(self) -> dict[str, list[str]]:
-        """What a checkpoint holds of it: which parameters are frozen now, and which no optimizer has."""
+        """Its part of a checkpoint: the frozen parameters, and those that no optimizer has."""
         frozen = [name for name, parameter in self.parameters.items() if not parameter.requires_grad]
         return {"frozen": frozen, "in_no_optimizer": [self._full(model, name) for model, name, _ in self._outside]}
 
@@ -68,7 +68,7 @@ class Trainable:
         return [f"{_counted(names)} {verb}: {first_and_last(names)}" for verb, names in verbs.items() if names]
 
     def _look(self) -> None:
-        """Remember what there is, and what of it is trained."""
+        """Remember all parameters, and which of them are trained."""
         modules = [module for model in self.models.values() for module in model.modules()]
         owners: list[Any] = [self.models, *(own for each in modules for own in (each._parameters, each._modules))]
         self._owners, self._empty = [own for own in owners if own], [own for own in owners if not own]

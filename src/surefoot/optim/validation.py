@@ -1,4 +1,4 @@
-"""The optimizers that have a name, and what is wrong with settings given to one of them. Torch-free."""
+"""The optimizers that have a name, and checks of their settings. Torch-free."""
 
 import difflib
 import inspect
@@ -67,29 +67,29 @@ def declared(
 
 
 def problems(
-    kind: Declaration, *, lr: Any, weight_decay: Any, decay: Any = "matrices", given: Mapping[str, Any]
+    kind: Declaration, *, lr: Any, weight_decay: Any, decay: Any = "matrices", settings: Mapping[str, Any]
 ) -> list[str]:
     """A line for everything that is wrong with the settings given to an optimizer.
 
     >>> import surefoot.optim.optimizers
-    >>> problems(declaration("sgd"), lr=0.1, weight_decay=0.0, given={"momentum": 2.0})
+    >>> problems(declaration("sgd"), lr=0.1, weight_decay=0.0, settings={"momentum": 2.0})
     ['optimizer.momentum = 2.0: a number from 0 to below 1 is needed']
     """
-    found = [
+    errors = [
         f"optimizer.{key} = {value!r} is foreign to {kind.name}, which knows: {', '.join(kind.known)}\n"
         f"  {key} is a setting of: {', '.join(other.name for other in DECLARED.values() if key in other.settings) or 'none'}"
-        for key, value in given.items()
+        for key, value in settings.items()
         if key not in kind.settings
     ]
-    found += [
+    errors += [
         f"optimizer.{key} = {value!r}: {kind.checks[key][0]} is needed"
-        for key, value in {"lr": lr, "weight_decay": weight_decay, "decay": decay, **given}.items()
+        for key, value in {"lr": lr, "weight_decay": weight_decay, "decay": decay, **settings}.items()
         if key in kind.checks and not kind.checks[key][1](value)
     ]
-    merged = {**kind.settings, **given}
-    if not found and merged.get("nesterov") and not merged["momentum"]:
-        found.append("optimizer.nesterov = True needs a momentum: try --optimizer.momentum 0.9")
-    return found
+    merged = {**kind.settings, **settings}
+    if not errors and merged.get("nesterov") and not merged["momentum"]:
+        errors.append("optimizer.nesterov = True needs a momentum: try --optimizer.momentum 0.9")
+    return errors
 
 
 def declaration(name: str) -> Declaration:

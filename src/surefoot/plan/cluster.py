@@ -74,7 +74,7 @@ def _gathered_bytes(work: Workload, strategy: Spread) -> int:
     outside, *blocks = (strategy.unit_bytes(unit) for unit in (work.outside, *work.blocks))
     if not strategy.reshard_after_forward:
         return outside + sum(blocks) + max(blocks, default=0)
-    return outside + max((sum(blocks[place : place + 2]) for place in range(len(blocks))), default=0)
+    return outside + max((sum(blocks[index : index + 2]) for index in range(len(blocks))), default=0)
 
 
 def _exchanged_bytes(work: Workload, strategy: Spread) -> int:
@@ -133,8 +133,8 @@ def spread(parts: RunComponents, *, ranks: int) -> Spread:
     return Spread(how.kind, ranks, how.replicas, how.reshard_after_forward, how.sync, how.gather_dtype, how.cpu_offload)
 
 
-def fits(found: Memory, machine: Machine) -> str:
+def fits(memory: Memory, machine: Machine) -> str:
     """A sentence on whether the memory of a machine is enough."""
-    if found.total > machine.memory_bytes:
-        return f"{in_words(found.total - machine.memory_bytes)} too much"
-    return "hardly fits" if found.total > _SPARE * machine.memory_bytes else "fits"
+    if memory.total > machine.memory_bytes:
+        return f"{in_words(memory.total - machine.memory_bytes)} too much"
+    return "hardly fits" if memory.total > _SPARE * machine.memory_bytes else "fits"

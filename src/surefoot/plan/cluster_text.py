@@ -46,22 +46,22 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
     works = {gather_dtype: workload(parts, passed) for gather_dtype, passed in passes.items()}
     cases = [
         Case(name, chosen, works[chosen.gather_dtype], micro_batches, machine)
-        for name, chosen in others(own, node_size=machine.node_size).items()
+        for name, chosen in strategies_of(own, node_size=machine.node_size).items()
         if refused is None or chosen.kind != "fsdp"
     ]
-    mine = next(found for found in cases if found.strategy == own)
+    mine = next(case for case in cases if case.strategy == own)
     strategies = [*table(cases), *([] if refused is None else [first_line(refused)])]
-    found = [
+    all_sections = [
         Section("data", list(parts.settings.data_summary)),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("assumed", assumptions(machine, world=world)),
         Section("a step", step(parts, mine, passes[own.gather_dtype], tokens=tokens, note=note)),
-        Section(f"memory of a GPU, {mine.name}", held(parts, mine)),
-        Section(f"sent by each GPU in a step, {mine.name}", sent(mine) if world > 1 else []),
-        Section(f"time of a step, {mine.name}", times(mine, tokens=tokens)),
+        Section(f"memory of a GPU, {mine.name}", memory_lines(parts, mine)),
+        Section(f"sent by each GPU in a step, {mine.name}", traffic_lines(mine) if world > 1 else []),
+        Section(f"time of a step, {mine.name}", time_lines(mine, tokens=tokens)),
         Section("strategies", strategies if world > 1 else []),
     ]
-    return [section for section in found if section.lines]
+    return [section for section in all_sections if section.lines]
 
 
 def refusal(parts: RunComponents) -> ConfigError | None:
@@ -76,7 +76,7 @@ def refusal(parts: RunComponents) -> ConfigError | None:
     return None
 
 
-def others(own: Spread, *, node_size: int) -> dict[str, Spread]:
+def strategies_of(own: Spread, *, node_size: int) -> dict[str, Spread]:
     """The strategy of the run and those to compare it with, by name; replicas are of one node each, where there are several."""
     if own.kind == "none":
         return {"one process": own}
@@ -86,21 +86,21 @@ def others(own: Spread, *, node_size: int) -> dict[str, Spread]:
         if own.kind == "fsdp"
         else Spread("fsdp", world, sync="every")
     )
-    found = {
+    strategies = {
         "ddp": own if own.kind == "ddp" else Spread("ddp", world),
         "fsdp": plain,
         "fsdp, reshard off": replace(plain, reshard_after_forward=False),
     }
     if world > node_size > 1 and world % node_size == 0:
-        found[f"fsdp, {world // node_size} replicas"] = replace(plain, replicas=world // node_size)
-    if own not in found.values():
-        found = {f"fsdp{f', {own.replicas} replicas' * (own.replicas > 1)}, as set": own, **found}
-    return found
+        strategies[f"fsdp, {world // node_size} replicas"] = replace(plain, replicas=world // node_size)
+    if own not in strategies.values():
+        strategies = {f"fsdp{f', {own.replicas} replicas' * (own.replicas > 1)}, as set": own, **strategies}
+    return strategies
 
 
 def assumptions(machine: Machine, *, world: int) -> list[str]:
     """Every assumed number about the machine, and its source."""
-    told = {
+    texts = {
         "node_size": f"{counted(world, 'GPU')}, {counted(-(-world // machine.node_size), 'node')} of {machine.node_size}",
         "flops": f"{machine.flops / 1e12:.4g} TFLOP/s a GPU",
         "mfu": f"{machine.mfu:.0%} of them are used, computing again included",
@@ -108,7 +108,7 @@ def assumptions(machine: Machine, *, world: int) -> list[str]:
         "bandwidth": f"{in_words(machine.bandwidth)}/s a GPU sends to other nodes, and receives",
         "node_bandwidth": f"{in_words(machine.node_bandwidth)}/s to others of its node",
     }
-    return text_table([(text, f"[{machine.origins[name]}]") for name, text in told.items()], left=(0, 1))
+    return text_table([(text, f"[{machine.origins[name]}]") for name, text in texts.items()], left=(0, 1))
 
 
 def step(parts: RunComponents, case: Case, passed: Pass, *, tokens: float | None, note: str | None) -> list[str]:
@@ -125,27 +125,27 @@ def step(parts: RunComponents, case: Case, passed: Pass, *, tokens: float | None
     ]
 
 
-def held(parts: RunComponents, case: Case) -> list[str]:
+def memory_lines(parts: RunComponents, case: Case) -> list[str]:
     """A line for each purpose that takes memory, and their sum against what there is."""
-    found = case.memory
-    table = [(what, in_words(getattr(found, name)), "") for name, what in _PURPOSES.items() if getattr(found, name)]
-    table.append(("together, at most", in_words(found.total), fits(found, case.machine)))
+    memory = case.memory
+    table = [(what, in_words(getattr(memory, name)), "") for name, what in _PURPOSES.items() if getattr(memory, name)]
+    table.append(("together, at most", in_words(memory.total), fits(memory, case.machine)))
     lines = text_table(table, left=(0, 2))
     if any(state_bytes(trained.optimizer) is None for trained in parts.state.optimizers.values()):
         lines.insert(-1, "the optimizer's state is known after its first step only, and left out")
-    if found.host:
-        lines.append(f"beside it in the host's memory {in_words(found.host)} for each GPU")
+    if memory.host:
+        lines.append(f"beside it in the host's memory {in_words(memory.host)} for each GPU")
     return lines
 
 
-def sent(case: Case) -> list[str]:
+def traffic_lines(case: Case) -> list[str]:
     """The transfers beside each pass, how often they occur, and their sum."""
     shards, copies = case.strategy.shards, case.strategy.copies
     lines = []
     for window in windows(case.work, case.strategy, micro_batches=case.micro_batches):
         ways = {f"among {shards} shards": window.to_shards, f"among {copies} replicas": window.to_replicas}
-        if told := ", ".join(f"{in_words(number)} {way}" for way, number in ways.items() if number):
-            lines.append(f"{window.times} x beside a {window.part} pass: {told}")
+        if amounts := ", ".join(f"{in_words(number)} {way}" for way, number in ways.items() if number):
+            lines.append(f"{window.times} x beside a {window.part} pass: {amounts}")
     ring = {"shards": (shards, 1), "replicas": (copies, shards)}
     speeds = ", ".join(
         f"{in_words(ring_bandwidth(case.machine, members=members, stride=stride))}/s among {name}"
@@ -155,18 +155,18 @@ def sent(case: Case) -> list[str]:
     return [*lines, f"{in_words(case.timing.sent_bytes)} in all, at {speeds}"]
 
 
-def times(case: Case, *, tokens: float | None) -> list[str]:
+def time_lines(case: Case, *, tokens: float | None) -> list[str]:
     """Seconds of computing and sending, and the batch size from which computing hides sending."""
-    found, world, samples = case.timing, case.strategy.world, case.timing.hidden_from
-    hidden_s = found.communication_s - found.exposed_s
-    made = world * case.micro_batches * case.work.samples / found.step_s
-    rate, unit = (made, "samples/s") if tokens is None else (made * tokens, "tokens/s")
-    of_step = f"a step of {measured_time(found.step_s)} without its update: {three_digits(rate)} {unit}"
+    timing, world, samples = case.timing, case.strategy.world, case.timing.hidden_from
+    hidden_s = timing.communication_s - timing.exposed_s
+    samples_per_s = world * case.micro_batches * case.work.samples / timing.step_s
+    rate, unit = (samples_per_s, "samples/s") if tokens is None else (samples_per_s * tokens, "tokens/s")
+    of_step = f"a step of {measured_time(timing.step_s)} without its update: {three_digits(rate)} {unit}"
     if world == 1:
         return [of_step]
     return [
-        f"computing {measured_time(found.compute_s)}, communication {measured_time(found.communication_s)}:"
-        f" {measured_time(hidden_s)} of it hidden, {measured_time(found.exposed_s)} exposed",
+        f"computing {measured_time(timing.compute_s)}, communication {measured_time(timing.communication_s)}:"
+        f" {measured_time(hidden_s)} of it hidden, {measured_time(timing.exposed_s)} exposed",
         of_step,
         f"communication hides behind computing from {_samples(samples, tokens)} a GPU and micro-batch on,",
         f"which are {_samples(samples * world, tokens)} a step",
@@ -193,5 +193,5 @@ def table(cases: Iterable[Case]) -> list[str]:
 
 def _samples(samples: int, tokens: float | None) -> str:
     """A number of samples, and of their tokens if known."""
-    said = counted(samples, "sample")
-    return said if tokens is None else f"{said} ({round(samples * tokens):,} tokens)"
+    text = counted(samples, "sample")
+    return text if tokens is None else f"{text} ({round(samples * tokens):,} tokens)"

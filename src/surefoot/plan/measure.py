@@ -28,22 +28,22 @@ class Measured:
 def measure(parts: RunComponents) -> Measured:
     """Pass the first micro-batch forward and backward a few times. The memory of recomputed blocks is the maximum at any time."""
     micro_batch = parts.pipeline.again(0)[0]
-    held: dict[int, int] = {}
+    saved_bytes: dict[int, int] = {}
     weights = {parameter.untyped_storage().data_ptr() for parameter in parts.state.parameters}
 
     def packed(tensor: Tensor) -> Tensor:
-        place = tensor.untyped_storage().data_ptr()
-        if place not in weights:
-            held[place] = tensor.untyped_storage().nbytes()
+        pointer = tensor.untyped_storage().data_ptr()
+        if pointer not in weights:
+            saved_bytes[pointer] = tensor.untyped_storage().nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
         timed_pass(parts.task, parts.state, micro_batch)
-    activation_bytes = sum(held.values())
+    activation_bytes = sum(saved_bytes.values())
     if parts.computed_again is not None and not parts.compiled:
-        with peak(parts.device) as found:
+        with peak(parts.device) as peak_memory:
             timed_pass(parts.task, parts.state, micro_batch)
-        activation_bytes = found.memory_bytes
+        activation_bytes = peak_memory.memory_bytes
     times, counts = zip(*(timed_pass(parts.task, parts.state, micro_batch) for _ in range(3)), strict=True)
     return Measured(counts[0], activation_bytes, median(times))
 
@@ -51,19 +51,19 @@ def measure(parts: RunComponents) -> Measured:
 def memory_and_time(parts: RunComponents, measured: Measured) -> list[str]:
     """Bytes of weights, gradients, optimizer state, averages and activations; seconds of a step and of the run."""
     state = parts.state
-    kept = [state_bytes(held.optimizer) for held in state.optimizers.values()]
+    optimizer_bytes = [state_bytes(trained.optimizer) for trained in state.optimizers.values()]
     sizes = {
         "weights": tensor_bytes(parameter for model in state.models.values() for parameter in model.parameters()),
         "gradients": tensor_bytes(state.parameters),
         "averages": tensor_bytes(p for average in state.ema_models.values() for p in average.model.parameters()),
-        "optimizer": sum(size for size in kept if size is not None),
+        "optimizer": sum(size for size in optimizer_bytes if size is not None),
     }
-    known = [name for name in sizes if name != "optimizer" or None not in kept]
-    told = [f"{name} {in_words(sizes[name])}" for name in known if sizes[name] or name != "averages"]
-    told += ["optimizer: known after its first step"] * (None in kept)
+    known = [name for name in sizes if name != "optimizer" or None not in optimizer_bytes]
+    texts = [f"{name} {in_words(sizes[name])}" for name in known if sizes[name] or name != "averages"]
+    texts += ["optimizer: known after its first step"] * (None in optimizer_bytes)
     step_s = measured.pass_s * parts.pipeline.sizes.pieces / parts.world.ranks
     return [
-        ", ".join(told),
+        ", ".join(texts),
         f"activations of one micro-batch {in_words(measured.activation_bytes)} (measured); together"
         f" {in_words(sum(sizes.values()) + measured.activation_bytes)}",
         *([] if parts.computed_again is None else [f"activation checkpointing: {parts.computed_again}"]),
@@ -75,20 +75,20 @@ def memory_and_time(parts: RunComponents, measured: Measured) -> list[str]:
 
 def evaluation_time(parts: RunComponents) -> list[str]:
     """Seconds of one evaluation, of all evaluations of the run, and of those at its end, from a few batches of each split."""
-    scoring = parts.evaluator
-    if not scoring.splits:
+    evaluator = parts.evaluator
+    if not evaluator.splits:
         return []
     if parts.compiled:
         return ["evaluation: not measured, since the model would be compiled for it"]
     try:
-        took_s = {name: scoring.seconds(name) for name in scoring.splits}
+        took_s = {name: evaluator.seconds(name) for name in evaluator.splits}
     except (DataError, DivergedError) as problem:
         return [f"evaluation: not measured: {first_line(problem)}"]
-    lines, often, end = [], scoring.names(at_end=False), scoring.names(at_end=True)
+    lines, often, end = [], evaluator.names(at_end=False), evaluator.names(at_end=True)
     if often:
         steps, due = parts.length.steps, parts.timetable.evaluate_due
-        seen = min(steps, _LOOKED_AT)  # in a run of millions of steps it is about that
-        one_s, times = sum(took_s[name] for name in often), round(sum(map(due, range(1, seen + 1))) * steps / seen)
+        known = min(steps, _LOOKED_AT)  # in a run of millions of steps it is about that
+        one_s, times = sum(took_s[name] for name in often), round(sum(map(due, range(1, known + 1))) * steps / known)
         lines.append(
             f"about {measured_time(one_s)} an evaluation of {', '.join(often)}, {measured_time(one_s * times)} for {times:,} of them"
             " (measured with a few batches)"

@@ -45,8 +45,8 @@ def dry_pass(parts: RunComponents, *, rows: int | None = None, weights_narrow: b
     for parameter in parts.state.parameters:
         parameter.grad = torch.empty_like(parameter)
     try:
-        casts = _leaves(_passed(parts, batch, narrow=narrow, casts={})[-1]) if weights_narrow else None
-        kept, most, forward, whole, _ = _passed(parts, batch, narrow=narrow, casts=casts)
+        casts = _leaves(_count_pass(parts, batch, narrow=narrow, casts={})[-1]) if weights_narrow else None
+        kept_bytes, max_bytes, forward, total, _ = _count_pass(parts, batch, narrow=narrow, casts=casts)
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as problem:
         raise ConfigError(
             f"the model or its loss cannot be computed on paper: {first_line(problem)}\n"
@@ -54,15 +54,15 @@ def dry_pass(parts: RunComponents, *, rows: int | None = None, weights_narrow: b
         ) from problem
     finally:
         clear(parts.state.parameters)
-    return Pass(samples, kept, most, (float(forward), float(whole - forward)))
+    return Pass(samples, kept_bytes, max_bytes, (float(forward), float(total - forward)))
 
 
 def _leaves(casts: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
     """Casts as weights of their own, whose gradients are there already."""
-    found = {weight: cast.detach().requires_grad_() for weight, cast in casts.items()}
-    for cast in found.values():
+    leaves = {weight: cast.detach().requires_grad_() for weight, cast in casts.items()}
+    for cast in leaves.values():
         cast.grad = torch.empty_like(cast)
-    return found
+    return leaves
 
 
 class _Arithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -75,35 +75,35 @@ class _Arithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flops, self.formulas = 0, flop_registry
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if (formula := self.formulas.get(func.overloadpacket)) is not None:
-            self.flops += formula(*args, **(kwargs or {}), out_val=made)
-        return made
+            self.flops += formula(*args, **(kwargs or {}), out_val=result)
+        return result
 
 
-def _passed(
+def _count_pass(
     parts: RunComponents, batch: Any, *, narrow: torch.dtype | None, casts: dict[Tensor, Tensor] | None = None
 ) -> tuple[int, int, int, int, dict[Tensor, Tensor]]:
     assert parts.task.loss is not None
     models = parts.state.models.values()
-    there = [*(casts or {}).values(), *(held for model in models for held in (*model.parameters(), *model.buffers()))]
+    there = [*(casts or {}).values(), *(each for model in models for each in (*model.parameters(), *model.buffers()))]
     weights = {tensor.untyped_storage() for tensor in there}
-    kept: set[torch.UntypedStorage] = set()
+    storages: set[torch.UntypedStorage] = set()
 
     def packed(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage() not in weights:
-            kept.add(tensor.untyped_storage())
+            storages.add(tensor.untyped_storage())
         return tensor
 
-    mode, counted = OnPaper(narrow, casts=casts), _Arithmetic()
-    with counted, peak(torch.device("meta")) as found, mode:
+    mode, counted = MetaMode(narrow, casts=casts), _Arithmetic()
+    with counted, peak(torch.device("meta")) as peak_memory, mode:
         with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
             result = parts.task.loss(parts.task.forward, batch)
         result = result[0] if isinstance(result, tuple) else result
         loss = scalar(result.total if isinstance(result, Mean) else result)
         forward = counted.flops
-        kept_bytes = sum(storage.nbytes() for storage in kept)
-        kept.clear()
+        kept_bytes = sum(storage.nbytes() for storage in storages)
+        storages.clear()
         if casts is None:  # autocast's block is left: what a checkpoint computes again, is cast again
             mode.casts.clear()
             mode.keeping = False
@@ -114,22 +114,22 @@ def _passed(
             (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
         )
     read = tensor_bytes(tensor for tensor in tree_iter(batch) if isinstance(tensor, Tensor))
-    return kept_bytes, found.memory_bytes + read, forward, counted.flops, mode.casts
+    return kept_bytes, peak_memory.memory_bytes + read, forward, counted.flops, mode.casts
 
 
 def _first_batch(parts: RunComponents, rows: int | None) -> tuple[Any, int]:
     """The first micro-batch with samples, and its samples, with `rows` rows if that is given."""
-    found = next((held for held in parts.pipeline.again(0) if held.count), None)
-    if found is None:
+    micro_batch = next((each for each in parts.pipeline.again(0) if each.count), None)
+    if micro_batch is None:
         raise DataError("the first micro-batch cannot be read: see surefoot plan without --world-size for the reason")
-    there = len(found.sample_ids)
-    if rows is None or rows == there:
-        return found.batch, there
+    sample_count = len(micro_batch.sample_ids)
+    if rows is None or rows == sample_count:
+        return micro_batch.batch, sample_count
 
     def resized(tensor: Tensor) -> Tensor:
-        return tensor.new_empty((rows, *tensor.shape[1:])) if tensor.ndim and len(tensor) == there else tensor
+        return tensor.new_empty((rows, *tensor.shape[1:])) if tensor.ndim and len(tensor) == sample_count else tensor
 
-    return tree_map_only(Tensor, resized, found.batch), rows
+    return tree_map_only(Tensor, resized, micro_batch.batch), rows
 
 
 def _functions(functional: str, top: str, of_tensor: str) -> set[Any]:
@@ -152,7 +152,7 @@ _WIDE = _functions(  # in float32
 )
 
 
-class OnPaper(TorchFunctionMode):
+class MetaMode(TorchFunctionMode):
     """Torch functions called in its block act as on a GPU, under autocast to `narrow` unless that is None.
 
     `casts` are the weights in 16 bits, each made once while `keeping`, as autocast does until its block is left.
@@ -168,19 +168,19 @@ class OnPaper(TorchFunctionMode):
             args, kwargs = tree_map_only(Tensor, self._narrowed, (args, kwargs))
         elif self.narrow is not None and func in _WIDE:
             args, kwargs = tree_map_only(
-                Tensor, lambda held: held.float() if held.dtype == self.narrow else held, (args, kwargs)
+                Tensor, lambda tensor: tensor.float() if tensor.dtype == self.narrow else tensor, (args, kwargs)
             )
         return {F.scaled_dot_product_attention: _attention, F.dropout: _dropout}.get(func, func)(*args, **kwargs)
 
     def _narrowed(self, tensor: Tensor) -> Tensor:
         if tensor.dtype != torch.float32:
             return tensor
-        made = self.casts.get(tensor)
-        if made is None:
-            made = tensor.to(self.narrow)
+        cast = self.casts.get(tensor)
+        if cast is None:
+            cast = tensor.to(self.narrow)
             if self.keeping and tensor.is_leaf and tensor.requires_grad:
-                self.casts[tensor] = made
-        return made
+                self.casts[tensor] = cast
+        return cast
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -205,9 +205,9 @@ def _attention(
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **others)
     aten: Any = torch.ops.aten
     if attn_mask is None:
-        made: tuple[Tensor, ...] = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)
+        results: tuple[Tensor, ...] = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)
     else:
         bias = torch.zeros_like(attn_mask, dtype=query.dtype) if attn_mask.dtype is torch.bool else attn_mask
         wide = bias.expand(*query.shape[:3], key.shape[2])
-        made = aten._scaled_dot_product_efficient_attention(query, key, value, wide, True, dropout_p, is_causal)
-    return made[0]
+        results = aten._scaled_dot_product_efficient_attention(query, key, value, wide, True, dropout_p, is_causal)
+    return results[0]

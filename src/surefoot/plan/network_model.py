@@ -71,12 +71,12 @@ def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Win
     backward = ring_gathered(sum(units[1:]), shards) if strategy.reshard_after_forward else 0.0
     scattered, added = ring_gathered(sums, shards), ring_reduced(sums / shards, copies)
     summed = micro_batches if strategy.sync == "every" else 1
-    found = [
+    all_windows = [
         Window("forward", micro_batches, ring_gathered(sum(units), shards), 0.0),
         Window("backward", micro_batches - summed, backward, 0.0),
         Window("backward", summed, backward + scattered, added),
     ]
-    return [window for window in found if window.times]
+    return [window for window in all_windows if window.times]
 
 
 def ring_bandwidth(machine: Machine, *, members: int, stride: int) -> float:
@@ -117,14 +117,14 @@ def timing(work: Workload, strategy: Spread, machine: Machine, *, micro_batches:
     >>> from surefoot.plan.workload import Spread, Weight, Workload
     >>> work = Workload((), ((Weight((1024, 1024)),),) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1e9, 2e9), 1)
     >>> machine = Machine(1e12, 0.5, 10**9, bandwidth=1e9, node_bandwidth=1e10)
-    >>> found = timing(work, Spread("ddp", 8), machine, micro_batches=2)  # 28 MiB at 10 GB/s, beside one backward pass
-    >>> round(found.compute_s, 4), round(found.communication_s, 5), found.exposed_s
+    >>> step = timing(work, Spread("ddp", 8), machine, micro_batches=2)  # 28 MiB at 10 GB/s, beside one backward pass
+    >>> round(step.compute_s, 4), round(step.communication_s, 5), step.exposed_s
     (0.012, 0.00294, 0.0)
     >>> machine = Machine(1e12, 0.5, 10**9, bandwidth=1e9, node_bandwidth=1e10, node_size=1)
     >>> timing(work, Spread("ddp", 8), machine, micro_batches=2).hidden_from  # 29.4 ms, against 4 ms of a sample's backward pass
     8
     """
-    found = windows(work, strategy, micro_batches=micro_batches)
+    sends = windows(work, strategy, micro_batches=micro_batches)
     flops_per_s = machine.flops * machine.mfu
     to_shards = ring_bandwidth(machine, members=strategy.shards, stride=1)
     to_replicas = ring_bandwidth(machine, members=strategy.copies, stride=strategy.shards)
@@ -134,12 +134,12 @@ def timing(work: Workload, strategy: Spread, machine: Machine, *, micro_batches:
             work.flops[window.part == "backward"] / flops_per_s,
             window.to_shards / to_shards + window.to_replicas / to_replicas,  # one after the other
         )
-        for window in found
+        for window in sends
     ]
     return Timing(
         compute_s=micro_batches * sum(work.flops) / flops_per_s,
         communication_s=sum(times * sending for times, _, sending in took),
         exposed_s=sum(times * max(0.0, sending - computing) for times, computing, sending in took),
-        sent_bytes=sum(window.times * (window.to_shards + window.to_replicas) for window in found),
+        sent_bytes=sum(window.times * (window.to_shards + window.to_replicas) for window in sends),
         hidden_from=max(1, *(math.ceil(sending / (computing / work.samples)) for _, computing, sending in took)),
     )

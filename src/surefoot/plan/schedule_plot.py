@@ -44,19 +44,19 @@ class Trace:
         """The area under the curve, relative to that of a constant rate."""
         return float(np.average(self.factors, weights=np.diff(self.steps, append=self.steps[-1] + 1)))
 
-    def _at(self, place: int) -> tuple[int, float]:
-        return int(self.steps[place]), float(self.factors[place])
+    def _at(self, index: int) -> tuple[int, float]:
+        return int(self.steps[index]), float(self.factors[index])
 
 
-def traced(schedules: Mapping[str, AnySchedule], length: Length) -> list[Trace]:
+def trace_schedules(schedules: Mapping[str, AnySchedule], length: Length) -> list[Trace]:
     """A trace of each schedule in a run of that length; one `ConfigError` names all schedules that do not fit.
 
     >>> from surefoot.schedules.lr_schedule import linear
-    >>> trace, = traced({"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1))
+    >>> trace, = trace_schedules({"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1))
     >>> trace.warmup, trace.peak, trace.lowest, round(trace.mean, 3)
     (2, (2, 1.0), (5, 0.25), 0.583)
     """
-    found, problems = [], []
+    traces, problems = [], []
     for name, schedule in schedules.items():
         try:
             resolved = schedule.resolved(length)
@@ -66,17 +66,17 @@ def traced(schedules: Mapping[str, AnySchedule], length: Length) -> list[Trace]:
             continue
         warmup, every = int(resolved.warmup or 0), -(-length.steps // _LOOKED_AT)
         steps = np.unique([*range(0, length.steps, every), warmup, length.steps - 1]).astype(np.int64)
-        found.append(Trace(name, steps, np.array([factor(int(step)) for step in steps]), warmup))
+        traces.append(Trace(name, steps, np.array([factor(int(step)) for step in steps]), warmup))
     if problems:
         raise ConfigError("\n".join(problems))
-    return found
+    return traces
 
 
 def table(traces: Sequence[Trace], *, rate: float | None = None) -> str:
     """The traces as text: a row each, as factors, or as rates where the base `rate` is known.
 
     >>> from surefoot.schedules.lr_schedule import linear
-    >>> print(table(traced({"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1)), rate=0.1))
+    >>> print(table(trace_schedules({"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1)), rate=0.1))
     schedule  warm-up ends         peak         lowest  mean factor
     linear          step 2  0.1, step 2  0.025, step 5        0.583
     """
@@ -113,16 +113,16 @@ def plot_schedules(
         raise ConfigError("no schedule to draw: give at least one, as {'cosine': surefoot.schedules.cosine('5%')}")
     planned_length = length if isinstance(length, Length) else steps_alone(length)
     named = {name: bound(each, ({"lr": rate or 1.0, "betas": (0.9, 0.999)},)) for name, each in schedules.items()}
-    return drawn(traced(named, planned_length), out=out, rate=rate)
+    return draw_traces(trace_schedules(named, planned_length), out=out, rate=rate)
 
 
-def drawn(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> list[Path]:
+def draw_traces(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> list[Path]:
     """Write the picture of traces that are there already; as `plot_schedules`."""
-    place = local_path(out, setting="out")
-    if place.suffix in (".png", ".svg"):
-        place = place.with_suffix("")
+    path = local_path(out, setting="out")
+    if path.suffix in (".png", ".svg"):
+        path = path.with_suffix("")
     title = "factor on the base rate" if rate is None else f"learning rate (base {rate:g})"
-    return draw(charts(traces, rate=rate or 1.0), place, title=title)
+    return draw(charts(traces, rate=rate or 1.0), path, title=title)
 
 
 def steps_alone(text: str) -> Length:
@@ -142,12 +142,12 @@ def charts(traces: Sequence[Trace], *, rate: float) -> list[Chart]:
     """Several schedules in one field, and each in its own with what is marked on it."""
     top = 1.25 * rate * max(trace.peak[1] for trace in traces)
     each = []
-    for place, trace in enumerate(traces):
+    for index, trace in enumerate(traces):
         name, (peak_step, peak), (lowest_step, lowest) = shortened(trace.name, _LONGEST_NAME), trace.peak, trace.lowest
-        line = Line(name, tuple((float(step), rate * float(factor)) for step, factor in _points(trace)), 8 * place)
-        marks = [Mark("best", peak_step, peak * rate, "peak", place)]
+        line = Line(name, tuple((float(step), rate * float(factor)) for step, factor in _points(trace)), 8 * index)
+        marks = [Mark("best", peak_step, peak * rate, "peak", index)]
         if lowest < peak:
-            marks.append(Mark("best", lowest_step, lowest * rate, "lowest", place))
+            marks.append(Mark("best", lowest_step, lowest * rate, "lowest", index))
         if trace.warmup:
             marks.append(Mark("event", trace.warmup, None, "warm-up ends"))
         falls = f"lowest {lowest * rate:.3g} at {lowest_step:,}" if lowest < peak else "never lower"
@@ -166,5 +166,5 @@ def _points(trace: Trace) -> list[tuple[int, float]]:
     even = np.linspace(0, last, min(last + 1, _POINTS)).round().astype(np.int64)
     jumps = np.flatnonzero(np.abs(np.diff(trace.factors)) > _JUMP)
     peak, warmup = int(trace.factors.argmax()), int(np.searchsorted(trace.steps, trace.warmup))
-    kept = np.unique(np.concatenate([even, jumps, jumps + 1, [peak, warmup]])).astype(np.int64)
-    return list(zip(trace.steps[kept].tolist(), trace.factors[kept].tolist(), strict=True))
+    indices = np.unique(np.concatenate([even, jumps, jumps + 1, [peak, warmup]])).astype(np.int64)
+    return list(zip(trace.steps[indices].tolist(), trace.factors[indices].tolist(), strict=True))

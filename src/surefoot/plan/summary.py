@@ -42,7 +42,7 @@ def sections(parts: RunComponents) -> list[Section]:
         with untouched(), parts.numerics():
             measured = measure(parts)
             costs = [*memory_and_time(parts, measured), *evaluation_time(parts)]
-    found = [
+    all_sections = [
         Section("data", list(parts.settings.data_summary)),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("parameters by optimizer group", parameters_by_group(parts)),
@@ -51,7 +51,7 @@ def sections(parts: RunComponents) -> list[Section]:
         Section("memory and time", costs),
         Section("chosen", chosen(parts, where, auto)),
     ]
-    return [section for section in found if section.lines]
+    return [section for section in all_sections if section.lines]
 
 
 def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
@@ -81,24 +81,24 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
     lines = []
     for name, trained in parts.state.optimizers.items():
         optimizer, names = trained.optimizer, parameter_names(parts.state.models[name])
-        names |= {held: held.called for held in trained.parameters if isinstance(held, Shard)}
+        names |= {shard: shard.called for shard in trained.parameters if isinstance(shard, Shard)}
         rates_differ = len({group["initial_lr"] for group in optimizer.param_groups}) > 1
         whose = "" if name == "model" else f" of {name}"
         lines.append(f"{type(optimizer).__name__}{whose}: a bad step is skipped {trained.skip.description}")
         kind = kind_of(optimizer)
         if parts.parallel.kind == "fsdp" and kind is not None:
             lines.append(f"  each rank updates its own rows, {kind.on_shards}")
-        for place, group in enumerate(optimizer.param_groups):
-            members, which = [name_of(held, names) for held in group["params"]], ""
+        for index, group in enumerate(optimizer.param_groups):
+            members, which = [name_of(each, names) for each in group["params"]], ""
             if "by" in group:  # parameters are divided between optimizers: which ones are whose
-                which = f", by {group['by']}: {_shown(members)}"
+                which = f", by {group['by']}: {_abbreviate(members)}"
             elif rates_differ:
                 which = f": {first_and_last(members)}"
             lines.append(
-                f"  group {place}: {counted(len(members), 'tensor')}, {_numbers(group['params']):,} numbers,"
+                f"  group {index}: {counted(len(members), 'tensor')}, {_numbers(group['params']):,} numbers,"
                 f" lr {group['initial_lr']:g}, weight decay {group.get('weight_decay', 0):g}{which}"
             )
-        if frozen := {parameter: held for parameter, held in names.items() if not parameter.requires_grad}:
+        if frozen := {parameter: called for parameter, called in names.items() if not parameter.requires_grad}:
             which = first_and_last([*frozen.values()])
             lines.append(f"  frozen: {counted(len(frozen), 'tensor')}, {_numbers(frozen):,} numbers: {which}")
     return lines
@@ -139,8 +139,8 @@ def learning_rates(parts: RunComponents) -> list[str]:
     near = max(range(0, steps, stride), key=factors)
     fastest = max(range(max(0, near - stride), min(steps, near + stride)), key=factors)
     feedback = parts.run_state.feedback
-    shown = {"first": 0, "fastest": fastest, "middle": steps // 2, "last": steps - 1}
-    rows = [(what, "step", f"{step:,}", f"{base * factors(step):.4g}") for what, step in shown.items()]
+    marked_steps = {"first": 0, "fastest": fastest, "middle": steps // 2, "last": steps - 1}
+    rows = [(what, "step", f"{step:,}", f"{base * factors(step):.4g}") for what, step in marked_steps.items()]
     settings = parts.schedule.to_dict()
     plain = [f", {name} {value}" for name, value in settings.items() if name != "shape" and not isinstance(value, dict)]
     return [
@@ -163,25 +163,25 @@ def _directory(parts: RunComponents) -> list[str]:
         return ["nothing is saved: no out was given"]
     path = parts.directory.path
     try:
-        if (found := parts.checkpointing.newest()) is None:
+        if (checkpoint := parts.checkpointing.newest()) is None:
             return [f"checkpoints go to {path}"]
-        parts.continue_from(found)
-        parts.refuse_another_architecture(found)
+        parts.continue_from(checkpoint)
+        parts.refuse_another_architecture(checkpoint)
     except CheckpointError as problem:
         return [f"{path} holds a run that train would not go on with:", *str(problem).splitlines()]
-    return [f"{path} holds this run at step {found.step:,}: train goes on from there"]
+    return [f"{path} holds this run at step {checkpoint.step:,}: train goes on from there"]
 
 
-def _shown(names: Iterable[str]) -> str:
+def _abbreviate(names: Iterable[str]) -> str:
     """All names; only the first and the last of equal ones in a row of blocks.
 
-    >>> _shown(["embedding.weight", "blocks.0.up.weight", "blocks.1.up.weight", "blocks.2.up.weight"])
+    >>> _abbreviate(["embedding.weight", "blocks.0.up.weight", "blocks.1.up.weight", "blocks.2.up.weight"])
     'embedding.weight, blocks.0-2.up.weight'
     """
     blocks = defaultdict[tuple[str, str], list[str]](list)
     for name in names:
-        before, place, after = [*re.split(r"\.(\d+)\.", name, maxsplit=1), "", ""][:3]
-        blocks[before, after].append(place)
+        before, number, after = [*re.split(r"\.(\d+)\.", name, maxsplit=1), "", ""][:3]
+        blocks[before, after].append(number)
     return ", ".join(
         before + (f".{places[0]}{f'-{places[-1]}' if len(places) > 1 else ''}.{after}" if places[0] else "")
         for (before, after), places in blocks.items()

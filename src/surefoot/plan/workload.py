@@ -103,10 +103,10 @@ def workload(parts: RunComponents, passed: Pass) -> Workload:
     return Workload(
         outside=outside,
         blocks=blocks,
-        state_bytes=lambda shards: sum(state_bytes(held.optimizer, shards=shards) or 0 for held in trained),
-        update_bytes=lambda shards: max(update_bytes(held.skip, held.optimizer, shards=shards) for held in trained),
+        state_bytes=lambda shards: sum(state_bytes(each.optimizer, shards=shards) or 0 for each in trained),
+        update_bytes=lambda shards: max(update_bytes(each.skip, each.optimizer, shards=shards) for each in trained),
         averages=int(bool(parts.state.ema_models)),
-        buffer_bytes=tensor_bytes(held for model in models.values() for held in model.buffers()),
+        buffer_bytes=tensor_bytes(buffer for model in models.values() for buffer in model.buffers()),
         pass_bytes=passed.most_bytes,
         flops=passed.flops,
         samples=passed.samples,
@@ -129,8 +129,8 @@ def units(
     outside: list[nn.Parameter] = []
     blocks: list[list[nn.Parameter]] = []
     for model in models.values():
-        found = blocks_of(model, named or "auto").values()
-        alone = [list(block.parameters()) for block in found if _is_alone(block, model)]
+        named_blocks = blocks_of(model, named or "auto").values()
+        alone = [list(block.parameters()) for block in named_blocks if _is_alone(block, model)]
         inside = {parameter for block in alone for parameter in block}
         outside += [parameter for parameter in model.parameters() if parameter not in inside]
         blocks += [block for block in alone if block]
@@ -140,8 +140,8 @@ def units(
 def _is_alone(block: nn.Module, model: nn.Module) -> bool:
     """True where no module outside of a block holds a parameter of it."""
     others = set(model.modules()) - set(block.modules())
-    return set(block.parameters()).isdisjoint(held for other in others for held in other.parameters(recurse=False))
+    return set(block.parameters()).isdisjoint(weight for each in others for weight in each.parameters(recurse=False))
 
 
 def _weights(parameters: Iterable[Tensor]) -> tuple[Weight, ...]:
-    return tuple(Weight(tuple(held.shape), held.element_size(), held.requires_grad) for held in parameters)
+    return tuple(Weight(tuple(each.shape), each.element_size(), each.requires_grad) for each in parameters)

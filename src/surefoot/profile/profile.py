@@ -18,7 +18,7 @@ from surefoot.profile.result import Profile, Tried, middle_half, written
 from surefoot.profile.timed_step import Stepping
 from surefoot.profile.trace import copied_s, device_busy_s, memory_line, operators, profiled
 from surefoot.profile.variants import USUAL, Variant, stepping, variants
-from surefoot.report.figures import made
+from surefoot.report.figures import make_directory
 from surefoot.run.components import RunComponents
 from surefoot.run.run import Run, unchanged
 from surefoot.tracking.format import counted as number_of
@@ -75,7 +75,7 @@ def measure(
     until, tell = perf_counter() + max_seconds, progress_fn or (lambda _: None)
     with unchanged(run) as parts:
         if place is not None:
-            made(place)  # before what takes long
+            make_directory(place)  # before what takes long
         base = stepping(parts)
         with closing(base.feed):
             tell("warming up")

@@ -9,8 +9,8 @@ import torch
 from surefoot.checkpoint.format import Checkpoint, DamageError
 from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError
-from surefoot.replay.replay import tell_cost
-from surefoot.replay.rerun import execution, nearest
+from surefoot.replay.replay import report_cost
+from surefoot.replay.rerun import execution, nearest_checkpoint
 from surefoot.tracking.record import Record
 from surefoot.train.components import Components
 
@@ -31,8 +31,8 @@ def first_bad(
     if reached > logged:
         stretches.append((logged, reached, "made again: no record tells of it"))
     for first, until, how in sorted(stretches):
-        if found := _in_stretch(parts, known, store, first, min(until, parts.length.steps), say):
-            return found[0], f"first bad step: {found[0]}, {found[1]} is not finite ({how})"
+        if bad := _in_stretch(parts, known, store, first, min(until, parts.length.steps), say):
+            return bad[0], f"first bad step: {bad[0]}, {bad[1]} is not finite ({how})"
     if _skipped(known) and parts.run_state.precision.loss_scale is None:  # which skips steps that a smaller one cures
         return None, (
             "no bad step: the records tell of skipped ones, and made again all are finite; they depended on what no\n"
@@ -80,18 +80,18 @@ def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, s
     return [(max(sound, default=0), there[low], f"the weights of step-{there[low]:08d} are not finite")]
 
 
-def weights_finite(contents: Checkpoint) -> bool:
+def weights_finite(checkpoint: Checkpoint) -> bool:
     """Whether the weights of the models in a checkpoint are finite; averages and optimizer state do not count.
 
     >>> weights_finite(Checkpoint(0, {"model": {"weight": torch.tensor([1.0, math.inf])}}, {}))
     False
     """
     return all(
-        bool(torch.isfinite(held).all())
-        for file in contents.files
+        bool(torch.isfinite(tensor).all())
+        for file in checkpoint.files
         if file.split("-")[0] == "model"
-        for held in contents.tensors(file).values()
-        if held.is_floating_point()
+        for tensor in checkpoint.tensors(file).values()
+        if tensor.is_floating_point()
     )
 
 
@@ -101,18 +101,18 @@ def _in_stretch(
     """The first bad step before `until`, from the nearest checkpoint at or before step `first` on, and what is not finite."""
     if first >= until:
         return None
-    found, damaged = nearest(store, first)
-    while found.step > 0 and not weights_finite(found):
-        found, damaged = nearest(store, found.step - 1)
-    tell_cost(found.step, until, damaged, known, say)
-    with execution(parts, found, records=known) as again:
-        scale = again.parts.run_state.precision.loss_scale
+    checkpoint, damaged = nearest_checkpoint(store, first)
+    while checkpoint.step > 0 and not weights_finite(checkpoint):
+        checkpoint, damaged = nearest_checkpoint(store, checkpoint.step - 1)
+    report_cost(checkpoint.step, until, damaged, known, say)
+    with execution(parts, checkpoint, records=known) as rerun:
+        scale = rerun.parts.run_state.precision.loss_scale
         scale_before = None if scale is None else float(scale.scale)
-        for made in again.steps(until):
-            numbers, curable = made.numbers(), scale_before is not None and scale_before > 1
+        for finished in rerun.steps(until):
+            numbers, curable = finished.numbers(), scale_before is not None and scale_before > 1
             if not math.isfinite(numbers.loss) or not (curable or math.isfinite(numbers.norm)):
-                return made.index, "loss or gradient"
-            if not all(bool(torch.isfinite(held).all()) for held in again.parts.state.parameters):
-                return made.index, "the update leaves a weight that"
+                return finished.index, "loss or gradient"
+            if not all(bool(torch.isfinite(parameter).all()) for parameter in rerun.parts.state.parameters):
+                return finished.index, "the update leaves a weight that"
             scale_before = None if scale is None else float(scale.scale)
     return None

@@ -36,13 +36,13 @@ class First:
         if self.what in ("weight", "buffer"):
             return f"the {self.what} {self.name}, before the step"
         kind = f" ({self.kind})" if self.kind else ""
-        said = {
+        phrases = {
             "inputs": f"{self.name}, the data",
             "loss": "the loss, of outputs that are finite",
             "gradient": f"{self.name}.grad",
             "norm": f"the norm of the gradient: {self.name}.grad is too large to be squared",
         }
-        return said.get(self.what, f"{self.what} of {self.name or 'the model'}{kind}") + self._whose()
+        return phrases.get(self.what, f"{self.what} of {self.name or 'the model'}{kind}") + self._whose()
 
     def _whose(self) -> str:
         rank, count = "" if self.rank is None else f" (rank {self.rank})", len(self.samples)
@@ -146,11 +146,11 @@ def json_values(value: Any) -> Any:
     """
     if isinstance(value, Mapping):
         strange = {
-            name: repr(held) for name, held in value.items() if isinstance(held, float) and not math.isfinite(held)
+            name: repr(entry) for name, entry in value.items() if isinstance(entry, float) and not math.isfinite(entry)
         }
-        plain = {name: None if name in strange else json_values(held) for name, held in value.items()}
+        plain = {name: None if name in strange else json_values(entry) for name, entry in value.items()}
         return plain | ({"nonfinite": strange} if strange else {})
-    return [json_values(held) for held in value] if isinstance(value, list | tuple) else value
+    return [json_values(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 WIDE = 100
@@ -165,33 +165,33 @@ def sections(look: Look, *, samples: int) -> list[str]:
 
 def _micro_batches(look: Look) -> list[str]:
     lines = ["", "micro-batch   loss        counted   samples"]
-    for held in look.micro_batches:
-        whose = "" if held.rank is None else f" (rank {held.rank})"
-        line = f"{f'{held.index}{whose}':<13} {number(held.loss):<11} {number(held.count):<9}"
-        lines.append(f"{line} {_ids(held.ids, WIDE - len(line) - 1)}")
+    for micro_batch in look.micro_batches:
+        whose = "" if micro_batch.rank is None else f" (rank {micro_batch.rank})"
+        line = f"{f'{micro_batch.index}{whose}':<13} {number(micro_batch.loss):<11} {number(micro_batch.count):<9}"
+        lines.append(f"{line} {_ids(micro_batch.ids, WIDE - len(line) - 1)}")
     return lines
 
 
 def _ids(ids: Sequence[int], wide: int) -> str:
     """As many as fit, and their number."""
-    shown = " ".join(map(str, ids))
-    if len(shown) <= wide:
-        return shown
+    text = " ".join(map(str, ids))
+    if len(text) <= wide:
+        return text
     end = f" ... ({len(ids)} in all)"
-    return shown[: wide - len(end)].rpartition(" ")[0] + end
+    return text[: wide - len(end)].rpartition(" ")[0] + end
 
 
-def _samples(look: Look, most: int) -> list[str]:
-    if most == 0 or all(sample.loss is None for sample in look.samples):
+def _samples(look: Look, limit: int) -> list[str]:
+    if limit == 0 or all(sample.loss is None for sample in look.samples):
         return []
-    shown = look.samples[:most]
-    norms = any(sample.gradient_norm is not None for sample in shown)
+    samples = look.samples[:limit]
+    norms = any(sample.gradient_norm is not None for sample in samples)
     lines = [
         "",
-        f"samples by their loss, each passed alone in evaluation mode; the first {len(shown)} of {len(look.samples)}",
+        f"samples by their loss, each passed alone in evaluation mode; the first {len(samples)} of {len(look.samples)}",
         f"sample        loss        {'its gradient   ' * norms}micro-batch",
     ]
-    for sample in shown:
+    for sample in samples:
         loss, own = ("-" if value is None else number(value) for value in (sample.loss, sample.gradient_norm))
         lines.append(f"{sample.id:<13} {loss:<11} {f'{own:<14} ' * norms}{sample.micro_batch}")
         lines += [f"    {line}"[:WIDE] for line in visible(sample.shown or "").splitlines()]
@@ -208,10 +208,10 @@ def _modules(look: Look) -> list[str]:
     head = ("module, in the order of a pass", "kind", "mean", "rms", "largest", "zeros", "not finite")
     rows = list[tuple[str, ...]]()
     for module in look.modules:
-        seen, kind = module.output, module.kind if module.calls == 1 else f"{module.kind} x{module.calls}"
-        sizes = [f"{value:.3g}" for value in (seen.mean, seen.rms, seen.largest)]
-        zeros = f"{seen.zeros:.0%}" if seen.zeros else "-"
-        rows.append((module.name or "the model", kind, *sizes, zeros, str(seen.nonfinite or "-")))
+        output, kind = module.output, module.kind if module.calls == 1 else f"{module.kind} x{module.calls}"
+        sizes = [f"{value:.3g}" for value in (output.mean, output.rms, output.largest)]
+        zeros = f"{output.zeros:.0%}" if output.zeros else "-"
+        rows.append((module.name or "the model", kind, *sizes, zeros, str(output.nonfinite or "-")))
     return _table(head, rows, "modules")
 
 
@@ -219,10 +219,10 @@ def _parameters(look: Look) -> list[str]:
     head = ("gradient of, largest first", "shape", "norm", "share", "largest", "weights", "not finite")
     rows = list[tuple[str, ...]]()
     by_size = sorted(look.parameters, key=lambda each: -each.norm if math.isfinite(each.norm) else 0.0)
-    for held in sorted(by_size, key=lambda each: not each.nonfinite):
-        norm, largest, weight = (f"{value:.3g}" for value in (held.norm, held.largest, held.weight))
-        shape, bad = " x ".join(map(str, held.shape)), str(held.nonfinite or "-")
-        rows.append((held.name, shape, norm, "-" if held.share is None else f"{held.share:.0%}", largest, weight, bad))
+    for each in sorted(by_size, key=lambda each: not each.nonfinite):
+        norm, largest, weight = (f"{value:.3g}" for value in (each.norm, each.largest, each.weight))
+        shape, bad = " x ".join(map(str, each.shape)), str(each.nonfinite or "-")
+        rows.append((each.name, shape, norm, "-" if each.share is None else f"{each.share:.0%}", largest, weight, bad))
     return _table(head, rows, "parameters")
 
 
@@ -230,10 +230,10 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], what: str) ->
     """As many rows as fit on a page, non-finite ones (by the last column) first, and the number of those left out."""
     if not rows:
         return []
-    wanted = [place for place, row in enumerate(rows) if row[-1] != "-"][: _ROWS // 2]
-    others = [place for place in range(len(rows)) if place not in wanted][: _ROWS - len(wanted)]
-    shown = [rows[place] for place in sorted(wanted + others)]
-    cells = [(shortened(in_line(row[0]), _NAME, keep="end"), shortened(row[1], 15), *row[2:]) for row in shown]
-    left_out = len(rows) - len(shown)
+    wanted = [index for index, row in enumerate(rows) if row[-1] != "-"][: _ROWS // 2]
+    others = [index for index in range(len(rows)) if index not in wanted][: _ROWS - len(wanted)]
+    visible = [rows[index] for index in sorted(wanted + others)]
+    cells = [(shortened(in_line(row[0]), _NAME, keep="end"), shortened(row[1], 15), *row[2:]) for row in visible]
+    left_out = len(rows) - len(visible)
     more = [f"... and {left_out} more {what}: --json has all"] if left_out else []
     return ["", *text_table([head, *cells], left=(0, 1)), *more]

@@ -27,13 +27,13 @@ class Event:
     what: str
     name: str
     micro_batch: int
-    found: Tally
+    stats: Tally
     kind: str  # of the module
     rows: list[int] | None  # those that are not finite, where the tensor has a row for each sample
 
     @property
     def bad(self) -> bool:
-        return self.found.nonfinite > 0
+        return self.stats.nonfinite > 0
 
 
 class ModuleHooks:
@@ -44,22 +44,22 @@ class ModuleHooks:
         self.events: list[Event] = []
         self.of_modules: dict[str, OfModule] = {}
         self.losses: dict[int, tuple[float, float]] = {}  # of each micro-batch: what it counted, and its mean
-        self.place = -1  # the micro-batch that is being passed, by its place in the step
+        self.position = -1  # the micro-batch that is being passed, by its position in the step
         self.forward = False
         self.last: list[Tensor] = []  # what the module before has put out
 
     def first(self) -> Event | None:
         """The first event that is not finite; minus infinity that what follows has absorbed, as a softmax does a mask's, does not count."""
-        bad = ((place, event) for place, event in enumerate(self.events) if event.bad)
-        return next((event for place, event in bad if not (event.found.only_minus and self._absorbed(place))), None)
+        bad = ((index, event) for index, event in enumerate(self.events) if event.bad)
+        return next((event for index, event in bad if not (event.stats.only_minus and self._absorbed(index))), None)
 
     def reached(self, micro_batch: int) -> str:
         """The first module with an output that is not finite in a micro-batch."""
         outputs = (event for event in self.events if (event.what, event.micro_batch) == ("output", micro_batch))
         return next((f"{event.name or 'the model'} ({event.kind})" for event in outputs if event.bad), "")
 
-    def _absorbed(self, place: int) -> bool:
-        after = next((event for event in self.events[place + 1 :] if event.what in ("output", "loss")), None)
+    def _absorbed(self, index: int) -> bool:
+        after = next((event for event in self.events[index + 1 :] if event.what in ("output", "loss")), None)
         return after is not None and not after.bad
 
     @contextmanager
@@ -68,9 +68,9 @@ class ModuleHooks:
         with ExitStack() as hooks:
             models = self.step.state.models
             modules = {
-                module: ".".join(filter(None, (model, name))) if len(models) > 1 else name
-                for model, held in models.items()
-                for name, module in held.named_modules()
+                module: ".".join(filter(None, (model_name, name))) if len(models) > 1 else name
+                for model_name, model in models.items()
+                for name, module in model.named_modules()
             }
             for module, name in modules.items():
                 before, after = partial(self._entered, name), partial(self._left, name)
@@ -85,9 +85,9 @@ class ModuleHooks:
         """The loss, which says where forward begins and ends, and what each micro-batch came to."""
 
         def watched_loss(model: Any, batch: Any) -> Any:
-            coming = range(self.place + 1, len(self.step.micro_batches))
-            self.place = next(place for place in coming if self.step.micro_batches[place].batch is batch)
-            micro_batch = self.step.micro_batches[self.place]
+            coming = range(self.position + 1, len(self.step.micro_batches))
+            self.position = next(position for position in coming if self.step.micro_batches[position].batch is batch)
+            micro_batch = self.step.micro_batches[self.position]
             self.forward, self.last = True, []
             try:
                 result = loss(model, batch)
@@ -102,38 +102,38 @@ class ModuleHooks:
 
     def _entered(self, name: str, module: nn.Module, inputs: Any, named: Any) -> None:
         for tensor in floating((inputs, named)) if self.forward else ():
-            if not any(tensor is held for held in self.last):  # which was looked at as it came out
+            if not any(tensor is known for known in self.last):  # which was looked at as it came out
                 self._saw("input", name, tensor, type(module).__name__, only_bad=True)
 
     def _left(self, name: str, module: nn.Module, _: Any, outputs: Any) -> None:
-        kind, held = type(module).__name__, floating(outputs)
-        for tensor in held:
+        kind, tensors = type(module).__name__, floating(outputs)
+        for tensor in tensors:
             if tensor.requires_grad and not tensor.is_leaf:  # on a parameter it would stay
                 tensor.register_hook(partial(self._gradient, "gradient of output", name, kind=kind))  # type: ignore[no-untyped-call]
-        if not self.forward or not held:
+        if not self.forward or not tensors:
             return
-        if len(held) == len(self.last) and all(one is other for one, other in zip(held, self.last, strict=True)):
+        if len(tensors) == len(self.last) and all(a is b for a, b in zip(tensors, self.last, strict=True)):
             return  # a container hands on what its last part has put out
-        before, found = self.of_modules.get(name, OfModule(name, kind, 0, Tally())), Tally()
-        for tensor in held:
-            found = found + self._saw("output", name, tensor, kind)
-        self.last = held
+        before, total = self.of_modules.get(name, OfModule(name, kind, 0, Tally())), Tally()
+        for tensor in tensors:
+            total = total + self._saw("output", name, tensor, kind)
+        self.last = tensors
         if not isinstance(outputs, Mean):  # a loss that the model computes: no activation
-            self.of_modules[name] = replace(before, calls=before.calls + 1, output=before.output + found)
+            self.of_modules[name] = replace(before, calls=before.calls + 1, output=before.output + total)
 
     def _gradient(self, what: str, name: str, gradient: Tensor, *, kind: str = "") -> None:
         self._saw(what, name, gradient, kind, only_bad=True)
 
     def _saw(self, what: str, name: str, tensor: Tensor, kind: str = "", *, only_bad: bool = False) -> Tally:
-        found = tally(tensor)
-        if found.nonfinite or not only_bad:
-            micro_batch = self.step.micro_batches[self.place]
-            bad = bad_rows(tensor, len(micro_batch.sample_ids)) if found.nonfinite and what != "gradient" else None
-            self.events.append(Event(what, name, micro_batch.index, found, kind, bad))
-        return found
+        stats = tally(tensor)
+        if stats.nonfinite or not only_bad:
+            micro_batch = self.step.micro_batches[self.position]
+            bad = bad_rows(tensor, len(micro_batch.sample_ids)) if stats.nonfinite and what != "gradient" else None
+            self.events.append(Event(what, name, micro_batch.index, stats, kind, bad))
+        return stats
 
 
-def passed_under_glass(step: Step, loss: Loss) -> ModuleHooks:
+def trace_step(step: Step, loss: Loss) -> ModuleHooks:
     """Compute the gradients of a step with hooks on the plain models, and leave them in the parameters, without an update."""
     glass, task = ModuleHooks(step), step.task
     step.task = replace(task, forward=sole_or_all(step.state.models), ranks=Alone())
@@ -152,14 +152,14 @@ def value_of(result: Any) -> tuple[float, float | None]:
     ((2.0, 3.0), (0.5, None))
     """
     result = result[0] if isinstance(result, tuple) else result
-    whole = (result if isinstance(result, Mean) else Mean(result, 1)).detach()
-    return float(whole.value), float(whole.count) if isinstance(result, Mean) else None
+    mean = (result if isinstance(result, Mean) else Mean(result, 1)).detach()
+    return float(mean.value), float(mean.count) if isinstance(result, Mean) else None
 
 
 def parameters_of(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
     """The parameters of models by name, prefixed with the model's name if there are several."""
     return {
-        f"{model}.{name}" if len(models) > 1 else name: parameter
-        for model, held in models.items()
-        for name, parameter in held.named_parameters()
+        f"{model_name}.{name}" if len(models) > 1 else name: parameter
+        for model_name, model in models.items()
+        for name, parameter in model.named_parameters()
     }

@@ -15,9 +15,9 @@ from surefoot.distributed.shards import holders, saved_state
 from surefoot.errors import ConfigError
 from surefoot.optim.clipping import gradient_norm
 from surefoot.replay.findings import First, Look, OfMicroBatch, OfParameter, OfSample
-from surefoot.replay.hooks import Event, ModuleHooks, parameters_of, passed_under_glass
+from surefoot.replay.hooks import Event, ModuleHooks, parameters_of, trace_step
 from surefoot.replay.per_sample import Probe
-from surefoot.replay.tensor_stats import Tally, bad_rows, in_words, named_tensors, tally, wide_norm
+from surefoot.replay.tensor_stats import Tally, bad_rows, describe_sample, named_tensors, tally, wide_norm
 from surefoot.train.loop import Step
 from surefoot.train.scratch import preserved
 
@@ -50,11 +50,11 @@ def look(
             'a step of models that FSDP shards cannot be looked at\n  build the run without it: --parallel none, or Run(parallel="none")'
         )
     share = max(1, (pieces or len(step.micro_batches)) // ranks)
-    rank_of = {held.index: held.index // share if ranks > 1 else None for held in step.micro_batches}
+    rank_of = {each.index: each.index // share if ranks > 1 else None for each in step.micro_batches}
     with preserved(state.models, loss, {}, with_weights=False) as put_back:
         before = _before(state.models)
         try:
-            glass = passed_under_glass(step, loss)
+            hooks = trace_step(step, loss)
             assert step.loss is not None  # it was passed
             assert step.pending is not None
             scale, factor = step.task.precision.loss_scale, step.pending[1]
@@ -65,30 +65,30 @@ def look(
             step.pending = None
             state.buffers.undo()
             put_back()
-        probes = {held.index: Probe(step, held, put_back) for held in step.micro_batches}
+        probes = {micro_batch.index: Probe(step, micro_batch, put_back) for micro_batch in step.micro_batches}
         finite = math.isfinite(value) and math.isfinite(norm)
-        first = None if finite else before or _first(step, glass, parameters, probes)
+        first = None if finite else before or _first(step, hooks, parameters, probes)
         if first is not None and first.micro_batch is not None:
             first = replace(first, rank=rank_of[first.micro_batch])
-        told = _samples(probes, first, samples, passed_alone, describe)
+        sample_reports = _samples(probes, first, samples, passed_alone, describe)
     return Look(
         step=step.index,
         loss=value,
         norm=norm,
         first=first,
-        modules=list(glass.of_modules.values()),
+        modules=list(hooks.of_modules.values()),
         parameters=parameters,
         micro_batches=[
             OfMicroBatch(
-                held.index,
-                rank_of[held.index],
-                tuple(held.sample_ids.tolist()),
-                *glass.losses.get(held.index, (0, 0.0)),
+                micro_batch.index,
+                rank_of[micro_batch.index],
+                tuple(micro_batch.sample_ids.tolist()),
+                *hooks.losses.get(micro_batch.index, (0, 0.0)),
             )
-            for held in step.micro_batches
+            for micro_batch in step.micro_batches
         ],
-        samples=told,
-        notes=_notes(step, told),
+        samples=sample_reports,
+        notes=_notes(step, sample_reports),
     )
 
 
@@ -109,23 +109,23 @@ def _before(models: Mapping[str, nn.Module]) -> First | None:
     for name, parameter in parameters_of(models).items():
         if tally(parameter).nonfinite:
             return First("weight", name)
-    for model, held in models.items():
-        for name, buffer in held.named_buffers():
+    for model_name, model in models.items():
+        for name, buffer in model.named_buffers():
             # infinity may be a mask's
-            if name in saved_state(held) and buffer.is_floating_point() and tally(buffer).nans:
-                return First("buffer", f"{model}.{name}" if len(models) > 1 else name)
+            if name in saved_state(model) and buffer.is_floating_point() and tally(buffer).nans:
+                return First("buffer", f"{model_name}.{name}" if len(models) > 1 else name)
     return None
 
 
 def _gradients(models: Mapping[str, nn.Module], factor: float) -> list[OfParameter]:
-    found = []
+    gradients = []
     for name, parameter in parameters_of(models).items():
         if parameter.grad is not None:
-            seen, norm, shape = tally(parameter.grad), wide_norm(parameter.grad) * factor, tuple(parameter.shape)
-            weight, largest = wide_norm(parameter), seen.largest * factor
-            found.append(OfParameter(name, shape, weight, norm, largest, seen.nonfinite, None))
-    whole = math.hypot(*(held.norm for held in found))
-    return [replace(held, share=(held.norm / whole) ** 2) for held in found] if 0 < whole < math.inf else found
+            stats, norm, shape = tally(parameter.grad), wide_norm(parameter.grad) * factor, tuple(parameter.shape)
+            weight, largest = wide_norm(parameter), stats.largest * factor
+            gradients.append(OfParameter(name, shape, weight, norm, largest, stats.nonfinite, None))
+    total = math.hypot(*(each.norm for each in gradients))
+    return [replace(each, share=(each.norm / total) ** 2) for each in gradients] if 0 < total < math.inf else gradients
 
 
 def _first(
@@ -134,9 +134,9 @@ def _first(
     """The first value that was not finite, and its samples."""
     event = glass.first()
     if event is None:
-        largest = max(parameters, key=lambda held: held.norm, default=None)
+        largest = max(parameters, key=lambda each: each.norm, default=None)
         return None if largest is None else First("norm", largest.name)
-    micro_batch = next(held for held in step.micro_batches if held.index == event.micro_batch)
+    micro_batch = next(each for each in step.micro_batches if each.index == event.micro_batch)
     if (data := _in_data(micro_batch, event)) is not None:
         return replace(data, reaches=glass.reached(event.micro_batch))
     count, bad = len(micro_batch.sample_ids), event.rows
@@ -159,8 +159,8 @@ def _in_data(micro_batch: MicroBatch, event: Event) -> First | None:
     """The non-finite data of a micro-batch; None if all are finite, or only masked with minus infinity."""
     strange: dict[str, list[int]] = {}
     for name, tensor in named_tensors(micro_batch.batch):
-        seen = tally(tensor) if tensor.is_floating_point() else Tally()
-        if seen.nonfinite and not (seen.only_minus and event.what != "input"):
+        stats = tally(tensor) if tensor.is_floating_point() else Tally()
+        if stats.nonfinite and not (stats.only_minus and event.what != "input"):
             strange[name] = bad_rows(tensor, len(micro_batch.sample_ids)) or []
     if not strange:
         return None
@@ -169,31 +169,31 @@ def _in_data(micro_batch: MicroBatch, event: Event) -> First | None:
 
 
 def _samples(
-    probes: Mapping[int, Probe], first: First | None, most: int, passed_alone: int, describe: Describe | None
+    probes: Mapping[int, Probe], first: First | None, limit: int, passed_alone: int, describe: Describe | None
 ) -> list[OfSample]:
-    """The samples of the step by their losses, what is not finite first; the first `most` of them in words."""
-    if most == 0:
+    """The samples of the step by their losses, what is not finite first; the first `limit` of them in words."""
+    if limit == 0:
         return []
-    found: list[tuple[OfSample, Probe, int]] = []
+    entries: list[tuple[OfSample, Probe, int]] = []
     total = sum(probe.count for probe in probes.values())
     for probe in probes.values():
         micro_batch = probe.micro_batch
         for row, (sample, epoch) in enumerate(zip(micro_batch.sample_ids, micro_batch.epochs, strict=True)):
             loss = norm = None
-            if probe.can_cut and len(found) < passed_alone:
+            if probe.can_cut and len(entries) < passed_alone:
                 loss = probe.loss([row], mode="evaluation")
                 norm = probe.gradient_norm([row], mode="evaluation") if total <= MOST_GRADIENTS else None
-            found.append((OfSample(int(sample), int(epoch), micro_batch.index, loss, norm), probe, row))
+            entries.append((OfSample(int(sample), int(epoch), micro_batch.index, loss, norm), probe, row))
     blamed = () if first is None else first.samples
 
-    def place(each: tuple[OfSample, Probe, int]) -> tuple[bool, float]:
+    def order(each: tuple[OfSample, Probe, int]) -> tuple[bool, float]:
         loss = each[0].loss
         return each[0].id not in blamed, math.inf if loss is None else -loss if math.isfinite(loss) else -math.inf
 
-    found.sort(key=place)
+    entries.sort(key=order)
     return [
-        replace(sample, shown=_described(probe, row, describe)) if number < most else sample
-        for number, (sample, probe, row) in enumerate(found)
+        replace(sample, shown=_described(probe, row, describe)) if number < limit else sample
+        for number, (sample, probe, row) in enumerate(entries)
     ]
 
 
@@ -202,19 +202,19 @@ def _described(probe: Probe, row: int, describe: Describe | None) -> str | None:
         return None
     one = probe.batch([row])
     try:
-        return (describe or in_words)(one)
+        return (describe or describe_sample)(one)
     except Exception as problem:  # whatever it is: a page without these words is better than none
-        return f"{in_words(one)}\n(describe_fn failed: {type(problem).__name__}: {problem})"
+        return f"{describe_sample(one)}\n(describe_fn failed: {type(problem).__name__}: {problem})"
 
 
-def _notes(step: Step, told: Sequence[OfSample]) -> list[str]:
-    passed = sum(sample.loss is not None for sample in told)
+def _notes(step: Step, samples: Sequence[OfSample]) -> list[str]:
+    passed = sum(sample.loss is not None for sample in samples)
     notes = {
         "the batch cannot be cut by samples: no tensor has a row for each, or they cannot be passed one by one": bool(
-            told
+            samples
         )
         and not passed,
-        f"of {len(told):,} samples {passed} were passed by themselves": 0 < passed < len(told),
-        "micro-batches that count nothing are not passed": any(held.count == 0 for held in step.micro_batches),
+        f"of {len(samples):,} samples {passed} were passed by themselves": 0 < passed < len(samples),
+        "micro-batches that count nothing are not passed": any(each.count == 0 for each in step.micro_batches),
     }
     return [note for note, holds in notes.items() if holds]

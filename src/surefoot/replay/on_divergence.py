@@ -16,7 +16,7 @@ _SAMPLES = 8
 
 
 @dataclass(frozen=True)
-class Seen:
+class DivergenceReport:
     """The traces of a step from all ranks, merged. `plain` is JSON, `text` for people; `first` the first fault of any rank."""
 
     finite: bool
@@ -25,7 +25,7 @@ class Seen:
     text: str
 
     @property
-    def said(self) -> str | None:
+    def sentence(self) -> str | None:
         """The fault in a sentence; None where none was found."""
         if self.first is not None:
             reaches = f"; it reaches first {self.first.reaches}" if self.first.reaches else ""
@@ -33,7 +33,7 @@ class Seen:
         return "made again it is finite: it depends on more than weights and samples" if self.finite else None
 
 
-def seen_at_hand(parts: Components, bad: Sequence[int]) -> Seen | str:
+def inspect_diverged_step(parts: Components, bad: Sequence[int]) -> DivergenceReport | str:
     """Inspect the first of some bad steps, or the last if the first is finite now, without changing anything; collective.
 
     Each rank looks at its own micro-batches, with the plain model. A text with the reason if that is impossible or fails.
@@ -48,12 +48,12 @@ def seen_at_hand(parts: Components, bad: Sequence[int]) -> Seen | str:
     if any(why_not.values()):
         return next(why for why, holds in why_not.items() if holds)
     parts.doing(f"looking at step {bad[0]}")
-    found: Seen | str = "no step was skipped"
+    report: DivergenceReport | str = "no step was skipped"
     for step in dict.fromkeys((bad[0], bad[-1])):
-        found = _together(parts, step, _own(parts, step))
-        if isinstance(found, str) or not found.finite:
+        report = _gather_reports(parts, step, _own(parts, step))
+        if isinstance(report, str) or not report.finite:
             break
-    return found
+    return report
 
 
 def _own(parts: Components, step: int) -> Look | str:
@@ -74,24 +74,25 @@ def _own(parts: Components, step: int) -> Look | str:
         return f"{type(problem).__name__}: {first_line(problem)}"
 
 
-def _together(parts: Components, step: int, own: Look | str) -> Seen | str:
+def _gather_reports(parts: Components, step: int, own: Look | str) -> DivergenceReport | str:
     """The traces of all ranks, the same on all of them; collective."""
-    heard: list[dict[str, Any]] = parts.world.gathered({"why": own} if isinstance(own, str) else _told(own))
-    if not (looked := [one for one in heard if "why" not in one]):
-        return str(heard[0]["why"])
-    faults = [one for one in looked if one["first"] is not None]
-    faults.sort(key=lambda one: -1 if one["first"]["micro_batch"] is None else one["first"]["micro_batch"])
-    shown = next(iter(faults or (one for one in looked if not one["finite"])), looked[0])
-    first = First(**shown["first"] | {"samples": tuple(shown["first"]["samples"])}) if faults else None
-    plain, whose = shown["plain"], ""
-    if len(heard) > 1:
+    reports: list[dict[str, Any]] = parts.world.gathered({"why": own} if isinstance(own, str) else _report_of(own))
+    if not (looked := [each for each in reports if "why" not in each]):
+        return str(reports[0]["why"])
+    faults = [each for each in looked if each["first"] is not None]
+    faults.sort(key=lambda each: -1 if each["first"]["micro_batch"] is None else each["first"]["micro_batch"])
+    report = next(iter(faults or (each for each in looked if not each["finite"])), looked[0])
+    first = First(**report["first"] | {"samples": tuple(report["first"]["samples"])}) if faults else None
+    plain, whose = report["plain"], ""
+    if len(reports) > 1:
         names = {"why": "not_looked_at", "verdict": "verdict", "finite": "finite", "first": "first"}
-        plain = {**plain, "ranks": [{name: one[key] for key, name in names.items() if key in one} for one in heard]}
-        whose = f", as rank {heard.index(shown)} of {len(heard)} has seen its own micro-batches"
-    return Seen(all(one["finite"] for one in looked), first, plain, text=f"step {step}{whose}\n{shown['text']}")
+        plain |= {"ranks": [{name: each[key] for key, name in names.items() if key in each} for each in reports]}
+        whose = f", as rank {reports.index(report)} of {len(reports)} has seen its own micro-batches"
+    finite, text = all(each["finite"] for each in looked), f"step {step}{whose}\n{report['text']}"
+    return DivergenceReport(finite, first, plain, text=text)
 
 
-def _told(own: Look) -> dict[str, Any]:
+def _report_of(own: Look) -> dict[str, Any]:
     lines = [f"  {own.verdict}", *(f"  note: {note}" for note in own.notes), *sections(own, samples=_SAMPLES)]
     return {
         "verdict": own.verdict,

@@ -35,8 +35,8 @@ class Probe:
         self.task = replace(step.task, forward=sole_or_all(step.state.models), ranks=Alone(), precision=plain)
 
     def batch(self, chosen: Sequence[int]) -> Any:
-        whole = self.micro_batch.batch
-        return whole if len(chosen) == self.count else rows(whole, chosen, of=self.count)
+        full = self.micro_batch.batch
+        return full if len(chosen) == self.count else rows(full, chosen, of=self.count)
 
     def loss(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
         """The mean loss over some of the samples; None if it has no targets, or cannot be computed for so few."""

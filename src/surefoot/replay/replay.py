@@ -11,7 +11,7 @@ from surefoot.checkpoint.store import Store
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.replay.findings import WIDE, Look, json_values, sections
 from surefoot.replay.inspect_step import look
-from surefoot.replay.rerun import Execution, execution, nearest, refuse_own_steps
+from surefoot.replay.rerun import Execution, execution, nearest_checkpoint, refuse_own_steps
 from surefoot.tracking.format import counted, duration, number
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record
@@ -58,12 +58,12 @@ class Replay:
 
     def __str__(self) -> str:
         """The page, up to 100 columns wide."""
-        look, made = self.look, counted(self.look.step - self.start + 1, "step")
+        look, steps = self.look, counted(self.look.step - self.start + 1, "step")
         lines = [
             f"{self.run}, step {look.step} of {self.length}",
             f"  {look.verdict}",
             f"  loss {number(look.loss)}, norm {number(look.norm)}, learning rate {number(self.learning_rate)}",
-            f"  made again from step-{self.start:08d}, {made}; {self.logged or 'the records do not hold this step by itself'}",
+            f"  made again from step-{self.start:08d}, {steps}; {self.logged or 'the records do not hold this step by itself'}",
             *(f"  note: {note}" for note in look.notes),
         ]
         wrapped = [part for line in lines for part in wrap(line, WIDE, subsequent_indent="    ")]
@@ -83,7 +83,7 @@ class Replay:
         }
 
 
-def replayed(
+def replay_step(
     parts: Components,
     step: int,
     *,
@@ -92,33 +92,33 @@ def replayed(
     say: Callable[[str], None] | None,
 ) -> Replay:
     """Replay and inspect a step of a run, as `SavedRun.replay` says; the models of `parts`, which are not open, are changed."""
-    told = say or (lambda _: None)
+    notify = say or (lambda _: None)
     refuse_step(step, parts.length.steps, where=path)
     refuse_own_steps(parts, step=step)
-    found, damaged = nearest(Store(path / "checkpoints"), step)
+    checkpoint, damaged = nearest_checkpoint(Store(path / "checkpoints"), step)
     known = records_of(path)
-    tell_cost(found.step, step + 1, damaged, known, told)
-    with execution(parts, found, records=known) as again:
-        for note in again.notes:
-            told(f"note: {note}")
-        for _ in again.steps(step):
+    report_cost(checkpoint.step, step + 1, damaged, known, notify)
+    with execution(parts, checkpoint, records=known) as rerun:
+        for note in rerun.notes:
+            notify(f"note: {note}")
+        for _ in rerun.steps(step):
             pass
-        coming, notes = again.next_step(), [*again.notes, *_notes(parts, known, step=step, out=path)]
+        coming, notes = rerun.next_step(), [*rerun.notes, *_notes(parts, known, step=step, out=path)]
         with explaining(coming):
-            seen = look(
+            inspected = look(
                 coming,
                 samples=samples,
                 describe=parts.settings.describe_fn,
-                ranks=found.saved.machine["ranks"],
+                ranks=checkpoint.saved.machine["ranks"],
                 pieces=parts.pipeline.plan.pieces,
             )
-        logged = _logged(again, known, path, step)
-        rate = again.parts.task.factors(step) * again.parts.state.lr_factor
+        logged = _logged(rerun, known, path, step)
+        rate = rerun.parts.task.factors(step) * rerun.parts.state.lr_factor
     return Replay(
         run=str(path),
-        look=replace(seen, notes=notes + seen.notes),
+        look=replace(inspected, notes=notes + inspected.notes),
         length=parts.length.steps,
-        start=found.step,
+        start=checkpoint.step,
         logged=logged,
         notes=tuple(notes),
         learning_rate=float(next(iter(parts.state.optimizers.values())).optimizer.param_groups[0]["initial_lr"]) * rate,
@@ -140,7 +140,7 @@ def records_of(out: Path) -> list[Record]:
         return []
 
 
-def tell_cost(
+def report_cost(
     start: int, until: int, damaged: Sequence[Damage], known: Sequence[Record], say: Callable[[str], None]
 ) -> None:
     """Say how many steps to make from a checkpoint, about how long that takes by the records, and which later ones are damaged."""
@@ -174,13 +174,13 @@ def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) 
     return [note for note, holds in notes.items() if holds]
 
 
-def _logged(again: Execution, known: Sequence[Record], out: Path, step: int) -> Logged | None:
+def _logged(rerun: Execution, known: Sequence[Record], out: Path, step: int) -> Logged | None:
     """Make the step, and compare it with the run's own note; None if no record or checkpoint has a note of this step."""
-    (made,) = again.steps(step + 1)
-    record = next((held for held in known if held["kind"] == "train" and held["step"] == step + 1), None)
-    if record is not None and made.window is not None:
-        names = [name for name in ("loss", "grad_norm") if name in record and name in made.window]
-        return _logged_as("the record", names, record, made.window)
+    (finished,) = rerun.steps(step + 1)
+    record = next((line for line in known if line["kind"] == "train" and line["step"] == step + 1), None)
+    if record is not None and finished.window is not None:
+        names = [name for name in ("loss", "grad_norm") if name in record and name in finished.window]
+        return _logged_as("the record", names, record, finished.window)
     store = Store(out / "checkpoints")
     for later in (each for each in store.steps() if each > step):
         try:
@@ -188,12 +188,12 @@ def _logged(again: Execution, known: Sequence[Record], out: Path, step: int) -> 
         except (CheckpointError, LookupError):
             continue
         if (row := next((row for row in rows if row[0] == step), None)) is not None:
-            numbers = made.numbers()
+            numbers = finished.numbers()
             then, now = {"loss": row[1], "grad_norm": row[3]}, {"loss": numbers.loss, "grad_norm": numbers.norm}
             return _logged_as(f"step-{later:08d}", ["loss", "grad_norm"], then, now)
     return None
 
 
 def _logged_as(where: str, names: Sequence[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> Logged:
-    then, now = ({name: float(held[name]) for name in names} for held in (before, after))
+    then, now = ({name: float(metrics[name]) for name in names} for metrics in (before, after))
     return Logged(where, tuple(names), repr(then) == repr(now), then, now)  # bit for bit, NaN being as NaN

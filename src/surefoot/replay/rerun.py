@@ -33,7 +33,7 @@ class Numbers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Made:
+class FinishedStep:
     """A step that was made again; its tensors are on the device.
 
     `window` has the values of a record written after this step (loss, targets, norm over the steps since the one before), without
@@ -57,11 +57,11 @@ class Made:
 class Execution:
     """Steps made again with the `parts` of a run that went on from a checkpoint; equal bits where no `notes` say what changed."""
 
-    def __init__(self, parts: Components, found: Checkpoint, records: Sequence[Record]) -> None:
+    def __init__(self, parts: Components, checkpoint: Checkpoint, records: Sequence[Record]) -> None:
         self.parts = parts
         self.logged = {int(record["step"]) for record in records if record["kind"] == "train"}
         self.scored = {int(record["step"]): record for record in records if record["kind"] == "eval"}
-        self.notes = _notes(parts, found)
+        self.notes = _notes(parts, checkpoint)
         self._steer()  # by an evaluation that was owed when the checkpoint was written
 
     @property
@@ -69,7 +69,7 @@ class Execution:
         """Steps made, those before the checkpoint among them."""
         return self.parts.state.step
 
-    def steps(self, until: int) -> Iterator[Made]:
+    def steps(self, until: int) -> Iterator[FinishedStep]:
         """Make steps until `until` are made in all, and yield each; work of the run's own loop between steps is not repeated."""
         parts, state = self.parts, self.parts.state
         if self.done >= until:
@@ -81,7 +81,7 @@ class Execution:
                 with explaining(step):
                     forward_backward(step)
                 update(step)
-                yield self.made(step)
+                yield self.finish_step(step)
 
     def next_step(self) -> Step:
         """The step that comes next, read and not made."""
@@ -89,19 +89,19 @@ class Execution:
             feed.start(self.done, stop=self.done + 1)
             return Step(self.done, feed.micro_batches(self.done), self.parts.task, self.parts.state)
 
-    def made(self, step: Step) -> Made:
+    def finish_step(self, step: Step) -> FinishedStep:
         """Count a step, and do the run's own work after it: the records' numbers, the plateau's rate."""
-        whole, state = self.parts.run_state, self.parts.state
+        run_state, state = self.parts.run_state, self.parts.state
         state.step += 1
-        whole.meter.add(step)
+        run_state.meter.add(step)
         self._steer()
         if not (self.done in self.logged if self.logged else self.parts.timetable.log_due(self.done)):
-            return Made(step)
+            return FinishedStep(step)
         begins = max((each for each in self.logged if each < self.done), default=0)
-        whole_window = not self.logged or len(whole.meter.rows) == self.done - begins
-        values, skipped = whole.meter.read()
-        whole.meter.saw(skipped, done=self.done)
-        return Made(step, values if whole_window else None)
+        whole_window = not self.logged or len(run_state.meter.rows) == self.done - begins
+        values, skipped = run_state.meter.read()
+        run_state.meter.saw(skipped, done=self.done)
+        return FinishedStep(step, values if whole_window else None)
 
     def _steer(self) -> None:
         """Lower the learning rates as the scores after this step have lowered them."""
@@ -114,7 +114,7 @@ class Execution:
 
 
 @contextmanager
-def execution(parts: Components, found: Checkpoint, *, records: Sequence[Record] = ()) -> Iterator[Execution]:
+def execution(parts: Components, checkpoint: Checkpoint, *, records: Sequence[Record] = ()) -> Iterator[Execution]:
     """The steps of a run made again from a checkpoint of it; afterwards torch's settings and generators are as they were.
 
     `parts` are those of a run that is built and not open: its models are changed, its directory is neither locked nor read nor
@@ -122,21 +122,21 @@ def execution(parts: Components, found: Checkpoint, *, records: Sequence[Record]
 
     Raises `ConfigError` for steps that only the user's own code can make, and `CheckpointError` where the run is another one.
     """
-    refuse_own_steps(parts, step=found.step)
+    refuse_own_steps(parts, step=checkpoint.step)
     threads = torch.get_num_threads()
     try:
         if parts.device.type == "cpu":
-            torch.set_num_threads(found.saved.machine["threads"])
+            torch.set_num_threads(checkpoint.saved.machine["threads"])
         with _refused_in_own_words():
-            parts.continue_from(found)
+            parts.continue_from(checkpoint)
         with untouched(), parts.numerics():
             with _refused_in_own_words():
-                state_dict.restore(parts.run_state, found, where=f"step-{found.step:08d}")
-                parts.refuse_another_architecture(found)
+                state_dict.restore(parts.run_state, checkpoint, where=f"step-{checkpoint.step:08d}")
+                parts.refuse_another_architecture(checkpoint)
             clear(parts.state.parameters)
             parts.state.buffers.undo()
             parts.make_ready()
-            yield Execution(parts, found, records)
+            yield Execution(parts, checkpoint, records)
     finally:
         torch.set_num_threads(threads)
 
@@ -160,24 +160,24 @@ def refuse_own_steps(parts: Components, *, step: int) -> None:
         )
 
 
-def unlike(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The conditions of equal bits that have changed, in words; empty if all are the same.
 
-    >>> unlike({"device": "cpu", "threads": 1}, {"device": "cpu", "threads": 4})
+    >>> describe_changes({"device": "cpu", "threads": 1}, {"device": "cpu", "threads": 4})
     'threads was 1, now 4'
     """
-    found = differences(then, now)
+    changes = differences(then, now)
     if now["device"] == "cuda" and not then.get("deterministic"):
-        found = ["trained without --deterministic on a GPU", *found]
-    return "; ".join(found)
+        changes = ["trained without --deterministic on a GPU", *changes]
+    return "; ".join(changes)
 
 
-def nearest(store: Store, step: int) -> tuple[Checkpoint, list[Damage]]:
+def nearest_checkpoint(store: Store, step: int) -> tuple[Checkpoint, list[Damage]]:
     """The newest intact checkpoint of `step` steps or fewer, every byte checked, and damaged later ones; else `CheckpointError`."""
-    if (found := store.newest_intact(up_to=step)) is not None:
-        return found
-    shown = ", ".join(map(str, store.steps())) or "none"
-    raise CheckpointError(f"no checkpoint at or before step {step} in {store.directory}; there are: {shown}")
+    if (newest := store.newest_intact(up_to=step)) is not None:
+        return newest
+    existing = ", ".join(map(str, store.steps())) or "none"
+    raise CheckpointError(f"no checkpoint at or before step {step} in {store.directory}; there are: {existing}")
 
 
 @contextmanager
@@ -195,13 +195,14 @@ def _refused_in_own_words() -> Iterator[None]:
         raise CheckpointError("\n".join([f"steps cannot be made again: {what}", *why, cure])) from problem
 
 
-def _notes(parts: Components, found: Checkpoint) -> list[str]:
+def _notes(parts: Components, checkpoint: Checkpoint) -> list[str]:
     """The conditions that have changed since the steps were made, as far as the checkpoint records them."""
-    then, now = found.saved.machine, parts.machine()
+    then, now = checkpoint.saved.machine, parts.machine()
     notes = []
     if then["ranks"] != now["ranks"] or then["parallel"] != now["parallel"]:
         ranks = counted(then["ranks"], "rank")
         notes.append(f"made by {ranks} ({then['parallel']}) and again by one process: equal to rounding")
-    if other := unlike({**then, "ranks": now["ranks"], "parallel": now["parallel"]}, now):  # of ranks all is said
+    # ranks are described already
+    if other := describe_changes({**then, "ranks": now["ranks"], "parallel": now["parallel"]}, now):
         notes.append(f"{other}: equal to rounding, and not bit for bit")
     return notes

@@ -68,23 +68,23 @@ class Tally:
 def tally(tensor: Tensor) -> Tally:
     """The numbers about one tensor of floating point; waits for the device.
 
-    >>> found = tally(torch.tensor([[1.0, -3.0], [0.0, math.nan]]))
-    >>> found.numbers, round(found.mean, 3), found.largest, found.zeros, found.nans
+    >>> stats = tally(torch.tensor([[1.0, -3.0], [0.0, math.nan]]))
+    >>> stats.numbers, round(stats.mean, 3), stats.largest, stats.zeros, stats.nans
     (4, -0.667, 3.0, 0.25, 1)
     """
-    held = tensor.detach()
-    if held.numel() > _TOGETHER:
-        return sum((tally(part) for part in torch.split(held.reshape(-1), _TOGETHER)), Tally())
-    good = torch.isfinite(held)
-    bad = held.numel() - int(good.sum())
-    nans, plus = (int(torch.isnan(held).sum()), int((held == math.inf).sum())) if bad else (0, 0)
-    wide, minus = _wide(held), bad - nans - plus
-    finite = (held[good] if bad else held).to(wide)
+    x = tensor.detach()
+    if x.numel() > _TOGETHER:
+        return sum((tally(part) for part in torch.split(x.reshape(-1), _TOGETHER)), Tally())
+    good = torch.isfinite(x)
+    bad = x.numel() - int(good.sum())
+    nans, plus = (int(torch.isnan(x).sum()), int((x == math.inf).sum())) if bad else (0, 0)
+    wide, minus = _wide(x), bad - nans - plus
+    finite = (x[good] if bad else x).to(wide)
     if not finite.numel():
-        return Tally(numbers=held.numel(), nans=nans, plus=plus, minus=minus)
-    numbers = finite.mean(), finite.square().mean().sqrt(), finite.abs().max(), (held == 0).to(wide).mean()
+        return Tally(numbers=x.numel(), nans=nans, plus=plus, minus=minus)
+    numbers = finite.mean(), finite.square().mean().sqrt(), finite.abs().max(), (x == 0).to(wide).mean()
     mean, rms, largest, zeros = torch.stack(numbers).tolist()
-    return Tally(held.numel(), mean, rms, largest, zeros, nans, plus, minus)
+    return Tally(x.numel(), mean, rms, largest, zeros, nans, plus, minus)
 
 
 def wide_norm(tensor: Tensor) -> float:
@@ -107,13 +107,13 @@ def bad_rows(tensor: Tensor, rows: int) -> list[int] | None:
     return [int(row) for row in (~torch.isfinite(tensor.detach().reshape(rows, -1)).all(dim=1)).nonzero()]
 
 
-def floating(held: Any) -> list[Tensor]:
+def floating(nested: Any) -> list[Tensor]:
     """The tensors of floating point in nested tuples, lists and dictionaries.
 
     >>> [len(tensor) for tensor in floating({"a": (torch.zeros(2), 3), "b": torch.tensor([1])})]
     [2]
     """
-    return [leaf for leaf in pytree.tree_leaves(held) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return [leaf for leaf in pytree.tree_leaves(nested) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
@@ -144,18 +144,18 @@ def named_tensors(batch: Any) -> list[tuple[str, Tensor]]:
     return [(f"batch{pytree.keystr(path)}", leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def in_words(batch: Any) -> str:
+def describe_sample(batch: Any) -> str:
     """A batch of one sample: the shapes of its tensors and their first values, a line each; of any data set.
 
-    >>> print(in_words((torch.tensor([[0.5, 2.0]]), torch.tensor([3]))))
+    >>> print(describe_sample((torch.tensor([[0.5, 2.0]]), torch.tensor([3]))))
     batch[0]  (2)  0.5, 2
     batch[1]  3
     """
     lines = []
     for name, tensor in named_tensors(batch):
-        held = tensor.detach()[0] if tensor.ndim else tensor.detach()
-        values = held.reshape(-1)[:_VALUES].tolist()
-        shown = ", ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
-        shape = f"  ({' x '.join(map(str, held.shape))})" if held.ndim else ""
-        lines.append(f"{name}{shape}  {shown}{' ...' * (held.numel() > _VALUES)}")
+        sample = tensor.detach()[0] if tensor.ndim else tensor.detach()
+        values = sample.reshape(-1)[:_VALUES].tolist()
+        text = ", ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
+        shape = f"  ({' x '.join(map(str, sample.shape))})" if sample.ndim else ""
+        lines.append(f"{name}{shape}  {text}{' ...' * (sample.numel() > _VALUES)}")
     return "\n".join(lines) or repr(batch)

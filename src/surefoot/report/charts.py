@@ -65,10 +65,10 @@ class Axis:
     logarithmic: bool = False
     unit: Unit = "number"
 
-    def place(self, value: float) -> float:
+    def position(self, value: float) -> float:
         """The position of a value, from 0 to 1; values outside are moved to the edge.
 
-        >>> Axis(0.0, 8.0).place(2.0), Axis(1.0, 100.0, logarithmic=True).place(10.0), Axis(0.0, 1.0).place(7.0)
+        >>> Axis(0.0, 8.0).position(2.0), Axis(1.0, 100.0, logarithmic=True).position(10.0), Axis(0.0, 1.0).position(7.0)
         (0.25, 0.5, 1.0)
         """
         if not self.logarithmic:
@@ -120,38 +120,38 @@ def _vertical(chart: Chart, values: list[float]) -> Axis:
 _POWERS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def ticks(axis: Axis, *, most: int = 6) -> list[float]:
-    """About `most` round values inside an axis, evenly spaced on it.
+def ticks(axis: Axis, *, limit: int = 6) -> list[float]:
+    """About `limit` round values inside an axis, evenly spaced on it.
 
     >>> ticks(Axis(0.0, 600.0)), ticks(Axis(0.0, 1.0)), ticks(Axis(1e-5, 2e-2, logarithmic=True))
     ([0.0, 100.0, 200.0, 300.0, 400.0, 500.0, 600.0], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [1e-05, 0.0001, 0.001, 0.01])
     """
-    if axis.logarithmic and len(found := _of_powers(axis, most)) > 1:
-        return found
-    base, rough = 2.0 if axis.unit == "bytes" else 10.0, (axis.high - axis.low) / most
+    if axis.logarithmic and len(powers := _powers_of_ten(axis, limit)) > 1:
+        return powers
+    base, rough = 2.0 if axis.unit == "bytes" else 10.0, (axis.high - axis.low) / limit
     size = base ** math.floor(math.log(rough, base) + 1e-9)
     factors = (1.0, 2.0) if base == 2.0 else (1.0, 2.0, 2.5, 5.0, 10.0)
     step = next(factor * size for factor in factors if factor * size >= rough * (1 - 1e-9))
-    places = range(math.ceil(axis.low / step - 1e-9), math.floor(axis.high / step + 1e-9) + 1)
+    multiples = range(math.ceil(axis.low / step - 1e-9), math.floor(axis.high / step + 1e-9) + 1)
     digits = max(0, 3 - math.floor(math.log10(step)))
-    return [round(place * step, digits) + 0.0 for place in places]
+    return [round(multiple * step, digits) + 0.0 for multiple in multiples]
 
 
-def _of_powers(axis: Axis, most: int) -> list[float]:
+def _powers_of_ten(axis: Axis, limit: int) -> list[float]:
     """Powers of ten, with their multiples by 2, 3 or 5 if there is room for them."""
     first, last = math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high))
     for factors in ((1, 2, 5), (1, 3), (1,)):
-        found = [float(f"{factor}e{power}") for power in range(first, last + 1) for factor in factors]
-        found = [value for value in found if axis.low * (1 - 1e-9) <= value <= axis.high * (1 + 1e-9)]
-        if len(found) <= most:
-            return found
-    return found[:: -(-len(found) // most)]
+        powers = [float(f"{factor}e{power}") for power in range(first, last + 1) for factor in factors]
+        powers = [value for value in powers if axis.low * (1 - 1e-9) <= value <= axis.high * (1 + 1e-9)]
+        if len(powers) <= limit:
+            return powers
+    return powers[:: -(-len(powers) // limit)]
 
 
-def written(value: float, unit: Unit = "number") -> str:
+def format_value(value: float, unit: Unit = "number") -> str:
     """A number with its unit, for people.
 
-    >>> written(0.25, "fraction"), written(3 * 2**30, "bytes"), written(75.0, "seconds"), written(0.00012)
+    >>> format_value(0.25, "fraction"), format_value(3 * 2**30, "bytes"), format_value(75.0, "seconds"), format_value(0.00012)
     ('25%', '3 GiB', '1m15s', '0.00012')
     """
     if not math.isfinite(value):
@@ -167,14 +167,14 @@ def written(value: float, unit: Unit = "number") -> str:
     return f"{value:,.0f}" if value == int(value) and abs(value) < 1e9 else number(value)
 
 
-def on_axis(value: float, unit: Unit = "number") -> str:
+def format_tick(value: float, unit: Unit = "number") -> str:
     """A number in the short form of axis labels.
 
-    >>> on_axis(0.0), on_axis(1500.0), on_axis(20000.0), on_axis(2500000.0), on_axis(0.0001), on_axis(0.25)
+    >>> format_tick(0.0), format_tick(1500.0), format_tick(20000.0), format_tick(2500000.0), format_tick(0.0001), format_tick(0.25)
     ('0', '1,500', '20k', '2.5M', '1e-4', '0.25')
     """
     if unit != "number":
-        return written(value, unit)
+        return format_value(value, unit)
     size = abs(value)
     for power, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if 10_000 <= size < 1e12 and size >= power:

@@ -22,11 +22,11 @@ class Stretch:
     count: int
 
 
-def _together(one: Stretch, later: Stretch) -> Stretch:
+def _merge(a: Stretch, b: Stretch) -> Stretch:
     """Merge two adjacent stretches; the first of equal values stays."""
-    low = (later.low_at, later.low) if later.low < one.low else (one.low_at, one.low)
-    high = (later.high_at, later.high) if later.high > one.high else (one.high_at, one.high)
-    return Stretch(*low, *high, one.steps + later.steps, one.total + later.total, one.count + later.count)
+    low = (b.low_at, b.low) if b.low < a.low else (a.low_at, a.low)
+    high = (b.high_at, b.high) if b.high > a.high else (a.high_at, a.high)
+    return Stretch(*low, *high, a.steps + b.steps, a.total + b.total, a.count + b.count)
 
 
 @dataclass(eq=False)
@@ -36,12 +36,12 @@ class Curve:
     >>> curve = Curve(stretches=2)
     >>> for step, value in enumerate([3.0, 1.0, 2.0, 9.0, 2.0, 2.0]):
     ...     curve.add(step, value)
-    >>> curve.points(), len(curve.held) <= 4
+    >>> curve.points(), len(curve.buckets) <= 4
     ([(0, 3.0), (1, 1.0), (2, 2.0), (3, 9.0), (4, 2.0), (5, 2.0)], True)
     """
 
     stretches: int = STRETCHES
-    held: list[Stretch] = field(default_factory=list)
+    buckets: list[Stretch] = field(default_factory=list)
     size: int = 1  # points of each stretch but the last
     count: int = 0  # finite values
     first: tuple[int, float] | None = None
@@ -57,8 +57,8 @@ class Curve:
         self.count += 1
         self.last = (step, value)
         self.first = self.first or self.last
-        held = self.held
-        if held and (stretch := held[-1]).count < self.size:  # in place: a log may have millions of records
+        buckets = self.buckets
+        if buckets and (stretch := buckets[-1]).count < self.size:  # in place: a log may have millions of records
             if value < stretch.low:
                 stretch.low_at, stretch.low = step, value
             if value > stretch.high:
@@ -67,36 +67,36 @@ class Curve:
             stretch.total += value
             stretch.count += 1
             return
-        if len(held) == 2 * self.stretches:
-            self.held = held = [_together(one, other) for one, other in zip(held[::2], held[1::2], strict=True)]
+        if len(buckets) == 2 * self.stretches:
+            self.buckets = buckets = [_merge(a, b) for a, b in zip(buckets[::2], buckets[1::2], strict=True)]
             self.size *= 2
-        held.append(Stretch(step, value, step, value, float(step), value, 1))
+        buckets.append(Stretch(step, value, step, value, float(step), value, 1))
 
     def points(self, stretches: int | None = None) -> list[tuple[int, float]]:
         """The points to draw: the first, the last, and the minimum and maximum of each stretch; `stretches` limits their number."""
-        held = _joined(self.held, stretches)
-        points = [point for each in held for point in sorted({(each.low_at, each.low), (each.high_at, each.high)})]
+        buckets = _merge_down(self.buckets, stretches)
+        points = [point for each in buckets for point in sorted({(each.low_at, each.low), (each.high_at, each.high)})]
         points += [end for end in (self.first, self.last) if end is not None]
         return sorted(dict(points).items())  # of two values at one step the later one
 
     def means(self) -> list[tuple[float, float, int]]:
         """Mean step, mean value and number of values of each stretch."""
-        return [(held.steps / held.count, held.total / held.count, held.count) for held in self.held]
+        return [(bucket.steps / bucket.count, bucket.total / bucket.count, bucket.count) for bucket in self.buckets]
 
     def best(self, direction: str) -> tuple[int, float] | None:
         """The step of the largest ("max") or the smallest value, the first of equals, and that value; None without values."""
         sign = -1 if direction == "max" else 1
-        points = [(held.high_at, held.high) if sign < 0 else (held.low_at, held.low) for held in self.held]
+        points = [(bucket.high_at, bucket.high) if sign < 0 else (bucket.low_at, bucket.low) for bucket in self.buckets]
         return min(points, key=lambda point: (sign * point[1], point[0]), default=None)
 
 
-def smoothed(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]:
+def smooth(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]:
     """A curve without its noise: means of stretches, weighted with their neighbors by a Gaussian of this `width`.
 
     >>> flat = Curve()
     >>> for step in range(100):
     ...     flat.add(step, 2.0)
-    >>> {round(value, 9) for _, value in smoothed(flat)}
+    >>> {round(value, 9) for _, value in smooth(flat)}
     {2.0}
     """
     means = curve.means()
@@ -106,12 +106,12 @@ def smoothed(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]
         return [(step, value) for step, value, _ in means]
     weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / deviation) ** 2)
     steps, values, counts = np.array(means).T
-    smooth = np.convolve(values * counts, weights, mode="same") / np.convolve(counts, weights, mode="same")
-    return list(zip(steps.tolist(), smooth.tolist(), strict=True))
+    averages = np.convolve(values * counts, weights, mode="same") / np.convolve(counts, weights, mode="same")
+    return list(zip(steps.tolist(), averages.tolist(), strict=True))
 
 
-def _joined(held: list[Stretch], stretches: int | None) -> list[Stretch]:
-    while stretches is not None and len(held) > max(1, stretches):
-        joined = [_together(one, other) for one, other in zip(held[::2], held[1::2], strict=False)]
-        held = joined + held[2 * len(joined) :]
-    return held
+def _merge_down(buckets: list[Stretch], stretches: int | None) -> list[Stretch]:
+    while stretches is not None and len(buckets) > max(1, stretches):
+        joined = [_merge(a, b) for a, b in zip(buckets[::2], buckets[1::2], strict=False)]
+        buckets = joined + buckets[2 * len(joined) :]
+    return buckets

@@ -8,7 +8,7 @@ from typing import Any
 
 from surefoot.config.paths import write_whole
 from surefoot.errors import ConfigError
-from surefoot.report.charts import Axis, Chart, axes, on_axis, ticks
+from surefoot.report.charts import Axis, Chart, axes, format_tick, ticks
 
 # Okabe and Ito 2008, distinguishable with every kind of color vision: https://jfly.uni-koeln.de/color/ (yellow is too pale for lines)
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -36,7 +36,7 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def made(directory: Path) -> Path:
+def make_directory(directory: Path) -> Path:
     """Create a directory for pictures if it is missing; `ConfigError` if that fails."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -89,9 +89,9 @@ def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
         figure = Figure(figsize=(_WIDTH, sum(heights)), layout="constrained")
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
         grid = figure.add_gridspec(len(rows), 2, height_ratios=heights)
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             for column, chart in enumerate(row):
-                _draw(figure.add_subplot(grid[place, slice(None) if chart.wide else column]), chart)
+                _draw(figure.add_subplot(grid[index, slice(None) if chart.wide else column]), chart)
         return write(figure, path)
 
 
@@ -167,6 +167,6 @@ def _draw(field: Any, chart: Chart) -> None:
 def _scale(set_scale: Any, set_limits: Any, set_ticks: Any, axis: Axis, most: int) -> None:
     set_scale("log" if axis.logarithmic else "linear")
     set_limits(axis.low, axis.high)
-    values = ticks(axis, most=most)
-    set_ticks(values, labels=[on_axis(value, axis.unit) for value in values])
+    values = ticks(axis, limit=most)
+    set_ticks(values, labels=[format_tick(value, axis.unit) for value in values])
     set_ticks([], minor=True)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from surefoot.report.charts import written
-from surefoot.report.curves import Curve, smoothed
+from surefoot.report.charts import format_value
+from surefoot.report.curves import Curve, smooth
 from surefoot.report.series import ReportedRun
 
 State = Literal["running", "finished", "stopped", "diverged", "failed", "dead"]
@@ -73,15 +73,16 @@ def direction_of(name: str) -> str:
 
 def verdict(run: ReportedRun, state: State) -> str:
     """One sentence on the end of the run, the course of its main metric, and its trend at the end."""
-    recorded, found = run.recorded, headline(run)
-    told = [_how_it_ended(run, state)]
-    if found is not None:
-        told += _moved(found, recorded.scores.get(found.name) or recorded.train["loss"], running=state == "running")
+    recorded, main = run.recorded, headline(run)
+    parts = [_how_it_ended(run, state)]
+    if main is not None:
+        curve = recorded.scores.get(main.name) or recorded.train["loss"]
+        parts += _describe_change(main, curve, running=state == "running")
     if recorded.skipped:
-        told.append(f"{recorded.skipped:,} step{'s' * (recorded.skipped != 1)} skipped")
+        parts.append(f"{recorded.skipped:,} step{'s' * (recorded.skipped != 1)} skipped")
     if not recorded.count:
-        told.append("nothing is recorded yet" if state == "running" else "nothing was recorded")
-    return "; ".join(told)
+        parts.append("nothing is recorded yet" if state == "running" else "nothing was recorded")
+    return "; ".join(parts)
 
 
 def _how_it_ended(run: ReportedRun, state: State) -> str:
@@ -91,7 +92,7 @@ def _how_it_ended(run: ReportedRun, state: State) -> str:
         case "finished":
             return f"finished: {run.recorded.last_step:,} steps"
         case "running":
-            return f"running: {step}" + (f", {written(left, 'seconds')} left" if left else "")
+            return f"running: {step}" + (f", {format_value(left, 'seconds')} left" if left else "")
         case "stopped":
             return event if event and " at step " in event else f"{event or 'stopped'} at {step}"
         case "diverged":
@@ -112,25 +113,26 @@ def _headline(name: str, curve: Curve, direction: str) -> Headline:
     return Headline(name, *curve.last, *best, "max" if direction == "max" else "min")
 
 
-def _moved(found: Headline, curve: Curve, *, running: bool) -> list[str]:
+def _describe_change(main: Headline, curve: Curve, *, running: bool) -> list[str]:
     assert curve.first is not None
     first_step, first = curve.first
-    if first_step == found.last_step:
-        return [f"{found.name} {written(found.last)}"]
-    if first == found.last and found.best == found.last:
-        return [f"{found.name} is {written(first)} as at step {first_step:,}"]
-    if first == found.last:
-        reached = f"reached {written(found.best)} at step {found.best_step:,}"
-        return [f"{found.name} {reached} and is {written(first)} again, as at step {first_step:,}"]
-    told = [f"{found.name} {'fell' if found.last < first else 'rose'} from {written(first)} to {written(found.last)}"]
-    if not found.best_is_last and found.name != "training loss":
-        told[0] += f" (best {written(found.best)} at step {found.best_step:,})"
-    if trend := _trend(found, curve):
-        told.append(f"{trend} {'now' if running else 'at the end'}")
-    return told
+    if first_step == main.last_step:
+        return [f"{main.name} {format_value(main.last)}"]
+    if first == main.last and main.best == main.last:
+        return [f"{main.name} is {format_value(first)} as at step {first_step:,}"]
+    if first == main.last:
+        reached = f"reached {format_value(main.best)} at step {main.best_step:,}"
+        return [f"{main.name} {reached} and is {format_value(first)} again, as at step {first_step:,}"]
+    moved = "fell" if main.last < first else "rose"
+    parts = [f"{main.name} {moved} from {format_value(first)} to {format_value(main.last)}"]
+    if not main.best_is_last and main.name != "training loss":
+        parts[0] += f" (best {format_value(main.best)} at step {main.best_step:,})"
+    if trend := _trend(main, curve):
+        parts.append(f"{trend} {'now' if running else 'at the end'}")
+    return parts
 
 
-def _trend(found: Headline, curve: Curve) -> str:
+def _trend(main: Headline, curve: Curve) -> str:
     """The trend of a metric in the last fifth of the run, relative to its whole range; "" if too little is known.
 
     >>> curve = Curve()
@@ -139,7 +141,7 @@ def _trend(found: Headline, curve: Curve) -> str:
     >>> _trend(_headline("val/loss", curve, "min"), curve)
     'still falling'
     """
-    points = smoothed(curve, width=0.03)
+    points = smooth(curve, width=0.03)
     if len(points) < 4:
         return ""
     steps, values = zip(*points, strict=True)
@@ -148,5 +150,5 @@ def _trend(found: Headline, curve: Curve) -> str:
     change = values[-1] - late
     if abs(change) <= _MOVED * moved and abs(change) <= 0.5 * _MOVED * abs(late):
         return "level"
-    still = "still " if (change < 0) == (found.direction == "min") else ""
+    still = "still " if (change < 0) == (main.direction == "min") else ""
     return f"{still}{'falling' if change < 0 else 'rising'}"

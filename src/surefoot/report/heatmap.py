@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.report.charts import Axis, Unit, on_axis, written
+from surefoot.report.charts import Axis, Unit, format_tick, format_value
 from surefoot.tracking.record import Record
 
 ROWS = 48
@@ -66,15 +66,16 @@ def heat_map(
         low, high = low / 2, high * 2
     cells = [[_cell(value, Axis(low, high, logarithmic)) for value in row] for row in table.values()]
     scale = (np.geomspace if logarithmic else np.linspace)(low, high, 5).tolist()
+    lowest, highest = format_value(low, unit), format_value(high, unit)
     return HeatMap(
         name=name,
         title=title,
         note=note,
         rows=tuple(_row(name, row, steps, unit) for name, row in table.items()),
         picture=f"data:image/png;base64,{b64encode(_png(cells)).decode()}",
-        steps=tuple(f"{steps[place]:,}" for place in sorted({0, len(steps) // 2, len(steps) - 1})),
-        scale=tuple(written(value, unit) if unit != "number" else on_axis(float(f"{value:.2g}")) for value in scale),
-        summary=f"{title}: {len(table)} rows over steps {steps[0]:,} to {steps[-1]:,}, from {written(low, unit)} to {written(high, unit)}",
+        steps=tuple(f"{steps[index]:,}" for index in sorted({0, len(steps) // 2, len(steps) - 1})),
+        scale=tuple(format_value(x, unit) if unit != "number" else format_tick(float(f"{x:.2g}")) for x in scale),
+        summary=f"{title}: {len(table)} rows over steps {steps[0]:,} to {steps[-1]:,}, from {lowest} to {highest}",
     )
 
 
@@ -90,10 +91,10 @@ def _png(cells: Sequence[Sequence[int]]) -> bytes:
     return file.getvalue()
 
 
-def grouped(names: Sequence[str], *, most: int = ROWS) -> dict[str, list[str]]:
-    """Group parameters by their modules, as deep as at most `most` groups allow; the order stays.
+def grouped(names: Sequence[str], *, limit: int = ROWS) -> dict[str, list[str]]:
+    """Group parameters by their modules, as deep as at most `limit` groups allow; the order stays.
 
-    >>> grouped(["a.0.weight", "a.0.bias", "a.1.weight", "head"], most=3)
+    >>> grouped(["a.0.weight", "a.0.bias", "a.1.weight", "head"], limit=3)
     {'a.0': ['a.0.weight', 'a.0.bias'], 'a.1': ['a.1.weight'], 'head': ['head']}
     """
     groups: dict[str, list[str]] = {}
@@ -101,9 +102,9 @@ def grouped(names: Sequence[str], *, most: int = ROWS) -> dict[str, list[str]]:
         groups = {}
         for name in names:
             groups.setdefault(".".join(name.split(".")[:depth]), []).append(name)
-        if len(groups) <= most:
+        if len(groups) <= limit:
             return groups
-    return dict(list(groups.items())[:most])
+    return dict(list(groups.items())[:limit])
 
 
 def _row(name: str, values: Sequence[float | None], steps: Sequence[int], unit: Unit) -> tuple[str, str, str]:
@@ -111,15 +112,15 @@ def _row(name: str, values: Sequence[float | None], steps: Sequence[int], unit: 
     if not known:
         return name, "", name
     finite = [value for _, value in known if math.isfinite(value)]
-    last = written(known[-1][1], unit) if unit != "number" else f"{known[-1][1]:.2g}".replace("e-0", "e-")
-    between = f", between {written(min(finite), unit)} and {written(max(finite), unit)}" if finite else ""
-    return name, last, f"{name}: {written(known[-1][1], unit)} at step {known[-1][0]:,}{between}"
+    last = format_value(known[-1][1], unit) if unit != "number" else f"{known[-1][1]:.2g}".replace("e-0", "e-")
+    between = f", between {format_value(min(finite), unit)} and {format_value(max(finite), unit)}" if finite else ""
+    return name, last, f"{name}: {format_value(known[-1][1], unit)} at step {known[-1][0]:,}{between}"
 
 
 def _cell(value: float | None, axis: Axis) -> int:
     if value is None:
         return _MISSING
-    return round(axis.place(value) * (_COLOURS - 1)) if math.isfinite(value) else _STRANGE
+    return round(axis.position(value) * (_COLOURS - 1)) if math.isfinite(value) else _STRANGE
 
 
 def _palette() -> list[tuple[int, int, int, int]]:
@@ -190,20 +191,20 @@ class Layers:
         return rows
 
 
-def _numbers(held: Any) -> dict[str, float]:
-    named = held.items() if isinstance(held, dict) else ()
+def _numbers(fields: Any) -> dict[str, float]:
+    named = fields.items() if isinstance(fields, dict) else ()
     return {
         name: float(value) for name, value in named if isinstance(value, int | float) and not isinstance(value, bool)
     }
 
 
-def _larger(one: _Table, other: _Table) -> _Table:
+def _larger(a: _Table, b: _Table) -> _Table:
     return {
         kind: {
-            name: _largest(*(held[name] for held in (one[kind], other[kind]) if name in held))
-            for name in {**one[kind], **other[kind]}
+            name: _largest(*(sizes[name] for sizes in (a[kind], b[kind]) if name in sizes))
+            for name in {**a[kind], **b[kind]}
         }
-        for kind in one
+        for kind in a
     }
 
 

@@ -69,7 +69,7 @@ _HASH = b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
 _POLICY = f"{POLICY}; script-src 'sha256-{_HASH}'; connect-src 'self'"
 
 
-def served(places: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
+def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
     """A server of the page of some runs on the loopback interface. The caller calls `serve_forever`. Port 0: any free port."""
     if port > _LAST_PORT:
         raise ConfigError(
@@ -81,11 +81,11 @@ def served(places: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
     def page_at(signatures: tuple[object, ...]) -> tuple[bytes, str]:
         """The page, rendered again if the records of a run have changed, and a tag that changes with it."""
         tag = hashlib.sha256(repr(signatures).encode()).hexdigest()[:16]
-        return page_of(places, script=_SCRIPT, policy=_POLICY).encode(), f'"{tag}"'
+        return page_of(paths, script=_SCRIPT, policy=_POLICY).encode(), f'"{tag}"'
 
     def now() -> tuple[bytes, str]:
         with lock:
-            return page_at(tuple(_signature(place) for place in places))
+            return page_at(tuple(_signature(path) for path in paths))
 
     now()
 
@@ -140,9 +140,9 @@ _HEADERS = (
 )
 
 
-def _signature(place: Path) -> tuple[object, ...]:
+def _signature(path: Path) -> tuple[object, ...]:
     """A value that changes whenever the page of a run would."""
     with suppress(OSError):  # a file may go meanwhile
-        stats = {entry.name: entry.stat() for entry in os.scandir(place) if entry.name in _SHOWN}
-        return is_running(place), *sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
+        stats = {entry.name: entry.stat() for entry in os.scandir(path) if entry.name in _SHOWN}
+        return is_running(path), *sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
     return ()

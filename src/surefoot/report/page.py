@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.diagnose.finding import Finding
 from surefoot.report import tables
-from surefoot.report.charts import Axis, Chart, Line, Unit, axes, on_axis, ticks, written
+from surefoot.report.charts import Axis, Chart, Line, Unit, axes, format_tick, format_value, ticks
 from surefoot.report.headline import State, state_of, verdict
 from surefoot.report.heatmap import CIVIDIS
 from surefoot.report.run_charts import charts
@@ -39,7 +39,7 @@ _FULL_NATS = 6.0  # of loss: as strong as it gets
 _DARKEST = 78  # percent, so that letters can be read
 
 
-def tinted(text: TextHeatmap) -> list[tuple[str, int | None, str]]:
+def tint_tokens(text: TextHeatmap) -> list[tuple[str, int | None, str]]:
     """Each piece with the strength of its tint in percent (None: untinted) and its number in words.
 
     >>> panel = TextHeatmap(title="a", legend="b", unit="fraction", pieces=(("so", None), (" it", 0.5), (" goes", 0.0)))
@@ -50,31 +50,31 @@ def tinted(text: TextHeatmap) -> list[tuple[str, int | None, str]]:
     tints: list[tuple[str, int | None, str]] = []
     for piece, value in text.pieces:
         tint = None if value is None else round(_DARKEST * min(1.0, value / full))
-        words = "" if value is None else f"{value:.2f} nats" if text.unit == "nats" else written(value, "fraction")
+        words = "" if value is None else f"{value:.2f} nats" if text.unit == "nats" else format_value(value, "fraction")
         tints.append((piece, tint, words))
     return tints
 
 
-def shaded(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int, bool]]]]:
+def shade_cells(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int, bool]]]]:
     """Rows of a confusion matrix: the class, and for each cell the count, a shade (root of its share), and whether it is correct.
 
-    >>> shaded(ConfusionMatrix(title="a", classes=("cat", "dog"), counts=((4, 0), (1, 3))))[1]
+    >>> shade_cells(ConfusionMatrix(title="a", classes=("cat", "dog"), counts=((4, 0), (1, 3))))[1]
     ('dog', [(1, 39, False), (3, 68, True)])
     """
     rows = []
-    for place, (name, counts) in enumerate(zip(matrix.classes, matrix.counts, strict=True)):
+    for index, (name, counts) in enumerate(zip(matrix.classes, matrix.counts, strict=True)):
         tints = [round(_DARKEST * (count / (sum(counts) or 1)) ** 0.5) for count in counts]
         cells = enumerate(zip(counts, tints, strict=True))
-        rows.append((name, [(count, tint, place == other) for other, (count, tint) in cells]))
+        rows.append((name, [(count, tint, index == other) for other, (count, tint) in cells]))
     return rows
 
 
 def chart_of(panel: Curves) -> Chart:
     """A panel of curves as a chart; a point without a value is left out."""
     lines = []
-    for place, (name, curve) in enumerate(panel.curves.items()):
+    for index, (name, curve) in enumerate(panel.curves.items()):
         points = tuple((float(step), value) for step, value in curve if value is not None)
-        lines.append(Line(name, points, place, dots=len(curve) < 60))
+        lines.append(Line(name, points, index, dots=len(curve) < 60))
     return Chart(f"panel-{panel.title}", panel.title, tuple(lines), note=panel.legend, wide=True)
 
 
@@ -84,21 +84,22 @@ def summary(chart: Chart) -> str:
     >>> summary(Chart("loss", "Loss", (Line("training", ((10, 3.0), (20, 2.5))),)))
     'Loss. training: 3 at step 10, 2.5 at step 20, between 2.5 and 3'
     """
-    told = []
+    sentences = []
     for line in chart.lines:
         if line.points and line.named:
             values = sorted(y for _, y in line.points)
-            low, high = (written(value, chart.unit) for value in (values[0], values[-1]))
-            ends = ", ".join(f"{written(y, chart.unit)} at step {x:,.0f}" for x, y in (line.points[0], line.points[-1]))
-            told.append(f"{line.name}: {ends}, between {low} and {high}")
-    return f"{chart.title}. {'; '.join(told)}"
+            low, high = (format_value(value, chart.unit) for value in (values[0], values[-1]))
+            end_points = line.points[0], line.points[-1]
+            ends = ", ".join(f"{format_value(y, chart.unit)} at step {x:,.0f}" for x, y in end_points)
+            sentences.append(f"{line.name}: {ends}, between {low} and {high}")
+    return f"{chart.title}. {'; '.join(sentences)}"
 
 
-def traced(line: Line, horizontal: Axis, vertical: Axis) -> list[tuple[int, int]]:
+def coordinates(line: Line, horizontal: Axis, vertical: Axis) -> list[tuple[int, int]]:
     """The coordinates of a line's points in the stretched picture; repeated points are dropped."""
     points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
-    places = [(round(_WIDTH * horizontal.place(x)), round(_HEIGHT * (1 - vertical.place(y)))) for x, y in points]
-    return [place for place, _ in groupby(places)]
+    pixels = [(round(_WIDTH * horizontal.position(x)), round(_HEIGHT * (1 - vertical.position(y)))) for x, y in points]
+    return [pixel for pixel, _ in groupby(pixels)]
 
 
 class Band(NamedTuple):
@@ -122,27 +123,27 @@ def bands(chart: Chart, horizontal: Axis) -> list[Band]:
     lines = []
     for line in chart.lines:
         points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
-        lines.append((line, points, [horizontal.place(x) for x, _ in points]))
+        lines.append((line, points, [horizontal.position(x) for x, _ in points]))
     steps = sorted({x for _, points, _ in lines for x, _ in points})
     if len(steps) > _BANDS:
         steps = [steps[round(n * (len(steps) - 1) / (_BANDS - 1))] for n in range(_BANDS)]
-    places = [horizontal.place(step) for step in steps]
-    edges = [0.0, *[(one + other) / 2 for one, other in pairwise(places)], 1.0]
+    positions = [horizontal.position(step) for step in steps]
+    edges = [0.0, *[(a + b) / 2 for a, b in pairwise(positions)], 1.0]
     titles: dict[int, list[tuple[int | None, str]]] = {}
     for mark in chart.marks:
-        index = bisect_right(edges, horizontal.place(mark.x), 1, len(edges) - 1) - 1
+        index = bisect_right(edges, horizontal.position(mark.x), 1, len(edges) - 1) - 1
         titles.setdefault(index, []).append((mark.series if mark.kind == "best" else None, mark.title))
     stripes = []
-    for index, (step, place, left, right) in enumerate(zip(steps, places, edges, edges[1:], strict=False)):
+    for index, (step, position, left, right) in enumerate(zip(steps, positions, edges, edges[1:], strict=False)):
         values: list[tuple[int | None, str]] = [
             (line.series, f"{line.name} {_value_in(near, step, chart.unit, faint=line.faint)}")
-            for line, points, placed in lines
-            if (near := points[bisect_left(placed, left) : bisect_right(placed, right)])
+            for line, points, line_positions in lines
+            if (near := points[bisect_left(line_positions, left) : bisect_right(line_positions, right)])
         ]
-        center = round(100 * (place - left) / (right - left)) if right > left else 50
-        is_right = place >= 0.5 and (index == 0 or places[index - 1] < 0.5)
+        center = round(100 * (position - left) / (right - left)) if right > left else 50
+        is_right = position >= 0.5 and (index == 0 or positions[index - 1] < 0.5)
         width = round(10_000 * (right - left))
-        stripes.append(Band(width, center, is_right, f"step {written(step)}", values + titles.get(index, [])))
+        stripes.append(Band(width, center, is_right, f"step {format_value(step)}", values + titles.get(index, [])))
     return stripes
 
 
@@ -150,8 +151,8 @@ def _value_in(near: Sequence[tuple[float, float]], center: float, unit: Unit, *,
     """The value of a line in a stripe: the one nearest to its step, or the range of a faint line."""
     low, high = min(y for _, y in near), max(y for _, y in near)
     if faint and low != high:
-        return f"{written(low, unit)} \u2013 {written(high, unit)}"
-    return written(min(near, key=lambda point: abs(point[0] - center))[1], unit)
+        return f"{format_value(low, unit)} \u2013 {format_value(high, unit)}"
+    return format_value(min(near, key=lambda point: abs(point[0] - center))[1], unit)
 
 
 # tried one after the other until the page is small enough: stretches of a curve, samples, rows of settings and of events,
@@ -174,7 +175,7 @@ def run_page(
 ) -> str:
     """The page of one run. `script` runs in it and must be allowed by `policy`, its Content-Security-Policy."""
     recorded, state, surroundings = run.recorded, state_of(run), tables.surroundings(run)
-    whole = {
+    common = {
         "run": run,
         "title": run.files.name,
         "state": state,
@@ -200,20 +201,21 @@ def run_page(
         return kinds | {
             "panels": panels.panels if panels is not None and samples > 1 else (),
             "samples": recorded.samples[-samples:],
-            "settings": tables.settings(run, most=rows, longest=letters),
+            "settings": tables.settings(run, limit=rows, max_length=letters),
             "events": recorded.events[:rows],
             "more_events": recorded.more_events + len(recorded.events[rows:]),
             "left_out": left_out,
         }
 
-    return _rendered("run.html", whole, (fitted(*room) for room in _ROOMS))
+    return _render("run.html", common, (fitted(*room) for room in _ROOMS))
 
 
 def runs_page(runs: Sequence[ReportedRun], *, script: str = "", policy: str = POLICY) -> str:
     """The page of several runs: the settings that differ, their metrics, and their curves over each other."""
-    whole = {"states": [state_of(run) for run in runs], "script": script, "policy": policy, "state": "", "left_out": ""}
+    states = [state_of(run) for run in runs]
+    common = {"states": states, "script": script, "policy": policy, "state": "", "left_out": ""}
     rooms = (max(20, 300 // len(runs)), 40, 20)
-    return _rendered("runs.html", whole, (page_values(runs, stretches=stretches) for stretches in rooms))
+    return _render("runs.html", common, (page_values(runs, stretches=stretches) for stretches in rooms))
 
 
 def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
@@ -228,11 +230,11 @@ def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
     return {"error": str(newest.get("words") or newest.get("error", ""))[:12000], "trace": text[-8000:]}
 
 
-def _rendered(name: str, whole: dict[str, Any], parts: Iterable[dict[str, Any]]) -> str:
+def _render(name: str, common: dict[str, Any], parts: Iterable[dict[str, Any]]) -> str:
     """The page with the first of `parts` that is small enough, else with the last."""
-    page, made = b"", time.strftime("%Y-%m-%d %H:%M:%S %z")
+    page, written_at = b"", time.strftime("%Y-%m-%d %H:%M:%S %z")
     for fitted in parts:
-        text = environment().get_template(name).render(**whole, **fitted, made=made)
+        text = environment().get_template(name).render(**common, **fitted, written_at=written_at)
         page = _TURNING.sub("�", visible(text)).encode(errors="replace")  # a model may write anything
         if len(page) <= MOST_BYTES:
             break
@@ -246,9 +248,20 @@ def environment() -> "Environment":
     from markupsafe import Markup
 
     loader = PackageLoader("surefoot", "report")
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    functions = (axes, bands, chart_of, on_axis, shaded, summary, ticks, tinted, traced, written)
-    made.globals |= {function.__name__: function for function in functions}
+    env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    functions = (
+        axes,
+        bands,
+        chart_of,
+        coordinates,
+        format_tick,
+        format_value,
+        shade_cells,
+        summary,
+        ticks,
+        tint_tokens,
+    )
+    env.globals |= {function.__name__: function for function in functions}
     css = (resources.files("surefoot.report") / "page.css").read_text(encoding="utf-8")
-    made.globals |= {"css": Markup(css), "cividis": ",".join(CIVIDIS), "version": surefoot_version()}
-    return made
+    env.globals |= {"css": Markup(css), "cividis": ",".join(CIVIDIS), "version": surefoot_version()}
+    return env

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from surefoot.report.charts import Chart, Line, Mark, Points, written
-from surefoot.report.curves import Curve, smoothed
+from surefoot.report.charts import Chart, Line, Mark, Points, format_value
+from surefoot.report.curves import Curve, smooth
 from surefoot.report.headline import headline
 from surefoot.report.series import ReportedRun
 
@@ -18,8 +18,8 @@ _LOG_X = 12  # points, from which on the same on logarithmic axes tells more
 def charts(run: ReportedRun, *, stretches: int | None = None) -> list[Chart]:
     """All charts of one run, the loss first; charts without points are left out."""
     kinds = (loss_charts, _metric_charts, _train_charts, _users_charts)
-    found = (chart for kind in kinds for chart in kind(run, stretches))
-    return [chart for chart in found if any(line.points for line in chart.lines)]
+    all_charts = (chart for kind in kinds for chart in kind(run, stretches))
+    return [chart for chart in all_charts if any(line.points for line in chart.lines)]
 
 
 def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
@@ -31,23 +31,23 @@ def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
         loss = train["loss"]
         if loss.count > _SMOOTHED:
             lines.append(Line("training", points_of(loss, stretches), faint=True, named=False))
-            lines.append(Line("training, smoothed", tuple(smoothed(loss))))
+            lines.append(Line("training, smoothed", tuple(smooth(loss))))
         else:
             lines.append(Line("training", points_of(loss, stretches), dots=loss.count < _DOTS))
         marks += _strange(loss, "training loss")
-    for place, (name, curve) in enumerate(losses.items(), 1):
-        lines.append(Line(name, points_of(curve, stretches), series=place, dots=curve.count < _DOTS))
+    for index, (name, curve) in enumerate(losses.items(), 1):
+        lines.append(Line(name, points_of(curve, stretches), series=index, dots=curve.count < _DOTS))
         marks += _strange(curve, name)
     main, best = headline(run), list[Mark]()
     if main is not None and main.name in losses:
         series = 1 + list(losses).index(main.name)
-        best.append(Mark("best", main.best_step, main.best, f"best {written(main.best)}", series))
+        best.append(Mark("best", main.best_step, main.best, f"best {format_value(main.best)}", series))
     charts = [Chart("loss", "Loss", tuple(lines), (*_events(run), *marks, *best), wide=True)]
     if max((line.points[-1][0] / max(1, line.points[0][0]) for line in lines if line.points), default=0) >= _LOG_X:
         positive = all(value > 0 for line in lines for _, value in line.points)
-        seen = tuple(line for line in lines if len([1 for x, _ in line.points if x > 0]) > 1)
-        if seen:
-            chart = Chart("loss-log", "Loss, both axes logarithmic", seen, tuple(best), x_scale="log")
+        log_lines = tuple(line for line in lines if len([1 for x, _ in line.points if x > 0]) > 1)
+        if log_lines:
+            chart = Chart("loss-log", "Loss, both axes logarithmic", log_lines, tuple(best), x_scale="log")
             charts.append(replace(chart, scale="log" if positive else "linear"))
     middle = max((line.points[-1][0] for line in lines if line.points), default=0.0) / 2
     late = tuple(replace(line, points=tuple(point for point in line.points if point[0] >= middle)) for line in lines)
@@ -64,21 +64,21 @@ def _metric_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
         split, _, score = name.rpartition("/")
         if score != "loss":
             by_score.setdefault(score, {})[split] = curve
-    found, main = [], headline(run)
+    charts, main = [], headline(run)
     for score, splits in list(by_score.items())[:_MOST_METRICS]:
         lines = tuple(
-            Line(split or score, points_of(curve, stretches), series=place, dots=curve.count < _DOTS)
-            for place, (split, curve) in enumerate(list(splits.items())[:_MOST_LINES], 1)
+            Line(split or score, points_of(curve, stretches), series=index, dots=curve.count < _DOTS)
+            for index, (split, curve) in enumerate(list(splits.items())[:_MOST_LINES], 1)
         )
         marks = [mark for split, curve in splits.items() for mark in _strange(curve, f"{split}/{score}")]
         marks += [
-            Mark("best", main.best_step, main.best, f"best {written(main.best)}", place)
-            for place, split in enumerate(splits, 1)
+            Mark("best", main.best_step, main.best, f"best {format_value(main.best)}", index)
+            for index, split in enumerate(splits, 1)
             if main is not None and main.name == f"{split}/{score}"
         ]
         title = f"{next(iter(splits))}/{score}".lstrip("/") if len(splits) == 1 else score
-        found.append(Chart(f"metric-{score}", title, lines, tuple(marks)))
-    return found
+        charts.append(Chart(f"metric-{score}", title, lines, tuple(marks)))
+    return charts
 
 
 def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
@@ -142,4 +142,4 @@ def _events(run: ReportedRun) -> list[Mark]:
     for event in run.recorded.events:
         if not event.what.startswith("finished"):
             marks.setdefault(event.step, []).append(event.what)
-    return [Mark("event", step, None, "; ".join(dict.fromkeys(told))) for step, told in list(marks.items())[:40]]
+    return [Mark("event", step, None, "; ".join(dict.fromkeys(texts))) for step, texts in list(marks.items())[:40]]

@@ -86,7 +86,7 @@ class Recorded:
                 self.ending_spent_s = {}
                 self._tell(Event(step, f"resumed after step {step:,}", resumed=True))
             case "event" if isinstance(record.get("event"), str):
-                self.ending_spent_s = _added({}, record)
+                self.ending_spent_s = _add_seconds({}, record)
                 self._tell(Event(step, record["event"][:_LONGEST_EVENT]))
 
     def _add_train(self, step: int, record: Record) -> None:
@@ -96,7 +96,7 @@ class Recorded:
         applied = record.get("loss_applied")
         if _is_number(applied) and applied and not math.isfinite(record.get("loss") or 0.0):
             self._add(self.train, "loss", step, applied)  # 0 where no step was
-        _added(self.trained_spent_s, record)
+        _add_seconds(self.trained_spent_s, record)
         self.targets += (_number_in(record, "targets") or 0.0) - (_number_in(record, "starting_targets") or 0.0)
         self.eta_s = _number_in(record, "eta_s")
         skipped, steps = record.get("skipped"), record.get("skipped_steps")
@@ -104,8 +104,8 @@ class Recorded:
             self.skipped += skipped
             which = f": {', '.join(str(index) for index in steps[:5])}" if isinstance(steps, list) and steps else ""
             more = ", ..." if which and skipped > 5 else ""
-            told = "1 step was" if skipped == 1 else f"{skipped:,} steps were"
-            self._tell(Event(step, f"{told} skipped, for a gradient or loss that was not finite{which}{more}"))
+            subject = "1 step was" if skipped == 1 else f"{skipped:,} steps were"
+            self._tell(Event(step, f"{subject} skipped, for a gradient or loss that was not finite{which}{more}"))
 
     def _add(self, curves: dict[str, Curve], name: str, step: int, value: float) -> None:
         if name not in curves and len(curves) < _MOST_CURVES:
@@ -176,7 +176,7 @@ def read_reported_run(path: Path, *, also: Callable[[Record], object] = lambda r
     return ReportedRun(files, recorded, data, tuple(problems), is_running(path))
 
 
-def _added(spent_s: dict[str, float], record: Record) -> dict[str, float]:
+def _add_seconds(spent_s: dict[str, float], record: Record) -> dict[str, float]:
     """Add the seconds of a record to those by phase."""
     for phase in PHASES:
         seconds = _number_in(record, f"{phase}_s")

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from surefoot.report import tables
-from surefoot.report.charts import Chart, Line, Mark, Points, written
-from surefoot.report.curves import Curve, smoothed
+from surefoot.report.charts import Chart, Line, Mark, Points, format_value
+from surefoot.report.curves import Curve, smooth
 from surefoot.report.headline import direction_of, headline
 from surefoot.report.run_charts import points_of
 from surefoot.report.series import ReportedRun
@@ -42,9 +42,9 @@ def labels(runs: Sequence[ReportedRun]) -> list[str]:
     """The name of each run's directory, with as much of its path as makes it unique."""
     parts = [run.files.path.resolve().parts for run in runs]
     for depth in range(1, max(len(path) for path in parts) + 1):
-        found = ["/".join(path[-depth:]) for path in parts]
-        if len(set(found)) == len(set(parts)):
-            return _without_common_begin(found)
+        names = ["/".join(path[-depth:]) for path in parts]
+        if len(set(names)) == len(set(parts)):
+            return _without_common_begin(names)
     return [str(run.files.path) for run in runs]
 
 
@@ -55,10 +55,10 @@ def _without_common_begin(names: list[str]) -> list[str]:
     (['width=8', 'width=16'], ['a', 'a,b'])
     """
     pieces = [re.split(r"(?<=[,/])", name) for name in names]
-    alike = 0
-    while all(len(held) > alike + 1 and held[alike] == pieces[0][alike] for held in pieces):
-        alike += 1
-    return ["".join(held[alike:]) for held in pieces]
+    shared = 0
+    while all(len(parts) > shared + 1 and parts[shared] == pieces[0][shared] for parts in pieces):
+        shared += 1
+    return ["".join(parts[shared:]) for parts in pieces]
 
 
 def overlaid_charts(
@@ -66,36 +66,36 @@ def overlaid_charts(
 ) -> list[Chart]:
     """Charts of training loss, each metric, learning rate, gradient norm and speed, with one line per run."""
     trained = [run.recorded.train for run in runs]
-    losses = [tuple(smoothed(train.get("loss", Curve()))) for train in trained]
-    found = [Chart("loss", "Training loss, smoothed", _lines(labels, losses), wide=True)]
+    losses = [tuple(smooth(train.get("loss", Curve()))) for train in trained]
+    charts = [Chart("loss", "Training loss, smoothed", _lines(labels, losses), wide=True)]
     for name in metric_names:
         curves = [run.recorded.scores.get(name, Curve()) for run in runs]
         dots = max(curve.count for curve in curves) < _DOTS
         lines = _lines(labels, [points_of(curve, stretches) for curve in curves], dots=dots)
-        found.append(Chart(f"metric-{name}", name, lines, _best_of_all(curves, direction_of(name))))
+        charts.append(Chart(f"metric-{name}", name, lines, _best_of_all(curves, direction_of(name))))
     for key, title in _MORE.items():
         lines = _lines(labels, [points_of(train.get(key), stretches) for train in trained])
-        found.append(Chart(key, title, lines, zero=key != "grad_norm"))
-    return [chart for chart in found if chart.lines]
+        charts.append(Chart(key, title, lines, zero=key != "grad_norm"))
+    return [chart for chart in charts if chart.lines]
 
 
 def _lines(labels: Sequence[str], curves: Sequence[Points], *, dots: bool = False) -> tuple[Line, ...]:
     """One line for each run that has the curve, in the run's color."""
     return tuple(
-        Line(label, points, place, dots=dots)
-        for place, (label, points) in enumerate(zip(labels, curves, strict=True))
+        Line(label, points, index, dots=dots)
+        for index, (label, points) in enumerate(zip(labels, curves, strict=True))
         if points
     )
 
 
 def _best_of_all(curves: Sequence[Curve], direction: str) -> tuple[Mark, ...]:
     """The best value of any run."""
-    bests = [(place, curve.best(direction)) for place, curve in enumerate(curves)]
-    known = [(place, *best) for place, best in bests if best is not None]
+    bests = [(index, curve.best(direction)) for index, curve in enumerate(curves)]
+    known = [(index, *best) for index, best in bests if best is not None]
     if not known:
         return ()
-    place, step, value = (max if direction == "max" else min)(known, key=lambda one: one[2])
-    return (Mark("best", step, value, f"best {written(value)}", place),)
+    index, step, value = (max if direction == "max" else min)(known, key=lambda each: each[2])
+    return (Mark("best", step, value, f"best {format_value(value)}", index),)
 
 
 def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]]:
@@ -109,7 +109,8 @@ def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]
         if best is None or curve.last is None:
             cells.append(("\u2013", "", False))
         else:
-            cells.append((written(best[1]), "" if curve.last[1] == best[1] else f"at {best[0]:,}", best[1] == winner))
+            when = "" if curve.last[1] == best[1] else f"at {best[0]:,}"
+            cells.append((format_value(best[1]), when, best[1] == winner))
     return cells
 
 
@@ -126,4 +127,4 @@ def _verdict(labels: Sequence[str], runs: Sequence[ReportedRun]) -> str:
     ]
     value, label = (max if first.direction == "max" else min)(known, key=lambda pair: pair[0])
     rest = "" if len(known) == len(runs) else f" ({len(known)} of {len(runs)} runs have it)"
-    return f"{label} has the best {first.name}, {written(value)}{rest}"
+    return f"{label} has the best {first.name}, {format_value(value)}{rest}"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from surefoot.report.charts import written
+from surefoot.report.charts import format_value
 from surefoot.report.headline import Headline, State, headline
 from surefoot.report.series import PHASES, ReportedRun
 from surefoot.tracking.run_reader import Session
@@ -13,25 +13,25 @@ _LONGEST = 400  # letters of a value
 _MOST = 300  # rows
 
 
-def settings(run: ReportedRun, *, most: int, longest: int) -> list[tuple[str, str, str]]:
+def settings(run: ReportedRun, *, limit: int, max_length: int) -> list[tuple[str, str, str]]:
     """Settings as (dotted name, value, origin); the origin is "" if unknown."""
     config = run.files.config
-    there = [(name, value) for name, value in config.flat.items() if value is not None][:most]
-    return [(name, shown(value, longest=longest), config.origins.get(name, "")) for name, value in there]
+    there = [(name, value) for name, value in config.flat.items() if value is not None][:limit]
+    return [(name, format_setting(value, max_length=max_length), config.origins.get(name, "")) for name, value in there]
 
 
 def differing(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
     """The settings that differ between runs, with each run's value; the run's directory does not count."""
     settings = [run.files.config.flat for run in runs]
     names = dict.fromkeys(name for each in settings for name in each if name not in ("out", "preset"))
-    rows = [(name, [shown(each.get(name)) for each in settings]) for name in names]
+    rows = [(name, [format_setting(each.get(name)) for each in settings]) for name in names]
     return [(name, values) for name, values in rows if len(set(values)) > 1][:_MOST]
 
 
-def shown(value: Any, *, longest: int = _LONGEST) -> str:
+def format_setting(value: Any, *, max_length: int = _LONGEST) -> str:
     """A setting as one line.
 
-    >>> shown(3e-4), shown(True), shown(None), shown(["a", 1]), shown("5%")
+    >>> format_setting(3e-4), format_setting(True), format_setting(None), format_setting(["a", 1]), format_setting("5%")
     ('0.0003', 'true', '–', 'a, 1', '5%')
     """
     if value is None:
@@ -39,10 +39,10 @@ def shown(value: Any, *, longest: int = _LONGEST) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
-        text = ", ".join(shown(held) for held in value)
+        text = ", ".join(format_setting(part) for part in value)
     else:
         text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= longest else f"{text[:longest]} \u2026"
+    return text if len(text) <= max_length else f"{text[:max_length]} \u2026"
 
 
 def shares(run: ReportedRun) -> list[tuple[str, float, float, str]]:
@@ -50,26 +50,26 @@ def shares(run: ReportedRun) -> list[tuple[str, float, float, str]]:
     spent = run.recorded.spent_s
     total = sum(spent.values()) or 1.0
     rows = [
-        (PHASES[phase], seconds, seconds / total, f"k{place}") for place, (phase, seconds) in enumerate(spent.items())
+        (PHASES[phase], seconds, seconds / total, f"k{index}") for index, (phase, seconds) in enumerate(spent.items())
     ]
     return [row for row in rows if row[2] >= 0.0005]
 
 
 def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
     """The first row of the page: names, values and remarks. The main metric comes first, then loss, steps, time, speed."""
-    recorded, found, loss = run.recorded, headline(run), run.recorded.train.get("loss")
-    row = [] if found is None else [_of_headline(found)]
-    if loss is not None and loss.last is not None and (found is None or found.name != "training loss"):
-        row.append(("training loss", written(loss.last[1]), f"at step {loss.last[0]:,}"))
+    recorded, main, loss = run.recorded, headline(run), run.recorded.train.get("loss")
+    row = [] if main is None else [_headline_tile(main)]
+    if loss is not None and loss.last is not None and (main is None or main.name != "training loss"):
+        row.append(("training loss", format_value(loss.last[1]), f"at step {loss.last[0]:,}"))
     step = recorded.at_end_of_step
     row += [
         (
             name,
-            written(value),
+            format_value(value),
             "evaluated once, at the end" if step is None else f"evaluated at the end, weights of step {step:,}",
         )
         for name, value in list(recorded.at_end.items())[:3]
-        if found is None or name != found.name
+        if main is None or name != main.name
     ]
     planned = run.files.planned_steps
     row.append(
@@ -77,13 +77,13 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
     )
     spent, total = recorded.spent_s, sum(recorded.spent_s.values())
     if total > 0:
-        row.append(("time", written(total, "seconds"), f"{spent['training'] / total:.0%} training"))
+        row.append(("time", format_value(total, "seconds"), f"{spent['training'] / total:.0%} training"))
     trained = spent["training"] + spent["data_wait"]
     if recorded.targets > 0 and trained > 0:
         row.append(
             (
                 f"{run.count_unit} per second",
-                written(float(f"{recorded.targets / trained:.3g}")),
+                format_value(float(f"{recorded.targets / trained:.3g}")),
                 "mean, while training",
             )
         )
@@ -120,15 +120,15 @@ def surroundings(run: ReportedRun) -> list[tuple[str, str]]:
         ("git commit", last.get("git_commit")),
         ("data", ", ".join(data)),
     ]
-    return [(name, shown(value)) for name, value in rows if value not in (None, "")]
+    return [(name, format_setting(value)) for name, value in rows if value not in (None, "")]
 
 
-def _of_headline(found: Headline) -> tuple[str, str, str]:
-    if found.name == "training loss":
-        return found.name, written(found.last), f"at step {found.last_step:,}"
-    if found.best_is_last:
-        return found.name, written(found.last), f"best, at step {found.last_step:,}"
-    return f"best {found.name}", written(found.best), f"at step {found.best_step:,}; last {written(found.last)}"
+def _headline_tile(main: Headline) -> tuple[str, str, str]:
+    if main.name == "training loss":
+        return main.name, format_value(main.last), f"at step {main.last_step:,}"
+    if main.best_is_last:
+        return main.name, format_value(main.last), f"best, at step {main.last_step:,}"
+    return f"best {main.name}", format_value(main.best), f"at step {main.best_step:,}; last {format_value(main.last)}"
 
 
 def _time(session: Session) -> str:

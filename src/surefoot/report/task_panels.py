@@ -80,7 +80,7 @@ def classification_panels(
     """
     counts_KK = np.zeros((len(classes), len(classes)), dtype=np.int64)
     worst: list[tuple[float, int, int, float, Tensor]] = []
-    total, seen, begun = sample_count(dataset), 0, perf_counter()
+    total, samples_read, start = sample_count(dataset), 0, perf_counter()
     for inputs, labels_B in _spread(dataset, total, device=next(iter(model.parameters()), torch.empty(0)).device):
         log_chances_BK = F.log_softmax(model(inputs).float(), dim=1)
         # NaN is infinite: none is worse
@@ -90,10 +90,10 @@ def classification_panels(
         np.add.at(counts_KK, (labels, guesses), 1)
         worst += zip(losses_B.tolist(), labels, guesses, chances_B.tolist(), inputs, strict=True)
         worst = sorted(worst, key=lambda wrong: -wrong[0])[:images]
-        seen += len(labels_B)
-        if perf_counter() - begun > _LONGEST_S:
+        samples_read += len(labels_B)
+        if perf_counter() - start > _LONGEST_S:
             break
-    part = "" if seen == total else f", {seen:,} of {total:,} samples"
+    part = "" if samples_read == total else f", {samples_read:,} of {total:,} samples"
     yield ConfusionMatrix.from_counts(
         f"{name}: which class was taken for which{part}", counts_KK.tolist(), classes=classes
     )

@@ -39,20 +39,20 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
     return write_file(target / FILE if target.is_dir() else target, page_of(places).encode())
 
 
-def page_of(places: Sequence[Path], *, script: str = "", policy: str = POLICY) -> str:
+def page_of(paths: Sequence[Path], *, script: str = "", policy: str = POLICY) -> str:
     """The page on some runs as they are now; `ConfigError` if a directory does not hold a run."""
-    for place in places:
-        if place.is_dir() and not (place / "metrics.jsonl").exists() and not (place / "config.toml").exists():
-            raise ConfigError(f"{place} is no directory of a run: it has neither config.toml nor metrics.jsonl")
-    if len(places) > 1:
-        return runs_page([read_reported_run(place) for place in places], script=script, policy=policy)
-    run, found = _with_findings(places[0])
+    for path in paths:
+        if path.is_dir() and not (path / "metrics.jsonl").exists() and not (path / "config.toml").exists():
+            raise ConfigError(f"{path} is no directory of a run: it has neither config.toml nor metrics.jsonl")
+    if len(paths) > 1:
+        return runs_page([read_reported_run(path) for path in paths], script=script, policy=policy)
+    run, run_findings = _with_findings(paths[0])
     panels = None
     try:
         panels = read_panels(run.files.path)
     except DataError as problem:
         run = replace(run, problems=(*run.problems, first_line(problem)))
-    return run_page(run, findings=found, panels=panels, script=script, policy=policy)
+    return run_page(run, findings=run_findings, panels=panels, script=script, policy=policy)
 
 
 def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
@@ -64,9 +64,9 @@ def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
         warn(f"warning: no {path / FILE}: {kind}{first_line(problem)}")
 
 
-def _with_findings(place: Path) -> tuple[ReportedRun, list[Finding]]:
+def _with_findings(path: Path) -> tuple[ReportedRun, list[Finding]]:
     """A run and its findings, from one reading; an internal error in a finding costs the page only the findings."""
-    collected, found = Collected(), list[Finding]()
+    collected, run_findings = Collected(), list[Finding]()
     fault: Exception | None = None
 
     def collect(record: Record) -> None:
@@ -77,11 +77,11 @@ def _with_findings(place: Path) -> tuple[ReportedRun, list[Finding]]:
         except Exception as problem:
             fault = problem
 
-    run = read_reported_run(place, also=collect)
+    run = read_reported_run(path, also=collect)
     try:
         if fault is None and collected.kinds:
-            found = findings(collected.history(described_in(place)))
+            run_findings = findings(collected.history(described_in(path)))
     except Exception as problem:
         fault = problem
-    told = () if fault is None else (f"Findings cannot be told: {type(fault).__name__}: {fault}",)
-    return replace(run, problems=(*run.problems, *told)), found
+    problems = () if fault is None else (f"Findings cannot be told: {type(fault).__name__}: {fault}",)
+    return replace(run, problems=(*run.problems, *problems)), run_findings

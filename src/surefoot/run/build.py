@@ -19,7 +19,7 @@ from surefoot.distributed.consistency import comparable, equal_from_main, refuse
 from surefoot.distributed.ddp import spread
 from surefoot.distributed.world import World, joined
 from surefoot.errors import CheckpointError, as_typed_here
-from surefoot.optim.build import Decided, base_groups, refuse_without_momentum
+from surefoot.optim.build import TrainingPlan, base_groups, refuse_without_momentum
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Checkpointing
@@ -246,10 +246,10 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
     return identity_of(settings, resolved)
 
 
-def _optimizer(decision: Decided, optimizer: Optimizer) -> dict[str, Any]:
-    spec = decision.spec
+def _optimizer(plan: TrainingPlan, optimizer: Optimizer) -> dict[str, Any]:
+    spec = plan.spec
     if isinstance(spec, OptimizerSpec):  # rates of all parameters, whatever is frozen at the moment
-        rates = [spec.lr * factor for factor in sorted(set(decision.factors.values()) - {0.0}, reverse=True)]
+        rates = [spec.lr * factor for factor in sorted(set(plan.factors.values()) - {0.0}, reverse=True)]
         return spec.to_dict() | ({"learning_rates": rates} if spec.lr_multipliers else {})
     defaults, *groups = (
         {key: value for key, value in held.items() if isinstance(value, bool | int | float | str | tuple)}

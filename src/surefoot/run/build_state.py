@@ -15,9 +15,9 @@ from surefoot.distributed.ddp import synchronised
 from surefoot.distributed.shards import holders
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, first_line
-from surefoot.optim.build import Built, Decided, RunOptimizer, limited, trained_by
+from surefoot.optim.build import Built, RunOptimizer, TrainingPlan, clipped_parameters, run_optimizer
 from surefoot.optim.clipping import Clip, clear
-from surefoot.optim.ema import Ema, EmaModel, Twin, twin_of
+from surefoot.optim.ema import Ema, EmaModel, ModelCopy, copy_model
 from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
 from surefoot.optim.lr_multipliers import factors_of, freeze
 from surefoot.optim.optimizers import OptimizerSpec
@@ -37,21 +37,21 @@ def built_models(
 ) -> dict[str, nn.Module]:
     """The models by name ("model" where there is one), on their device and in the number format; callables are called under the seed."""
     built: dict[str, nn.Module] = {}
-    for place, (name, source) in enumerate((model if isinstance(model, Mapping) else {"model": model}).items()):
+    for index, (name, source) in enumerate((model if isinstance(model, Mapping) else {"model": model}).items()):
         with untouched(), device if device.type == "meta" else nullcontext():  # on paper nothing is allocated
-            seed_generators(fold(stream_key(seed, "model"), place))
-            found = source if isinstance(source, nn.Module) or not callable(source) else _called(name, source)
-        if not isinstance(found, nn.Module):
+            seed_generators(fold(stream_key(seed, "model"), index))
+            built_model = source if isinstance(source, nn.Module) or not callable(source) else _called(name, source)
+        if not isinstance(built_model, nn.Module):
             raise ConfigError(
-                f"model: {name!r} is a {type(found).__name__}, not an nn.Module, nor a callable that returns one"
+                f"model: {name!r} is a {type(built_model).__name__}, not an nn.Module, nor a callable that returns one"
             )
-        if lazy := [part for part, held in found.named_parameters() if is_lazy(held)]:
+        if lazy := [part for part, parameter in built_model.named_parameters() if is_lazy(parameter)]:
             raise ConfigError(
                 f"model: {lazy[0]} of {name!r} has no size yet (a lazy module), so no optimizer can hold it\n"
                 "  pass one batch through it before it is returned"
             )
         convert = FORMATS[precision].convert if precision in FORMATS and device.type != "meta" else None
-        built[name] = (found if convert is None else convert(found, device)).to(device)
+        built[name] = (built_model if convert is None else convert(built_model, device)).to(device)
     return built
 
 
@@ -96,7 +96,7 @@ def decided(
     *,
     clip: Clip,
     ema: float | None,
-) -> dict[str, Decided]:
+) -> dict[str, TrainingPlan]:
     """Who is trained how, by the name of the model; freezes what is not to be trained, and copies what is to be averaged."""
     named = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(models, optimizer)
     for spec in named.values():
@@ -113,7 +113,7 @@ def decided(
     decisions = {name: _decided(name, models, spec, clip=clip) for name, spec in named.items()}
     for name, spec in named.items():
         if ema is not None or (isinstance(spec, OptimizerSpec) and kind_named(spec.name).average is not None):
-            decisions[name] = replace(decisions[name], twin=twin_of(models[name]))
+            decisions[name] = replace(decisions[name], model_copy=copy_model(models[name]))
     return decisions
 
 
@@ -124,7 +124,7 @@ def _decided(
     *,
     clip: Clip,
     trained: set[str] | None = None,
-) -> Decided:
+) -> TrainingPlan:
     """Who of one model is trained how: all that may be, or those that are `trained` from now on while the run goes on."""
     model, by_spec = models[name], spec if isinstance(spec, OptimizerSpec) else None
     factors = factors_of(model, () if by_spec is None else by_spec.lr_multipliers)
@@ -142,11 +142,11 @@ def _decided(
         raise _nothing_to_train(name, models)
     if by_spec is not None and (split := kind_named(by_spec.name).split) is not None:
         groups = split(model, groups, by_spec.settings)
-    return Decided(spec, factors, groups, limited(clip, model, parameters), None)
+    return TrainingPlan(spec, factors, groups, clipped_parameters(clip, model, parameters), None)
 
 
 def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError:
-    others = [each for each, model in models.items() if any(held.requires_grad for held in model.parameters())]
+    others = [each for each, model in models.items() if any(p.requires_grad for p in model.parameters())]
     if not others:
         return ConfigError(
             f"{type(models[name]).__name__} has no trainable parameter: nothing to train (is every requires_grad False?)"
@@ -160,10 +160,10 @@ def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError
 
 
 def shard_models(models: Models, pipeline: DataPipeline) -> Models:
-    """Spread the models and their twins over the ranks, in place: each is then trained as far as a rank holds it. Collective."""
-    for decision in models.decisions.values():
-        if isinstance(decision.spec, OptimizerSpec):
-            refuse_shards(kind_named(decision.spec.name), name=decision.spec.name)
+    """Shard the models and their copies over the ranks, in place; each rank then trains its own part. Collective."""
+    for plan in models.decisions.values():
+        if isinstance(plan.spec, OptimizerSpec):
+            refuse_shards(kind_named(plan.spec.name), name=plan.spec.name)
     from surefoot.distributed.fsdp import Fsdp, sharded  # imports seconds of torch
 
     world, parallel, decisions = pipeline.world, models.parallel, dict(models.decisions)
@@ -173,40 +173,41 @@ def shard_models(models: Models, pipeline: DataPipeline) -> Models:
         fsdp.held[name] = live = sharded(model, world, parallel)
         if name not in decisions:
             continue
-        twin = decisions[name].twin
-        if twin is not None:
-            copied = sharded(twin.model, world, parallel)
+        model_copy = decisions[name].model_copy
+        if model_copy is not None:
+            copied = sharded(model_copy.model, world, parallel)
             fsdp.twins.append(copied)
-            twin = Twin(twin.model, list(zip(live.shards.values(), copied.shards.values(), strict=True)))
-        decisions[name] = decisions[name].on(dict(zip(parameters, live.shards.values(), strict=True)), twin)
+            pairs = zip(live.shards.values(), copied.shards.values(), strict=True)
+            model_copy = ModelCopy(model_copy.model, [*pairs])
+        decisions[name] = decisions[name].on(dict(zip(parameters, live.shards.values(), strict=True)), model_copy)
     return replace(models, decisions=decisions, fsdp=fsdp)
 
 
 def built_state(
-    models: dict[str, nn.Module], decisions: Mapping[str, Decided], *, clip: Clip, ema: float | None, world: World
+    models: dict[str, nn.Module], decisions: Mapping[str, TrainingPlan], *, clip: Clip, ema: float | None, world: World
 ) -> State:
     """Models with their optimizers (one each, of the same name), what limits their gradients, and averages, before step 0."""
     state = State(models, {}, {}, buffers=BatchStatistics(models.values(), world=world))
 
-    def build(name: str, decision: Decided) -> None:
-        state.optimizers[name] = trained_by(decision, models, clip=clip, world=world, before=state.optimizers.get(name))
-        if (average := _averages(models[name], decision, state.optimizers[name].optimizer, ema)) is not None:
+    def build(name: str, plan: TrainingPlan) -> None:
+        state.optimizers[name] = run_optimizer(plan, models, clip=clip, world=world, before=state.optimizers.get(name))
+        if (average := _averages(models[name], plan, state.optimizers[name].optimizer, ema)) is not None:
             state.ema_models[name] = average
 
     def rebuild(name: str, trained: set[str]) -> None:
-        spec, twin = decisions[name].spec, decisions[name].twin
-        decision = replace(_decided(name, models, spec, clip=clip, trained=trained), twin=twin)
-        joining = set(decision.parameters) - set(state.optimizers[name].parameters)
+        spec, model_copy = decisions[name].spec, decisions[name].model_copy
+        plan = replace(_decided(name, models, spec, clip=clip, trained=trained), model_copy=model_copy)
+        joining = set(plan.parameters) - set(state.optimizers[name].parameters)
         clear([*joining])  # of gradients of a step that did not train them
-        if twin is not None:
-            twin.copy_parameters(joining)
-        build(name, decision)
+        if model_copy is not None:
+            model_copy.copy_parameters(joining)
+        build(name, plan)
 
-    for name, decision in decisions.items():
-        build(name, decision)
+    for name, plan in decisions.items():
+        build(name, plan)
     state.trainable = Trainable(
         models,
-        {name: {each for group in decision.groups for each in group.names} for name, decision in decisions.items()},
+        {name: {each for group in plan.groups for each in group.names} for name, plan in decisions.items()},
         rebuild=rebuild,
         joins_in_step=world.size == 1,
         sharded=any(holders(trained.parameters) is not None for trained in state.optimizers.values()),
@@ -214,16 +215,16 @@ def built_state(
     return state
 
 
-def _averages(model: nn.Module, decision: Decided, optimizer: Optimizer, ema: float | None) -> EmaModel | None:
-    twin, kind = decision.twin, kind_of(optimizer)
+def _averages(model: nn.Module, plan: TrainingPlan, optimizer: Optimizer, ema: float | None) -> EmaModel | None:
+    model_copy, kind = plan.model_copy, kind_of(optimizer)
     if kind is not None and kind.average is not None:
         if ema is not None:
             raise ConfigError(
                 f"ema = {ema:g} with {kind.name}: that evaluates a mean of its weights already, so there is nothing to average\n"
                 "  leave ema out (--ema None)"
             )
-        return kind.average(twin or twin_of(model), optimizer)
-    return None if ema is None or twin is None else Ema(twin, ema, trained=set(decision.parameters))
+        return kind.average(model_copy or copy_model(model), optimizer)
+    return None if ema is None or model_copy is None else Ema(model_copy, ema, trained=set(plan.parameters))
 
 
 def notes(optimizers: Mapping[str, RunOptimizer], schedule: AnySchedule) -> list[str]:

@@ -56,8 +56,11 @@ class Checkpointing:
         """By the clock, or because the last try failed a while ago; rank 0 looks at it."""
         if not self.world.is_main:
             return False
-        cost_s = self.copying_s + self.writer.took_s
-        since_s, every_s = self.now() - self.begun_at, self.times.every["save_every"].interval_s(cost_s=cost_s)
+        every, since_s = self.times.every["save_every"], self.now() - self.begun_at
+        soonest_s = every.cheap_seconds or every.seconds
+        if self.writer.failure is None and (soonest_s is None or since_s < soonest_s):  # asked before every step
+            return False
+        every_s = every.interval_s(cost_s=self.copying_s + self.writer.took_s)
         return (every_s is not None and since_s >= every_s) or (self.writer.failure is not None and since_s >= _RETRY_S)
 
     def save(self, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...] = (), wait: bool = False) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 from surefoot.config.parallel import Strategy
 from surefoot.config.train_settings import Timetable
 from surefoot.data.pipeline import DataPipeline
-from surefoot.optim.build import Decided
+from surefoot.optim.build import TrainingPlan
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.schedules.joined import AnySchedule
 from surefoot.tracking.console import RankLog
@@ -56,7 +56,7 @@ class Models:
     precision: Precision
     compiling: Compiling
     parallel: Strategy
-    decisions: dict[str, Decided]  # parameter groups
+    decisions: dict[str, TrainingPlan]  # parameter groups
     architecture: dict[str, str]
     recomputed: str | None  # which blocks, in words
     notes: list[str]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.errors import DivergedError
-from surefoot.replay.on_divergence import seen_at_hand
+from surefoot.replay.on_divergence import inspect_diverged_step
 from surefoot.run import messages
 from surefoot.run.components import RunComponents
 from surefoot.tracking import commands
@@ -26,8 +26,8 @@ def ended(parts: RunComponents, packed: Callable[[], Checkpoint], *, protected: 
         parts.checkpointing.begun_step = None  # one of this very step would still be latched
         parts.checkpointing.finish(parts.state.step, packed, protected=protected)
         stands = f"weights are those after step {first}, saved as {parts.checkpointing.store.path(parts.state.step)}"
-    seen = seen_at_hand(parts, in_a_row or [first])
-    said = _in_words(parts, first, strange, stands, seen=None if isinstance(seen, str) else seen.said)
+    seen = inspect_diverged_step(parts, in_a_row or [first])
+    said = _in_words(parts, first, strange, stands, seen=None if isinstance(seen, str) else seen.sentence)
     if isinstance(seen, str):
         return DivergedError(said, step=first, seen={"not_looked_at": seen})
     return DivergedError(said, step=first, seen=seen.plain, text=seen.text if parts.world.is_main else None)

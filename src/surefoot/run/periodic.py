@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from surefoot.checkpoint.format import Checkpoint
-from surefoot.data.order import step_samples
+from surefoot.data.order import samples_of
 from surefoot.distributed.consistency import compare_when_due
 from surefoot.errors import ConfigError
 from surefoot.memory import used_bytes
@@ -91,16 +91,16 @@ class Periodic:
         self.logged_step = self.state.step
         self.run_state.meter.collect(self.parts.world)
         first_steps = self.run_state.clock.first_steps
-        samples = {index: step_samples(self.parts.pipeline.plan, index) for index, *_ in self.run_state.meter.rows}
-        later = [count for index, count in samples.items() if index not in first_steps]
+        steps, plan = [index for index, *_ in self.run_state.meter.rows], self.parts.pipeline.plan
+        later = [index for index in steps if index not in first_steps] if first_steps else steps
         values, skipped = self.run_state.meter.read(first_steps=first_steps)
         values |= derived(self.parts.settings.derived, values)
         times = self.run_state.clock.window()
         trained_s = times["training_s"] + times["data_wait_s"]
         counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)  # of those seconds
-        values["samples"] = sum(samples.values())
+        values["samples"] = samples_of(plan, steps)
         if counted > 0 and trained_s > 0:
-            values |= {"targets_per_s": counted / trained_s, "samples_per_s": sum(later) / trained_s}
+            values |= {"targets_per_s": counted / trained_s, "samples_per_s": samples_of(plan, later) / trained_s}
         values["lr"] = next(iter(self.state.optimizers.values())).optimizer.param_groups[0]["lr"]
         self.progress.remaining.add_steps(len(later), training_s=trained_s, user_s=times["user_s"])
         values |= self.progress.eta(evaluated_step=self.evaluated_step) | used_bytes(self.parts.device)

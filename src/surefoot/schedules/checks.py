@@ -27,12 +27,12 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def refuse_foreign_or_out_of_range(shape: str, given: Settings) -> None:
+def refuse_foreign_or_out_of_range(shape: str, settings: Settings) -> None:
     """Raise `ConfigError` if a setting is not one of the shape's, or out of its range."""
     if shape not in SHAPES:
         raise ConfigError(f"schedule.name = {shape!r} is unknown; one of: {', '.join(SHAPES)}")
     takes = SHAPES[shape].takes
-    for name, value in given.items():
+    for name, value in settings.items():
         if name not in takes and not (name == "min_lr_ratio" and value == 0.0):
             raise ConfigError(
                 f"schedule.{name} = {value!r} means nothing to schedule.name {shape}, which takes {', '.join(takes)}\n"
@@ -40,11 +40,11 @@ def refuse_foreign_or_out_of_range(shape: str, given: Settings) -> None:
             )
         if name in _RANGES and not _RANGES[name][0](value):
             raise ConfigError(f"schedule.{name} = {value!r}: needed is {_RANGES[name][1]}")
-    if shape == "exponential" and given.get("min_lr_ratio") == 0.0:
+    if shape == "exponential" and settings.get("min_lr_ratio") == 0.0:
         raise ConfigError(
             "schedule.min_lr_ratio = 0: an exponential never gets there\n  try: --schedule.min-lr-ratio 0.01"
         )
-    milestones = given.get("milestones", ("50%",))
+    milestones = settings.get("milestones", ("50%",))
     recurring = [each for each in milestones if str(each).startswith("every ")] if milestones else []
     if not isinstance(milestones, tuple) or not milestones or (recurring and len(milestones) > 1):
         raise ConfigError(
@@ -52,9 +52,9 @@ def refuse_foreign_or_out_of_range(shape: str, given: Settings) -> None:
         )
 
 
-def in_a_run(shape: str, given: Settings, length: Length) -> Fall:
+def in_a_run(shape: str, explicit: Settings, length: Length) -> Fall:
     """All settings of a shape, defaults filled in and durations in steps; `ConfigError` where they do not fit the run."""
-    written = {name: given.get(name, default) for name, default in SHAPES[shape].takes.items()}
+    written = {name: explicit.get(name, default) for name, default in SHAPES[shape].takes.items()}
     durations = [name for name in ("warmup", "cooldown", "cycle") if name in written]
     settings = written | {
         name: in_steps(written[name], length=length, setting=f"schedule.{name}") for name in durations
@@ -71,11 +71,11 @@ def in_a_run(shape: str, given: Settings, length: Length) -> Fall:
             f"  try: --schedule.warmup 5%, or --length '{10 * warmup} steps'"
         )
     if "cooldown" in settings:
-        cooldown, room = settings["cooldown"], fall.last - warmup
-        if cooldown > room or (cooldown == 0 and settings["min_lr_ratio"] > 0.0):
+        cooldown, available = settings["cooldown"], fall.last - warmup
+        if cooldown > available or (cooldown == 0 and settings["min_lr_ratio"] > 0.0):
             raise ConfigError(
                 f"schedule.cooldown = {shown(cooldown, written['cooldown'])} does not fit in a run of {steps} steps:"
-                f" the floor must be reached, and after warm-up {room} are left for it\n"
+                f" the floor must be reached, and after warm-up {available} are left for it\n"
                 "  try: --schedule.cooldown 20%, or a longer --length"
             )
     if settings.get("cycle") == 0:

@@ -1,7 +1,7 @@
-"""The curves of learning-rate schedules: each shape's settings, what it refuses, and its formula.
+"""The curves of learning-rate schedules: each shape's settings, refusals and formula.
 
-A new shape is an entry of `SHAPES` and a public function in `lr_schedule.py`, which is what a user writes.
-Where a curve differs from torch's or transformers' of that name: docs/decisions/0007.
+A new shape is an entry of `SHAPES` and a public function in `lr_schedule.py` for the user. Where a curve differs from torch's or
+transformers' of that name: docs/decisions/0007.
 """
 
 import math

@@ -35,8 +35,8 @@ class Joined:
             raise ConfigError(f"joined at step {at} of {length.steps}: {problem}") from problem
 
     def factors(self, length: Length) -> Factors:
-        at, before, after = (whole := self.resolved(length))._cut(length)
-        first, second = whole.first.factors(before), whole.second.factors(after)
+        at, before, after = (resolved := self.resolved(length))._cut(length)
+        first, second = resolved.first.factors(before), resolved.second.factors(after)
         return lambda step: first(step) if step < at else second(step - at)
 
     def momentum(self, length: Length) -> None:

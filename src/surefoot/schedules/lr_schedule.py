@@ -19,9 +19,9 @@ from surefoot.schedules.curves import SHAPES, Factors, Fall, curve
 class Schedule:
     """A rise over `warmup`, then a shape; a setting that is None has the shape's default, a foreign one is refused.
 
-    The factor is (step + 1) / (warmup + 1) while it rises (a one-cycle has its own rise), so no step is wasted at 0,
-    and exactly 1 at `step == warmup`. A floor above 0 is reached on the last step; a floor of 0 one step later, which
-    is never made. Past the end the floor holds; a shape without floor goes on.
+    While it rises, the factor is (step + 1) / (warmup + 1), so no step is wasted at 0, and it is exactly 1 at `step == warmup`. A
+    one-cycle has its own rise. A floor above 0 is reached on the last step; a floor of 0 one step later, which is never made. Past
+    the end the floor holds; a shape without floor goes on.
     """
 
     shape: str
@@ -30,7 +30,7 @@ class Schedule:
     min_lr_ratio: float | None = None
     """The lowest factor. Default 0; 0.01 for exponential; none for constant, inverse_sqrt and multistep (0 says nothing)."""
     power: float | None = None
-    """polynomial: the exponent of what is left of the fall. Default 1, a straight line."""
+    """polynomial: the exponent of the remaining part of the fall. Default 1, a straight line."""
     cooldown: str | int | None = None
     """wsd: the fall at the end. Default "20%"."""
     cooldown_shape: str | None = None
@@ -125,7 +125,7 @@ def cosine(warmup: str | int = 0, min_lr_ratio: float = 0.0) -> Schedule:
 
 @known_keywords
 def polynomial(warmup: str | int = 0, *, power: float = 1.0, min_lr_ratio: float = 0.0) -> Schedule:
-    """Rise for `warmup`, then fall to `min_lr_ratio` as what is left of the fall to the `power`; 1 is a straight line.
+    """Rise for `warmup`, then fall to `min_lr_ratio` as the remaining part to the `power`; 1 is a straight line.
 
     Chen et al. 2017, section 4.1 ("poly", power 0.9): https://arxiv.org/abs/1606.00915
 
@@ -188,9 +188,9 @@ def one_cycle(
 ) -> Schedule:
     """Rise from `start_lr_ratio` along half a cosine for `warmup`, then fall along another to `min_lr_ratio`.
 
-    With `momentum_range=(0.85, 0.95)` the momentum (Adam's first beta) falls from the highest to the lowest while the rate rises,
-    and rises again after, as torch's OneCycleLR does unasked. None: the optimizer's own stays.
-    Smith and Topin 2018: https://arxiv.org/abs/1708.07120, in the two phases of torch's OneCycleLR.
+    With `momentum_range=(0.85, 0.95)` the momentum (Adam's first beta) falls while the rate rises, and rises again after, as
+    torch's OneCycleLR does by default. None: the optimizer's own stays. Smith and Topin 2018: https://arxiv.org/abs/1708.07120, in
+    the two phases of torch's OneCycleLR.
 
     >>> factor = one_cycle(2, start_lr_ratio=0.5).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 2) for step in range(7)]
@@ -231,9 +231,9 @@ def cosine_restarts(
 ) -> Schedule:
     """Rise for `warmup`, then fall along half a cosine in each `cycle`, back to the full rate at once at the start of the next.
 
-    A floor above 0 is reached on the last step of each cycle. The last cycle ends with the run: half a cycle or more that is left
-    is one of its own, and less lengthens the one before.
-    Loshchilov and Hutter 2017, section 3: https://arxiv.org/abs/1608.03983
+    A floor above 0 is reached on the last step of each cycle. The last cycle ends with the run: a rest of half a cycle or more
+    becomes its own cycle, a shorter one lengthens the one before. Loshchilov and Hutter 2017, section 3:
+    https://arxiv.org/abs/1608.03983
 
     >>> factor = cosine_restarts(cycle=2, cycle_growth=2.0).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 2) for step in range(7)]

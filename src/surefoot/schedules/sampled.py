@@ -87,9 +87,9 @@ def from_function(fn: Callable[[int], float]) -> Sampled:
 def from_scheduler(factory: Callable[[Any], Any]) -> Sampled:
     """The schedule of a torch or transformers scheduler: `factory(optimizer)` returns one, whose `step()` is called at each step.
 
-    When the run is built, the scheduler is stepped through the whole run on a stand-in that has the groups of the run's optimizer
-    (about 10 us per step). A resume so needs no state of it. Momentum is followed too, if the scheduler moves it (OneCycleLR,
-    CyclicLR). A scheduler that needs a metric is refused: use `sf.ReduceLROnPlateau`.
+    When the run is built, the scheduler steps through the whole run on a stand-in with the groups of the run's optimizer (about 10
+    us per step). A resume so needs no state of it. Momentum is followed too, if the scheduler moves it (OneCycleLR, CyclicLR). A
+    scheduler that needs a metric is refused: use `sf.ReduceLROnPlateau`.
 
     >>> from torch.optim.lr_scheduler import StepLR
     >>> halved = from_scheduler(lambda optimizer: StepLR(optimizer, step_size=2, gamma=0.5))

@@ -154,7 +154,7 @@ class BPETokenizer:
         return [np.array(encoding.ids, dtype=self.dtype) for encoding in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these tokens; what is no UTF-8 (a sample may end inside a character) becomes U+FFFD, `eos_id` nothing."""
+        """The text of these tokens; invalid UTF-8 (a sample may end inside a character) becomes U+FFFD, `eos_id` nothing."""
         return self.tokenizer.decode([token for token in as_ids(ids, self.vocab_size) if token != self.eos_id])
 
 

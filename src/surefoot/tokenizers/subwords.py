@@ -87,7 +87,7 @@ class SubwordTokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """From a file that holds what `to_json` gave."""
+        """From a file with the result of `to_json`."""
         try:
             return cls.from_json(read_regular(local_path(path, setting="path"), limit=200_000_000).decode())
         except (OSError, UnicodeDecodeError) as problem:
@@ -107,13 +107,12 @@ class SubwordTokenizer:
         return [np.array(one.ids, dtype=np.int32) for one in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these tokens; padding, begin and end are nothing, and what is no UTF-8 becomes U+FFFD."""
-        tokens = [token for token in as_ids(ids, self.vocab_size) if token > END]
-        return self.tokenizer.decode(tokens).removeprefix(" ")
+        """The text of these tokens; padding, begin and end are nothing, and invalid UTF-8 becomes U+FFFD."""
+        return self.tokenizer.decode([token for token in as_ids(ids, self.vocab_size) if token > END]).removeprefix(" ")
 
 
 def _repeatable(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
-    """A unigram tokenizer without what is left to chance: the order of pruned letters, and the last digits of weights."""
+    """A unigram tokenizer without its random parts: the order of pruned letters, and the last digits of weights."""
     described = json.loads(tokenizer.to_str())
     weights = {token: round(weight, 6) for token, weight in described["model"]["vocab"][len(_SPECIAL) :]}
     lowest = min((weight for token, weight in weights.items() if len(token) > 1), default=0.0)

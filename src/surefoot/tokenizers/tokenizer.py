@@ -20,7 +20,7 @@ class Tokenizer(Protocol):
 
     @property
     def eos_id(self) -> int | None:
-        """The token that stands after a document; None where there is none."""
+        """The token after a document, or None."""
 
     @property
     def byte_counts(self) -> NDArray[Any]:
@@ -63,7 +63,7 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these bytes; what is no UTF-8 (a sample may start inside a character) becomes U+FFFD, `eos_id` nothing."""
+        """The text of these bytes; invalid UTF-8 (a sample may start inside a character) becomes U+FFFD, `eos_id` nothing."""
         return bytes(token for token in as_ids(ids, self.vocab_size) if token != self.eos_id).decode(errors="replace")
 
     def to_json(self) -> str:
@@ -139,7 +139,7 @@ class CharacterTokenizer:
 
 
 def parse_description(text: str, kind: str | None) -> dict[str, Any]:
-    """What `to_json` wrote of a tokenizer of one kind (None: of any); `DataError` for anything else."""
+    """The contents that `to_json` wrote for a tokenizer of one kind (None: of any); `DataError` for anything else."""
     needed = {"bytes": {"kind"}, "characters": {"kind", "characters"}, "bpe": {"kind", "tokenizer"}}
     _, fields = read_json(text, problem="no description of a tokenizer")
     if not isinstance(fields, dict) or fields.get("kind") not in needed or set(fields) != needed[fields["kind"]]:
@@ -150,7 +150,7 @@ def parse_description(text: str, kind: str | None) -> dict[str, Any]:
 
 
 def read_json(source: str | Path, *, problem: str) -> tuple[str, Any]:
-    """A text or that of a file, and what it holds as JSON; `DataError` with the `problem` that it is where it holds none."""
+    """A text or that of a file, and its JSON values; `DataError` with `problem` if it is not JSON."""
     try:
         text = source if isinstance(source, str) else source.read_text(encoding="utf-8")
         return text, json.loads(text)

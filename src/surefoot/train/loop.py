@@ -18,7 +18,7 @@ from surefoot.distributed.strategy import Alone, Ranks
 from surefoot.errors import ConfigError
 from surefoot.mean import Mean, add_each, as_logged, correction
 from surefoot.optim.clipping import clear, gradient_norm, refuse_unused
-from surefoot.optim.skip_step import skipped_where_bad
+from surefoot.optim.skip_step import should_skip
 from surefoot.optim.trainable import Trainable
 from surefoot.seeding import fold, seed_generators
 from surefoot.tracking.record import refuse_own
@@ -238,8 +238,8 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     task, trained, scale = step.task, step.state.optimizers[name], step.task.precision.loss_scale
     gradients = trained.gradients()
     step.grad_norms[name] = norm = task.ranks.whole_norm(gradient_norm(gradients, factor=factor))
-    most, factor_of_scale = task.settings.max_bad_steps, None if scale is None else scale.scale
-    skipped = skipped_where_bad(norm, loss, trained.bad_in_a_row, most=most, loss_scale=factor_of_scale)
+    limit, factor_of_scale = task.settings.max_bad_steps, None if scale is None else scale.scale
+    skipped = should_skip(norm, loss, trained.bad_in_a_row, max_bad_steps=limit, loss_scale=factor_of_scale)
     step.clip_fractions[name] = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
     momentum = None if task.momentum is None else task.momentum(step.index)
     trained.set_rate(task.factors(step.index) * step.state.lr_factor, momentum=momentum)

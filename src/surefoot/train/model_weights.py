@@ -53,7 +53,7 @@ def weights_of(state: State, found: Checkpoint) -> Iterator[None]:
         yield
     finally:
         where = f"step {state.step}, after step {found.step} was scored"
-        for check in [module_state.give_back(model, before, where=where, own_rows=True) for _, _, model, before in own]:
+        for check in [module_state.copy_into(model, before, where=where, own_rows=True) for _, _, model, before in own]:
             check()
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from surefoot.checkpoint import module_state
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.manifest import Pieces, bounds
-from surefoot.checkpoint.nested_state import copied, join_state, kept_state, restore_kept
+from surefoot.checkpoint.nested_state import host_copy, join_state, pack_state, restore_object
 from surefoot.checkpoint.optimizer_state import group_numbers, load_group_numbers, load_optimizer, optimizer_tensors
 from surefoot.checkpoint.reader import interprets
 from surefoot.checkpoint.state_json import SavedState
@@ -36,8 +36,8 @@ class UserState:
         """Keep an object from now on; it is put back as it was saved, where it was."""
         self.objects[name] = held
         if name in self.unclaimed:
-            restore_kept(held, self.tensors, self.unclaimed.pop(name), name=name)
-        kept_state({name: held})  # what cannot be saved is refused here, not at the first save
+            restore_object(held, self.tensors, self.unclaimed.pop(name), name=name)
+        pack_state({name: held})  # what cannot be saved is refused here, not at the first save
 
     def refuse_unclaimed(self) -> None:
         """Raise `CheckpointError` where something saved was not asked for: it would be lost with the next checkpoint."""
@@ -71,14 +71,15 @@ def packed(whole: RunState, *, main: bool = True, **facts: Any) -> Checkpoint:
     for name, average in state.ema_models.items():
         average.refresh(state.models[name])
     models = {
-        file_name(kind, name): module_state.model_tensors(model, whole=main) for kind, name, model in models_of(state)
+        file_name(kind, name): module_state.model_tensors(each, include_unsharded=main)
+        for kind, name, each in models_of(state)
     }
     held = {file: each.tensors for file, each in models.items()}
     rows = {file: each.rows for file, each in models.items()}
     optimizer: dict[str, Any] = {}
     for name, trained in state.optimizers.items():
         file, names = file_name("optimizer", name), parameter_names(state.models[name])
-        held[file], optimizer[name], rows[file] = optimizer_tensors(trained.optimizer, names, whole=main)
+        held[file], optimizer[name], rows[file] = optimizer_tensors(trained.optimizer, names, include_unsharded=main)
     files, pieces = _divided(held, rows)
     if not main:
         return Checkpoint(state.step, {}, pieces=pieces)
@@ -86,11 +87,11 @@ def packed(whole: RunState, *, main: bool = True, **facts: Any) -> Checkpoint:
     loose = {"precision": whole.precision.tensors(), "meter": whole.meter.tensors()}
     loose["bad_in_a_row"] = {name: trained.bad_in_a_row for name, trained in state.optimizers.items()}
     loose |= {f"clipping/{name}": trained.clipping.remembered for name, trained in state.optimizers.items()}
-    loose["kept"], kept = kept_state(whole.user_state.objects)
-    loose["optimizer"], optimizer = kept_state(optimizer)
-    loose["groups"], numbers = kept_state(groups)
+    loose["kept"], kept = pack_state(whole.user_state.objects)
+    loose["optimizer"], optimizer = pack_state(optimizer)
+    loose["groups"], numbers = pack_state(groups)
     files["state"] = {
-        f"{prefix}/{name}": copied(each) for prefix, tensors in loose.items() for name, each in tensors.items()
+        f"{prefix}/{name}": host_copy(each) for prefix, tensors in loose.items() for name, each in tensors.items()
     }
     saved = SavedState(
         **facts,
@@ -193,7 +194,7 @@ def restore_known(objects: Mapping[str, Any], found: Checkpoint) -> None:
     """Put back those of the user's objects that a checkpoint knows; `CheckpointError` if one does not take its state back."""
     tensors = _under("kept/", found.tensors("state"))
     for name in [name for name in objects if name in found.saved.user_state]:
-        restore_kept(objects[name], tensors, found.saved.user_state[name], name=name)
+        restore_object(objects[name], tensors, found.saved.user_state[name], name=name)
 
 
 def parameter_names(model: nn.Module) -> dict[Tensor, str]:

@@ -1,6 +1,6 @@
 """Compare saved values with recomputed ones: the numbers of a record, and every tensor of a checkpoint.
 
-On the machine of the run, equal means every bit; elsewhere floating-point numbers may differ by rounding (`judged`).
+On the machine of the run, equal means every bit; elsewhere floating-point numbers may differ by rounding (`rescale`).
 """
 
 import math
@@ -40,14 +40,14 @@ _BUFFERS = "buffers"
 
 def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact: bool) -> list[Difference]:
     """The numbers of a record that differ from the recomputed ones; names that are not `known` do not count."""
-    found = []
+    differences = []
     for name, computed in window.items():
         counted, saved = name in _COUNTED, record.get(name)
         comparable = exact or (name not in _BY_THRESHOLD and (isinstance(computed, float) or counted))
         if name in known and comparable and not _equal(saved, computed):
             apart = math.inf if counted else _apart(saved, computed)
-            found.append(Difference(name, apart, repr(saved) if name in record else "absent", repr(computed)))
-    return found
+            differences.append(Difference(name, apart, repr(saved) if name in record else "absent", repr(computed)))
+    return differences
 
 
 def tensors(saved: Checkpoint, computed: Checkpoint, *, exact: bool, without: tuple[str, ...] = ()) -> list[Difference]:
@@ -56,26 +56,26 @@ def tensors(saved: Checkpoint, computed: Checkpoint, *, exact: bool, without: tu
     The tensors of a file are read one by one. Left out are objects and values of the user's own, and entries of the
     state whose names begin as `without` says.
     """
-    found = []
+    differences = []
     for file in dict.fromkeys([*saved.files, *computed.files]):
         if file not in saved.files or file not in computed.files:
-            found.append(_absent(f"{file}.safetensors", saved=file in saved.files))
+            differences.append(_absent(f"{file}.safetensors", saved=file in saved.files))
             continue
         for name in dict.fromkeys([*saved.files[file], *computed.files[file]]):
             if file == "state" and name.startswith((*_OF_THE_USER, *without)):
                 continue
-            where, one, other = f"{file}.safetensors, {name}", _read(saved, file, name), _read(computed, file, name)
-            if one is None or other is None:
-                found.append(_absent(where, saved=one is not None))
-            elif (difference := tensor(where, one, other)) is not None:
-                found.append(replace(difference, file=file, name=name))
+            where, a, b = f"{file}.safetensors, {name}", _read(saved, file, name), _read(computed, file, name)
+            if a is None or b is None:
+                differences.append(_absent(where, saved=a is not None))
+            elif (difference := tensor(where, a, b)) is not None:
+                differences.append(replace(difference, file=file, name=name))
     for name in _OF_STATE_JSON if exact else ():
-        one, other = (held.state.get(name) for held in (saved, computed))
+        a, b = (checkpoint.state.get(name) for checkpoint in (saved, computed))
         if name == "param_groups":
-            one, other = _without_rates(one), _without_rates(other)
-        if one != other and not name.startswith(without):
-            found.append(Difference(f"state.json, {name}", math.inf, *_first_unlike(one, other)))
-    return found
+            a, b = _without_learning_rates(a), _without_learning_rates(b)
+        if a != b and not name.startswith(without):
+            differences.append(Difference(f"state.json, {name}", math.inf, *_first_unlike(a, b)))
+    return differences
 
 
 def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
@@ -85,29 +85,29 @@ def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
     Difference(where='weight[0, 1]', relative=0.25, saved='2.0', computed='2.5', more='1 of 2 values', file='', name='', differing=0.5)
     """
     if (saved.dtype, saved.shape) != (computed.dtype, computed.shape):
-        kinds = [f"{str(held.dtype).removeprefix('torch.')} {list(held.shape)}" for held in (saved, computed)]
+        kinds = [f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}" for x in (saved, computed)]
         return Difference(where, math.inf, kinds[0], kinds[1])
     unlike = _bits(saved) != _bits(computed)
     count = int(unlike.sum())
     if count == 0:
         return None
-    one, other = (held.detach().reshape(-1).to(torch.float64) for held in (saved.cpu(), computed.cpu()))
-    apart = torch.where(unlike, (one - other).abs().nan_to_num(nan=math.inf), -1.0)
-    apart[unlike & one.isnan() & other.isnan()] = 0.0  # NaN of other bits
-    place = int(apart.argmax())
-    largest = float(one[one.isfinite()].abs().max()) if bool(one.isfinite().any()) else 0.0
+    a, b = (x.detach().reshape(-1).to(torch.float64) for x in (saved.cpu(), computed.cpu()))
+    apart = torch.where(unlike, (a - b).abs().nan_to_num(nan=math.inf), -1.0)
+    apart[unlike & a.isnan() & b.isnan()] = 0.0  # NaN of other bits
+    index = int(apart.argmax())
+    largest = float(a[a.isfinite()].abs().max()) if bool(a.isfinite().any()) else 0.0
     if saved.ndim:
-        where += str([int(each) for each in torch.unravel_index(torch.tensor(place), saved.shape)])
-    relative = _ratio(float(apart[place]), largest) if saved.is_floating_point() or saved.is_complex() else math.inf
-    value, again = (repr(held.reshape(-1)[place].item()) for held in (saved, computed))
+        where += str([int(each) for each in torch.unravel_index(torch.tensor(index), saved.shape)])
+    relative = _ratio(float(apart[index]), largest) if saved.is_floating_point() or saved.is_complex() else math.inf
+    value, recomputed = (repr(x.reshape(-1)[index].item()) for x in (saved, computed))
     return Difference(
-        where, relative, value, again, f"{count:,} of {saved.numel():,} values", differing=count / saved.numel()
+        where, relative, value, recomputed, f"{count:,} of {saved.numel():,} values", differing=count / saved.numel()
     )
 
 
-def _bits(held: Tensor) -> Tensor:
+def _bits(entries: Tensor) -> Tensor:
     """The entries as flat integers of the same width; they have at most eight bytes."""
-    flat = held.detach().cpu().contiguous().reshape(-1)
+    flat = entries.detach().cpu().contiguous().reshape(-1)
     if flat.dtype == torch.bool or not (flat.is_floating_point() or flat.is_complex()):
         return flat
     if flat.is_complex():
@@ -129,11 +129,11 @@ def _absent(where: str, *, saved: bool) -> Difference:
     return Difference(where, math.inf, "there" if saved else "absent", "absent" if saved else "there")
 
 
-def _without_rates(held: Any) -> Any:
+def _without_learning_rates(nested: Any) -> Any:
     """Nested values without the learning rates of the step: the schedule sets them anew, from `initial_lr`."""
-    if isinstance(held, dict):
-        return {name: _without_rates(each) for name, each in held.items() if name != "lr"}
-    return [_without_rates(each) for each in held] if isinstance(held, list) else held
+    if isinstance(nested, dict):
+        return {name: _without_learning_rates(each) for name, each in nested.items() if name != "lr"}
+    return [_without_learning_rates(each) for each in nested] if isinstance(nested, list) else nested
 
 
 def _first_unlike(saved: Any, computed: Any) -> tuple[str, str]:
@@ -144,8 +144,8 @@ def _first_unlike(saved: Any, computed: Any) -> tuple[str, str]:
     return repr(saved)[:80], repr(computed)[:80]
 
 
-def judged(
-    saved: Checkpoint, computed: Checkpoint, found: Iterable[Difference], buffers: Collection[str]
+def rescale(
+    saved: Checkpoint, computed: Checkpoint, differences: Iterable[Difference], buffers: Collection[str]
 ) -> list[Difference]:
     """The same differences, each relative to the size of its kind, and one more for each kind as a group.
 
@@ -153,30 +153,31 @@ def judged(
     kind in the whole model. All weights, all `buffers` (by their names), and each kind of state are compared by root mean squares.
     Counts, and entries of only one of the two, stay infinitely far apart.
     """
-    told: list[Difference] = []
+    rescaled: list[Difference] = []
     largest_of: dict[tuple[str, str], Difference] = {}
     size = cache(lambda file, kind: _together(saved, saved, file, kind, buffers)[0])
-    for difference in found:
+    for difference in differences:
         file, name = difference.file, difference.name
         both = _comparable(saved, computed, file, name)
         if both is None:
-            told.append(difference)
+            rescaled.append(difference)
             continue
-        one, other = both
+        a, b = both
         kind = file, _kind(file, name, buffers)
-        apart = (one.double() - other.double()).abs()
-        apart[one.isnan() & other.isnan()] = 0.0
-        own = apart.nan_to_num(nan=math.inf)[~_driven(saved, file, name, one, size)]
+        apart = (a.double() - b.double()).abs()
+        apart[a.isnan() & b.isnan()] = 0.0
+        own = apart.nan_to_num(nan=math.inf)[~_is_noise(saved, file, name, a, size)]
         distance = float(own.max()) if own.numel() else 0.0
-        scale = float(one[one.isfinite()].double().abs().max()) if bool(one.isfinite().any()) else 0.0
+        scale = float(a[a.isfinite()].double().abs().max()) if bool(a.isfinite().any()) else 0.0
         scale = max(scale, size(*kind)) if file.startswith("optimizer") else scale
         if kind[1] != _BUFFERS:
-            told.append(replace(difference, relative=_ratio(distance, scale)))
+            rescaled.append(replace(difference, relative=_ratio(distance, scale)))
         largest_of[kind] = max(largest_of.get(kind, difference), difference, key=lambda each: each.relative)
     for kind, difference in largest_of.items():
         relative = _ratio(*_together(saved, computed, *kind, buffers)[::-1])
-        told.append(replace(difference, relative=relative, more=f"with all others of its kind {relative:.2g} apart"))
-    return told
+        more = f"with all others of its kind {relative:.2g} apart"
+        rescaled.append(replace(difference, relative=relative, more=more))
+    return rescaled
 
 
 def _ratio(distance: float, size: float) -> float:
@@ -207,18 +208,18 @@ def _together(
     return math.sqrt(squares / max(count, 1)), math.sqrt(apart / max(count, 1))
 
 
-def _driven(saved: Checkpoint, file: str, name: str, one: Tensor, size: Callable[[str, str], float]) -> Tensor:
+def _is_noise(saved: Checkpoint, file: str, name: str, weight: Tensor, size: Callable[[str, str], float]) -> Tensor:
     """Which entries of a weight go where rounding takes them: those whose optimizer state is small against `size`, its kind's."""
     kind, _, model = file.partition("-")
     state = f"optimizer-{model}" if model else "optimizer"
     small = []
     for key in saved.files.get(state, ()) if kind in ("model", "ema") else ():
         parameter, _, entry = key.rpartition("/")
-        held = _read(saved, state, key) if parameter == name else None
-        if held is None or held.shape != one.shape or not held.is_floating_point() or not one.ndim:
+        moment = _read(saved, state, key) if parameter == name else None
+        if moment is None or moment.shape != weight.shape or not moment.is_floating_point() or not weight.ndim:
             continue
-        small.append(held.abs() <= _NOISE * size(state, entry))
-    return torch.stack(small).all(dim=0) if small else torch.zeros_like(one, dtype=torch.bool)
+        small.append(moment.abs() <= _NOISE * size(state, entry))
+    return torch.stack(small).all(dim=0) if small else torch.zeros_like(weight, dtype=torch.bool)
 
 
 def _comparable(saved: Checkpoint, computed: Checkpoint, file: str, name: str) -> tuple[Tensor, Tensor] | None:
@@ -229,6 +230,6 @@ def _comparable(saved: Checkpoint, computed: Checkpoint, file: str, name: str) -
     return one, other
 
 
-def _read(contents: Checkpoint, file: str, name: str) -> Tensor | None:
-    tensor = contents.files.get(file, {}).get(name)
-    return tensor.whole() if isinstance(tensor, Stored) else tensor
+def _read(checkpoint: Checkpoint, file: str, name: str) -> Tensor | None:
+    tensor = checkpoint.files.get(file, {}).get(name)
+    return tensor.load() if isinstance(tensor, Stored) else tensor

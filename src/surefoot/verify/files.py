@@ -11,6 +11,7 @@ from surefoot.checkpoint.format import Checkpoint, DamageError
 from surefoot.checkpoint.manifest import Manifest
 from surefoot.checkpoint.reader import interpreted, opened, read_manifest
 from surefoot.checkpoint.reader import verify as wrong_in
+from surefoot.checkpoint.state_json import SavedState
 from surefoot.checkpoint.store import Store
 from surefoot.config import user_code
 from surefoot.config.toml import without_none
@@ -21,7 +22,7 @@ from surefoot.verify import metrics_log as logs
 from surefoot.verify.metrics_log import FILE, Log, Noted
 from surefoot.verify.verdict import Problem
 
-_MAY_CHANGE = ("length", "init_from")  # from one session to the next, of what is described
+_MAY_CHANGE = ("length", "init_from")  # from one session to the next, of the identity
 
 
 @dataclass(frozen=True)
@@ -30,16 +31,15 @@ class StoredStep:
 
     path: Path
     manifest: Manifest
-    found: Checkpoint
+    checkpoint: Checkpoint
 
     @property
     def step(self) -> int:
-        return self.found.step
+        return self.checkpoint.step
 
     @property
-    def described(self) -> dict[str, Any]:
-        """The settings that identify the run."""
-        return self.found.saved.identity
+    def state(self) -> SavedState:
+        return self.checkpoint.saved
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Files:
         )
 
 
-def checked(path: Path) -> Files:
+def check_files(path: Path) -> Files:
     """Check all files of a run's directory; changes nothing, takes no lock; `CheckpointError` without a checkpoint."""
     checkpoints, problems = _checkpoints(Store(path / "checkpoints"))
     if not checkpoints and not problems:
@@ -79,7 +79,7 @@ def checked(path: Path) -> Files:
     notes: list[str] = []
     if checkpoints:
         with interpreted(checkpoints[max(checkpoints)].path):
-            problems += [*_other_runs(checkpoints), *_misplaced(checkpoints, sessions, log)]
+            problems += [*_other_runs(checkpoints), *_wrong_sessions(checkpoints, sessions, log)]
             problems += _script(path, checkpoints[max(checkpoints)])
             notes += _other_scores(checkpoints)
     return Files(path, checkpoints, log, sessions, problems, notes + program_notes(path))
@@ -88,8 +88,8 @@ def checked(path: Path) -> Files:
 def program_notes(path: Path) -> list[str]:
     """Notes on the program: it has changed since the run last began or continued."""
     with suppress(OSError, UnicodeDecodeError, ConfigError):
-        held = read_settings(path).program
-        file, digest = held.get("path"), held.get("sha256")
+        program = read_settings(path).program
+        file, digest = program.get("path"), program.get("sha256")
         if isinstance(file, str) and isinstance(digest, str) and user_code.digest(Path(file)) != digest:
             changed = "has changed since the run last began or went on: what is made again is made by it as it is now"
             return [f"{file} {changed if Path(file).is_file() else 'is not there any more'}"]
@@ -97,17 +97,17 @@ def program_notes(path: Path) -> list[str]:
 
 
 def _checkpoints(store: Store) -> tuple[dict[int, StoredStep], list[Problem]]:
-    found: dict[int, StoredStep] = {}
+    checkpoints: dict[int, StoredStep] = {}
     problems: list[Problem] = []
     for step, path in sorted(store.all()):
         wrong = wrong_in(path)
         try:
             if not wrong:
-                held = StoredStep(path, read_manifest(path), opened(path))
-                if held.found.saved and held.step == step:
-                    found.setdefault(step, held)
+                stored = StoredStep(path, read_manifest(path), opened(path))
+                if stored.state and stored.step == step:
+                    checkpoints.setdefault(step, stored)
                     continue
-                wrong = [f"manifest.json: is that of step {held.step}"]
+                wrong = [f"manifest.json: is that of step {stored.step}"]
         except DamageError as error:
             wrong = [error.damage.problem]
         except CheckpointError as problem:
@@ -115,37 +115,35 @@ def _checkpoints(store: Store) -> tuple[dict[int, StoredStep], list[Problem]]:
         for line in wrong if path.is_dir() else ():  # else a run that goes on has let it go while it was read
             file = line.partition(":")[0]
             problems.append(Problem("damaged", f"checkpoint {path.name} is damaged: {line}", step=step, file=file))
-    return found, problems
+    return checkpoints, problems
 
 
 def _other_runs(checkpoints: Mapping[int, StoredStep]) -> list[Problem]:
     """Checkpoints of one run must record the same settings, except those that may change at a resume."""
     newest, problems = checkpoints[max(checkpoints)], []
     for step, checkpoint in sorted(checkpoints.items()):
-        then, now = _lasting(checkpoint.described), _lasting(newest.described)
-        if any(
-            "data" in each["changed"] and each["step"] >= step for each in newest.found.saved.fingerprints["accepted"]
-        ):
+        then, now = _lasting(checkpoint.state.identity), _lasting(newest.state.identity)
+        if any("data" in each["changed"] and each["step"] >= step for each in newest.state.fingerprints["accepted"]):
             then["data"] = now["data"]
-        if checkpoint.found.saved.machine["torch"] == newest.found.saved.machine["torch"]:
-            then["architecture"], now["architecture"] = (each.found.saved.architecture for each in (checkpoint, newest))
+        if checkpoint.state.machine["torch"] == newest.state.machine["torch"]:
+            then["architecture"], now["architecture"] = (each.state.architecture for each in (checkpoint, newest))
         what = f"{checkpoint.path.name} is of another run than {newest.path.name}"
         problems += [Problem("inconsistent", f"{what}: {line}", step=step) for line in differences(then, now)[:1]]
     return problems
 
 
-def _lasting(described: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in described.items() if name not in _MAY_CHANGE}
+def _lasting(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in identity.items() if name not in _MAY_CHANGE}
 
 
 def _other_scores(checkpoints: Mapping[int, StoredStep]) -> list[str]:
     """Splits whose data changed between two sessions, which a resume allows."""
-    newest = checkpoints[max(checkpoints)].found.saved.splits
+    newest = checkpoints[max(checkpoints)].state.splits
     return [
         f"split {name} held other data at step {step:,} than later: its scores are not comparable with those"
         for step, checkpoint in sorted(checkpoints.items())
-        for name, told in checkpoint.found.saved.splits.items()
-        if name in newest and newest[name] != told
+        for name, identity in checkpoint.state.splits.items()
+        if name in newest and newest[name] != identity
     ][:1]
 
 
@@ -161,23 +159,23 @@ def _sessions(path: Path) -> tuple[Sequence[Session], list[Problem]]:
     return [], [Problem("damaged", f"{file} {why}", file=file)]
 
 
-def _misplaced(checkpoints: Mapping[int, StoredStep], sessions: Sequence[Session], log: Log) -> list[Problem]:
+def _wrong_sessions(checkpoints: Mapping[int, StoredStep], sessions: Sequence[Session], log: Log) -> list[Problem]:
     """Compare the sessions in environment.json with the recorded resumes and the checkpoints that followed."""
     if not sessions:
         return []
     problems = []
-    begun = iter([session["step"] for session in sessions])
+    session_steps = iter([session["step"] for session in sessions])
     resumed = (line.step for line in log.lines if line.kind == "resume")
-    lost = next((step for step in resumed if step not in begun), None)  # consumes: each in its order
+    lost = next((step for step in resumed if step not in session_steps), None)  # consumes: each in its order
     if lost is not None and not log.problems:
         problems.append(f"tells of no session that went on from step {lost}, and {FILE} does")
     for step, checkpoint in sorted(checkpoints.items()):
-        machine = dict(checkpoint.found.saved.machine)
+        machine = dict(checkpoint.state.machine)
         now = {"threads": machine["threads"]}  # how many compute may be changed by the user at any time
         if all(differences({**session["machine"], **now}, machine) for session in sessions):
             problems.append(f"tells of no session on the machine by which {checkpoint.path.name} was saved")
         data = [session["data"] for session in sessions if session.get("data") is not None]
-        if data and checkpoint.described["data"] not in data:
+        if data and checkpoint.state.identity["data"] not in data:
             problems.append(f"tells of other training data than {checkpoint.path.name}, of step {step:,}")
     return [Problem("inconsistent", f"environment.json {line}", file="environment.json") for line in problems[:1]]
 
@@ -190,11 +188,11 @@ def _script(path: Path, newest: StoredStep) -> list[Problem]:
         return [Problem("damaged", "config.toml is missing or is no file of settings", file="config.toml")]
     if not settings.of_script:
         return []
-    found = differences(_comparable(settings.of_script), _comparable(newest.described))
+    lines = differences(_comparable(settings.of_script), _comparable(newest.state.identity))
     what = f"config.toml is not of the run in {newest.path.name}"
-    return [Problem("inconsistent", f"{what}: {line}", file="config.toml") for line in found[:1]]
+    return [Problem("inconsistent", f"{what}: {line}", file="config.toml") for line in lines[:1]]
 
 
-def _comparable(described: Mapping[str, Any]) -> dict[str, Any]:
+def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without those that may change, and without those that TOML cannot hold: None."""
-    return dict(without_none(json.loads(json.dumps(_lasting(described)))))
+    return dict(without_none(json.loads(json.dumps(_lasting(identity)))))

@@ -91,13 +91,13 @@ def split(data: bytes) -> list[Line]:
 
 def curve(lines: Iterable[Line]) -> list[Line]:
     """The lines with records that no later resume has superseded."""
-    kept: list[Line] = []
+    current: list[Line] = []
     for line in lines:
         if line.kind == "resume":
-            kept = [before for before in kept if before.step <= line.step]
+            current = [before for before in current if before.step <= line.step]
         if line.record:
-            kept.append(line)
-    return kept
+            current.append(line)
+    return current
 
 
 def _changed(data: bytes, lines: Sequence[Line], noted: Sequence[Noted]) -> tuple[list[Problem], int]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from surefoot.replay.rerun import unlike
+from surefoot.replay.rerun import describe_changes
 from surefoot.run.components import RunComponents
 from surefoot.tracking.record import PHASES, Record
 from surefoot.train.patience import EarlyStopping, Watch
@@ -53,17 +53,17 @@ def times(log: Log, checkpoint: StoredStep) -> list[Problem]:
     if checkpoint.manifest.log is None or not has_times(log, checkpoint):
         return []
     lines = log.up_to(checkpoint.manifest.log[0])
-    clock = checkpoint.found.saved.clock
+    clock = checkpoint.state.clock
     for phase in PHASES:
-        told_s, data_wait_s = (float(clock[name].get(phase, "0")) for name in ("total_s", "window_s"))
-        added_s, most_s = (
-            data_wait_s + math.fsum(_number(line.record, f"{phase}_s") for line in held if line.kind == "train")
-            for held in (curve(lines), lines)  # one that had diverged goes on with a clock that has counted all of it
+        clock_s, data_wait_s = (float(clock[name].get(phase, "0")) for name in ("total_s", "window_s"))
+        added_s, max_s = (
+            data_wait_s + math.fsum(_number(line.record, f"{phase}_s") for line in counted if line.kind == "train")
+            for counted in (curve(lines), lines)  # after a divergence the clock has counted all lines
         )
-        close = any(math.isclose(told_s, each_s, rel_tol=1e-6, abs_tol=1e-6) for each_s in (added_s, most_s))
-        if not close and not added_s < told_s < most_s:
-            why = f"tells of {told_s!r} s of {phase}, and the records up to it of {added_s!r} s"
-            return [_of_checkpoint(checkpoint, why, f"{phase}_s", repr(told_s), repr(added_s))]
+        close = any(math.isclose(clock_s, each_s, rel_tol=1e-6, abs_tol=1e-6) for each_s in (added_s, max_s))
+        if not close and not added_s < clock_s < max_s:
+            why = f"tells of {clock_s!r} s of {phase}, and the records up to it of {added_s!r} s"
+            return [_of_checkpoint(checkpoint, why, f"{phase}_s", repr(clock_s), repr(added_s))]
     return []
 
 
@@ -74,13 +74,13 @@ def has_times(log: Log, checkpoint: StoredStep) -> bool:
 
 def has_best(checkpoint: StoredStep) -> bool:
     """Whether the best metric of a checkpoint can be compared: a metric may be monitored from any session on."""
-    early, told = checkpoint.described.get("early_stopping"), checkpoint.found.saved.monitor
-    return early is not None and told is not None and checkpoint.manifest.log is not None
+    early, monitor = checkpoint.state.identity.get("early_stopping"), checkpoint.state.monitor
+    return early is not None and monitor is not None and checkpoint.manifest.log is not None
 
 
-def watched(log: Log, checkpoint: StoredStep) -> list[Problem]:
+def best_metric(log: Log, checkpoint: StoredStep) -> list[Problem]:
     """The best metric of a checkpoint, and its age in evaluations, must follow from the recorded metrics."""
-    early, saved = checkpoint.described.get("early_stopping"), checkpoint.found.saved.monitor
+    early, saved = checkpoint.state.identity.get("early_stopping"), checkpoint.state.monitor
     if early is None or saved is None or checkpoint.manifest.log is None:
         return []
     watch = Watch(early["monitor"], EarlyStopping(**early))
@@ -88,10 +88,10 @@ def watched(log: Log, checkpoint: StoredStep) -> list[Problem]:
         if line.kind == "eval" and line.step > 0 and watch.score in line.record:
             watch.improved(line.step, _number(line.record, watch.score))
     for name, now in dict(watch.state()).items():
-        told = dict(saved)[name]
-        if now != told:
-            why = f"tells of {watch.score}: {name} {told}, and the scores on the record of {now}"
-            return [_of_checkpoint(checkpoint, why, name, str(told), str(now))]
+        recorded = dict(saved)[name]
+        if now != recorded:
+            why = f"tells of {watch.score}: {name} {recorded}, and the scores on the record of {now}"
+            return [_of_checkpoint(checkpoint, why, name, str(recorded), str(now))]
     return []
 
 
@@ -104,7 +104,7 @@ def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
             factors.append((line.step, _number(line.record, "lr_factor")))
         if line.kind != "train" or name not in line.record:
             continue
-        planned = rate(line.step - 1, next(factor for begun, factor in reversed(factors) if begun < line.step))
+        planned = rate(line.step - 1, next(factor for start, factor in reversed(factors) if start < line.step))
         if repr(planned) != repr(line.record[name]):
             why = f"{name} is {line.record[name]!r}, and that of the schedule {planned!r}"
             yield _at(line, why, kind="differs", name=name, computed=planned)
@@ -117,10 +117,10 @@ def targets(log: Log, each: float) -> Iterator[Problem]:
         resumed = line.step if line.kind == "resume" else resumed
         if line.kind != "train":
             continue
-        made = {line.step - begun for begun in (before, max(before, resumed))}
+        step_counts = {line.step - start for start in (before, max(before, resumed))}
         before = line.step
-        if name in line.record and _number(line.record, name) not in {steps * each for steps in made}:
-            steps = max(made)
+        if name in line.record and _number(line.record, name) not in {steps * each for steps in step_counts}:
+            steps = max(step_counts)
             why = f"{name} are {line.record[name]!r}, and {steps} steps of {each:g} make {steps * each:g}"
             yield _at(line, why, name=name, computed=float(steps * each))
 
@@ -134,20 +134,19 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     if 0 not in files.checkpoints or parts.state.step:
         return
     start = files.checkpoints[0]
-    if (init := start.described["init_from"]) is not None:
+    if (init := start.state.identity["init_from"]) is not None:
         verdict.not_proved.append(f"the weights of step 0: they came from {init}, and are taken as they are saved")
         return
-    then = start.found.saved.machine
-    other = unlike(then, parts.machine() | {"threads": then["threads"]})  # no weight is drawn by several
-    found = [
-        each for each in tensors(start.found, parts.packed(), exact=False) if each.file.partition("-")[0] == "model"
-    ]
+    then = start.state.machine
+    other = describe_changes(then, parts.machine() | {"threads": then["threads"]})  # no weight is drawn by several
+    unequal = tensors(start.checkpoint, parts.packed(), exact=False)
+    differing = [each for each in unequal if each.file.partition("-")[0] == "model"]
     changed = [
         as_problem(each, step=0, what=start.path.name)
-        for each in found
+        for each in differing
         if not (other and each.relative <= TOLERANCE) and each.differing <= 0.5
     ]
-    if len(changed) < len(found):
+    if len(changed) < len(differing):
         why = other or "a model that is not built under the run's seed, or from a file, or by code that has changed"
         verdict.not_proved.append(
             f"the weights of step 0: they are not those that are built now, and are taken as they are saved ({why})"
@@ -155,16 +154,16 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     elif changed:
         verdict.problems.extend(changed)
     else:
-        verdict.proved.append(f"step 0: the weights are those that seed {start.described['seed']} builds")
+        verdict.proved.append(f"step 0: the weights are those that seed {start.state.identity['seed']} builds")
 
 
 def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[Problem]:
     """The first few problems of one kind; the last one has the number of those left out."""
     every = list(problems)
-    shown = every[:_SHOWN]
+    first = every[:_SHOWN]
     if len(every) > _SHOWN:
-        shown[-1] = replace(shown[-1], text=f"{shown[-1].text}; and {len(every) - _SHOWN} {of}")
-    return shown
+        first[-1] = replace(first[-1], text=f"{first[-1].text}; and {len(every) - _SHOWN} {of}")
+    return first
 
 
 def _at(line: Line, text: str, *, kind: Kind = "inconsistent", name: str = "", computed: float = 0.0) -> Problem:

@@ -9,12 +9,12 @@ import torch
 
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.errors import CheckpointError, first_line
-from surefoot.replay.rerun import Execution, Made, execution, unlike
+from surefoot.replay.rerun import Execution, FinishedStep, describe_changes, execution
 from surefoot.run import periodic
 from surefoot.run.components import RunComponents
 from surefoot.tracking.record import OWN
 from surefoot.train.meter import derived
-from surefoot.verify.compare import judged, numbers, tensors
+from surefoot.verify.compare import numbers, rescale, tensors
 from surefoot.verify.files import Files, StoredStep
 from surefoot.verify.metrics_log import FILE, curve
 from surefoot.verify.records import shortened
@@ -23,7 +23,7 @@ from surefoot.verify.verdict import Difference, Outcome, Problem, Window, as_pro
 STEPS, WINDOWS = 100, 5  # where nobody says otherwise
 
 
-def planned(
+def plan_windows(
     starts: Sequence[int], points: Sequence[int], *, steps: int | None, windows: int, seed: int | None = None
 ) -> list[Window]:
     """At most `windows` windows of about `steps` steps; if `steps` is None, one of all steps after the first checkpoint.
@@ -32,24 +32,24 @@ def planned(
     or a checkpoint. A window ends at the last point within `steps` of its start, or else at the next one. No two overlap; the
     first and the last possible are among them and the others lie evenly between, or all are drawn with `seed`.
 
-    >>> planned([0, 80, 90, 100], range(10, 101, 10), steps=20, windows=2)
+    >>> plan_windows([0, 80, 90, 100], range(10, 101, 10), steps=20, windows=2)
     [Window(start=0, stop=20), Window(start=80, stop=100)]
-    >>> planned([0, 80], [10, 80, 85], steps=None, windows=5)
+    >>> plan_windows([0, 80], [10, 80, 85], steps=None, windows=5)
     [Window(start=0, stop=85)]
     """
-    begun = [start for start in sorted(starts) if any(point > start for point in points)]
-    if not begun or windows < 1:
+    usable = [start for start in sorted(starts) if any(point > start for point in points)]
+    if not usable or windows < 1:
         return []
     if steps is None:
-        return [Window(begun[0], max(points))]
-    possible = _apart([_from(start, points, steps) for start in begun], end=max(points))
+        return [Window(usable[0], max(points))]
+    possible = _without_overlap([_from(start, points, steps) for start in usable], end=max(points))
     if len(possible) <= windows:
         return possible
     if seed is not None:
         return sorted(random.Random(seed).sample(possible, windows), key=lambda window: window.start)
     if windows == 1:
         return possible[-1:]
-    return [possible[round(place * (len(possible) - 1) / (windows - 1))] for place in range(windows)]
+    return [possible[round(index * (len(possible) - 1) / (windows - 1))] for index in range(windows)]
 
 
 def gaps(windows: Sequence[Window], *, end: int) -> list[Window]:
@@ -78,37 +78,37 @@ def _from(start: int, points: Sequence[int], steps: int) -> Window:
     return Window(start, max((point for point in later if point <= start + steps), default=min(later)))
 
 
-def _apart(possible: Sequence[Window], *, end: int) -> list[Window]:
+def _without_overlap(possible: Sequence[Window], *, end: int) -> list[Window]:
     """Drop windows that overlap others: the last one stays, then the others from the first on."""
     last = next((window for window in possible if window.stop == end), possible[-1])
-    found: list[Window] = []
+    separate: list[Window] = []
     for window in possible:
-        if window.start >= (found[-1].stop if found else 0) and window.stop <= last.start:
-            found.append(window)
-    return [*found, last]
+        if window.start >= (separate[-1].stop if separate else 0) and window.stop <= last.start:
+            separate.append(window)
+    return [*separate, last]
 
 
-def made_again(
+def replay_window(
     parts: RunComponents, files: Files, window: Window, *, tolerance: float, watch: Callable[[], None]
 ) -> Outcome:
     """Make the steps of a window again and compare every record and checkpoint on the way with what came out.
 
     If a checkpoint differs, the steps continue from the computed state; if the next one differs too, from the saved one.
     """
-    remaking = _Remaking(parts, files, window, tolerance=tolerance, watch=watch)
+    replay = _WindowReplay(parts, files, window, tolerance=tolerance, watch=watch)
     start: StoredStep | None = files.checkpoints[window.start]
     while start is not None and start.step < window.stop:
         try:
-            start = remaking.made_from(start)
+            start = replay.replay_from(start)
         except CheckpointError as problem:
             if all(checkpoint.path.is_dir() for checkpoint in files.checkpoints.values()):
                 raise
-            remaking.outcome.lost = first_line(problem)
+            replay.outcome.lost = first_line(problem)
             break
-    return remaking.outcome
+    return replay.outcome
 
 
-class _Remaking:
+class _WindowReplay:
     """The results of a window so far."""
 
     def __init__(
@@ -122,18 +122,18 @@ class _Remaking:
         self.outcome = Outcome(window, exact=True)
         self.astray = False  # whether the last checkpoint differed
 
-    def made_from(self, start: StoredStep) -> StoredStep | None:
+    def replay_from(self, start: StoredStep) -> StoredStep | None:
         """Make steps from a checkpoint; returns the saved checkpoint to continue from, None at the end."""
-        with execution(self.parts, start.found, records=[line.record for line in self.files.log.curve]) as stand:
-            self._on(stand, start.step, start.found)
-            for made in stand.steps(self.window.stop):
-                self.outcome.loss_counts |= isinstance(made.step.target_count, torch.Tensor)
-                self._record(made, stand)
+        with execution(self.parts, start.checkpoint, records=[line.record for line in self.files.log.curve]) as stand:
+            self._on(stand, start.step, start.checkpoint)
+            for finished in stand.steps(self.window.stop):
+                self.outcome.loss_counts |= isinstance(finished.step.target_count, torch.Tensor)
+                self._record(finished, stand)
                 self.watch()
                 checkpoint = self.files.checkpoints.get(stand.done)
                 if checkpoint is not None and not self._checkpoint(checkpoint, stand):
                     return checkpoint
-                self._on(stand, stand.done, start.found)
+                self._on(stand, stand.done, start.checkpoint)
         return None
 
     def _on(self, stand: Execution, step: int, otherwise: Checkpoint) -> None:
@@ -143,18 +143,18 @@ class _Remaking:
         machine = self.files.machine_of(step, otherwise=otherwise)
         if stand.parts.device.type == "cpu":
             torch.set_num_threads(int(machine.get("threads", torch.get_num_threads())))
-        if other := unlike(machine, stand.parts.machine()):
+        if other := describe_changes(machine, stand.parts.machine()):
             self.outcome.exact, self.outcome.unlike = False, self.outcome.unlike or other
 
-    def _record(self, made: Made, stand: Execution) -> None:
-        outcome, step = self.outcome, made.index + 1
+    def _record(self, finished: FinishedStep, stand: Execution) -> None:
+        outcome, step = self.outcome, finished.index + 1
         outcome.met_records += step in self.lines
-        if step not in self.lines or made.window is None:  # of steps before the checkpoint, which it does not hold
+        if step not in self.lines or finished.window is None:  # of steps before the checkpoint, which it does not hold
             return
         line = self.lines[step]
         rate = next(iter(stand.parts.state.optimizers.values())).optimizer.param_groups[0]["lr"]
-        computed: dict[str, Any] = {**made.window, "lr": rate}
-        computed |= derived(stand.parts.settings.derived, made.window)
+        computed: dict[str, Any] = {**finished.window, "lr": rate}
+        computed |= derived(stand.parts.settings.derived, finished.window)
         outcome.unknown |= line.record.keys() - computed.keys() - OWN
         unequal = numbers(line.record, computed, known=self.known, exact=outcome.exact)
         wrong = self._beyond(unequal, f"the record of step {step}", "records")
@@ -176,12 +176,12 @@ class _Remaking:
         outcome, step = self.outcome, checkpoint.step
         cleared = self._cleared(checkpoint, stand)
         now = stand.parts.packed()
-        found = tensors(checkpoint.found, now, exact=outcome.exact, without=cleared)
+        differences = tensors(checkpoint.checkpoint, now, exact=outcome.exact, without=cleared)
         if not outcome.exact:
             buffers = {name for model in stand.parts.state.models.values() for name, _ in model.named_buffers()}
-            found = judged(checkpoint.found, now, found, buffers=buffers)
-        outcome.kept |= bool(checkpoint.found.saved.user_state)
-        wrong = self._beyond(found, checkpoint.path.name, "tensors")
+            differences = rescale(checkpoint.checkpoint, now, differences, buffers=buffers)
+        outcome.has_user_state |= bool(checkpoint.state.user_state)
+        wrong = self._beyond(differences, checkpoint.path.name, "tensors")
         outcome.checkpoints += [] if wrong else [step]
         outcome.problems += _of_checkpoint(wrong, checkpoint)
         both, self.astray = wrong and self.astray, bool(wrong)
@@ -195,18 +195,18 @@ class _Remaking:
         if any(line.kind == "train" and line.step > checkpoint.step for line in before):
             return "meter/", "skipped_in_a_row"  # of the last good step: later ones were on record, and not applied
         latched = periodic.latched(stand.parts.state, stand.parts.settings.max_bad_steps)
-        return ("bad_in_a_row/", "skipped_in_a_row") if latched and not checkpoint.found.saved.skipped_in_a_row else ()
+        return ("bad_in_a_row/", "skipped_in_a_row") if latched and not checkpoint.state.skipped_in_a_row else ()
 
-    def _beyond(self, found: list[Difference], what: str, kind: str) -> list[Difference]:
+    def _beyond(self, differences: list[Difference], what: str, kind: str) -> list[Difference]:
         """The differences that rounding does not explain; the largest of the others is remembered."""
         if self.outcome.exact:
-            return found
-        for difference in found:
-            held = self.outcome.largest.get(kind)
-            if difference.relative <= self.tolerance and (held is None or difference.relative > held.relative):
+            return differences
+        for difference in differences:
+            largest = self.outcome.largest.get(kind)
+            if difference.relative <= self.tolerance and (largest is None or difference.relative > largest.relative):
                 together = f" {difference.more}" if difference.more.startswith("with") else ""
                 self.outcome.largest[kind] = replace(difference, where=f"{what}, {difference.where}{together}")
-        return [difference for difference in found if difference.relative > self.tolerance]
+        return [difference for difference in differences if difference.relative > self.tolerance]
 
 
 def _of_checkpoint(wrong: list[Difference], checkpoint: StoredStep) -> list[Problem]:

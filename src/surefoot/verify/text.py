@@ -25,40 +25,40 @@ def of_files(files: Files) -> list[str]:
     manifests = [checkpoint.manifest for checkpoint in files.checkpoints.values()]
     number = sum(len(manifest.files) + 1 for manifest in manifests)
     size = in_words(sum(length for manifest in manifests for length, _ in manifest.files.values()))
-    said = []
+    facts = []
     if manifests:
         which = f"the checkpoint{'s' * (len(manifests) > 1)} of {steps_in_words(sorted(files.checkpoints))}"
-        said.append(f"{which}: every byte is as its manifest tells ({size} in {counted(number, 'file')})")
+        facts.append(f"{which}: every byte is as its manifest tells ({size} in {counted(number, 'file')})")
     covered = files.log.up_to(files.log.proved_bytes)
     if covered and not files.log.problems:
         last = max(step for step, checkpoint in files.checkpoints.items() if checkpoint.manifest.log)
-        said.append(f"{FILE}: {line_numbers(covered)}, as the checkpoint of step {last:,} has noted it")
-    return said
+        facts.append(f"{FILE}: {line_numbers(covered)}, as the checkpoint of step {last:,} has noted it")
+    return facts
 
 
 def of_records(files: Files) -> str:
     """The facts that the records prove if they have no problem."""
-    said = "the records: in order; their speeds agree with their times"
+    fact = "the records: in order; their speeds agree with their times"
     every = sum(checkpoint.step > 0 for checkpoint in files.checkpoints.values())  # before step 0 there are no records
     timed = sum(has_times(files.log, checkpoint) for checkpoint in files.checkpoints.values() if checkpoint.step > 0)
     if timed:
         whose = "every checkpoint" if timed == every else f"{timed} of {counted(every, 'checkpoint')}"
-        said = f"{said}, and these with the clock of {whose}"
+        fact = f"{fact}, and these with the clock of {whose}"
     if any(map(has_best, files.checkpoints.values())):
-        said += "; the best score follows from the scores"
-    return said
+        fact += "; the best score follows from the scores"
+    return fact
 
 
 def not_of_files(files: Files) -> list[str]:
     """The records that no checkpoint has noted."""
     after = [line for line in files.log.lines if line.stop > files.log.proved_bytes]
-    told = f"{FILE}: {{}}, written after the newest checkpoint: no hash covers that, only steps that are made again do"
-    return [told.format(line_numbers(after))] if after and not files.log.problems else []
+    text = f"{FILE}: {{}}, written after the newest checkpoint: no hash covers that, only steps that are made again do"
+    return [text.format(line_numbers(after))] if after and not files.log.problems else []
 
 
 def of_window(outcome: Outcome) -> list[str]:
     """The facts that replaying a window proves."""
-    made, how = _reached(outcome), "bit for bit" if outcome.exact else "to rounding"
+    reached, how = _reached(outcome), "bit for bit" if outcome.exact else "to rounding"
     of = "" if len(outcome.records) == outcome.met_records else f" of {outcome.met_records:,}"
     parts = [f"{len(outcome.records):,}{of} record{'s' * (outcome.met_records != 1)}"] if outcome.records else []
     if outcome.checkpoints:
@@ -67,7 +67,7 @@ def of_window(outcome: Outcome) -> list[str]:
         return []
     what = {"records": "number", "tensors": "tensor"}
     return [
-        f"steps {made.start:,} to {made.stop:,}: {' and '.join(parts)}, {how}",
+        f"steps {reached.start:,} to {reached.stop:,}: {' and '.join(parts)}, {how}",
         *(
             f"  largest relative difference of a {what[kind]}: {each.relative:.2g}, {each.where}: {each.saved}, now {each.computed}"
             for kind, each in sorted(outcome.largest.items())
@@ -91,7 +91,7 @@ def not_of_windows(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
         > 0,
         f"{', '.join(unknown)} in the records: logged by a loop's own body, which cannot be done again": bool(unknown),
         "what was given to run.register_state: a loop's own body changes it, which cannot be done again": any(
-            outcome.kept for outcome in outcomes
+            outcome.has_user_state for outcome in outcomes
         ),
         f"{', '.join(others)}: not computed again{_EVALUATE if 'eval' in kinds else ''}": bool(others),
     }
@@ -122,11 +122,11 @@ def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
 def cost(windows: Sequence[Window], files: Files, *, end: int, step_s: float | None) -> str:
     """The cost of making these steps again, and of making all of them; printed before the first."""
     steps = sum(window.steps for window in windows)
-    whole = end - min(files.checkpoints)
-    said = (
+    all_steps = end - min(files.checkpoints)
+    text = (
         f"making {steps:,} of {counted(end, 'step')} again, in {counted(len(windows), 'window')}{_took(steps, step_s)}"
     )
-    return said if steps >= whole else f"{said}; all of them (--all): {whole:,}{_took(whole, step_s)}"
+    return text if steps >= all_steps else f"{text}; all of them (--all): {all_steps:,}{_took(all_steps, step_s)}"
 
 
 def _reached(outcome: Outcome) -> Window:

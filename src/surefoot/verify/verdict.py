@@ -92,7 +92,7 @@ class Outcome:
     largest: dict[str, Difference] = field(default_factory=dict)  # "records", "tensors"
     unknown: set[str] = field(default_factory=set)
     loss_counts: bool = False  # its targets itself: how many a step has is known only when it is made
-    kept: bool = False  # a checkpoint holds objects of the user's, which were not compared
+    has_user_state: bool = False  # a checkpoint holds objects of the user's, which were not compared
     lost: str | None = None  # why it ended early: a checkpoint that a run which goes on has let go
 
 
@@ -146,7 +146,7 @@ class Verdict:
             "WRONG": [problem.text for problem in self.problems],
             "why": list(self.hints),
         }
-        lines = [line for title, said in titles.items() if said for line in [title, *(f"  {each}" for each in said)]]
+        lines = [line for title, facts in titles.items() if facts for line in [title, *(f"  {each}" for each in facts)]]
         return "\n".join([*lines, self.sentence])
 
     def to_dict(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class Verdict:
         }
 
 
-def steps_in_words(steps: Sequence[int], *, most: int = 3) -> str:
+def steps_in_words(steps: Sequence[int], *, limit: int = 3) -> str:
     """Several steps as text.
 
     >>> steps_in_words([4]), steps_in_words([4, 8]), steps_in_words(list(range(9)))
@@ -187,7 +187,7 @@ def steps_in_words(steps: Sequence[int], *, most: int = 3) -> str:
     """
     if len(steps) == 1:
         return f"step {steps[0]:,}"
-    shown = [f"{step:,}" for step in steps]
-    if len(steps) > most + 1:
-        shown[most:] = [f"{len(steps) - most} more"]
-    return f"steps {', '.join(shown[:-1])} and {shown[-1]}"
+    words = [f"{step:,}" for step in steps]
+    if len(steps) > limit + 1:
+        words[limit:] = [f"{len(steps) - limit} more"]
+    return f"steps {', '.join(words[:-1])} and {words[-1]}"

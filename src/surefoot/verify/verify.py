@@ -19,7 +19,7 @@ from surefoot.train.run_identity import differences
 from surefoot.verify import records as consistency
 from surefoot.verify import text as sentences
 from surefoot.verify.files import Files
-from surefoot.verify.rerun import STEPS, made_again, planned
+from surefoot.verify.rerun import STEPS, plan_windows, replay_window
 from surefoot.verify.verdict import Outcome, Problem, Verdict, Window
 
 Steps = int | Literal["auto", "all"]
@@ -57,7 +57,7 @@ def verify(
             return verdict
         _add_rates(verdict, parts, files)
         consistency.add_beginning(verdict, parts, files)
-        since = max((each["step"] for each in files.newest.found.saved.fingerprints["accepted"]), default=0)
+        since = max((each["step"] for each in files.newest.state.fingerprints["accepted"]), default=0)
         if since:
             verdict.not_proved.append(
                 f"steps 0 to {since:,}: another program made them; it was changed then, and the change accepted"
@@ -66,7 +66,7 @@ def verify(
         end, step_s = max(points), pace_s(files.log.of("train"))  # after the last point there is nothing to compare
         if steps == "auto":
             steps = "all" if step_s is not None and (end - min(files.checkpoints)) * step_s <= _SOON_S else STEPS
-        chosen = planned(
+        chosen = plan_windows(
             sorted(step for step in files.checkpoints if step >= since),  # what this program has made
             sorted(points),
             steps=None if steps == "all" else int(steps),
@@ -78,7 +78,7 @@ def verify(
             say(sentences.cost(chosen, files, end=end, step_s=step_s))
         outcomes: list[Outcome] = []
         try:
-            outcomes = _made(parts, files, chosen, tolerance=tolerance, watch=progress_fn)
+            outcomes = _replay_windows(parts, files, chosen, tolerance=tolerance, watch=progress_fn)
         except CheckpointError as problem:  # tensors that do not fit what is built now
             text = "; ".join(line.strip() for line in str(problem).splitlines()[:3])
             verdict.problems.append(Problem("inconsistent", f"no step could be made again: {text}"))
@@ -90,8 +90,8 @@ def verify(
         verdict.proved.extend(line for outcome in outcomes for line in sentences.of_window(outcome))
         verdict.not_proved.extend(sentences.not_of_windows(outcomes, files, end=end, step_s=step_s))
     covered = sum(outcome.window.steps for outcome in outcomes if outcome.lost is None)
-    whole = bool(outcomes) and covered == end and end in files.checkpoints
-    return replace(verdict, outcomes=outcomes, hints=sentences.hints(outcomes, files.notes), whole=whole)
+    complete = bool(outcomes) and covered == end and end in files.checkpoints
+    return replace(verdict, outcomes=outcomes, hints=sentences.hints(outcomes, files.notes), whole=complete)
 
 
 def verify_files(files: Files, *, why: str, problem: DataError | None = None) -> Verdict:
@@ -108,7 +108,7 @@ def _of_files(files: Files) -> Verdict:
     kinds: list[Iterable[Problem]] = [consistency.in_order(files.log), consistency.speeds(files.log)]
     for _, checkpoint in sorted(files.checkpoints.items()):
         with interpreted(checkpoint.path):
-            kinds += [consistency.times(files.log, checkpoint), consistency.watched(files.log, checkpoint)]
+            kinds += [consistency.times(files.log, checkpoint), consistency.best_metric(files.log, checkpoint)]
     problems = [problem for each in kinds for problem in consistency.shortened(each)]
     proved = sentences.of_files(files)
     if files.log.of("train") and not problems:
@@ -125,8 +125,8 @@ def _cannot_be_made(parts: RunComponents, files: Files, problems: list[Problem])
     if any(problem.quantity == "training data" for problem in others):
         return "the training data are others"
     try:  # a setting, of config.toml or of the script, or a part of a model
-        parts.continue_from(files.newest.found)
-        parts.refuse_another_architecture(files.newest.found)
+        parts.continue_from(files.newest.checkpoint)
+        parts.refuse_another_architecture(files.newest.checkpoint)
     except CheckpointError as problem:
         text = first_line(problem).partition(": ")[2] or first_line(problem)
         what = f"config.toml, or the program, makes another run than {files.newest.path.name}"
@@ -137,7 +137,7 @@ def _cannot_be_made(parts: RunComponents, files: Files, problems: list[Problem])
 
 def _of_other_data(parts: RunComponents, files: Files) -> list[Problem]:
     """The training data and the splits that have changed."""
-    saved = files.newest.found.saved
+    saved = files.newest.state
     data, scored = json.loads(json.dumps([parts.identity["data"], parts.split_identity]))
     unlike = {"training data": differences({"data": saved.identity["data"]}, {"data": data})} | {
         f"data of split {name}": differences(before, scored[name])
@@ -167,7 +167,7 @@ def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
 def _without_freezing(verdict: Verdict, windows: Sequence[Window], files: Files) -> list[Window]:
     """The windows without steps where a loop's own body froze or unfroze parameters; those steps are not proved."""
     for start, stop in pairwise(sorted(files.checkpoints)):
-        if files.checkpoints[start].found.saved.trainable != files.checkpoints[stop].found.saved.trainable:
+        if files.checkpoints[start].state.trainable != files.checkpoints[stop].state.trainable:
             cut = [
                 (Window(each.start, min(each.stop, start)), Window(max(each.start, stop), each.stop))
                 for each in windows
@@ -179,13 +179,13 @@ def _without_freezing(verdict: Verdict, windows: Sequence[Window], files: Files)
     return list(windows)
 
 
-def _made(
+def _replay_windows(
     parts: RunComponents, files: Files, chosen: Sequence[Window], *, tolerance: float, watch: Watching | None
 ) -> list[Outcome]:
-    made, total = count(1), sum(window.steps for window in chosen)
+    done, total = count(1), sum(window.steps for window in chosen)
     tell: Watching = watch or (lambda *_: None)
     return [
-        made_again(parts, files, window, tolerance=tolerance, watch=lambda: tell(next(made), total))
+        replay_window(parts, files, window, tolerance=tolerance, watch=lambda: tell(next(done), total))
         for window in chosen
     ]
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.checkpoint.optimizer_state import load_optimizer, optimizer_tensors
-from surefoot.optim.kinds.adamw8bit import AdamW8bit, quantisation
+from surefoot.optim.kinds.adamw8bit import AdamW8bit, quantization
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
     with pytest.raises(sf.ConfigError, match=r'pip install "surefoot\[quant\]"'):
-        quantisation()
+        quantization()
 
 
 def test_codes_that_lie_otherwise_after_a_resume_are_read_in_order(library, monkeypatch):
@@ -75,8 +75,8 @@ def test_codes_that_lie_otherwise_after_a_resume_are_read_in_order(library, monk
     weight.grad = torch.ones_like(weight)
     optimizer.step()
     load_optimizer(optimizer, *optimizer_tensors(optimizer, names)[:2], names)
-    read = optimizer.quantisation.dequantize_blockwise
-    monkeypatch.setattr(optimizer.quantisation, "dequantize_blockwise", as_on_cuda)
+    read = optimizer.quantization.dequantize_blockwise
+    monkeypatch.setattr(optimizer.quantization, "dequantize_blockwise", as_on_cuda)
     before = weight.detach().clone()
     optimizer.step()
 

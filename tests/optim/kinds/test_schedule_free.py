@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.checkpoint.store import Store
-from surefoot.optim.ema import twin_of
+from surefoot.optim.ema import copy_model
 from surefoot.optim.kinds.schedule_free import ScheduleFree, ScheduleFreeAverage
 from surefoot.train.model_weights import weights_of
 
@@ -30,7 +30,7 @@ def trained(rates: list[float], *, betas: tuple[float, float], decay: float) -> 
     with torch.no_grad():
         model.weight.fill_(1.0)
     optimizer = ScheduleFree(model.parameters(), lr=0.02, betas=betas, weight_decay=decay)
-    average = ScheduleFreeAverage(twin_of(model), optimizer)
+    average = ScheduleFreeAverage(copy_model(model), optimizer)
     for rate, gradient in zip(rates, gradients(), strict=False):
         optimizer.param_groups[0]["lr"] = 0.02 * rate
         model.weight.grad = torch.from_numpy(gradient)
@@ -83,7 +83,7 @@ def test_at_a_constant_rate_the_mean_is_that_of_all_places_of_the_fast_point() -
     holder = nn.Module()
     holder.weight = parameter
     optimizer = ScheduleFree([parameter], lr=0.1)
-    average = ScheduleFreeAverage(twin_of(holder), optimizer)
+    average = ScheduleFreeAverage(copy_model(holder), optimizer)
     places = []
     for step in range(6):
         parameter.grad = torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(step))

@@ -536,7 +536,7 @@ def test_other_pictures_left_out_are_another_run(tmp_path: Path) -> None:
 
 def test_the_run_of_another_recipe_is_told_from_one_that_lost_a_file(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-00000000").mkdir(parents=True)
-    for begun in (predict.begun, corpus.saved):
+    for begun in (predict.saved_metadata, corpus.saved_tokenizer_path):
         with pytest.raises(sf.CheckpointError, match="run of another recipe"):
             begun(str(tmp_path))
 

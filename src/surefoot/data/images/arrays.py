@@ -38,7 +38,7 @@ class Arrays:
 def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Images (N, 32, 32, 3) and labels (N,) of one file of the binary version.
 
-    Raises `DataError` for what is missing, does not end with a row, or has a label that is no class (naming the row).
+    Raises `DataError` for a missing file, an incomplete row, and a label that is not a class (naming the row).
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -76,9 +76,9 @@ def cifar_arrays(path: Path) -> Arrays:
 
 
 def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
-    """The array of an IDX file of unsigned bytes with so many dimensions: 3 for images (N, H, W), 1 for labels (N,).
+    """The array of an IDX file of unsigned bytes with this number of dimensions: 3 for images (N, H, W), 1 for labels (N,).
 
-    Raises `DataError` for what is missing, has another magic number, or is shorter or longer than its header says.
+    Raises `DataError` for a missing file, another magic number, and a size that differs from the header's.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:

@@ -1,7 +1,7 @@
-"""Random changes of images, many images at once: a shift, a flip, colour and shape, and a hole.
+"""Random changes of images, many images at once: a shift, a flip, color and shape, and a hole.
 
-What is drawn for an image depends on 64 bits from (seed, epoch, sample) alone, to the bit. Changes of colour are a table of
-256 values for each image, changes of shape a linear map. Shapes: B batch, H height, W width, C channels.
+The draws for an image depend on 64 bits from (seed, epoch, sample) alone, to the bit. Changes of color are a table of 256 values
+for each image, changes of shape a linear map. Shapes: B batch, H height, W width, C channels.
 """
 
 import math
@@ -38,10 +38,10 @@ _ENHANCED, _SHEARED, _MOVED, _TURNED, _BITS_LOST = 0.9, 0.3, 0.45, math.radians(
 class Augmentation:
     """How images to train on are changed; as it stands, not at all.
 
-    crop_padding: pixels of black on every side, before a piece of the image's own size is cut out anywhere. flip: left and right
-    exchanged in half of the images. randaugment: so many random changes of colour and shape, of strength `randaugment_magnitude` (0 to 10):
-    Cubuk et al. 2020 (https://arxiv.org/abs/1909.13719) without equalising, automatic contrast, sharpness and colour balance.
-    cutout: side of a square of the mean colour, put anywhere: DeVries and Taylor 2017 (https://arxiv.org/abs/1708.04552).
+    `crop_padding`: pixels of black on every side, before a piece of the image's own size is cut out anywhere. `flip`: exchange left
+    and right in half of the images. `randaugment`: number of random changes of color and shape, of strength `randaugment_magnitude`
+    (0 to 10). Cubuk et al. 2020 (https://arxiv.org/abs/1909.13719) without equalization, automatic contrast, sharpness and color
+    balance. `cutout`: side of a square of the mean color, put anywhere: DeVries and Taylor 2017 (https://arxiv.org/abs/1708.04552).
 
     Raises `ConfigError` with all values that cannot be.
 
@@ -76,7 +76,7 @@ class Augmentation:
 
 
 def augment(images_BHWC: Pixels, bits_B: Bits, how: Augmentation, *, mean_C: NDArray[np.float64]) -> Pixels:
-    """The images changed as `how` says, each by what its bits draw; `mean_C` (0 to 1) is the colour of holes.
+    """The images changed as `how` says, each with the draws of its bits; `mean_C` (0 to 1) is the color of holes.
 
     >>> image = np.arange(9, dtype=np.uint8).reshape(1, 3, 3, 1)
     >>> bits, grey = np.array([11], np.uint64), np.array([0.5])
@@ -170,7 +170,7 @@ def distort(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np
 
 
 def _tables(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np.float64], strength: float) -> Pixels:
-    """What becomes of each value, (B, 256)."""
+    """The new value of each old one, (B, 256)."""
     values = np.arange(256, dtype=np.float64)
     factors_B1 = 1.0 + signs_B[:, None] * _ENHANCED * strength
     # a sum of whole numbers, which is exact in any order

@@ -1,7 +1,7 @@
-"""Labelled images as data sets: in memory, gathered and augmented a whole micro-batch at once; or in files, read one by one.
+"""Labeled images as data sets: in memory, gathered and augmented a whole micro-batch at once; or in files, read one by one.
 
-Both give the same images for the same (seed, epoch, sample): float32 (C, H, W), normalised, and a class number.
-Shapes: N images, B batch, C channels, H height, W width.
+Both give the same images for the same (seed, epoch, sample): float32 (C, H, W), normalized, and a class number. Shapes: N images, B
+batch, C channels, H height, W width.
 """
 
 from copy import copy
@@ -30,7 +30,7 @@ _PIECE = 1000  # draws of the piece that is cut out begin here, apart from those
 class ImageArrays:
     """Images in memory (N, H, W, C) as bytes, with their labels (N,); `gather` makes a whole batch.
 
-    `seed` is that of the run: what is drawn for an image comes from (seed, epoch, sample). Without an augmentation nothing is.
+    `seed` is that of the run: the draws for an image come from (seed, epoch, sample). Without an augmentation nothing is.
 
     >>> images = ImageArrays(np.zeros((5, 8, 8, 1), np.uint8), np.arange(5), mean=(0.5,), std=(0.25,))
     >>> batch, labels = images.gather(np.array([3, 4]), np.array([0, 0]))
@@ -70,12 +70,12 @@ class ImageArrays:
         return _inputs(self, self.images.take(ids, axis=0), sample_bits(self.key, ids, epochs)), self.labels[ids]
 
     def stored(self, ids: Ids) -> Batch:
-        """The images as bytes with their labels, neither normalised nor changed, and the labels."""
+        """The images as bytes with their labels, neither normalized nor changed, and the labels."""
         labels = self.labels.numpy()[ids]
         return rows_as_bytes(self.images.take(ids, axis=0), labels), labels
 
     def fingerprint(self) -> dict[str, Any]:
-        """How many, of what shape, a hash of up to 16 MiB of them spread over all, and how they are changed."""
+        """Their number, shape and augmentation, and a hash of up to 16 MiB of them spread over all."""
         content = hash_of((self.images, self.labels))
         return {"samples": len(self), "shape": list(self.images.shape[1:]), "sha256": content, **_how(self)}
 
@@ -131,7 +131,7 @@ class ImageFiles:
         return [self.files.paths[index].read_bytes() + label.tobytes() for index, label in rows], labels
 
     def fingerprint(self) -> dict[str, Any]:
-        """How many, a hash of names and labels, what was measured (contents are not read again), and how they are changed."""
+        """Their number, hash of names and labels, measured mean and deviation (contents are not read again), and augmentation."""
         own = {"samples": len(self), "sha256": self.files.digest(), **vars(self.fitting)}
         return {**own, "measured": [list(part) for part in self.measured], **_how(self)}
 
@@ -168,7 +168,7 @@ def normalize(images_BHWC: NDArray[np.uint8], *, mean: tuple[float, ...], std: t
 def read_image(
     path: Path, *, size: int, channels: int, crop: Any, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Tensor:
-    """A picture of any kind and size as one input (1, C, H, W) of a model that was trained on images made in that way.
+    """A picture of any kind and size as one input (1, C, H, W) for a model trained on images prepared in that way.
 
     >>> import tempfile
     >>> from PIL import Image

@@ -80,7 +80,7 @@ class Files:
 
 
 def open_picture(path: Path) -> "Image.Image":
-    """The picture in a file, decoded whole; `DataError` names a file that is none or is damaged."""
+    """The picture in a file, completely decoded; `DataError` names a file that is not a picture or is damaged."""
     from PIL import Image, UnidentifiedImageError
 
     try:

@@ -1,6 +1,6 @@
-"""Labelled images in three parts: to train on, held out of that, and to test.
+"""Labeled images in three parts: training, validation (held out of training), and test.
 
-What is held out depends on nothing but the number of training images, so that every seed is scored on the same ones.
+The held-out images depend only on the number of training images, so that every seed is evaluated on the same ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ _TRAIN, _VALIDATION, _TEST = ("train", "training"), ("val", "valid", "validation
 
 @dataclass(frozen=True)
 class ImageDatasets:
-    """Three data sets and what is known of them. Only `train` is augmented; `test` is None without a test part.
+    """Three data sets with their classes, sizes and statistics. Only `train` is augmented; `test` is None without a test part.
 
     >>> digits = load_images(val_fraction=0.2)
     >>> len(digits.train), len(digits.val), len(digits.classes)
@@ -52,13 +52,13 @@ class ImageDatasets:
     fitting: Fitting
     """Side, channels, and how a picture of another size is made to fit."""
     mean: tuple[float, ...]
-    """Of each channel over training, 0 to 1; measured even where others normalise the images."""
+    """Mean of each channel over the training images, 0 to 1; measured even if other numbers normalize the images."""
     std: tuple[float, ...]
     left_out: list[Path]
     """Files that could not be decoded, where such are skipped."""
 
     def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
-        """The same images, normalised as those that a model was trained on; `mean` and `std` stay what was measured.
+        """The same images, normalized as those that a model was trained on; `mean` and `std` remain the measured ones.
 
         >>> load_images().normalised_with((0.5,), (0.25,)).train.mean
         (0.5,)
@@ -81,14 +81,14 @@ def load_images(
     crop: Crop = "padded",
     on_corrupt: OnCorrupt = "error",
 ) -> ImageDatasets:
-    """Labelled images in three parts: those at `path`, or the 8 x 8 digits of scikit-learn where it is None.
+    """Labeled images in three parts: those at `path`, or the 8 x 8 digits of scikit-learn if it is None.
 
-    path: a directory of IDX files (MNIST, Fashion-MNIST), of CIFAR-10's binary version, or of class folders, as they are or
-    below train/, val/ and test/; val/ is then the held-out part. Or "synthetic".
-    classes: names by class number; of folders all of them, in that order. seed: of the run, for what augmentation draws.
+    path: a directory of IDX files (MNIST, Fashion-MNIST), of CIFAR-10's binary version, or of class folders, alone or below train/,
+    val/ (then the validation part) and test/. Or "synthetic".
+    classes: names by class number; for folders all of them, in that order. seed: that of the run, for augmentation.
     size, channels, crop, on_corrupt: of pictures in folders (the first two of "synthetic" also).
 
-    Raises `DataError` for what cannot be read, `ConfigError` for what is not meant.
+    Raises `DataError` for files that cannot be read, `ConfigError` for settings that do not fit.
 
     >>> digits = load_images()
     >>> len(digits.train), len(digits.val), len(digits.test), digits.fitting.size

@@ -19,7 +19,7 @@ _HINT = "\n  say where the text is: --column NAME"
 
 @dataclass(frozen=True)
 class DocumentFile:
-    """A file of documents: its path, its name below what was given, its bytes, and when it was last changed."""
+    """A file of documents: its path, its name below the given input, its bytes, and the time of its last change."""
 
     path: Path
     name: str
@@ -30,7 +30,7 @@ class DocumentFile:
         """Its documents from number `start` on; "" for those that hold nothing.
 
         A text file is one document, a line of JSON and a row of Parquet are one each, and their text is in `column`. Raises
-        `DataError`, naming file and line, for what cannot be read.
+        `DataError`, naming file and line, for text that cannot be read.
         """
         if _kind(self.path) == _PARQUET:
             yield from _rows(self.path, column=column, start=start)
@@ -43,10 +43,9 @@ class DocumentFile:
 def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> list[DocumentFile]:
     """The files that are named, and those below directories, sorted by path; nothing below `out`, where the result goes.
 
-    Below a directory they are text (.txt, .text, .md, .rst, .py) and JSON lines (.jsonl, .ndjson), gzipped or not, and
-    .parquet; where there are JSON lines or Parquet, .md and .py tell of the data and are none of them. A file that is named
-    itself is JSON lines as .json too, and text where its name says nothing else. Raises `DataError` for what is missing or
-    empty.
+    Below a directory they are text (.txt, .text, .md, .rst, .py) and JSON lines (.jsonl, .ndjson), gzipped or not, and .parquet. If
+    JSON lines or Parquet exist, .md and .py are skipped: they describe the data. A file that is named itself is JSON lines as .json
+    too, and text where its name says nothing else. Raises `DataError` for missing and empty inputs.
     """
     files = []
     for path in [local_path(path, setting="inputs") for path in inputs]:
@@ -108,7 +107,7 @@ def _kind(path: Path) -> str:
 
 
 def json_lines(path: Path, *, start: int = 0) -> Iterator[tuple[str, Any]]:
-    """What the lines of a file hold that are not blank, gzipped or not, from number `start` on; each with where it stands."""
+    """Values of the lines that are not blank, gzipped or not, from number `start` on, each with its file and line."""
     lines = ((number, line) for number, line in enumerate(_lines(path), start=1) if line.strip())
     for number, line in islice(lines, start, None):
         where, text = f"{path}, line {number}", decode_utf8(line, str(path), first_line=number)

@@ -30,8 +30,8 @@ class RefusedTextError(DataError):
 def encode_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, processes: int) -> Iterator[list[Tokens]]:
     """The tokens of each text of each batch, in order, whatever the number of processes; each with the end token after it.
 
-    A text without characters has no tokens, and no end. Batches are read a few ahead of what is encoded. One process is this
-    one. Raises `RefusedTextError`, once all batches before that text's are given.
+    A text without characters has no tokens, and no end. Batches are read a few ahead of the encoding. One process is this one.
+    Raises `RefusedTextError`, once all batches before that text's are given.
     """
     if processes == 1:
         yield from (_encode(tokenizer, batch) for batch in batches)

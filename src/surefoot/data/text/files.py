@@ -40,7 +40,7 @@ def is_utf_16(data: bytes) -> bool:
 
 
 def check_parts(training: int, held_out: int, val_fraction: float, *, what: str, cure: str) -> None:
-    """Raise `DataError` if a fraction leaves no samples of a kind, `what`, to train on or none to score."""
+    """Raise `DataError` if a fraction leaves no samples of a kind, `what`, to train on or to evaluate."""
     if not 0 < val_fraction < 1 or not training or not held_out:
         raise DataError(
             f"val_fraction = {val_fraction} of {training + held_out} {what} leaves {training} to train on and "
@@ -94,8 +94,8 @@ def decode_utf8(data: bytes, where: str, *, first_line: int = 1) -> str:
 def load_documents(path: Path | str) -> dict[str, str]:
     """A file, or all .txt, .text, .md, .rst and .py files below a directory, as {name: text}, sorted by path.
 
-    Files are read as UTF-8; of several, one that does not end in a line end gets one; nothing else is changed, and empty
-    ones are left out. Raises `DataError` for what is missing, empty, or not UTF-8 (naming file and byte).
+    Files are read as UTF-8. If there are several, each gets a line end if it has none; empty ones are left out. Nothing else
+    changes. Raises `DataError` for a missing or empty file, and for one that is not UTF-8 (naming file and byte).
 
     >>> import tempfile
     >>> root = Path(tempfile.mkdtemp())
@@ -184,7 +184,7 @@ def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarr
 
 
 def split_sequence(sequence: Part, *, val_fraction: float = 0.1) -> tuple[Part, Part]:
-    """Text or tokens in two: what comes first to train on, and the end to score.
+    """Text or tokens in two parts: the first to train on, the end to evaluate.
 
     >>> split_sequence("abcdefghij", val_fraction=0.2)
     ('abcdefgh', 'ij')

@@ -40,9 +40,9 @@ class Question:
 class MultipleChoice:
     """Questions as a data set for a `Split` with the metric `multiple_choice_accuracy` or `continuation_accuracy`.
 
-    A row is a context and its ending; one longer than `context` + 1 tokens loses tokens of its context, and `shortened`
-    counts the questions with such a row. Questions stand from the longest to the shortest: the first batch needs the most
-    memory. `max_targets` is how many tokens the endings of one question have at most. All must have as many endings.
+    A row is a context and its ending. One longer than `context` + 1 tokens loses the start of its context; `shortened` counts such
+    questions. Questions stand from the longest to the shortest: the first batch needs the most memory. `max_targets` is how many
+    tokens the endings of one question have at most. All must have as many endings.
 
     >>> dataset = MultipleChoice([Question([[1, 2]] * 2, [[3], [4, 5]], label=0)], context=8, byte_counts=[1] * 6)
     >>> dataset.gather(np.array([0]), np.array([0])).targets.tokens.tolist()
@@ -126,8 +126,8 @@ def cloze_questions(
 ) -> list[Question]:
     """Questions from a text itself: which of several pieces of it really follows?
 
-    The right ending is what comes next, the others were taken from elsewhere in `tokens`; each `ending` tokens long, after
-    at most `context` - `ending` of them. Chance is 1 in `choices`. The same text and seed give the same questions.
+    The right ending comes next in `tokens`, the others come from elsewhere. Each has `ending` tokens, after at most `context` -
+    `ending` of them. Chance is 1 in `choices`. The same text and seed give the same questions.
 
     >>> question = cloze_questions(np.arange(100), context=8, questions=1, seed=0)[0]
     >>> prefix, right = question.contexts[question.label], question.endings[question.label]

@@ -1,6 +1,6 @@
 """Token shards from text of any size: many processes, the same bytes whatever their number, resumed where it was killed.
 
-`prepare.json` beside them says what they were made of, and for each shard on the disk where in the text the next one begins.
+`prepare.json` beside them holds the inputs and settings, and for each shard on the disk where in the text the next one begins.
 """
 
 import json
@@ -61,12 +61,12 @@ def prepare_shards(
 ) -> TokenShards:
     """Write the tokens of all documents in files and directories as shards, each document with the end token after it.
 
-    Text files are one document each, JSON lines and Parquet one a line or row, with the text in `column`; empty ones are left
-    out. `processes` encode (absent: one for each core); a script's call must stand below `if __name__ == "__main__":`. The same
-    call goes on after a kill, to the same bytes, and makes again what is damaged. `say` is given lines of progress.
+    Text files are one document each, JSON lines and Parquet one a line or row, with the text in `column`; empty ones are left out.
+    `processes` encode (absent: one for each core); a script's call must stand below `if __name__ == "__main__":`. The same call
+    continues after a kill, to the same bytes, and makes damaged shards again. `say` is given lines of progress.
 
-    Raises `DataError` for what cannot be read or encoded, and for a directory that holds shards of other settings or of files
-    that have changed since (in name, size or time); `ConfigError` for numbers that cannot be.
+    Raises `DataError` for text that cannot be read or encoded, and for shards of other settings or changed files (in name, size or
+    time); `ConfigError` for impossible numbers.
 
     >>> import tempfile
     >>> from surefoot.tokenizers import ByteTokenizer
@@ -171,7 +171,7 @@ def _with_progress(
 
 
 def _read_notes(directory: Path, settings: dict[str, Any], say: Callable[[str], None]) -> list[PreparedShard]:
-    """What a call before this one has made in a directory; `DataError` where that was of other settings, or files in a shard."""
+    """The shards that an earlier call made in a directory; `DataError` if its settings, or files in a shard, differ."""
     path = directory / _NOTES
     if not path.is_file():
         if (directory / INDEX).exists() or any(directory.glob("shard-*.bin")):
@@ -204,7 +204,7 @@ def _read_notes(directory: Path, settings: dict[str, Any], say: Callable[[str], 
 
 
 def _is_unread(before: Sequence[Any], settings: Mapping[str, Any], prepared: Sequence[PreparedShard]) -> bool:
-    """Whether all files of which something is in a shard are as they were, and all shards full: the last may hold a rest."""
+    """Whether all files with text in a shard are unchanged, and all shards full: the last one may hold a rest."""
     read = prepared[-1].next.file + 1
     return before[:read] == settings["files"][:read] and all(
         one.shard.count == settings["shard_tokens"] for one in prepared

@@ -41,14 +41,14 @@ _LAYOUTS: tuple[tuple[str, ...], ...] = (
 def load_questions(
     path: Path | str, tokenizer: Tokenizer, *, number: int | None = None, seed: int = 0
 ) -> list[Question]:
-    """The questions of a file, in tokens; of more than `number` so many, chosen by `seed`, in the file's order.
+    """The questions of a file, in tokens; at most `number`, chosen by `seed`, in the file's order.
 
-    One JSON object a line, gzipped or not, in UTF-8, with the keys `ctx, endings, label` (HellaSwag), `query, choices, gold`,
-    `context_options, continuation, gold` (one ending after several contexts) or `context, continuation` (one ending alone);
-    others are ignored. An ending is encoded by itself, with a blank before it where neither the context ends in white space
-    nor the ending begins with it.
+    One JSON object per line, gzipped or not, in UTF-8. Its keys are `ctx, endings, label` (HellaSwag), `query, choices, gold`,
+    `context_options, continuation, gold` (one ending after several contexts) or `context, continuation` (one ending alone). Others
+    are ignored. An ending is encoded by itself, with a blank before it where neither the context ends in white space nor the ending
+    begins with it.
 
-    Raises `DataError`, naming file and line, for what is none of these; the whole file is checked, whatever is chosen.
+    Raises `DataError`, naming file and line, for any other line; the whole file is checked, whatever is chosen.
 
     >>> import tempfile
     >>> from surefoot.tokenizers import ByteTokenizer
@@ -84,7 +84,7 @@ def load_questions(
 
 
 def _layout(record: dict[str, Any], source: str) -> tuple[str, ...]:
-    """The layout with all its keys in a record; otherwise the one with most is what it was meant to be."""
+    """The layout with all its keys in a record; otherwise the one with the most, as the likely intention."""
     best = max(_LAYOUTS, key=lambda layout: sum(key in record for key in layout) / len(layout))
     if not any(key in record for key in best):
         known = "; ".join(map(", ".join, _LAYOUTS))

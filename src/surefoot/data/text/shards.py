@@ -1,4 +1,4 @@
-"""Tokens on disk: memory-mapped shards of 16- or 32-bit numbers beside a `tokens.json` that says what they are.
+"""Tokens on disk: memory-mapped shards of 16- or 32-bit numbers beside a `tokens.json` that describes them.
 
 A shard is a bare little-endian array (`.bin`). `tokens.json` is written last, so a directory without it is an unfinished one.
 """
@@ -80,7 +80,7 @@ class TokenShards:
     def refuse_damaged(self, *, max_bytes: int = 4 << 30) -> int:
         """Raise `DataError` naming the shards whose bytes are not those that were written; returns how many were read.
 
-        Of a set larger than `max_bytes` so many are read, spread over it. Several are read at once.
+        At most `max_bytes` of a larger set are read, spread over it. Several are read at once.
         """
         size_bytes = sum(shard.count for shard in self.shards) * self.arrays[0].itemsize
         chosen = self.shards[:: max(1, -(-size_bytes // max_bytes))]
@@ -131,7 +131,7 @@ def write_shards(
 
 
 def write_shard(pieces: Sequence[Tokens], directory: Path, *, number: int, vocab_size: int) -> Shard:
-    """Write one shard and return what is to be noted of it; on the disk when this returns."""
+    """Write one shard and return its entry in the index; it is on the disk when this returns."""
     path, dtype = directory / f"shard-{number:05d}.bin", _DTYPES[_dtype_name(vocab_size)]
     data = np.concatenate(pieces).astype(dtype).tobytes()
     write_whole(path, data)
@@ -170,7 +170,7 @@ def _check_tokens(parts: Iterable[Tokens], vocab_size: int) -> Iterator[Tokens]:
 def cut_shards(
     parts: Iterable[tuple[Part, Tokens]], shard_tokens: int, *, skip: int = 0
 ) -> Iterator[tuple[list[Tokens], Part, int]]:
-    """The tokens of each shard, and where the next one begins: in which part, and at which token; `skip` of the first are in a shard."""
+    """The tokens of each shard, and the part and token at which the next one begins; the first `skip` are in a shard."""
     pieces: list[Tokens] = []
     room = shard_tokens
     for part, tokens in parts:

@@ -84,8 +84,8 @@ class TrainWindows:
 class EvalWindows:
     """Windows of `context` tokens in order, that hold every target exactly once; the last of a shard is filled up.
 
-    Filling is 0 among inputs and -100 among targets, which cross-entropy leaves out. A shard's first token is no target.
-    With `max_tokens` only that many tokens, or a window more, are evaluated: windows that the seed chooses once, in order.
+    Filling is 0 among inputs and -100 among targets, which cross-entropy leaves out. A shard's first token is never a target. With
+    `max_tokens`, at most that number of tokens, or a window more, is evaluated: windows that the seed chooses once, in order.
 
     >>> EvalWindows(np.arange(6), context=3).gather(np.array([1]), np.array([0]))
     (tensor([[3, 4, 0]]), tensor([[   4,    5, -100]]))

@@ -65,14 +65,14 @@ def load_pairs(
 ) -> ParallelText:
     """Parallel text at `path`; `source` and `target` name the languages as the files do.
 
-    A directory with train.en and train.de; val (or valid, validation, dev) and test beside them, Multi30k's
-    test_2016_flickr too. Or train.tsv or train.jsonl there, or the path of one such file, or of a plain one, corpus.en. Each
-    may be compressed (.gz). TSV: source and target are the first two columns, or those that a first line names. JSON lines:
-    {"en": ..., "de": ...}, also inside {"translation": ...}. Where there is no validation part, `val_fraction` of the
-    training pairs is held out, by a hash of the source, so that equal sources stay together.
+    A directory with train.en and train.de; val (or valid, validation, dev) and test beside them, Multi30k's test_2016_flickr too.
+    Or train.tsv or train.jsonl there, or the path of one such file, or of a plain one, corpus.en. Each may be compressed (.gz).
+    TSV: source and target are the first two columns, or those that a first line names. JSON lines: {"en": ..., "de": ...}, also
+    inside {"translation": ...}. If no validation part exists, `val_fraction` of the training pairs is held out, by a hash of the
+    source, so equal sources stay together.
 
-    Lines end in a line feed and nothing else; white space around a sentence is taken away. Raises `DataError` for what
-    cannot be read, naming file and line, and for pairs with an empty side, unless `on_empty` is "skip".
+    Lines end in a line feed and nothing else; white space around a sentence is taken away. Raises `DataError` for unreadable text,
+    naming file and line, and for pairs with an empty side unless `on_empty` is "skip".
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "train.tsv"
@@ -123,7 +123,7 @@ def split_pairs(pairs: Sentences, *, val_fraction: float) -> tuple[Sentences, Se
 
 
 def _names(path: Path, source: str, target: str) -> list[str]:
-    """The parts in a directory, sorted: "train" of train.en and train.de.gz; of which a side is missing only the usual ones."""
+    """The parts in a directory, sorted: "train" of train.en and train.de.gz; usual names also if a side is missing."""
     there = {file.name.removesuffix(".gz") for file in path.iterdir() if file.is_file()}
     tables = {name.removesuffix(end) for name in there for end in _TABLES if name.endswith(end)}
     first, second = (
@@ -231,7 +231,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _without_empty(pairs: Sentences, files: Sequence[Path], *, first_line: int, on_empty: OnEmpty) -> _Part:
-    """The pairs of which both sides hold something; `DataError` counts the others, unless they are to be skipped."""
+    """The pairs without an empty side; `DataError` counts the others, unless they may be skipped."""
     wrong = [index for index, pair in enumerate(pairs) if not all(pair)]
     if wrong and on_empty == "error":
         problems = ""

@@ -23,8 +23,8 @@ Tokens = NDArray[np.int32]
 class TokenPairs:
     """Pairs of token rows. A source ends in `END`; a target begins with `BEGIN` and ends in `END`; `PADDING` fills up.
 
-    Pairs of which a side has more than `max_source_tokens` or `max_target_tokens` tokens (with the end) are left out: `left_out` of them.
-    `lengths` (pairs, 2): the places of a pair in a model, the source's tokens with the end, the target's with begin or end.
+    Pairs with a side of more than `max_source_tokens` or `max_target_tokens` tokens (with the end) are left out: `left_out` of
+    them. `lengths` (pairs, 2): the places of a pair in a model, the source's tokens with the end, the target's with begin or end.
 
     >>> pairs = TokenPairs([[7, 8], [9]], [[5], [6, 6]])
     >>> source_BS, target_BT = pairs.gather(np.array([1, 0]), np.array([0, 0]))

@@ -1,6 +1,6 @@
-"""Phrases in two languages without any download: what Unicode's CLDR knows of them, rendered by Babel.
+"""Phrases in two languages without any download: from Unicode's CLDR, rendered by Babel.
 
-They teach a model what translating needs (another order, another number format, words for words) in two minutes.
+They teach a model the parts of translation (another order, another number format, words for words) in two minutes.
 """
 
 import datetime
@@ -79,7 +79,7 @@ def cldr_phrases(source: str = "en", target: str = "de", *, count: int = 24_000,
 
 
 def locale(name: str) -> "Locale":
-    """The locale of CLDR called `name`; `ConfigError` with near ones where there is none.
+    """The locale of CLDR called `name`; `ConfigError` with similar names if it does not exist.
 
     >>> locale("pt-BR").territory
     'BR'

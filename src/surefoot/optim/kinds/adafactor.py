@@ -13,10 +13,10 @@ from surefoot.optim.kinds.kind import OptimizerKind
 
 
 class Adafactor(Optimizer):
-    """Shazeer and Stern 2018, algorithm 4 (https://arxiv.org/abs/1804.04235), with what torch's differs in.
+    """Shazeer and Stern 2018, algorithm 4 (https://arxiv.org/abs/1804.04235), with torch's differences from it.
 
-    The mean square of a matrix's gradient is kept as that of each row and each column, their product over their mean. Of a
-    tensor of more dimensions the last two are meant. An attribute `found_inf` of 1 makes a step change no bit.
+    The mean square of a matrix's gradient is kept as that of each row and each column, their product over their mean. Rows and
+    columns are the last two dimensions. An attribute `found_inf` of 1 makes a step change no bit.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Adafactor(Optimizer):
         subtract(parameters, updates, decay=group["lr"] * group["weight_decay"], found_inf=found_inf)
 
     def _update(self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> Tensor:
-        """What is taken from the parameter, without its decay; moves the mean squares."""
+        """The update subtracted from the parameter, without its decay; moves the mean squares."""
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
         smallest = torch.finfo(parameter.dtype).eps
@@ -81,7 +81,7 @@ def _rows_and_columns(shape: Sequence[int]) -> int:
 KINDS = (
     OptimizerKind(
         name="adafactor",
-        made=Adafactor,
+        cls=Adafactor,
         state_bytes=lambda _, shapes: sum(_rows_and_columns(shape) * item_bytes for shape, item_bytes in shapes),
         shardable=False,
         on_shards="its means over rows and columns, and the size of its steps, need whole matrices",

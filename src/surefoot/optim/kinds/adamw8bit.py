@@ -1,7 +1,7 @@
-"""AdamW with its two moments in 8 bits, by bitsandbytes' block-wise quantisation.
+"""AdamW with its two moments in 8 bits, by bitsandbytes' block-wise quantization.
 
-The library's own AdamW8bit waits for the device after every parameter and counts steps on the host, where a skipped one
-cannot be undone; so here are its numbers (map, blocks of 256, 32 bits for the small) in a step that does neither.
+The library's own AdamW8bit waits for the device after every parameter, and counts steps on the host, where a skipped one cannot be
+undone. The step here does neither, with the same numbers (map, blocks of 256, 32 bits for the small).
 """
 
 from math import prod
@@ -36,11 +36,11 @@ class AdamW8bit(Optimizer):
         weight_decay: float = 1e-2,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        self.quantisation = quantisation()
+        self.quantization = quantization()
         devices = {parameter.device for group in self.param_groups for parameter in group["params"]}
         # the 256 numbers that codes stand for, from -1 to 1, or from 0 for squares
         self.maps: dict[tuple[str, torch.device], Tensor] = {
-            (key, device): self.quantisation.create_dynamic_map(signed=is_signed).to(device)
+            (key, device): self.quantization.create_dynamic_map(signed=is_signed).to(device)
             for device in devices
             for key, is_signed in (("exp_avg", True), ("exp_avg_sq", False))
         }
@@ -69,13 +69,13 @@ class AdamW8bit(Optimizer):
         codes: Tensor = state[key]
         if codes.dtype is not torch.uint8:
             return codes.clone()
-        found: Tensor = self.quantisation.dequantize_blockwise(
+        moment: Tensor = self.quantization.dequantize_blockwise(
             codes.contiguous(),  # after a resume they lie as the parameter does: the CUDA kernel would mix them up
             absmax=state[f"{key}_largest"],
             code=self.maps[key, codes.device],
             blocksize=BLOCK,
         )
-        return found
+        return moment
 
     def _write(self, state: dict[str, Any], key: str, value: Tensor, found_inf: Tensor | None) -> None:
         if state[key].dtype is not torch.uint8:
@@ -95,16 +95,16 @@ class AdamW8bit(Optimizer):
 
     def _codes(self, key: str, value: Tensor) -> tuple[Tensor, Tensor]:
         """A moment in 8 bits, and the largest magnitude of each block."""
-        codes, blocks = self.quantisation.quantize_blockwise(value, code=self.maps[key, value.device], blocksize=BLOCK)
+        codes, blocks = self.quantization.quantize_blockwise(value, code=self.maps[key, value.device], blocksize=BLOCK)
         return codes, blocks.absmax
 
 
-def quantisation() -> ModuleType:
-    """bitsandbytes' functions; `ConfigError` with what to install where it is not there or cannot be loaded."""
+def quantization() -> ModuleType:
+    """bitsandbytes' functions; `ConfigError` with the package to install if it is missing or cannot be loaded."""
     import logging
 
     log = logging.getLogger("bitsandbytes")
-    said, log.level = log.level, logging.ERROR  # it tells of kernels for inference that it did not find
+    level, log.level = log.level, logging.ERROR  # it tells of kernels for inference that it did not find
     try:
         from bitsandbytes import functional
     except Exception as problem:  # its library of kernels may fail in many ways
@@ -113,7 +113,7 @@ def quantisation() -> ModuleType:
             '  pip install "surefoot[quant]", or use adamw'
         ) from problem
     finally:
-        log.level = said
+        log.level = level
     return functional
 
 
@@ -124,7 +124,7 @@ def _in_8_bits(numbers: int) -> int:
 KINDS = (
     OptimizerKind(
         name="adamw8bit",
-        made=AdamW8bit,
+        cls=AdamW8bit,
         state_bytes=lambda _, shapes: sum(2 * _in_8_bits(prod(shape)) for shape, _ in shapes),
         shardable=False,
         on_shards="its blocks of 256 numbers would end where a rank's rows end, and hold other numbers on other ranks",

@@ -1,4 +1,4 @@
-"""What surefoot knows of an optimizer by its class: how it is built, what it keeps, how it runs on shards and skips a step.
+"""Facts about each class of optimizers: how it is built, its state, how it runs on shards and skips a step.
 
 Each `OptimizerKind` stands beside its class in a file of `kinds/`; its name and settings are declared in `optimizers.py`.
 """
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from surefoot.distributed.shards import shard_shape
 from surefoot.errors import ConfigError
-from surefoot.optim.ema import EmaModel, Twin
+from surefoot.optim.ema import EmaModel, ModelCopy
 from surefoot.optim.optimizers import OPTIMIZERS
 from surefoot.optim.param_groups import Group
 
@@ -30,7 +30,7 @@ NUMBER_BY_NUMBER = "number by number"
 class OptimizerKind:
     """One optimizer. Without a `name` it is one that a function of the user's may build, or a part of another."""
 
-    made: Callable[..., Optimizer]  # its class
+    cls: Callable[..., Optimizer]  # its class
     name: str | None = None
     # From groups, the base rate and settings. None: `made`, with all settings as keywords.
     build: Callable[[Sequence[Group], float, Settings], Optimizer] | None = None
@@ -47,11 +47,11 @@ class OptimizerKind:
     # Cuts the groups by what parameters are. None: they stay as they are.
     split: Callable[[nn.Module, Sequence[Group], Settings], list[Group]] | None = None
     # A mean of the weights that it keeps, which is evaluated in their place. None: it keeps none.
-    average: Callable[[Twin, Any], EmaModel] | None = None
+    average: Callable[[ModelCopy, Any], EmaModel] | None = None
 
 
 def copies(count: int) -> StateBytes:
-    """The state of an optimizer that keeps so many numbers for each of a parameter.
+    """The state bytes of an optimizer that keeps `count` numbers for each one of a parameter.
 
     >>> copies(2)(None, [((10, 3), 4)])
     240
@@ -60,7 +60,7 @@ def copies(count: int) -> StateBytes:
 
 
 def all_kinds() -> list[OptimizerKind]:
-    """Those with a name, in the order of `optimizers.py`, and what is known of others of torch's."""
+    """Those with a name, in the order of `optimizers.py`, and other known ones of torch."""
     files = dict.fromkeys(declaration.file for declaration in OPTIMIZERS.values())
     return [kind for file in files for kind in import_module(file, package="surefoot.optim.kinds").KINDS]
 
@@ -75,8 +75,8 @@ def kind_named(name: str) -> OptimizerKind:
 
 
 def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
-    """What is known of an optimizer; None of one of another class, which a subclass is too: it may do more."""
-    return next((kind for kind in all_kinds() if kind.made is type(optimizer)), None)
+    """The kind of an optimizer; None for any other class. A subclass is another class, since it may do more."""
+    return next((kind for kind in all_kinds() if kind.cls is type(optimizer)), None)
 
 
 def state_bytes(optimizer: Any, *, shards: int = 1) -> int | None:

@@ -42,4 +42,4 @@ class Lion(Optimizer):
         return {"momentum_buffer": torch.zeros_like(parameter, requires_grad=False)}
 
 
-KINDS = (OptimizerKind(name="lion", made=Lion, state_bytes=copies(1), shardable=True, skip="own arithmetic"),)
+KINDS = (OptimizerKind(name="lion", cls=Lion, state_bytes=copies(1), shardable=True, skip="own arithmetic"),)

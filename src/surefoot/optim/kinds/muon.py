@@ -30,8 +30,8 @@ class MuonWithAdamW(Optimizer):
     https://arxiv.org/abs/2502.16982). A convolution's kernel is flattened to (outputs, rest), as Jordan et al. 2024 have it
     (https://kellerjordan.github.io/posts/muon/).
 
-    Of shards each matrix is gathered whole (`BatchedMuon`). `parts` are the two optimizers; `hand_over` gives them what this one
-    holds, so that whatever loads a state or writes a rate need not know of them.
+    With shards, each matrix is gathered completely (`BatchedMuon`). `parts` are the two optimizers; `hand_over` gives them this
+    one's state and rates, so that code that loads or writes these need not know the parts.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class MuonWithAdamW(Optimizer):
             )
         settings = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
         self.matrices = [[_as_matrix(parameter) for parameter in group["params"]] for group in hidden]
-        flat = [{**_plain(group), "params": held} for group, held in zip(hidden, self.matrices, strict=True)]
+        flat = [{**_plain(group), "params": matrices} for group, matrices in zip(hidden, self.matrices, strict=True)]
         self.parts: list[Optimizer] = [BatchedMuon(flat, lr=lr, adjust_lr_fn="match_rms_adamw", **settings)]  # type: ignore[arg-type]
         if others:
             self.parts.append(AdamW([_plain(group) for group in others], lr=lr, betas=betas, eps=eps, fused=True))
         own = [
             {**inner, "params": group["params"], "by": by}
-            for part, given, by in zip(self.parts, (hidden, others), ("Muon", "AdamW"), strict=False)
-            for inner, group in zip(part.param_groups, given, strict=True)
+            for part, part_groups, by in zip(self.parts, (hidden, others), ("Muon", "AdamW"), strict=False)
+            for inner, group in zip(part.param_groups, part_groups, strict=True)
         ]
         super().__init__(own, {"lr": lr})
 
@@ -71,17 +71,17 @@ class MuonWithAdamW(Optimizer):
         inner_groups = [(part, inner) for part in self.parts for inner in part.param_groups]
         for (part, inner), group in zip(inner_groups, self.param_groups, strict=True):
             inner |= {key: value for key, value in group.items() if key not in ("params", "by")}
-            for held, parameter in zip(inner["params"], group["params"], strict=True):
-                part.state[held] = self.state[parameter]
-                if held is not parameter:
-                    held.grad = None if parameter.grad is None else parameter.grad.reshape(held.shape)
+            for matrix, parameter in zip(inner["params"], group["params"], strict=True):
+                part.state[matrix] = self.state[parameter]
+                if matrix is not parameter:
+                    matrix.grad = None if parameter.grad is None else parameter.grad.reshape(matrix.shape)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Give up the views of kernels' gradients: kept until the next step, they would take their memory once more."""
         for group, matrices in zip(self.param_groups, self.matrices, strict=False):  # Muon's groups are the first
-            for parameter, held in zip(group["params"], matrices, strict=True):
-                if held is not parameter:
-                    held.grad = None
+            for parameter, matrix in zip(group["params"], matrices, strict=True):
+                if matrix is not parameter:
+                    matrix.grad = None
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step with each part. A run steps or skips them one by one: `skip_step.PartByPart`."""
@@ -89,7 +89,7 @@ class MuonWithAdamW(Optimizer):
         self.hand_over()
         for part in self.parts:
             part.step()
-        self.let_go()
+        self.release()
         return loss
 
 
@@ -119,33 +119,33 @@ class BatchedMuon(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss, found_inf = loss_of(closure), vars(self).get("found_inf")
-        held = [(each, group) for group in self.param_groups for each in group["params"] if each.grad is not None]
-        if not held:
+        members = [(each, group) for group in self.param_groups for each in group["params"] if each.grad is not None]
+        if not members:
             return loss
-        how = [NewtonSchulz(group["ns_steps"], tuple(group["ns_coefficients"]), group["eps"]) for _, group in held]
-        one_batch = isinstance(held[0][0], Shard)  # two exchanges for all
-        for places in [range(len(held))] if one_batch else batches([each.shape for each, _ in held], how):
-            self._step([held[place] for place in places], [how[place] for place in places], found_inf)
+        how = [NewtonSchulz(group["ns_steps"], tuple(group["ns_coefficients"]), group["eps"]) for _, group in members]
+        one_batch = isinstance(members[0][0], Shard)  # two exchanges for all
+        for batch in [range(len(members))] if one_batch else batches([each.shape for each, _ in members], how):
+            self._step([members[index] for index in batch], [how[index] for index in batch], found_inf)
         return loss
 
     def _step(
-        self, held: Sequence[tuple[Tensor, dict[str, Any]]], how: Sequence[NewtonSchulz], found_inf: Tensor | None
+        self, members: Sequence[tuple[Tensor, dict[str, Any]]], how: Sequence[NewtonSchulz], found_inf: Tensor | None
     ) -> None:
         """The step of some parameters, each with its group."""
-        updates = [self._momentum_moved(each, group, found_inf) for each, group in held]
-        shards = [each.rows for each, _ in held if isinstance(each, Shard)]
+        updates = [self._momentum_moved(each, group, found_inf) for each, group in members]
+        shards = [each.rows for each, _ in members if isinstance(each, Shard)]
         directions = orthogonal_rows(updates, shards, how) if shards else orthogonal(updates, how)
-        for (each, group), direction in zip(held, directions, strict=True):
+        for (each, group), direction in zip(members, directions, strict=True):
             shape = torch.Size(each.rows.shape) if isinstance(each, Shard) else each.shape
             rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], shape)
-            kept = 1 - group["lr"] * group["weight_decay"]
+            decay_factor = 1 - group["lr"] * group["weight_decay"]
             if found_inf is None:
-                each.mul_(kept).add_(direction, alpha=-rate)
+                each.mul_(decay_factor).add_(direction, alpha=-rate)
             else:
-                replace(each, each.mul(kept).add_(direction, alpha=-rate), found_inf=found_inf)
+                replace(each, each.mul(decay_factor).add_(direction, alpha=-rate), found_inf=found_inf)
 
     def _momentum_moved(self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> Tensor:
-        """What is to be made orthogonal, of one parameter; moves its momentum."""
+        """The matrix to orthogonalize for one parameter; moves its momentum."""
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
         if not state:
@@ -178,29 +178,29 @@ def _plain(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "hidden"}
 
 
-def _built(groups: Sequence[Group], lr: float, settings: Settings) -> Optimizer:
+def _build(groups: Sequence[Group], lr: float, settings: Settings) -> Optimizer:
     own: dict[str, Any] = dict(settings)
     of_adamw, _ = own.pop("adamw_lr"), own.pop("adamw_modules")
     rated = with_rates(groups, lr)
-    for group, held in zip(groups, rated, strict=True):
-        held["hidden"] = group.hidden
+    for group, rated_group in zip(groups, rated, strict=True):
+        rated_group["hidden"] = group.hidden
         if of_adamw is not None and not group.hidden:
-            held["lr"] = of_adamw * group.rate
+            rated_group["lr"] = of_adamw * group.rate
     return MuonWithAdamW(rated, lr=lr, **own)
 
 
 KINDS = (
     OptimizerKind(
         name="muon",
-        made=MuonWithAdamW,
-        build=_built,
+        cls=MuonWithAdamW,
+        build=_build,
         split=lambda model, groups, own: split_hidden(groups, hidden_matrices(model, excepted=own["adamw_modules"])),
         shardable=True,
         on_shards="hidden matrices are gathered whole, each by one rank, made orthogonal there and spread again",
         skip="part by part",
     ),
     OptimizerKind(
-        made=BatchedMuon,
+        cls=BatchedMuon,
         state_bytes=copies(1),
         update_bytes=update_bytes,
         shardable=False,

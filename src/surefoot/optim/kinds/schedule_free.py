@@ -1,8 +1,8 @@
 """AdamW that needs no falling rate: gradients are taken between a fast point and the mean of all its places.
 
-Three points (Defazio et al. 2024, equations 2 to 4: https://arxiv.org/abs/2405.15682): z, which AdamW moves without momentum;
-x, the mean of all z, which is evaluated; y = (1 - beta1) z + beta1 x, where gradients are taken. The parameters are y and the
-state holds z, so that x = y + (1 - 1 / beta1) (z - y) need not be kept: `ScheduleFreeAverage` computes it out of place.
+Three points (Defazio et al. 2024, equations 2 to 4: https://arxiv.org/abs/2405.15682): AdamW moves z without momentum; x, the mean
+of all z, is evaluated; gradients are taken at y = (1 - beta1) z + beta1 x. The parameters are y and the state holds z, so that x =
+y + (1 - 1 / beta1) (z - y) need not be kept: `ScheduleFreeAverage` computes it out of place.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.optim.clipping import present
-from surefoot.optim.ema import Twin, copy_buffers
+from surefoot.optim.ema import ModelCopy, copy_buffers
 from surefoot.optim.in_place import add_to_each, by_group, made_steps, move_towards, subtract
 from surefoot.optim.kinds.kind import OptimizerKind, copies
 
@@ -75,23 +75,23 @@ class ScheduleFree(Optimizer):
 
 
 class ScheduleFreeAverage:
-    """A twin of a model for x, the weights that are evaluated; computed when they are asked for, never swapped in.
+    """A copy of a model for x, the weights that are evaluated; computed when they are asked for, never swapped in.
 
-    `model` is the twin: score it, sample from it, save it, after `refresh`.
+    `model` is the copy: score it, sample from it, save it, after `refresh`.
     """
 
-    def __init__(self, twin: Twin, optimizer: ScheduleFree) -> None:
-        self.twin, self.model, self.optimizer = twin, twin.model, optimizer
-        own = dict(twin.pairs)
+    def __init__(self, model_copy: ModelCopy, optimizer: ScheduleFree) -> None:
+        self.model_copy, self.model, self.optimizer = model_copy, model_copy.model, optimizer
+        averaged = dict(model_copy.pairs)
         self._pairs = [
-            (parameter, own[parameter], 1.0 - 1.0 / group["betas"][0])
+            (parameter, averaged[parameter], 1.0 - 1.0 / group["betas"][0])
             for group in optimizer.param_groups
             for parameter in group["params"]
         ]
         self._moved = bool(optimizer.state)  # True where the optimizer was built again on the way
 
     def restart(self, live: nn.Module) -> None:
-        self.twin.copy_parameters()
+        self.model_copy.copy_parameters()
         self._moved = True
         self.refresh(live)
 
@@ -101,7 +101,7 @@ class ScheduleFreeAverage:
 
     @torch.no_grad()
     def refresh(self, live: nn.Module) -> None:
-        """Make the twin what is to be evaluated now: x where steps were made since the last time, and the live buffers."""
+        """Bring the copy up to date: x if steps were made since the last time, and the live buffers."""
         if self._moved:
             for parameter, average, weight in self._pairs:
                 fast = self.optimizer.state.get(parameter, {}).get("z")
@@ -113,7 +113,7 @@ class ScheduleFreeAverage:
 KINDS = (
     OptimizerKind(
         name="schedule_free",
-        made=ScheduleFree,
+        cls=ScheduleFree,
         state_bytes=copies(2),
         shardable=True,
         skip="own arithmetic",

@@ -1,4 +1,4 @@
-"""Torch's own optimizers: those that have a name here, and what is known of others, which a function of the user's may build.
+"""Torch's own optimizers: those with a name here, and others that a user's function may build.
 
 Fused where torch has a kernel. NAdam and RAdam count on the device where that is not the host, so that a skipped step can be
 undone there.
@@ -14,7 +14,7 @@ from surefoot.optim.kinds.kind import NUMBER_BY_NUMBER, OptimizerKind, Settings,
 from surefoot.optim.param_groups import Group, with_rates
 
 
-def _named(name: str, made: Callable[..., Optimizer], *, fused: bool, state_bytes: StateBytes) -> OptimizerKind:
+def _named_kind(name: str, cls: Callable[..., Optimizer], *, fused: bool, state_bytes: StateBytes) -> OptimizerKind:
     """One with a name, and a flag that is set if it fits all parameters."""
 
     def build(groups: Sequence[Group], lr: float, settings: Settings) -> Optimizer:
@@ -22,12 +22,12 @@ def _named(name: str, made: Callable[..., Optimizer], *, fused: bool, state_byte
         flags = {"capturable": all(each.is_cuda or each.is_meta for each in parameters), "decoupled_weight_decay": True}
         if fused:
             real = all(each.is_floating_point() for each in parameters)
-            flags = {"fused": real and (made is not optim.SGD or all(map(fused_sgd_writes, parameters)))}
-        return made(with_rates(groups, lr), lr=lr, **flags, **settings)
+            flags = {"fused": real and (cls is not optim.SGD or all(map(fused_sgd_writes, parameters)))}
+        return cls(with_rates(groups, lr), lr=lr, **flags, **settings)
 
     return OptimizerKind(
         name=name,
-        made=made,
+        cls=cls,
         build=build,
         takes_complex=True,
         state_bytes=state_bytes,
@@ -36,41 +36,41 @@ def _named(name: str, made: Callable[..., Optimizer], *, fused: bool, state_byte
     )
 
 
-def _other(made: type[Optimizer], *, count: int | None = None, why_whole: str | None = None) -> OptimizerKind:
+def _unnamed_kind(cls: type[Optimizer], *, count: int | None = None, why_whole: str | None = None) -> OptimizerKind:
     """One without a name: how many copies of its parameters it keeps, if that is known, and why it needs whole parameters."""
     return OptimizerKind(
-        made=made,
+        cls=cls,
         state_bytes=None if count is None else copies(count),
         shardable=why_whole is None,
         on_shards=why_whole or NUMBER_BY_NUMBER,
-        skip="fused kernel" if made is optim.Adagrad else "copies",
+        skip="fused kernel" if cls is optim.Adagrad else "copies",
     )
 
 
 KINDS = (
-    _named("adamw", optim.AdamW, fused=True, state_bytes=copies(2)),
-    _named("adam", optim.Adam, fused=True, state_bytes=copies(2)),
-    _named(
+    _named_kind("adamw", optim.AdamW, fused=True, state_bytes=copies(2)),
+    _named_kind("adam", optim.Adam, fused=True, state_bytes=copies(2)),
+    _named_kind(
         "sgd",
         optim.SGD,
         fused=True,
         state_bytes=lambda sgd, shapes: copies(bool(sgd.param_groups[0]["momentum"]))(sgd, shapes),
     ),
-    _named("nadam", optim.NAdam, fused=False, state_bytes=copies(2)),
-    _named("radam", optim.RAdam, fused=False, state_bytes=copies(2)),
-    _other(optim.Adagrad, count=1),
-    _other(optim.RMSprop, count=1),
-    _other(optim.Adamax),
-    _other(optim.ASGD),
-    _other(optim.Adadelta),
-    _other(optim.Rprop),
-    _other(
+    _named_kind("nadam", optim.NAdam, fused=False, state_bytes=copies(2)),
+    _named_kind("radam", optim.RAdam, fused=False, state_bytes=copies(2)),
+    _unnamed_kind(optim.Adagrad, count=1),
+    _unnamed_kind(optim.RMSprop, count=1),
+    _unnamed_kind(optim.Adamax),
+    _unnamed_kind(optim.ASGD),
+    _unnamed_kind(optim.Adadelta),
+    _unnamed_kind(optim.Rprop),
+    _unnamed_kind(
         optim.Muon,
         count=1,
         why_whole="it would make the rows of each rank orthogonal by themselves: surefoot.optim.muon(...) gathers them",
     ),
-    _other(
+    _unnamed_kind(
         optim.Adafactor, why_whole="its means over rows and columns, and the size of its steps, need whole matrices"
     ),
-    _other(optim.LBFGS, why_whole="it compares whole gradients"),
+    _unnamed_kind(optim.LBFGS, why_whole="it compares whole gradients"),
 )
