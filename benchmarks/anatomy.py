@@ -87,17 +87,23 @@ def clipping(seen: Locals) -> str:
     return f"limited: {short(seen['step'].clip_fractions[seen['name']])}; norm afterwards {short(after)}"
 
 
+def rates(seen: Locals) -> str:
+    factor = seen["task"].factors(seen["step"].index) * seen["step"].state.lr_factor
+    groups = ", ".join(short(group["lr"]) for group in seen["trained"].optimizer.param_groups)
+    return f"factor {short(factor)}; lr of the groups: {groups}"
+
+
 PARTS = (
     Part(
         "Feed",
-        "The samples of a step are computed from its number: position in the epoch's permutation, augmentation from (seed, epoch,"
-        " sample). Nothing was remembered from the step before.",
+        "The samples of a step are computed from its index: positions in the epoch's permutation, augmentation from (seed, epoch,"
+        " sample). Nothing is remembered from the previous step.",
         (Line("step = Step(state.step, feed(state.step)", fed),),
     ),
     Part(
         "Seeding",
-        "Each pass draws its random numbers (dropout, mixing) from (seed, step, micro-batch), folded into 64 bits. No rank and no"
-        " process is among them, so another cut of the work draws the same.",
+        "Each pass draws its random numbers (dropout, mixing) from (seed, step, micro-batch), folded into 64 bits. Rank and process are"
+        " not among them, so any division of the work draws the same numbers.",
         (
             Line(
                 "seed_generators(fold(task.key, step.index, micro_batch.index))",
@@ -107,8 +113,8 @@ PARTS = (
     ),
     Part(
         "Forward",
-        "The user's loss is called. Before, the buffers of batch statistics are put back to where the step began: each pass normalises"
-        " by itself, and the step ends with the mean of what the passes found.",
+        "The loop calls the user's loss. Before that, it resets the buffers of batch statistics to the start of the step: each pass"
+        " normalizes by itself, and the step ends with the mean over the passes.",
         (
             Line("state.buffers.start_pass()"),
             Line("result = loss(task.forward, micro_batch.batch)", lambda seen: f"mean loss {short(result_of(seen))}"),
@@ -116,8 +122,8 @@ PARTS = (
     ),
     Part(
         "Loss sum",
-        "A mean of means would be wrong where micro-batches differ in size. Each mean is weighed by what it counts, and divided by what the"
-        " whole step counts.",
+        "A mean of means is wrong if micro-batches differ in size. Each mean is weighted by its target count, and divided by the target"
+        " count of the step.",
         (
             Line("sums = LossSum(", lambda seen: f"nominal {seen['sums'].nominal}", timed=False),
             Line(
@@ -128,7 +134,7 @@ PARTS = (
     ),
     Part(
         "Backward",
-        "The only call of `backward` there is. Gradients add up in the parameters; several ranks sum them with the last pass alone.",
+        "This is the only call of `backward`. Gradients add up in the parameters. Several ranks sum them once, with the last pass.",
         (
             Line("ranks.started(part, None if scale is None else scale.scale).backward()"),
             Line("mean = total if total_count is None", lambda seen: f"loss of the step {short(seen['mean'])}", timed=False),
@@ -136,8 +142,8 @@ PARTS = (
     ),
     Part(
         "Norm",
-        "One norm over all gradients. Where it or the loss is not finite the step is not applied: the device decides that, and nobody"
-        " waits for the answer (on the CPU, where there is nothing to wait for, the number itself is looked at).",
+        "One norm covers all gradients. The step is not applied if the norm or the loss is not finite. The device decides that, and the"
+        " host does not wait for the answer. On the CPU the host reads the number, because it need not wait.",
         (
             Line("gradients = trained.gradients()", gradients),
             Line("step.grad_norms[name] = norm =", lambda seen: f"norm {short(seen['norm'])}"),
@@ -146,31 +152,25 @@ PARTS = (
     ),
     Part(
         "Clip",
-        "Unscaling, the division by what was counted and the limit are one factor, applied in one pass over the gradients.",
+        "Unscaling, the division by the target count and the limit are one factor, applied in one pass over the gradients.",
         (Line("step.clip_fractions[name] = trained.clipping.apply(", clipping),),
     ),
     Part(
-        "Rate",
-        "The schedule is a function of the step's number; each parameter group has its own base rate.",
+        "Learning rate",
+        "The schedule is a function of the step's index; each parameter group has its own base rate.",
         (
-            Line(
-                "trained.set_rate(task.factors(step.index)",
-                lambda seen: (
-                    f"factor {short(seen['task'].factors(seen['step'].index))},"
-                    f" rate {short(seen['trained'].optimizer.param_groups[0]['lr'])}"
-                ),
-            ),
+            Line("trained.set_rate(task.factors(step.index)", rates),
         ),
     ),
     Part(
         "Update",
-        "AdamW's fused kernel takes `skipped` itself: 1 there leaves weights and moments as they were, bit for bit.",
+        "AdamW's fused kernel takes `skipped` itself: with 1, it leaves weights and moments bit for bit as they were.",
         (Line("trained.skip.apply(trained.optimizer, skipped)"), Line("state.buffers.finish(skipped)"), Line("clear(state.parameters)")),
     ),
     Part(
         "Meter row",
-        "Index, loss, count, norm, how much was limited, skipped: a row of tensors that wait on the device until a log reads them all"
-        " at once. A checkpoint holds the rows that were not logged yet.",
+        "The row holds index, loss, target count, norm, clip fraction and skipped. These tensors wait on the device until a log reads"
+        " them all at once. A checkpoint holds the rows that are not logged yet.",
         (Line("record(step)"),),
     ),
 )  # fmt: skip
@@ -274,13 +274,15 @@ def page() -> str:
     """The whole page."""
     seen = watched()
     head = (
-        "What happens in an optimizer step, line by line of [`loop.py`](../../src/surefoot/train/loop.py), with the numbers of a real"
-        f" run: the recipe `images` on scikit-learn's 8 x 8 digits, its network of {seen.parameters:,} parameters, batches of 64 in two"
-        f" micro-batches of 32, AdamW, one CPU thread, step {STEP}. `python benchmarks/anatomy.py --write` makes this page; a test"
-        f" makes it again and compares. Microseconds are the least of {TIMED} steps on one machine, under a trace function that slows"
-        " what it watches; all other numbers are the same each time. [A tour of the loop](loop.md) has the whole."
+        "This page follows one optimizer step line by line through [`loop.py`](../../src/surefoot/train/loop.py), with the numbers of a"
+        f" real run. It is the recipe `images` on scikit-learn's 8 x 8 digits: a network of {seen.parameters:,} parameters, batches of 64"
+        f" in two micro-batches of 32, AdamW, one CPU thread, step {STEP}. [A tour of the loop](loop.md) has the overview."
     )
-    lines = ["# Anatomy of one step", "", *filled(head)]
+    made = (
+        "`python benchmarks/anatomy.py --write` writes this page, and a test writes it again and compares. Microseconds are the minimum"
+        f" of {TIMED} steps on one machine, under a trace function that slows them down. All other numbers are the same each time."
+    )
+    lines = ["# Anatomy of one step", "", *filled(head), "", *filled(made)]
     for place, part in enumerate(PARTS, start=1):
         lines += ["", f"## {place}. {part.title}", "", *filled(part.words), ""]
         for line in part.lines:
@@ -295,14 +297,14 @@ def page() -> str:
         f"The row of this step: {index}, {shown}. Its update moved the weights, of norm {short(seen.weight_norm)}, by"
         f" {short(seen.update_norm)}: a share of {short(seen.update_norm / seen.weight_norm)}."
         f" The whole step took {seen.step_s * 1e6:,.0f} µs."
-        " Then the loop asks what is due (an evaluation, a log, a save), and yields the step to your code."
+        " Then the loop does what is due (an evaluation, a log, a save) and yields the step to your code."
     )
     lines += ["", *filled(end)]
     return "\n".join(lines) + "\n"
 
 
 def filled(text: str) -> list[str]:
-    return wrap(text, width=140, break_long_words=False, break_on_hyphens=False)
+    return wrap(text, width=100, break_long_words=False, break_on_hyphens=False)
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ def build(config: Config):
     def loss(model, batch):
         time.sleep(config.pause_s)
         return small_runs.loss(model, batch)
-    return small_runs.build(config.run_dir, loss=loss, console=True, save_every="1000 steps", log_every="1 step", settings={{}})
+    return small_runs.build(config.run_dir, loss=loss, console=True, save_every="1000 steps", log_every="1 step", identity={{}})
 """
 
 # `srun -N1 -n4` on one machine, as HPX's tracker shows it (TheHPXProject/hpx#692), the place of its second task

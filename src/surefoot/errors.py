@@ -1,4 +1,4 @@
-"""What surefoot raises: one class per exit status, and what it repeats of others' exceptions.
+"""The exceptions of surefoot: one class per exit status, and the text that it prints of other exceptions.
 
 A message says what was found, where, the likely cause, and what to type next; the command line prints it without a traceback.
 """
@@ -201,12 +201,12 @@ def first_line(problem: BaseException) -> str:
 
 
 def error_lines(problem: BaseException) -> str:
-    """What is printed of an error that needs no traceback; what is said of it further is indented."""
+    """The printed text of an error without traceback; its further lines are indented."""
     return "\n".join(line if line.startswith(" ") else f"error: {line}" for line in str(problem).splitlines() or [""])
 
 
 def behind(problem: BaseException) -> BaseException | None:
-    """The exception that one comes of, or that it would hide, as Python prints them; None if there is none."""
+    """The cause or the hidden context of an exception, as Python prints them; None if it has neither."""
     return problem.__cause__ or (None if problem.__suppress_context__ else problem.__context__)
 
 

@@ -1,6 +1,6 @@
 """Counted means: the only way anything is averaged here.
 
-A mean of means is wrong as soon as two parts differ in size, so a mean travels as (total, count) and is divided once, at the end.
+A mean of means is wrong if two parts differ in size. So a mean is passed as (total, count) and divided once, at the end.
 """
 
 from collections.abc import Iterable, Mapping
@@ -60,7 +60,7 @@ def summed(means: Iterable[Mean]) -> Mean:
 
 
 def correction(nominal: float, counted: Tensor | float | None, *, like: Tensor) -> Tensor | float:
-    """What a total that was divided by `nominal` is multiplied by to be one divided by what was really counted.
+    """The factor that turns a total divided by `nominal` into one divided by the real count.
 
     1.0 where `counted` is None, because `nominal` holds; else a tensor on the device of `like`, in float32 at least (a
     count of whole numbers would be divided in float32). Where nothing was counted, a total of 0 stays 0.
@@ -81,7 +81,7 @@ def add_each(sums: dict[str, Any], further: Mapping[str, Mean]) -> None:
 
 
 def as_logged(name: str, value: Any) -> Any:
-    """A value of the user's as it is now: cut from the graph, out of reach of changes in place; `ConfigError` for what is no number."""
+    """The present value of a user's number: detached, and safe from changes in place; `ConfigError` if it is not a number."""
     if isinstance(value, Mean):
         return Mean(as_logged(name, value.total), as_logged(name, value.count))
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():

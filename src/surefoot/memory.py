@@ -31,10 +31,10 @@ class Peak:
 
 @contextmanager
 def peak(device: torch.device) -> Iterator[Peak]:
-    """Measure the memory of tensors on a device while the block runs: what an allocator has to have free for it.
+    """Measure the memory of tensors on a device while the block runs: the free memory that an allocator needs for it.
 
-    On CUDA the allocator is asked, so temporary memory of kernels is in it. Elsewhere (on the meta device too, where they would
-    take it) each operator's results are counted as long as they live, and code compiled by torch.compile is not seen.
+    On CUDA the allocator is asked, so temporary memory of kernels is in it. Elsewhere, also on the meta device, each operator's results are
+    counted while they live. Code compiled by torch.compile is not seen.
 
     >>> with peak(torch.device("cpu")) as measured:
     ...     total = torch.ones(1000) + torch.ones(1000)
@@ -57,10 +57,10 @@ def peak(device: torch.device) -> Iterator[Peak]:
 
 
 def used_bytes(device: torch.device) -> dict[str, int]:
-    """What a record says of memory: what this process holds now and, on CUDA, the most that its tensors took since the last call.
+    """The memory values of a record: the present memory of this process and, on CUDA, the peak of its tensors since the last call.
 
-    `host_memory_bytes` is what is resident now; if the system does not tell that, `host_memory_peak_bytes` is the most that ever
-    was. `device_memory_peak_bytes` is a peak too. Waits for nothing.
+    `host_memory_bytes` is the resident memory now; if the system does not report it, `host_memory_peak_bytes` is its peak.
+    `device_memory_peak_bytes` is a peak too. Does not wait for the device.
 
     >>> used_bytes(torch.device("cpu"))["host_memory_bytes"] > 1e7
     True
@@ -73,7 +73,7 @@ def used_bytes(device: torch.device) -> dict[str, int]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """What this process may still take of a device's memory; `ConfigError` where that cannot be told.
+    """The memory of a device that this process may still use; `ConfigError` if that is unknown.
 
     On CUDA with what torch has reserved and not given out. On the CPU what the system says is available without swapping,
     or less where a control group limits it (containers do).
@@ -171,7 +171,7 @@ def _available_bytes(meminfo: Path) -> int | None:
 
 
 def _left_in_groups(root: Path, own: Path) -> list[int]:
-    """What the control groups of this process, and those above them, leave it; file cache counts as free."""
+    """The memory that the control groups of this process, and those above them, leave it; file cache counts as free."""
     free: list[int] = []
     names = {"memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"), "": ("memory.max", "memory.current")}
     for _, controllers, path in (line.split(":", 2) for line in _text(own).splitlines()):

@@ -157,7 +157,7 @@ class SavedRun:
     def diagnose(self) -> list[Finding]:
         """Return what the records show to be wrong, with evidence, likely causes and what to try; errors first.
 
-        It needs no torch. `surefoot diagnose RUN` prints the same. Raises `ConfigError` if there is no run.
+        It needs no torch. `surefoot diagnose RUN` prints the same. Raises `ConfigError` if the directory holds no run.
 
         >>> import tempfile
         >>> place = Path(tempfile.mkdtemp())
@@ -258,14 +258,14 @@ class SavedRun:
             return run.evaluate(*splits)
 
     def replay(self, step: int, *, samples: int = 8, say: Callable[[str], None] | None = None) -> Replay:
-        """Repeat one step from the nearest checkpoint before it, and trace it; `print` what is returned.
+        """Repeat one step from the nearest checkpoint before it, and trace it; `print` the result.
 
         `step` counts from 0. `samples` limits the samples that are shown. `say` receives the number of steps to repeat, their
         expected time, and what differs from the run. Executes the run's program.
 
         On the same machine the loss, norm, module outputs and gradients are those of the step, bit for bit. A compiled run is
-        traced uncompiled, equal to rounding. Raises `ConfigError` for a step that does not exist, or if your own code makes the
-        steps, and `CheckpointError` if no checkpoint before the step is intact.
+        traced uncompiled, equal to rounding. Raises `ConfigError` if the step does not exist or your own code makes the steps, and
+        `CheckpointError` if no earlier checkpoint is intact.
         """
         from surefoot.replay.replay import replay_step
         from surefoot.verify.verify import as_before
@@ -294,8 +294,8 @@ class SavedRun:
         another machine numbers may differ by `tolerance` (None: 0.01), relative to the saved ones. `say` receives the expected
         cost, and `progress_fn(done, total)` the progress.
 
-        Returns what is proved, what is not and what is wrong; its `exit_status` is that of `surefoot verify`. Raises
-        `CheckpointError` if there is no checkpoint, and `ConfigError` for a run of several ranks.
+        Returns a verdict: proved, not proved and wrong parts; its `exit_status` is that of `surefoot verify`. Raises `CheckpointError`
+        without a checkpoint, and `ConfigError` for a run of several ranks.
         """
         from surefoot.verify.compare import TOLERANCE
         from surefoot.verify.files import check_files

@@ -34,7 +34,7 @@ def stream_key(seed: int, stream: str) -> int:
 def fold(key: int, *address: int) -> int:
     """Mix integers into a key, one after the other; 64 bits, about a microsecond for two of them.
 
-    The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood 2014, figure 15:
+    The mixing function is the finalizer of SplitMix64 (Steele, Lea and Flood 2014, figure 15:
     https://doi.org/10.1145/2714064.2660195), a bijection of 64 bits in which each input bit flips half of the output bits.
 
     >>> fold(7, 1, 2) != fold(7, 2, 1)

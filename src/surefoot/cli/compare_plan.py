@@ -29,8 +29,8 @@ class Compare(ChangedProgramOption):
 
     Train every combination of the varied settings on the same samples in the same
     order, each as a run of its own below --out. Write one table and one plot, which
-    say what is inside the noise. After a stop or a kill the same command continues
-    without training again what is finished. A test split is never evaluated.
+    show the differences inside the noise. After a stop or a kill the same command
+    continues, and does not repeat finished runs. A test split is never evaluated.
 
       surefoot compare gpt --vary optimizer.name=adamw,sgd --vary seed=0,1
       surefoot compare images --trials 20 --vary optimizer.lr=1e-4..1e-2 --jobs 2

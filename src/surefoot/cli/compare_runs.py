@@ -34,7 +34,7 @@ _DIFFERENT = 8  # settings shown that runs differ in
 
 
 def trained_here(asked_plan: Planned | None, path: Path, asked: Compare, *, given: set[str]) -> None:
-    """Train what is not yet trained of a comparison, in the directory that it holds meanwhile, and tell how they compare."""
+    """Train the untrained runs of a comparison in its directory, which is locked meanwhile, and compare all of them."""
     directory = RunDirectory(path)
     directory.open()
     screen = runner.screen()
@@ -72,7 +72,7 @@ def trained_here(asked_plan: Planned | None, path: Path, asked: Compare, *, give
 def _prepared(
     asked_plan: Planned | None, directory: RunDirectory, asked: Compare, *, given: set[str]
 ) -> tuple[Planned, runner.Chooser]:
-    """The plan that is gone on with or begun, written; and who chooses what is trained."""
+    """The continued or new plan, written to disk; and the chooser of the next run."""
     held = planned.read(directory.path)
     if asked_plan is None:
         assert held is not None
@@ -130,7 +130,7 @@ def _write(plan: Planned, directory: RunDirectory) -> None:
 
 
 def _check_score(plan: Planned, path: Path) -> None:
-    """Refuse a score that these runs do not have, as far as building one has told, and what is recorded of those begun."""
+    """Refuse a metric that these runs do not have, as far as building one run and the existing records show."""
     splits = plan.found.get("splits")
     if plan.metric is not None and splits is not None and parsed(plan.metric)[1].partition("/")[0] not in splits:
         raise ConfigError(
@@ -192,7 +192,7 @@ def there(asked: Compare) -> None:
 
 
 def _refuse_comparisons(names: Sequence[str]) -> None:
-    """Raise `ConfigError` where what is named is a comparison: its runs are to be named."""
+    """Raise `ConfigError` if the name is that of a comparison instead of its runs."""
     problems = []
     for name in dict.fromkeys(names):
         path = next((path for path in (Path(name), Path("runs") / name) if (path / planned.FILE).is_file()), None)

@@ -33,7 +33,7 @@ _CLOSE = 1e-3
 
 
 def command(what: str, directory: Path, name: str) -> list[str]:
-    """The command line that does with a variant what `what` says: "train" it, or "look" at what it is built as."""
+    """The command line that does with a variant what `what` says: "train" it, or only build it and "look" at the result."""
     return [
         *(sys.executable, "-m", "surefoot.cli.compare_worker", str(os.getpid()), sys.argv[0]),
         *(what, str(directory.resolve()), name),

@@ -114,7 +114,7 @@ def answered(call: Callable[[], None], *, shown: bool) -> None:
 
 
 def _speaks_of(problem: Exception, rendezvous: ModuleType | None) -> bool:
-    """Whether this process says of what it ends: one rank does, of several that end of the same."""
+    """Whether this process reports why it ends: only one of several ranks with the same reason does."""
     if started_by_launcher() and not isinstance(problem, RankLostError):  # which has a file for each of them
         return True
     if rendezvous is not None and rendezvous.has_met():

@@ -81,7 +81,7 @@ class Plan(MachineOptions, Several, ProgramOptions):
 
 
 def plan(arguments: list[str]) -> None:
-    """Print what a run would train, how long it is and what it needs."""
+    """Print the model, length, memory and time of a run."""
     flags_given = dict(by_flag(arguments))
     if "schedules" in flags_given and "help" not in flags_given:
         plan_schedules(arguments, foreign=set(option_names(Plan)) - set(option_names(PlanSchedules)))

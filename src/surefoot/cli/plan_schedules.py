@@ -38,7 +38,7 @@ class PlanSchedules:
 
 @dataclass(frozen=True, kw_only=True)
 class Plain:
-    """A run of which only the length and the settings of its schedules are known."""
+    """A run with only its length and the settings of its schedules known."""
 
     length: str = "1000 steps"
     """How long the run is, in steps."""
@@ -88,7 +88,7 @@ def schedules(text: str, length: Length, *, shared: Mapping[str, Any]) -> dict[s
 
 
 def _schedule(text: str, length: Length, shared: Mapping[str, Any]) -> Single | Joined:
-    """One schedule, or several of which each begins where the one before ends: "constant+linear@50%"."""
+    """One schedule, or several that follow each other: "constant+linear@50%"."""
     first, *others = text.split("+")
     if not others:
         return _single(first, shared)

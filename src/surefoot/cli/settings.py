@@ -95,7 +95,7 @@ def configured(
 
 
 def typed(kind: type[Any], setting: str, text: str) -> list[str]:
-    """The arguments that give a setting the value that one text is; the parts of a list stand in it between blanks.
+    """The arguments for a setting whose value is one text; blanks separate the parts of a list.
 
     >>> from surefoot.recipes.gpt.config import Config
     >>> typed(Config, "optimizer.betas", "0.9 0.95"), typed(Config, "length", "20 steps")

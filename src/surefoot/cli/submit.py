@@ -33,7 +33,7 @@ class Training:
     arguments: tuple[str, ...]
 
     def __call__(self) -> None:
-        """Train; where it was told to stop and has saved, let submitit have the job requeued."""
+        """Train; if a signal stopped the run and it is saved, let submitit requeue the job."""
         from surefoot.cli.main import main
 
         if os.environ.get("SUBMITIT_EXECUTOR") == "local":

@@ -1,4 +1,4 @@
-"""compare.toml: what a comparison is, written before anything is trained and read by everything that goes on with it.
+"""compare.toml: the plan of a comparison, written before any training and read by everything that continues it.
 
 The settings of the first variant as a config.toml has them, then [program] and [comparison] with the variants.
 """
@@ -30,7 +30,7 @@ class Planned:
 
     `base` are the settings of all runs by dotted name, `origins` where each came from. `threads` of each run are part of the
     plan because bits depend on them. Relative paths start at `started_in`. `metric` is "min SPLIT/METRIC" if it is not the one
-    that the runs watch. `found` is what building one run has told: `score`, `splits`, and `precision` (with `chosen`: why)
+    that the runs watch. `found` holds the facts from building one run: `score`, `splits`, and `precision` (with `chosen`: why)
     and `compile` where they were left open.
     """
 
@@ -58,12 +58,12 @@ class Planned:
 
     @property
     def watch(self) -> tuple[Direction, str] | None:
-        """Direction and name of the score that is judged by; None where there is none."""
+        """Direction and name of the metric that decides; None if no metric does."""
         score = self.metric or self.found.get("score")
         return None if score is None else parsed(score)
 
     def settings(self, name: str) -> dict[str, Any]:
-        """Those of the variant of that name; of all runs, where there is none."""
+        """Those of the variant of that name; those of all runs if no variant has it."""
         return {**self.base, **next((variant.settings for variant in self.variants if variant.name == name), {})}
 
 
@@ -81,7 +81,7 @@ def to_text(plan: Planned, config: Any) -> str:
 
 
 def from_text(text: str, *, where: str) -> Planned:
-    """What `to_text` wrote; `ConfigError` for anything else."""
+    """The plan from the text of `to_text`; `ConfigError` for any other text."""
     found: Any = tomllib.loads(text).get(_TABLE)
     try:
         plan = Planned(
@@ -107,7 +107,7 @@ def from_text(text: str, *, where: str) -> Planned:
 
 
 def read(directory: Path) -> Planned | None:
-    """The plan in a comparison's directory; None where there is none."""
+    """The plan in a comparison's directory; None if it has none."""
     path = directory / FILE
     try:
         return from_text(read_regular(path).decode(), where=str(path))

@@ -24,7 +24,7 @@ _ALIKE = 4  # variants named that are no worse than the best
 
 
 def text(comparison: Comparison) -> str:
-    """The table for a person, with what is to be known of it below."""
+    """The table for a person, with notes below."""
     cells = _cells(comparison)
     return "\n".join([_title(comparison), *text_table(cells, left=(0, len(cells[0]) - 1)), *_below(comparison)])
 
@@ -45,7 +45,7 @@ def tsv(comparison: Comparison) -> str:
 
 
 def as_json(comparison: Comparison) -> str:
-    """Everything, the runs of each variant one by one too; what is no number is null."""
+    """Everything, with each run of every variant; null in place of NaN."""
     runs = [
         {
             "name": run.variant.name,
@@ -71,7 +71,7 @@ def as_json(comparison: Comparison) -> str:
 
 
 def _of_best(comparison: Comparison) -> list[str]:
-    """The best settings as typed, those `settled` at the start among them, and from which they could not be told apart."""
+    """The best settings as typed, with those `settled` at the start, and the ones that differ only within the noise."""
     best = comparison.rows[0] if comparison.rows else None
     if best is None or best.best is None or not best.varied:
         return []
@@ -164,8 +164,8 @@ def _values(row: Row) -> dict[str, Any]:
 def draw(comparison: Comparison, path: Path) -> list[Path]:
     """Draw training losses as lines and the watched score as points, one color per variant, best first; returns the files.
 
-    `path` is without suffix. A score that is no loss has a field of its own below. Repeats have the color of their variant.
-    What is so far away that it would flatten the others is not shown, and the legend says so. The same comparison gives the
+    `path` is without suffix. A metric that is not a loss has a field of its own below. Repeats have the color of their variant.
+    Variants so far away that they would flatten the others are not drawn, and the legend says so. The same comparison gives the
     same bytes.
     """
     return figures.draw(charts(comparison), path, title="")
@@ -223,7 +223,7 @@ def _smoothed(run: Compared) -> list[Point]:
 
 
 def _seen(runs: Sequence[Compared], losses: bool, scores: bool) -> list[float]:
-    """What is to be seen of a variant: all its scores, and its losses but for their steep beginning."""
+    """The visible part of a variant: all its scores, and its losses without their steep beginning."""
     found: list[float] = []
     for run in runs:
         last = run.trained.loss[-1][0] if run.trained.loss else 0
@@ -233,7 +233,7 @@ def _seen(runs: Sequence[Compared], losses: bool, scores: bool) -> list[float]:
 
 
 def _bounds(points: Mapping[str, Sequence[float]]) -> tuple[tuple[float, float] | None, dict[str, str]]:
-    """Bounds that hold every point of the variants, but for those far above or below a third of them; and of which that is so."""
+    """Bounds of all points of the variants, except those far above or below 33% of them; and the names of these exceptions."""
     known = {name: values for name, values in points.items() if values}
     if not known:
         return None, {}

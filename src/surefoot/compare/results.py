@@ -1,4 +1,4 @@
-"""Variants side by side: one row each, the differences between them, and in words what they do and do not say."""
+"""Variants side by side: one row each, their differences, and a text on what these do and do not show."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -133,7 +133,7 @@ def _with_differences(
 
 
 def _difference(one: Sequence[Compared], other: Sequence[Compared], rows: Mapping[str, Row]) -> Difference | str:
-    """The difference of the best scores of two variants, or why there is none that means anything."""
+    """The difference of the best scores of two variants, or why it has no meaning."""
     if len(one) > 1 or len(other) > 1:
         seeds = [
             {run.variant.settings.get("seed"): run.trained.best for run in runs if run.status == "finished"}
@@ -161,7 +161,7 @@ def _verdict(difference: Difference, p: float, sign: int) -> str:
 
 
 def _of_target(target: float | None, first: Row, *, is_first: bool) -> str:
-    """What "to target" means; `first` is the first variant that has a score, which need not be the first of all."""
+    """The meaning of "to target"; `first` is the first variant that has a score, not always the first of all."""
     if target is not None:
         return f"target: {as_typed(target)}, as asked; the first evaluation that was as good"
     assert first.best is not None

@@ -1,4 +1,4 @@
-"""Training the variants of a comparison, several at once: who is next, who is done, and what a person sees of it."""
+"""Training the variants of a comparison, several at once: the next one, the finished ones, and the output on a terminal."""
 
 import sys
 import time
@@ -97,7 +97,7 @@ class InOrder:
         self.over = len(names) - len(self.waiting)
 
     def next(self) -> str | None:
-        """The next to be trained; None where there is none now: it is asked again when one has ended."""
+        """The next variant to train; None if no variant is ready: it is called again when one has ended."""
         return self.waiting.pop(0) if self.waiting else None
 
     def saw(self, name: str, step: int, score: float) -> bool:  # noqa: ARG002

@@ -1,6 +1,6 @@
 """Settings searched for by Optuna, in its own database beside the runs: killed and started again, nothing is lost nor repeated.
 
-What trial n is to try follows from the seed, n, and what was known when it began; one that was running goes on.
+The settings of trial n follow from the seed, n, and the results known when it began; a running trial continues.
 """
 
 import math
@@ -24,10 +24,10 @@ _LOG_FROM = 10.0  # times: a range this wide is searched by its logarithm
 
 
 def parameter(setting: str, text: str) -> dict[str, Any]:
-    """What is searched of a setting: "1e-4..1e-2" is a range, "adamw,sgd" are choices; as JSON.
+    """The search range of a setting: "1e-4..1e-2" is a range, "adamw,sgd" are choices; as JSON.
 
-    A range of positive numbers that is ten times as high at its end is searched by its logarithm; ",log" or ",linear"
-    after it says otherwise. Whole numbers stay whole.
+    A range of positive numbers is searched by its logarithm if its end is at least ten times its start; ",log" or ",linear" after it
+    overrides that. Whole numbers stay whole.
 
     >>> parameter("optimizer.lr", "1e-4..1e-2")
     {'kind': 'range', 'low': 0.0001, 'high': 0.01, 'log': True}
@@ -56,7 +56,7 @@ def parameter(setting: str, text: str) -> dict[str, Any]:
 
 
 def trial_name(number: int) -> str:
-    """What a trial of a search is called.
+    """The name of a trial of a search.
 
     >>> trial_name(3)
     'trial-003'
@@ -81,7 +81,7 @@ def corners(space: Space) -> list[dict[str, str]]:
 
 
 class Search:
-    """Chooses what is tried (`surefoot.compare.runner.Chooser`); `begin` writes a trial's settings where its process finds them."""
+    """Chooses the next trial (`surefoot.compare.runner.Chooser`); `begin` writes its settings to where its process reads them."""
 
     def __init__(
         self,

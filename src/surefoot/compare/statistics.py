@@ -1,6 +1,6 @@
 """Is one variant better than another, or is it the noise? Statistics of differences on shared data; nothing but numbers.
 
-What is hard for one model is hard for the other: so differences are taken piece by piece of the data, and the error from those.
+Data that are hard for one model are hard for the other, so differences and their error are computed for each piece of the data.
 """
 
 import math
@@ -40,8 +40,8 @@ class Difference:
 def paired_difference(first: Sequence[float], second: Sequence[float], *, counts: Sequence[float]) -> Difference:
     """The difference of two scores over the same batches, `first` minus `second`; each batch weighs as much as it counts.
 
-    The mean is that of all targets, so it is exactly the difference of the two scores. It is a ratio of sums, of which the
-    standard error is sqrt(n / (n - 1) * sum(c_i^2 (d_i - d)^2)) / sum(c_i): Cochran 1977, Sampling Techniques, section
+    The mean is that of all targets, so it is exactly the difference of the two scores. It is a ratio of sums, with the standard error
+    sqrt(n / (n - 1) * sum(c_i^2 (d_i - d)^2)) / sum(c_i): Cochran 1977, Sampling Techniques, section
     6.4, without the correction for a finite population. With equal counts it is the usual s / sqrt(n).
 
     >>> paired_difference([0.5, 0.75], [0.25, 0.25], counts=[3, 1]).mean
@@ -59,7 +59,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float], *, counts
 
 
 def mean_and_error(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """The mean over the repeats that have a value and its standard error, s / sqrt(n); None for what is not known.
+    """The mean over the repeats that have a value and its standard error, s / sqrt(n); None for an unknown one.
 
     >>> mean_and_error([1.0, None, 3.0]), mean_and_error([1.0])
     ((2.0, 1.0), (1.0, None))
@@ -93,8 +93,8 @@ def t_tail(t: float, *, freedom: int) -> float:
 def holm(p_values: Sequence[float]) -> list[float]:
     """The same p values as they are where several differences are looked at together, in the order given.
 
-    Holm 1979, A simple sequentially rejective multiple test procedure: the chance that any of the differences called real
-    is none stays below the level. One that is not a number stays so, and is not counted.
+    Holm 1979, A simple sequentially rejective multiple test procedure: the chance of any false
+    positive stays below the level. NaN stays NaN, and is not counted.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]

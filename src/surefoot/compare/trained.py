@@ -1,6 +1,6 @@
-"""One run as its directory tells it: curves from metrics.jsonl, settings from config.toml, what it began with from step 0.
+"""One run, read from its directory: curves from metrics.jsonl, settings from config.toml, its start from step 0.
 
-Nothing is rebuilt and no tensor is read. What a later resume has superseded is no part of a curve.
+Nothing is rebuilt and no tensor is read. Records that a later resume superseded are not part of a curve.
 """
 
 import math
@@ -29,8 +29,8 @@ class Trained:
     """A run that has been trained, or begun.
 
     loss: (steps made, mean training loss since the record before). scores: (steps made, score). times: (steps made, seconds
-    spent training and waiting for data so far). `order` is all that decides which samples come when, and a hash of the
-    initial weights; None where there is no checkpoint of step 0.
+    spent training and waiting for data so far). `order` is everything that decides the order of samples, and a hash of the initial weights;
+    None without a checkpoint of step 0.
     """
 
     settings: Mapping[str, Any]
@@ -53,7 +53,7 @@ class Trained:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The step of the best score, the first of equals, and that score; None where there is none."""
+        """The step of the best score, the first of equals, and that score; None without scores."""
         known = [(self._sign * score, step, score) for step, score in self.scores if math.isfinite(score)]
         return min(known)[1:] if known else None
 
@@ -76,7 +76,7 @@ class Trained:
         return next(good, None)
 
     def seconds_at(self, step: int) -> float:
-        """Seconds of training after so many steps; between two records as if all steps took the same time.
+        """Seconds of training after a number of steps; interpolated linearly between two records.
 
         >>> run = Trained({}, None, [], [], [(10, 2.0), (20, 6.0)], 0.0, None)
         >>> run.seconds_at(10), run.seconds_at(15), run.seconds_at(25)
@@ -87,7 +87,7 @@ class Trained:
 
 
 def read_run(path: Path, *, metric: str | None = None) -> Trained:
-    """What a run's directory tells; `metric` is "min SPLIT/METRIC" in the place of the one that the run watches.
+    """The contents of a run's directory; `metric` is "min SPLIT/METRIC" in place of the monitored one.
 
     A run that watches none is judged by the first loss among its scores. `ConfigError` where it was never given `metric`.
     """
@@ -129,7 +129,7 @@ def watched(files: RunFiles) -> tuple[Direction, str] | None:
 
 
 def _beginning(path: Path) -> dict[str, Any] | None:
-    """What decides which samples come when, and the hashes of the weights that a run began with."""
+    """The settings that decide the order of samples, and the hashes of a run's initial weights."""
     state = read_state(path, 0)
     try:
         files = read_manifest(Store(path / "checkpoints").path(0)).files
@@ -144,7 +144,7 @@ def _beginning(path: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Compared:
-    """One run of a comparison: what it is, how it ended, what its directory tells, and its scores by `batches` or why not."""
+    """One run of a comparison: its settings, its end, the contents of its directory, and its scores by `batches` or why not."""
 
     variant: Variant
     trained: Trained
@@ -157,8 +157,8 @@ class Compared:
 class Row:
     """A variant in the table; of several repeats, means with their standard errors, over those that finished if any did.
 
-    label: what tells it from the others, for people; `name` is that of its directory, or of its repeats. difference: of the
-    best score, this variant's minus the baseline's; `p` as it is when all comparisons are looked at together. Where only
+    label: its name for people; `name` is that of its directory, or of its repeats. difference: of the
+    best score, this variant's minus the baseline's; `p` is corrected for all comparisons together. Where only
     some repeats reached the target, its step and seconds are absent.
     """
 

@@ -1,6 +1,6 @@
 """The processes that train the variants of a comparison: started, watched, stopped; each is a run like any other.
 
-What a variant says is in logs/NAME.log, how it ended in results/NAME.json; how far it is, its metrics.jsonl tells.
+The output of a variant is in logs/NAME.log, its end in results/NAME.json, its progress in its metrics.jsonl.
 """
 
 import json
@@ -117,7 +117,7 @@ class Trials:
         self.running[name] = Trial(name, process, metrics, begin, fresh)
 
     def ended(self) -> list[tuple[Trial, Outcome]]:
-        """The variants that have ended since the last call; what became of each is on disk when this returns."""
+        """The variants that have ended since the last call; the result of each is on disk when this returns."""
         found = []
         for name, trial in list(self.running.items()):
             if trial.process.poll() is None:
@@ -169,7 +169,7 @@ class Trials:
 
 
 def with_threads(threads: int) -> dict[str, str]:
-    """The environment of a process that computes with so many threads."""
+    """The environment of a process that computes with this number of threads."""
     return os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
 
 
@@ -179,7 +179,7 @@ def write_outcome(directory: "RunDirectory", name: str, outcome: Outcome, **furt
 
 
 def outcome_of(directory: Path, name: str) -> dict[str, Any] | None:
-    """What is kept of how a variant ended; None where it has not, or where that cannot be read."""
+    """The saved result of a variant; None if it has not ended, or if the file cannot be read."""
     try:
         found = json.loads(read_regular(directory / RESULTS / f"{name}.json"))
     except (OSError, ValueError):

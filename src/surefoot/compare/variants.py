@@ -63,10 +63,10 @@ def names(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def group_labels(variants: Sequence[Variant]) -> dict[str, str]:
-    """What tells each group of repeats from the others, for people, by its name: its settings without those that all share.
+    """A label for each group of repeats by its name: its settings without those that all groups share.
 
-    Nothing is cut off. A variant that was not named by its settings (a trial, a run's directory) keeps its name, and so do
-    those whose labels would be the same.
+    Nothing is cut off. A variant that was not named by its settings (a trial, a run's directory) keeps its name. So do variants with equal
+    labels.
 
     >>> settings = [{"schedule.name": "constant", "optimizer.lr": lr} for lr in (0.1, 0.2)]
     >>> group_labels([Variant(name, name, held, held) for name, held in zip(names(settings), settings)])
@@ -128,7 +128,7 @@ def refuse_twins(combinations: Sequence[Mapping[str, Any]], wholes: Sequence[Map
 
 
 def refuse_baseline(baseline: str, labels: Mapping[str, str]) -> None:
-    """Raise `ConfigError` for a baseline that is none of the variants; `labels` are what each is called, by its name."""
+    """Raise `ConfigError` for a baseline that is not a variant; `labels` holds the label of each name."""
     if baseline in ("best", "first", *labels, *labels.values()):
         return
     there = ", ".join(list(labels.values())[:6]) + (f" and {len(labels) - 6} more" if len(labels) > 6 else "")

@@ -1,4 +1,4 @@
-"""How large a step is, and each of its micro-batches: a number of samples, or so many tokens with the padding."""
+"""Sizes of a step and of its micro-batches: in samples, or in tokens including padding."""
 
 import re
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ def batching(batch_size: int | str, micro_batch_size: int | str | None) -> Batch
 
 
 def one_each(batch_size: int | str, *, ranks: int) -> int | str:
-    """The micro-batch size with which each rank makes one micro-batch of a step; raises `ConfigError` where there is none.
+    """The micro-batch size with which each rank makes one micro-batch of a step; raises `ConfigError` if none exists.
 
     >>> one_each(64, ranks=2), one_each("4096 tokens", ranks=4)
     (32, '1024 tokens')
@@ -92,7 +92,7 @@ def one_each(batch_size: int | str, *, ranks: int) -> int | str:
 
 
 def _divisors_beside(number: int, whole: int) -> tuple[int, int]:
-    """The nearest divisors below and above a number; 1 and `whole` where there are none."""
+    """The nearest divisors below and above a number; 1 and `whole` by default."""
     divisors = [size for size in range(1, whole + 1) if whole % size == 0]
     below = max((size for size in divisors if size < number), default=1)
     return below, min((size for size in divisors if size > number), default=whole)

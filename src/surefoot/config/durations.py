@@ -1,4 +1,4 @@
-"""Durations as text with a unit ("200 steps", "2 epochs", "5%", "90 min"), and what is due at a step.
+"""Durations as text with a unit ("200 steps", "2 epochs", "5%", "90 min"), and the check whether one is due at a step.
 
 Whether something is due depends on the number of steps made alone: a resumed run does the same at the same steps.
 """
@@ -96,7 +96,7 @@ class Every:
         return until * denominator // numerator - after * denominator // numerator
 
     def described(self) -> str:
-        """The same as text: how many steps, a fraction where it is no whole number, or seconds.
+        """The same as text: a number of steps (with a fraction if needed), or seconds.
 
         >>> length = Length(steps=8, samples_per_epoch=25, batch_size=10)
         >>> every("2 steps", length=length).described(), every("1 epochs", length=length).described()
@@ -171,9 +171,9 @@ def every(text: str | None, *, length: Length, time: bool = False, setting: str 
 
 
 def log_interval(text: str, *, length: Length, setting: str = "log_every") -> Every:
-    """When a record is written; "auto" is every 50 steps, or a twentieth of the run if that is less.
+    """When a record is written; "auto" is every 50 steps, or 5% of the run if that is less.
 
-    If the length is in epochs, it is the next shorter interval with which an epoch ends with a record: a part of one, or several.
+    If the length is in epochs, it is the next shorter interval with which epochs end with a record.
 
     >>> log_interval("auto", length=Length(steps=200, samples_per_epoch=100, batch_size=10)).described()
     '10 steps'

@@ -1,4 +1,4 @@
-"""How several processes make one run, as a setting; what it means is in `surefoot.distributed.strategy`."""
+"""The setting of how several processes share a run; `surefoot.distributed.strategy` implements it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -81,8 +81,8 @@ def fsdp(
 ) -> Strategy:
     """Every rank holds a part of each parameter, its gradient and its optimizer state, and gathers a block when it is due.
 
-    Torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). The weights of each of `blocks` (modules by name or
-    class; by default the model's own repeated blocks) are gathered together; `reshard_after_forward` frees them between the passes.
+    Torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). The weights of each of `blocks` (modules by name or class;
+    by default the model's repeated blocks) are gathered together. `reshard_after_forward` frees them between the passes.
     `sync="every"`, which is "auto", adds each micro-batch to sharded gradients; "last" holds whole gradients until the last one.
     `find_unused_parameters` allows parameters without a gradient; all ranks must still call the same blocks in every pass.
     `cpu_offload` keeps the parts on the CPU and updates them there. `gather_dtype` is the format in which weights travel and
@@ -121,7 +121,7 @@ def strategy_of(kind: Kind, *, ddp: DDPSettings, fsdp: FSDPSettings) -> Strategy
 
 
 def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
-    """What a setting means among so many ranks; "auto" is DDP where there are several, none where there is one.
+    """The strategy for a number of ranks; "auto" is DDP for several ranks and none for one.
 
     One process holds the model once: a run with replicas can be scored and used there, and goes on.
 

@@ -21,7 +21,7 @@ _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a 
 def local_path(path: str | os.PathLike[str], *, setting: str) -> Path:
     """The path of a file or directory on this machine; `setting` names the argument or flag in the error.
 
-    Raises `ConfigError` for a URL, of which `Path` would make a directory called "s3:".
+    Raises `ConfigError` for a URL, because `Path` would turn it into a directory called "s3:".
 
     >>> local_path("runs/first", setting="run_dir").parts
     ('runs', 'first')
@@ -68,7 +68,7 @@ def read_regular(path: Path, *, limit: int = _SMALL_BYTES) -> bytes:
 
 
 def file_text(path: Path) -> str:
-    """What is in a file of UTF-8; `ConfigError` where it cannot be read."""
+    """The text of a UTF-8 file; `ConfigError` if it cannot be read."""
     try:
         return (read_regular(path) if path.is_file() else path.read_bytes()).decode()  # --config <(...) is a pipe
     except (OSError, UnicodeDecodeError) as problem:
@@ -92,14 +92,14 @@ def _checked(handle: int, path: Path, *, link_allowed: bool) -> int:
 
 
 def make_no_follow(directory: Path) -> None:
-    """Make a directory, and those above it, where there is none; `OSError` if its own name is a link."""
+    """Make a directory and its parents if needed; `OSError` if its own name is a link."""
     directory.mkdir(parents=True, exist_ok=True)
     if directory.is_symlink():
         raise OSError(errno.ELOOP, "a link, and nothing is written through links", str(directory))
 
 
 def write_whole(path: Path, pieces: bytes | Iterable[bytes | memoryview]) -> None:
-    """Write a file, piece by piece, so that it is there whole or not at all; a link of its name is replaced, and never followed."""
+    """Write a file from pieces, atomically; a link of its name is replaced and never followed."""
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # left by a kill, or planted
     try:

@@ -35,11 +35,11 @@ def setting(
 ) -> Any:
     """Declare a setting: its default, its check `check(value, setting=name)`, and exactly one role.
 
-    identity: a resume with another value is refused; `by_fingerprint` if hashes of what it computes are compared instead.
-    per_rank: may differ between ranks, and from session to session. one_session: a resume forgets it. cadence: when something
-    recurs; its `check` also takes the `length` of the run, and gives an `Every`. observer: may change at a resume. All but those
-    of one rank must be the same on all ranks, unless `shared` is False. `after` names the field that it follows (`ordered`);
-    `group` the part of `--help` that it stands in, which is that of the field before it if none is given.
+    identity: a resume with another value is refused; with `by_fingerprint`, hashes of its results are compared instead.
+    per_rank: may differ between ranks, and from session to session. one_session: a resume forgets it. cadence: an interval; its `check`
+    also takes the `length` of the run, and returns an `Every`. observer: may change at a resume. All but those
+    of one rank must be the same on all ranks, unless `shared` is False. `after` names the field that it follows (`ordered`). `group` names
+    its part of `--help`, by default that of the field before it.
     """
     given = (("identity", identity), ("per_rank", per_rank), ("one_session", one_session), ("cadence", cadence))
     roles = [role for role, is_given in (*given, ("observer", observer)) if is_given]
@@ -127,7 +127,7 @@ def shared_by_ranks(settings: Declared) -> dict[str, Any]:
 
 
 def identity_of(settings: Declared, resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes it this run and no other, as far as values tell: as given, or as it was `resolved` for the run."""
+    """The values that identify this run: as passed, or as `resolved` for the run."""
     identity = (field for field in dataclasses.fields(settings) if field.metadata["role"] == "identity")
     given = {field.name: getattr(settings, field.name) for field in identity if not field.metadata["by_fingerprint"]}
     return {**given, **resolved}
@@ -143,7 +143,7 @@ def cadences(settings: Declared, *, length: Length) -> dict[str, Every]:
 
 
 def checked(*checks: Callable[[], Any]) -> list[Any]:
-    """What each check returns; where some raise `ConfigError`, one of them all, with every problem."""
+    """The results of all checks; one `ConfigError` with every problem if some raise."""
     values, problems = [], []
     for check in checks:
         try:

@@ -1,6 +1,6 @@
 """How many times as fast bf16 and channels last were where they were measured: the table that "auto" reads.
 
-`benchmarks/precision.py --write` writes the rows, and what it measured into benchmarks/results/precision.txt. Nothing here reads
+`benchmarks/precision.py --write` writes the rows, and its measurements into benchmarks/results/precision.txt. Nothing here reads
 a clock or imports torch, so the same facts give the same choice in every process.
 """
 
@@ -19,7 +19,7 @@ COMPILE: Mapping[str, bool] = {"cpu": False}
 
 @dataclass(frozen=True)
 class Facts:
-    """What the choice of a number format and a layout of images depends on.
+    """The facts that decide the number format and the layout of images.
 
     instructions: of the processor, for bf16. torch: its version, such as "2.13". layers: "linear", "attention",
     "encoder-decoder", "convolution", or "convolution, channels last" for a network that lays out its images itself. width: the
@@ -89,7 +89,7 @@ TABLE: Mapping[tuple[str, str], tuple[str, Sequence[Row]]] = {
 
 
 def look_up(facts: Facts, *, layout_open: bool = True) -> Choice:
-    """What the table has for these facts: the least gains of all rows that hold them; fp32 and no layout if none does.
+    """The row for these facts: the minimum gain of all rows that contain them; fp32 and no layout if none does.
 
     >>> look_up(Facts("amx_bf16", "1.0", "linear", width=256, rows=100))
     Choice(precision='fp32', channels_last=False, known=False, why='models of this kind and size were not measured')

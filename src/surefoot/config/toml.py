@@ -1,7 +1,7 @@
 """Configurations as TOML files: config.toml, written whole and read back exactly, and those a user writes.
 
-Besides settings a file has [program], which says what ran the configuration. TOML has no null: a setting that was set to None is
-written "None", as on the command line, and one that is None by default is left out.
+Besides settings a file has [program], which says what ran the configuration. TOML has no null: a setting that was set to None is written
+"None", as on the command line. One that is None by default is left out.
 """
 
 import json
@@ -39,7 +39,7 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
 
 
 def without_none(value: Any) -> Any:
-    """Nested dictionaries and lists without what is None, which TOML cannot write."""
+    """Nested dictionaries and lists without None, which TOML cannot express."""
     if isinstance(value, dict):
         return {key: without_none(held) for key, held in value.items() if held is not None}
     return [without_none(held) for held in value if held is not None] if isinstance(value, list | tuple) else value
@@ -85,7 +85,7 @@ def values(text: str, *, where: str = "config.toml") -> dict[str, Any]:
 
 
 def program(text: str, *, where: str = "config.toml") -> dict[str, Any]:
-    """What ran a configuration: the table [program] of a file, empty where there is none."""
+    """The table [program] of a file, which names the program of a configuration; empty by default."""
     found = _parsed(text, where).get(_PROGRAM, {})
     if not isinstance(found, dict):
         raise ConfigError(f"{where}: {_PROGRAM} must be a table, [program]")
@@ -106,7 +106,7 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
 
 
 def _refuse_unwritable(name: str, value: Any) -> None:
-    """Raise where a text is none that UTF-8 can hold: a path that is not, say, given on the command line."""
+    """Raise for a text that UTF-8 cannot encode, for example a path on the command line."""
     if isinstance(value, list | tuple):
         for held in value:
             _refuse_unwritable(name, held)

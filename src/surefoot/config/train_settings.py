@@ -1,6 +1,6 @@
-"""The one list of settings: what each is, how it is checked, what a resume does with it, and when what is due. Torch-free.
+"""The only list of settings: meaning, check, role in a resume, and intervals. Torch-free.
 
-How one is declared is in `config/setting.py`; what is wrong only beside another setting is in `run/validate.py`.
+`config/setting.py` declares settings; `run/validate.py` checks combinations of settings.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ _ANY_LENGTH = Length(steps=10_000, samples_per_epoch=10_000, batch_size=1)
 
 
 def problems_of(settings: Declared) -> list[str]:
-    """What is wrong with each setting by itself; those of `TrainSettings` must also be of their type."""
+    """The problems of each setting by itself; those of `TrainSettings` must also have their type."""
     hints, problems = field_hints(TrainSettings), []
     for field in dataclasses.fields(settings):
         name, check = field.name, field.metadata["check"]
@@ -39,7 +39,7 @@ def problems_of(settings: Declared) -> list[str]:
 
 
 def number(what: str, *, least: float, below: float = math.inf, kind: Any = int) -> Check:
-    """A check for a whole number, or one of another `kind`; `what` says what is needed.
+    """A check for a whole number, or a number of another `kind`; `what` describes the valid values.
 
     >>> number("steps, 0 or more", least=0)(-1, setting="warmup")
     Traceback (most recent call last):
@@ -102,7 +102,7 @@ def _number(value: Any) -> float:
 @ordered
 @dataclass(kw_only=True, eq=False, repr=False)
 class TrainSettings(Declared):
-    """What every run has, as keywords of `Run`, flags and keys of files. Durations are text with a unit."""
+    """The settings of every run: keywords of `Run`, flags, and keys of files. Durations are text with a unit."""
 
     init_from: str | Path | None = setting(None, identity=True, group="what is trained")
     """Weights to start from: a .safetensors file, a checkpoint, or a run; only at step 0. None: a fresh model."""
@@ -134,8 +134,8 @@ class TrainSettings(Declared):
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = setting(
         "fp32", identity=True, group="precision and speed"
     )
-    """Number format of the passes; auto is what the committed table gives for this machine and these layers, and stays with the
-    run. fp8 is bf16 with linear layers in 8 bits (extra `fp8`)."""
+    """Number format of the passes; auto is the committed table's choice for this machine and these layers, and stays with the run. fp8
+    is bf16 with linear layers in 8 bits (extra `fp8`)."""
     channels_last: bool | Literal["auto"] = setting(False, identity=True)
     """Lay images out with the channels of a pixel side by side for convolutions; auto is looked up beside precision = auto."""
     compile: bool | Literal["auto"] = setting(False, identity=True)
@@ -157,7 +157,7 @@ class TrainSettings(Declared):
     """How often a sample is shown. None: once, at the end."""
     log_every: str = setting("auto", check=log_interval, cadence=True, group="records")
     """How often a record is written. Only then does the host wait for the device. Each has a line of the console if this is given.
-    auto: every 50 steps, or a twentieth of the run if that is less, so that epochs end with a record."""
+    auto: every 50 steps, or 5% of the run if that is less, so that epochs end with a record."""
     layer_stats_every: str | None = setting("200 steps", check=every, cadence=True)
     """How often per-layer gradient, weight and update statistics are recorded; such a step keeps its weights twice. None: never."""
     trackers: str | Sequence[str] | None = setting(None, observer=True)

@@ -36,7 +36,7 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 def default_values(kind: type[Any], base: Any = None, prefix: str = "") -> dict[str, Any]:
-    """Dotted names and default values of a configuration, or the values of `base`; `dataclasses.MISSING` if there is none."""
+    """Dotted names and default values of a configuration, or the values of `base`; `dataclasses.MISSING` without a default."""
     hints, by_name = typing.get_type_hints(kind), dict[str, Any]()
     for field in dataclasses.fields(kind):
         hint, name = hints[field.name], f"{prefix}{field.name}"
@@ -68,9 +68,9 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[T, dict[str, str]]:
     """A configuration from layers of (origin, values by dotted name), the last winning, and their origins.
 
-    Raises one `ConfigError` for all unknown names, values of another type, and names that have neither value nor default. A
-    preset's settings of an optimizer are for that one: where a later layer changes a field that `LEADS`, what earlier ones say
-    of the fields beside it is forgotten.
+    Raises one `ConfigError` for all unknown names, values of another type, and names that have neither value nor default. A preset's
+    settings of an optimizer apply to that one only: if a later layer changes a field that `LEADS`, earlier values of its sibling fields are
+    dropped.
 
     >>> from surefoot.config.train_settings import TrainSettings
     >>> layers = [("preset", {"length": "1 epochs", "batch_size": 8}), ("flag", {"seed": 3})]
@@ -104,7 +104,7 @@ def field_hints(kind: type[Any]) -> dict[str, Any]:
 
 
 def type_problem(name: str, value: Any, hint: Any, *, shown: Callable[[Any], str] | None = None) -> str | None:
-    """What is wrong with the type of a setting's value, `shown` as in a file; None if nothing is.
+    """The problem with the type of a setting's value, `shown` as in a file; None if the type is right.
 
     >>> type_problem("seed", "3", int)
     'seed = "3": expected a whole number; write it without quotes: 3'
@@ -157,7 +157,7 @@ def _leaves(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, datac
 
 
 def _built(values: Mapping[str, Any], kind: Any, base: Any, prefix: str, problems: list[str]) -> Any:
-    """A configuration of values that are of their types; what is not given is as in `base`, or has its default."""
+    """A configuration from values of the right types; missing ones come from `base` or have their defaults."""
     hints, given = typing.get_type_hints(kind), dict[str, Any]()
     for field in dataclasses.fields(kind):
         name, hint = f"{prefix}{field.name}", hints[field.name]

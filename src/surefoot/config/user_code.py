@@ -26,11 +26,11 @@ _NOT_OWN = {"builtins", "surefoot", "torch"}  # whose classes need not be looked
 
 
 def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
-    """What a file defines when it is run, by name; `function` is there and can be called.
+    """The names that a file defines when it is run; `function` is one of them and can be called.
 
-    The file may import its neighbours. `form` says how the function is to be written: "def build(...) -> ...".
+    The file may import its neighbors. `form` says how the function is to be written: "def build(...) -> ...".
 
-    Raises `ConfigError` for what is no file of Python, for an error while it is run, and where the function is missing.
+    Raises `ConfigError` if it is not a Python file, if running it fails, or if the function is missing.
     """
     if not path.is_file():
         raise ConfigError(f"no file {path} (looked in {Path.cwd()})")
@@ -74,7 +74,7 @@ def refuse_training_at_import() -> None:
 
 
 def digest(path: Path) -> str | None:
-    """A hash of what is in a file; None if it is missing, or too large for a program."""
+    """A hash of a file's contents; None if it is missing, or too large for a program."""
     is_there = path.is_file() and path.stat().st_size <= _LARGEST_BYTES
     return sha256(path.read_bytes()).hexdigest() if is_there else None
 
@@ -89,7 +89,7 @@ def is_resolved(path: Path) -> bool:
 def refuse_changed(path: Path, *, was: str | None, run: Path, resuming: bool = False) -> None:
     """Raise `ConfigError` if a program is not surely the one that its user made a run with.
 
-    That is one inside the run's directory, or one of which the run has noted no hash (`was` is None). Unless `resuming`, it is also one
+    That is one inside the run's directory, or one whose hash the run has not recorded (`was` is None). Unless `resuming`, it is also one
     whose hash is another now, or that other users of this machine could have changed. A missing file is left to `names_in`.
     """
     if not path.is_file():
@@ -120,7 +120,7 @@ def refuse_changed(path: Path, *, was: str | None, run: Path, resuming: bool = F
 def _written_by_others(path: Path, *, run: Path) -> Path | None:
     """The file, its directory or one above it that users besides this one and root may write to; None if none is, or on Windows.
 
-    For root the run's owner is no other user either. In a sticky directory anybody can put a file beside, and Python imports it.
+    For root, the run's owner does not count as another user. In a sticky directory anybody can put a file beside, and Python imports it.
     """
     if sys.platform == "win32":
         return None
@@ -136,7 +136,7 @@ def _written_by_others(path: Path, *, run: Path) -> Path | None:
 
 
 def note_changed(path: Path, *, was: str | None) -> None:
-    """Print a note where a file is there and is not what it was when a run began."""
+    """Print a note if a file exists and differs from its state at the start of the run."""
     if digest(path) not in (None, was):
         print(f"note: {path} has changed since this run began: what it goes on with may not be what it was", flush=True)
 
@@ -144,7 +144,7 @@ def note_changed(path: Path, *, was: str | None) -> None:
 def text_hashes(objects: Iterable[Any]) -> dict[str, str]:
     """Hashes of the text of functions and methods of the user's own, by name: of these, and of those that they name.
 
-    Of an object it is its class that counts, with its bases, and for `functools.partial` the function. Comments, docstrings and
+    For an object, its class with its bases counts; for `functools.partial`, the function. Comments, docstrings and
     layout do not count, nor do the standard library, installed packages and surefoot.
     """
     texts = defaultdict[str, set[str]](set)
@@ -177,7 +177,7 @@ def _names(code: CodeType) -> set[str]:
 
 @cache
 def _hash_of_text(code: CodeType) -> str:
-    """Of a function without comments, docstring and layout; of its bytecode where no text is there."""
+    """It ignores comments, docstring and layout of a function; without source text, it covers the bytecode."""
     text = code.co_code.hex()
     with suppress(Exception):  # a lambda in the middle of a call is no statement: its lines count as they are
         linecache.checkcache(code.co_filename)

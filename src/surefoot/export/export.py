@@ -28,7 +28,7 @@ Layout = Literal["native", "gpt2"]
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was written: files of a directory, the weights of a step. `damaged` are newer checkpoints that could not be used.
+    """The files of an export, their directory, and the step of the weights. `damaged` are newer checkpoints that could not be used.
 
     >>> print(ExportResult(Path("runs/a/export"), (), step=40, averaged=True))
     written into runs/a/export: the averaged weights of step 40

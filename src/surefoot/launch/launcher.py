@@ -1,7 +1,7 @@
-"""Several processes as one: started, watched, told to stop, ended together, and started again where one of them died.
+"""Several processes as one: started, watched, stopped and ended together, and restarted if one dies.
 
-This process names a rank that has ended as lost, the heartbeat of the others one that is silent. The ranks that are left then
-end by themselves; what does not is killed.
+This process names a rank that has ended as lost, the heartbeat of the others one that is silent. The remaining ranks then end by
+themselves; those that do not are killed.
 """
 
 import math
@@ -76,7 +76,7 @@ def launch(command: Callable[[float], list[str]], *, places: Places, max_restart
 
 @dataclass
 class _Launcher:
-    """What lives as long as the launcher: signals that came, and the group that is running."""
+    """The state of the launcher: received signals, and the running group."""
 
     stop: int | None = None
     again_at: float = math.inf  # when a second signal came
@@ -99,7 +99,7 @@ class _Launcher:
                 signal.signal(number, handler)
 
     def attempt(self, command: list[str], *, size: int, attempt: int, environment: Mapping[str, str]) -> Ended:
-        """Start a group and see it through; afterwards nothing of it is left but what it said, where something failed."""
+        """Start a group and wait for its end; afterwards only its output is left, and only if it failed."""
         logs, kept = Path(tempfile.mkdtemp(prefix="surefoot-")), False
         self.group = group = Group(command, size=size, attempt=attempt, logs=logs, environment=environment)
         try:

@@ -1,4 +1,4 @@
-"""How many processes: what `--nproc` asks for, what divides a step, and how many devices there are."""
+"""The number of processes: from `--nproc`, the divisors of a step, and the number of devices."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -22,14 +22,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What of a step processes share: its samples (or tokens), and its micro-batches if settled. A `begun` run keeps both."""
+    """The parts of a step that processes share: its samples (or tokens), and its micro-batches if fixed. A `begun` run keeps both."""
 
     batch_size: int | str
     micro_batch_size: int | str | None
     begun: bool = False
 
     def refuse(self, processes: int) -> None:
-        """Raise `ConfigError` unless so many processes make as many whole micro-batches each, naming numbers that do."""
+        """Raise `ConfigError` unless the processes get equal numbers of whole micro-batches, and name numbers that do."""
         if self.micro_batch_size is None:
             one_each(self.batch_size, ranks=processes)
         else:
@@ -39,7 +39,7 @@ class Sizes:
             refuse_ranks(processes, pieces=pieces, batch_size=self.batch_size, begun=self.begun)
 
     def largest(self, least: int, most: int) -> int:
-        """The largest number of processes in a range that `refuse` takes; raises as it does where there is none."""
+        """The largest number of processes in a range that `refuse` accepts; raises as it does if none is."""
         for number in range(most, least - 1, -1):
             with suppress(ConfigError):
                 self.refuse(number)
@@ -49,7 +49,7 @@ class Sizes:
 
 
 def asked(nproc: int | str) -> Asked:
-    """What `--nproc 4`, or `--nproc 1:4`, asks for.
+    """The range in `--nproc 4` or `--nproc 1:4`.
 
     >>> asked(4), asked("1:4")
     (Asked(least=4, most=4, text='4'), Asked(least=1, most=4, text='1:4'))

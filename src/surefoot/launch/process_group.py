@@ -1,4 +1,4 @@
-"""The ranks of one attempt: processes of their own, the store at which they meet, and what they say.
+"""The ranks of one attempt: their processes, the store at which they meet, and their output.
 
 A process is torch's own `SubprocessHandler`. torchrun's agent above it is not used: it turns every exit status into 1.
 """
@@ -132,7 +132,7 @@ class Group:
         return f"{beat.who} {'failed' if beat.error else f'ended with status {status}'}"
 
     def what_happened(self, rank: int) -> Lost:
-        """Which rank ended how, how far it was, and what it said last; for whoever waits for it, and for the terminal."""
+        """How a rank ended, its progress, and its last output; for the waiting launcher and for the terminal."""
         status, beat = self.statuses[rank], self.beat(rank)
         if beat.error and status > 0:
             return Lost(rank, beat.failure)
@@ -140,7 +140,7 @@ class Group:
         return Lost(rank, self.in_short(rank), begun=beat.begun, doing=beat.doing, more=by + self.last_lines(rank))
 
     def last_lines(self, rank: int) -> str:
-        """What a rank said last, to be added to a message; nothing of rank 0, whose lines stand in the terminal."""
+        """The last output of a rank, to add to a message; empty for rank 0, whose lines are on the terminal."""
         last = deque[str](maxlen=_LAST_LINES)
         with suppress(OSError), (self.logs / f"rank-{rank}.stderr").open(encoding="utf-8", errors="replace") as lines:
             last.extend(line.rstrip()[:_LINE] for line in lines if line.strip())

@@ -1,4 +1,4 @@
-"""What recipes share: the settings of an optimizer and of a schedule, and telling all that is wrong at once. Torch-free."""
+"""Shared by recipes: settings of an optimizer and of a schedule, and an error that lists all problems at once. Torch-free."""
 
 import os
 import sys
@@ -191,7 +191,7 @@ def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping
 @ordered
 @dataclass(kw_only=True, eq=False, repr=False)
 class RecipeSettings(TrainSettings):
-    """What every recipe has besides: flags for what `Run` takes as objects, and for how it is started.
+    """Settings of every recipe: flags for objects that `Run` takes, and for the start of processes.
 
     A recipe may choose more than a plain loop does; the header says so.
     """
@@ -254,6 +254,6 @@ class RecipeSettings(TrainSettings):
 
 
 def note(text: str) -> None:
-    """Print what is no result, by rank 0 alone; the others may not have met yet."""
+    """Print a message, not a result, on rank 0 alone; the ranks may not have met yet."""
     if placed(os.environ).rank == 0:
         print(text, file=sys.stderr)

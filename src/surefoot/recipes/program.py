@@ -1,4 +1,4 @@
-"""What makes a run: a recipe, or a function in a file of the user's own; and from a run's directory the same once more."""
+"""The program of a run: a recipe, or a function in the user's file; and how to find it again from a run's directory."""
 
 import dataclasses
 import importlib
@@ -75,7 +75,7 @@ class Program:
         return function if self.config in typing.get_type_hints(function).values() else None
 
     def run(self, *config: Any) -> "Run":
-        """What the function builds, which must be a run."""
+        """The run that the function builds; an error for anything else."""
         from surefoot.run.run import Run
 
         run = self.build(*config)
@@ -144,7 +144,7 @@ def read_program(run: Path, *, resuming: bool = False, run_changed: bool = False
 
 
 def program_and_config(run: Path, *, run_changed: bool = False) -> tuple[Program, Any]:
-    """What made a run, and its configuration (None where it takes none). A changed program is refused unless `run_changed`."""
+    """The program of a run, and its configuration (None if it takes none). A changed program is refused unless `run_changed`."""
     program, in_file = read_program(run, run_changed=run_changed)
     config = None if program.config is None else layered(program.config, [("file", in_file)])[0]
     if not run_changed:
@@ -153,7 +153,7 @@ def program_and_config(run: Path, *, run_changed: bool = False) -> tuple[Program
 
 
 def build_run(program: Program, config: Any, *, of: Path | None = None) -> "Run":
-    """What a program builds; a terminal is told that this may take seconds. `of` is the run that it is built for again."""
+    """The run that a program builds; a terminal shows that this may take seconds. `of` is the run that it is built for again."""
     with status_line() as show:
         show("reading the data and building the model")
         try:
@@ -171,7 +171,7 @@ def build_run(program: Program, config: Any, *, of: Path | None = None) -> "Run"
 
 @contextmanager
 def status_line() -> Iterator[Callable[[str], None]]:
-    """What shows a text on one line of a terminal, in the place of the text before; elsewhere nothing. It leaves no trace."""
+    """A function that replaces the text on one line of a terminal; elsewhere it does nothing. It leaves no trace."""
     in_terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def show(text: str) -> None:

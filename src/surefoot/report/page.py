@@ -43,7 +43,7 @@ def tint_tokens(text: TextHeatmap) -> list[tuple[str, int | None, str]]:
     """Each piece with the strength of its tint in percent (None: untinted) and its number in words.
 
     >>> panel = TextHeatmap(title="a", legend="b", unit="fraction", pieces=(("so", None), (" it", 0.5), (" goes", 0.0)))
-    >>> tinted(panel)
+    >>> tint_tokens(panel)
     [('so', None, ''), (' it', 39, '50%'), (' goes', 0, '0%')]
     """
     full = _FULL_NATS if text.unit == "nats" else 1.0
@@ -249,18 +249,7 @@ def environment() -> "Environment":
 
     loader = PackageLoader("surefoot", "report")
     env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    functions = (
-        axes,
-        bands,
-        chart_of,
-        coordinates,
-        format_tick,
-        format_value,
-        shade_cells,
-        summary,
-        ticks,
-        tint_tokens,
-    )
+    functions = axes, bands, chart_of, coordinates, format_tick, format_value, shade_cells, summary, ticks, tint_tokens
     env.globals |= {function.__name__: function for function in functions}
     css = (resources.files("surefoot.report") / "page.css").read_text(encoding="utf-8")
     env.globals |= {"css": Markup(css), "cividis": ",".join(CIVIDIS), "version": surefoot_version()}

@@ -1,4 +1,4 @@
-"""Which micro-batch sizes to try, and which of those tried to take: no run and no torch, only what trying them told."""
+"""The micro-batch sizes to try, and the choice among the tried ones: computed from measurements alone, without run and torch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -76,11 +76,11 @@ class BatchSizeSearch:
 def searched(
     attempt: Callable[[int], Tried], sizes: Sequence[int], *, deadly_bytes: float, standing_bytes: int
 ) -> list[Tried]:
-    """Try sizes at least doubling up to the whole batch, then those above the largest that fits, then the fastest's neighbours.
+    """Try sizes at least doubling up to the whole batch, then those above the largest that fits, then the fastest's neighbors.
 
     A larger size may need less memory, since a loss of many logits is computed in pieces: one that does not fit ends nothing. Only
-    what would need more than `deadly_bytes` is not tried: the system would end the process. That is predicted by a line through the
-    two largest that were tried (through `standing_bytes` for none and the largest, where there is one or they fall).
+    what would need more than `deadly_bytes` is not tried: the system would end the process. A line through the two largest tried sizes
+    predicts that (through `standing_bytes` at 0 and the largest, if only one was tried or they fall).
     Returns what was tried in order of size, and the smallest that was not, with its prediction.
 
     >>> def attempt(size):
@@ -151,7 +151,7 @@ def chosen(
 
 
 def _rate(row: Tried, unit: str) -> float:
-    """What sizes are compared by: samples of one length, or tokens where they differ in length."""
+    """The unit for comparing sizes: samples of one length, or tokens if lengths differ."""
     return (row.samples_per_s if unit == "samples" else row.targets_per_s) or 0.0
 
 

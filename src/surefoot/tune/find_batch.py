@@ -28,11 +28,11 @@ def find_batch_size(
     """Measure memory and throughput of the run's micro-batch sizes, and recommend one that leaves its batch size as it is.
 
     Sizes tried are divisors of the batch size (or of `batch_size`, as `Run(batch_size=...)` takes it), in samples or in
-    tokens as the run has it. For each, steps are made on the run's own data: their peak of memory is measured, and the
-    median time of a pass and of an update; reading data is not in it. A size that needs more than nine tenths of what is
-    free on the device, or of `memory` ("8GB"), does not fit. Every size is tried, but on a CPU those that are predicted to
-    need more than is free there: the system would end the process. What is done is undone: training goes on bit for bit
-    as if nothing had been tried. `progress_fn(text)` is told what is being tried.
+    tokens as the run has it. Each size makes steps on the run's own data. Their peak memory and the median time of a pass and of an update
+    are measured, without reading data. A size does not fit if it needs more than 90% of the free memory of
+    the device, or of `memory` ("8GB"). Every size is tried, but on a CPU those that are predicted to
+    need more than is free there: the system would end the process. All changes are undone: training continues bit for bit as if nothing had
+    been tried. `progress_fn(text)` receives a line on each trial.
 
     >>> data = torch.randn(64, 4), torch.randn(64, 1)
     >>> run = Run(

@@ -1,4 +1,4 @@
-"""What a range test of the learning rate found, and what it suggests: arithmetic on a curve, no run and no torch."""
+"""The curve of a learning rate range test, and the suggested rate: arithmetic on a curve, without run and torch."""
 
 import math
 from dataclasses import dataclass
@@ -76,8 +76,8 @@ class LRRangeTest:
 def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None = None) -> LRRangeTest:
     """The suggestion that a curve gives: the rate at which its smoothed loss falls steepest, for each factor on the rate.
 
-    The steepest fall is fastai's suggestion after Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186). Where it is
-    within a factor of four of the rate that diverged, a tenth of the rate with the least loss is taken instead.
+    The steepest fall is fastai's suggestion after Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186). If that is within a factor of
+    4 of the rate that diverged, the rate with the lowest loss is divided by 10 instead.
 
     >>> rates = np.geomspace(1e-5, 1, 101)
     >>> found = judged(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
@@ -149,8 +149,8 @@ def without_spikes(losses: Curve) -> Curve:
 def smoothed(rates: Curve, losses: Curve) -> Curve:
     """The mean of the losses around each rate, with weights exp(-decades / 0.3), divided by what the weights sum to.
 
-    That is an exponential moving average, corrected for where it begins, over both sides: one over the past alone would
-    move the curve to higher rates. Losses far above the first count as that far, so that the end does not hide the rest.
+    It is a bias-corrected exponential moving average over both sides: one over the past alone would move the curve to higher rates.
+    Losses far above the first count as that far, so that the end does not hide the rest.
 
     >>> smoothed(np.geomspace(1e-3, 1, 4), np.full(4, 2.5)).round(12).tolist()
     [2.5, 2.5, 2.5, 2.5]
@@ -159,7 +159,7 @@ def smoothed(rates: Curve, losses: Curve) -> Curve:
 
 
 def far(rates: Curve, losses: Curve) -> float:
-    """What losses far above the first count as when they are smoothed: as far above the smoothed first as that is above the least."""
+    """A cap for losses far above the first, for smoothing: as far above the smoothed first loss as that is above the lowest."""
     first = float((_weights(rates)[0] * losses).sum())
     return float(max(first, losses[0]) + (first - losses.min()))
 

@@ -33,10 +33,10 @@ def find_lr(
     """Try learning rates from `min_lr` to `max_lr`, each the same factor above the one before, and suggest one.
 
     The run makes its own next steps, one for each rate: same samples, accumulation, precision, clipping and optimizer. The
-    rate takes the place of base rate and schedule; all groups keep the ratios of their base rates. What the test does is
+    rate takes the place of base rate and schedule; all groups keep the ratios of their base rates. The test is
     undone: training goes on bit for bit as if there had been none. It ends early where the running average of the losses is
     past four times its best, or a loss or gradient is not finite. A loss is that after the update with its rate.
-    `progress_fn(rate, loss)` is told each of them as they are read. `print` the result for a short table with the suggestion.
+    `progress_fn(rate, loss)` receives each of them when it is read. `print` the result for a short table with the suggestion.
 
     Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186), where the rate grows linearly; exponentially as fastai has it.
 
@@ -55,7 +55,7 @@ def find_lr(
     >>> found.end, 0.01 < found.suggested < 2
     ('diverged', True)
 
-    Raises `ConfigError` for a run that is finished, has no loss of its own, or stands in the middle of a step.
+    Raises `ConfigError` for a run that is finished, has no loss of its own, or is in the middle of a step.
     """
     check_range(min_lr, max_lr, steps)
     if run.parts.finished:

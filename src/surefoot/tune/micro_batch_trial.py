@@ -74,7 +74,7 @@ class Trial:
         )
 
     def attempt(self, size: int, *, limit_bytes: int) -> Tried:
-        """Make steps with micro-batches of one size, and measure; what is in the way of that is told in the row."""
+        """Make steps with micro-batches of one size, and measure; the row says why if that fails."""
         pieces = self.target.batch_size // size
         try:
             return self._measured(size, pieces, limit_bytes)
@@ -148,6 +148,6 @@ class Trial:
 
 
 def _wait(step: Step) -> None:
-    """Wait for the device: what is read was asked for last."""
+    """Wait for the device: the value read here was queued last."""
     assert step.loss is not None
     float(step.loss + 0.0)

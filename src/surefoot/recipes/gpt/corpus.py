@@ -1,4 +1,4 @@
-"""A text as tokens: which tokenizer, what is trained on and what is held out."""
+"""A text as tokens: its tokenizer, its training part and its validation part."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,13 +28,13 @@ class Corpus:
     val: Any
     tokenizer: Any
     chosen: str
-    """What the settings say of the tokenizer; compared when a run goes on."""
+    """The settings of the tokenizer; compared on resume."""
     about: tuple[str, str]
-    """Which text it is; how much it is, and which part of it is held out."""
+    """Name and size of the text, and its validation part."""
 
     @property
     def in_words(self) -> list[str]:
-        """Lines that say which text it is, what of it is held out, and what tokens it has."""
+        """Lines that describe the text, its validation part and its tokens."""
         return [
             *self.about,
             f"{len(self.train):,} tokens to train on, {len(self.val):,} held out;"
@@ -43,7 +43,7 @@ class Corpus:
 
     @property
     def longest_held_out(self) -> Any:
-        """The held-out tokens in one piece, or the longest piece of them."""
+        """The validation tokens in one piece, or the longest piece of them."""
         held_out = self.val
         return max(held_out.arrays if isinstance(held_out, sf.data.TokenShards) else [held_out], key=len)
 
@@ -64,7 +64,7 @@ def targets_per_byte(windows: Any, tokenizer: Any, *, rows: int = 1024) -> float
 def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = None) -> Corpus:
     """The text at `data.path` (None: Python's standard library; a directory of token shards as it is), in tokens.
 
-    saved: the tokenizer that the run wrote when it began; with it the run goes on, since its tokens are what it has learned.
+    saved: the tokenizer that the run wrote at its start; a resume uses it, because the model has learned its tokens.
     init: the weights it starts from; the tokenizer beside them is meant where none is named.
     """
     path, name = data.path, data.tokenizer
@@ -156,7 +156,7 @@ def first_lines(text: str) -> str:
 
 
 def beside(weights: Path) -> Path | None:
-    """The tokenizer's file of a run, or of a checkpoint or a file of weights in it; None where there is none."""
+    """The tokenizer's file of a run, or of a checkpoint or weights file in it; None if it has none."""
     folder = weights if weights.is_dir() else weights.parent
     folders = [folder, folder.parent.parent] if folder.parent.name == "checkpoints" else [folder]
     return next((folder / TOKENIZER for folder in folders if (folder / TOKENIZER).is_file()), None)

@@ -1,4 +1,4 @@
-"""Prompts that a trained language model goes on from: what `surefoot predict` does for recipes that make text."""
+"""Prompts that a trained language model continues: `surefoot predict` for recipes that generate text."""
 
 import json
 import sys
@@ -39,7 +39,7 @@ class Predict:
 def continuations(
     model: Any, tokenizer: Any, inputs: Sequence[str], options: Predict, *, context: int, otherwise: str
 ) -> Iterator[str]:
-    """The texts that go on from the inputs and the lines of `options.file`, or from `otherwise` where there are none.
+    """The continuations of the inputs and the lines of `options.file`, or of `otherwise` by default.
 
     "-" alone is standard input. In pieces: of one input as it grows, of several one JSON object a line. Errors come first.
     """

@@ -65,7 +65,7 @@ def questions_at_once(dataset: Any, *, vocab_size: int) -> int:
 
 
 def predict_endings(model: Any, batch: Any) -> tuple[Any, Any]:
-    """The logits of a `models.GPT` for the endings of some questions, and no others; and what they are compared with."""
+    """The logits of a `models.GPT` for the endings of some questions only, and their targets."""
     from surefoot.metrics.multiple_choice import eagerly  # imports torch
 
     tokens_RT, targets = batch

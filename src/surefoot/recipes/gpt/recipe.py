@@ -19,7 +19,7 @@ _TOKENS = 300  # are shown, about
 
 
 def loss_heatmap(model: Any, corpus: texts.Corpus, *, context: int) -> "sf.report.TextHeatmap":
-    """Some windows from the middle of the held-out text, each token with its loss as the evaluation has it."""
+    """Some windows from the middle of the validation text, each token with its loss as in the evaluation."""
     import numpy as np
     import torch.nn.functional as F
 
@@ -42,7 +42,7 @@ def loss_heatmap(model: Any, corpus: texts.Corpus, *, context: int) -> "sf.repor
 
 
 def check(config: Config) -> list[Any]:
-    """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
+    """The parts that need only the settings; `ConfigError` with all their problems, before any data are read."""
     return checked(
         lambda: network_shape(config, vocab_size=257),  # the size of the vocabulary is known once the text is read
         config.optimizer.spec,

@@ -19,7 +19,7 @@ class Data:
     classes: tuple[str, ...] | None = None
     """Names of the classes by number; for folders all of them, in this order. Default: numbers, and folders by name."""
     val_fraction: float = 0.1
-    """Fraction of the training images that is evaluated and not trained on, if there is no val/."""
+    """Fraction of the training images used for validation only, if val/ does not exist."""
     size: int | None = None
     """Side of the images in pixels, for folders and synthetic. Default: that of all pictures, if they agree."""
     channels: int | None = None

@@ -39,7 +39,7 @@ class Model:
 
 
 def refuse_settings(model: Model) -> None:
-    """Raise `ConfigError` for a network that is none, and for settings that are not its own or cannot be."""
+    """Raise `ConfigError` for an unknown network, and for settings that it does not have or that are impossible."""
     kind = _kind(model.name)
     refuse_all(
         {
@@ -72,12 +72,12 @@ def recorded_name(model: Model, *, recorded: str | None = None) -> str:
 
 
 def network_identity(model: Model, name: str) -> dict[str, Any]:
-    """What makes it this network and no other, as JSON; of a file also a hash of what is in it."""
+    """The identity of the network as JSON; with the hash of its file, if it comes from one."""
     return vars(model) | {"name": name} | ({"sha256": digest(name)} if _kind(name) == "file" else {})
 
 
 def digest(name: str) -> str | None:
-    """Of a network of a file a hash of what is in it; None of others, and where the file is not there."""
+    """The hash of a network's file; None for other networks, and if the file is missing."""
     return None if (file := file_of(name)) is None else user_code.digest(file)
 
 
@@ -87,13 +87,13 @@ def file_of(name: str) -> Path | None:
 
 
 def note_changed(name: str, *, was: str | None) -> None:
-    """Print a note where the file of a network is not what it was when the run began; `was` is its `digest` then."""
+    """Print a note if a network's file has changed since the run began; `was` is its `digest` then."""
     if (file := file_of(name)) is not None:
         user_code.note_changed(file, was=was)
 
 
 def builder(model: Model, name: str, *, channels: int, classes: int, size: int) -> Callable[[], Any]:
-    """What builds the network; the file and timm are found now. `name` is as `recorded_name` has it."""
+    """The function that builds the network; the file or timm is loaded now. `name` is as `recorded_name` has it."""
     kind = _kind(name)
     shape: dict[str, Any] = {"channels": channels, "classes": classes}
     own = _own(model, kind, size=size)
@@ -112,7 +112,7 @@ def builder(model: Model, name: str, *, channels: int, classes: int, size: int) 
 
 
 def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: int) -> None:
-    """Raise `ConfigError` where micro-batches of one image are each normalised over one pixel; of surefoot's networks only."""
+    """Raise `ConfigError` if surefoot's own network would normalize micro-batches of one image over one pixel."""
     kind = _kind(name)
     if (
         micro_batch_size == 1

@@ -1,4 +1,4 @@
-"""Pictures that a trained classifier names: what a run keeps of its data, and what `surefoot predict` does with them."""
+"""Classes of pictures by a trained classifier: the facts that a run saves of its data, and `surefoot predict`."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ class Predict:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What turns a picture into the model's input and its output into a name."""
+    """The conversion of a picture to the model's input, and of the output to a name."""
 
     classes: Sequence[str]
     size: int
@@ -41,13 +41,13 @@ class Metadata:
     network: str
     """Its name; of a network of a file the absolute path and the function."""
     sha256: str | None
-    """Of a network of a file what the file held, as a hash."""
+    """The hash of the network's file, if it comes from one."""
 
     def to_json(self) -> str:
         return json.dumps(vars(self), indent=1, ensure_ascii=False) + "\n"
 
     def strange(self, classes: Sequence[str], *, size: int, channels: int) -> str | None:
-        """What of other data the model cannot be scored on: classes, size or channels; None where all are as they were."""
+        """The difference of other data that prevents an evaluation: classes, size or channels; None if they fit."""
         from surefoot.data.images.folder import first_names  # imports NumPy
 
         if list(classes) != self.classes:
@@ -65,7 +65,7 @@ class Metadata:
 
 
 def read_metadata(run: Path) -> Metadata:
-    """What a run kept; `CheckpointError` where the file is missing or damaged, or names a program inside the run."""
+    """The saved facts of a run; `CheckpointError` if the file is missing or damaged, or names a program inside the run."""
     path = run / FILE
     try:
         fields = json.loads(read_regular(path))
@@ -94,7 +94,7 @@ def read_metadata(run: Path) -> Metadata:
 
 
 def picture_in_words(classes: Sequence[str]) -> Callable[[Any], str]:
-    """What describes an image by its shape and class, and draws it in blocks: dark where it is least, white where it is most.
+    """A function that describes an image by shape and class, and draws it in blocks, from dark (minimum) to white (maximum).
 
     >>> import torch
     >>> print(picture_in_words(["no", "yes"])((torch.tensor([[[[0.0, 1.0], [0.5, 0.0]]]]), torch.tensor([1]))))
@@ -123,7 +123,7 @@ def _shade(value: float, low: float, high: float) -> str:
 
 
 def saved_metadata(out: str | Path | None) -> Metadata | None:
-    """What the run in `run_dir` kept; None where none has begun there."""
+    """The saved facts of the run in `run_dir`; None if no run has begun there."""
     return read_metadata(Path(out)) if out is not None and any(Path(out).glob("checkpoints/step-*")) else None
 
 

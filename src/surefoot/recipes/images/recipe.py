@@ -24,7 +24,7 @@ _ARRAYS = (
 
 
 def check(config: Config) -> list[Any]:
-    """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
+    """The parts that need only the settings; `ConfigError` with all their problems, before any data are read."""
     from surefoot.data.images.load import refuse_fraction  # imports torch, as does the next
     from surefoot.losses.mixing import refuse_mixing
 
@@ -139,7 +139,7 @@ def _accuracy(logits_BK: Any, mixture: "sf.losses.MixedBatch") -> "sf.Mean":
 
 
 def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]:
-    """The files of the user's own that a run is built again with; each with the hash that the run noted of it last, if it did."""
+    """The user's files that rebuild a run; each with the hash that the run last recorded, if any."""
     metadata = pictures.read_metadata(run) if (run / pictures.FILE).is_file() else None
     network = None if metadata is None else metadata.network  # `predict` runs it, whatever the settings name
     hashes = {} if metadata is None else {metadata.network: metadata.sha256}

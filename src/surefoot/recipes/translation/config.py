@@ -25,8 +25,7 @@ class Data:
     phrase_count: int = 24_000
     """Number of phrases if no path is given."""
     val_fraction: float = 0.03
-    """Fraction of the pairs that is evaluated and not trained on, chosen by a hash of the source, if there is no validation
-    file."""
+    """Fraction of the pairs used for validation only, chosen by a hash of the source, if no validation file is named."""
     tokenizer: Literal["bpe", "unigram"] = "bpe"
     """How words are cut into subwords: byte pairs, or a unigram model. It is trained on the training text."""
     vocab_size: int | None = None
@@ -70,8 +69,7 @@ class Model:
     qk_norm: bool = False
     """Normalize the queries and keys of each head by their root mean square."""
     positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    """How positions are told apart. sinusoidal suits lengths that are rare in training; rotary turns the queries and keys of
-    self-attention."""
+    """Encoding of positions. sinusoidal suits lengths that are rare in training; rotary turns the queries and keys of self-attention."""
     activation: Literal["relu", "gelu", "relu2"] = "relu"
     """Activation inside an MLP; relu2 is ReLU squared."""
     zero_init_residual: bool = False

@@ -1,4 +1,4 @@
-"""Sentence pairs as tokens: where they come from, which tokenizers, what is trained on and what is scored."""
+"""Sentence pairs as tokens: their source and tokenizers, and the parts for training and evaluation."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ class Bilingual:
     source: Any
     target: Any  # the same object as `source` where one vocabulary serves both sides
     chosen: str
-    """What the settings say of the tokenizers; compared when a run goes on."""
+    """The settings of the tokenizers; compared on resume."""
     about: str
     """Which pairs they are, in words."""
 
@@ -45,7 +45,7 @@ class Bilingual:
 
     @property
     def files(self) -> dict[str, str]:
-        """What a run keeps beside its weights: {name: text}."""
+        """The files that a run saves beside its weights: {name: text}."""
         own = {} if self.target is self.source else {TARGET_TOKENIZER: self.target.to_json()}
         return {TOKENIZER: self.source.to_json(), **own}
 
@@ -54,7 +54,7 @@ class Bilingual:
 
 
 def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
-    """The pairs at `data.path` (None: phrases rendered from CLDR), in tokens; those that are too long to train on are told.
+    """The pairs at `data.path` (None: phrases rendered from CLDR), in tokens; a message counts those too long to train on.
 
     saved: the tokenizer that the run wrote when it began; with it the run goes on. Without it the one of the weights to start
     from is taken, where there is one.
@@ -158,7 +158,7 @@ def promised_vocabulary(vocab_size: int | None) -> int:
 
 
 def _train_tokenizers(pairs: Sentences, data: Data) -> tuple[Any, Any]:
-    """The tokenizers of both sides, trained on what is trained on."""
+    """The tokenizers of both sides, trained on the training pairs."""
     trained = partial(
         sf.tokenizers.SubwordTokenizer.train, vocab_size=promised_vocabulary(data.vocab_size), kind=data.tokenizer
     )

@@ -1,4 +1,4 @@
-"""What a trained encoder-decoder says: translations of sentences, how good they are, and `surefoot predict`."""
+"""Translations by a trained encoder-decoder, their quality, and `surefoot predict`."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -136,7 +136,7 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
 
 
 def answers(model: Any, inputs: Sequence[str], options: Predict, search: Search) -> Iterator[str]:
-    """The translations, one a line; an empty one for what cannot be, which is told and counted by a `DataError` at the end."""
+    """The translations, one per line; empty for inputs that fail, which a `DataError` counts at the end."""
     sentences = sentences_of(inputs, options.file)
     own = {name: getattr(options, name) for name in ("beam_size", "length_penalty")}
     search = replace(search, **{name: value for name, value in own.items() if value is not None})

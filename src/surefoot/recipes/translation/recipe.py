@@ -19,7 +19,7 @@ _EXAMPLES = 3  # example translations of a sample
 
 
 def check(config: Config) -> list[Any]:
-    """What can be made of the settings alone; `ConfigError` with all that is wrong with them, before any data are read."""
+    """The parts that need only the settings; `ConfigError` with all their problems, before any data are read."""
     return checked(
         lambda: network_shape(config, source=300, target=300),  # the vocabularies are known once the text is read
         _as_usual(config.optimizer).spec,
