@@ -25,7 +25,7 @@ import torch.utils.tensorboard  # noqa: F401
 
 import small_program
 from forked import Forked
-from surefoot.cli.main import answered, main
+from surefoot.cli.main import main, run_or_exit
 from surefoot.distributed import rendezvous
 from surefoot.distributed.environment import tie_to_launcher
 from surefoot.distributed.heartbeat import Heartbeat
@@ -58,7 +58,7 @@ class ForkedRank:
             tie_to_launcher()
             try:
                 if args[3:] == ("script",):
-                    answered(small_program.leave_early, shown=False)
+                    run_or_exit(small_program.leave_early, with_traceback=False)
                 else:
                     main(list(args[3:]))
             finally:

@@ -13,7 +13,7 @@ from surefoot.cli.plan import _assumed
 from surefoot.config.train_settings import TrainSettings
 from surefoot.distributed.world import on_paper
 from surefoot.plan.meta_pass import dry_pass
-from surefoot.profile.flops import measured_peak
+from surefoot.profile.flops import measure_peak_flops
 from surefoot.train.precision import FORMATS, Format
 
 
@@ -53,7 +53,7 @@ def test_a_format_that_is_added_is_planned_as_narrow_as_it_is(added: None) -> No
             return dry_pass(small_runs.build(None, precision=precision).parts).kept_bytes
 
     assert kept_bytes("rounded") == kept_bytes("bf16") < kept_bytes("fp32")
-    assert measured_peak(torch.device("cpu"), "rounded", limit_s=0.001) > 0
+    assert measure_peak_flops(torch.device("cpu"), "rounded", limit_s=0.001) > 0
     assert _assumed({}, precision="rounded").flops == 1e12
 
 

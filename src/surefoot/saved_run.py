@@ -135,7 +135,7 @@ class SavedRun:
         `pandas.DataFrame(run.records("train"))` is a table of them. Raises `ConfigError` if the file cannot be read, or if no
         record is of that kind.
         """
-        from surefoot.tracking.jsonl import streamed
+        from surefoot.tracking.jsonl import stream_records
         from surefoot.tracking.record import KINDS
 
         if kind is not None and kind not in KINDS:
@@ -143,7 +143,7 @@ class SavedRun:
                 f"kind = {kind!r}: kinds of records are {', '.join(KINDS)}\n  {did_you_mean(kind, KINDS)}".rstrip()
             )
         try:
-            lines = list(streamed(self._directory() / "metrics.jsonl"))
+            lines = list(stream_records(self._directory() / "metrics.jsonl"))
         except OSError as problem:
             raise ConfigError(f"cannot read {self.path / 'metrics.jsonl'}: {problem.strerror or problem}") from problem
         return [record for record in lines if kind in (None, record["kind"])]

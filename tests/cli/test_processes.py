@@ -13,7 +13,7 @@ import pytest
 
 from surefoot.cli.main import main
 from surefoot.cli.processes import Several
-from surefoot.cli.train import Nothing
+from surefoot.cli.train import NoSettings
 from surefoot.config.toml import to_toml
 from surefoot.errors import ConfigError
 from surefoot.launch import launcher
@@ -73,7 +73,7 @@ def test_a_run_of_such_a_file_goes_on_in_as_many(typed: Typed, tmp_path: Path) -
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
     described = find_program("mine.py").described | Several(nproc=2, max_restarts=1).recorded()
-    (run / "config.toml").write_text(to_toml(Nothing(), {}, described))
+    (run / "config.toml").write_text(to_toml(NoSettings(), {}, described))
     assert typed("resume", "run")[0] == 99
     size, restarts, _, _ = json.loads(typed("resume", "run")[1])
     assert (size, restarts) == (2, 1)

@@ -312,7 +312,7 @@ def test_the_time_that_is_left_is_of_what_is_not_over(monkeypatch: pytest.Monkey
         score=None,
         screen=Lines(stream),
         stopping=lambda: False,
-        shown={},
+        labels={},
     )
     trial: Any = SimpleNamespace(started=90.0)
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 100.0))
@@ -347,7 +347,7 @@ def test_the_time_that_is_left_is_that_of_what_no_session_has_finished(
         score=("min", "val/loss"),
         screen=Lines(said),
         stopping=lambda: False,
-        shown={},
+        labels={},
     )
     trial.started = 90.0
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 100.0))

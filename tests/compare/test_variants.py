@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.compare import plan as planned
-from surefoot.compare.plan import Planned, going_on
-from surefoot.compare.variants import Variant, grid, group_labels, names, refuse_twins, run_labels
+from surefoot.compare.plan import Planned, continue_plan
+from surefoot.compare.variants import Variant, grid, group_labels, names, refuse_duplicates, run_labels
 from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError
 from surefoot.recipes.gpt.config import Config
@@ -42,7 +42,7 @@ def test_every_name_is_another_and_fit_for_a_directory(combinations: list[dict[s
 def test_twins_are_refused() -> None:
     whole = {"optimizer.name": "adamw", "optimizer.lr": 0.1}
     with pytest.raises(ConfigError, match=r"two variants are the same: --optimizer.lr 0.1 --optimizer.name adamw"):
-        refuse_twins([{"optimizer.lr": 0.1}, {"optimizer.lr": 1e-1, "optimizer.name": "adamw"}], [whole, whole])
+        refuse_duplicates([{"optimizer.lr": 0.1}, {"optimizer.lr": 1e-1, "optimizer.name": "adamw"}], [whole, whole])
 
 
 def test_a_label_shows_what_differs_however_long_the_name() -> None:
@@ -118,21 +118,22 @@ def test_a_plan_that_was_started_wherever_one_stands_now_is_refused(place: str) 
 
 
 def test_the_same_plan_goes_on_with_the_threads_it_had() -> None:
-    on = going_on(again(plan()), plan(threads=8), where=Path("runs/a"), threads_given=False)
+    on = continue_plan(again(plan()), plan(threads=8), where=Path("runs/a"), threads_given=False)
     assert on.threads == 2
 
 
 def test_variants_may_be_added() -> None:
     more = [*plan().variants, Variant("name=lion", "name=lion", {"optimizer.name": "lion"}, {})]
     assert (
-        going_on(again(plan()), plan(variants=more), where=Path("runs/a"), threads_given=False).names[-1] == "name=lion"
+        continue_plan(again(plan()), plan(variants=more), where=Path("runs/a"), threads_given=False).names[-1]
+        == "name=lion"
     )
 
 
 def test_a_search_is_gone_on_with_by_the_score_it_was_begun_with() -> None:
     search = {"space": {}, "sampler": "tpe", "pruner": "none", "seed": 0, "trials": 2}
     held = plan(search=search, metric="max val/accuracy", variants=[])
-    on = going_on(held, plan(search={**search, "trials": 4}, variants=[]), where=Path("a"), threads_given=False)
+    on = continue_plan(held, plan(search={**search, "trials": 4}, variants=[]), where=Path("a"), threads_given=False)
     assert on.metric == "max val/accuracy"
     assert on.search is not None
     assert on.search["trials"] == 4
@@ -150,4 +151,4 @@ def test_a_search_is_gone_on_with_by_the_score_it_was_begun_with() -> None:
 )
 def test_another_comparison_in_the_same_directory_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        going_on(again(plan()), plan(**changes), where=Path("runs/a"), threads_given=True)
+        continue_plan(again(plan()), plan(**changes), where=Path("runs/a"), threads_given=True)

@@ -158,11 +158,11 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 
 @pytest.mark.parametrize("changes", [{"max_bad_steps": 0}, {"max_bad_steps": 7}, {}])
 def test_diagnose_reads_the_bad_steps_that_a_run_was_given(changes: dict[str, int], tmp_path: Path) -> None:
-    from surefoot.diagnose.reading import described_in
+    from surefoot.diagnose.reading import description_of
 
     run = built(run_dir=tmp_path / "run", report=False, **changes)
     run.train()
-    assert described_in(tmp_path / "run").max_bad_steps == run.max_bad_steps == changes.get("max_bad_steps", 5)
+    assert description_of(tmp_path / "run").max_bad_steps == run.max_bad_steps == changes.get("max_bad_steps", 5)
     assert RunDescription().max_bad_steps == TrainSettings.max_bad_steps
 
 

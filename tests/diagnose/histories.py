@@ -9,7 +9,7 @@ from typing import Any
 from surefoot.diagnose.checks import CHECKS
 from surefoot.diagnose.finding import Finding, Verdict
 from surefoot.diagnose.history import History
-from surefoot.diagnose.reading import Collected
+from surefoot.diagnose.reading import RecordCollector
 from surefoot.diagnose.run_settings import RunDescription
 from surefoot.tracking.record import Record
 
@@ -104,16 +104,16 @@ def described(**changes: Any) -> RunDescription:
         "data": {"plan": {"samples": 800}},
     }
     whole: dict[str, Any] = {"program": "recipe", "standing": "over", "kinds": KINDS, "name": "runs/a"}
-    known = set(RunDescription.__dataclass_fields__) - {"made"}
+    known = set(RunDescription.__dataclass_fields__) - {"identity"}
     return RunDescription(
-        made=made | {name: value for name, value in changes.items() if name not in known},
+        identity=made | {name: value for name, value in changes.items() if name not in known},
         **(whole | {name: value for name, value in changes.items() if name in known}),
     )
 
 
 def history(*parts: Sequence[Record], **changes: Any) -> History:
     """Records together with the settings of the usual run, some of them changed."""
-    return Collected(record for part in parts for record in part).history(described(**changes))
+    return RecordCollector(record for part in parts for record in part).history(described(**changes))
 
 
 def healthy(**changes: Any) -> History:

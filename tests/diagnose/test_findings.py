@@ -25,7 +25,7 @@ from diagnose.histories import (
     wobble,
 )
 from in_one import in_one
-from surefoot.diagnose.checks import CHECKS, findings, told, verdicts
+from surefoot.diagnose.checks import CHECKS, findings, format_findings, verdicts
 from surefoot.diagnose.finding import Finding, Healthy, Unknown
 from surefoot.diagnose.generalization import smoothed_floor
 from surefoot.diagnose.gradients import noise_scale
@@ -620,8 +620,8 @@ def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
 def test_where_too_few_records_were_made_it_says_how_to_have_more() -> None:
     hint = 'a run like this one tells more with --log-every "4 steps"'
     few, enough = history(train(count=11)), history(train(count=12))
-    assert hint in told(few, verdicts(few), every=True)
-    assert hint not in told(enough, verdicts(enough), every=True)
+    assert hint in format_findings(few, verdicts(few), every=True)
+    assert hint not in format_findings(enough, verdicts(enough), every=True)
 
 
 def test_workers_to_try_are_those_that_keep_up() -> None:
@@ -726,6 +726,6 @@ def test_scores_of_odd_steps_are_told_at_those() -> None:
 
 
 def test_no_bad_step_in_a_row_is_a_limit_too() -> None:
-    assert RunDescription(made={"max_bad_steps": 0}).max_bad_steps == 0
-    assert RunDescription(made={"max_bad_steps": 3}).max_bad_steps == 3
+    assert RunDescription(identity={"max_bad_steps": 0}).max_bad_steps == 0
+    assert RunDescription(identity={"max_bad_steps": 3}).max_bad_steps == 3
     assert RunDescription().max_bad_steps == 5

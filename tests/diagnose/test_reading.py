@@ -16,7 +16,7 @@ import surefoot as sf
 from diagnose.histories import falling, train, wobble
 from in_one import in_one
 from surefoot.diagnose.checks import findings
-from surefoot.diagnose.reading import described_in, history_in
+from surefoot.diagnose.reading import description_of, history_in
 from surefoot.diagnose.run_settings import kinds_of_models, kinds_of_modules
 from surefoot.tracking.jsonl import line
 from surefoot.tracking.run_directory import RunDirectory
@@ -70,7 +70,7 @@ def test_settings_are_those_that_the_newest_readable_checkpoint_notes(tmp_path: 
         place.mkdir(parents=True)
         (place / "state.json").write_text(text)
     (run / "environment.json").write_text(json.dumps({"sessions": [{"processors": 3, "memory_bytes": 10**9}]}))
-    described = described_in(run)
+    described = description_of(run)
     assert (described.steps, described.workers, described.program) == (600, 2, "recipe")
     assert (described.processors, described.memory_bytes) == (3, 10**9)
 
@@ -90,7 +90,7 @@ def test_a_run_that_a_script_made_is_diagnosed_with_its_own_workers_and_what_its
 
 def test_a_run_writes_how_many_workers_read_its_samples(tmp_path: Path) -> None:
     small_runs.build(tmp_path / "run", length="2 steps", workers=1).train()
-    assert described_in(tmp_path / "run").workers == 1
+    assert description_of(tmp_path / "run").workers == 1
 
 
 def test_longer_records_are_advised_only_where_they_are_short(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_pass_keeps_and_takes_what_it_does_on_paper(name: str, monkeypatch: py
     assert computed.samples == len(micro_batch.sample_ids)
     if run.parts.computed_again is None:  # else what is kept is a part of what is measured: the most at any time
         assert computed.kept_bytes == pytest.approx(kept, rel=0.05)
-    assert computed.most_bytes == pytest.approx(most.memory_bytes, rel=0.05)
+    assert computed.peak_bytes == pytest.approx(most.memory_bytes, rel=0.05)
 
 
 # --- closed forms --------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_weights_that_come_in_16_bits_are_not_cast() -> None:
     weights = (32 * WIDE + WIDE + WIDE * 16 + 16) * 2
     # the first layer's weight is kept by nobody, since no gradient of its inputs is asked for
     assert cast.kept_bytes - gathered.kept_bytes == WIDE * 16 * 2
-    assert 0 < cast.most_bytes - gathered.most_bytes <= weights
+    assert 0 < cast.peak_bytes - gathered.peak_bytes <= weights
     assert cast.flops == gathered.flops
 
 
@@ -201,7 +201,7 @@ def test_a_run_on_paper_allocates_nothing_and_keeps_no_gradient() -> None:
             batch_size=1,
             ema=0.9,
         )
-    assert dry_pass(run.parts).most_bytes > 1e9
+    assert dry_pass(run.parts).peak_bytes > 1e9
     (average,) = run.state.ema_models.values()
     assert {held.device.type for held in (*run.state.parameters, *average.model.parameters())} == {"meta"}
     assert all(held.grad is None for held in run.state.parameters)

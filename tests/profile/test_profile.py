@@ -21,9 +21,9 @@ from in_one import in_one
 from surefoot.cli.main import main
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
-from surefoot.profile.flops import Flops, counted
-from surefoot.profile.profile import interval, ranked, tried
-from surefoot.profile.result import Tried, _suggestion
+from surefoot.profile.flops import Flops, count_flops
+from surefoot.profile.profile import interval, measure_variant, rank
+from surefoot.profile.result import VariantGain, _suggestion
 from surefoot.profile.trace import memory_line
 from surefoot.profile.variants import NAMES, stepping, variants
 from surefoot.run.run import unchanged
@@ -130,7 +130,7 @@ def test_workers_are_found_to_help_where_samples_are_slow() -> None:
     with unchanged(run) as parts:
         base = stepping(parts)
         (two,) = [variant for variant in variants(parts, ["workers"]) if variant.workers == 2]
-        found = tried(two, base, limit_s=0.0)
+        found = measure_variant(two, base, limit_s=0.0)
     assert found.problem is None
     assert found.flag == "--workers 2"
     assert found.speedup > 1.2  # two sleep at the same time
@@ -181,7 +181,7 @@ def test_a_run_that_was_profiled_trains_to_the_same_bits(of_slow_data: tuple[sf.
 def flops(run: sf.Run) -> Flops:
     with unchanged(run) as parts:
         micro_batches = list(parts.pipeline.again(0))
-        return counted(parts.task, parts.state, micro_batches, parts.pipeline.feed(workers=0))
+        return count_flops(parts.task, parts.state, micro_batches, parts.pipeline.feed(workers=0))
 
 
 def test_a_linear_layer_takes_two_operations_for_each_weight_and_row() -> None:
@@ -275,7 +275,9 @@ def test_everything_that_can_be_tried_is_and_leaves_the_run_as_it_was() -> None:
     with unchanged(run) as parts:
         base = stepping(parts)
         found = [
-            tried(variant, base, limit_s=0.0) for variant in variants(parts, [*NAMES[:-1]]) if variant.workers is None
+            measure_variant(variant, base, limit_s=0.0)
+            for variant in variants(parts, [*NAMES[:-1]])
+            if variant.workers is None
         ]
         offered = [variant.flag for variant in variants(parts, NAMES)]
         trained = {name: held.clone() for name, held in run.state.models["model"].named_parameters()}
@@ -304,13 +306,13 @@ def test_a_variant_that_fails_is_told_and_ends_nothing() -> None:
         def fail() -> Any:
             raise RuntimeError("not on this device")
 
-        assert tried(replace(variant, make=fail), base, limit_s=0.0).problem == "not on this device"
+        assert measure_variant(replace(variant, make=fail), base, limit_s=0.0).problem == "not on this device"
         base.make()
 
 
 def test_gains_are_ranked_before_noise_and_noise_before_losses() -> None:
-    def one(name: str, speedup: float, low: float, high: float, problem: str | None = None) -> Tried:
-        return Tried(name, f"--{name}", "", speedup, low, high, 9, 0.0, problem)
+    def one(name: str, speedup: float, low: float, high: float, problem: str | None = None) -> VariantGain:
+        return VariantGain(name, f"--{name}", "", speedup, low, high, 9, 0.0, problem)
 
     given = [
         one("slower", 0.5, 0.4, 0.6),
@@ -320,12 +322,12 @@ def test_gains_are_ranked_before_noise_and_noise_before_losses() -> None:
         one("some", 1.2, 1.1, 1.3),
         one("most", 2.0, 1.9, 2.1),
     ]
-    assert [held.name for held in ranked(given)] == ["most", "some", "noise", "little", "slower", "broken"]
+    assert [held.name for held in rank(given)] == ["most", "some", "noise", "little", "slower", "broken"]
 
 
 def test_a_suggestion_keeps_to_the_width_of_the_page() -> None:
     flag = "--precision bf16 with model.to(memory_format=torch.channels_last), and the pictures too"
-    lines = _suggestion(Tried("both", flag, "every product is rounded", 1.27, 1.2, 1.3, 9, 0.0))
+    lines = _suggestion(VariantGain("both", flag, "every product is rounded", 1.27, 1.2, 1.3, 9, 0.0))
     assert max(map(len, lines)) <= 100
     assert " ".join(" ".join(lines).split()) == f"1.27x (1.20 to 1.30) {flag} every product is rounded"
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from in_one import in_one
 from surefoot.report.charts import Axis, Chart, Line, Mark, axes, format_tick, format_value, ticks
-from surefoot.report.heatmap import grouped, heat_map
+from surefoot.report.heatmap import group_names, heat_map
 from surefoot.report.page import environment
 
 
@@ -193,6 +193,6 @@ def test_many_parameters_are_grouped_by_their_modules() -> None:
     names = [
         f"blocks.{block}.{part}.{kind}" for block in range(24) for part in ("up", "down") for kind in ("weight", "bias")
     ]
-    assert list(grouped(names)) == [f"blocks.{block}.{part}" for block in range(24) for part in ("up", "down")]
-    assert list(grouped(names, limit=30)) == [f"blocks.{block}" for block in range(24)]
-    assert len(grouped([f"p{n}" for n in range(500)])) == 48
+    assert list(group_names(names)) == [f"blocks.{block}.{part}" for block in range(24) for part in ("up", "down")]
+    assert list(group_names(names, limit=30)) == [f"blocks.{block}" for block in range(24)]
+    assert len(group_names([f"p{n}" for n in range(500)])) == 48

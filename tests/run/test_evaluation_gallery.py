@@ -14,7 +14,7 @@ from torch import nn
 
 import small_runs
 import surefoot as sf
-from surefoot.tracking.panels_file import made
+from surefoot.tracking.panels_file import build_panels
 
 
 def matrix(title: str = "seen") -> sf.report.ConfusionMatrix:
@@ -164,9 +164,9 @@ def test_after_its_time_or_when_told_to_stop_no_further_panel_is_begun() -> None
             yield matrix()
 
     ticks = iter(range(0, 1000, 20))
-    late, notes = made(endless, None, now=lambda: float(next(ticks)))
+    late, notes = build_panels(endless, None, now=lambda: float(next(ticks)))
     assert (len(late), notes) == (4, ["no more panels than 4: they took more than 60 seconds"])
-    stopped, notes = made(endless, None, stop=lambda: True)
+    stopped, notes = build_panels(endless, None, stop=lambda: True)
     assert (len(stopped), notes) == (1, ["no more panels than 1: told to stop"])
 
 

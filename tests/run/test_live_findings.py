@@ -17,7 +17,7 @@ from small_runs import build
 from surefoot.diagnose.checks import findings
 from surefoot.diagnose.finding import Check, Finding
 from surefoot.diagnose.history import History
-from surefoot.diagnose.reading import MOST, Collected, thinned
+from surefoot.diagnose.reading import MOST, RecordCollector, thinned
 from surefoot.run import live_findings
 from surefoot.run.live_findings import LiveFindings
 from surefoot.tracking.commands import diagnose_command
@@ -163,7 +163,7 @@ def test_a_fault_in_a_finding_is_said_once_and_ends_nothing(monkeypatch: pytest.
 
 
 def test_memory_is_bounded_and_sums_extremes_and_the_best_are_kept() -> None:
-    held = Collected(times=1)
+    held = RecordCollector(times=1)
     records = train(
         count=9000,
         skipped=lambda place: int(place % 1000 == 0),
@@ -217,14 +217,14 @@ def test_thinned_records_have_the_loss_of_what_was_applied(lost: tuple[bool, boo
         record | ({"loss": None, "skipped": EVERY, "loss_applied": 0.0} if gone else {})
         for record, gone in zip(train(lambda _: 2.0, count=2), lost, strict=True)
     ]
-    held = Collected(times=1)
+    held = RecordCollector(times=1)
     held.kinds = {"train": thinned(pair)}
     assert held.history(described()).loss.value.tolist() == ([] if all(lost) else [2.0])
 
 
 def test_thinned_records_have_the_same_findings() -> None:
     records = train(lambda place: falling(place) if place < 40 else 9.0)
-    held = Collected(times=1)
+    held = RecordCollector(times=1)
     held.kinds = {"train": thinned(records)}
     assert "diverged" in [finding.name for finding in findings(held.history(described()))]
 

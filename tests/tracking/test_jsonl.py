@@ -11,7 +11,7 @@ import pytest
 
 from in_one import in_one
 from surefoot.report.series import read_reported_run
-from surefoot.tracking.jsonl import records, streamed
+from surefoot.tracking.jsonl import records, stream_records
 from written_runs import falling, layers, scores, train, written
 
 
@@ -32,7 +32,7 @@ def several_sessions(seed: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("seed", range(20))
 def test_what_a_resume_supersedes_is_left_out(seed: int, tmp_path: Path) -> None:
     run = written(tmp_path / "run", several_sessions(seed))
-    assert repr(list(streamed(run / "metrics.jsonl"))) == repr(records(run / "metrics.jsonl"))
+    assert repr(list(stream_records(run / "metrics.jsonl"))) == repr(records(run / "metrics.jsonl"))
 
 
 def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
@@ -41,14 +41,14 @@ def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
     lines += ['{"kind": "a", "step": true}', '{"kind": "a", "step": -1}', "[" * 100_000, "\x00\xff", "", good[:-9]]
     file = tmp_path / "metrics.jsonl"
     file.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
-    assert list(streamed(file)) == [train(3)]
+    assert list(stream_records(file)) == [train(3)]
 
 
 def test_what_stands_behind_a_size_is_not_read(tmp_path: Path) -> None:
     before = written(tmp_path / "before", [train(1), train(2)]) / "metrics.jsonl"
     now = written(tmp_path / "now", [train(1), train(2), {"kind": "resume", "step": 1}, train(3)]) / "metrics.jsonl"
-    assert list(streamed(now, size_bytes=before.stat().st_size)) == [train(1), train(2)]
-    assert list(streamed(now)) == [train(1), {"kind": "resume", "step": 1}, train(3)]
+    assert list(stream_records(now, size_bytes=before.stat().st_size)) == [train(1), train(2)]
+    assert list(stream_records(now)) == [train(1), {"kind": "resume", "step": 1}, train(3)]
 
 
 def test_what_happened_to_a_run_outlives_a_resume(tmp_path: Path) -> None:
@@ -63,9 +63,9 @@ def test_what_happened_to_a_run_outlives_a_resume(tmp_path: Path) -> None:
 
 def test_numbers_that_are_not_finite_come_back_nested_ones_too(tmp_path: Path) -> None:
     record = layers(10) | {"grad_norm": {"up.weight": None}, "nonfinite": {"grad_norm/up.weight": "inf"}}
-    (found,) = streamed(written(tmp_path / "run", [record]) / "metrics.jsonl")
+    (found,) = stream_records(written(tmp_path / "run", [record]) / "metrics.jsonl")
     assert found["grad_norm"] == {"up.weight": float("inf")}
-    (found,) = streamed(written(tmp_path / "other", [scores(3, loss=float("nan"))]) / "metrics.jsonl")
+    (found,) = stream_records(written(tmp_path / "other", [scores(3, loss=float("nan"))]) / "metrics.jsonl")
     assert repr(found["val/loss"]) == "nan"
 
 

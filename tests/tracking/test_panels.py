@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import surefoot as sf
 from in_one import in_one
 from surefoot.tracking.panels import Panel
-from surefoot.tracking.panels_file import MOST_BYTES, fitting, panels_from_json, written
+from surefoot.tracking.panels_file import MOST_BYTES, fitting, panel_to_dict, panels_from_json
 
 PNG = sf.report.encode_png(torch.full((1, 4, 4), 0.5))
 OF_EACH_KIND: tuple[Panel, ...] = (
@@ -156,4 +156,4 @@ def test_panels_beyond_the_room_of_a_page_are_left_out_and_the_next_still_fits()
 
 def test_a_panel_as_json_names_its_kind_first() -> None:
     for panel in OF_EACH_KIND:
-        assert next(iter(json.loads(json.dumps(written(panel))).items())) == ("kind", panel.kind)
+        assert next(iter(json.loads(json.dumps(panel_to_dict(panel))).items())) == ("kind", panel.kind)

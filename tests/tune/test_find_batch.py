@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from small_runs import build
-from surefoot.tune.batch_size_search import Tried, chosen, searched
+from surefoot.tune.batch_size_search import SizeTrial, recommend, search_sizes
 from surefoot.tune.find_batch import what_changes_with_it
 
 
@@ -32,12 +32,12 @@ class Device:
     def needs(self, size: int) -> int:
         return self.fixed + self.each * size
 
-    def attempt(self, size: int) -> Tried:
+    def attempt(self, size: int) -> SizeTrial:
         self.tried.append(size)
         needs = self.needs(size)
         if needs > self.holds:
-            return Tried(size, self.whole // size, needs, problem="out of memory")
-        return Tried(size, self.whole // size, needs, samples_per_s=size / (1 + 0.01 * size), targets_per_s=1.0)
+            return SizeTrial(size, self.whole // size, needs, problem="out of memory")
+        return SizeTrial(size, self.whole // size, needs, samples_per_s=size / (1 + 0.01 * size), targets_per_s=1.0)
 
 
 @given(whole=st.integers(1, 2000), each=st.integers(1, 100), holds=st.integers(1, 100_000))
@@ -45,7 +45,7 @@ def test_the_largest_divisor_that_fits_is_found_and_none_that_does_not_is_tried(
     whole: int, each: int, holds: int
 ) -> None:
     device = Device(whole, fixed=500, each=each, holds=holds)
-    rows = searched(device.attempt, divisors(whole), deadly_bytes=holds, standing_bytes=500)
+    rows = search_sizes(device.attempt, divisors(whole), deadly_bytes=holds, standing_bytes=500)
     fitting = [size for size in divisors(whole) if device.needs(size) <= holds]
     assert [row.size for row in rows if row.fits][-1:] == fitting[-1:]
     assert [size for size in device.tried if device.needs(size) > holds] in ([], [1])
@@ -56,18 +56,18 @@ def test_the_largest_divisor_that_fits_is_found_and_none_that_does_not_is_tried(
 
 def test_what_is_not_tried_is_shown_with_what_it_would_need() -> None:
     device = Device(96, fixed=100, each=10, holds=600)
-    rows = searched(device.attempt, divisors(96), deadly_bytes=600, standing_bytes=100)
+    rows = search_sizes(device.attempt, divisors(96), deadly_bytes=600, standing_bytes=100)
     assert (rows[-1].size, rows[-1].memory_bytes) == (96, 1060)
     assert rows[-1].problem.startswith("not tried")
     assert not rows[-1].fits
 
 
 def test_running_out_of_memory_against_the_prediction_ends_in_the_next_smaller_size() -> None:
-    def attempt(size: int) -> Tried:
+    def attempt(size: int) -> SizeTrial:
         fits = size < 48
-        return Tried(size, 96 // size, 10 * size if fits else 10_001, float(size) if fits else None)
+        return SizeTrial(size, 96 // size, 10 * size if fits else 10_001, float(size) if fits else None)
 
-    rows = searched(attempt, divisors(96), deadly_bytes=10_000, standing_bytes=0)
+    rows = search_sizes(attempt, divisors(96), deadly_bytes=10_000, standing_bytes=0)
     assert max(row.size for row in rows if row.fits) == 32
 
 
@@ -78,8 +78,8 @@ def test_running_out_of_memory_against_the_prediction_ends_in_the_next_smaller_s
 def test_the_smallest_within_three_percent_of_the_fastest_is_recommended(
     rates: tuple[float, ...], recommended: int, fastest: int
 ) -> None:
-    rows = [Tried(2**place, 8 >> place, 10, rate, rate) for place, rate in enumerate(rates)]
-    found = chosen(rows, batch_size=8, unit="samples", limit_bytes=99)
+    rows = [SizeTrial(2**place, 8 >> place, 10, rate, rate) for place, rate in enumerate(rates)]
+    found = recommend(rows, batch_size=8, unit="samples", limit_bytes=99)
     assert found is not None
     assert (found.recommended.size, found.fastest.size, found.largest.size) == (recommended, fastest, 8)
     assert found.flags == f"--batch-size 8 --micro-batch-size {recommended}"
@@ -144,12 +144,12 @@ def test_sizes_that_take_less_than_smaller_ones_are_found() -> None:
     """As a loss that is computed in pieces from some size on."""
     tried: list[int] = []
 
-    def attempt(size: int) -> Tried:
+    def attempt(size: int) -> SizeTrial:
         tried.append(size)
         needs = 10 * size if size < 16 else 60 + size
-        return Tried(size, 96 // size, needs, float(size) if needs <= 100 else None)
+        return SizeTrial(size, 96 // size, needs, float(size) if needs <= 100 else None)
 
-    rows = searched(attempt, divisors(96), deadly_bytes=1000, standing_bytes=0)
+    rows = search_sizes(attempt, divisors(96), deadly_bytes=1000, standing_bytes=0)
     assert [row.size for row in rows if row.fits] == [1, 2, 4, 8, 16, 24, 32]
     assert tried == [1, 2, 4, 8, 16, 32, 96, 48, 24]
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 import surefoot as sf
 from in_one import in_one
-from surefoot.tune.lr_range_test import Curve, LRRangeTest, check_range, diverged, judged, smoothed, written
+from surefoot.tune.lr_range_test import Curve, LRRangeTest, as_text, check_range, diverged, smoothed, suggest
 from surefoot.tune.lr_search import chart_of, draw
 
 RATES: Curve = np.geomspace(1e-6, 10, 141)  # 20 a decade
@@ -25,23 +25,23 @@ def fall(rates: Curve, at: float) -> Curve:
 @pytest.mark.parametrize("at", [1e-4, 1e-3, 1e-2, 0.1])
 def test_the_suggestion_is_where_a_logistic_fall_is_steepest(at: float) -> None:
     losses = fall(RATES, at) + np.where(100 * at < RATES, np.log10(RATES / (100 * at)), 0)
-    found = judged(RATES, losses + 0.01 * NOISE, end="diverged", diverged_at=10.0)
+    found = suggest(RATES, losses + 0.01 * NOISE, end="diverged", diverged_at=10.0)
     assert found.suggested == pytest.approx(at, rel=0.35)
     assert found.minimum is not None
-    assert f"falls steepest at {written(found.suggested)}" in found.reason
-    assert f"is {written(found.minimum / 10)}" in found.reason
+    assert f"falls steepest at {as_text(found.suggested)}" in found.reason
+    assert f"is {as_text(found.minimum / 10)}" in found.reason
 
 
 def test_a_steepest_fall_right_before_the_divergence_gives_way_to_a_tenth_of_the_minimum() -> None:
     rates = RATES[RATES < 0.02]
-    found = judged(rates, fall(rates, 0.01), end="not finite", diverged_at=0.02)
+    found = suggest(rates, fall(rates, 0.01), end="not finite", diverged_at=0.02)
     assert found.minimum is not None
     assert found.suggested == pytest.approx(found.minimum / 10, rel=0.05)
     assert "0.02 diverged already, too near" in found.reason
 
 
 def test_a_curve_that_still_falls_at_the_end_says_so() -> None:
-    found = judged(RATES, fall(RATES, 1.0) + 0.01 * NOISE, end="highest")
+    found = suggest(RATES, fall(RATES, 1.0) + 0.01 * NOISE, end="highest")
     assert found.suggested == pytest.approx(1.0, rel=0.4)
     assert "still falling at 10, the highest rate tried" in found.reason
     assert "--max-lr 1e3" in found.reason
@@ -49,7 +49,7 @@ def test_a_curve_that_still_falls_at_the_end_says_so() -> None:
 
 @pytest.mark.parametrize("losses", [np.full(len(RATES), 2.3), 2.3 + 0.1 * NOISE], ids=["exactly", "noisy"])
 def test_a_flat_curve_suggests_nothing(losses: Curve) -> None:
-    found = judged(RATES, losses, end="highest")
+    found = suggest(RATES, losses, end="highest")
     assert found.suggested is None
     assert "it stays flat" in found.reason
     assert "--max-lr 1e3" in found.reason
@@ -57,7 +57,7 @@ def test_a_flat_curve_suggests_nothing(losses: Curve) -> None:
 
 def test_a_loss_that_rises_without_having_fallen_suggests_nothing() -> None:
     losses = 2.3 + np.where(RATES > 0.1, 10 * RATES, 0) + 0.02 * NOISE
-    found = judged(RATES, losses, end="diverged", diverged_at=10.0)
+    found = suggest(RATES, losses, end="diverged", diverged_at=10.0)
     assert found.suggested is None
     assert "did not fall before" in found.reason
     assert "more --steps" in found.reason
@@ -65,14 +65,14 @@ def test_a_loss_that_rises_without_having_fallen_suggests_nothing() -> None:
 
 @pytest.mark.parametrize("losses", [0, 1, 4])
 def test_a_loss_that_diverges_at_once_suggests_nothing(losses: int) -> None:
-    found = judged(RATES[:losses], np.full(losses, 2.0), end="not finite", diverged_at=1e-3)
+    found = suggest(RATES[:losses], np.full(losses, 2.0), end="not finite", diverged_at=1e-3)
     assert found.suggested is None
     assert f"diverged at once: at 1e-3, after {losses} rates" in found.reason
     assert "--min-lr 1e-7" in found.reason
 
 
 def test_no_rate_is_blamed_for_what_was_not_finite_before() -> None:
-    found = judged(RATES[:0], np.zeros(0), end="not finite")
+    found = suggest(RATES[:0], np.zeros(0), end="not finite")
     assert (found.suggested, found.diverged_at) == (None, None)
     assert "no rate is to blame" in found.reason
 
@@ -106,7 +106,7 @@ def test_divergence_is_where_the_average_passes_four_times_its_best() -> None:
 
 @pytest.mark.parametrize("rate", [1e-9, 2.13e-3, 0.01, 0.5, 3.0, 999.0, 12345.0])
 def test_rates_are_written_to_two_digits(rate: float) -> None:
-    assert float(written(rate)) == pytest.approx(rate, rel=0.05)
+    assert float(as_text(rate)) == pytest.approx(rate, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -137,15 +137,15 @@ def test_one_bad_batch_changes_no_suggestion(place: int, spike: float) -> None:
     noise = np.random.default_rng(0).normal(0.0, 0.02, 100)
     rates = np.geomspace(1e-6, 10.0, 100)
     curve = fall(rates, 0.01) + noise
-    before = judged(rates, curve, end="highest").suggested
+    before = suggest(rates, curve, end="highest").suggested
     curve[place] = spike
-    after = judged(rates, curve, end="highest").suggested
+    after = suggest(rates, curve, end="highest").suggested
     assert before is not None
     assert after is not None
     assert 0.6 < after / before < 1.6
     level = 2.3 + noise
     level[place] = spike
-    assert judged(rates, level, end="highest").suggested is None
+    assert suggest(rates, level, end="highest").suggested is None
 
 
 @pytest.mark.parametrize("steps", [30, 100])
@@ -153,25 +153,25 @@ def test_of_noise_alone_there_is_seldom_a_suggestion(steps: int) -> None:
     """200 curves that do not depend on the rate: a least of many places falls far now and then, in one of twelve at most."""
     rates = np.geomspace(1e-6, 10.0, steps)
     curves = np.random.default_rng(1).normal(2.3, 0.02, (200, steps))
-    assert sum(judged(rates, curve, end="highest").suggested is not None for curve in curves) <= 16
+    assert sum(suggest(rates, curve, end="highest").suggested is not None for curve in curves) <= 16
 
 
 def test_a_result_prints_as_a_short_table_with_the_suggestion_and_why_the_test_ended() -> None:
     rates = RATES[:-1]
-    found = judged(rates, fall(rates, 0.01), end="diverged", diverged_at=10.0)
+    found = suggest(rates, fall(rates, 0.01), end="diverged", diverged_at=10.0)
     lines = str(found).splitlines()
     assert lines[0].split() == ["rate", "loss", "smoothed"]
     assert len(lines) <= 18
-    assert f"suggested  learning rate {written(found.suggested or 0)}" in lines
-    assert f"falls steepest at {written(found.suggested or 0)}, which is suggested" in found.reason
+    assert f"suggested  learning rate {as_text(found.suggested or 0)}" in lines
+    assert f"falls steepest at {as_text(found.suggested or 0)}, which is suggested" in found.reason
     assert "stopped at 10: the running average of the losses went past four times its best" in lines[-1]
-    assert str(judged(RATES[:0], np.zeros(0), end="not finite")).startswith("no suggestion")
+    assert str(suggest(RATES[:0], np.zeros(0), end="not finite")).startswith("no suggestion")
     assert "highest rate, 10" in flat().ended
 
 
 def test_the_drawn_curve_ends_where_losses_count_as_less_than_they_are() -> None:
     losses = fall(RATES, 0.01) + np.where(RATES > 1, 100.0, 0.0)
-    drawn = chart_of(judged(RATES, losses, end="diverged", diverged_at=10.0)).lines[1]
+    drawn = chart_of(suggest(RATES, losses, end="diverged", diverged_at=10.0)).lines[1]
     assert (drawn.name, drawn.points[-1][0]) == ("smoothed", RATES[RATES <= 1][-1])
     assert [rate for rate, _ in chart_of(flat()).lines[1].points] == RATES.tolist()
 
@@ -179,23 +179,23 @@ def test_the_drawn_curve_ends_where_losses_count_as_less_than_they_are() -> None
 def test_losses_above_what_is_drawn_are_marks_at_the_top() -> None:
     for lifted in (0.0, -5.0):  # a logarithmic axis, and a linear one
         losses = fall(RATES, 0.01) + lifted + np.where(RATES > 5, 1e6, 0.0)
-        chart = chart_of(judged(RATES, losses, end="diverged", diverged_at=10.0))
+        chart = chart_of(suggest(RATES, losses, end="diverged", diverged_at=10.0))
         assert [mark.x for mark in chart.marks if mark.kind == "strange"] == RATES[RATES > 5].tolist()
         assert chart.scale == ("linear" if lifted else "log")
         assert max(value for line in chart.lines for _, value in line.points) < 1e5
 
 
 def flat() -> LRRangeTest:
-    return judged(RATES, np.full(len(RATES), 2.3), end="highest")
+    return suggest(RATES, np.full(len(RATES), 2.3), end="highest")
 
 
 @pytest.mark.fast("fall")
 @pytest.mark.parametrize(
     "found",
     [
-        judged(RATES, fall(RATES, 0.01), end="diverged", diverged_at=10.0),
+        suggest(RATES, fall(RATES, 0.01), end="diverged", diverged_at=10.0),
         flat(),
-        judged(RATES[:0], np.zeros(0), end="not finite"),
+        suggest(RATES[:0], np.zeros(0), end="not finite"),
     ],
     ids=["fall", "flat", "nothing"],
 )

@@ -20,7 +20,7 @@ from surefoot.verify.files import Files, StoredStep
 from surefoot.verify.metrics_log import Log, Noted, read
 from surefoot.verify.records import rates
 from surefoot.verify.rerun import cost_steps, gaps, plan_windows
-from surefoot.verify.text import of_records
+from surefoot.verify.text import record_facts
 from surefoot.verify.verdict import Kind, Problem, Verdict, Window
 from written_runs import state_json
 
@@ -80,9 +80,9 @@ def checkpoint(step: int, log: Log | None, *, scored: str = "a") -> StoredStep:
 def test_every_checkpoint_but_that_of_step_0_has_a_clock_to_compare() -> None:
     log = records_of({"kind": "train", "step": 1})
     files = Files(Path("a"), {step: checkpoint(step, log) for step in (0, 1, 2)}, log, [], [], [])
-    assert "these with the clock of every checkpoint" in of_records(files)
+    assert "these with the clock of every checkpoint" in record_facts(files)
     files.checkpoints[1] = checkpoint(1, None)
-    assert "these with the clock of 1 of 2 checkpoints" in of_records(files)
+    assert "these with the clock of 1 of 2 checkpoints" in record_facts(files)
 
 
 # --- where metrics.jsonl was changed -----------------------------------------------------------------------------

@@ -143,11 +143,11 @@ def _may_compare_batches(before: Mapping[str, Any] | None, now: Mapping[str, Any
 
 
 def _is_equal(before: Fingerprints, now: Fingerprints) -> bool:
-    machine, one, other = now["machine"], float(before["loss"]), float(now["loss"])
+    machine, a, b = now["machine"], float(before["loss"]), float(now["loss"])
     if before["machine"] == machine and (machine["device"] == "cpu" or machine["deterministic"]):
         return bool(before["loss"] == now["loss"])
     relative = _RELATIVE if now["format"] == "fp32" else _RELATIVE_IN_FEW_BITS
-    return math.isclose(one, other, rel_tol=relative, abs_tol=1e-6) or (math.isnan(one) and math.isnan(other))
+    return math.isclose(a, b, rel_tol=relative, abs_tol=1e-6) or (math.isnan(a) and math.isnan(b))
 
 
 def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -135,10 +135,10 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
             f"{file} is no GPT-2 as transformers names it: it holds {', '.join(list(tensors)[:3])} ...\n"
             "  weights of a run: surefoot.load(RUN).load_model(model)"
         )
-    noted = _read_heads(file)
-    if heads is not None and noted not in (None, heads):
-        raise CheckpointError(f"heads = {heads}, but {file.with_name(SETTINGS)} says n_head = {noted}")
-    state, shape = _from_gpt2(tensors, file, noted if heads is None else heads)
+    saved_heads = _read_heads(file)
+    if heads is not None and saved_heads not in (None, heads):
+        raise CheckpointError(f"heads = {heads}, but {file.with_name(SETTINGS)} says n_head = {saved_heads}")
+    state, shape = _from_gpt2(tensors, file, saved_heads if heads is None else heads)
     model = GPT(shape)
     _refuse_misfit(state, model, where=f"{file} is no GPT-2")
     model.load_state_dict(state)

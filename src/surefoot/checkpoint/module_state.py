@@ -139,9 +139,9 @@ def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> No
     before = [each.clone() for each in parameters]
     for each in parameters:
         each.copy_(torch.arange(1, each.numel() + 1, dtype=torch.float64).sqrt().frac().view(each.shape))
-    tried, filled = model_tensors(model), [each.clone() for each in parameters]
+    saved_fill, filled = model_tensors(model), [each.clone() for each in parameters]
     torch._foreach_zero_(parameters)
-    copy_into(model, tried, where=name, own_rows=True)
+    copy_into(model, saved_fill, where=name, own_rows=True)
     compared = zip(apart, parameters, filled, strict=True)  # a frozen one may not be saved: it is built again
     lost = [key for key, now, then in compared if not equal_bits(now, then) and (key in trained or now.any())]
     torch._foreach_copy_(parameters, before)

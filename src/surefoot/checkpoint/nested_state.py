@@ -45,7 +45,7 @@ def pack_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
                 f"cannot keep {name!r}: a {type(live).__name__} is none of tensor, dict, list, torch.Generator, or object with"
                 " state_dict"
             )
-        plain[name] = split_state(_escaped(name), state, tensors)
+        plain[name] = split_state(_escape(name), state, tensors)
     return tensors, plain
 
 
@@ -73,7 +73,7 @@ def split_state(path: str, value: Any, tensors: Named) -> Any:
     if isinstance(value, dict):
         if wrong := [key for key in value if type(key) not in (str, int)]:
             raise CheckpointError(f"cannot keep {path!r}: the key {wrong[0]!r} is neither a string nor an integer")
-        pairs = [[key, split_state(f"{path}/{_escaped(key)}", each, tensors)] for key, each in value.items()]
+        pairs = [[key, split_state(f"{path}/{_escape(key)}", each, tensors)] for key, each in value.items()]
         # in a dictionary of JSON integers would become strings
         return {"dict": dict(pairs)} if all(isinstance(key, str) for key in value) else {"pairs": pairs}
     if isinstance(value, list | tuple):
@@ -126,7 +126,7 @@ def host_copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def _escaped(key: str | int) -> str:
+def _escape(key: str | int) -> str:
     """A part of a path that holds no slash, different for different keys (as in RFC 6901; an integer begins with ~2)."""
     return f"~2{key}" if isinstance(key, int) else key.replace("~", "~0").replace("/", "~1")
 

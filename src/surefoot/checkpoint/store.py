@@ -84,7 +84,7 @@ class Store:
         until they are asked for; collective. None if there is no checkpoint, a `CheckpointError` if all are damaged.
         """
         damaged: list[Damage] = []
-        for step, path in [each for each in self._seen_by_all(world) if each[0] <= up_to]:
+        for step, path in [each for each in self._list_on_all_ranks(world) if each[0] <= up_to]:
             try:
                 return self._read(step, path, only, world), damaged
             except DamageError as error:
@@ -98,7 +98,7 @@ class Store:
     def at(self, step: int, *, only: Only = None, world: World | None = None) -> Checkpoint:
         """The checkpoint of one step; a `CheckpointError` where it is damaged or absent. `world` as for `newest_intact`."""
         error: CheckpointError | None = None
-        for path in [path for saved_step, path in self._seen_by_all(world) if saved_step == step]:
+        for path in [path for saved_step, path in self._list_on_all_ranks(world) if saved_step == step]:
             try:
                 return self._read(step, path, only, world)
             except DamageError as damage:
@@ -218,7 +218,7 @@ class Store:
             self.intact.add(step)
         return checkpoint
 
-    def _seen_by_all(self, world: World | None) -> list[tuple[int, Path]]:
+    def _list_on_all_ranks(self, world: World | None) -> list[tuple[int, Path]]:
         """What `all` gives, on every rank as rank 0 sees the directory."""
         if world is None:
             return self.all()

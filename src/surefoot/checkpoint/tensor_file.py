@@ -184,14 +184,14 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(numbers)
 
 
-def equal_bits(one: Tensor, other: Tensor) -> bool:
+def equal_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have the same type, shape and bits (NaN equals NaN, 0.0 is not -0.0); on the host if they are apart.
 
     >>> equal_bits(torch.tensor([torch.nan]), torch.tensor([torch.nan])), equal_bits(torch.zeros(1), -torch.zeros(1))
     (True, False)
     """
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
-    pair = [one, other] if one.device == other.device else [one.cpu(), other.cpu()]
+    pair = [a, b] if a.device == b.device else [a.cpu(), b.cpu()]
     flat = [each.detach().resolve_conj().resolve_neg().contiguous().reshape(-1) for each in pair]
     return torch.equal(*(each.view(_INTEGERS.get(each.element_size(), torch.uint8)) for each in flat))

@@ -106,14 +106,14 @@ class Board:
     ) -> None:
         self.mail, self.save, self.patience_s, self.hurried = mail, save, patience_s, hurried
 
-    def say(self, what: str, value: Any) -> None:
+    def send(self, what: str, value: Any) -> None:
         """Leave a message; `CheckpointError` where nobody takes it."""
         try:
             self.mail.set(f"{self.save}/{what}", json.dumps(value))
         except RuntimeError as problem:
             raise _cut_off(problem) from problem
 
-    def heard(self, *what: str, of: str) -> tuple[str, Any]:
+    def receive(self, *what: str, of: str) -> tuple[str, Any]:
         """The first of some messages to be there, and which it is; waits for it, `of` whom the error would tell."""
         start, pause_s = time.monotonic(), 0.005
         ending: float | None = None
@@ -143,13 +143,13 @@ class Writers:
 
     def begin(self) -> None:
         self.started = True
-        self.board.say("begin", {"step": self.step})
+        self.board.send("begin", {"step": self.step})
 
     def entries(self) -> Entries:
         merged, failed = Entries(), ""
         while self.awaited:
             rank = self.awaited.pop(0)
-            report = self.board.heard(f"piece-{rank}", of=f"the rank of piece {rank + 1}")[1]
+            report = self.board.receive(f"piece-{rank}", of=f"the rank of piece {rank + 1}")[1]
             with suppress(RuntimeError):  # nobody else will look for it
                 self.board.mail.delete_key(f"{self.board.save}/piece-{rank}")
             merged |= {file: (int(length), str(digest)) for file, (length, digest) in report["files"].items()}
@@ -175,18 +175,18 @@ def save_leading(store: Store, checkpoint: Checkpoint, board: Board, *, protecte
         store.save(checkpoint, protected=protected, others=Writers(board, store, checkpoint))
     except Exception as problem:
         kind = "not_pruned" if isinstance(problem, NotPrunedError) else "problem"
-        board.say("outcome", {kind: str(problem) or type(problem).__name__})
+        board.send("outcome", {kind: str(problem) or type(problem).__name__})
         raise
-    board.say("outcome", {})
+    board.send("outcome", {})
 
 
 def save_following(store: Store, checkpoint: Checkpoint, board: Board, *, rank: int) -> None:
     """The part of another rank: its pieces, where it has some; returns and raises as rank 0's."""
     pieces = checkpoint.pieces
-    kind, message = board.heard(*(["begin"] if pieces is not None else []), "outcome", of="rank 0")
+    kind, message = board.receive(*(["begin"] if pieces is not None else []), "outcome", of="rank 0")
     if pieces is not None and kind == "begin":
-        board.say(f"piece-{pieces.rank}", _write_pieces(store, checkpoint, leader_step=message["step"], rank=rank))
-        message = board.heard("outcome", of="rank 0")[1]
+        board.send(f"piece-{pieces.rank}", _write_pieces(store, checkpoint, leader_step=message["step"], rank=rank))
+        message = board.receive("outcome", of="rank 0")[1]
     if "problem" in message:
         raise CheckpointError(message["problem"])
     if "not_pruned" in message:

@@ -17,7 +17,7 @@ _OUT = "runs/compare"
 def compare(arguments: list[str]) -> None:
     """Compare runs, or train the variants of a comparison and compare them."""
     options, flags = verb_options(Compare, arguments, verb="compare")
-    named, given = options.what, {name for name, _ in by_flag(arguments)} & set(option_names(Compare))
+    named, typed = options.what, {name for name, _ in by_flag(arguments)} & set(option_names(Compare))
     _check_score(options.metric)
     if not named:
         raise ConfigError(
@@ -25,9 +25,9 @@ def compare(arguments: list[str]) -> None:
         )
     plan, path = None, Path(named[0])
     if len(named) > 1:
-        _refuse(flags, given - {"target", "baseline", "metric", "out", "paired", "run_changed_program"})
+        _refuse(flags, typed - {"target", "baseline", "metric", "out", "paired", "run_changed_program"})
     elif (path / FILE).is_file():
-        _refuse(flags, given - {"jobs", "threads", "target", "baseline", "metric", "trials", "run_changed_program"})
+        _refuse(flags, typed - {"jobs", "threads", "target", "baseline", "metric", "trials", "run_changed_program"})
     else:
         refuse_all(
             {
@@ -36,7 +36,7 @@ def compare(arguments: list[str]) -> None:
                 ).is_file(),
                 "--paired is for runs that are there: those trained here are always scored batch by batch": options.paired,
                 "--sampler and --pruner are of a search\n  say how many trials: --trials 20": (
-                    options.trials is None and not given.isdisjoint({"sampler", "pruner"})
+                    options.trials is None and not typed.isdisjoint({"sampler", "pruner"})
                 ),
             }
         )
@@ -45,9 +45,9 @@ def compare(arguments: list[str]) -> None:
     from surefoot.cli import compare_runs  # imports torch
 
     if len(named) > 1:
-        compare_runs.there(options)
+        compare_runs.compare_existing(options)
     else:
-        compare_runs.trained_here(plan, path, options, given=given)
+        compare_runs.train_variants(plan, path, options, typed=typed)
 
 
 def _refuse(flags: Sequence[str], options: set[str]) -> None:

@@ -14,7 +14,7 @@ from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import configured, file_values, layers_below, typed
 from surefoot.compare.plan import Planned, some_of
 from surefoot.compare.search import Pruner, Sampler, corners, parameter, trial_name
-from surefoot.compare.variants import Variant, grid, group_labels, names, refuse_baseline, refuse_twins
+from surefoot.compare.variants import Variant, grid, group_labels, names, refuse_baseline, refuse_duplicates
 from surefoot.config.tree import flatten, layered
 from surefoot.errors import ConfigError, first_line, refuse_all
 from surefoot.launch.process_count import cores_each
@@ -69,7 +69,7 @@ class Compare(ChangedProgramOption):
     """How a search chooses trials to stop early."""
 
 
-def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: str) -> Planned:
+def planned_of(program: Program, flags: Sequence[str], options: Compare, *, verb: str) -> Planned:
     """The plan; `ConfigError` with every combination that cannot be trained."""
     if program.config is None:
         raise ConfigError(
@@ -77,9 +77,9 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
             "  let it take a dataclass: def build(config: Config), with a field `out: str`"
         )
     refuse_several(flags, verb="compare")
-    space = _space(asked) if asked.trials is not None else None
-    texts = _combinations(asked) if space is None else corners(space)
-    texts, configurations = _configurations(program, asked, flags, texts, verb=verb)
+    space = _space(options) if options.trials is not None else None
+    texts = _combinations(options) if space is None else corners(space)
+    texts, configurations = _configurations(program, options, flags, texts, verb=verb)
     if space is None and len(texts) == 1:
         raise ConfigError(
             "one variant, and nothing to compare it with\n"
@@ -92,28 +92,28 @@ def planned_of(program: Program, flags: Sequence[str], asked: Compare, *, verb: 
         )
     varied = [{setting: values[setting] for setting in text} for values, text in zip(flat, texts, strict=True)]
     if space is None:
-        refuse_twins(varied, flat)
+        refuse_duplicates(varied, flat)
     unlike = [name for name in flat[0] if name != "run_dir" and any(values[name] != flat[0][name] for values in flat)]
-    kept = dict.fromkeys([*(name for one in varied for name in one), *unlike])
-    seeds = [one.pop("seed") if asked.seeds > 1 else None for one in varied]
-    groups = [group for group in names(varied[:: asked.seeds]) for _ in range(asked.seeds)]
+    recorded = dict.fromkeys([*(name for own in varied for name in own), *unlike])
+    seeds = [own.pop("seed") if options.seeds > 1 else None for own in varied]
+    groups = [group for group in names(varied[:: options.seeds]) for _ in range(options.seeds)]
     variants = [
-        Variant(group if seed is None else f"{group},seed={seed}", group, one, {key: values[key] for key in kept})
-        for group, seed, one, values in zip(groups, seeds, varied, flat, strict=True)
+        Variant(group if seed is None else f"{group},seed={seed}", group, own, {key: values[key] for key in recorded})
+        for group, seed, own, values in zip(groups, seeds, varied, flat, strict=True)
     ]
-    cores, most = cores_each(1), os.environ.get("OMP_NUM_THREADS", "")
-    cores = min(cores, int(most)) if most.isdigit() and int(most) else cores
-    search = {"trials": asked.trials, "sampler": asked.sampler, "pruner": asked.pruner}
+    cores, thread_limit = cores_each(1), os.environ.get("OMP_NUM_THREADS", "")
+    cores = min(cores, int(thread_limit)) if thread_limit.isdigit() and int(thread_limit) else cores
+    search = {"trials": options.trials, "sampler": options.sampler, "pruner": options.pruner}
     plan = Planned(
         program=program.described,
         base=flat[0],
-        origins={**configurations[0][1], **dict.fromkeys(kept, "varied"), "run_dir": "of each its own"},
+        origins={**configurations[0][1], **dict.fromkeys(recorded, "varied"), "run_dir": "of each its own"},
         variants=variants if space is None else [],
-        threads=asked.threads or max(1, cores // asked.jobs),
+        threads=options.threads or max(1, cores // options.jobs),
         started_in=os.getcwd(),
-        target=asked.target,
-        metric=asked.metric,
-        baseline=asked.baseline,
+        target=options.target,
+        metric=options.metric,
+        baseline=options.baseline,
         search=None if space is None else search | {"seed": flat[0].get("seed", 0), "space": space},
     )
     check_baseline(plan)
@@ -150,10 +150,10 @@ def check_baseline(plan: Planned) -> None:
     refuse_baseline(plan.baseline, called)
 
 
-def _combinations(asked: Compare) -> list[dict[str, str]]:
+def _combinations(options: Compare) -> list[dict[str, str]]:
     """Settings as texts: the grid and the single ones."""
     vary: dict[str, list[str]] = {}
-    for text in asked.vary:
+    for text in options.vary:
         setting, value = _setting(text, "--vary")
         if setting in vary:
             raise ConfigError(f"--vary {setting} is given twice: put its values into one, with commas between")
@@ -166,31 +166,31 @@ def _combinations(asked: Compare) -> list[dict[str, str]]:
                 ),
             }
         )
-    single = [dict(_setting(part, "--variant") for part in shlex.split(text)) for text in asked.variant]
-    combinations: list[dict[str, str]] = [*grid(vary), *single] or [{}] * (asked.seeds > 1)
+    single = [dict(_setting(part, "--variant") for part in shlex.split(text)) for text in options.variant]
+    combinations: list[dict[str, str]] = [*grid(vary), *single] or [{}] * (options.seeds > 1)
     if not combinations:
         raise ConfigError(
             "compare what? --vary optimizer.lr=1e-3,3e-3, or --variant 'optimizer.name=sgd optimizer.lr=0.1'"
         )
-    if asked.seeds > 1 and any("seed" in one for one in combinations):
+    if options.seeds > 1 and any("seed" in combination for combination in combinations):
         raise ConfigError("--seeds and a varied seed: choose one of them")
     return combinations
 
 
 def _configurations(
-    program: Program, asked: Compare, flags: Sequence[str], texts: Sequence[dict[str, str]], *, verb: str
+    program: Program, options: Compare, flags: Sequence[str], texts: Sequence[dict[str, str]], *, verb: str
 ) -> tuple[list[dict[str, str]], list[tuple[Any, dict[str, str]]]]:
     """The texts of every combination, once for each seed, and its configuration with origins; one `ConfigError` for all problems."""
-    kind, in_file = program.config, file_values(asked.config)
+    kind, in_file = program.config, file_values(options.config)
     assert kind is not None
     known, configurations = list[dict[str, str]](), list[tuple[Any, dict[str, str]]]()
     problems, wrong = dict[str, str](), 0
 
     def add(text: dict[str, str]) -> Any:
         varied = (part for setting, value in text.items() for part in typed(kind, setting, value))
-        given = [*without(flags, text), *varied]  # what varies wins
-        layers = layers_below(program, in_file, given)
-        configurations.append(configured(kind, layers, given, verb=verb, own=[Compare]))
+        arguments = [*without(flags, text), *varied]  # what varies wins
+        layers = layers_below(program, in_file, arguments)
+        configurations.append(configured(kind, layers, arguments, verb=verb, own=[Compare]))
         known.append(text)
         program.check(configurations[-1][0])
         return configurations[-1][0]
@@ -198,14 +198,14 @@ def _configurations(
     for text in texts:
         try:
             config = add(text)
-            if asked.seeds > 1:
+            if options.seeds > 1:
                 seed = flatten(config).get("seed")
                 if not isinstance(seed, int):
                     raise ConfigError(
                         "these runs have no whole number `seed` among their settings, so --seeds cannot repeat them"
                     )
                 known[-1] = {**text, "seed": str(seed)}
-                for repeat in range(1, asked.seeds):
+                for repeat in range(1, options.seeds):
                     add({**text, "seed": str(seed + repeat)})
         except ConfigError as problem:
             if not text:
@@ -214,21 +214,21 @@ def _configurations(
             problems.setdefault(first_line(problem), " ".join(f"{name}={value}" for name, value in text.items()))
     if problems:
         all_alike = len(problems) == 1 and wrong == len(texts) > 1
-        lines = [said if all_alike else f"{combination}: {said}" for said, combination in problems.items()]
+        lines = [message if all_alike else f"{combination}: {message}" for message, combination in problems.items()]
         raise ConfigError("\n  ".join(some_of(lines)) + "\n  nothing was trained")
     return known, configurations
 
 
-def _space(asked: Compare) -> dict[str, dict[str, Any]]:
+def _space(options: Compare) -> dict[str, dict[str, Any]]:
     refuse_all(
         {
             "--trials chooses its combinations itself: leave --variant and --seeds out": (
-                bool(asked.variant) or asked.seeds > 1
+                bool(options.variant) or options.seeds > 1
             ),
-            "search for what? --vary optimizer.lr=1e-4..1e-2 --vary optimizer.name=adamw,sgd": not asked.vary,
+            "search for what? --vary optimizer.lr=1e-4..1e-2 --vary optimizer.name=adamw,sgd": not options.vary,
         }
     )
-    return {name: parameter(name, value) for name, value in (_setting(text, "--vary") for text in asked.vary)}
+    return {name: parameter(name, value) for name, value in (_setting(text, "--vary") for text in options.vary)}
 
 
 def _setting(text: str, option: str) -> tuple[str, str]:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.cli.compare_plan import Compare, check_baseline, program_of, trial
-from surefoot.cli.compare_worker import command, scores_by_batch, what_building_tells
+from surefoot.cli.compare_worker import command, facts_of_build, scores_by_batch
 from surefoot.cli.options import find_run
 from surefoot.compare import plan as planned
 from surefoot.compare import runner
-from surefoot.compare.plan import Planned, of_what_was_open, some_of
+from surefoot.compare.plan import Planned, automatic_choices, some_of
 from surefoot.compare.presentation import as_json, draw, markdown, text, tsv
 from surefoot.compare.results import Comparison, compared
 from surefoot.compare.search import Search
@@ -23,7 +23,7 @@ from surefoot.config.tree import layered
 from surefoot.errors import ConfigError, SurefootError, first_line
 from surefoot.recipes.program import build_run, in_directory, program_again, program_and_config
 from surefoot.run.signals import Signals, to_terminal
-from surefoot.tracking.console import Said
+from surefoot.tracking.console import Writer
 from surefoot.tracking.format import counted
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.patience import parsed
@@ -33,23 +33,23 @@ _NAMED = 4  # runs of a comparison
 _DIFFERENT = 8  # settings shown that runs differ in
 
 
-def trained_here(asked_plan: Planned | None, path: Path, asked: Compare, *, given: set[str]) -> None:
+def train_variants(new_plan: Planned | None, path: Path, options: Compare, *, typed: set[str]) -> None:
     """Train the untrained runs of a comparison in its directory, which is locked meanwhile, and compare all of them."""
     directory = RunDirectory(path)
     directory.open()
     screen = runner.screen()
     signals = Signals(lambda: f"go on with: surefoot compare {path}", say=to_terminal("\n"))
     try:
-        plan, chooser = _prepared(asked_plan, directory, asked, given=given)
-        screen.say(_said_first(plan, path, chooser, jobs=asked.jobs))
+        plan, chooser = _prepared(new_plan, directory, options, typed=typed)
+        screen.say(_said_first(plan, path, chooser, jobs=options.jobs))
         session = runner.Session(
             chooser,
             Trials(directory, lambda name: command("train", path, name), threads=plan.threads, cwd=plan.started_in),
-            jobs=asked.jobs,
+            jobs=options.jobs,
             score=plan.watch,
             screen=screen,
             stopping=lambda: signals.stop is not None,
-            shown=run_labels(plan.variants),
+            labels=run_labels(plan.variants),
         )
         signals.install()
         try:
@@ -57,52 +57,54 @@ def trained_here(asked_plan: Planned | None, path: Path, asked: Compare, *, give
         finally:
             signals.restore()
         if signals.stop is not None:
-            Said(None).put(f"stopped; go on with: surefoot compare {path}\n")
+            Writer(None).put(f"stopped; go on with: surefoot compare {path}\n")
             raise SystemExit(128 + signals.stop)
         plan = planned.read(path) or plan
-        found = compared(_trained(plan, path), target=plan.target, baseline=plan.baseline, settled=plan.settled)
-        Said(None).put("\n")
-        _tell(found, directory, more=of_what_was_open(plan.found, settings=plan.base))
-        if not any(row.status == "finished" for row in found.rows):
+        comparison = compared(_trained(plan, path), target=plan.target, baseline=plan.baseline, settled=plan.settled)
+        Writer(None).put("\n")
+        _tell(comparison, directory, more=automatic_choices(plan.found, settings=plan.base))
+        if not any(row.status == "finished" for row in comparison.rows):
             raise SystemExit(1)
     finally:
         directory.close()
 
 
 def _prepared(
-    asked_plan: Planned | None, directory: RunDirectory, asked: Compare, *, given: set[str]
+    new_plan: Planned | None, directory: RunDirectory, options: Compare, *, typed: set[str]
 ) -> tuple[Planned, runner.Chooser]:
     """The continued or new plan, written to disk; and the chooser of the next run."""
-    held = planned.read(directory.path)
-    if asked_plan is None:
-        assert held is not None
-        program_again(held.program, run=directory.path, run_changed=asked.run_changed_program)
-        changes = {name: getattr(asked, name) for name in ("target", "metric") if getattr(asked, name) is not None}
-        changes |= {"baseline": asked.baseline} if "baseline" in given else {}
-        if asked.trials is not None:
-            if held.search is None:
-                raise ConfigError(f"--trials {asked.trials}: {directory.path} is no search, its variants are given")
-            changes["search"] = {**held.search, "trials": asked.trials}
-        if asked.threads not in (None, held.threads):
+    existing = planned.read(directory.path)
+    if new_plan is None:
+        assert existing is not None
+        program_again(existing.program, run=directory.path, run_changed=options.run_changed_program)
+        changes = {name: getattr(options, name) for name in ("target", "metric") if getattr(options, name) is not None}
+        changes |= {"baseline": options.baseline} if "baseline" in typed else {}
+        if options.trials is not None:
+            if existing.search is None:
+                raise ConfigError(f"--trials {options.trials}: {directory.path} is no search, its variants are given")
+            changes["search"] = {**existing.search, "trials": options.trials}
+        if options.threads not in (None, existing.threads):
             raise ConfigError(
-                f"--threads {asked.threads}: this comparison has {held.threads}, and another number gives other bits"
+                f"--threads {options.threads}: this comparison has {existing.threads}, and another number gives other bits"
             )
-        plan = replace(held, **changes)
-    elif held is None:
-        plan = asked_plan
+        plan = replace(existing, **changes)
+    elif existing is None:
+        plan = new_plan
     else:
-        plan = planned.going_on(held, asked_plan, where=directory.path, threads_given=asked.threads is not None)
-    judged = None if held is None or held.search is None or not held.found else held.watch
-    if judged is not None and plan.watch != judged:
+        plan = planned.continue_plan(
+            existing, new_plan, where=directory.path, threads_given=options.threads is not None
+        )
+    previous_metric = None if existing is None or existing.search is None or not existing.found else existing.watch
+    if previous_metric is not None and plan.watch != previous_metric:
         raise ConfigError(
-            f"--metric {plan.metric!r}: what this search has tried was judged by {' '.join(judged)}\n"
+            f"--metric {plan.metric!r}: what this search has tried was judged by {' '.join(previous_metric)}\n"
             "  another search: --out DIR"
         )
     _check_score(plan, directory.path)
     check_baseline(plan)
     _write(plan if plan.found else replace(plan, metric=None), directory)  # which may not be one of theirs
     if not plan.found:
-        plan = replace(plan, found=what_building_tells(plan, directory))
+        plan = replace(plan, found=facts_of_build(plan, directory))
         _check_score(plan, directory.path)
         _write(plan, directory)
     return plan, runner.InOrder(plan.names, directory.path) if plan.search is None else _search(plan, directory)
@@ -113,9 +115,9 @@ def _search(plan: Planned, directory: RunDirectory) -> Search:
     assert plan.search is not None
 
     def begin(name: str, chosen: dict[str, str]) -> None:
-        held = planned.read(directory.path) or plan
-        if name not in held.names:
-            _write(replace(held, variants=[*held.variants, trial(plan, name, chosen)]), directory)
+        current = planned.read(directory.path) or plan
+        if name not in current.names:
+            _write(replace(current, variants=[*current.variants, trial(plan, name, chosen)]), directory)
 
     if plan.watch is None:
         raise ConfigError(
@@ -146,7 +148,7 @@ def _said_first(plan: Planned, path: Path, chooser: runner.Chooser, *, jobs: int
     return "\n".join(
         [
             f"{runs}{done}; {jobs} at once, each with {counted(plan.threads, 'thread')}; in {path}",
-            *of_what_was_open(plan.found, settings=plan.base),
+            *automatic_choices(plan.found, settings=plan.base),
         ]
     )
 
@@ -160,33 +162,33 @@ def _trained(plan: Planned, path: Path) -> list[Compared]:
     ]
 
 
-def there(asked: Compare) -> None:
+def compare_existing(options: Compare) -> None:
     """Put runs that are there next to each other; nothing in them is changed."""
-    _refuse_comparisons(asked.what)
-    paths = [find_run(name) for name in asked.what]
+    _refuse_comparisons(options.what)
+    paths = [find_run(name) for name in options.what]
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError("one of these runs is named twice")
-    runs = [read_run(path, metric=asked.metric) for path in paths]
+    runs = [read_run(path, metric=options.metric) for path in paths]
     unlike = [
         name
         for name in dict.fromkeys(name for run in runs for name in run.settings)
         if name != "run_dir" and len({repr(run.settings.get(name)) for run in runs}) > 1
     ]
-    found, told = list[Compared](), list[str]()
+    compared_runs, notes = list[Compared](), list[str]()
     for path, run in zip(paths, runs, strict=True):
         variant = Variant(str(path), str(path), {}, {name: run.settings.get(name) for name in unlike})
-        scored = _scored_again(path, run, asked.run_changed_program) if asked.paired else _scored_then(path, run)
-        found.append(Compared(variant, run, batches=scored))
+        scored = _scored_again(path, run, options.run_changed_program) if options.paired else _scored_then(path, run)
+        compared_runs.append(Compared(variant, run, batches=scored))
         # settings that a run does not have are told only where it has none of them
         known = {name: run.settings[name] for name in unlike[:_DIFFERENT] if run.settings.get(name) is not None}
-        told += [f"{path}: {flags(known) or 'without ' + ', '.join(unlike[:_DIFFERENT])}"] * bool(unlike)
+        notes += [f"{path}: {flags(known) or 'without ' + ', '.join(unlike[:_DIFFERENT])}"] * bool(unlike)
     if len(unlike) > _DIFFERENT:
-        told.append(f"and {len(unlike) - _DIFFERENT} more settings that differ: see config.toml of each")
-    out = RunDirectory(local_path(asked.out or _OUT, setting="--out"))
+        notes.append(f"and {len(unlike) - _DIFFERENT} more settings that differ: see config.toml of each")
+    out = RunDirectory(local_path(options.out or _OUT, setting="--out"))
     out.open()
     try:
         over = ", over those of an earlier comparison" * (out.path / "comparison.json").exists()
-        _tell(compared(found, target=asked.target, baseline=asked.baseline), out, more=told, over=over)
+        _tell(compared(compared_runs, target=options.target, baseline=options.baseline), out, more=notes, over=over)
     finally:
         out.close()
 
@@ -206,11 +208,11 @@ def _refuse_comparisons(names: Sequence[str]) -> None:
 
 def _scored_then(path: Path, run: Trained) -> Mapping[str, Any]:
     """The scores batch by batch that a comparison has left beside a run which it trained, if they are of this run and score."""
-    held: dict[str, Any] = (outcome_of(path.absolute().parent, path.name) or {}).get("batches") or {}
-    if held and run.watch is not None and run.best is not None:
-        steps = [(held.get(kind) or {}).get("step") for kind in ("best", "final")]
-        if "why" in held or (held.get("score") == run.watch[1] and steps == [run.best[0], run.scores[-1][0]]):
-            return held
+    batches: dict[str, Any] = (outcome_of(path.absolute().parent, path.name) or {}).get("batches") or {}
+    if batches and run.watch is not None and run.best is not None:
+        steps = [(batches.get(kind) or {}).get("step") for kind in ("best", "final")]
+        if "why" in batches or (batches.get("score") == run.watch[1] and steps == [run.best[0], run.scores[-1][0]]):
+            return batches
     return {"why": f"{path} was not scored batch by batch: --paired does that"}
 
 
@@ -230,4 +232,4 @@ def _tell(comparison: Comparison, directory: RunDirectory, *, more: Sequence[str
     for name, written in (("json", as_json), ("tsv", tsv), ("md", markdown)):
         directory.write_text(f"comparison.{name}", written(comparison))
     draw(comparison, directory.path / "comparison")
-    Said(None).put(f"{text(comparison)}\nwritten: {directory.path}/comparison.png, .svg, .md, .tsv, .json{over}\n")
+    Writer(None).put(f"{text(comparison)}\nwritten: {directory.path}/comparison.png, .svg, .md, .tsv, .json{over}\n")

@@ -13,7 +13,7 @@ import torch
 
 from surefoot.checkpoint import Store
 from surefoot.cli.compare_plan import program_of
-from surefoot.cli.main import answered
+from surefoot.cli.main import run_or_exit
 from surefoot.compare import plan as planned
 from surefoot.compare.trained import Trained, read_run
 from surefoot.compare.trials import Outcome, with_threads, write_outcome
@@ -40,7 +40,7 @@ def command(what: str, directory: Path, name: str) -> list[str]:
     ]
 
 
-def what_building_tells(plan: planned.Planned, directory: RunDirectory) -> dict[str, Any]:
+def facts_of_build(plan: planned.Planned, directory: RunDirectory) -> dict[str, Any]:
     """Facts that only building a run shows. If it cannot be built, this process ends with the same status before any training."""
     with subprocess.Popen(
         command("look", directory.path, plan.names[0] if plan.names else "first"),
@@ -50,15 +50,15 @@ def what_building_tells(plan: planned.Planned, directory: RunDirectory) -> dict[
         cwd=plan.started_in,
     ) as process:
         assert process.stdout is not None
-        said = process.stdout.read()
+        printed = process.stdout.read()
     if process.returncode:
         sys.exit(process.returncode if process.returncode > 0 else 128 - process.returncode)
-    return dict(json.loads(said.splitlines()[-1]))
+    return dict(json.loads(printed.splitlines()[-1]))
 
 
 def train(plan: planned.Planned, directory: Path, name: str) -> None:
     """Train a variant, or go on with it; then score it batch by batch, and leave its result."""
-    run = _built(plan, directory, name)
+    run = _build_variant(plan, directory, name)
     _wait_until_free(directory / name)
     run.train()
     batches = scores_by_batch(run, read_run(directory / name, metric=plan.metric))
@@ -77,16 +77,16 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
     if best is None or trained.final is None or split not in run.parts.evaluator.splits:
         return {"why": f"{score} was never scored"}
     store, last = Store(run.parts.directory.checkpoints), trained.scores[-1][0]
-    found: dict[str, Any] = {"score": score, "split": run.parts.split_identity[split]}
-    for kind, step, whole in (("final", last, trained.final), ("best", *best)):
+    scores: dict[str, Any] = {"score": score, "split": run.parts.split_identity[split]}
+    for kind, step, expected in (("final", last, trained.final), ("best", *best)):
         if kind == "best" and step == last:
-            found["best"] = found["final"]
+            scores["best"] = scores["final"]
             continue
         try:
             for difference in run.load_checkpoint(store.at(step)):
                 return {"why": f"its data are not those it was trained on: {difference}"}
         except CheckpointError:
-            found[kind] = None  # not every run keeps its best
+            scores[kind] = None  # not every run keeps its best
             continue
         with run.parts.numerics():
             means = run.parts.evaluator.metric_by_batch(score, batches=BATCHES)
@@ -94,12 +94,12 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
             return {"why": f"{score} is no mean over samples"}
         counts, totals = [float(mean.count) for mean in means], [float(mean.total) for mean in means]
         # the sum of sizes is near 0 where all are, not where signs differ
-        if abs(math.fsum(totals) - whole * math.fsum(counts)) > _CLOSE * math.fsum(map(abs, totals)):
+        if abs(math.fsum(totals) - expected * math.fsum(counts)) > _CLOSE * math.fsum(map(abs, totals)):
             return {"why": f"{score} is no mean over samples"}
-        if found.setdefault("counts", counts) != counts:
+        if scores.setdefault("counts", counts) != counts:
             return {"why": f"{score} counts other targets from one checkpoint to the next"}
-        found[kind] = {"step": step, "means": [float(mean.value) for mean in means]}
-    return found
+        scores[kind] = {"step": step, "means": [float(mean.value) for mean in means]}
+    return scores
 
 
 def _wait_until_free(path: Path) -> None:
@@ -111,9 +111,9 @@ def _wait_until_free(path: Path) -> None:
 
 def look(plan: planned.Planned, directory: Path, name: str) -> None:
     """Build a variant, and print as JSON what only that tells: its precision and whether it is compiled, its score, its splits."""
-    run = _built(plan, directory, name)
+    run = _build_variant(plan, directory, name)
     auto, watch = settle_choices(run.parts), run.parts.run_state.watch
-    found = {
+    facts = {
         "precision": run.parts.run_state.precision.name,
         "score": None if watch is None else f"{watch.direction} {watch.score}",
         "splits": list(run.parts.evaluator.splits),
@@ -121,10 +121,10 @@ def look(plan: planned.Planned, directory: Path, name: str) -> None:
         "channels_last": True if run.parts.layout.channels_last else None,
         "chosen": auto.precision,
     }
-    print(json.dumps({name: value for name, value in found.items() if value is not None}), flush=True)
+    print(json.dumps({name: value for name, value in facts.items() if value is not None}), flush=True)
 
 
-def _built(plan: planned.Planned, directory: Path, name: str) -> Run:
+def _build_variant(plan: planned.Planned, directory: Path, name: str) -> Run:
     """The run of a variant, without splits for the end alone: the choice between variants must not depend on those."""
     torch.set_num_threads(plan.threads)
     program, kind = program_of(plan, run=directory / name)
@@ -134,7 +134,7 @@ def _built(plan: planned.Planned, directory: Path, name: str) -> Run:
     }
     # one layer, not two: what another optimizer makes fall away fell away when this was planned
     config, origins = layered(kind, [("comparison", {**plan.base, **own})])
-    kept = {
+    config_origins = {
         key: "variant" if key in own else plan.origins.get(key, "default") if origin == "comparison" else origin
         for key, origin in origins.items()
     }
@@ -148,7 +148,7 @@ def _built(plan: planned.Planned, directory: Path, name: str) -> Run:
         compiling.settle(plan.found["compile"])
     choices = {"precision": precision.name, "channels_last": layout.channels_last, "compile": compiling.on}
     run.parts.identity.update(choices)
-    run.configuration = with_choices(to_toml(config, kept, program.described), choices)
+    run.configuration = with_choices(to_toml(config, config_origins, program.described), choices)
     run.parts.evaluator.leave_out_end()
     return run
 
@@ -165,7 +165,7 @@ def main() -> None:
             raise ConfigError(f"{directory} holds no {planned.FILE}")
         (look if what == "look" else train)(plan, Path(directory), name)
 
-    answered(done, shown=False)
+    run_or_exit(done, with_traceback=False)
 
 
 if __name__ == "__main__":

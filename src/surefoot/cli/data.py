@@ -42,17 +42,17 @@ def data(arguments: list[str]) -> None:
     if arguments[:1] != ["prepare"] and "help" not in dict(by_flag(arguments)):
         raise ConfigError(f"no {arguments[0]!r}: {form}" if arguments else f"data what?: {form}")
     missing = f"which text, and where to? {form}"
-    asked = only_options(Prepare, arguments[1:] or arguments, verb="data prepare", missing=missing)
-    if not asked.inputs:
+    options = only_options(Prepare, arguments[1:] or arguments, verb="data prepare", missing=missing)
+    if not options.inputs:
         raise ConfigError(missing)
-    if asked.tokenizer is None:
+    if options.tokenizer is None:
         raise ConfigError(
             "--tokenizer is missing: what turns the text into tokens\n"
             "  gpt2, bytes, or a tokenizer's file or directory (a run's, say): --tokenizer NAME"
         )
-    if asked.tokenizer in ("bpe", "characters"):
+    if options.tokenizer in ("bpe", "characters"):
         raise ConfigError(
-            f"--tokenizer {asked.tokenizer} is trained on text first: surefoot train gpt ... --run-dir RUN does, and then\n"
+            f"--tokenizer {options.tokenizer} is trained on text first: surefoot train gpt ... --run-dir RUN does, and then\n"
             "  name that run's: --tokenizer RUN"
         )
     from surefoot.data.text.prepare_shards import prepare_shards
@@ -60,12 +60,12 @@ def data(arguments: list[str]) -> None:
 
     try:
         prepare_shards(
-            asked.out,
-            asked.inputs,
-            tokenizer=named_tokenizer(asked.tokenizer),
-            column=asked.column,
-            processes=asked.processes,
-            shard_tokens=asked.shard_tokens,
+            options.out,
+            options.inputs,
+            tokenizer=named_tokenizer(options.tokenizer),
+            column=options.column,
+            processes=options.processes,
+            shard_tokens=options.shard_tokens,
             say=lambda line: print(line, file=sys.stderr, flush=True),
         )
     except KeyboardInterrupt:

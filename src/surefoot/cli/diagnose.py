@@ -30,7 +30,7 @@ class Diagnose(RunOption):
 def diagnose(arguments: list[str]) -> None:
     """Print the findings of a run."""
     options = only_options(Diagnose, arguments, verb="diagnose")
-    from surefoot.diagnose.checks import told, verdicts
+    from surefoot.diagnose.checks import format_findings, verdicts
     from surefoot.diagnose.finding import Healthy, Unknown, worst_first
     from surefoot.diagnose.reading import history_in
 
@@ -54,6 +54,6 @@ def diagnose(arguments: list[str]) -> None:
         }
         print(json.dumps(report, indent=1, ensure_ascii=False))
     else:
-        print(told(history, all_verdicts, every=options.all))
+        print(format_findings(history, all_verdicts, every=options.all))
     if options.strict and any(finding.severity == "error" for finding in findings):
         sys.exit(1)

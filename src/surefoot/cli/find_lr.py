@@ -61,30 +61,30 @@ def find_lr(arguments: list[str]) -> None:
     lowest, highest, count, out = options.min_lr, options.max_lr, options.steps, options.out
     from surefoot.report.figures import make_directory
     from surefoot.tune import lr_search
-    from surefoot.tune.lr_range_test import check_range, written
+    from surefoot.tune.lr_range_test import as_text, check_range
 
     check_range(lowest, highest, count)
     run, settings = tried_run(options, flags, verb="find-lr")
     if out is not None:
         make_directory(local_path(out, setting="--out"))  # before the test, which may take long
 
-    stride, seen = max(1, count // _SHOWN), 0
+    stride, rates_read = max(1, count // _SHOWN), 0
 
     def watch(rate: float, loss: float) -> None:
-        nonlocal seen
-        if seen == 0:  # what is refused is refused before there is a table
-            about = f"{count} rates from {written(lowest)} to {written(highest)}, one a step, from step {start:,}"
+        nonlocal rates_read
+        if rates_read == 0:  # what is refused is refused before there is a table
+            about = f"{count} rates from {as_text(lowest)} to {as_text(highest)}, one a step, from step {start:,}"
             print(about, "  rate     loss after it", sep="\n")
-        if seen % stride == 0:
-            print(f"  {written(rate):<8} {loss:.4g}", flush=True)
-        seen += 1
+        if rates_read % stride == 0:
+            print(f"  {as_text(rate):<8} {loss:.4g}", flush=True)
+        rates_read += 1
 
     start = run.state.step
     test = lr_search.find_lr(run, min_lr=lowest, max_lr=highest, steps=count, progress_fn=watch)
     what = "--optimizer.lr" if "optimizer.lr" in settings else "learning rate"
     print(
-        f"{test.ended}; the table shows {-(-seen // stride)} of {len(test.rates)} rates",
-        "no suggestion" if test.suggested is None else f"suggested  {what} {written(test.suggested)}",
+        f"{test.ended}; the table shows {-(-rates_read // stride)} of {len(test.rates)} rates",
+        "no suggestion" if test.suggested is None else f"suggested  {what} {as_text(test.suggested)}",
         f"  {test.reason}",
         sep="\n",
     )
@@ -121,12 +121,12 @@ def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> "
 def _saved_run(path: Path, options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> "tuple[sf.Run, set[str]]":
     if options.config is not None:
         raise ConfigError(f"--config is for what has no settings yet, and {path} has\n  leave it out, or give flags")
-    asked = flag_text(flags, "optimizer.name")
-    if verb == "find-lr" and asked is not None:
+    optimizer = flag_text(flags, "optimizer.name")
+    if verb == "find-lr" and optimizer is not None:
         trained_with = values(file_text(path / "config.toml")).get("optimizer.name")
-        if trained_with not in (None, asked):
+        if trained_with not in (None, optimizer):
             raise ConfigError(
-                f"--optimizer.name {asked}: {path} was trained with {trained_with}, and its state is that one's\n"
+                f"--optimizer.name {optimizer}: {path} was trained with {trained_with}, and its state is that one's\n"
                 "  leave it out, or test a start with the other one: surefoot find-lr RECIPE --optimizer.name ..."
             )
     program, config = saved_settings(path, options, flags, verb=verb)

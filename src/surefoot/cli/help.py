@@ -86,7 +86,7 @@ def settings_page(flags: Sequence[Flag]) -> str:
     for flag in flags:
         if flag not in first or not groups:
             groups.setdefault(flag.group, []).append(flag)
-    return "\n".join(section(name, held, names=by_name) for name, held in groups.items() if held)
+    return "\n".join(section(name, members, names=by_name) for name, members in groups.items() if members)
 
 
 def section(title: str, flags: Sequence[Flag], *, names: Collection[str] = ()) -> str:
@@ -151,8 +151,8 @@ def _default(flag: Flag) -> str:
         return "" if flag.metavar else "(required)"
     if flag.default is None or flag.default == () or (flag.is_switch and not flag.default):
         return ""
-    shown = " ".join(map(str, flag.default)) if isinstance(flag.default, tuple | list) else str(flag.default)
-    return f"(default: {shown})"
+    text = " ".join(map(str, flag.default)) if isinstance(flag.default, tuple | list) else str(flag.default)
+    return f"(default: {text})"
 
 
 def _texts_of(kind: type[Any]) -> Mapping[str, str]:

@@ -55,14 +55,14 @@ after a signal (not saved after a second one).
 def main(arguments: list[str] | None = None) -> None:
     """Run one verb and leave with its exit status: 141 where whoever was to read standard output has gone, as a shell has it."""
     typed = sys.argv[1:] if arguments is None else arguments
-    given = [argument for argument in typed if argument != "--traceback"]
+    words = [argument for argument in typed if argument != "--traceback"]
     try:
         try:
-            if not given or given[0] in ("-h", "--help", "help"):
+            if not words or words[0] in ("-h", "--help", "help"):
                 print(OVERVIEW, end="")
-                sys.exit(0 if given else 2)
+                sys.exit(0 if words else 2)
             with speaking_in_flags():
-                answered(lambda: _verb(given), shown="--traceback" in typed)
+                run_or_exit(lambda: _verb(words), with_traceback="--traceback" in typed)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -85,7 +85,7 @@ def _unread() -> bool:
     return True
 
 
-def answered(call: Callable[[], None], *, shown: bool) -> None:
+def run_or_exit(call: Callable[[], None], *, with_traceback: bool) -> None:
     """Call, and leave as the command line does where that fails: with a message, and the exit status of what happened."""
     try:
         call()
@@ -101,7 +101,7 @@ def answered(call: Callable[[], None], *, shown: bool) -> None:
         if not isinstance(error, SurefootError) and not out_of_memory:
             raise
         if _speaks_of(error, rendezvous):
-            if shown:
+            if with_traceback:
                 traceback.print_exception(error)
             print(error_lines(error), file=sys.stderr)
             if out_of_memory:
@@ -123,20 +123,20 @@ def _speaks_of(problem: Exception, rendezvous: ModuleType | None) -> bool:
     return True
 
 
-def _verb(given: list[str]) -> None:
-    if given[0] == "--version":
+def _verb(words: list[str]) -> None:
+    if words[0] == "--version":
         from importlib.metadata import version
 
         print(version("surefoot"))
         return
-    if given[0] not in VERBS:
+    if words[0] not in VERBS:
         from difflib import get_close_matches
 
         raise ConfigError(
-            f"no verb {given[0]!r}: one of {', '.join(VERBS)}"
-            + "".join(f"\n  did you mean surefoot {near}?" for near in get_close_matches(given[0], VERBS, n=1))
+            f"no verb {words[0]!r}: one of {', '.join(VERBS)}"
+            + "".join(f"\n  did you mean surefoot {near}?" for near in get_close_matches(words[0], VERBS, n=1))
         )
-    verb_function(given[0])(given[1:])
+    verb_function(words[0])(words[1:])
 
 
 def verb_function(verb: str) -> Callable[[list[str]], None]:

@@ -105,8 +105,8 @@ def flag_text(arguments: Sequence[str], name: str) -> str | None:
     >>> flag_text(["gpt", "--optimizer.betas", "0.9", "0.95", "--seed=3"], "optimizer.betas")
     '0.9 0.95'
     """
-    given = [words for flag, words in by_flag(arguments) if flag == name][-1:]
-    texts = [words[0].partition("=")[2] if "=" in words[0] else " ".join(words[1:]) for words in given]
+    occurrences = [words for flag, words in by_flag(arguments) if flag == name][-1:]
+    texts = [words[0].partition("=")[2] if "=" in words[0] else " ".join(words[1:]) for words in occurrences]
     return texts[0] if texts else None
 
 
@@ -173,34 +173,34 @@ def print_options(kind: type[Any], verb: str, *, but: Collection[str] = ()) -> N
     """Print the arguments and options of a verb, `but` some that are settings."""
     flags = [flag for flag in flags_of(kind, switches=True) if flag.name not in but]
     parts = {
-        "arguments": [one for one in flags if one.metavar],
-        f"options of {verb}": [one for one in flags if not one.metavar],
+        "arguments": [flag for flag in flags if flag.metavar],
+        f"options of {verb}": [flag for flag in flags if not flag.metavar],
     }
-    for title, held in parts.items():
-        if held:
-            print(section(title, held))
+    for title, group in parts.items():
+        if group:
+            print(section(title, group))
 
 
-def find_run(given: str) -> Path:
+def find_run(name: str) -> Path:
     """The directory of the run that is meant: by its path, its name below runs/, or latest."""
-    local_path(given, setting="the run")
-    if given == "latest":
+    local_path(name, setting="the run")
+    if name == "latest":
         runs = sorted(Path("runs").glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
         if runs:
             return _readable(runs[-1].parent)
         raise ConfigError(f"no run below {Path('runs').resolve()}")
-    directory = Path(given)
-    for path in (directory, Path("runs") / given):
+    directory = Path(name)
+    for path in (directory, Path("runs") / name):
         if (path / "config.toml").is_file():
             return _readable(path)
     if directory.parent.name == "checkpoints" and directory.is_dir():
         step = int("".join(filter(str.isdigit, directory.name)) or 0)
-        raise ConfigError(f"{given} is a checkpoint: give its run, {directory.parent.parent}, and --checkpoint {step}")
+        raise ConfigError(f"{name} is a checkpoint: give its run, {directory.parent.parent}, and --checkpoint {step}")
     there = ", ".join(sorted(file.parent.name for file in Path("runs").glob("*/config.toml"))) or "none"
     raise ConfigError(
-        f"{given} is a directory and no run: it holds no config.toml (below runs/: {there})"
+        f"{name} is a directory and no run: it holds no config.toml (below runs/: {there})"
         if directory.is_dir()
-        else f"no run {given!r} here, nor below runs/ (there: {there})"
+        else f"no run {name!r} here, nor below runs/ (there: {there})"
     )
 
 
@@ -225,7 +225,7 @@ def parse(kind: type[T], arguments: Sequence[str], *, verb: str, flags: str = "s
 def _unboxed(text: str) -> str:
     """The first part of tyro's box as one line. The box is made of dashes if the terminal knows ASCII alone."""
     lines = [line.strip().strip("│|").strip() for line in text.splitlines()]
-    edges = [place for place, line in enumerate(lines) if line.startswith(("─", "╭", "╰", "---", "+--"))]
+    edges = [index for index, line in enumerate(lines) if line.startswith(("─", "╭", "╰", "---", "+--"))]
     first, last = (*edges, len(lines))[:2] if edges else (-1, len(lines))
     problem = " ".join(lines[first + 1 : last]) or text.strip()
     for pattern, words in _WORDS.items():

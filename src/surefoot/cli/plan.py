@@ -142,15 +142,15 @@ def _assumed(numbers: Mapping[str, float], *, precision: str) -> "Machine":
 
 def _numbers(options: MachineOptions) -> dict[str, float]:
     """The machine's numbers that were given, by name. One `ConfigError` lists all that are not numbers."""
-    given = {name: getattr(options, name) for name in ("flops", *_USUAL) if getattr(options, name) is not None}
-    if given and options.world_size is None:
+    typed = {name: getattr(options, name) for name in ("flops", *_USUAL) if getattr(options, name) is not None}
+    if typed and options.world_size is None:
         raise ConfigError(
-            f"--{next(iter(given)).replace('_', '-')} is about GPUs on paper\n  say how many there are: --world-size 8"
+            f"--{next(iter(typed)).replace('_', '-')} is about GPUs on paper\n  say how many there are: --world-size 8"
         )
     from surefoot.memory import parsed_bytes  # imports torch
 
     numbers, problems = dict[str, float](), list[str]()
-    for name, value in given.items():
+    for name, value in typed.items():
         read = parsed_bytes if name == "gpu_memory" else bytes_per_s
         try:
             numbers[name] = read(value, setting=f"--{name.replace('_', '-')}") if isinstance(value, str) else value

@@ -68,23 +68,23 @@ def schedules(text: str, length: Length, *, shared: Mapping[str, Any]) -> dict[s
     """The schedules of a list by name; `shared` are settings that each has where it takes them and does not say otherwise.
 
     >>> length = Length(steps=100, samples_per_epoch=1, batch_size=1)
-    >>> found = schedules("cosine,wsd:cooldown=30%", length, shared={"warmup": "10%", "min_lr_ratio": 0.1})
-    >>> print(found["wsd:cooldown=30%"].to_dict())
+    >>> by_name = schedules("cosine,wsd:cooldown=30%", length, shared={"warmup": "10%", "min_lr_ratio": 0.1})
+    >>> print(by_name["wsd:cooldown=30%"].to_dict())
     {'shape': 'wsd', 'warmup': '10%', 'min_lr_ratio': 0.1, 'cooldown': '30%'}
     """
     names = list(SHAPES) if text.strip() == "all" else [name.strip() for name in text.split(",")]
-    found: dict[str, Single | Joined] = {}
+    by_name: dict[str, Single | Joined] = {}
     problems = []
     for name in names:
         try:
-            if name in found:
+            if name in by_name:
                 raise ConfigError("is there twice")
-            found[name] = _schedule(name, length, shared)
+            by_name[name] = _schedule(name, length, shared)
         except ConfigError as problem:
             problems.append(f"--schedules {name}: {problem}")
     if problems:
         raise ConfigError("\n".join(problems))
-    return found
+    return by_name
 
 
 def _schedule(text: str, length: Length, shared: Mapping[str, Any]) -> Single | Joined:
@@ -94,15 +94,15 @@ def _schedule(text: str, length: Length, shared: Mapping[str, Any]) -> Single | 
         return _single(first, shared)
     # of the whole run, as all others
     warmup = in_steps(str(shared.get("warmup", "5%")), length=length, setting="warmup")
-    begun: Single | Joined = _single(first, {**shared, "warmup": f"{warmup} steps"})
+    joined: Single | Joined = _single(first, {**shared, "warmup": f"{warmup} steps"})
     for other in others:
         shape, mark, at = other.rpartition("@")
         if not mark:
             raise ConfigError(f"{other!r} begins nowhere: write at which step, as in {first}+{other}@50%")
         # a part begins at its own step 0; what is shared but the warm-up is of the last one too
         following = _single(shape, {name: value for name, value in shared.items() if name != "warmup"}, rises=False)
-        begun = join(begun, following, at=in_steps(at, length=length, setting="at"))
-    return begun
+        joined = join(joined, following, at=in_steps(at, length=length, setting="at"))
+    return joined
 
 
 def _single(text: str, shared: Mapping[str, Any], *, rises: bool = True) -> Single:
@@ -114,8 +114,8 @@ def _single(text: str, shared: Mapping[str, Any], *, rises: bool = True) -> Sing
     taken = {name: value for name, value in shared.items() if name in SHAPES[shape].takes}
     if SHAPES[shape].own_rise or "warmup" in own:
         taken.pop("warmup", None)
-    made = Schedule(name=shape, **(taken | own)).spec()
-    return made if rises or "warmup" in own else replace(made, warmup=None)
+    spec = Schedule(name=shape, **(taken | own)).spec()
+    return spec if rises or "warmup" in own else replace(spec, warmup=None)
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -41,12 +41,12 @@ def predict(arguments: list[str]) -> None:
             "  in Python, give its weights to a model of yours:\n"
             f"  surefoot.load({str(run_path)!r}).load_model(model)"
         )
-    asked, _ = configured(program.names["Predict"], [], flags, verb=f"predict {options.run} INPUT", own=[Predict])
+    request, _ = configured(program.names["Predict"], [], flags, verb=f"predict {options.run} INPUT", own=[Predict])
     checkpoint = choose_checkpoint(run_path, options.checkpoint)
-    from surefoot.tracking.console import Said
+    from surefoot.tracking.console import Writer
 
-    console = Said(None)
-    for piece in program.names["predict"](config, asked, options.inputs, run=run_path, checkpoint=checkpoint):
+    console = Writer(None)
+    for piece in program.names["predict"](config, request, options.inputs, run=run_path, checkpoint=checkpoint):
         console.put(piece)
         if console.gone:  # nobody reads any more
             break

@@ -99,10 +99,10 @@ def start_several(
     limit_s = None if (limit := settings.get("time_limit")) is None else seconds(limit, setting="time_limit")
 
     def arguments(elapsed_s: float) -> list[str]:
-        given = list(command)
+        words = list(command)
         if limit_s is not None and elapsed_s > 1:  # what is left of it for a group that is started again
-            given = [*without(given, ["time_limit"]), "--time-limit", f"{max(1, round(limit_s - elapsed_s))} s"]
-        return ["-P", "-m", "surefoot", *given]  # the directory where it is started is no place to import from
+            words = [*without(words, ["time_limit"]), "--time-limit", f"{max(1, round(limit_s - elapsed_s))} s"]
+        return ["-P", "-m", "surefoot", *words]  # the directory where it is started is no place to import from
 
     sys.stdout.flush()
     sys.exit(launch(arguments, places=places, max_restarts=several.max_restarts))
@@ -139,10 +139,10 @@ def _wanted(several: Several) -> Asked:
 def _places(wanted: Asked, settings: Mapping[str, Any], *, out: Path | None = None) -> Places:
     """Where processes may be started, for these settings of a run; `out` is where one is that goes on."""
     batch_size, micro, written = (settings.get(name) for name in ("batch_size", "micro_batch_size", "run_dir"))
-    place = out or (Path(written) if isinstance(written, str) and written else None)
+    run_dir = out or (Path(written) if isinstance(written, str) and written else None)
     return Places(
         wanted,
-        sizes=lambda: None if batch_size is None else sizes_of(batch_size, micro, out=place),
+        sizes=lambda: None if batch_size is None else sizes_of(batch_size, micro, out=run_dir),
         gpus=_gpus(settings.get("device", "auto")),
     )
 
@@ -155,4 +155,4 @@ def _gpus(device: Any) -> list[str] | None:
     if not on_gpus or not torch.cuda.is_available():  # whoever asked for one is told by the ranks
         return None
     there, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [str(place) for place in range(there)] if visible is None else visible.split(",")[:there]
+    return [str(index) for index in range(there)] if visible is None else visible.split(",")[:there]

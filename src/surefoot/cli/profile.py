@@ -37,12 +37,12 @@ class Profile(TriedRunOptions):
 def profile(arguments: list[str]) -> None:
     """Print where the time of a step goes."""
     options, flags = tried_options(Profile, arguments, verb="profile")
-    from surefoot.profile.flops import given_peak_flops
+    from surefoot.profile.flops import parse_peak_flops
     from surefoot.profile.profile import measure
     from surefoot.profile.variants import speedups_of
 
     speedups = speedups_of(options.speedups)
-    peak = None if options.peak_flops is None else given_peak_flops(options.peak_flops)
+    peak = None if options.peak_flops is None else parse_peak_flops(options.peak_flops)
     run, _ = tried_run(options, flags, verb="profile")
     with status_line() as show:
         measured = measure(

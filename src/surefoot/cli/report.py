@@ -46,7 +46,7 @@ class Report:
 def report(arguments: list[str]) -> None:
     """Write the page of one run or of several, or serve it while they train."""
     options = only_options(Report, arguments, verb="report", missing=f"report on {WHICH_RUN}; or several")
-    runs = [find_run(given) for given in options.runs]
+    runs = [find_run(name) for name in options.runs]
     if options.watch:
         if options.out is not None or options.png:
             raise ConfigError("--watch serves the page and writes none: leave --out and --png out")
@@ -76,8 +76,8 @@ def report(arguments: list[str]) -> None:
 
         first, *others = [read_reported_run(run) for run in runs]
         several = page_values([first, *others], stretches=150) if others else None
-        shown, title = (several["overlaid"], several["title"]) if several else (charts(first), first.files.name)
-        for file in draw(shown[:_DRAWN], target.with_suffix(""), title=title):
+        figures, title = (several["overlaid"], several["title"]) if several else (charts(first), first.files.name)
+        for file in draw(figures[:_DRAWN], target.with_suffix(""), title=title):
             print(f"written: {file}")
 
 

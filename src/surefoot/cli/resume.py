@@ -45,9 +45,9 @@ def resume(arguments: list[str]) -> None:
                 f"--{flag} is for the start of a run, and {run} has begun\n"
                 f"  another run: surefoot train ... --{flag} ... --run-dir DIR"
             )
-    held = {name: value for name, value in before.items() if name not in names_of(TrainSettings, "one_session")}
-    held |= {"run_dir": str(run)} if "run_dir" in held or of_recipes else {}
-    config, origins = read_settings(program, [("file", held)], flags, verb="resume RUN", own=[Resume])
+    saved = {name: value for name, value in before.items() if name not in names_of(TrainSettings, "one_session")}
+    saved |= {"run_dir": str(run)} if "run_dir" in saved or of_recipes else {}
+    config, origins = read_settings(program, [("file", saved)], flags, verb="resume RUN", own=[Resume])
     text = file_text(run / "config.toml")
     before = toml.origins(text)
     start(

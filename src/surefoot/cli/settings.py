@@ -72,8 +72,8 @@ def read_settings(
         print("build() takes no settings.\n")
         _print_options(own, verb)
         sys.exit(0)
-    if given := " ".join([*flags, *(f"--config ({origin})" for origin, held in layers if held)]):
-        raise ConfigError(f"{program.described.get('path')}: build() takes no settings, but there are: {given}")
+    if typed := " ".join([*flags, *(f"--config ({origin})" for origin, layer in layers if layer)]):
+        raise ConfigError(f"{program.described.get('path')}: build() takes no settings, but there are: {typed}")
     return None, {}
 
 
@@ -90,8 +90,8 @@ def configured(
     typed_here = [(f"setting_{name.replace('.', '_')}", Annotated[known[name], arg(name=name)]) for name in set(flags)]
     written = _with_truth(arguments, {name for name, hint in known.items() if hint is bool or bool in get_args(hint)})
     parsed: Any = parse(make_dataclass("Flags", typed_here), written, verb=verb, config=(tyro.conf.FlagConversionOff,))
-    given = {name: getattr(parsed, f"setting_{name.replace('.', '_')}") for name in flags}
-    return layered(kind, [*layers, ("flag", given)])
+    typed = {name: getattr(parsed, f"setting_{name.replace('.', '_')}") for name in flags}
+    return layered(kind, [*layers, ("flag", typed)])
 
 
 def typed(kind: type[Any], setting: str, text: str) -> list[str]:

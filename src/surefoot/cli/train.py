@@ -68,7 +68,7 @@ def start(
         accept_change = change_names(accepted)
     start_several(command, settled(several, config), config=config, flags=flags, out=only)
     run = build_run(program, config, of=only)
-    run.configuration = to_toml(config or Nothing(), origins, program.described | several.recorded())
+    run.configuration = to_toml(config or NoSettings(), origins, program.described | several.recorded())
     if only is not None and (run.parts.directory is None or run.parts.directory.path.resolve() != only.resolve()):
         raise ConfigError(
             f"resuming {only}, but what made it now builds a run in {run.parts.directory.path if run.parts.directory else 'no directory'}\n"
@@ -85,5 +85,5 @@ def start(
 
 
 @dataclass(frozen=True)
-class Nothing:
+class NoSettings:
     """The configuration of a program that takes none."""

@@ -89,14 +89,14 @@ def progress(show: Callable[[str], None], now: Callable[[], float] = time.monoto
     """A callback that shows how many steps are repeated and how long the others will take, a few times per second."""
     from surefoot.tracking.format import duration
 
-    begun, drawn = now(), -math.inf
+    start_s, drawn = now(), -math.inf
 
-    def watch(made: int, total: int) -> None:
+    def watch(done: int, total: int) -> None:
         nonlocal drawn
         time_s = now()
         if time_s - drawn >= _BETWEEN_S:
             drawn = time_s
-            left = duration((time_s - begun) / max(made, 1) * (total - made))
-            show(f"{made:,} of {total:,} steps made again, {left} left")
+            left = duration((time_s - start_s) / max(done, 1) * (total - done))
+            show(f"{done:,} of {total:,} steps made again, {left} left")
 
     return watch

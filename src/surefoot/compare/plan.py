@@ -82,7 +82,7 @@ def to_text(plan: Planned, config: Any) -> str:
 
 def from_text(text: str, *, where: str) -> Planned:
     """The plan from the text of `to_text`; `ConfigError` for any other text."""
-    found: Any = tomllib.loads(text).get(_TABLE)
+    table: Any = tomllib.loads(text).get(_TABLE)
     try:
         plan = Planned(
             program=program(text, where=where),
@@ -90,10 +90,10 @@ def from_text(text: str, *, where: str) -> Planned:
                 name: value for name, value in values(text, where=where).items() if not name.startswith(f"{_TABLE}.")
             },
             origins=origins(text),
-            variants=[Variant(**_plain(row)) for row in found["variants"]],
-            threads=found["threads"],
-            started_in=str(found["started_in"]),
-            **{name: _plain(found[name]) for name in _OPTIONAL if name in found},
+            variants=[Variant(**_plain(row)) for row in table["variants"]],
+            threads=table["threads"],
+            started_in=str(table["started_in"]),
+            **{name: _plain(table[name]) for name in _OPTIONAL if name in table},
         )
     except (TypeError, KeyError) as problem:
         raise ConfigError(f"{where} is no plan of a comparison: {problem} is missing or damaged") from problem
@@ -117,61 +117,61 @@ def read(directory: Path) -> Planned | None:
         raise ConfigError(f"cannot read {path}: {problem}") from problem
 
 
-def going_on(held: Planned, asked: Planned, *, where: Path, threads_given: bool) -> Planned:
+def continue_plan(old: Planned, new: Planned, *, where: Path, threads_given: bool) -> Planned:
     """The plan to go on with where there is one already: that, with further variants of the same settings where they are asked.
 
     `ConfigError` where another comparison is asked. Threads stay those of the plan, unless others were asked for by name.
     """
-    problems = _of_program(held.program, asked.program)
-    if threads_given and asked.threads != held.threads:
-        problems.append(f"threads was {held.threads}, now {asked.threads}: another number gives other bits")
-    if (held.search is None) != (asked.search is None):
+    problems = _of_program(old.program, new.program)
+    if threads_given and new.threads != old.threads:
+        problems.append(f"threads was {old.threads}, now {new.threads}: another number gives other bits")
+    if (old.search is None) != (new.search is None):
         problems.append("one of them is a search, and the other is not")
-    elif held.search is not None and asked.search is not None:
-        unlike = [name for name in ("space", "sampler", "pruner", "seed") if held.search[name] != asked.search[name]]
+    elif old.search is not None and new.search is not None:
+        unlike = [name for name in ("space", "sampler", "pruner", "seed") if old.search[name] != new.search[name]]
         problems += [f"another {name} of the search" for name in unlike]
-        problems += _of_settings(held.base, asked.base)
+        problems += _of_settings(old.base, new.base)
     else:
-        are = {name: asked.settings(name) for name in asked.names}
-        for name in held.names:
+        are = {name: new.settings(name) for name in new.names}
+        for name in old.names:
             problems += (
-                _of_settings(held.settings(name), are[name])
+                _of_settings(old.settings(name), are[name])
                 if name in are
                 else [f"{name} is not among the variants any more"]
             )
     if problems:
-        told = "\n  ".join(some_of(list(dict.fromkeys(problems))))
-        raise ConfigError(f"{where} holds another comparison: {told}\n  choose another directory: --out DIR")
-    if held.search is None:
-        return replace(asked, threads=held.threads, started_in=held.started_in, found=held.found)
-    metric = asked.metric or held.metric  # trials are told to the search by it
-    return replace(held, target=asked.target, metric=metric, baseline=asked.baseline, search=asked.search)
+        reasons = "\n  ".join(some_of(list(dict.fromkeys(problems))))
+        raise ConfigError(f"{where} holds another comparison: {reasons}\n  choose another directory: --out DIR")
+    if old.search is None:
+        return replace(new, threads=old.threads, started_in=old.started_in, found=old.found)
+    metric = new.metric or old.metric  # trials are told to the search by it
+    return replace(old, target=new.target, metric=metric, baseline=new.baseline, search=new.search)
 
 
-def of_what_was_open(found: Mapping[str, Any], *, settings: Container[str]) -> list[str]:
-    """Which precision was chosen for all runs (`found` of a plan), and whether they are compiled, where these were left open.
+def automatic_choices(facts: Mapping[str, Any], *, settings: Container[str]) -> list[str]:
+    """Which precision was chosen for all runs (`facts` of a plan), and whether they are compiled, where these were left open.
 
     How to have it so again is said where it is one of the `settings`.
 
-    >>> of_what_was_open({"precision": "bf16", "chosen": "1.3 times as fast as fp32"}, settings=())
+    >>> automatic_choices({"precision": "bf16", "chosen": "1.3 times as fast as fp32"}, settings=())
     ['precision: bf16, chosen once for all runs (1.3 times as fast as fp32); another machine may choose otherwise']
-    >>> of_what_was_open({"precision": "fp32", "compile": False}, settings={"compile"})
+    >>> automatic_choices({"precision": "fp32", "compile": False}, settings={"compile"})
     ['compile: False, chosen once for all runs; another machine may choose otherwise: --compile False fixes it']
     """
-    said = []
-    if "chosen" in found:
-        name, last = found["precision"], found.get("channels_last", False)
+    lines = []
+    if "chosen" in facts:
+        name, last = facts["precision"], facts.get("channels_last", False)
         fixed = f": --precision {name} fixes it" if "precision" in settings and not last else ""
-        said.append(
-            f"precision: {name}{', channels last' * last}, chosen once for all runs ({found['chosen']});"
+        lines.append(
+            f"precision: {name}{', channels last' * last}, chosen once for all runs ({facts['chosen']});"
             f" another machine may choose otherwise{fixed}"
         )
-    if "compile" in found:
-        fixed = f": --compile {found['compile']} fixes it" if "compile" in settings else ""
-        said.append(
-            f"compile: {found['compile']}, chosen once for all runs; another machine may choose otherwise{fixed}"
+    if "compile" in facts:
+        fixed = f": --compile {facts['compile']} fixes it" if "compile" in settings else ""
+        lines.append(
+            f"compile: {facts['compile']}, chosen once for all runs; another machine may choose otherwise{fixed}"
         )
-    return said
+    return lines
 
 
 def some_of(lines: list[str]) -> list[str]:
@@ -199,7 +199,7 @@ def _toml(value: Any) -> Any:
     """None is written "None": TOML has no null."""
     if isinstance(value, Mapping):
         table = tomlkit.table()
-        table.update({name: _toml(held) for name, held in value.items()})
+        table.update({name: _toml(entry) for name, entry in value.items()})
         return table
     return "None" if value is None else list(value) if isinstance(value, tuple) else value
 

@@ -58,7 +58,7 @@ def as_json(comparison: Comparison) -> str:
         }
         for run in comparison.runs
     ]
-    whole = {
+    document = {
         "score": comparison.score,
         "direction": comparison.direction,
         "target": comparison.target,
@@ -66,21 +66,21 @@ def as_json(comparison: Comparison) -> str:
         "runs": runs,
         "notes": list(comparison.notes),
     }
-    finite = json.loads(json.dumps(whole), parse_constant=lambda _: None)
+    finite = json.loads(json.dumps(document), parse_constant=lambda _: None)
     return json.dumps(finite, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def _of_best(comparison: Comparison) -> list[str]:
+def _best_settings(comparison: Comparison) -> list[str]:
     """The best settings as typed, with those `settled` at the start, and the ones that differ only within the noise."""
     best = comparison.rows[0] if comparison.rows else None
     if best is None or best.best is None or not best.varied:
         return []
     fixed = {name: value for name, value in comparison.settled.items() if best.varied.get(name) in (None, "auto")}
     no_better = {"inside the noise": "baseline", "best": "inside the noise"}.get(best.verdict)
-    alike = [in_line(row.label) for row in comparison.rows if row.verdict == no_better]
-    more = f" and {len(alike) - _ALIKE} more" if len(alike) > _ALIKE else ""
-    told = f" (by these data no better than {', '.join(alike[:_ALIKE])}{more})" if alike else ""
-    return [f"best settings: {flags({**best.varied, **fixed})}{told}"]
+    tied = [in_line(row.label) for row in comparison.rows if row.verdict == no_better]
+    more = f" and {len(tied) - _ALIKE} more" if len(tied) > _ALIKE else ""
+    note = f" (by these data no better than {', '.join(tied[:_ALIKE])}{more})" if tied else ""
+    return [f"best settings: {flags({**best.varied, **fixed})}{note}"]
 
 
 def _title(comparison: Comparison) -> str:
@@ -89,8 +89,8 @@ def _title(comparison: Comparison) -> str:
 
 
 def _below(comparison: Comparison) -> list[str]:
-    said = (f"{in_line(row.label)}: {in_line(row.said)}" for row in comparison.rows if row.said)
-    return [*said, *comparison.notes, *_of_best(comparison)]
+    messages = (f"{in_line(row.label)}: {in_line(row.said)}" for row in comparison.rows if row.said)
+    return [*messages, *comparison.notes, *_best_settings(comparison)]
 
 
 def _cells(comparison: Comparison) -> list[list[str]]:
@@ -108,9 +108,9 @@ def _cells(comparison: Comparison) -> list[list[str]]:
         ("difference", _of_difference),
         ("", lambda row: ", ".join(part for part in (row.status, row.verdict) if part not in ("", "finished"))),
     ]
-    told = [[title, *map(cell, comparison.rows)] for title, cell in columns]
-    kept = [cells for cells in told if cells in (told[0], told[-1]) or any(cells[1:])]
-    return [list(row) for row in zip(*kept, strict=True)]
+    filled = [[title, *map(cell, comparison.rows)] for title, cell in columns]
+    nonempty = [cells for cells in filled if cells in (filled[0], filled[-1]) or any(cells[1:])]
+    return [list(row) for row in zip(*nonempty, strict=True)]
 
 
 def _setting(name: str, row: Row) -> str:
@@ -180,24 +180,24 @@ def charts(comparison: Comparison) -> list[Chart]:
         fields = [(loss, True, False), (score, False, True)]
     else:
         fields = [(f"{loss} (lines), {score} (points)" if loss and score else loss or score, True, True)]
-    bounds = [_bounds({name: _seen(runs, *field[1:]) for name, runs in groups.items()}) for field in fields]
-    beyond = {name: told for _, off in bounds for name, told in off.items()}
+    bounds = [_bounds({name: _visible_points(runs, *field[1:]) for name, runs in groups.items()}) for field in fields]
+    beyond = {name: note for _, off in bounds for name, note in off.items()}
     varied = dict.fromkeys(setting for row in comparison.rows for setting in row.varied)
     unlike = [name for name in varied if len({repr(row.varied.get(name)) for row in comparison.rows}) > 1]
     names = [_legend_name(row, unlike or list(varied), off=beyond.get(row.name)) for row in comparison.rows]
-    found = []
+    figures_drawn = []
     for (title, losses, scores), (within, _) in zip(fields, bounds, strict=True):
         lines = []
-        for place, (name, runs) in enumerate(zip(names, groups.values(), strict=True)):
+        for series, (name, runs) in enumerate(zip(names, groups.values(), strict=True)):
             for run in runs:
                 if losses:
-                    lines.append(Line(name, tuple(_smoothed(run)), place, faint=True, named=False))
+                    lines.append(Line(name, tuple(_smoothed(run)), series, faint=True, named=False))
                 if scores:
-                    named = place < _SHOWN and run is runs[-1]
-                    lines.append(Line(name, tuple(_finite(run.trained.scores)), place, dots=True, named=named))
+                    named = series < _SHOWN and run is runs[-1]
+                    lines.append(Line(name, tuple(_finite(run.trained.scores)), series, dots=True, named=named))
         more = f"{len(names) - _SHOWN} more, without a name" if scores and len(names) > _SHOWN else ""
-        found.append(Chart(title, title, tuple(lines), note=more, wide=True, within=within))
-    return found
+        figures_drawn.append(Chart(title, title, tuple(lines), note=more, wide=True, within=within))
+    return figures_drawn
 
 
 def _legend_name(row: Row, settings: Sequence[str], *, off: str | None) -> str:
@@ -207,8 +207,8 @@ def _legend_name(row: Row, settings: Sequence[str], *, off: str | None) -> str:
         short = short_names(settings)
         own = [setting for setting in settings if setting in row.varied]
         name += ": " + ", ".join(f"{short[each]}={in_line(as_typed(row.varied[each], digits=3))}" for each in own)
-    told = [row.status] * (row.status != "finished") + ([] if off is None else [off])
-    return shortened(name, _LONGEST, keep="both") + (f" ({', '.join(told)})" if told else "")
+    notes = [row.status] * (row.status != "finished") + ([] if off is None else [off])
+    return shortened(name, _LONGEST, keep="both") + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _finite(points: Iterable[Point]) -> list[Point]:
@@ -218,18 +218,18 @@ def _finite(points: Iterable[Point]) -> list[Point]:
 def _smoothed(run: Compared) -> list[Point]:
     points = _finite(run.trained.loss)
     size = -(-len(points) // _POINTS) or 1
-    pieces = [points[place : place + size] for place in range(0, len(points), size)]
+    pieces = [points[start : start + size] for start in range(0, len(points), size)]
     return [(piece[-1][0], math.fsum(loss for _, loss in piece) / len(piece)) for piece in pieces]
 
 
-def _seen(runs: Sequence[Compared], losses: bool, scores: bool) -> list[float]:
+def _visible_points(runs: Sequence[Compared], losses: bool, scores: bool) -> list[float]:
     """The visible part of a variant: all its scores, and its losses without their steep beginning."""
-    found: list[float] = []
+    points: list[float] = []
     for run in runs:
         last = run.trained.loss[-1][0] if run.trained.loss else 0
-        found += [loss for step, loss in _smoothed(run) if step >= _HEAD * last] if losses else []
-        found += [score for _, score in _finite(run.trained.scores)] if scores else []
-    return found
+        points += [loss for step, loss in _smoothed(run) if step >= _HEAD * last] if losses else []
+        points += [score for _, score in _finite(run.trained.scores)] if scores else []
+    return points
 
 
 def _bounds(points: Mapping[str, Sequence[float]]) -> tuple[tuple[float, float] | None, dict[str, str]]:
@@ -241,11 +241,11 @@ def _bounds(points: Mapping[str, Sequence[float]]) -> tuple[tuple[float, float] 
     high = sorted(max(values) for values in known.values())[third]
     low = min(high, sorted((min(values) for values in known.values()), reverse=True)[third])
     room = _FAR * max(high - low, sorted(max(values) - min(values) for values in known.values())[third], abs(high))
-    seen = {name: [value for value in values if low - room <= value <= high + room] for name, values in known.items()}
-    bottom, top = min(map(min, filter(None, seen.values()))), max(map(max, filter(None, seen.values())))
+    inside = {name: [value for value in values if low - room <= value <= high + room] for name, values in known.items()}
+    bottom, top = min(map(min, filter(None, inside.values()))), max(map(max, filter(None, inside.values())))
     margin = 0.05 * (top - bottom) or 0.05 * abs(top) or 0.05
     return (bottom - margin, top + margin), {
-        name: "off the scale in part" if seen[name] else "off the scale"
+        name: "off the scale in part" if inside[name] else "off the scale"
         for name, values in known.items()
-        if len(seen[name]) < len(values)
+        if len(inside[name]) < len(values)
     }

@@ -71,7 +71,7 @@ def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
     """A variant's row without target and difference."""
     unlike = [run for run in runs if run.status != "finished"]
     counted = [run for run in runs if run.status == "finished"] or runs  # half a run is no repeat of a whole one
-    best = [found for run in counted if (found := run.trained.best) is not None]
+    best = [point for run in counted if (point := run.trained.best) is not None]
     some = f"{len(unlike)} of {len(runs)} " if len(runs) > 1 else ""
     status = f"{some}{unlike[0].status} at step {unlike[0].trained.last_step}" if unlike else "finished"
     best_score, best_error = mean_and_error([score for _, score in best])
@@ -94,7 +94,7 @@ def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
 
 
 def _timed(row: Row, runs: Sequence[Compared], target: float) -> Row:
-    times = [found for run in runs if (found := run.trained.reached(target)) is not None]
+    times = [arrival for run in runs if (arrival := run.trained.reached(target)) is not None]
     if not times or len(times) < len(runs):
         return replace(row, reached=len(times))
     steps, seconds = (mean_and_error(values)[0] for values in zip(*times, strict=True))
@@ -227,5 +227,5 @@ def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
     lines = [*rounded, *unknown, *([] if weights else [f"not shared: the initial weights{seeds}"])]
     if other:
         lines.append(f"not shared: the samples in their order{seeds}, because of {', '.join(other)}")
-    kept = ["the samples in their order"] * (not other) + ["the initial weights"] * weights
-    return [*lines, *(f"shared: {what}{seeds}" for what in kept)]
+    shared = ["the samples in their order"] * (not other) + ["the initial weights"] * weights
+    return [*lines, *(f"shared: {what}{seeds}" for what in shared)]

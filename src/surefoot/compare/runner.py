@@ -11,7 +11,7 @@ from surefoot.compare.search import Search
 from surefoot.compare.trained import refuse_missing_score, watched
 from surefoot.compare.trials import Outcome, Standing, Trial, Trials, is_over
 from surefoot.compare.variants import Direction
-from surefoot.tracking.console import Said, can_redraw
+from surefoot.tracking.console import Writer, can_redraw
 from surefoot.tracking.format import duration, in_line, number, shortened, visible
 from surefoot.tracking.run_reader import read_run
 
@@ -25,11 +25,11 @@ class Lines:
     """Plain lines: of each variant at most one in ten seconds, and none where nothing is new."""
 
     def __init__(self, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
-        self.said, self.now = Said(stream), now
+        self.writer, self.now = Writer(stream), now
         self.printed: dict[str, tuple[float, list[str]]] = {}
 
     def say(self, text: str) -> None:
-        self.said.put(f"{visible(text)}\n")
+        self.writer.put(f"{visible(text)}\n")
 
     def show(self, standing: Mapping[str, Standing]) -> None:
         for name, how in standing.items():
@@ -47,7 +47,7 @@ class Board:
     """A terminal: the running variants, one a line, drawn again in one write where something is new. No hidden cursor."""
 
     def __init__(self, stream: TextIO | None = None, *, width: int | None = None) -> None:
-        self.said, self.width = Said(stream), width
+        self.writer, self.width = Writer(stream), width
         self.drawn: list[str] = []
 
     def leave(self) -> None:
@@ -55,31 +55,31 @@ class Board:
         self.drawn = []
 
     def say(self, text: str) -> None:
-        self.said.put(f"{self._start()}{visible(text)}\n")
+        self.writer.put(f"{self._start()}{visible(text)}\n")
         self._draw(self.drawn)
 
     def show(self, standing: Mapping[str, Standing]) -> None:
         names = {name: in_line(name) for name in standing}
         values = {name: how.values() if how.step > 0 else ["starting"] for name, how in standing.items()}
         room = (self.width or get_terminal_size().columns) - 1
-        longest = max((len("  ".join(["", *shown])) for shown in values.values()), default=0)
+        longest = max((len("  ".join(["", *texts])) for texts in values.values()), default=0)
         wide = min(max((len(name) for name in names.values()), default=0), max(_NAME, room - longest))
         lines = [
-            "  ".join([shortened(names[name], wide, keep="both").ljust(wide), *shown])[:room]
-            for name, shown in values.items()
+            "  ".join([shortened(names[name], wide, keep="both").ljust(wide), *texts])[:room]
+            for name, texts in values.items()
         ]
         if lines != self.drawn:
             self._draw(lines, self._start())
 
     def close(self) -> None:
-        self.said.put(self._start())
+        self.writer.put(self._start())
         self.drawn = []
 
     def _start(self) -> str:
         return _ABOVE.format(len(self.drawn)) + _ERASE_BELOW if self.drawn else ""
 
     def _draw(self, lines: list[str], start: str = "") -> None:
-        self.said.put(start + "".join(f"{line}\n" for line in lines))
+        self.writer.put(start + "".join(f"{line}\n" for line in lines))
         self.drawn = lines
 
 
@@ -123,26 +123,26 @@ class Session:
         score: tuple[Direction, str] | None,
         screen: Lines | Board,
         stopping: Callable[[], bool],
-        shown: Mapping[str, str],
+        labels: Mapping[str, str],
     ) -> None:
         self.chooser, self.trials, self.jobs, self.score = chooser, trials, jobs, score
-        self.screen, self.stopping, self.shown = screen, stopping, shown
-        self.done, self.estimated, self.told = 0, False, False
+        self.screen, self.stopping, self.labels = screen, stopping, labels
+        self.done, self.estimated, self.announced_stop = 0, False, False
 
     def train(self) -> None:
         """Train all of them; each is saved and ends where it is to stop."""
         try:
             while self._begin() or self.trials.running:
                 time.sleep(_LOOK_S)
-                if self.stopping() and not self.told:
-                    self.told = True
+                if self.stopping() and not self.announced_stop:
+                    self.announced_stop = True
                     self.screen.leave()
                 for trial in self.trials.running.values():
                     self._look(trial)
                 for trial, outcome in self.trials.ended():
                     self._look(trial)
                     self._end(trial, outcome)
-                self.screen.show({self.shown.get(name, name): on.standing for name, on in self.trials.running.items()})
+                self.screen.show({self.labels.get(name, name): on.standing for name, on in self.trials.running.items()})
         finally:
             self.trials.close()
             self.screen.close()
@@ -184,6 +184,6 @@ class Session:
         how = trial.standing
         self.done += outcome.status != "stopped"
         score = "" if how.score is None or self.score is None else f", {self.score[1]} {number(how.score)}"
-        said, name = f": {outcome.said}" if outcome.said else "", self.shown.get(trial.name, trial.name)
-        self.screen.say(f"{name}: {outcome.status} at step {how.step}{score}{said}")
+        message, name = f": {outcome.said}" if outcome.said else "", self.labels.get(trial.name, trial.name)
+        self.screen.say(f"{name}: {outcome.status} at step {how.step}{score}{message}")
         self.chooser.ended(trial.name, outcome)

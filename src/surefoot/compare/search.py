@@ -70,14 +70,14 @@ def corners(space: Space) -> list[dict[str, str]]:
     >>> corners({"a": {"kind": "choice", "of": ["x", "y"]}, "b": {"kind": "range", "low": 1, "high": 2, "log": False}})
     [{'a': 'x', 'b': '1'}, {'a': 'y', 'b': '1'}, {'a': 'x', 'b': '2'}, {'a': 'y', 'b': '2'}]
     """
-    found: list[dict[str, str]] = []
+    combinations: list[dict[str, str]] = []
     for end in ("low", "high"):
         values = {
-            setting: [str(choice) for choice in held["of"]] if held["kind"] == "choice" else [repr(held[end])]
-            for setting, held in space.items()
+            setting: [str(choice) for choice in spec["of"]] if spec["kind"] == "choice" else [repr(spec[end])]
+            for setting, spec in space.items()
         }
-        found += [one for one in grid(values) if one not in found]
-    return found
+        combinations += [combination for combination in grid(values) if combination not in combinations]
+    return combinations
 
 
 class Search:
@@ -122,10 +122,10 @@ class Search:
             self.study.sampler = self._sampler(frozen.number)
             # settings as they were; or chosen now, where the kill came before
             name = self._choose(self.optuna.Trial(self.study, frozen._trial_id))
-            held = outcome_of(self.directory, name)
-            if held is None or held["status"] not in TO_THE_END:
+            outcome = outcome_of(self.directory, name)
+            if outcome is None or outcome["status"] not in TO_THE_END:
                 return name
-            self.ended(name, Outcome(held["status"]))  # nobody was told
+            self.ended(name, Outcome(outcome["status"]))  # nobody was told
             self.over += 1
         number = len(self.study.get_trials(deepcopy=False))
         self.study.sampler = self._sampler(number)
@@ -161,26 +161,26 @@ class Search:
 
     def _choose(self, trial: Any) -> str:
         """Have the sampler choose the settings of a trial, and write them where its process finds them; returns its name."""
-        for setting, held in self.space.items():
-            if held["kind"] == "choice":
-                trial.suggest_categorical(setting, tuple(held["of"]))
-            elif isinstance(held["low"], int):
-                trial.suggest_int(setting, held["low"], held["high"], log=held["log"])
+        for setting, spec in self.space.items():
+            if spec["kind"] == "choice":
+                trial.suggest_categorical(setting, tuple(spec["of"]))
+            elif isinstance(spec["low"], int):
+                trial.suggest_int(setting, spec["low"], spec["high"], log=spec["log"])
             else:
-                trial.suggest_float(setting, held["low"], held["high"], log=held["log"])
+                trial.suggest_float(setting, spec["low"], spec["high"], log=spec["log"])
         name = trial_name(trial.number)
         self.going[name] = trial
         self.begin(name, {setting: as_typed(value) for setting, value in trial.params.items()})
         return name
 
 
-def _number(text: str, setting: str, whole: str) -> int | float:
+def _number(text: str, setting: str, typed: str) -> int | float:
     with suppress(ValueError):
         return int(text)
     with suppress(ValueError):
         if math.isfinite(float(text)):
             return float(text)
-    raise ConfigError(f"--vary {setting}={whole}: {text!r} is no number; a range is written as 1e-4..1e-2")
+    raise ConfigError(f"--vary {setting}={typed}: {text!r} is no number; a range is written as 1e-4..1e-2")
 
 
 def _imported() -> Any:

@@ -47,8 +47,8 @@ def paired_difference(first: Sequence[float], second: Sequence[float], *, counts
     >>> paired_difference([0.5, 0.75], [0.25, 0.25], counts=[3, 1]).mean
     0.3125
     """
-    counted = [held for held in zip(first, second, counts, strict=True) if held[2] > 0]  # others tell nothing
-    differences, weights = [one - other for one, other, _ in counted], [count for _, _, count in counted]
+    counted = [row for row in zip(first, second, counts, strict=True) if row[2] > 0]  # others tell nothing
+    differences, weights = [a - b for a, b, _ in counted], [count for _, _, count in counted]
     if not counted:
         return Difference(math.nan, math.nan, 0)
     mean, pairs = fmean(differences, weights), len(differences)
@@ -99,9 +99,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    known = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
-    found, highest = [math.nan] * len(p_values), 0.0
-    for rank, (p, place) in enumerate(known):
+    known = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
+    adjusted, highest = [math.nan] * len(p_values), 0.0
+    for rank, (p, index) in enumerate(known):
         highest = max(highest, min(1.0, p * (len(known) - rank)))
-        found[place] = highest
-    return found
+        adjusted[index] = highest
+    return adjusted

@@ -100,17 +100,17 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
     else:
         losses_scored = (name for name in (scores_in(scored[0]) if scored else {}) if name.endswith("/loss"))
         watch = watched(read_run_files(path)) or next((("min", name) for name in losses_scored), None)
-    made = [record for record in lines if record["kind"] == "train"]
-    spent_s = accumulate(record.get("training_s", 0.0) + record.get("data_wait_s", 0.0) for record in made)
-    losses = [(int(record["step"]), record.get("loss_applied", record.get("loss"))) for record in made]
+    train_records = [record for record in lines if record["kind"] == "train"]
+    spent_s = accumulate(record.get("training_s", 0.0) + record.get("data_wait_s", 0.0) for record in train_records)
+    losses = [(int(record["step"]), record.get("loss_applied", record.get("loss"))) for record in train_records]
     name = "" if watch is None else watch[1]
     return Trained(
         settings=read_settings(path).flat if (path / "config.toml").is_file() else {},
         watch=watch,
         loss=[(step, float(loss)) for step, loss in losses if loss is not None],
         scores=[(int(record["step"]), float(record[name])) for record in scored if name in record],
-        times=[(int(record["step"]), seconds) for record, seconds in zip(made, spent_s, strict=True)],
-        targets=math.fsum(record.get("targets", 0.0) - record.get("starting_targets", 0.0) for record in made),
+        times=[(int(record["step"]), seconds) for record, seconds in zip(train_records, spent_s, strict=True)],
+        targets=math.fsum(record.get("targets", 0.0) - record.get("starting_targets", 0.0) for record in train_records),
         order=_beginning(path),
     )
 
@@ -138,7 +138,7 @@ def _beginning(path: Path) -> dict[str, Any] | None:
     if state is None:
         return None
     return {name: state.identity.get(name) for name in ("seed", "batch_size", "data", "precision")} | {
-        "weights": [(file, held[1]) for file, held in sorted(files.items()) if file.startswith("model")]
+        "weights": [(file, entry[1]) for file, entry in sorted(files.items()) if file.startswith("model")]
     }
 
 

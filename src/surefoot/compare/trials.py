@@ -25,7 +25,7 @@ Status = Literal["finished", "diverged", "out of memory", "failed", "pruned", "s
 RESULTS, LOGS = "results", "logs"
 _BY_EXIT: dict[int, Status] = {5: "diverged", 6: "out of memory"}
 _STOPPED = {128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM}
-_SAID_AT_MOST = 240  # letters of an error in a table
+_MAX_MESSAGE = 240  # letters of an error in a table
 TO_THE_END: set[Status] = {"finished", "diverged", "pruned"}  # what would end in the same way again
 
 
@@ -56,9 +56,9 @@ class Standing:
             self.score = record[score]
 
     def values(self) -> list[str]:
-        shown = [f"step={self.step}" + (f"/{self.steps}" if self.steps else "")]
+        texts = [f"step={self.step}" + (f"/{self.steps}" if self.steps else "")]
         known = (("loss", self.loss, number), ("score", self.score, number), ("left", self.eta_s, duration))
-        return shown + [f"{name}={form(value)}" for name, value, form in known if value is not None]
+        return texts + [f"{name}={form(value)}" for name, value, form in known if value is not None]
 
 
 @dataclass
@@ -83,9 +83,9 @@ class Trial:
                 data = file.read()
         except OSError:  # not begun yet
             return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self.read_bytes += len(whole)
-        return [record for text in whole.splitlines() if (record := parse_record(text)) is not None]
+        complete = data[: data.rfind(b"\n") + 1]
+        self.read_bytes += len(complete)
+        return [record for text in complete.splitlines() if (record := parse_record(text)) is not None]
 
 
 class Trials:
@@ -118,15 +118,15 @@ class Trials:
 
     def ended(self) -> list[tuple[Trial, Outcome]]:
         """The variants that have ended since the last call; the result of each is on disk when this returns."""
-        found = []
+        outcomes = []
         for name, trial in list(self.running.items()):
             if trial.process.poll() is None:
                 continue
             outcome = self._outcome(trial, self._over(name))
             if outcome.status not in ("finished", "stopped"):
                 write_outcome(self.directory, name, outcome)
-            found.append((trial, outcome))
-        return found
+            outcomes.append((trial, outcome))
+        return outcomes
 
     def stop(self, trial: Trial, why: Literal["stopped", "pruned"]) -> None:
         """Have a variant save and end, once: a second signal would end it at once."""
@@ -146,8 +146,8 @@ class Trials:
             return process.wait()
 
     def _outcome(self, trial: Trial, code: int) -> Outcome:
-        held = outcome_of(self.directory.path, trial.name)
-        if held is not None and held["status"] == "finished":  # whatever ended the process after it had said so
+        saved = outcome_of(self.directory.path, trial.name)
+        if saved is not None and saved["status"] == "finished":  # whatever ended the process after it had said so
             return Outcome("finished")
         if trial.ending == "pruned" and (code in _STOPPED or code == 0):
             return Outcome("pruned")
@@ -156,16 +156,16 @@ class Trials:
         if code < 0:
             short = ": is memory short?" * (code == -signal.SIGKILL)
             return Outcome("failed", f"killed by {signal.Signals(-code).name}{short}")
-        return Outcome(_BY_EXIT.get(code, "failed"), self._said(trial))
+        return Outcome(_BY_EXIT.get(code, "failed"), self._error_message(trial))
 
-    def _said(self, trial: Trial) -> str:
+    def _error_message(self, trial: Trial) -> str:
         """The error that a variant ended with, as its log has it."""
         with (self.directory.path / LOGS / f"{trial.name}.log").open("rb") as log:
             log.seek(trial.log_start)
             lines = log.read().decode(errors="replace").splitlines()
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         errors += [line for line in lines if line.strip()][-1:] or ["it said nothing"]
-        return errors[0][:_SAID_AT_MOST]
+        return errors[0][:_MAX_MESSAGE]
 
 
 def with_threads(threads: int) -> dict[str, str]:
@@ -181,13 +181,13 @@ def write_outcome(directory: "RunDirectory", name: str, outcome: Outcome, **furt
 def outcome_of(directory: Path, name: str) -> dict[str, Any] | None:
     """The saved result of a variant; None if it has not ended, or if the file cannot be read."""
     try:
-        found = json.loads(read_regular(directory / RESULTS / f"{name}.json"))
+        outcome = json.loads(read_regular(directory / RESULTS / f"{name}.json"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and "status" in found else None
+    return outcome if isinstance(outcome, dict) and "status" in outcome else None
 
 
 def is_over(directory: Path, name: str) -> bool:
     """Whether a variant need not be trained (again): it finished, diverged, or was pruned, and its directory is there."""
-    found = outcome_of(directory, name)
-    return found is not None and found["status"] in TO_THE_END and (directory / name).is_dir()
+    outcome = outcome_of(directory, name)
+    return outcome is not None and outcome["status"] in TO_THE_END and (directory / name).is_dir()

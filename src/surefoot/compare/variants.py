@@ -51,15 +51,15 @@ def names(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
     ['path=a_b', 'path=a_b-2', 'base']
     """
     short = short_names({setting for combination in combinations for setting in combination})
-    found: list[str] = []
+    unique_names: list[str] = []
     for combination in combinations:
         plain = {name: re.sub(r"[^A-Za-z0-9_.+%-]+", "_", as_typed(value)) for name, value in combination.items()}
         text = ",".join(f"{short[name]}={value}" for name, value in plain.items()) or "base"
         if len(text) > _LONGEST:
             text = f"{text[: _LONGEST - 9]}-{sha256(text.encode()).hexdigest()[:8]}"
         others = (f"{text}-{number}" for number in count(2))  # two paths may be one text
-        found.append(next(name for name in chain([text], others) if name not in found))
-    return found
+        unique_names.append(next(name for name in chain([text], others) if name not in unique_names))
+    return unique_names
 
 
 def group_labels(variants: Sequence[Variant]) -> dict[str, str]:
@@ -69,18 +69,18 @@ def group_labels(variants: Sequence[Variant]) -> dict[str, str]:
     labels.
 
     >>> settings = [{"schedule.name": "constant", "optimizer.lr": lr} for lr in (0.1, 0.2)]
-    >>> group_labels([Variant(name, name, held, held) for name, held in zip(names(settings), settings)])
+    >>> group_labels([Variant(name, name, values, values) for name, values in zip(names(settings), settings)])
     {'name=constant,lr=0.1': 'lr=0.1', 'name=constant,lr=0.2': 'lr=0.2'}
     """
     groups = {variant.group: variant for variant in variants}
     varied = dict.fromkeys(setting for variant in variants for setting in variant.varied)
     apart = [name for name in varied if len({repr(_effective(variant, name)) for variant in groups.values()}) > 1]
-    short, shown = short_names(apart), dict[str, str]()
+    short, labels = short_names(apart), dict[str, str]()
     for group, variant in groups.items():
         own = [setting for setting in apart if setting in variant.varied] or apart
         text = ",".join(f"{short[setting]}={as_typed(_effective(variant, setting))}" for setting in own)
-        shown[group] = text if text and variant.varied and "=" in group else group
-    return {group: label if list(shown.values()).count(label) == 1 else group for group, label in shown.items()}
+        labels[group] = text if text and variant.varied and "=" in group else group
+    return {group: label if list(labels.values()).count(label) == 1 else group for group, label in labels.items()}
 
 
 def run_labels(variants: Sequence[Variant]) -> dict[str, str]:
@@ -119,10 +119,10 @@ def flags(settings: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def refuse_twins(combinations: Sequence[Mapping[str, Any]], wholes: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `ConfigError` where two combinations come to the same settings (`wholes`): one would be trained for nothing."""
-    for place, (combination, whole) in enumerate(zip(combinations, wholes, strict=True)):
-        if whole in wholes[:place]:
+def refuse_duplicates(combinations: Sequence[Mapping[str, Any]], all_settings: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `ConfigError` where two combinations come to the same settings (`all_settings`): one would be trained for nothing."""
+    for index, (combination, settings) in enumerate(zip(combinations, all_settings, strict=True)):
+        if settings in all_settings[:index]:
             same = flags(combination) or "that without further settings"
             raise ConfigError(f"two variants are the same: {same}\n  leave one of them out")
 

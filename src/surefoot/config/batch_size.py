@@ -54,24 +54,24 @@ def batching(batch_size: int | str, micro_batch_size: int | str | None) -> Batch
     >>> batching(64, 16)
     Batching(batch_size=64, micro_batch_size=16, unit='samples')
     """
-    whole, unit = _parsed("batch_size", batch_size)
-    if whole < 1:
+    total, unit = _parsed("batch_size", batch_size)
+    if total < 1:
         raise ConfigError(f"batch_size = {batch_size}: a step needs at least one sample")
-    piece, of_piece = (whole, unit) if micro_batch_size is None else _parsed("micro_batch_size", micro_batch_size)
+    piece, of_piece = (total, unit) if micro_batch_size is None else _parsed("micro_batch_size", micro_batch_size)
     if unit != of_piece:
         raise ConfigError(
             f"batch_size = {batch_size} is in {unit} and micro_batch_size = {micro_batch_size} in {of_piece}\n"
             f"  give both in one of them: --micro-batch-size {_written(piece, unit)}"
         )
-    if piece < 1 or whole % piece:
-        below, above = _divisors_beside(piece, whole)
+    if piece < 1 or total % piece:
+        below, above = _divisors_beside(piece, total)
         near = " or ".join(_written(size, unit) for size in sorted({below, above}))
-        fitting = _written(max(1, round(whole / max(piece, 1))) * max(piece, 1), unit)
+        fitting = _written(max(1, round(total / max(piece, 1))) * max(piece, 1), unit)
         raise ConfigError(
             f"batch_size = {batch_size} cannot be cut evenly into micro-batches of {micro_batch_size}\n"
             f"  nearest that can: micro_batch_size {near}, or batch_size {fitting}"
         )
-    return Batching(whole, piece, unit)
+    return Batching(total, piece, unit)
 
 
 def one_each(batch_size: int | str, *, ranks: int) -> int | str:
@@ -80,22 +80,22 @@ def one_each(batch_size: int | str, *, ranks: int) -> int | str:
     >>> one_each(64, ranks=2), one_each("4096 tokens", ranks=4)
     (32, '1024 tokens')
     """
-    whole, unit = _parsed("batch_size", batch_size)
-    if whole < 1 or whole % ranks == 0:
-        return whole // ranks if unit == "samples" else f"{whole // ranks} tokens"
-    below, above = _divisors_beside(ranks, whole)
+    total, unit = _parsed("batch_size", batch_size)
+    if total < 1 or total % ranks == 0:
+        return total // ranks if unit == "samples" else f"{total // ranks} tokens"
+    below, above = _divisors_beside(ranks, total)
     raise ConfigError(
         f"batch_size = {batch_size} cannot be shared evenly by {ranks} ranks\n"
         f"  nearest that can: {below}{f' or {above}' if above > ranks else ''} ranks; or batch_size"
-        f" {_written(-(-whole // ranks) * ranks, unit)}"
+        f" {_written(-(-total // ranks) * ranks, unit)}"
     )
 
 
-def _divisors_beside(number: int, whole: int) -> tuple[int, int]:
-    """The nearest divisors below and above a number; 1 and `whole` by default."""
-    divisors = [size for size in range(1, whole + 1) if whole % size == 0]
+def _divisors_beside(number: int, total: int) -> tuple[int, int]:
+    """The nearest divisors below and above a number; 1 and `total` by default."""
+    divisors = [size for size in range(1, total + 1) if total % size == 0]
     below = max((size for size in divisors if size < number), default=1)
-    return below, min((size for size in divisors if size > number), default=whole)
+    return below, min((size for size in divisors if size > number), default=total)
 
 
 def _parsed(name: str, size: int | str) -> tuple[int, Literal["samples", "tokens"]]:
@@ -103,10 +103,10 @@ def _parsed(name: str, size: int | str) -> tuple[int, Literal["samples", "tokens
         raise ConfigError(f'{name} = {size!r}: a whole number of samples is needed, or a text such as "4096 tokens"')
     if isinstance(size, int) or (size.strip().isascii() and size.strip().isdigit()):
         return int(size), "samples"
-    found = _TOKENS.fullmatch(size.strip())
-    if found is None:
+    match = _TOKENS.fullmatch(size.strip())
+    if match is None:
         raise ConfigError(f'{name} = {size!r}: write a number of samples, as in 64, or of tokens, as in "4096 tokens"')
-    return int(found[1]), "tokens"
+    return int(match[1]), "tokens"
 
 
 def _written(size: int, unit: str) -> str:

@@ -117,15 +117,15 @@ def same_as(word: str, known: Collection[str]) -> str | None:
 
 
 def _refusal(name: str, word: str, value: Any, known: list[str]) -> str:
-    shown = json.dumps(value) if isinstance(value, str) and len(value) < 40 else repr(value)
-    shown = shown if isinstance(value, bool | int | float | str) and len(shown) < 40 else "..."
-    texts = [f"write {text}" for text in _REPLACEMENTS.get(word, ()) if text.partition("=")[0] in known]
+    text = json.dumps(value) if isinstance(value, str) and len(value) < 40 else repr(value)
+    text = text if isinstance(value, bool | int | float | str) and len(text) < 40 else "..."
+    cures = [f"write {cure}" for cure in _REPLACEMENTS.get(word, ()) if cure.partition("=")[0] in known]
     if word in _NO_KEYWORD and "train_data" in known:
-        texts.append(_NO_KEYWORD[word])
-    texts += [f"write {near}={{}}" for near in difflib.get_close_matches(word, known, n=1)]
+        cures.append(_NO_KEYWORD[word])
+    cures += [f"write {near}={{}}" for near in difflib.get_close_matches(word, known, n=1)]
     lines = [
-        f"{name}({word}={shown}): {name} has no keyword {word}",
+        f"{name}({word}={text}): {name} has no keyword {word}",
         f"all of its keywords: help(surefoot.{name})" if len(known) > 20 else f"its keywords: {', '.join(known)}",
-        *(text.replace("{}", shown).replace("{n}", shown.strip('"')) for text in texts[:1]),
+        *(cure.replace("{}", text).replace("{n}", text.strip('"')) for cure in cures[:1]),
     ]
     return "\n  ".join(lines)

@@ -128,28 +128,28 @@ def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
     >>> strategy_for("auto", ranks=1).kind, strategy_for("auto", ranks=2).kind, strategy_for(fsdp(replicas=2), ranks=1).replicas
     ('none', 'ddp', 1)
     """
-    found = parallel if isinstance(parallel, Strategy) else Strategy(kind=parallel)
-    if found.kind == "none" and (found.find_unused_parameters or found.sync == "every"):
-        name = "find_unused_parameters" if found.find_unused_parameters else "sync"
+    strategy = parallel if isinstance(parallel, Strategy) else Strategy(kind=parallel)
+    if strategy.kind == "none" and (strategy.find_unused_parameters or strategy.sync == "every"):
+        name = "find_unused_parameters" if strategy.find_unused_parameters else "sync"
         raise ConfigError(
-            f"ddp.{name} = {vars(found)[name]!r} is for several processes, and parallel is none\n"
+            f"ddp.{name} = {vars(strategy)[name]!r} is for several processes, and parallel is none\n"
             "  leave it out, or try: --parallel auto"
         )
-    if found.kind == "auto":
-        found = replace(found, kind="ddp" if ranks > 1 else "none")
-    if found.kind == "none" and ranks > 1:
+    if strategy.kind == "auto":
+        strategy = replace(strategy, kind="ddp" if ranks > 1 else "none")
+    if strategy.kind == "none" and ranks > 1:
         raise ConfigError(
             f"parallel = none, and {ranks} processes were started: each would train a model of its own\n"
             "  try: --parallel ddp, --parallel fsdp, or one process"
         )
     if ranks == 1:
-        found = replace(found, replicas=1)
-    if ranks % found.replicas:
-        fewer = max(number for number in range(1, found.replicas) if ranks % number == 0)
+        strategy = replace(strategy, replicas=1)
+    if ranks % strategy.replicas:
+        fewer = max(number for number in range(1, strategy.replicas) if ranks % number == 0)
         raise ConfigError(
-            f"replicas = {found.replicas} does not divide {ranks} ranks: each replica is held by equally many\n"
-            f"  try: --fsdp.replicas {fewer}, or {found.replicas * max(1, round(ranks / found.replicas))} ranks"
+            f"replicas = {strategy.replicas} does not divide {ranks} ranks: each replica is held by equally many\n"
+            f"  try: --fsdp.replicas {fewer}, or {strategy.replicas * max(1, round(ranks / strategy.replicas))} ranks"
         )
-    if found.sync == "auto":
-        found = replace(found, sync="every" if found.kind == "fsdp" else "last")
-    return found
+    if strategy.sync == "auto":
+        strategy = replace(strategy, sync="every" if strategy.kind == "fsdp" else "last")
+    return strategy

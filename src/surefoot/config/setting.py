@@ -41,8 +41,8 @@ def setting(
     of one rank must be the same on all ranks, unless `shared` is False. `after` names the field that it follows (`ordered`). `group` names
     its part of `--help`, by default that of the field before it.
     """
-    given = (("identity", identity), ("per_rank", per_rank), ("one_session", one_session), ("cadence", cadence))
-    roles = [role for role, is_given in (*given, ("observer", observer)) if is_given]
+    flags = (("identity", identity), ("per_rank", per_rank), ("one_session", one_session), ("cadence", cadence))
+    roles = [role for role, is_given in (*flags, ("observer", observer)) if is_given]
     if len(roles) != 1:
         raise TypeError(
             f"a setting has exactly one role of {', '.join(typing.get_args(Role))}; this one has {roles or 'none'}"
@@ -129,8 +129,8 @@ def shared_by_ranks(settings: Declared) -> dict[str, Any]:
 def identity_of(settings: Declared, resolved: Mapping[str, Any]) -> dict[str, Any]:
     """The values that identify this run: as passed, or as `resolved` for the run."""
     identity = (field for field in dataclasses.fields(settings) if field.metadata["role"] == "identity")
-    given = {field.name: getattr(settings, field.name) for field in identity if not field.metadata["by_fingerprint"]}
-    return {**given, **resolved}
+    declared = {field.name: getattr(settings, field.name) for field in identity if not field.metadata["by_fingerprint"]}
+    return {**declared, **resolved}
 
 
 def cadences(settings: Declared, *, length: Length) -> dict[str, Every]:

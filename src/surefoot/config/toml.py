@@ -31,7 +31,7 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
         written = tomlkit.item(_NONE if value is None else str(value) if isinstance(value, Path) else value).as_string()
         tables.setdefault(path, []).append(f"{leaf} = {written} # {origin}")
     lines = [
-        line for path, held in tables.items() for line in ([*held, ""] if path == "" else [f"[{path}]", *held, ""])
+        line for path, texts in tables.items() for line in ([*texts, ""] if path == "" else [f"[{path}]", *texts, ""])
     ]
     for name, value in program.items():
         _refuse_unwritable(f"{_PROGRAM}.{name}", value)
@@ -41,8 +41,8 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
 def without_none(value: Any) -> Any:
     """Nested dictionaries and lists without None, which TOML cannot express."""
     if isinstance(value, dict):
-        return {key: without_none(held) for key, held in value.items() if held is not None}
-    return [without_none(held) for held in value if held is not None] if isinstance(value, list | tuple) else value
+        return {key: without_none(entry) for key, entry in value.items() if entry is not None}
+    return [without_none(entry) for entry in value if entry is not None] if isinstance(value, list | tuple) else value
 
 
 def with_choices(text: str, choices: Mapping[str, Any]) -> str:
@@ -64,13 +64,13 @@ def origins(text: str) -> dict[str, str]:
     >>> origins("seed = 1  # flag" + chr(10) + "[optimizer]" + chr(10) + "lr = 0.1 # default")
     {'seed': 'flag', 'optimizer.lr': 'default'}
     """
-    found, table = dict[str, str](), ""
+    by_name, table = dict[str, str](), ""
     for line in text.splitlines():
         if heading := re.fullmatch(r"\[([\w.]+)\]\s*", line):
             table = f"{heading[1]}."
         elif setting := re.fullmatch(r"(\w+) = .*#\s*([\w ]+)", line):
-            found[table + setting[1]] = setting[2]
-    return found
+            by_name[table + setting[1]] = setting[2]
+    return by_name
 
 
 def values(text: str, *, where: str = "config.toml") -> dict[str, Any]:
@@ -86,10 +86,10 @@ def values(text: str, *, where: str = "config.toml") -> dict[str, Any]:
 
 def program(text: str, *, where: str = "config.toml") -> dict[str, Any]:
     """The table [program] of a file, which names the program of a configuration; empty by default."""
-    found = _parsed(text, where).get(_PROGRAM, {})
-    if not isinstance(found, dict):
+    table = _parsed(text, where).get(_PROGRAM, {})
+    if not isinstance(table, dict):
         raise ConfigError(f"{where}: {_PROGRAM} must be a table, [program]")
-    return found
+    return table
 
 
 def _parsed(text: str, where: str) -> dict[str, Any]:
@@ -98,8 +98,8 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
     except RecursionError:
         raise ConfigError(f"{where} is no file of settings: it is nested without end") from None
     except tomllib.TOMLDecodeError as problem:
-        found = re.search(r"at line (\d+)", str(problem))
-        line = f"\n  {text.splitlines()[int(found[1]) - 1].strip()}" if found else ""
+        match = re.search(r"at line (\d+)", str(problem))
+        line = f"\n  {text.splitlines()[int(match[1]) - 1].strip()}" if match else ""
         raise ConfigError(
             f'{where} is not TOML: {problem}{line}\n  text stands in quotes, as in length = "30 epochs"'
         ) from problem
@@ -108,8 +108,8 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
 def _refuse_unwritable(name: str, value: Any) -> None:
     """Raise for a text that UTF-8 cannot encode, for example a path on the command line."""
     if isinstance(value, list | tuple):
-        for held in value:
-            _refuse_unwritable(name, held)
+        for element in value:
+            _refuse_unwritable(name, element)
     if isinstance(value, str):
         try:
             value.encode()

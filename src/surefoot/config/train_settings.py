@@ -28,7 +28,7 @@ def problems_of(settings: Declared) -> list[str]:
         value = getattr(settings, name)
         problem: object = None
         if check is None or value is None:
-            problem = type_problem(name, value, hints[name], shown=repr) if name in hints else None
+            problem = type_problem(name, value, hints[name], format_fn=repr) if name in hints else None
         else:
             try:
                 check(value, setting=name, **({"length": _ANY_LENGTH} if field.metadata["role"] == "cadence" else {}))
@@ -54,7 +54,7 @@ def number(what: str, *, least: float, below: float = math.inf, kind: Any = int)
 
 
 def _out(value: Any, *, setting: str) -> None:
-    if (problem := type_problem(setting, value, str | Path, shown=repr)) is not None:
+    if (problem := type_problem(setting, value, str | Path, format_fn=repr)) is not None:
         raise ConfigError(problem)
     if not str(value):
         raise ConfigError(f"{setting} is empty: give the path of the run's directory, or leave it out to save nothing")

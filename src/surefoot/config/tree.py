@@ -91,10 +91,10 @@ def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> t
                     origins[name] = "default"
         merged |= values
         origins |= dict.fromkeys(values, origin)
-    config = None if problems else _built(merged, kind, None, "", problems)
+    config = None if problems else _build(merged, kind, None, "", problems)
     if problems:  # four at most, one a line
-        shown = problems if len(problems) <= 4 else [*problems[:4], f"... and {len(problems) - 4} more"]
-        raise ConfigError("\n  ".join(shown))
+        first_problems = problems if len(problems) <= 4 else [*problems[:4], f"... and {len(problems) - 4} more"]
+        raise ConfigError("\n  ".join(first_problems))
     return typing.cast("T", config), origins
 
 
@@ -103,8 +103,8 @@ def field_hints(kind: type[Any]) -> dict[str, Any]:
     return {name: hint for name, hint, _ in _leaves(kind)}
 
 
-def type_problem(name: str, value: Any, hint: Any, *, shown: Callable[[Any], str] | None = None) -> str | None:
-    """The problem with the type of a setting's value, `shown` as in a file; None if the type is right.
+def type_problem(name: str, value: Any, hint: Any, *, format_fn: Callable[[Any], str] | None = None) -> str | None:
+    """The problem with the type of a setting's value, `format_fn` as in a file; None if the type is right.
 
     >>> type_problem("seed", "3", int)
     'seed = "3": expected a whole number; write it without quotes: 3'
@@ -112,7 +112,7 @@ def type_problem(name: str, value: Any, hint: Any, *, shown: Callable[[Any], str
     try:
         _checked(value, hint)
     except _WrongTypeError as wrong:
-        return f"{name} = {(shown or _shown)(value)}: expected {wrong}"
+        return f"{name} = {(format_fn or _as_text)(value)}: expected {wrong}"
     return None
 
 
@@ -156,23 +156,23 @@ def _leaves(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, datac
             yield f"{prefix}{field.name}", hints[field.name], field
 
 
-def _built(values: Mapping[str, Any], kind: Any, base: Any, prefix: str, problems: list[str]) -> Any:
+def _build(values: Mapping[str, Any], kind: Any, base: Any, prefix: str, problems: list[str]) -> Any:
     """A configuration from values of the right types; missing ones come from `base` or have their defaults."""
-    hints, given = typing.get_type_hints(kind), dict[str, Any]()
+    hints, keywords = typing.get_type_hints(kind), dict[str, Any]()
     for field in dataclasses.fields(kind):
         name, hint = f"{prefix}{field.name}", hints[field.name]
         default = getattr(base, field.name) if base is not None else _default(field)
         if dataclasses.is_dataclass(hint):
-            given[field.name] = _built(
+            keywords[field.name] = _build(
                 values, hint, None if default is dataclasses.MISSING else default, f"{name}.", problems
             )
         elif name in values:
-            given[field.name] = _checked(values[name], hint)
+            keywords[field.name] = _checked(values[name], hint)
         elif default is dataclasses.MISSING:
             problems.append(f"{name} is not set and has no default; expected {_expected(hint)}")
         else:
-            given[field.name] = default
-    return None if problems else kind(**given)
+            keywords[field.name] = default
+    return None if problems else kind(**keywords)
 
 
 class _WrongTypeError(Exception):
@@ -193,7 +193,7 @@ def _checked(value: Any, hint: Any) -> Any:
         if many or len(value) == len(arguments):
             wanted = [arguments[0]] * len(value) if many else arguments
             with contextlib.suppress(_WrongTypeError):
-                return tuple(_checked(held, member) for held, member in zip(value, wanted, strict=True))
+                return tuple(_checked(element, member) for element, member in zip(value, wanted, strict=True))
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     elif type(value) is hint or (hint is Path and isinstance(value, Path)):
@@ -206,7 +206,7 @@ def _expected(hint: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_expected(member) for member in arguments if member is not types.NoneType)
     if origin is Literal:
-        return "one of " * (len(arguments) > 1) + ", ".join(_shown(choice) for choice in arguments)
+        return "one of " * (len(arguments) > 1) + ", ".join(_as_text(choice) for choice in arguments)
     if origin in (tuple, Sequence):
         size = "" if origin is Sequence or Ellipsis in arguments else f" of {len(arguments)}"
         return f"a list{size}, each {_expected(arguments[0])}"
@@ -225,7 +225,7 @@ def _quoting(value: Any, hint: Any) -> str:
     """A hint where quotes around a number are all that is wrong, or a choice is misspelt."""
     if isinstance(value, str) and typing.get_origin(hint) is Literal:
         close = difflib.get_close_matches(value, [str(choice) for choice in typing.get_args(hint)], n=1)
-        return f"; did you mean {_shown(close[0])}?" if close else ""
+        return f"; did you mean {_as_text(close[0])}?" if close else ""
     if isinstance(value, str) and hint in (int, float) and re.fullmatch(r"[-+0-9.eE_]+", value):
         return f"; write it without quotes: {value}"
     return ""
@@ -250,7 +250,7 @@ def _unknown(name: str, known: Iterable[str]) -> str:
     return ": ".join(filter(None, [f"unknown setting {name}", did_you_mean(name, known)]))
 
 
-def _shown(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f'"{value}"' if isinstance(value, str) else repr(value)

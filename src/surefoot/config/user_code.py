@@ -52,15 +52,15 @@ def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
         raise
     except Exception as problem:
         raise ConfigError(
-            f"{_place(problem, path)}: {type(problem).__name__}: {first_line(problem)}\n"
+            f"{_location(problem, path)}: {type(problem).__name__}: {first_line(problem)}\n"
             f"  {path.name} is run to find {function!r} in it, and cannot be: does `python {path.name}` work?"
         ) from problem
     finally:
         _IMPORTED_NOW.remove(path)
-    found = vars(module)
-    if not callable(found.get(function)):
+    names = vars(module)
+    if not callable(names.get(function)):
         raise ConfigError(f"{path} has no function {function!r}: write {form}")
-    return found
+    return names
 
 
 def refuse_training_at_import() -> None:
@@ -125,13 +125,13 @@ def _written_by_others(path: Path, *, run: Path) -> Path | None:
     if sys.platform == "win32":
         return None
     trusted = {0, os.getuid(), run.stat().st_uid if os.getuid() == 0 else 0}
-    for place in (path, *path.parents):
-        status = place.stat()
-        replaceable = not status.st_mode & stat.S_ISVTX or place in (path, path.parent)
+    for ancestor in (path, *path.parents):
+        status = ancestor.stat()
+        replaceable = not status.st_mode & stat.S_ISVTX or ancestor in (path, path.parent)
         is_own_group = status.st_gid == os.getgid() == os.getuid()  # which a user has for himself
         open_to_others = status.st_mode & (stat.S_IWOTH if is_own_group else stat.S_IWOTH | stat.S_IWGRP)
         if status.st_uid not in trusted or (replaceable and open_to_others):
-            return place
+            return ancestor
     return None
 
 
@@ -191,7 +191,7 @@ def _hash_of_text(code: CodeType) -> str:
     return sha256(text.encode()).hexdigest()[:16]
 
 
-def _place(problem: Exception, path: Path) -> str:
+def _location(problem: Exception, path: Path) -> str:
     """File and line of an error while `path` was run: the innermost one in its folder, where the cause is."""
     if isinstance(problem, SyntaxError) and problem.filename is not None:
         return f"{problem.filename}, line {problem.lineno}"

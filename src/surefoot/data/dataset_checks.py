@@ -142,7 +142,7 @@ def rows(batch: Any) -> int:
 
 
 def fingerprint(dataset: Any) -> dict[str, Any]:
-    """Which data these are, as JSON: type and length, and for tensors a hash of up to 16 MiB, in rows spread over each.
+    """A fingerprint of the data as JSON: type and length, and for tensors a hash of up to 16 MiB, in rows spread over each.
 
     A data set may say so itself with a method `fingerprint()`. The indices of a `Subset` are hashed too, and lists, tuples,
     dictionaries and arrays by their content. Parts of a `ConcatDataset` or `StackDataset` have one each, or one hash if many.

@@ -66,8 +66,8 @@ def hash_of_list(samples: Sequence[Any]) -> str:
 def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[str, None]) -> dict[str, str]:
     """Hashes of the first, middle and last sample, of two that the seed draws, and of one of up to 64 parts, by their names.
 
-    Each is read as in the first epoch, under its own random numbers. One that cannot be read is left out: the step that needs it
-    says why. `gather` tells whether batches are gathered where a data set can do that. The global generators are left as they were.
+    Each is read as in the first epoch, under its own random numbers. An unreadable one is left out: the step that needs it reports
+    why. `gather` tells whether batches are gathered where a data set can do that. The global generators are left as they were.
     """
     gathered = gathering(dataset) if gather else None
     dataset = by_sample(dataset)

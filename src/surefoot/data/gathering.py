@@ -62,7 +62,7 @@ def by_sample(dataset: Any) -> Any:
 
 
 def leaves(batch: Any) -> Iterator[Any]:
-    """All that is in nested lists, tuples and dictionaries, in order.
+    """All leaves of nested lists, tuples and dictionaries, in order.
 
     >>> list(leaves({"x": [1, 2], "y": (3, {"z": "a"})}))
     [1, 2, 3, 'a']

@@ -55,15 +55,15 @@ def verdicts(history: History, *, broken: Callable[[Check, Exception], None] | N
 
     A check that raises is a fault of surefoot: `broken` gets it, and the others run; without `broken` it raises.
     """
-    found = []
+    all_verdicts = []
     for check in CHECKS:
         try:
-            found.append(check(history))
+            all_verdicts.append(check(history))
         except Exception as problem:
             if broken is None:
                 raise
             broken(check, problem)
-    return found
+    return all_verdicts
 
 
 def findings(history: History) -> list[Finding]:
@@ -71,13 +71,13 @@ def findings(history: History) -> list[Finding]:
     return worst_first(verdicts(history))
 
 
-def told(history: History, verdicts: Sequence[Verdict], *, every: bool = False) -> str:
+def format_findings(history: History, verdicts: Sequence[Verdict], *, every: bool = False) -> str:
     """One block per finding, errors first; with `every`, or without findings, also the other checks."""
-    found = worst_first(verdicts)
+    sorted_findings = worst_first(verdicts)
     unclear = [verdict for verdict in verdicts if isinstance(verdict, Unknown)]
     of_all = f"; too little is recorded for {len(unclear)} of {len(verdicts)} findings" if unclear else ""
-    blocks = [_headline(history, found, else_said=f"nothing found{of_all}"), *map(str, found)]
-    if every or not found:
+    blocks = [_headline(history, sorted_findings, else_said=f"nothing found{of_all}"), *map(str, sorted_findings)]
+    if every or not sorted_findings:
         blocks += _rows("looked at, and found well", [verdict for verdict in verdicts if isinstance(verdict, Healthy)])
         blocks += _rows("not known, for too little is recorded of it", unclear, _more_records(history))
     return "\n\n".join(blocks)
@@ -102,15 +102,15 @@ def _more_records(history: History) -> list[str]:
     return [f"  a run like this one tells more with {history.described.typed('log_every', f'{every} steps')}"]
 
 
-def _headline(history: History, found: Sequence[Finding], *, else_said: str) -> str:
+def _headline(history: History, findings_shown: Sequence[Finding], *, else_said: str) -> str:
     described, of_all = history.described, "" if history.described.steps is None else f" of {history.described.steps:,}"
     standing = history.ended_by or ("finished" if history.complete else "not finished")
     standing = "going on" if described.standing == "running" else standing
-    counts = [(severity, sum(finding.severity == severity for finding in found)) for severity in SEVERITIES]
-    said = ", ".join(f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts if count) or else_said
+    counts = [(severity, sum(finding.severity == severity for finding in findings_shown)) for severity in SEVERITIES]
+    severities = ", ".join(f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts if count) or else_said
     times = len(history.resumed)
     resumed = f", resumed {'once' if times == 1 else f'{times} times'}" if times else ""
-    return f"{described.name}: {history.step:,}{of_all} steps, {standing}{resumed}\n{said}"
+    return f"{described.name}: {history.step:,}{of_all} steps, {standing}{resumed}\n{severities}"
 
 
 def _rows(title: str, verdicts: Sequence[Healthy | Unknown], after: Sequence[str] = ()) -> list[str]:

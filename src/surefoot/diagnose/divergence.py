@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Verdict, check, listed, need, well, wrong
+from surefoot.diagnose.finding import Finding, Verdict, check, join_names, need, well, wrong
 from surefoot.diagnose.history import History
 from surefoot.diagnose.statistics import FEWEST, level, levels, noise, spread
 
@@ -35,10 +35,10 @@ def diverged(history: History) -> Verdict:
     loss = history.loss
     if (history.ended_by or "").startswith("diverged") or _bad_at_the_end(history) > history.described.max_bad_steps:
         skipped = skipped_steps(history)
-        begun = next((step for step in reversed(skipped) if step - 1 not in skipped), history.step)
+        first_bad = next((step for step in reversed(skipped) if step - 1 not in skipped), history.step)
         last_loss = f"the last loss before: {loss.value[-1]:.4g} after step {loss.step[-1]:,}" if len(loss) else ""
-        message = f"The run diverged: from step {begun:,} on no loss or gradient was finite."
-        return _divergence(history, begun, message, last_loss or "no step was finite", bad=True)
+        message = f"The run diverged: from step {first_bad:,} on no loss or gradient was finite."
+        return _divergence(history, first_bad, message, last_loss or "no step was finite", bad=True)
     need(len(loss) >= FEWEST, f"{len(loss)} records of the loss are too few (at least {FEWEST})")
     width = max(3, len(loss) // 10)
     course = levels(loss.value, width)
@@ -66,7 +66,7 @@ def non_finite_steps(history: History) -> Verdict:
     well(not skipped, f"every one of {history.step:,} steps was finite")
     indexes = skipped_steps(history)
     fraction = skipped / max(history.step, 1)
-    fp16 = described.made.get("precision") == "fp16"
+    fp16 = described.identity.get("precision") == "fp16"
     step = indexes[0] if indexes else None
     one_sample = _passes(history, indexes)
     return wrong(
@@ -74,7 +74,7 @@ def non_finite_steps(history: History) -> Verdict:
         f"{skipped:,} {'step was' if skipped == 1 else 'steps were'} skipped, for a loss or gradient that was not finite.",
         (
             f"{skipped:,} of {history.step:,} steps, {100 * fraction:.2g}% of them, were not applied",
-            f"steps {listed(indexes, most=8)}" if indexes else "",
+            f"steps {join_names(indexes, limit=8)}" if indexes else "",
             one_sample,
         ),
         causes=(
@@ -112,14 +112,14 @@ def loss_spikes(history: History) -> Verdict:
     step, largest, around_it = max(spikes, key=lambda spike: spike[1] - spike[2])
     at = where.get(step)
     described = history.described
-    shown = [
+    jumps = [
         f"{value:.4g} at step {after if where.get(after) is None else where[after]:,} (around it {middle:.4g})"
         for after, value, middle in spikes
     ]
     return wrong(
         "warning",
         "The loss jumped once." if len(spikes) == 1 else f"The loss jumped {len(spikes)} times.",
-        (listed(shown), f"a jump is {SIGMAS:g} deviations of its neighbours, and {ABOVE:.0%}, above their median"),
+        (join_names(jumps), f"a jump is {SIGMAS:g} deviations of its neighbours, and {ABOVE:.0%}, above their median"),
         causes=(
             "strange samples: broken ones, or a file of another kind",
             "a learning rate near the highest that is stable; Adam with a large beta2 after a change of the data",
@@ -139,7 +139,7 @@ def skipped_steps(history: History) -> list[int]:
     return sorted({int(step) for record in history.train for step in record.get("skipped_steps") or ()})
 
 
-def _divergence(history: History, begun: int, message: str, evidence: str, *, bad: bool) -> Finding:
+def _divergence(history: History, first_bad: int, message: str, evidence: str, *, bad: bool) -> Finding:
     described = history.described
     causes: tuple[str, ...] = (
         "a learning rate that is too high, or reached too soon",
@@ -151,25 +151,25 @@ def _divergence(history: History, begun: int, message: str, evidence: str, *, ba
         described.typed("schedule.warmup", "5%") if described.warmup < 0.05 * (described.schedule_steps or 0) else "",
         described.typed("clip", "norm 1.0") if described.clip is not None and described.clip[0] == "off" else "",
     )
-    if bad and begun == 0:  # no update was made, so no rate is the cause
+    if bad and first_bad == 0:  # no update was made, so no rate is the cause
         causes, tries = ("inputs, starting weights or a loss that are not finite before any update is made",), ()
     return wrong(
         "error",
         message,
-        (evidence, _first_to_grow(history, begun)),
+        (evidence, _first_to_grow(history, first_bad)),
         causes=causes,
-        try_=(*tries, described.replay(begun)),
-        step=begun,
-        numbers={"begun": begun},
+        try_=(*tries, described.replay(first_bad)),
+        step=first_bad,
+        numbers={"begun": first_bad},
     )
 
 
-def _first_to_grow(history: History, begun: int) -> str:
+def _first_to_grow(history: History, first_bad: int) -> str:
     """The layer whose gradient or update first rose far above its usual level, from shortly before the divergence on."""
     grown: list[tuple[int, float, str]] = []  # the step, how many times, and a sentence
     for kind, quantity in (("grad_norm", "gradient"), ("update_norm", "update"), ("activation_rms", "output")):
         for name, series in history.watched(kind).items():
-            before, later = series.value[series.step < begun], series.since(begun - 2)
+            before, later = series.value[series.step < first_bad], series.since(first_bad - 2)
             usual = level(before)
             large = later.where(~np.isfinite(later.value) | (later.value > GREW * usual))
             if len(before) < 3 or not usual > 0 or not len(large):
@@ -198,7 +198,7 @@ def _bad_at_the_end(history: History) -> int:
 def _passes(history: History, indexes: list[int]) -> str:
     """A sentence if about one step per epoch was skipped, as one bad sample causes it."""
     samples, batch = history.described.samples, history.described.batch_size
-    of_tokens = "tokens" in str(history.described.made.get("batch_size"))
+    of_tokens = "tokens" in str(history.described.identity.get("batch_size"))
     if samples is None or batch is None or len(indexes) < 2 or of_tokens:
         return ""
     passes = [int(index * batch // samples) for index in indexes]

@@ -153,11 +153,11 @@ def worst_first(verdicts: Iterable[Verdict]) -> list[Finding]:
     return sorted((one for one in verdicts if isinstance(one, Finding)), key=lambda one: SEVERITIES.index(one.severity))
 
 
-def listed(names: Sequence[object], *, most: int = 4) -> str:
+def join_names(names: Sequence[object], *, limit: int = 4) -> str:
     """Names in a line, and the number of those left out.
 
-    >>> listed(["a", "b", "c"], most=2)
+    >>> join_names(["a", "b", "c"], limit=2)
     'a, b and 1 more'
     """
-    shown = ", ".join(str(name) for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+    text = ", ".join(str(name) for name in names[:limit])
+    return text if len(names) <= limit else f"{text} and {len(names) - limit} more"

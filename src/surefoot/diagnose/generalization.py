@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.diagnose.finding import Finding, Severity, Verdict, check, listed, need, well, worst_first, wrong
+from surefoot.diagnose.finding import Finding, Severity, Verdict, check, join_names, need, well, worst_first, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import level, noise
 
@@ -42,7 +42,7 @@ def overfitting(history: History) -> Verdict:
     )
     rises = [(_rise(history, series), split) for split, series in history.splits.items()]
     rise, split = max(rises, key=lambda pair: pair[0])
-    well(rise <= WORSE, f"the loss of {listed(list(history.splits))} does not rise while that of training falls")
+    well(rise <= WORSE, f"the loss of {join_names(list(history.splits))} does not rise while that of training falls")
     described, loss, series = history.described, history.loss, history.splits[split]
     row = int(np.argmin(series.value))
     best, lowest, last = int(series.step[row]), float(series.value[row]), float(series.value[-1])
@@ -192,7 +192,7 @@ def smoothed_perplexity(history: History) -> Verdict:
         "warning",
         f"{of_loss[0]} may be of a smoothed loss, and then is no perplexity.",
         (
-            f"label smoothing {smoothing:g}, scored as {listed(of_loss)}",
+            f"label smoothing {smoothing:g}, scored as {join_names(of_loss)}",
             f"with {distinct:,} different targets a smoothed loss cannot fall below {floor:.3g},"
             f" nor its exponential below {math.exp(floor):.3g}"
             if distinct > 1

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.diagnose.finding import Verdict, check, listed, need, well, wrong
+from surefoot.diagnose.finding import Verdict, check, join_names, need, well, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.layers import WATCHED, matrices
 from surefoot.diagnose.statistics import first_and_last_third, level, trend
@@ -47,7 +47,8 @@ def often_clipped(history: History) -> Verdict:
         share < OFTEN or (kind == "norm" and norm < FAR_BELOW * limit),
         f"limited in {share:.0%} of the later steps" + (f", with norms about {norm:.3g}" if norm else ""),
     )
-    known_limit, setting = "" if math.isnan(limit) else f", limit {limit:g}", described.made.get("clip", "the limit")
+    known_limit = "" if math.isnan(limit) else f", limit {limit:g}"
+    setting = described.identity.get("clip", "the limit")
     return wrong(
         "warning" if norm >= FAR_ABOVE * limit or math.isnan(limit) else "note",
         f"The gradient was limited in {share:.0%} of the later steps: the limit, {setting}, sets their size.",
@@ -130,7 +131,7 @@ def vanishing_gradient(history: History) -> Verdict:
     well(not gone, f"gradients of all {len(relative)} matrices are within {within:.2g} of each other")
     return wrong(
         "warning",
-        f"The gradient vanishes on its way to {listed(gone)}.",
+        f"The gradient vanishes on its way to {join_names(gone)}.",
         (
             f"times the weight, that of {smallest} is {of_largest:.1g} of that of {largest}",
             f"{len(gone)} of {len(relative)} matrices are below {GONE:g}",
@@ -163,7 +164,7 @@ def noisy_batch(history: History) -> Verdict:
     need(small or known, "the noise of the gradient is not known well enough yet")
     well(not small, f"noise scale {scale:.3g} targets, batch {batch:.3g}")
     times = 2 ** max(1, math.floor(math.log2(min(scale / batch, 16))))
-    number, _, unit = str(history.described.made.get("batch_size")).partition(" ")
+    number, _, unit = str(history.described.identity.get("batch_size")).partition(" ")
     larger: int | str = int(number) * times if number.isdigit() else f"{times} times as many"
     return wrong(
         "warning" if at_least > NOISY**2 * batch else "note",
@@ -216,5 +217,5 @@ def _layers_that_grew(history: History) -> str:
         if len(series) >= 2 * WATCHED
     }
     grew = {name: now / before for name, (before, now) in thirds.items() if before > 0 and now > GREW * before}
-    shown = [f"{name} ({grew[name]:.3g} times)" for name in sorted(grew, key=lambda each: -grew[each])]
-    return f"most in {listed(shown)}" if shown else ""
+    parts = [f"{name} ({grew[name]:.3g} times)" for name in sorted(grew, key=lambda each: -grew[each])]
+    return f"most in {join_names(parts)}" if parts else ""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from surefoot.diagnose.finding import Verdict, check, listed, need, well, wrong
+from surefoot.diagnose.finding import Verdict, check, join_names, need, well, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import level
 
@@ -49,8 +49,8 @@ def never_updated(history: History) -> Verdict:
         "warning",
         f"{count} of {max(len(moved), count)} parameters {'is' if count == 1 else 'are'} never updated.",
         (
-            f"no gradient in any watched step: {listed(without)}" if without else "",
-            f"weights unchanged by every watched step: {listed(still)}" if still else "",
+            f"no gradient in any watched step: {join_names(without)}" if without else "",
+            f"weights unchanged by every watched step: {join_names(still)}" if still else "",
         ),
         causes=(
             "a module that is made and not used in forward(), or only where the loss does not depend on it",
@@ -80,9 +80,11 @@ def unusual_updates(history: History) -> Verdict:
     )
     evidence = [f"in the middle of all {len(medians)} layers an update is {typical:.2g} of the weight's norm"]
     for far, where in ((large, f"above {high:g}"), (small, f"below {low:g}")):
-        shown = sorted(far, key=lambda parameter: -abs(math.log(medians[parameter] / middle)))
-        if shown:
-            evidence.append(f"{where}: {listed([f'{parameter} ({medians[parameter]:.1g})' for parameter in shown])}")
+        ranked = sorted(far, key=lambda parameter: -abs(math.log(medians[parameter] / middle)))
+        if ranked:
+            evidence.append(
+                f"{where}: {join_names([f'{parameter} ({medians[parameter]:.1g})' for parameter in ranked])}"
+            )
     return wrong(
         "warning" if count > len(medians) / 2 else "note",
         f"Updates of {count} of {len(medians)} layers are far from the usual 1e-4 to 1e-2 of their weights.",
@@ -183,8 +185,8 @@ def saturated_units(history: History) -> Verdict:
     watched = max(map(len, flat.values()))
     need(watched >= WATCHED, f"{watched} watched steps are too few (at least {WATCHED})")
     saturated = _above(flat, FLAT)
-    well(not saturated, f"less than half of what {listed(list(flat))} give is at a flat end")
-    names = listed(sorted(name for _, _, name in saturated))
+    well(not saturated, f"less than half of what {join_names(list(flat))} give is at a flat end")
+    names = join_names(sorted(name for _, _, name in saturated))
     return wrong(
         "warning",
         f"Saturated units: {names} {'gives' if len(saturated) == 1 else 'give'} mostly what lies at the flat ends.",
@@ -229,7 +231,7 @@ def _above(columns: Mapping[str, Series], limit: float) -> list[tuple[float, int
 
 
 def _shares(columns: Iterable[tuple[float, int, str]], of_what: str) -> str:
-    return listed([f"{share:.0%} {of_what} {name}" for share, _, name in columns])
+    return join_names([f"{share:.0%} {of_what} {name}" for share, _, name in columns])
 
 
 def _is_lookup(history: History, parameter: str) -> bool:

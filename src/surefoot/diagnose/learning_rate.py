@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from surefoot.diagnose.finding import Severity, Verdict, check, listed, need, well, wrong
+from surefoot.diagnose.finding import Severity, Verdict, check, join_names, need, well, wrong
 from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.layers import died, ratio_at_full_rate, unmoved
 from surefoot.diagnose.statistics import level, levels, noise
@@ -80,7 +80,7 @@ def loss_not_falling(history: History) -> Verdict:
     # half of what a cross-entropy is at least without knowledge of the inputs: -log of the commonest target's share
     share = history.targets.get("most_common_fraction")
     knows_already = isinstance(share, float) and 0 < share < 1 and 0 < loss.start < -0.5 * math.log(share)
-    trained = history.described.made.get("init_from") is not None or knows_already
+    trained = history.described.identity.get("init_from") is not None or knows_already
     return wrong(
         "warning" if trained else "error",
         f"The training loss has not fallen in {history.step:,} steps.",
@@ -137,7 +137,7 @@ def rate_too_high(history: History) -> Verdict:
         f"The learning rate{described.lr_in_text} seems to be too high.",
         (
             *(text for _, text in signs),
-            f"units that were alive at first are dead, as steps that are too large leave them: {listed(dead)}"
+            f"units that were alive at first are dead, as steps that are too large leave them: {join_names(dead)}"
             if dead
             else "",
             f"the gradient was limited in {clipped:.0%} of the steps" if clipped >= 0.5 else "",
@@ -174,7 +174,7 @@ def rate_too_low(history: History) -> Verdict:
                 f"in {history.step:,} steps the weights have moved by at most {moved:.2g} of their norm, and the loss has hardly fallen"
             )
         certain = first + second > 2 * CERTAIN * math.sqrt(2) * error and min(first, second) > 0
-        if described.made.get("init_from") is None and certain and little and second >= STRAIGHT * first:
+        if described.identity.get("init_from") is None and certain and little and second >= STRAIGHT * first:
             evidence.append(
                 f"the loss falls slowly, and as steadily at the end as at the start: by {first:.3g} over the first half of all rate,"
                 f" by {second:.3g} over the second, from {start:.4g}"

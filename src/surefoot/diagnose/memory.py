@@ -24,8 +24,8 @@ LEAST_SHARE = 0.02
 @check("growing-memory")
 def growing_memory(history: History) -> Verdict:
     """The slope of the process's memory over steps, and the time until the machine's memory is full."""
-    begun = max(history.resumed, default=0)  # a process of its own, whose memory began anew
-    settled = begun + (history.step - begun) // 4
+    first_step = max(history.resumed, default=0)  # a process of its own, whose memory began anew
+    settled = first_step + (history.step - first_step) // 4
     names = ("host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
     series_of_all = ((name, history.column(name).finite.since(settled)) for name in names)
     columns = {name: series for name, series in series_of_all if len(series) >= FEWEST}

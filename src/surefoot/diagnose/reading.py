@@ -24,18 +24,18 @@ def history_in(path: Path | str) -> History:
             "  a run's directory is what --run-dir, or Run(run_dir=...), was given"
         )
     try:
-        collected = Collected(read_records(run) if (run / "metrics.jsonl").is_file() else ())
+        collected = RecordCollector(read_records(run) if (run / "metrics.jsonl").is_file() else ())
     except OSError as problem:
         raise ConfigError(f"cannot read {run / 'metrics.jsonl'}: {problem.strerror or problem}") from problem
-    return collected.history(described_in(run))
+    return collected.history(description_of(run))
 
 
-def described_in(run: Path) -> RunDescription:
+def description_of(run: Path) -> RunDescription:
     """The settings of the run in a directory, as far as its files hold them."""
     files = read_run(run)
     script, last = files.config.script, files.sessions[-1] if files.sessions else Session()
     return RunDescription(
-        made=files.config.of_script if files.state is None else files.state.identity,
+        identity=files.config.of_script if files.state is None else files.state.identity,
         written={"workers": last.get("workers")} if script else files.config.flat,
         program=str(files.config.program.get("kind", "script")),
         kinds=kinds_of_models({} if files.state is None else files.state.architecture),
@@ -55,7 +55,7 @@ _AVERAGED = ("loss", "grad_norm", "clip_fraction")
 _INDEXES = 20
 
 
-class Collected:
+class RecordCollector:
     """Collects records as they are written, and makes a history of them; it keeps at most `times` x `MOST` of each kind."""
 
     def __init__(self, records: Iterable[Record] = (), *, times: int = 5) -> None:
@@ -71,11 +71,11 @@ class Collected:
             return
         if kind == "resume":  # what ended the sessions before is over
             self.kinds.pop("event", None)
-        kept = self.kinds.setdefault(kind, [])
-        kept.append(record)
-        if len(kept) > self.times * MOST.get(kind, len(kept)):
-            older = len(kept) // 2 // 2 * 2
-            kept[:older] = thinned(kept[:older])
+        records = self.kinds.setdefault(kind, [])
+        records.append(record)
+        if len(records) > self.times * MOST.get(kind, len(records)):
+            older = len(records) // 2 // 2 * 2
+            records[:older] = thinned(records[:older])
 
     def history(self, described: RunDescription) -> History:
         train, scores, layers, data, events, resumed = (

@@ -17,11 +17,11 @@ _NESTED = ("optimizer", "schedule", "model", "data", "augmentation")
 class RunDescription:
     """The settings of a run; unknown ones are None.
 
-    `made` is what is compared when it goes on (`identity` in a checkpoint's state.json); `written` are settings by dotted
+    `identity` is compared when it goes on (`identity` in a checkpoint's state.json); `written` are settings by dotted
     name, as in config.toml; `program`, "recipe", "file" or "script", says how a setting is given.
     """
 
-    made: Mapping[str, Any] = field(default_factory=dict)
+    identity: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
     program: str = "script"
     kinds: Mapping[str, str] = field(default_factory=dict)  # the class of each module by its name
@@ -34,84 +34,84 @@ class RunDescription:
     @property
     def steps(self) -> int | None:
         """The length of the run."""
-        return _whole(self.made.get("length"))
+        return _parse_number(self.identity.get("length"))
 
     @property
     def schedule_steps(self) -> int | None:
         """The length that the schedule was made for."""
-        return _whole(self.made.get("schedule_of_steps")) or self.steps
+        return _parse_number(self.identity.get("schedule_of_steps")) or self.steps
 
     @property
     def shape(self) -> str | None:
-        found = _mapping(self.made.get("schedule")).get("shape")
-        return found if isinstance(found, str) else None
+        shape = _mapping(self.identity.get("schedule")).get("shape")
+        return shape if isinstance(shape, str) else None
 
     @property
     def warmup(self) -> int:
         """Steps until the full rate; 0 if unknown."""
-        schedule = _mapping(self.made.get("schedule"))
+        schedule = _mapping(self.identity.get("schedule"))
         while "first" in schedule:
             schedule = _mapping(schedule["first"])
-        return _whole(schedule.get("warmup")) or 0
+        return _parse_number(schedule.get("warmup")) or 0
 
     @property
     def optimizer(self) -> Mapping[str, Any]:
         """Name and settings, of the first model if there are several."""
-        optimizer = _mapping(self.made.get("optimizer"))
+        optimizer = _mapping(self.identity.get("optimizer"))
         return optimizer if "name" in optimizer else _mapping(next(iter(optimizer.values()), {}))
 
     @property
     def lr(self) -> float | None:
-        found = self.optimizer.get("lr")
-        return float(found) if isinstance(found, int | float) else None
+        rate = self.optimizer.get("lr")
+        return float(rate) if isinstance(rate, int | float) else None
 
     @property
     def clip(self) -> tuple[str, float] | None:
         """Kind and limit of clipping the gradient."""
         try:
-            return clipping(self.made.get("clip"))
+            return clipping(self.identity.get("clip"))
         except ConfigError:
             return None
 
     @property
     def batch_size(self) -> int | None:
         """Samples or tokens of one step."""
-        return _whole(self.made.get("batch_size"))
+        return _parse_number(self.identity.get("batch_size"))
 
     @property
     def samples(self) -> int | None:
         """Samples of one epoch."""
-        data = _mapping(self.made.get("data"))
-        return _whole(_mapping(data.get("plan")).get("samples")) or _whole(data.get("samples"))
+        data = _mapping(self.identity.get("data"))
+        return _parse_number(_mapping(data.get("plan")).get("samples")) or _parse_number(data.get("samples"))
 
     @property
     def workers(self) -> int:
         """Processes that read samples; 0 if unknown."""
-        return _whole(self.written.get("workers")) or 0
+        return _parse_number(self.written.get("workers")) or 0
 
     @property
     def label_smoothing(self) -> float:
         """Label smoothing of the training loss; 0 if the settings have none."""
-        named = [*_named(self.made.get("identity")), *self.written.items()]
+        named = [*_named(self.identity.get("identity")), *self.written.items()]
         values = (value for name, value in named if name.rpartition(".")[2] == "label_smoothing")
         return max((float(value) for value in values if isinstance(value, int | float)), default=0.0)
 
     @property
     def max_bad_steps(self) -> int:
         """The number of steps in a row that may be skipped; 0 is valid."""
-        limit = _whole(self.made.get("max_bad_steps"))
+        limit = _parse_number(self.identity.get("max_bad_steps"))
         return TrainSettings.max_bad_steps if limit is None else limit
 
     def present(self, name: str) -> Any:
         """The value of a setting by its dotted name; None if unknown."""
-        warmup = f"{self.warmup} steps" if self.made.get("schedule") else None
+        warmup = f"{self.warmup} steps" if self.identity.get("schedule") else None
         nested = {"schedule.warmup": warmup, "schedule.name": self.shape} | {
             f"optimizer.{key}": value for key, value in {**self.optimizer, "lr": self.lr}.items()
         }
         if name in nested or name.startswith("optimizer."):
             return nested.get(name)
         written = self.written.get(name)
-        return self.made.get(name) if written is None and "." not in name else written
+        return self.identity.get(name) if written is None and "." not in name else written
 
     @property
     def rate_test(self) -> str:
@@ -144,42 +144,42 @@ class RunDescription:
     def typed(self, name: str, value: Any) -> str:
         """The text to type for another value of a setting, with the current one: a flag, or code if the run is not a recipe's.
 
-        >>> RunDescription(program="recipe", made={"optimizer": {"name": "adamw", "lr": 3e-3}}).typed("optimizer.lr", 3e-4)
+        >>> RunDescription(program="recipe", identity={"optimizer": {"name": "adamw", "lr": 3e-3}}).typed("optimizer.lr", 3e-4)
         '--optimizer.lr 0.0003 (now 0.003)'
-        >>> RunDescription(made={"batch_size": 8}).typed("batch_size", 64)
+        >>> RunDescription(identity={"batch_size": 8}).typed("batch_size", 64)
         'Run(batch_size=64) (now 8)'
         """
         now = self.present(name)
-        said = "" if now is None else f" (now {as_typed(now)})"
+        note = "" if now is None else f" (now {as_typed(now)})"
         leaf = name.rpartition(".")[2]
         flag = name if self.program == "recipe" or name in self.written else leaf if leaf in self.written else None
         if flag is not None and self.program != "script":
             quote = '"' * (" " in as_typed(value))
-            return f"--{flag.replace('_', '-')} {quote}{as_typed(value)}{quote}{said}"
+            return f"--{flag.replace('_', '-')} {quote}{as_typed(value)}{quote}{note}"
         if name.startswith("optimizer."):
-            return f"{self.optimizer.get('name', 'the optimizer')}({leaf}={value!r}){said}"
+            return f"{self.optimizer.get('name', 'the optimizer')}({leaf}={value!r}){note}"
         if name == "schedule.name":
-            return f"a schedule of shape {value}{said}"
+            return f"a schedule of shape {value}{note}"
         if name.partition(".")[0] in _NESTED:
-            return f"{leaf}={value!r} for the {name.partition('.')[0]}{said}"
-        return f"Run({name}={value!r}){said}"
+            return f"{leaf}={value!r} for the {name.partition('.')[0]}{note}"
+        return f"Run({name}={value!r}){note}"
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _whole(value: Any) -> int | None:
+def _parse_number(value: Any) -> int | None:
     """A number of samples, steps or tokens: 64, or "4096 tokens"."""
-    found = re.fullmatch(r"(\d+)(?: \w+)?", str(value))
-    return int(found[1]) if found and not isinstance(value, bool) else None
+    match = re.fullmatch(r"(\d+)(?: \w+)?", str(value))
+    return int(match[1]) if match and not isinstance(value, bool) else None
 
 
 def _named(value: Any) -> Iterator[tuple[str, Any]]:
     """The names and values in nested settings."""
-    for name, held in _mapping(value).items():
-        yield name, held
-        yield from _named(held)
+    for name, setting in _mapping(value).items():
+        yield name, setting
+        yield from _named(setting)
 
 
 _LINE = re.compile(r"( *)\((\w+(?:-\w+)?)\): (?:(\d+) x )?(\w+)\(")

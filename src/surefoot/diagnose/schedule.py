@@ -23,39 +23,39 @@ EXACT = ("constant", "inverse_sqrt")  # schedules with which a run is made longe
 def ended_early(history: History) -> Verdict:
     """A run that is over with steps left that its schedule was made for."""
     described, how = history.described, history.ended_by
-    steps, made = described.steps, max(history.step, described.saved_step)
+    steps, step = described.steps, max(history.step, described.saved_step)
     need(history.over, "the run goes on")
     if steps is None:
         return Unknown("how long it was to be is not known")
-    well(history.complete, f"all {steps:,} steps were made" if made >= steps else "it ended by itself")
+    well(history.complete, f"all {steps:,} steps were made" if step >= steps else "it ended by itself")
     need(
-        made < steps,
+        step < steps,
         f"a checkpoint of step {described.saved_step:,} says that all steps were made, and the records end at step"
         f" {history.step:,}: some are missing (surefoot verify {described.name})",
     )
     well((how or "").startswith("diverged"), "it diverged, of which there is a finding of its own")
     stop = described.present("stop_after")
-    asked = stop is not None if how is None else how.startswith("stopped")
+    was_requested = stop is not None if how is None else how.startswith("stopped")
     rate, highest = _rates(history)
     return wrong(
-        "note" if asked else "warning",
-        f"The run ended early, at step {made:,} of {steps:,}.",
+        "note" if was_requested else "warning",
+        f"The run ended early, at step {step:,} of {steps:,}.",
         (
-            f"{made:,} of {steps:,} steps" + (f"; {how}" if how else "; killed, or lost with its machine"),
+            f"{step:,} of {steps:,} steps" + (f"; {how}" if how else "; killed, or lost with its machine"),
             f"the rate was {rate:g} then, {rate / highest:.0%} of the highest: the schedule was not over"
             if highest > 0
             else "",
         ),
         causes=(
             f"stop_after is {stop}" if stop else how or "a kill, or the end of a machine",
-            "a time limit shorter than the run" if asked or how is None else "",
+            "a time limit shorter than the run" if was_requested or how is None else "",
         ),
         try_=(
             f"{described.go_on()}  # goes on to the same bits",
-            f"for a run of this length, another: {described.typed('length', f'{made} steps')}" if made else "",
+            f"for a run of this length, another: {described.typed('length', f'{step} steps')}" if step else "",
         ),
-        step=made,
-        numbers={"made": made, "steps": steps},
+        step=step,
+        numbers={"made": step, "steps": steps},
     )
 
 

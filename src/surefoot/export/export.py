@@ -71,35 +71,35 @@ def export(
         raise ConfigError(f"{run / 'export'} is a link: nothing is written through it\n  name a directory: --out DIR")
     out = run / "export" if out is None else local_path(out, setting="out")
     limit = _checked(run, out, checkpoint, weights, layout, max_file)
-    found, damaged = _newest_or_best(Store(run / "checkpoints"), str(checkpoint), weights, model)
-    ((file, tensors_of_model),) = found.files.items()
+    source, damaged = _newest_or_best(Store(run / "checkpoints"), str(checkpoint), weights, model)
+    ((file, tensors_of_model),) = source.files.items()
     tensors = [
         Written(name, each)
         for name, each in tensors_of_model.items()
         if isinstance(each, Stored) and not name.startswith("extra/")
     ]
-    aliases: Mapping[str, str] = found.saved.aliases.get(model, {})
+    aliases: Mapping[str, str] = source.saved.aliases.get(model, {})
     beside = list[tuple[str, bytes]]()
     if layout == "gpt2":
-        aliases, beside = {}, [(SETTINGS, _settings_of_gpt2(found, run))]
+        aliases, beside = {}, [(SETTINGS, _settings_of_gpt2(source, run))]
         named = [(*named_in_gpt2(each.name), each.stored) for each in tensors]
         tensors = [Written(name, each, turned and len(each.shape) == 2) for name, turned, each in named if name]
     copied = [each for each in sorted(run.glob("*tokenizer*.json")) if each.is_file() and not each.is_symlink()]
     contents = chain(beside, ((each.name, each.read_bytes()) for each in copied))
     files = write_weights(tensors, out, max_bytes=limit, aliases=aliases, beside=contents)
-    return ExportResult(out, tuple(files), found.step, file.partition("-")[0] == "ema", tuple(damaged))
+    return ExportResult(out, tuple(files), source.step, file.partition("-")[0] == "ema", tuple(damaged))
 
 
 def _checked(run: Path, out: Path, checkpoint: str | int, weights: str, layout: str, max_file: str) -> int:
     """The bytes that a file may have; `ConfigError` with all that is wrong with what was asked for."""
     limit = 0
-    given = {
+    accepted = {
         f"checkpoint = {checkpoint!r}: newest, best, or a step": checkpoint in ("newest", "best")
         or _is_step(checkpoint),
         f"weights = {weights!r}: auto, averaged or trained": weights in get_args(Weights),
         f"layout = {layout!r}: own or gpt2": layout in get_args(Layout),
     }
-    problems = [text for text, holds in given.items() if not holds]
+    problems = [text for text, holds in accepted.items() if not holds]
     try:
         limit = parsed_bytes(max_file, setting="max_file")
     except ConfigError as problem:
@@ -147,10 +147,10 @@ def _file_of(path: Path, weights: Weights, model: str) -> str:
     return trained if weights == "trained" or averaged not in there else averaged
 
 
-def _settings_of_gpt2(found: Checkpoint, run: Path) -> bytes:
+def _settings_of_gpt2(checkpoint: Checkpoint, run: Path) -> bytes:
     """The config.json of the network that a run of the recipe gpt has trained; `ConfigError` for any other network."""
     try:
-        shape = GPTConfig(**found.saved.identity["identity"].get("model"))
+        shape = GPTConfig(**checkpoint.saved.identity["identity"].get("model"))
     except (TypeError, ValueError) as problem:
         raise ConfigError(
             f"layout = gpt2: {run} is no run of surefoot train gpt, so it has no network that transformers would call so"

@@ -43,8 +43,8 @@ def twice_and_ten(source_tokens: int) -> int:
 def penalty(length: int, alpha: float) -> float:
     """The divisor of the log-probability of a target of `length` tokens, the end included.
 
-    ((5 + length) / 6) ** alpha: Wu et al. 2016, equation 14 (https://arxiv.org/abs/1609.08144). 0 compares probabilities,
-    which prefers short targets; the larger, the longer they get.
+    ((5 + length) / 6) ** alpha: Wu et al. 2016, equation 14 (https://arxiv.org/abs/1609.08144). 0 compares probabilities, which
+    prefers short targets; larger values prefer longer ones.
 
     >>> penalty(1, 0.6), round(penalty(7, 1.0), 6)
     (1.0, 2.0)

@@ -101,8 +101,8 @@ def sample_batch(
 ) -> list[list[int]]:
     """Each prompt with up to `max_new_tokens` tokens after it, in the order of the prompts; those of one length go together.
 
-    Every prompt draws by (seed, its place), so its text depends neither on the others nor on `batch_size` (but for the rounding
-    of larger matrices). The settings are those of `stream`.
+    Every prompt draws from (seed, its index), so its text does not depend on the others or on `batch_size` (except for rounding in
+    larger matrices). The settings are those of `stream`.
 
     >>> class Counting(nn.Module):
     ...     def forward(self, tokens_BT):
@@ -193,7 +193,7 @@ class _Draw:
 
 
 class _Steps:
-    """The logits after rows of tokens that grow by one at a time, with a cache where the model has one."""
+    """The logits after rows of tokens that grow by one at a time, with a cache if the model has one."""
 
     def __init__(self, model: nn.Module, *, context: int, use_cache: bool) -> None:
         self.model, self.context, self.use_cache = model, context, use_cache

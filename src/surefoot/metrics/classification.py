@@ -74,7 +74,7 @@ class ClassificationReport:
         return (logits_NK.argmax(dim=1), above_NK.sum(dim=1)), targets_N
 
     def whole(self, outputs: tuple[Tensor, Tensor], targets: Tensor) -> dict[str, Any]:
-        """The metrics of everything that `per_batch` returned."""
+        """The metrics of all results of `per_batch` together."""
         counted = (targets >= 0).numpy()
         guesses, ranks, labels = (tensor.numpy()[counted] for tensor in (*outputs, targets))
         count = self.classes if isinstance(self.classes, int) else len(self.classes)

@@ -123,7 +123,7 @@ class Cache:
 
 
 def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fraction: float) -> Tensor:
-    """Scaled dot-product attention over the places up to each, in the type of `v_BHSD`. The queries are of the last T of S places.
+    """Causal scaled dot-product attention, in the type of `v_BHSD`. The queries belong to the last T of S positions.
 
     On the CPU torch 2.13's backward pass in bfloat16 is 2 to 17 times slower than in float32 (heads of 32 or 64 channels, up to 256
     tokens). There bfloat16 is written out as products of tiles, about twice as fast as float32 (benchmarks/kernels.py). With

@@ -18,7 +18,7 @@ _FACTOR = 0x9E3779B1  # 2^32 over the golden ratio: Knuth 1998, The Art of Compu
 
 
 class Ngrams(nn.Module):
-    """A vector of the last two tokens as one, of the last three, up to the last `longest`; added up. All start at zero.
+    """The sum of a vector for the last two tokens, one for the last three, up to the last `longest`. All start at zero.
 
     Each length has a table of at most `rows`, in which n-grams share a row where these are too few (Svenstrup et al. 2017,
     section 3: https://arxiv.org/abs/1709.03933). Before the first token stands one that is not in the vocabulary.

@@ -94,7 +94,7 @@ class Seq2Seq(nn.Module):
         return x_BTC
 
     def rotation(self, first: int, end: int) -> Rotation | None:
-        """Cosines and sines (T, D) of the places from `first` up to `end`; None where positions are not rotary."""
+        """Cosines and sines (T, D) of the positions from `first` up to `end`; None if they are not rotary."""
         if self.shape.positions != "rotary":
             return None
         check_context(end, self.shape.context)

@@ -57,7 +57,7 @@ class StraightToKernel:
                 self.apply_to(optimizer, index, found_inf, moved_on)
 
     def apply_to(self, optimizer: Optimizer, index: int, found_inf: Tensor, moved_on: Tensor) -> None:
-        """The same for one group of parameters; `moved_on` is 1 - found_inf."""
+        """The same for one group of parameters; `moved_on` equals 1 - found_inf."""
         if len(self.states) != len(optimizer.param_groups):
             self.states = [_GroupState() for _ in optimizer.param_groups]
         group, state = optimizer.param_groups[index], self.states[index]

@@ -27,7 +27,7 @@ class Clipping(Protocol):
     remembered: dict[str, Tensor]
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor | None:
-        """Multiply all gradients by `factor` (1.0 or a tensor) and limit them; how much of them was limited, 0 to 1.
+        """Multiply all gradients by `factor` (1.0 or a tensor) and limit them; return the limited fraction, 0 to 1.
 
         `norm` is that of the gradients after `factor`. If `skipped` (0.0 or 1.0, on the device) is 1 they will not be used, and
         `remembered` does not change. Without a limit: None.
@@ -238,7 +238,7 @@ def _norms_of_units(tensors: list[Tensor], group: dist.ProcessGroup | None) -> l
 
 
 def _norm_of_units(values: Tensor) -> Tensor:
-    """The norm of each row, shaped so that it multiplies the row; of a vector or a number that of all of it."""
+    """The norm of each row, shaped so that it multiplies the row; for a vector or a number, the norm of all of it."""
     dimensions = tuple(range(1, values.ndim)) if values.ndim > 1 else None
     norm: Tensor = torch.linalg.vector_norm(values, dim=dimensions, keepdim=values.ndim > 1)
     return norm

@@ -148,8 +148,8 @@ def width_scaling(*, base_width: int) -> LRMultipliers:
 def frozen(*patterns: str) -> LRMultipliers:
     """Parameters that stay as they are to the bit: those whose name fits one of the patterns, in which * stands for anything.
 
-    They get no gradient, no decay and no optimizer state, and are left out of averages. A pattern that fits no parameter is an
-    error. Freezing one name of a tied parameter freezes it. Batch statistics go on, unless the module is in evaluation mode.
+    Frozen parameters have no gradient, decay or optimizer state, and are left out of averages. A pattern that fits no parameter is
+    an error. Freezing one name of a tied parameter freezes it. Batch statistics go on, unless the module is in evaluation mode.
 
     >>> from torch import nn
     >>> frozen("0.*", "*.bias").factors(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))

@@ -76,7 +76,7 @@ def working_bytes(shapes: Sequence[Sequence[int]]) -> int:
 
 
 def orthogonal_rows(updates: Sequence[Tensor], rows: Sequence[Rows], how: Sequence[NewtonSchulz]) -> list[Tensor]:
-    """This rank's rows of each whole matrix made orthogonal, of its own rows (bfloat16) of each; collective."""
+    """This rank's rows of each orthogonalized matrix, from its rows (bfloat16) of each matrix; collective."""
     group = rows[0].group
     rank, ranks = group.rank(), group.size()
     owners = assign_owners(tuple(each.shape for each in rows), ranks)
@@ -122,7 +122,7 @@ def assign_owners(shapes: tuple[tuple[int, ...], ...], ranks: int) -> tuple[int,
 def update_bytes(shapes: Sequence[tuple[int, ...]], ranks: int) -> int:
     """About the peak memory of this on one of `ranks` ranks: its rows as they come and go, and its matrices.
 
-    These are there as they arrive, whole, orthogonal, by receivers and as they are sent. In one process: `working_bytes`.
+    Five copies exist: arriving, whole, orthogonal, by receivers, and sent. In one process: `working_bytes`.
 
     >>> update_bytes(((8, 8), (8, 8)), 2)
     896

@@ -30,7 +30,7 @@ class Declaration:
 
     @property
     def known(self) -> list[str]:
-        """All that may be given to it, settings of parts of a model included."""
+        """All settings that it takes, those of parts of a model included."""
         return [
             "lr",
             "weight_decay",

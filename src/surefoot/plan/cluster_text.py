@@ -120,7 +120,7 @@ def step(parts: RunComponents, case: Case, passed: Pass, *, tokens: float | None
         f" x {each} micro-batch{'es' * (each > 1)} x {rows:,}",
         *([note] if note else []),
         f"a micro-batch in {parts.run_state.precision.name}: forward {with_unit(forward, 'FLOP')}, backward {with_unit(backward, 'FLOP')}",
-        f"it keeps {in_words(passed.kept_bytes)} for the backward pass and takes {in_words(passed.most_bytes)} at most"
+        f"it keeps {in_words(passed.kept_bytes)} for the backward pass and takes {in_words(passed.peak_bytes)} at most"
         " (dry pass on the meta device)",
     ]
 

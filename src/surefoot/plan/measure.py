@@ -17,7 +17,7 @@ _LOOKED_AT = 100_000  # steps of which the evaluations are counted
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """One micro-batch forward and backward: targets counted, bytes that the backward pass holds, median seconds."""
 
     targets: int
@@ -25,7 +25,7 @@ class Measured:
     pass_s: float
 
 
-def measure(parts: RunComponents) -> Measured:
+def measure(parts: RunComponents) -> Measurement:
     """Pass the first micro-batch forward and backward a few times. The memory of recomputed blocks is the maximum at any time."""
     micro_batch = parts.pipeline.again(0)[0]
     saved_bytes: dict[int, int] = {}
@@ -45,10 +45,10 @@ def measure(parts: RunComponents) -> Measured:
             timed_pass(parts.task, parts.state, micro_batch)
         activation_bytes = peak_memory.memory_bytes
     times, counts = zip(*(timed_pass(parts.task, parts.state, micro_batch) for _ in range(3)), strict=True)
-    return Measured(counts[0], activation_bytes, median(times))
+    return Measurement(counts[0], activation_bytes, median(times))
 
 
-def memory_and_time(parts: RunComponents, measured: Measured) -> list[str]:
+def memory_and_time(parts: RunComponents, measured: Measurement) -> list[str]:
     """Bytes of weights, gradients, optimizer state, averages and activations; seconds of a step and of the run."""
     state = parts.state
     optimizer_bytes = [state_bytes(trained.optimizer) for trained in state.optimizers.values()]

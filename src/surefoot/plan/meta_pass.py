@@ -28,7 +28,7 @@ class Pass:
 
     samples: int
     kept_bytes: int  # of the forward pass for the backward pass, without the weights
-    most_bytes: int  # all that is made and held at one time, gradients on their way to their weights among it
+    peak_bytes: int  # all that is made and held at one time, gradients on their way to their weights among it
     flops: tuple[float, float]  # multiplications and additions of the forward, and of the backward pass
 
 
@@ -165,14 +165,14 @@ class MetaMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.narrow is not None and func in _NARROW:
-            args, kwargs = tree_map_only(Tensor, self._narrowed, (args, kwargs))
+            args, kwargs = tree_map_only(Tensor, self._narrow, (args, kwargs))
         elif self.narrow is not None and func in _WIDE:
             args, kwargs = tree_map_only(
                 Tensor, lambda tensor: tensor.float() if tensor.dtype == self.narrow else tensor, (args, kwargs)
             )
         return {F.scaled_dot_product_attention: _attention, F.dropout: _dropout}.get(func, func)(*args, **kwargs)
 
-    def _narrowed(self, tensor: Tensor) -> Tensor:
+    def _narrow(self, tensor: Tensor) -> Tensor:
         if tensor.dtype != torch.float32:
             return tensor
         cast = self.casts.get(tensor)

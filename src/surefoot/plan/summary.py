@@ -12,7 +12,7 @@ from surefoot.distributed.shards import Shard, class_name, name_of
 from surefoot.errors import CheckpointError
 from surefoot.optim.kinds.kind import kind_of
 from surefoot.optim.param_groups import first_and_last
-from surefoot.plan.measure import Measured, evaluation_time, measure, memory_and_time
+from surefoot.plan.measure import Measurement, evaluation_time, measure, memory_and_time
 from surefoot.run.components import RunComponents
 from surefoot.seeding import untouched
 from surefoot.tracking.format import counted, text_table
@@ -104,7 +104,7 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
     return lines
 
 
-def batch_arithmetic(parts: RunComponents, measured: Measured | None) -> list[str]:
+def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list[str]:
     """Ranks, accumulation and micro-batch; steps and passes; targets per step, from the first micro-batch."""
     length, sizes, plan = parts.length, parts.pipeline.sizes, parts.pipeline.plan
     ranks, pieces, size, unit = parts.world.ranks, sizes.pieces, sizes.micro_batch_size, sizes.unit

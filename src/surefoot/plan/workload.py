@@ -107,7 +107,7 @@ def workload(parts: RunComponents, passed: Pass) -> Workload:
         update_bytes=lambda shards: max(update_bytes(each.skip, each.optimizer, shards=shards) for each in trained),
         averages=int(bool(parts.state.ema_models)),
         buffer_bytes=tensor_bytes(buffer for model in models.values() for buffer in model.buffers()),
-        pass_bytes=passed.most_bytes,
+        pass_bytes=passed.peak_bytes,
         flops=passed.flops,
         samples=passed.samples,
     )

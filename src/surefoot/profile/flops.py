@@ -80,19 +80,19 @@ def counter() -> Any:
     )
 
 
-def counted(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> Flops:
+def count_flops(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> Flops:
     """The operations of one step with these micro-batches; compiled code counts as it is written."""
     called = task.forward.values() if isinstance(task.forward, dict) else [task.forward]
     any_compiled = any(is_compiled(part) for part in called if isinstance(part, nn.Module))
     plain = replace(task, forward=sole_or_all(state.models)) if any_compiled else task
     once = done = _by_phase(plain, state, micro_batches, feed)
-    if blocks := computed_again(state):
+    if blocks := recomputed_blocks(state):
         with kept_activations(blocks):
             once = _by_phase(plain, state, micro_batches, feed)
     formula, model = None, state.models.get("model")
     if isinstance(model, GPT):
         inputs = (micro_batch.batch[0] for micro_batch in micro_batches)
-        formula = sum(gpt_flops(model, tokens=held.numel(), length=held.shape[1]) for held in inputs)
+        formula = sum(gpt_flops(model, tokens=input_ids.numel(), length=input_ids.shape[1]) for input_ids in inputs)
     return Flops(once, sum(done.values()) - sum(once.values()), formula)
 
 
@@ -105,7 +105,7 @@ def kept_activations(blocks: list[nn.Module]) -> Iterator[None]:
         yield
 
 
-def computed_again(state: State) -> list[nn.Module]:
+def recomputed_blocks(state: State) -> list[nn.Module]:
     """The blocks of a run's models that activation checkpointing recomputes."""
     return [
         part
@@ -135,24 +135,24 @@ def gpt_flops(model: GPT, *, tokens: int, length: int) -> int:
 _SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (2048, 4096, 8192, 16384)}
 
 
-def measured_peak(device: torch.device, precision: str, *, limit_s: float = 1.0) -> float:
+def measure_peak_flops(device: torch.device, precision: str, *, limit_s: float = 1.0) -> float:
     """Operations per second of square matrix products, the best of several sizes, within about `limit_s`.
 
     It uses the run's precision, and torch's settings as they are, so TF32 if the run has it.
     A product of two matrices of n x n is 2 n^3 operations. Measured peaks stay below those that makers state.
 
-    >>> measured_peak(torch.device("cpu"), "fp32", limit_s=0.01) > 1e8
+    >>> measure_peak_flops(torch.device("cpu"), "fp32", limit_s=0.01) > 1e8
     True
     """
     dtype = FORMATS[precision].autocast or torch.float32
     watch, best, sizes = stopwatch(device), 0.0, _SIZES.get(device.type, _SIZES["cpu"])
     for size in sizes:
         left, right = (torch.full((size, size), 0.5, device=device, dtype=dtype) for _ in range(2))
-        made = left @ right
+        product = left @ right
         until, took_s = perf_counter() + limit_s / len(sizes), 0.0
         while not took_s or perf_counter() + took_s <= until:
             watch.start()
-            torch.mm(left, right, out=made)
+            torch.mm(left, right, out=product)
             took_s = sum(watch.lap().values())
             best = max(best, 2.0 * size**3 / took_s)
         if 8 * took_s > limit_s:  # the next size takes eight times as long
@@ -160,18 +160,18 @@ def measured_peak(device: torch.device, precision: str, *, limit_s: float = 1.0)
     return best
 
 
-def given_peak_flops(text: str) -> float:
+def parse_peak_flops(text: str) -> float:
     """The number in `--peak-flops 989e12`; `ConfigError` unless it is a number above 0.
 
-    >>> given_peak_flops("989e12")
+    >>> parse_peak_flops("989e12")
     989000000000000.0
     """
     try:
-        found = float(text)
+        flops = float(text)
     except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
+        flops = 0.0
+    if not 0 < flops < float("inf"):
         raise ConfigError(
             f"--peak-flops {text!r} is no number of operations a second\n  write it as in --peak-flops 989e12 (an H100's, in bf16)"
         )
-    return found
+    return flops

@@ -13,10 +13,10 @@ import torch
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError, first_line
 from surefoot.optim.clipping import clear
-from surefoot.profile.flops import counted, measured_peak
-from surefoot.profile.result import Profile, Tried, middle_half, written
+from surefoot.profile.flops import count_flops, measure_peak_flops
+from surefoot.profile.result import Profile, VariantGain, middle_half, write_profile
 from surefoot.profile.timed_step import Stepping
-from surefoot.profile.trace import copied_s, device_busy_s, memory_line, operators, profiled
+from surefoot.profile.trace import copied_s, device_busy_s, memory_line, operators, run_profiler
 from surefoot.profile.variants import USUAL, Variant, stepping, variants
 from surefoot.report.figures import make_directory
 from surefoot.run.components import RunComponents
@@ -42,7 +42,7 @@ def measure(
     """Measure time and memory of a run's steps, and variants that would make them faster.
 
     Steps are made on the run's own data, from its current step, with a learning rate of 0. Afterwards the run is the same, bit for
-    bit; its directory is not written to. `steps` are timed after a warm-up, two more run under torch's profiler, one is counted.
+    bit; its directory is not written to. `steps` are timed after a warm-up, two more run under torch's profiler, one is count_flops.
     Then each of `speedups` (`surefoot.profile.variants.NAMES`) is measured against the run as it is, step by step in turn.
 
     out: a directory for profile.json, profile.txt, trace.json.gz and memory.png and .svg; None writes nothing.
@@ -61,21 +61,21 @@ def measure(
     ...     device="cpu",
     ...     console=False,
     ... )
-    >>> found = measure(run, steps=4, speedups=(), peak_flops=1e9)
-    >>> isinstance(found, Profile), found.flops.by_phase, "forward" in found.phases.seconds
+    >>> measured = measure(run, steps=4, speedups=(), peak_flops=1e9)
+    >>> isinstance(measured, Profile), measured.flops.by_phase, "forward" in measured.phases.seconds
     (True, {'forward': 128, 'backward': 128}, True)
 
     Raises `ConfigError` for a run without a loss of its own, and in the middle of a step.
     """
     if steps < _LEAST_STEPS:
         raise ConfigError(f"steps = {steps}: {_LEAST_STEPS} or more, to see the middle half of them")
-    place = None if out is None else local_path(out, setting="out")
-    if place is not None and (place / "checkpoints").is_dir():
-        raise ConfigError(f"{place} is the directory of a run: choose another place for the profile: --out DIR")
+    directory = None if out is None else local_path(out, setting="out")
+    if directory is not None and (directory / "checkpoints").is_dir():
+        raise ConfigError(f"{directory} is the directory of a run: choose another place for the profile: --out DIR")
     until, tell = perf_counter() + max_seconds, progress_fn or (lambda _: None)
     with unchanged(run) as parts:
-        if place is not None:
-            make_directory(place)  # before what takes long
+        if directory is not None:
+            make_directory(directory)  # before what takes long
         base = stepping(parts)
         with closing(base.feed):
             tell("warming up")
@@ -86,33 +86,33 @@ def measure(
             while len(laps) < steps and (len(laps) < _LEAST_STEPS or perf_counter() < until - 0.7 * max_seconds):
                 laps.append(base.make())
             tell("under torch's profiler")
-            seen = profiled(base.make, parts.device, times=_UNDER_PROFILER, shapes=shapes, memory=False)
-            if place is not None:
-                _write_trace(seen, place / "trace.json.gz")
+            trace = run_profiler(base.make, parts.device, times=_UNDER_PROFILER, shapes=shapes, memory=False)
+            if directory is not None:
+                _write_trace(trace, directory / "trace.json.gz")
             memory = memory_line(base.make, parts.state, parts.device)
             tell("counting operations")
             micro_batches = base.feed.micro_batches(base.next)
             base.next += 1
-            flops = counted(parts.task, parts.state, micro_batches, parts.pipeline.feed(workers=0))
-            found_peak = peak_flops or measured_peak(parts.device, parts.run_state.precision.name)
+            flops = count_flops(parts.task, parts.state, micro_batches, parts.pipeline.feed(workers=0))
+            peak = peak_flops or measure_peak_flops(parts.device, parts.run_state.precision.name)
             outcomes, left_out = _outcomes(parts, base, speedups, until=until, limit_s=max_seconds, tell=tell)
         on_device = parts.device.type == "cuda"
-        found = Profile(
+        measured = Profile(
             what=what,
             setting=_setting(parts),
             phases=middle_half(laps),
-            operators=operators(seen, steps=_UNDER_PROFILER, shapes=shapes, on_device=on_device),
+            operators=operators(trace, steps=_UNDER_PROFILER, shapes=shapes, on_device=on_device),
             memory=memory,
             flops=flops,
-            peak=found_peak,
+            peak=peak,
             peak_given=peak_flops is not None,
             tokens=float(sum(micro_batch.count for micro_batch in micro_batches)),
-            tries=ranked(outcomes),
+            tries=rank(outcomes),
             not_tried=left_out,
-            busy_s=device_busy_s(seen, steps=_UNDER_PROFILER) if on_device else None,
-            copied_s=copied_s(seen, steps=_UNDER_PROFILER) if on_device else None,
+            busy_s=device_busy_s(trace, steps=_UNDER_PROFILER) if on_device else None,
+            copied_s=copied_s(trace, steps=_UNDER_PROFILER) if on_device else None,
         )
-    return found if place is None else written(found, place)
+    return measured if directory is None else write_profile(measured, directory)
 
 
 def _outcomes(
@@ -123,19 +123,19 @@ def _outcomes(
     until: float,
     limit_s: float,
     tell: Callable[[str], None],
-) -> tuple[list[Tried], list[str]]:
+) -> tuple[list[VariantGain], list[str]]:
     """The gain of each variant while time remains, and the names of those that were left out for lack of time."""
     if parts.world.size > 1:
         return [], ["all of them: ranks would not agree on when to stop"] if names else []
-    outcomes: list[Tried] = []
+    outcomes: list[VariantGain] = []
     offered = variants(parts, names)
     base.seconds()
-    for place, variant in enumerate(offered):
+    for index, variant in enumerate(offered):
         eta_s = until - perf_counter()
         if eta_s <= 0:
-            return outcomes, [other.flag for other in offered[place:]]
+            return outcomes, [other.flag for other in offered[index:]]
         tell(f"trying {variant.flag}")
-        outcomes.append(tried(variant, base, limit_s=min(eta_s / (len(offered) - place), 0.2 * limit_s)))
+        outcomes.append(measure_variant(variant, base, limit_s=min(eta_s / (len(offered) - index), 0.2 * limit_s)))
     return outcomes, []
 
 
@@ -156,31 +156,33 @@ def _setting(parts: RunComponents) -> str:
     return ", ".join(filter(None, words))
 
 
-def _write_trace(found: Any, path: Path) -> None:
+def _write_trace(trace: Any, path: Path) -> None:
     """Write the trace as Chrome and Perfetto (https://ui.perfetto.dev) read it."""
     try:
-        found.export_chrome_trace(str(path))
+        trace.export_chrome_trace(str(path))
     except (OSError, RuntimeError) as problem:
         raise ConfigError(f"cannot write {path}: {problem}\n  choose another place: --out DIR") from problem
 
 
-def tried(variant: Variant, base: Stepping, *, limit_s: float) -> Tried:
+def measure_variant(variant: Variant, base: Stepping, *, limit_s: float) -> VariantGain:
     """Try one for about `limit_s` seconds. A failure is reported, and the others go on."""
     try:
         ratios, first_s = (_together if variant.workers is None else _apart)(variant, base, limit_s)
     except Exception as problem:
         clear(base.plain_state.parameters)
         base.plain_state.buffers.undo()
-        return Tried(variant.name, variant.flag, variant.changes, problem=first_line(problem) or type(problem).__name__)
+        return VariantGain(
+            variant.name, variant.flag, variant.changes, problem=first_line(problem) or type(problem).__name__
+        )
     low, high = interval(ratios)
-    return Tried(variant.name, variant.flag, variant.changes, median(ratios), low, high, len(ratios), first_s)
+    return VariantGain(variant.name, variant.flag, variant.changes, median(ratios), low, high, len(ratios), first_s)
 
 
-def ranked(found: Sequence[Tried]) -> list[Tried]:
+def rank(rows: Sequence[VariantGain]) -> list[VariantGain]:
     """Gains first, the largest ahead; then variants within the noise, slower ones, and those that could not be tried."""
-    measured = [one for one in found if one.problem is None]
-    failed = [one for one in found if one.problem is not None]
-    return sorted(measured, key=lambda one: (1 if one.in_noise else 0 if one.speedup > 1 else 2, -one.speedup)) + failed
+    measured = [row for row in rows if row.problem is None]
+    failed = [row for row in rows if row.problem is not None]
+    return sorted(measured, key=lambda row: (1 if row.in_noise else 0 if row.speedup > 1 else 2, -row.speedup)) + failed
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -209,8 +211,8 @@ def _together(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[fl
         steps.seconds()
     base.seconds()
     steps.begin(base.next)  # a pair is made with the same samples
-    begun = perf_counter()
-    while len(ratios) < _PAIRS[0] or (len(ratios) < _PAIRS[1] and perf_counter() - begun < limit_s):
+    start_s = perf_counter()
+    while len(ratios) < _PAIRS[0] or (len(ratios) < _PAIRS[1] and perf_counter() - start_s < limit_s):
         took_s: dict[bool, float] = {}
         for changed in (True, False) if len(ratios) % 2 else (False, True):
             with variant.entered() if changed else nullcontext():
@@ -223,8 +225,8 @@ def _together(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[fl
 def _apart(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float], float]:
     """Alternate in blocks of steps: workers would read ahead during the other's steps, so they end after each block."""
     assert variant.workers is not None
-    usual_s, own_s, first_s, begun = list[float](), list[float](), 0.0, perf_counter()
-    while len(own_s) < 2 * _PAIRS[0] or (len(own_s) < _PAIRS[1] and perf_counter() - begun < limit_s):
+    usual_s, own_s, first_s, start_s = list[float](), list[float](), 0.0, perf_counter()
+    while len(own_s) < 2 * _PAIRS[0] or (len(own_s) < _PAIRS[1] and perf_counter() - start_s < limit_s):
         usual_s += _stretch(base, base.feed.workers)[1]
         steps = variant.make()
         with closing(steps.feed):

@@ -56,7 +56,7 @@ def middle_half(laps: Sequence[Mapping[str, float]]) -> Phases:
 
 
 @dataclass(frozen=True)
-class Tried:
+class VariantGain:
     """The gain of a variant: `speedup` times as fast, between `low` and `high` (see `interval`); or why it could not be tried."""
 
     name: str
@@ -91,7 +91,7 @@ class Profile:
     peak: float
     peak_given: bool
     tokens: float  # targets of a step
-    tries: list[Tried]
+    tries: list[VariantGain]
     not_tried: list[str]  # what there was no time for
     busy_s: float | None = None
     copied_s: float | None = None
@@ -125,19 +125,19 @@ class Profile:
         return "\n\n".join("\n".join(line.rstrip() for line in lines) for lines in sections)
 
 
-def written(profile: Profile, place: Path) -> Profile:
+def write_profile(profile: Profile, directory: Path) -> Profile:
     """Write all files except the trace, which exists already; returns the profile with their names."""
-    pictures = draw(profile.memory, place / "memory", title=f"memory of a step of {profile.what}")
-    text, numbers = place / "profile.txt", place / "profile.json"
-    found = replace(profile, files=tuple(map(str, (text, numbers, place / "trace.json.gz", *pictures))))
+    pictures = draw(profile.memory, directory / "memory", title=f"memory of a step of {profile.what}")
+    text, numbers = directory / "profile.txt", directory / "profile.json"
+    saved = replace(profile, files=tuple(map(str, (text, numbers, directory / "trace.json.gz", *pictures))))
     try:
-        numbers.write_text(json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n")
-        text.write_text(f"{found}\n")
+        numbers.write_text(json.dumps(saved.to_dict(), indent=1, allow_nan=False) + "\n")
+        text.write_text(f"{saved}\n")
     except OSError as problem:
         raise ConfigError(
-            f"cannot write to {place}: {problem.strerror or problem}\n  choose another place: --out DIR"
+            f"cannot write to {directory}: {problem.strerror or problem}\n  choose another place: --out DIR"
         ) from problem
-    return found
+    return saved
 
 
 _NAMES = {"waiting": "waiting for data", "optimizer": "optimizer, clipping", "rest": "Python and the rest"}
@@ -169,13 +169,13 @@ def _time(profile: Profile) -> list[str]:
 
 
 def _operators(profile: Profile) -> list[str]:
-    shown = profile.operators[:_SHOWN]
+    listed = profile.operators[:_SHOWN]
     rows = [
-        (shortened(row.name, 50), f"{row.calls:.0f}", measured_time(row.self_s), f"{row.share:.0%}") for row in shown
+        (shortened(row.name, 50), f"{row.calls:.0f}", measured_time(row.self_s), f"{row.share:.0%}") for row in listed
     ]
     head, *lines = text_table([("operators, by their own time", "calls", "time", "share"), *rows])
     paragraph = [head]
-    for line, row in zip(lines, shown, strict=True):
+    for line, row in zip(lines, listed, strict=True):
         paragraph += [line, *[f"    {shortened(row.shapes, 90)}"] * bool(row.shapes)]
     return paragraph
 
@@ -189,8 +189,8 @@ def _memory(profile: Profile) -> list[str]:
         "buffers, averages": peak.buffers,
         "activations, results": peak.activations,
     }
-    told = memory.told_by_allocator
-    allocator = "" if told is None else f" (the allocator says {in_words(told)})"
+    allocated = memory.told_by_allocator
+    allocator = "" if allocated is None else f" (the allocator says {in_words(allocated)})"
     rows = [(name, in_words(size), f"{size / max(1, peak.total):.0%}") for name, size in parts.items() if size]
     return [f"memory of tensors, at its peak {in_words(peak.total)}{allocator}", *text_table(rows, indent="  ")]
 
@@ -228,7 +228,7 @@ def _suggestions(profile: Profile) -> list[str]:
     return lines
 
 
-def _suggestion(one: Tried) -> list[str]:
+def _suggestion(one: VariantGain) -> list[str]:
     if one.problem is not None:
         return [f"  {'':<24}{one.flag}: could not be tried: {shortened(one.problem, 60)}"]
     gained = f"{one.speedup:.2f}x ({one.low:.2f} to {one.high:.2f})"

@@ -114,9 +114,9 @@ class Stepping:
         assert task.loss is not None
         with ExitStack() as afterwards:
             forward: Any = (
-                {name: _seen(model, watch, afterwards) for name, model in task.forward.items()}
+                {name: _with_timed_forward(model, watch, afterwards) for name, model in task.forward.items()}
                 if isinstance(task.forward, dict)
-                else _seen(task.forward, watch, afterwards)
+                else _with_timed_forward(task.forward, watch, afterwards)
             )
             loss, ranks = _in_phase("loss", task.loss, watch), _timed_ranks(task.ranks, watch)
             state = replace(self.plain_state, buffers=_timed_buffers(self.plain_state.buffers, watch))
@@ -137,7 +137,7 @@ class Stepping:
         return sum(self.make().values())
 
 
-def _seen(model: Any, watch: Stopwatch, afterwards: ExitStack) -> Any:
+def _with_timed_forward(model: Any, watch: Stopwatch, afterwards: ExitStack) -> Any:
     """The model with its forward pass timed: a plain module as itself, all else (compiled, several ranks) by a stand-in."""
     if not isinstance(model, nn.Module) or is_compiled(model):
         return _StandIn(model, called=_in_phase("forward", model, watch))
@@ -181,9 +181,9 @@ def _timed_ranks(ranks: Any, watch: Stopwatch) -> Any:
     """The exchange between ranks (`surefoot.distributed.strategy.Ranks`); the backward pass starts after its `started`."""
 
     def started(part: Tensor, scale: Tensor | None) -> Any:
-        begun = ranks.started(part, scale)
+        exchange = ranks.started(part, scale)
         watch.enter("backward")
-        return begun
+        return exchange
 
     shared = () if isinstance(ranks, Alone) else ("begin_sum", "summed", "whole_norm")
     timed = {name: _in_phase("communication", getattr(ranks, name), watch) for name in shared}

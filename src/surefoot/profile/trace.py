@@ -27,7 +27,7 @@ _POINTS = 400  # of a curve
 
 
 @dataclass(frozen=True)
-class Held:
+class StepMemory:
     """Bytes by purpose."""
 
     parameters: int
@@ -45,8 +45,8 @@ class Held:
 class MemoryLine:
     """Memory of one step: `curve` is (seconds since its begin, bytes, of which gradients); `phases` the memory of each at its peak."""
 
-    peak: Held
-    phases: dict[str, Held]
+    peak: StepMemory
+    phases: dict[str, StepMemory]
     curve: list[tuple[float, int, int]]
     told_by_allocator: int | None = None  # on CUDA: the most that the allocator had given out
 
@@ -62,14 +62,14 @@ class Operator:
     shapes: str = ""
 
 
-def profiled(
+def run_profiler(
     make: Callable[[], Any], device: torch.device, *, times: int = 1, shapes: bool, memory: bool = True
 ) -> Any:
     """Call `make` under torch's profiler, with the device's own activities if it is CUDA."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
-    found = profile(activities=activities, record_shapes=shapes, profile_memory=memory)
+    trace = profile(activities=activities, record_shapes=shapes, profile_memory=memory)
     with _quiet():
-        found.start()
+        trace.start()
     try:
         for _ in range(times):
             make()
@@ -77,45 +77,45 @@ def profiled(
             torch.cuda.synchronize(device)
     finally:
         with _quiet():
-            found.stop()
-    return found
+            trace.stop()
+    return trace
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress the messages that torch 2.13's profiler writes to standard error at every log level."""
     sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    stderr_copy, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr_copy, 2)
+        os.close(stderr_copy)
         os.close(nowhere)
 
 
-def operators(found: Any, *, steps: int, shapes: bool, on_device: bool) -> list[Operator]:
+def operators(trace: Any, *, steps: int, shapes: bool, on_device: bool) -> list[Operator]:
     """The 15 operators that take most of the time of `steps` under the profiler, longest first."""
     time_of = attrgetter("self_device_time_total" if on_device else "self_cpu_time_total")  # in us
     rows = [
         (float(time_of(row)) / 1e6 / steps, row)
-        for row in found.key_averages(group_by_input_shape=shapes)
+        for row in trace.key_averages(group_by_input_shape=shapes)
         if time_of(row) > 0 and not row.key.startswith((RANGE, "ProfilerStep"))
     ]
-    whole_s = sum(self_s for self_s, _ in rows)
+    total_s = sum(self_s for self_s, _ in rows)
     rows.sort(key=itemgetter(0), reverse=True)
     return [
-        Operator(row.key, row.count / steps, self_s, self_s / whole_s, str(row.input_shapes) if shapes else "")
+        Operator(row.key, row.count / steps, self_s, self_s / total_s, str(row.input_shapes) if shapes else "")
         for self_s, row in rows[:15]
     ]
 
 
-def device_busy_s(found: Any, *, steps: int) -> float:
+def device_busy_s(trace: Any, *, steps: int) -> float:
     """Seconds of a step in which the device was busy: the union of its kernels and copies."""
     spans = sorted(
         (event.start_ns(), event.start_ns() + event.duration_ns())
-        for event in found.profiler.kineto_results.events()
+        for event in trace.profiler.kineto_results.events()
         if event.device_type() == DeviceType.CUDA and event.duration_ns() and not event.name().startswith(RANGE)
     )
     busy_ns, end = 0, 0
@@ -125,9 +125,9 @@ def device_busy_s(found: Any, *, steps: int) -> float:
     return busy_ns / 1e9 / steps
 
 
-def copied_s(found: Any, *, steps: int) -> float:
+def copied_s(trace: Any, *, steps: int) -> float:
     """Seconds of a step with copies from the host, which run beside the device's work."""
-    copies = [event for event in found.profiler.kineto_results.events() if "Memcpy HtoD" in event.name()]
+    copies = [event for event in trace.profiler.kineto_results.events() if "Memcpy HtoD" in event.name()]
     return float(sum(event.duration_ns() for event in copies)) / 1e9 / steps
 
 
@@ -147,43 +147,43 @@ def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> 
     with ExitStack() as hooks:
         for parameter in state.parameters:
             hooks.callback(parameter.register_post_accumulate_grad_hook(note_gradient).remove)  # type: ignore[no-untyped-call]
-        found = profiled(make, device, shapes=False)
+        trace = run_profiler(make, device, shapes=False)
     models, averages = state.models.values(), [average.model for average in state.ema_models.values()]
-    states = [held for trained in state.optimizers.values() for held in trained.optimizer.state.values()]
+    states = [entries for trained in state.optimizers.values() for entries in trained.optimizer.state.values()]
     own = tensor_bytes(parameter for model in models for parameter in model.parameters())
-    optimizer = tensor_bytes(value for held in states for value in held.values() if isinstance(value, Tensor))
+    optimizer = tensor_bytes(value for entries in states for value in entries.values() if isinstance(value, Tensor))
     buffers = tensor_bytes(buffer for model in (*models, *averages) for buffer in model.buffers())
     buffers += tensor_bytes(parameter for average in averages for parameter in average.parameters())
     at_least = own + optimizer + buffers
 
-    def held(total: int, of_gradients: int) -> Held:
+    def breakdown(total: int, of_gradients: int) -> StepMemory:
         extra = max(0, total - at_least)
-        return Held(own, optimizer, buffers, min(of_gradients, extra), extra - min(of_gradients, extra))
+        return StepMemory(own, optimizer, buffers, min(of_gradients, extra), extra - min(of_gradients, extra))
 
-    ranges, changes = _seen(found, DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU)
-    begun = min([begin for begin, _, _ in ranges] + [moment for moment, _ in changes], default=0)
+    ranges, changes = _ranges_and_changes(trace, DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU)
+    start_ns = min([begin for begin, _, _ in ranges] + [moment for moment, _ in changes], default=0)
     ends = max((end for _, end, name in ranges if name == "optimizer"), default=0)
     now = max(standing_bytes, at_least)
-    curve, phases, peak, total_of = [(0.0, now, 0)], dict[str, Held](), held(now, 0), attrgetter("total")
+    curve, phases, peak, total_of = [(0.0, now, 0)], dict[str, StepMemory](), breakdown(now, 0), attrgetter("total")
     for moment, change in changes:
         now += change
-        here = held(now, sum(size for then, size in gradients.values() if then <= moment) if moment < ends else 0)
-        curve.append(((moment - begun) / 1e9, now, here.gradients))
+        here = breakdown(now, sum(size for then, size in gradients.values() if then <= moment) if moment < ends else 0)
+        curve.append(((moment - start_ns) / 1e9, now, here.gradients))
         phase = min(((end - begin, name) for begin, end, name in ranges if begin <= moment <= end), default=(0, REST))[
             1
         ]
         phases[phase] = max(phases.get(phase, here), here, key=total_of)
         peak = max(peak, here, key=total_of)
     size = -(-len(curve) // _POINTS)  # of each stretch of the curve its highest point, so that no peak is lost
-    thinned = [max(curve[place : place + size], key=lambda point: point[1]) for place in range(0, len(curve), size)]
+    thinned = [max(curve[start : start + size], key=lambda point: point[1]) for start in range(0, len(curve), size)]
     return MemoryLine(
         peak, phases, thinned, int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
     )
 
 
-def _seen(found: Any, kind: DeviceType) -> tuple[list[tuple[int, int, str]], list[tuple[int, int]]]:
+def _ranges_and_changes(trace: Any, kind: DeviceType) -> tuple[list[tuple[int, int, str]], list[tuple[int, int]]]:
     """The phases, each with its begin and end, and every change of memory with its moment and bytes, in their order; in ns."""
-    events = found.profiler.kineto_results.events()
+    events = trace.profiler.kineto_results.events()
     ranges = [
         (event.start_ns(), event.start_ns() + event.duration_ns(), event.name().removeprefix(RANGE))
         for event in events

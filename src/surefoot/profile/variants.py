@@ -17,7 +17,7 @@ from surefoot.data.pipeline import DataPipeline, data_plan
 from surefoot.errors import ConfigError
 from surefoot.optim.build import RunOptimizer
 from surefoot.optim.skip_step import skipping
-from surefoot.profile.flops import computed_again, kept_activations
+from surefoot.profile.flops import kept_activations, recomputed_blocks
 from surefoot.profile.timed_step import Stepping, stopwatch
 from surefoot.run.components import RunComponents
 from surefoot.train.compile import compiled, sole_or_all
@@ -66,7 +66,7 @@ _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adag
 
 def variants(parts: RunComponents, names: Sequence[str]) -> list[Variant]:
     """The variants of these names that a run can try; some names have no variant for it."""
-    kinds = (_workers, _precisions, _fused, _kept, _channels_last, _micro_batches, _compiled)
+    kinds = (_workers, _precisions, _fused, _without_recompute, _channels_last, _micro_batches, _compiled)
     return [variant for name in names for variant in kinds[NAMES.index(name)](parts)]
 
 
@@ -123,17 +123,17 @@ def _micro_batches(parts: RunComponents) -> list[Variant]:
     below = [size for size in divisors if size < sizes.micro_batch_size][-1:]
     above = [size for size in divisors if size > sizes.micro_batch_size][:1]
     normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in _modules(parts))
-    seen = "batch normalisation sees so many at once" if normed else ""
-    where = "which samples stand together" if isinstance(pipeline.plan, Buckets) else seen
+    norm_note = "batch normalisation sees so many at once" if normed else ""
+    where = "which samples stand together" if isinstance(pipeline.plan, Buckets) else norm_note
 
-    def made(size: int) -> Stepping:
+    def build(size: int) -> Stepping:
         cut = Batching(sizes.batch_size, size, sizes.unit)
         plan = data_plan(pipeline.dataset, seed=pipeline.seed, samples=pipeline.plan.samples, sizes=cut)
         return stepping(parts, pipeline=replace(pipeline, plan=plan, sizes=cut))
 
     flag = "--micro-batch-size {}" if sizes.unit == "samples" else '--micro-batch-size "{} tokens"'
     return [
-        Variant(f"micro-batches of {size:,}", flag.format(size), partial(made, size), changes=where)
+        Variant(f"micro-batches of {size:,}", flag.format(size), partial(build, size), changes=where)
         for size in [*below, *above]
     ]
 
@@ -149,11 +149,11 @@ def _fused(parts: RunComponents) -> list[Variant]:
 
     def fused(trained: RunOptimizer) -> RunOptimizer:
         groups = [
-            {name: held for name, held in group.items() if name not in ("fused", "foreach", "capturable")}
+            {name: entry for name, entry in group.items() if name not in ("fused", "foreach", "capturable")}
             for group in trained.optimizer.param_groups
         ]
-        made: Any = type(trained.optimizer)
-        optimizer = made(groups, lr=groups[0]["lr"], fused=True)
+        optimizer_class: Any = type(trained.optimizer)
+        optimizer = optimizer_class(groups, lr=groups[0]["lr"], fused=True)
         return replace(trained, optimizer=optimizer, skip=skipping(optimizer, parts.device))
 
     def make() -> Stepping:
@@ -191,8 +191,8 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
     return [alone, Variant("bf16, channels last", both, make, partial(entered, "bf16"), _DIGITS["bf16"])]
 
 
-def _kept(parts: RunComponents) -> list[Variant]:
-    blocks = computed_again(parts.state)
+def _without_recompute(parts: RunComponents) -> list[Variant]:
+    blocks = recomputed_blocks(parts.state)
     if not blocks or parts.compiled:
         return []
     make, entered = partial(stepping, parts), partial(kept_activations, blocks)
@@ -215,8 +215,8 @@ def _compiled(parts: RunComponents) -> list[Variant]:
 
 def _inputs_too(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(
-        held.contiguous(memory_format=torch.channels_last) if isinstance(held, Tensor) and held.ndim == 4 else held
-        for held in inputs
+        one.contiguous(memory_format=torch.channels_last) if isinstance(one, Tensor) and one.ndim == 4 else one
+        for one in inputs
     )
 
 

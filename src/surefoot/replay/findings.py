@@ -145,11 +145,11 @@ def json_values(value: Any) -> Any:
     {'loss': None, 'shape': [2, 3], 'nonfinite': {'loss': 'nan'}}
     """
     if isinstance(value, Mapping):
-        strange = {
+        nonfinite = {
             name: repr(entry) for name, entry in value.items() if isinstance(entry, float) and not math.isfinite(entry)
         }
-        plain = {name: None if name in strange else json_values(entry) for name, entry in value.items()}
-        return plain | ({"nonfinite": strange} if strange else {})
+        plain = {name: None if name in nonfinite else json_values(entry) for name, entry in value.items()}
+        return plain | ({"nonfinite": nonfinite} if nonfinite else {})
     return [json_values(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
@@ -172,13 +172,13 @@ def _micro_batches(look: Look) -> list[str]:
     return lines
 
 
-def _ids(ids: Sequence[int], wide: int) -> str:
+def _ids(ids: Sequence[int], width: int) -> str:
     """As many as fit, and their number."""
     text = " ".join(map(str, ids))
-    if len(text) <= wide:
+    if len(text) <= width:
         return text
     end = f" ... ({len(ids)} in all)"
-    return text[: wide - len(end)].rpartition(" ")[0] + end
+    return text[: width - len(end)].rpartition(" ")[0] + end
 
 
 def _samples(look: Look, limit: int) -> list[str]:

@@ -63,7 +63,7 @@ class ModuleHooks:
         return after is not None and not after.bad
 
     @contextmanager
-    def over(self) -> Iterator[None]:
+    def attach(self) -> Iterator[None]:
         """Add hooks to every module and trained parameter, and remove them at the end."""
         with ExitStack() as hooks:
             models = self.step.state.models
@@ -73,7 +73,7 @@ class ModuleHooks:
                 for name, module in model.named_modules()
             }
             for module, name in modules.items():
-                before, after = partial(self._entered, name), partial(self._left, name)
+                before, after = partial(self._check_inputs, name), partial(self._record_outputs, name)
                 hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
                 hooks.callback(module.register_forward_hook(after).remove)
             for name, parameter in parameters_of(models).items():
@@ -81,12 +81,12 @@ class ModuleHooks:
                     hooks.callback(parameter.register_hook(partial(self._gradient, "gradient", name)).remove)  # type: ignore[no-untyped-call]
             yield
 
-    def watched(self, loss: Loss) -> Loss:
+    def wrap_loss(self, loss: Loss) -> Loss:
         """The loss, which says where forward begins and ends, and what each micro-batch came to."""
 
-        def watched_loss(model: Any, batch: Any) -> Any:
-            coming = range(self.position + 1, len(self.step.micro_batches))
-            self.position = next(position for position in coming if self.step.micro_batches[position].batch is batch)
+        def traced_loss(model: Any, batch: Any) -> Any:
+            later = range(self.position + 1, len(self.step.micro_batches))
+            self.position = next(position for position in later if self.step.micro_batches[position].batch is batch)
             micro_batch = self.step.micro_batches[self.position]
             self.forward, self.last = True, []
             try:
@@ -95,17 +95,17 @@ class ModuleHooks:
                 self.forward = False
             value, count = value_of(result)
             self.losses[micro_batch.index] = micro_batch.count if count is None else count, value
-            self._saw("loss", "", torch.tensor(value))
+            self._record("loss", "", torch.tensor(value))
             return result
 
-        return watched_loss
+        return traced_loss
 
-    def _entered(self, name: str, module: nn.Module, inputs: Any, named: Any) -> None:
+    def _check_inputs(self, name: str, module: nn.Module, inputs: Any, named: Any) -> None:
         for tensor in floating((inputs, named)) if self.forward else ():
             if not any(tensor is known for known in self.last):  # which was looked at as it came out
-                self._saw("input", name, tensor, type(module).__name__, only_bad=True)
+                self._record("input", name, tensor, type(module).__name__, only_bad=True)
 
-    def _left(self, name: str, module: nn.Module, _: Any, outputs: Any) -> None:
+    def _record_outputs(self, name: str, module: nn.Module, _: Any, outputs: Any) -> None:
         kind, tensors = type(module).__name__, floating(outputs)
         for tensor in tensors:
             if tensor.requires_grad and not tensor.is_leaf:  # on a parameter it would stay
@@ -116,15 +116,15 @@ class ModuleHooks:
             return  # a container hands on what its last part has put out
         before, total = self.of_modules.get(name, OfModule(name, kind, 0, Tally())), Tally()
         for tensor in tensors:
-            total = total + self._saw("output", name, tensor, kind)
+            total = total + self._record("output", name, tensor, kind)
         self.last = tensors
         if not isinstance(outputs, Mean):  # a loss that the model computes: no activation
             self.of_modules[name] = replace(before, calls=before.calls + 1, output=before.output + total)
 
     def _gradient(self, what: str, name: str, gradient: Tensor, *, kind: str = "") -> None:
-        self._saw(what, name, gradient, kind, only_bad=True)
+        self._record(what, name, gradient, kind, only_bad=True)
 
-    def _saw(self, what: str, name: str, tensor: Tensor, kind: str = "", *, only_bad: bool = False) -> Tally:
+    def _record(self, what: str, name: str, tensor: Tensor, kind: str = "", *, only_bad: bool = False) -> Tally:
         stats = tally(tensor)
         if stats.nonfinite or not only_bad:
             micro_batch = self.step.micro_batches[self.position]
@@ -135,14 +135,14 @@ class ModuleHooks:
 
 def trace_step(step: Step, loss: Loss) -> ModuleHooks:
     """Compute the gradients of a step with hooks on the plain models, and leave them in the parameters, without an update."""
-    glass, task = ModuleHooks(step), step.task
+    hooks, task = ModuleHooks(step), step.task
     step.task = replace(task, forward=sole_or_all(step.state.models), ranks=Alone())
     try:
-        with glass.over():
-            forward_backward(step, glass.watched(loss))
+        with hooks.attach():
+            forward_backward(step, hooks.wrap_loss(loss))
     finally:
         step.task = task
-    return glass
+    return hooks
 
 
 def value_of(result: Any) -> tuple[float, float | None]:

@@ -129,16 +129,16 @@ def _gradients(models: Mapping[str, nn.Module], factor: float) -> list[OfParamet
 
 
 def _first(
-    step: Step, glass: ModuleHooks, parameters: Sequence[OfParameter], probes: Mapping[int, Probe]
+    step: Step, hooks: ModuleHooks, parameters: Sequence[OfParameter], probes: Mapping[int, Probe]
 ) -> First | None:
     """The first value that was not finite, and its samples."""
-    event = glass.first()
+    event = hooks.first()
     if event is None:
         largest = max(parameters, key=lambda each: each.norm, default=None)
         return None if largest is None else First("norm", largest.name)
     micro_batch = next(each for each in step.micro_batches if each.index == event.micro_batch)
     if (data := _in_data(micro_batch, event)) is not None:
-        return replace(data, reaches=glass.reached(event.micro_batch))
+        return replace(data, reaches=hooks.reached(event.micro_batch))
     count, bad = len(micro_batch.sample_ids), event.rows
     if not bad or (len(bad) == count and count > 1):  # rows do not tell, or what couples samples has spread it
         probe = probes[event.micro_batch]
@@ -157,15 +157,15 @@ def _first(
 
 def _in_data(micro_batch: MicroBatch, event: Event) -> First | None:
     """The non-finite data of a micro-batch; None if all are finite, or only masked with minus infinity."""
-    strange: dict[str, list[int]] = {}
+    bad_rows_of: dict[str, list[int]] = {}
     for name, tensor in named_tensors(micro_batch.batch):
         stats = tally(tensor) if tensor.is_floating_point() else Tally()
         if stats.nonfinite and not (stats.only_minus and event.what != "input"):
-            strange[name] = bad_rows(tensor, len(micro_batch.sample_ids)) or []
-    if not strange:
+            bad_rows_of[name] = bad_rows(tensor, len(micro_batch.sample_ids)) or []
+    if not bad_rows_of:
         return None
-    samples = tuple(int(micro_batch.sample_ids[row]) for row in sorted(set(chain.from_iterable(strange.values()))))
-    return First("inputs", next(iter(strange)), micro_batch=micro_batch.index, samples=samples)
+    samples = tuple(int(micro_batch.sample_ids[row]) for row in sorted(set(chain.from_iterable(bad_rows_of.values()))))
+    return First("inputs", next(iter(bad_rows_of)), micro_batch=micro_batch.index, samples=samples)
 
 
 def _samples(
@@ -192,12 +192,12 @@ def _samples(
 
     entries.sort(key=order)
     return [
-        replace(sample, shown=_described(probe, row, describe)) if number < limit else sample
+        replace(sample, shown=_describe(probe, row, describe)) if number < limit else sample
         for number, (sample, probe, row) in enumerate(entries)
     ]
 
 
-def _described(probe: Probe, row: int, describe: Describe | None) -> str | None:
+def _describe(probe: Probe, row: int, describe: Describe | None) -> str | None:
     if not probe.can_cut:
         return None
     one = probe.batch([row])

@@ -77,18 +77,18 @@ def _own(parts: Components, step: int) -> Look | str:
 def _gather_reports(parts: Components, step: int, own: Look | str) -> DivergenceReport | str:
     """The traces of all ranks, the same on all of them; collective."""
     reports: list[dict[str, Any]] = parts.world.gathered({"why": own} if isinstance(own, str) else _report_of(own))
-    if not (looked := [each for each in reports if "why" not in each]):
+    if not (inspected := [each for each in reports if "why" not in each]):
         return str(reports[0]["why"])
-    faults = [each for each in looked if each["first"] is not None]
+    faults = [each for each in inspected if each["first"] is not None]
     faults.sort(key=lambda each: -1 if each["first"]["micro_batch"] is None else each["first"]["micro_batch"])
-    report = next(iter(faults or (each for each in looked if not each["finite"])), looked[0])
+    report = next(iter(faults or (each for each in inspected if not each["finite"])), inspected[0])
     first = First(**report["first"] | {"samples": tuple(report["first"]["samples"])}) if faults else None
     plain, whose = report["plain"], ""
     if len(reports) > 1:
         names = {"why": "not_looked_at", "verdict": "verdict", "finite": "finite", "first": "first"}
         plain |= {"ranks": [{name: each[key] for key, name in names.items() if key in each} for each in reports]}
         whose = f", as rank {reports.index(report)} of {len(reports)} has seen its own micro-batches"
-    finite, text = all(each["finite"] for each in looked), f"step {step}{whose}\n{report['text']}"
+    finite, text = all(each["finite"] for each in inspected), f"step {step}{whose}\n{report['text']}"
     return DivergenceReport(finite, first, plain, text=text)
 
 

@@ -49,7 +49,7 @@ class Probe:
                 value, count = value_of(loss(task.forward, self.batch(chosen)))
             return None if count == 0 else value
 
-        return self._tried(mode, passed)
+        return self._try(mode, passed)
 
     def gradient_norm(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
         """The gradient norm of the mean loss over some of the samples; None if it cannot be computed for so few."""
@@ -63,7 +63,7 @@ class Probe:
             norms = (wide_norm(parameter.grad) for parameter in parameters if parameter.grad is not None)
             return float(step.pending[1]) * math.hypot(*norms)  # which does not overflow where that of the step does
 
-        return self._tried(mode, passed)
+        return self._try(mode, passed)
 
     def goes_wrong(self, chosen: Sequence[int]) -> bool | None:
         """Whether loss or gradient of some of the samples is not finite; None if that cannot be computed for so few."""
@@ -84,7 +84,7 @@ class Probe:
         halves = [half for half in (chosen[:middle], chosen[middle:]) if self.goes_wrong(half)]
         return [row for half in halves for row in self._halved(half)] if halves else chosen
 
-    def _tried(self, mode: Mode, passed: Callable[[], float | None]) -> float | None:
+    def _try(self, mode: Mode, passed: Callable[[], float | None]) -> float | None:
         """The result of the pass from the state before the step; None if it fails."""
         self.put_back()
         for model in self.step.state.models.values():

@@ -103,16 +103,16 @@ def replay_step(
             notify(f"note: {note}")
         for _ in rerun.steps(step):
             pass
-        coming, notes = rerun.next_step(), [*rerun.notes, *_notes(parts, known, step=step, out=path)]
-        with explaining(coming):
+        step_to_inspect, notes = rerun.next_step(), [*rerun.notes, *_notes(parts, known, step=step, out=path)]
+        with explaining(step_to_inspect):
             inspected = look(
-                coming,
+                step_to_inspect,
                 samples=samples,
                 describe=parts.settings.describe_fn,
                 ranks=checkpoint.saved.machine["ranks"],
                 pieces=parts.pipeline.plan.pieces,
             )
-        logged = _logged(rerun, known, path, step)
+        logged = _compare_logged(rerun, known, path, step)
         rate = rerun.parts.task.factors(step) * rerun.parts.state.lr_factor
     return Replay(
         run=str(path),
@@ -174,13 +174,13 @@ def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) 
     return [note for note, holds in notes.items() if holds]
 
 
-def _logged(rerun: Execution, known: Sequence[Record], out: Path, step: int) -> Logged | None:
+def _compare_logged(rerun: Execution, known: Sequence[Record], out: Path, step: int) -> Logged | None:
     """Make the step, and compare it with the run's own note; None if no record or checkpoint has a note of this step."""
     (finished,) = rerun.steps(step + 1)
     record = next((line for line in known if line["kind"] == "train" and line["step"] == step + 1), None)
     if record is not None and finished.window is not None:
         names = [name for name in ("loss", "grad_norm") if name in record and name in finished.window]
-        return _logged_as("the record", names, record, finished.window)
+        return _comparison("the record", names, record, finished.window)
     store = Store(out / "checkpoints")
     for later in (each for each in store.steps() if each > step):
         try:
@@ -190,10 +190,10 @@ def _logged(rerun: Execution, known: Sequence[Record], out: Path, step: int) -> 
         if (row := next((row for row in rows if row[0] == step), None)) is not None:
             numbers = finished.numbers()
             then, now = {"loss": row[1], "grad_norm": row[3]}, {"loss": numbers.loss, "grad_norm": numbers.norm}
-            return _logged_as(f"step-{later:08d}", ["loss", "grad_norm"], then, now)
+            return _comparison(f"step-{later:08d}", ["loss", "grad_norm"], then, now)
     return None
 
 
-def _logged_as(where: str, names: Sequence[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> Logged:
+def _comparison(where: str, names: Sequence[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> Logged:
     then, now = ({name: float(metrics[name]) for name in names} for metrics in (before, after))
     return Logged(where, tuple(names), repr(then) == repr(now), then, now)  # bit for bit, NaN being as NaN

@@ -127,10 +127,10 @@ def execution(parts: Components, checkpoint: Checkpoint, *, records: Sequence[Re
     try:
         if parts.device.type == "cpu":
             torch.set_num_threads(checkpoint.saved.machine["threads"])
-        with _refused_in_own_words():
+        with _explain_refusal():
             parts.continue_from(checkpoint)
         with untouched(), parts.numerics():
-            with _refused_in_own_words():
+            with _explain_refusal():
                 state_dict.restore(parts.run_state, checkpoint, where=f"step-{checkpoint.step:08d}")
                 parts.refuse_another_architecture(checkpoint)
             clear(parts.state.parameters)
@@ -181,7 +181,7 @@ def nearest_checkpoint(store: Store, step: int) -> tuple[Checkpoint, list[Damage
 
 
 @contextmanager
-def _refused_in_own_words() -> Iterator[None]:
+def _explain_refusal() -> Iterator[None]:
     """Turn errors about a different run into errors that its steps cannot be replayed."""
     try:
         yield
@@ -203,6 +203,6 @@ def _notes(parts: Components, checkpoint: Checkpoint) -> list[str]:
         ranks = counted(then["ranks"], "rank")
         notes.append(f"made by {ranks} ({then['parallel']}) and again by one process: equal to rounding")
     # ranks are described already
-    if other := describe_changes({**then, "ranks": now["ranks"], "parallel": now["parallel"]}, now):
-        notes.append(f"{other}: equal to rounding, and not bit for bit")
+    if changes := describe_changes({**then, "ranks": now["ranks"], "parallel": now["parallel"]}, now):
+        notes.append(f"{changes}: equal to rounding, and not bit for bit")
     return notes

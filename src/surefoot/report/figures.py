@@ -164,9 +164,9 @@ def _draw(field: Any, chart: Chart) -> None:
         field.legend(frameon=False, fontsize=8)
 
 
-def _scale(set_scale: Any, set_limits: Any, set_ticks: Any, axis: Axis, most: int) -> None:
+def _scale(set_scale: Any, set_limits: Any, set_ticks: Any, axis: Axis, limit: int) -> None:
     set_scale("log" if axis.logarithmic else "linear")
     set_limits(axis.low, axis.high)
-    values = ticks(axis, limit=most)
+    values = ticks(axis, limit=limit)
     set_ticks(values, labels=[format_tick(value, axis.unit) for value in values])
     set_ticks([], minor=True)

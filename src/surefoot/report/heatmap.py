@@ -91,10 +91,10 @@ def _png(cells: Sequence[Sequence[int]]) -> bytes:
     return file.getvalue()
 
 
-def grouped(names: Sequence[str], *, limit: int = ROWS) -> dict[str, list[str]]:
+def group_names(names: Sequence[str], *, limit: int = ROWS) -> dict[str, list[str]]:
     """Group parameters by their modules, as deep as at most `limit` groups allow; the order stays.
 
-    >>> grouped(["a.0.weight", "a.0.bias", "a.1.weight", "head"], limit=3)
+    >>> group_names(["a.0.weight", "a.0.bias", "a.1.weight", "head"], limit=3)
     {'a.0': ['a.0.weight', 'a.0.bias'], 'a.1': ['a.1.weight'], 'head': ['head']}
     """
     groups: dict[str, list[str]] = {}
@@ -185,7 +185,7 @@ class Layers:
         names = list(dict.fromkeys(name for table in self.tables for name in table[kind]))
         together = math.hypot if kind == "grad_norm" else _largest
         rows: dict[str, Sequence[float | None]] = {}
-        for group, members in grouped(names).items():
+        for group, members in group_names(names).items():
             columns = [[table[kind][name] for name in members if name in table[kind]] for table in self.tables]
             rows[group] = [together(*values) if values else None for values in columns]
         return rows
@@ -209,5 +209,5 @@ def _larger(a: _Table, b: _Table) -> _Table:
 
 
 def _largest(*values: float) -> float:
-    strange = [value for value in values if not math.isfinite(value)]
-    return strange[0] if strange else max(values)
+    nonfinite = [value for value in values if not math.isfinite(value)]
+    return nonfinite[0] if nonfinite else max(values)

@@ -65,7 +65,7 @@ def shade_cells(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int,
     for index, (name, counts) in enumerate(zip(matrix.classes, matrix.counts, strict=True)):
         tints = [round(_DARKEST * (count / (sum(counts) or 1)) ** 0.5) for count in counts]
         cells = enumerate(zip(counts, tints, strict=True))
-        rows.append((name, [(count, tint, index == other) for other, (count, tint) in cells]))
+        rows.append((name, [(count, tint, index == column) for column, (count, tint) in cells]))
     return rows
 
 

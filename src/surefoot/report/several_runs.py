@@ -33,7 +33,7 @@ def page_values(runs: Sequence[ReportedRun], *, stretches: int) -> dict[str, Any
         "labels": called,
         "metric_names": names,
         "cells": list(zip(*(_cells(name, runs) for name in names), strict=True)) or [()] * len(runs),
-        "differing": tables.differing(runs),
+        "differing": tables.differing_settings(runs),
         "overlaid": overlaid_charts(called, runs, names, stretches),
     }
 

@@ -20,7 +20,7 @@ def settings(run: ReportedRun, *, limit: int, max_length: int) -> list[tuple[str
     return [(name, format_setting(value, max_length=max_length), config.origins.get(name, "")) for name, value in there]
 
 
-def differing(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
+def differing_settings(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
     """The settings that differ between runs, with each run's value; the run's directory does not count."""
     settings = [run.files.config.flat for run in runs]
     names = dict.fromkeys(name for each in settings for name in each if name not in ("out", "preset"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from surefoot.config.paths import local_path
 from surefoot.diagnose.checks import findings
 from surefoot.diagnose.finding import Finding
-from surefoot.diagnose.reading import Collected, described_in
+from surefoot.diagnose.reading import RecordCollector, description_of
 from surefoot.errors import ConfigError, DataError, first_line
 from surefoot.report.figures import write_file
 from surefoot.report.page import POLICY, run_page, runs_page
@@ -66,7 +66,7 @@ def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
 
 def _with_findings(path: Path) -> tuple[ReportedRun, list[Finding]]:
     """A run and its findings, from one reading; an internal error in a finding costs the page only the findings."""
-    collected, run_findings = Collected(), list[Finding]()
+    collected, run_findings = RecordCollector(), list[Finding]()
     fault: Exception | None = None
 
     def collect(record: Record) -> None:
@@ -80,7 +80,7 @@ def _with_findings(path: Path) -> tuple[ReportedRun, list[Finding]]:
     run = read_reported_run(path, also=collect)
     try:
         if fault is None and collected.kinds:
-            run_findings = findings(collected.history(described_in(path)))
+            run_findings = findings(collected.history(description_of(path)))
     except Exception as problem:
         fault = problem
     problems = () if fault is None else (f"Findings cannot be told: {type(fault).__name__}: {fault}",)

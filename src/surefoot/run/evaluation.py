@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 def make_panels(parts: RunComponents, *, stop: Callable[[], bool] = lambda: False) -> "Panels":
     """What the run's `panels_fn` makes of the model as it is evaluated; each reason why there are not more is said. Collective."""
-    from surefoot.tracking.panels_file import Panels, made
+    from surefoot.tracking.panels_file import Panels, build_panels
 
     make = parts.settings.panels_fn
     assert make is not None
-    panels, notes = parts.evaluator.panels(lambda model: made(make, model, stop=stop))
+    panels, notes = parts.evaluator.panels(lambda model: build_panels(make, model, stop=stop))
     for line in notes:
         parts.say(f"warning: {line}")
     return Panels(step=parts.state.step, panels=tuple(panels))
@@ -117,7 +117,7 @@ class Evaluations:
 
     def show(self, *, stop: Callable[[], bool]) -> None:
         """Write what a report shows of the task, made by rank 0 until `stop` says so; what cannot be made ends no run. Collective."""
-        from surefoot.tracking.panels_file import FILE, written
+        from surefoot.tracking.panels_file import FILE, panel_to_dict
 
         parts = self.parts
         assert parts.directory is not None
@@ -131,7 +131,7 @@ class Evaluations:
             parts.directory.write_text(FILE, shown.to_json())
         except CheckpointError as problem:
             parts.say(f"warning: {problem}")
-        self.journal.show({"kind": "panels", "step": shown.step, "panels": [*map(written, shown.panels)]})
+        self.journal.show({"kind": "panels", "step": shown.step, "panels": [*map(panel_to_dict, shown.panels)]})
 
     def conclude(self) -> None:
         """Show what the run was and what came of it to those who compare runs."""

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from surefoot.diagnose.checks import in_a_line, verdicts
 from surefoot.diagnose.finding import SEVERITIES, Check, Finding, worst_first
-from surefoot.diagnose.reading import Collected
+from surefoot.diagnose.reading import RecordCollector
 from surefoot.diagnose.run_settings import RunDescription, kinds_of_models
 from surefoot.run.components import RunComponents
 from surefoot.tracking.commands import diagnose_command
-from surefoot.tracking.jsonl import streamed
+from surefoot.tracking.jsonl import stream_records
 from surefoot.tracking.record import Record
 from surefoot.tracking.run_directory import machine_memory_bytes
 
@@ -48,7 +48,7 @@ class LiveFindings:
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.described, self.say, self.command, self.now = described, say, command, now
-        self.collected = Collected(times=1)
+        self.collected = RecordCollector(times=1)
         self.said: dict[str, _Said] = {}
         self.broken: set[Check] = set()
         self.not_before = 0.0
@@ -95,7 +95,7 @@ class LiveFindings:
     def _go_on(self) -> None:
         """Read what earlier sessions wrote: when it is first needed, so that no first step waits for it."""
         earlier, self.earlier = self.earlier or (), None
-        before = Collected(earlier, times=1)
+        before = RecordCollector(earlier, times=1)
         if before.kinds:
             self.collected = before
             _, findings = self._asked()
@@ -153,9 +153,9 @@ def live_findings_of(parts: RunComponents, *, resumed: bool) -> LiveFindings:
     """The findings of a run that trains now."""
     directory = parts.directory
     metrics = directory.metrics if resumed and directory is not None and directory.metrics.exists() else None
-    earlier = () if metrics is None else streamed(metrics, size_bytes=metrics.stat().st_size)
+    earlier = () if metrics is None else stream_records(metrics, size_bytes=metrics.stat().st_size)
     described = RunDescription(
-        made=parts.identity,
+        identity=parts.identity,
         written={name: value for name, value in parts.settings.train_settings().items() if value is not None},
         kinds=kinds_of_models(parts.architecture),
         standing="running",

@@ -68,7 +68,7 @@ class Session:
             self.is_over = now.is_over
             if self.parts.directory is not None and self.parts.world.is_main and not self.is_over:
                 self.journal.open(
-                    self.parts.directory, step=self.state.step, found=now.found, unit=self.parts.settings.count_unit
+                    self.parts.directory, step=self.state.step, saved=now.found, unit=self.parts.settings.count_unit
                 )
                 self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.identity)
             if self.parts.console is not None and self.parts.world.is_main and not self.is_over:

@@ -45,7 +45,7 @@ class Fall:
         return lambda step: min_lr_ratio + span * rest(step)
 
     def left(self) -> Factors:
-        """The part of the fall that is left, from 1 at the end of warm-up to 0, which keeps its digits near 0."""
+        """The remaining part of the fall, from 1 at the end of warm-up to 0; it keeps its digits near 0."""
         last, falling = self.last, self.last - self.warmup  # 0 if the peak has the last step for itself
         return lambda step: (last - step) / falling
 

@@ -42,7 +42,7 @@ class SubwordTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int, kind: Kind = "bpe") -> Self:
-        """The tokenizer of up to `vocab_size` tokens that the texts call for; fewer where they hold no more different ones.
+        """A tokenizer of up to `vocab_size` tokens, trained on the texts; fewer if the texts hold no more different ones.
 
         bpe: Sennrich et al. 2016 (https://arxiv.org/abs/1508.07909); unigram: Kudo 2018 (https://arxiv.org/abs/1804.10959).
         """

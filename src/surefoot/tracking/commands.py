@@ -50,7 +50,7 @@ def by_command() -> bool:
 
 def commands(run: RunFiles, *, finished: bool) -> dict[str, str]:
     """The commands for a run by purpose, as lines to type; {} if its first command is unknown."""
-    first, last = (run.sessions[place] if run.sessions else Session() for place in (0, -1))
+    first, last = (run.sessions[index] if run.sessions else Session() for index in (0, -1))
     began = first.get("command")
     if not began:
         return {}
@@ -75,12 +75,12 @@ def _again(words: list[str]) -> str:
 
 def _without_out(words: list[str]) -> list[str]:
     """The same command with another directory, because the run's own would resume it."""
-    kept = [
+    others = [
         word
         for before, word in pairwise(["", *words])
         if before != "--run-dir" and not re.fullmatch(r"--run-dir(=.*)?", word)
     ]
-    return [*kept, "--run-dir", "DIR"] if len(kept) < len(words) else kept
+    return [*others, "--run-dir", "DIR"] if len(others) < len(words) else others
 
 
 def _with_place(line: str, session: Session) -> str:

@@ -35,7 +35,7 @@ class Screen(Sink, Protocol):
 
 
 @dataclass(eq=False)
-class Said:
+class Writer:
     """Text on a stream (default: standard output, looked up when it is written), for as long as it takes any."""
 
     stream: TextIO | None
@@ -79,24 +79,24 @@ class Console:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.length, self.unit, self.every_record, self.now = length, unit, every_record, now
-        self.said = Said(stream)
+        self.writer = Writer(stream)
         self.printed_at: float | None = None
-        self.held: Record | None = None  # of training, newer than what was printed
+        self.latest: Record | None = None  # of training, newer than what was printed
         self.epoch: Record | None = None  # that is over, with no line yet
         self.what = ""
-        self.begun: float | None = None  # when that which is being done was begun; None once that was said
+        self.activity_start: float | None = None  # when that which is being done was begun; None once that was said
 
     def write(self, record: Record) -> None:
         self.what = ""
         step = record["step"]
         match record["kind"]:
             case "train":
-                self.held = record
+                self.latest = record
                 is_due = self.printed_at is None or self.now() - self.printed_at >= _BETWEEN_S
                 if self.every_record or step >= self.length or is_due:
-                    self._print_held()
+                    self._print_latest()
             case "epoch":
-                self.epoch, self.held = record, None  # whose line says it too
+                self.epoch, self.latest = record, None  # whose line says it too
                 if not record["is_evaluated"]:
                     self._print_scores({"step": step})
             case "eval":
@@ -105,7 +105,7 @@ class Console:
                 self.say(f"--- sample at step {step} ---\n{record['text']}\n---")
 
     def say(self, text: str) -> None:
-        self._print_held()
+        self._print_latest()
         self._print(text)
 
     def started(self, spent_s: float) -> None:
@@ -114,13 +114,13 @@ class Console:
     def doing(self, what: str) -> None:
         """Write one line if the same activity lasts over a minute; other lines report finished work."""
         if what != self.what:
-            self.what, self.begun = what, self.now()
-        elif self.begun is not None and self.now() - self.begun >= _LONG_S:
-            self.begun = None  # said
+            self.what, self.activity_start = what, self.now()
+        elif self.activity_start is not None and self.now() - self.activity_start >= _LONG_S:
+            self.activity_start = None  # said
             self.say(f"still {what} ...")
 
     def close(self) -> None:
-        self._print_held()
+        self._print_latest()
         if self.epoch is not None:  # its evaluation was given up
             self._print_scores({"step": self.epoch["step"]})
 
@@ -134,22 +134,22 @@ class Console:
         loss, took = f"train/loss={number(epoch['loss'])}", f"time={duration(epoch['epoch_s'])}"
         self._print(" ".join([f"epoch={epoch['epoch']}/{epoch['epochs']}", step, loss, *values, took]))
 
-    def _print_held(self) -> None:
-        record, self.held = self.held, None
+    def _print_latest(self) -> None:
+        record, self.latest = self.latest, None
         if record is None:
             return
         self.printed_at = self.now()
-        shown = [
+        texts = [
             f"{'train/' * name.startswith('loss')}{name.replace('targets', self.unit)}={number(record[name])}"
             for name in _SHOWN
             if name in record and (name != "skipped" or record[name])
         ]
         users = [f"{in_line(name)}={number(value)}" for name, value in record.items() if name not in OWN]
         left = [f"left={duration(record['eta_s'])}"] if "eta_s" in record else []
-        self._print(" ".join([f"step={record['step']}/{self.length}", *shown, *users, *left]))
+        self._print(" ".join([f"step={record['step']}/{self.length}", *texts, *users, *left]))
 
     def _print(self, text: str) -> None:
-        self.said.put(f"{visible(text)}\n")
+        self.writer.put(f"{visible(text)}\n")
 
 
 class RankLog(StringIO):

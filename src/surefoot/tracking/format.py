@@ -111,12 +111,12 @@ def duration(seconds: float) -> str:
     >>> duration(42), duration(192), duration(7260)
     ('42s', '3m12s', '2h01m')
     """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    total_s = round(seconds)
+    if total_s < 60:
+        return f"{total_s}s"
+    if total_s < 3600:
+        return f"{total_s // 60}m{total_s % 60:02d}s"
+    return f"{total_s // 3600}h{total_s % 3600 // 60:02d}m"
 
 
 def measured_time(seconds: float) -> str:

@@ -1,7 +1,7 @@
 """Records as append-only lines of JSON: the truth that reports and diagnosis read.
 
 Numbers that are not finite are null, and `nonfinite` holds them (those of a dictionary as "NAME/NAME"). A resumed run
-appends a `resumed` record; `streamed` then drops earlier records past that step, except for events.
+appends a `resumed` record; `stream_records` then drops earlier records past that step, except for events.
 """
 
 import json
@@ -136,8 +136,8 @@ def line(record: Record) -> str:
     strange: dict[str, str] = {}
     for name, value in record.items():
         if isinstance(value, dict):
-            plain[name] = {key: None if _is_strange(held) else held for key, held in value.items()}
-            strange |= {f"{name}/{key}": repr(held) for key, held in value.items() if _is_strange(held)}
+            plain[name] = {key: None if _is_strange(number) else number for key, number in value.items()}
+            strange |= {f"{name}/{key}": repr(number) for key, number in value.items() if _is_strange(number)}
         elif _is_strange(value):
             plain[name], strange[name] = None, repr(value)
         else:
@@ -151,17 +151,17 @@ def _is_strange(value: object) -> bool:
 
 def records(path: Path) -> list[Record]:
     """The records of a run as one curve, without half-written lines and without those that a later resume has superseded."""
-    return list(streamed(path))
+    return list(stream_records(path))
 
 
-def streamed(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
+def stream_records(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
     """The records of one curve, one at a time. The file is read twice, first to find its resumes.
 
     It leaves out lines appended meanwhile, bytes beyond the first `size_bytes`, half-written lines and lines that are not records.
     """
     ends, steps, size = _resumed(path, size_bytes)
-    for place in range(len(steps) - 2, -1, -1):  # of all resumes from here on, the earliest step
-        steps[place] = min(steps[place], steps[place + 1])
+    for index in range(len(steps) - 2, -1, -1):  # of all resumes from here on, the earliest step
+        steps[index] = min(steps[index], steps[index + 1])
     end = 0
     with open_regular(path) as file:
         while end < size and (text := file.readline(_LONGEST)):
@@ -199,10 +199,10 @@ def parse_record(text: bytes) -> Record | None:
     strange = record.pop("nonfinite", None)
     for name, written in strange.items() if isinstance(strange, dict) else ():
         outer, _, inner = name.partition("/")
-        held = record.get(outer)
+        group = record.get(outer)
         with suppress(TypeError, ValueError):
-            if name in record or not isinstance(held, dict):  # a score has a slash in its name too
+            if name in record or not isinstance(group, dict):  # a score has a slash in its name too
                 record[name] = float(written)
             else:
-                held[inner] = float(written)
+                group[inner] = float(written)
     return record

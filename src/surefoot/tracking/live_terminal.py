@@ -11,7 +11,7 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from surefoot.tracking.console import Console, Said, Screen, can_redraw
+from surefoot.tracking.console import Console, Screen, Writer, can_redraw
 from surefoot.tracking.format import compact, duration, in_line, number, visible, wrapped
 from surefoot.tracking.record import OWN, Record, scores_in
 
@@ -57,10 +57,10 @@ class Terminal:
 
         self.unit, self.every_record = unit, every_record  # of training has a row too
         self.row_due, self.row_step = False, 0  # of the last training record; the step of the last row
-        self.length, self.now, self.begun = length, now, now()
+        self.length, self.now, self.start_s = length, now, now()
         self.stream = stream or sys.stdout
         self.rich = Console(file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
-        self.said = Said(self.stream)
+        self.writer = Writer(self.stream)
         self.guests = ExitStack()  # standard output and error as others have them while the line stands
         self.bar = ("━", "─")
         try:
@@ -115,7 +115,7 @@ class Terminal:
 
     def started(self, spent_s: float) -> None:
         """Start the clock of the rows; the run has already taken `spent_s`."""
-        self.begun = self.now() - spent_s
+        self.start_s = self.now() - spent_s
 
     def doing(self, what: str) -> None:
         """Show the current activity on the live line until the next record."""
@@ -128,13 +128,13 @@ class Terminal:
         self._print_row()
         self.guests.close()
         if self.drawn or self.unfinished:
-            self.said.put(self._start())
+            self.writer.put(self._start())
         self.train, self.phrase, self.drawn, self.unfinished = None, "", False, False
 
     def give_way(self, text: str) -> None:
         """Make room for text of another writer."""
         if self.drawn:
-            self.said.put(_ERASE)
+            self.writer.put(_ERASE)
             self.drawn = False
         if text:
             self.unfinished = not text.endswith("\n")
@@ -147,7 +147,7 @@ class Terminal:
         with self.rich.capture() as captured:
             for line in lines:
                 self.rich.print(line)
-        self.said.put((self._start() if self.drawn or self.unfinished else "") + captured.get())
+        self.writer.put((self._start() if self.drawn or self.unfinished else "") + captured.get())
         self.drawn = self.unfinished = False
 
     def _draw(self) -> None:
@@ -155,7 +155,7 @@ class Terminal:
             return
         with self.rich.capture() as captured:
             self.rich.print(self._line(), end="")
-        self.said.put(self._start() + captured.get())
+        self.writer.put(self._start() + captured.get())
         if not self.drawn and self.stream is sys.stdout:
             self.guests.enter_context(redirect_stdout(cast(TextIO, _Guest(sys.stdout, self.give_way))))
             if sys.stderr is not None and sys.stderr.isatty():
@@ -213,10 +213,10 @@ class Terminal:
         columns, lines = [*titles[:count]], list[str | Text]()
         if columns != self.columns:
             self.columns = columns
-            for place in range(len(columns[0])):
-                ends = ("step", "time") if place == len(columns[0]) - 1 else ("", "")
+            for index in range(len(columns[0])):
+                ends = ("step", "time") if index == len(columns[0]) - 1 else ("", "")
                 names = (
-                    " " * (width - cell_len(title[place])) + title[place]
+                    " " * (width - cell_len(title[index])) + title[index]
                     for title, width in zip(columns, widths, strict=False)
                 )
                 lines.append(Text(_GAP.join([ends[0].rjust(step), *names, ends[1].rjust(_TIME)]), "bold"))
@@ -224,7 +224,7 @@ class Terminal:
                 lines.append(Text(f"not shown for lack of room: {', '.join(hidden)}", "dim"))
         cells = [_loss(epoch or self.train or {}), *values.values()]
         cells = [cell.rjust(width) for cell, width in zip(cells[:count], widths, strict=False)]
-        row = _GAP.join([str(record["step"]).rjust(step), *cells, duration(self.now() - self.begun).rjust(_TIME)])
+        row = _GAP.join([str(record["step"]).rjust(step), *cells, duration(self.now() - self.start_s).rjust(_TIME)])
         return [*lines, row + end * (len(row) + len(end) < self.rich.width)]
 
 

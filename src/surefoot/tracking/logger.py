@@ -26,18 +26,18 @@ class Journal:
         self.trackers: list[Tracker] = []
         self.failing: set[int] = set()  # ids of those that have been warned of
 
-    def open(self, directory: RunDirectory, *, step: int, found: Checkpoint | None, unit: str) -> None:
-        """Continue the files of a directory after `step` steps, from the checkpoint `found`."""
+    def open(self, directory: RunDirectory, *, step: int, saved: Checkpoint | None, unit: str) -> None:
+        """Continue the files of a directory after `step` steps, from `saved`."""
         from surefoot.tracking.tensorboard import TensorBoard
 
-        noted = None if found is None else found.log
+        noted = None if saved is None else saved.log
         self.metrics = JsonLines(directory.metrics, noted_bytes=noted[0] if noted else 0)
         self.board = TensorBoard(directory.path / "tensorboard", from_step=step, unit=unit)
         self.sinks += [self.metrics, self.board]
-        if found is None:
+        if saved is None:
             return
         if noted is not None and not self.metrics.holds(*noted):
-            self._say(f"warning: {directory.metrics} is not what it was at step {found.step}: records were lost")
+            self._say(f"warning: {directory.metrics} is not what it was at step {saved.step}: records were lost")
         self.write({"kind": "resume", "step": step})
 
     def make_again(self, directory: RunDirectory) -> bool:

@@ -55,5 +55,5 @@ def check_png(text: Any) -> None:
     except (AttributeError, ValueError) as problem:
         raise ConfigError("a panel cannot be shown: an image's png is no base64") from problem
     check(data.startswith(_PNG) and len(data) >= len(_PNG) + 8, "an image's png is no PNG file")
-    wide, high = (int.from_bytes(data[place : place + 4], "big") for place in (16, 20))
+    wide, high = (int.from_bytes(data[offset : offset + 4], "big") for offset in (16, 20))
     check(0 < wide <= LARGEST and 0 < high <= LARGEST, f"an image has {wide} x {high} pixels, at most {LARGEST} each")

@@ -189,12 +189,12 @@ class ConfusionMatrix:
         check(counts_KK.shape == (len(names),) * 2, f"counts of shape {counts_KK.shape} for {len(names)} classes")
         if len(names) > _ALL_CLASSES:
             mistakes_K = counts_KK.sum(axis=0) + counts_KK.sum(axis=1) - 2 * counts_KK.diagonal()
-            shown = np.sort(np.argsort(-mistakes_K, kind="stable")[: _ALL_CLASSES - 1])
-            row_K = np.full(len(names), len(shown))
-            row_K[shown] = np.arange(len(shown))
+            largest = np.sort(np.argsort(-mistakes_K, kind="stable")[: _ALL_CLASSES - 1])
+            row_K = np.full(len(names), len(largest))
+            row_K[largest] = np.arange(len(largest))
             summed = np.zeros((_ALL_CLASSES, _ALL_CLASSES), dtype=np.int64)
             np.add.at(summed, (row_K[:, None], row_K[None, :]), counts_KK)
-            counts_KK, names = summed, [*(names[index] for index in shown), f"{len(names) - len(shown)} others"]
+            counts_KK, names = summed, [*(names[index] for index in largest), f"{len(names) - len(largest)} others"]
         return cls(title=title, classes=tuple(names), counts=tuple(map(tuple, counts_KK.tolist())))
 
 

@@ -39,18 +39,18 @@ class Panels:
         >>> Panels(step=3, panels=()).to_dict()
         {'format_version': 2, 'step': 3, 'panels': []}
         """
-        return {"format_version": VERSION, "step": self.step, "panels": [written(panel) for panel in self.panels]}
+        return {"format_version": VERSION, "step": self.step, "panels": [panel_to_dict(panel) for panel in self.panels]}
 
     def to_json(self) -> str:
         """Write `to_dict()` as the text of `panels.json`."""
         return json.dumps(self.to_dict(), allow_nan=False) + "\n"
 
 
-def written(panel: Panel) -> dict[str, Any]:
+def panel_to_dict(panel: Panel) -> dict[str, Any]:
     """A panel as JSON has it, its `kind` first.
 
     >>> from surefoot.tracking.panels import ConfusionMatrix
-    >>> written(ConfusionMatrix(title="val", classes=("cat",), counts=((4,),)))
+    >>> panel_to_dict(ConfusionMatrix(title="val", classes=("cat",), counts=((4,),)))
     {'kind': 'confusion-matrix', 'title': 'val', 'classes': ('cat',), 'counts': ((4,),)}
     """
     return {"kind": panel.kind, **asdict(panel)}
@@ -63,16 +63,16 @@ def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
     >>> fitting([ConfusionMatrix(title="val", classes=(), counts=())])[1]
     []
     """
-    kept, left_out = list[Panel](), list[Panel]()
+    fits, left_out = list[Panel](), list[Panel]()
     room = MOST_BYTES - len(Panels(step=2**63, panels=()).to_json())
     for panel in panels:
-        size = len(json.dumps(written(panel))) + 2
-        (kept if size <= room else left_out).append(panel)
+        size = len(json.dumps(panel_to_dict(panel))) + 2
+        (fits if size <= room else left_out).append(panel)
         room -= size if size <= room else 0
-    return kept, left_out
+    return fits, left_out
 
 
-def made(
+def build_panels(
     function: Callable[[Any], Iterable[Panel]],
     model: Any,
     *,
@@ -83,10 +83,10 @@ def made(
 
     Panels that the function yielded before it failed stay.
 
-    >>> made(lambda model: 1 / 0, None)
+    >>> build_panels(lambda model: 1 / 0, None)
     ([], ['no panels: ZeroDivisionError: division by zero'])
     """
-    panels, notes, begun = list[Panel](), list[str](), now()
+    panels, notes, start_s = list[Panel](), list[str](), now()
     try:
         for panel in function(model):
             if not isinstance(panel, get_args(Panel)):
@@ -96,35 +96,35 @@ def made(
             if stop():
                 notes.append(f"no more panels than {len(panels)}: told to stop")
                 break
-            if now() - begun > LONGEST_S:
+            if now() - start_s > LONGEST_S:
                 notes.append(f"no more panels than {len(panels)}: they took more than {LONGEST_S:.0f} seconds")
                 break
     except Exception as problem:  # whatever a user's function raises ends no run
         which = f"after panel {len(panels)} none" if panels else "no panels"
         kind = "" if isinstance(problem, ConfigError) else f"{type(problem).__name__}: "
         notes.append(f"{which}: {kind}{first_line(problem)}")
-    kept, left_out = fitting(panels)
+    fits, left_out = fitting(panels)
     notes += [
         f"the panel {panel.title!r} is left out: all together may have {MOST_BYTES:,} bytes" for panel in left_out
     ]
-    return kept, notes
+    return fits, notes
 
 
 def read_panels(run: Path | str) -> Panels | None:
-    """The panels of a run's directory; None without a file. `DataError` for a file that surefoot has not written."""
-    place = local_path(run, setting="run") / FILE
+    """The panels of a run's directory; None without a file. `DataError` for a file that surefoot has not panel_to_dict."""
+    path = local_path(run, setting="run") / FILE
     try:
-        with open_regular(place) as file:
+        with open_regular(path) as file:
             text = file.read(MOST_BYTES + 1)
         check(len(text) <= MOST_BYTES, f"it has more than {MOST_BYTES:,} bytes")
         return panels_from_json(text.decode())
     except FileNotFoundError:
         return None
     except OSError as problem:
-        raise DataError(f"{place} cannot be read: {problem.strerror or problem}") from problem
+        raise DataError(f"{path} cannot be read: {problem.strerror or problem}") from problem
     except (ConfigError, UnicodeDecodeError) as problem:
         raise DataError(
-            f"{place} holds no panels of a run: {problem}\n  remove it; `surefoot report` makes them anew"
+            f"{path} holds no panels of a run: {problem}\n  remove it; `surefoot report` makes them anew"
         ) from problem
 
 
@@ -135,11 +135,13 @@ def panels_from_json(text: str) -> Panels:
     Panels(step=3, panels=())
     """
     try:
-        found = json.loads(text)
-        check(isinstance(found, dict) and found.keys() == {"format_version", "step", "panels"}, "it is no such object")
-        check(found["format_version"] == VERSION, f"format_version {found['format_version']!r} is not {VERSION}")
-        check(is_count(found["step"]), f"step is {found['step']!r}")
-        return Panels(step=found["step"], panels=tuple(_panel(one.pop("kind"), one) for one in found["panels"]))
+        panels = json.loads(text)
+        check(
+            isinstance(panels, dict) and panels.keys() == {"format_version", "step", "panels"}, "it is no such object"
+        )
+        check(panels["format_version"] == VERSION, f"format_version {panels['format_version']!r} is not {VERSION}")
+        check(is_count(panels["step"]), f"step is {panels['step']!r}")
+        return Panels(step=panels["step"], panels=tuple(_panel(panel.pop("kind"), panel) for panel in panels["panels"]))
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as problem:
         raise ConfigError(f"{type(problem).__name__}: {str(problem)[:100]}") from problem
 

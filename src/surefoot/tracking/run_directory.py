@@ -49,11 +49,11 @@ class RunDirectory:
 
     def open(self) -> None:
         """Create and lock the directory; refuse a second process that trains into it, and links under our names in it."""
-        place = self.path.resolve()
-        if place in HELD:  # a process may lock a file as often as it likes
+        resolved = self.path.resolve()
+        if resolved in HELD:  # a process may lock a file as often as it likes
             raise ConfigError(f"this process is training into {self.path} already: choose another --run-dir")
         try:
-            _make(place)
+            _make(resolved)
             if (link := self._link()) is not None:
                 raise ConfigError(
                     f"{link} is a link to {os.readlink(link)}\n"
@@ -71,7 +71,7 @@ class RunDirectory:
                 f"another process is training into {self.path} right now: wait for it, or choose another --run-dir"
             )
         self.lock, self.is_locked = lock, locked is not None
-        HELD.add(place)
+        HELD.add(resolved)
 
     def remember(self, *names: str) -> None:
         """Read the small files there into memory, so that `make_again` can write them."""
@@ -233,10 +233,10 @@ def machine_memory_bytes() -> int | None:
 
 def _make(path: Path) -> None:
     """Make a directory and those above it that are missing, so that their names outlive a power failure too."""
-    missing = [place for place in (path, *path.parents) if not place.exists()]
+    missing = [directory for directory in (path, *path.parents) if not directory.exists()]
     path.mkdir(parents=True, exist_ok=True)
-    for place in missing:
-        DISK.flush_directory(place.parent)
+    for directory in missing:
+        DISK.flush_directory(directory.parent)
 
 
 def _git_commit() -> str | None:

@@ -21,7 +21,7 @@ from surefoot.checkpoint.state_json import SavedState, misshapen, parse_state, t
 from surefoot.config.paths import open_regular, read_regular
 from surefoot.config.toml import origins, program, values
 from surefoot.errors import CheckpointError, ConfigError, first_line
-from surefoot.tracking.jsonl import streamed
+from surefoot.tracking.jsonl import stream_records
 from surefoot.tracking.record import Record
 
 Standing = Literal["running", "over", "unknown"]
@@ -123,7 +123,7 @@ def read_run(path: Path) -> RunFiles:
 def read_records(path: Path) -> Iterator[Record]:
     """Read the records of one curve one at a time; an absent file has no records. `OSError` if it cannot be read."""
     metrics = path / "metrics.jsonl"
-    return streamed(metrics) if metrics.exists() else iter(())
+    return stream_records(metrics) if metrics.exists() else iter(())
 
 
 def read_settings(path: Path) -> Settings:

@@ -64,12 +64,12 @@ def _tiles(pngs: list[bytes]) -> Image.Image:
     """Pictures side by side, row after row, each pixel as large as fits."""
     across = min(8, len(pngs))
     image = Image.new("RGB", (across * (_TILE + 2), -(-len(pngs) // across) * (_TILE + 2)), "white")
-    for place, data in enumerate(pngs):
-        with Image.open(BytesIO(data), formats=["PNG"]) as one:
-            scale = min(_TILE / one.width, _TILE / one.height)
-            size = (max(1, round(one.width * scale)), max(1, round(one.height * scale)))
-            tile = one.convert("RGB").resize(size, Image.Resampling.NEAREST)
-        image.paste(tile, (place % across * (_TILE + 2), place // across * (_TILE + 2)))
+    for index, data in enumerate(pngs):
+        with Image.open(BytesIO(data), formats=["PNG"]) as picture:
+            scale = min(_TILE / picture.width, _TILE / picture.height)
+            size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
+            tile = picture.convert("RGB").resize(size, Image.Resampling.NEAREST)
+        image.paste(tile, (index % across * (_TILE + 2), index // across * (_TILE + 2)))
     return image
 
 

@@ -11,7 +11,7 @@ _CLOSE = 0.97  # of the best throughput: what is gained beyond is less than what
 
 
 @dataclass(frozen=True)
-class Tried:
+class SizeTrial:
     """One micro-batch size: the accumulation that keeps the batch, and what a step of it takes; no throughputs where it fails."""
 
     size: int
@@ -30,18 +30,18 @@ class Tried:
 class BatchSizeSearch:
     """The sizes that `find_batch_size` tried, in order, and its recommendation; every row keeps the same `batch_size`.
 
-    >>> row = Tried(size=16, accumulation=2, memory_bytes=10**9, samples_per_s=500.0)
+    >>> row = SizeTrial(size=16, accumulation=2, memory_bytes=10**9, samples_per_s=500.0)
     >>> BatchSizeSearch([row], 32, "samples", 4 * 10**9, recommended=row, fastest=row, largest=row).flags
     '--batch-size 32 --micro-batch-size 16'
     """
 
-    tried: list[Tried]
+    tried: list[SizeTrial]
     batch_size: int
     unit: Literal["samples", "tokens"]
     limit_bytes: int
-    recommended: Tried
-    fastest: Tried
-    largest: Tried
+    recommended: SizeTrial
+    fastest: SizeTrial
+    largest: SizeTrial
 
     @property
     def flags(self) -> str:
@@ -73,9 +73,9 @@ class BatchSizeSearch:
         )
 
 
-def searched(
-    attempt: Callable[[int], Tried], sizes: Sequence[int], *, deadly_bytes: float, standing_bytes: int
-) -> list[Tried]:
+def search_sizes(
+    attempt: Callable[[int], SizeTrial], sizes: Sequence[int], *, deadly_bytes: float, standing_bytes: int
+) -> list[SizeTrial]:
     """Try sizes at least doubling up to the whole batch, then those above the largest that fits, then the fastest's neighbors.
 
     A larger size may need less memory, since a loss of many logits is computed in pieces: one that does not fit ends nothing. Only
@@ -85,15 +85,15 @@ def searched(
 
     >>> def attempt(size):
     ...     fits = 100 + 10 * size <= 1000
-    ...     return Tried(size, 96 // size, 100 + 10 * size, float(size) if fits else None)
+    ...     return SizeTrial(size, 96 // size, 100 + 10 * size, float(size) if fits else None)
     >>> divisors = [size for size in range(1, 97) if 96 % size == 0]
-    >>> [row.size for row in searched(attempt, divisors, deadly_bytes=1000, standing_bytes=100)]
+    >>> [row.size for row in search_sizes(attempt, divisors, deadly_bytes=1000, standing_bytes=100)]
     [1, 2, 4, 8, 16, 32, 48, 96]
     """
-    found: dict[int, Tried] = {}
+    trials: dict[int, SizeTrial] = {}
 
     def predicted(size: int) -> float:
-        known = sorted((row.size, row.memory_bytes) for row in found.values() if row.memory_bytes is not None)
+        known = sorted((row.size, row.memory_bytes) for row in trials.values() if row.memory_bytes is not None)
         if not known:
             return 0.0
         falls = len(known) == 1 or known[-1][1] <= known[-2][1]
@@ -101,37 +101,37 @@ def searched(
         return high + (high - low) / (large - small) * (size - large)
 
     def tried(size: int) -> bool:
-        if size not in found and predicted(size) <= deadly_bytes:
-            found[size] = attempt(size)
-        return size in found
+        if size not in trials and predicted(size) <= deadly_bytes:
+            trials[size] = attempt(size)
+        return size in trials
 
     size = sizes[0]
     while tried(size) and size < sizes[-1]:
-        size = next((held for held in sizes if held >= 2 * size), sizes[-1])
-    largest = max((row.size for row in found.values() if row.fits), default=sizes[-1])
-    too_large = min((held for held in found if held > largest), default=sizes[-1] + 1)
-    for between in sorted((held for held in sizes if largest < held < too_large), reverse=True):
-        if tried(between) and found[between].fits:
+        size = next((candidate for candidate in sizes if candidate >= 2 * size), sizes[-1])
+    largest = max((row.size for row in trials.values() if row.fits), default=sizes[-1])
+    too_large = min((candidate for candidate in trials if candidate > largest), default=sizes[-1] + 1)
+    for between in sorted((candidate for candidate in sizes if largest < candidate < too_large), reverse=True):
+        if tried(between) and trials[between].fits:
             break
-    if working := [row for row in found.values() if row.fits]:
-        place = sizes.index(max(working, key=lambda row: row.samples_per_s or 0.0).size)
-        for neighbour in sizes[max(0, place - 1) : place + 2]:
+    if working := [row for row in trials.values() if row.fits]:
+        index = sizes.index(max(working, key=lambda row: row.samples_per_s or 0.0).size)
+        for neighbour in sizes[max(0, index - 1) : index + 2]:
             tried(neighbour)
-    rows = [found[size] for size in sorted(found)]
-    left = next((held for held in sizes if rows and held > rows[-1].size), None)
+    rows = [trials[size] for size in sorted(trials)]
+    left = next((candidate for candidate in sizes if rows and candidate > rows[-1].size), None)
     if left is not None and predicted(left) > deadly_bytes:
         pieces = rows[-1].size * rows[-1].accumulation // left
-        rows.append(Tried(left, pieces, int(predicted(left)), problem="not tried: predicted not to fit"))
+        rows.append(SizeTrial(left, pieces, int(predicted(left)), problem="not tried: predicted not to fit"))
     return rows
 
 
-def chosen(
-    tried: list[Tried], *, batch_size: int, unit: Literal["samples", "tokens"], limit_bytes: int
+def recommend(
+    tried: list[SizeTrial], *, batch_size: int, unit: Literal["samples", "tokens"], limit_bytes: int
 ) -> BatchSizeSearch | None:
     """The smallest size within 3 % of the best throughput; None where none fits.
 
-    >>> rows = [Tried(1, 4, 10, 50.0, 50.0), Tried(2, 2, 20, 98.0, 98.0), Tried(4, 1, 40, 100.0, 100.0)]
-    >>> found = chosen(rows, batch_size=4, unit="samples", limit_bytes=99)
+    >>> rows = [SizeTrial(1, 4, 10, 50.0, 50.0), SizeTrial(2, 2, 20, 98.0, 98.0), SizeTrial(4, 1, 40, 100.0, 100.0)]
+    >>> found = recommend(rows, batch_size=4, unit="samples", limit_bytes=99)
     >>> found.flags, found.fastest.size
     ('--batch-size 4 --micro-batch-size 2', 4)
     """
@@ -150,12 +150,12 @@ def chosen(
     )
 
 
-def _rate(row: Tried, unit: str) -> float:
+def _rate(row: SizeTrial, unit: str) -> float:
     """The unit for comparing sizes: samples of one length, or tokens if lengths differ."""
     return (row.samples_per_s if unit == "samples" else row.targets_per_s) or 0.0
 
 
-def _row(tried: Tried) -> list[str]:
+def _row(tried: SizeTrial) -> list[str]:
     memory = "" if tried.memory_bytes is None else in_words(tried.memory_bytes)
     rates = [
         "" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

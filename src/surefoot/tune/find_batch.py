@@ -12,7 +12,7 @@ from surefoot.memory import free_bytes, in_words, parsed_bytes
 from surefoot.models.layers import Dropout
 from surefoot.run.run import Run, unchanged
 from surefoot.train import error_causes
-from surefoot.tune.batch_size_search import BatchSizeSearch, Tried, chosen, searched
+from surefoot.tune.batch_size_search import BatchSizeSearch, SizeTrial, recommend, search_sizes
 from surefoot.tune.micro_batch_trial import ONE_VALUE, Trial
 
 _MARGIN = 0.9  # of the limit: memory is lost between tensors, and kernels take some that no tensor holds
@@ -45,39 +45,39 @@ def find_batch_size(
     ...     device="cpu",
     ...     console=False,
     ... )
-    >>> found = find_batch_size(run, memory="1 GB")
-    >>> [row.size * row.accumulation for row in found.tried], found.largest.size
+    >>> search = find_batch_size(run, memory="1 GB")
+    >>> [row.size * row.accumulation for row in search.tried], search.largest.size
     ([16, 16, 16, 16, 16], 16)
 
     Raises `ConfigError` where no size fits, for a run without a loss of its own, and in the middle of a step.
     """
     sizes = _target(run, batch_size)
-    given = None if memory is None else parsed_bytes(memory, setting="memory")
+    memory_bytes = None if memory is None else parsed_bytes(memory, setting="memory")
     with unchanged(run) as parts:
         trial = Trial(parts, sizes)
-        limit = (free_bytes(parts.device) if given is None else given) * _MARGIN
+        limit = (free_bytes(parts.device) if memory_bytes is None else memory_bytes) * _MARGIN
         standing = trial.standing_bytes()
-        limit_bytes = int(limit + (standing if given is None else 0))  # what stands already is not free any more
+        limit_bytes = int(limit + (standing if memory_bytes is None else 0))  # what stands already is not free any more
 
-        def attempt(size: int) -> Tried:
+        def attempt(size: int) -> SizeTrial:
             if progress_fn is not None:
                 progress_fn(f"trying micro-batches of {size:,} {sizes.unit}")
             return trial.attempt(size, limit_bytes=limit_bytes)
 
-        rows = searched(
+        rows = search_sizes(
             attempt,
             trial.sizes(),
             deadly_bytes=_deadly_bytes(parts.device, limit_bytes=limit_bytes, standing_bytes=standing),
             standing_bytes=standing,
         )
-    if (found := chosen(rows, batch_size=sizes.batch_size, unit=sizes.unit, limit_bytes=limit_bytes)) is not None:
-        return found
+    if (search := recommend(rows, batch_size=sizes.batch_size, unit=sizes.unit, limit_bytes=limit_bytes)) is not None:
+        return search
     problem = _nothing_fits(rows, trial.failed, run=run, unit=sizes.unit, limit_bytes=limit_bytes)
     raise problem from None if problem is trial.failed else trial.failed
 
 
 def _nothing_fits(
-    rows: Sequence[Tried], failed: Exception | None, *, run: Run, unit: str, limit_bytes: int
+    rows: Sequence[SizeTrial], failed: Exception | None, *, run: Run, unit: str, limit_bytes: int
 ) -> Exception:
     """Why no size can be used."""
     measured = [row for row in rows if row.memory_bytes is not None]

@@ -31,7 +31,7 @@ class LRRangeTest:
     the latter two cases at `diverged_at`. `suggested` is the learning rate to begin with, to two digits, if there is one.
 
     >>> rates = np.geomspace(1e-5, 1.0, 50)
-    >>> test = judged(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
+    >>> test = suggest(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
     >>> test.suggested == test.to_dict()["suggested"], len(test.losses)
     (True, 50)
     """
@@ -50,12 +50,12 @@ class LRRangeTest:
     def ended(self) -> str:
         """Why the test ended, in a sentence."""
         if self.end == "highest":
-            return f"the test went to the highest rate, {written(float(self.rates[-1]))}"
+            return f"the test went to the highest rate, {as_text(float(self.rates[-1]))}"
         if self.diverged_at is None:
             return "the test stopped before any rate: a loss or gradient was not finite"
         wild = "the running average of the losses went past four times its best"
         why = wild if self.end == "diverged" else "a loss or gradient was not finite"
-        return f"the test stopped at {written(self.diverged_at)}: {why}"
+        return f"the test stopped at {as_text(self.diverged_at)}: {why}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as JSON values."""
@@ -64,24 +64,24 @@ class LRRangeTest:
     def __str__(self) -> str:
         """A few of the rates with their losses, the suggestion and its reason, and why the test ended."""
         rows = [
-            f"  {written(float(self.rates[place])):<8} {self.losses[place]:<10.4g} {self.smoothed[place]:.4g}"
-            for place in range(0, len(self.rates), max(1, -(-len(self.rates) // _ROWS)))
+            f"  {as_text(float(self.rates[index])):<8} {self.losses[index]:<10.4g} {self.smoothed[index]:.4g}"
+            for index in range(0, len(self.rates), max(1, -(-len(self.rates) // _ROWS)))
         ]
-        suggested = "no suggestion" if self.suggested is None else f"suggested  learning rate {written(self.suggested)}"
+        suggested = "no suggestion" if self.suggested is None else f"suggested  learning rate {as_text(self.suggested)}"
         table = ["  rate     loss       smoothed", *rows] if rows else []
         ended = f"  {self.ended}; {len(rows)} of {len(self.rates)} rates are shown"
         return "\n".join([*table, suggested, f"  {self.reason}", ended])
 
 
-def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None = None) -> LRRangeTest:
+def suggest(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None = None) -> LRRangeTest:
     """The suggestion that a curve gives: the rate at which its smoothed loss falls steepest, for each factor on the rate.
 
     The steepest fall is fastai's suggestion after Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186). If that is within a factor of
     4 of the rate that diverged, the rate with the lowest loss is divided by 10 instead.
 
     >>> rates = np.geomspace(1e-5, 1, 101)
-    >>> found = judged(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
-    >>> round(found.steepest, 3), found.suggested
+    >>> test = suggest(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
+    >>> round(test.steepest, 3), test.suggested
     (0.01, 0.01)
     """
     if len(losses) < _FEW:
@@ -94,23 +94,23 @@ def judged(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None =
     steepest, minimum = float(rates[slope.argmin()]), float(rates[lowest])
     near = diverged_at is not None and steepest * _ROOM > diverged_at
     suggested = minimum / 10 if near else steepest
-    told = (
-        f"the smoothed loss falls steepest at {written(steepest)}{'' if near else ', which is suggested'};"
-        f" it is least, {curve[lowest]:.4g}, at {written(minimum)}"
+    reason = (
+        f"the smoothed loss falls steepest at {as_text(steepest)}{'' if near else ', which is suggested'};"
+        f" it is least, {curve[lowest]:.4g}, at {as_text(minimum)}"
     )
     if diverged_at is not None and near:
-        told += (
-            f"\n  {written(diverged_at)} diverged already, too near to the steepest:"
-            f" so a tenth of {written(minimum)} is suggested, {written(suggested)}"
+        reason += (
+            f"\n  {as_text(diverged_at)} diverged already, too near to the steepest:"
+            f" so a tenth of {as_text(minimum)} is suggested, {as_text(suggested)}"
         )
     elif end == "highest" and minimum * 10**_WIDTH >= rates[-1]:
-        told += (
-            f"\n  it was still falling at {written(float(rates[-1]))}, the highest rate tried, so a higher one may be better"
-            f"\n  try: --max-lr {written(float(rates[-1]) * 100)}"
+        reason += (
+            f"\n  it was still falling at {as_text(float(rates[-1]))}, the highest rate tried, so a higher one may be better"
+            f"\n  try: --max-lr {as_text(float(rates[-1]) * 100)}"
         )
     else:
-        told += f"\n  a tenth of that, the other usual choice, is {written(minimum / 10)}"
-    return LRRangeTest(rates, losses, curve, end, diverged_at, told, steepest, minimum, float(f"{suggested:.1e}"))
+        reason += f"\n  a tenth of that, the other usual choice, is {as_text(minimum / 10)}"
+    return LRRangeTest(rates, losses, curve, end, diverged_at, reason, steepest, minimum, float(f"{suggested:.1e}"))
 
 
 def check_range(min_lr: float, max_lr: float, steps: int) -> None:
@@ -124,9 +124,9 @@ def check_range(min_lr: float, max_lr: float, steps: int) -> None:
         if not 0 < rate < math.inf
     ]
     if not problems and min_lr >= max_lr:
-        ends = (written(max_lr), written(min_lr)) if min_lr > max_lr else ("1e-6", "10")
+        ends = (as_text(max_lr), as_text(min_lr)) if min_lr > max_lr else ("1e-6", "10")
         problems.append(
-            f"min_lr = {written(min_lr)} is not below max_lr = {written(max_lr)}\n  try: --min-lr {ends[0]} --max-lr {ends[1]}"
+            f"min_lr = {as_text(min_lr)} is not below max_lr = {as_text(max_lr)}\n  try: --min-lr {ends[0]} --max-lr {ends[1]}"
         )
     if steps < 10:
         problems.append(f"steps = {steps}: fewer than 10 rates make no curve\n  try: --steps 100")
@@ -142,7 +142,7 @@ def without_spikes(losses: Curve) -> Curve:
     >>> without_spikes(np.array([2.0, 2.1, 9.0, 1.9, 2.0, 1.8, 1.9])).tolist()
     [2.0, 2.1, 2.0, 1.9, 2.0, 1.8, 1.9]
     """
-    around = np.array([np.median(losses[max(0, place - 2) : place + 3]) for place in range(len(losses))])
+    around = np.array([np.median(losses[max(0, index - 2) : index + 3]) for index in range(len(losses))])
     return np.where(np.abs(losses - around) > _SPIKE * _noise_of_one(losses), around, losses)
 
 
@@ -191,10 +191,10 @@ def diverged(losses: Curve) -> int | None:
     return int(far[0]) if len(far) else None
 
 
-def written(rate: float) -> str:
+def as_text(rate: float) -> str:
     """A rate as a person types it, to two digits.
 
-    >>> written(0.00213), written(0.05), written(2e-3), written(100.0)
+    >>> as_text(0.00213), as_text(0.05), as_text(2e-3), as_text(100.0)
     ('2.1e-3', '0.05', '2e-3', '100')
     """
     if 0.01 <= rate < 1000:
@@ -210,17 +210,17 @@ def _too_few(losses: int, diverged_at: float | None) -> str:
             "  look at the first batch and the model's starting weights"
         )
     return (
-        f"the loss diverged at once: at {written(diverged_at)}, after {losses} rates, too few to make a curve of\n"
-        f"  try: --min-lr {written(diverged_at / 10_000)}"
+        f"the loss diverged at once: at {as_text(diverged_at)}, after {losses} rates, too few to make a curve of\n"
+        f"  try: --min-lr {as_text(diverged_at / 10_000)}"
     )
 
 
 def _without_fall(rates: Curve, end: End) -> str:
-    lowest, highest = written(float(rates[0])), written(float(rates[-1]))
+    lowest, highest = as_text(float(rates[0])), as_text(float(rates[-1]))
     if end == "highest":
         return (
             f"the loss fell by no more than its noise at any rate from {lowest} to {highest}: it stays flat\n"
-            f"  try: --max-lr {written(float(rates[-1]) * 100)}, or more --steps; and is anything trained that the loss depends on?"
+            f"  try: --max-lr {as_text(float(rates[-1]) * 100)}, or more --steps; and is anything trained that the loss depends on?"
         )
     return (
         f"the loss rose after {highest} and did not fall before, by more than its noise, at any rate from {lowest}\n"

@@ -17,7 +17,7 @@ from surefoot.run.components import RunComponents
 from surefoot.run.run import Run, unchanged
 from surefoot.train.error_causes import explaining
 from surefoot.train.loop import State, Step, forward_backward, update
-from surefoot.tune.lr_range_test import Curve, LRRangeTest, averaged, check_range, diverged, far, judged, written
+from surefoot.tune.lr_range_test import Curve, LRRangeTest, as_text, averaged, check_range, diverged, far, suggest
 
 _BLOCK = 10  # losses are read so many at a time: reading waits for the device
 
@@ -51,8 +51,8 @@ def find_lr(
     ...     device="cpu",
     ...     console=False,
     ... )
-    >>> found = find_lr(run)
-    >>> found.end, 0.01 < found.suggested < 2
+    >>> test = find_lr(run)
+    >>> test.end, 0.01 < test.suggested < 2
     ('diverged', True)
 
     Raises `ConfigError` for a run that is finished, has no loss of its own, or is in the middle of a step.
@@ -66,21 +66,21 @@ def find_lr(
     rates = np.geomspace(min_lr, max_lr, steps)
     losses: list[float] = []
     bad: int | None = None  # the place of the first loss that is none, or has gone wild
-    with unchanged(run) as parts, closing(_made(parts, rates.tolist())) as blocks:
+    with unchanged(run) as parts, closing(_steps(parts, rates.tolist())) as blocks:
         for block in blocks:
             first = len(losses)
             losses += [loss for loss, _ in block]
-            bad = next((first + place for place, (_, fine) in enumerate(block) if not fine), None)
+            bad = next((first + index for index, (_, fine) in enumerate(block) if not fine), None)
             wild = diverged(np.array(losses[:bad]))
             bad = bad if wild is None else wild
             if progress_fn is not None:
-                for place in range(max(first, 1), len(losses) if bad is None else bad):
-                    progress_fn(float(rates[place - 1]), losses[place])
+                for index in range(max(first, 1), len(losses) if bad is None else bad):
+                    progress_fn(float(rates[index - 1]), losses[index])
             if bad is not None:
                 break
     if bad is None:
-        return judged(rates, np.array(losses[1:]), end="highest")
-    return judged(
+        return suggest(rates, np.array(losses[1:]), end="highest")
+    return suggest(
         rates[: max(bad - 1, 0)],
         np.array(losses[1:bad]),
         end="diverged" if math.isfinite(losses[bad]) and diverged(np.array(losses[: bad + 1])) == bad else "not finite",
@@ -88,7 +88,7 @@ def find_lr(
     )
 
 
-def _made(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[float, bool]]]:
+def _steps(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[float, bool]]]:
     """The steps of the test in blocks: each step's loss before its update, and whether loss and gradient were finite."""
     first, last = parts.state.step, len(rates)
     # a state of its own over the same parts: nothing that the run may have set beside them has a say in the rate
@@ -118,38 +118,38 @@ def _base_rate(parts: RunComponents) -> float:
     return float(rate if isinstance(rate, int | float) else trained.optimizer.param_groups[0]["initial_lr"])
 
 
-def draw(found: LRRangeTest, directory: Path, *, title: str) -> list[Path]:
-    """Write find-lr.png and find-lr.svg into a directory; `ConfigError` where they cannot be written."""
-    return figures.draw([chart_of(found)], directory / "find-lr", title=title)
+def draw(test: LRRangeTest, directory: Path, *, title: str) -> list[Path]:
+    """Write find-lr.png and find-lr.svg into a directory; `ConfigError` where they cannot be as_text."""
+    return figures.draw([chart_of(test)], directory / "find-lr", title=title)
 
 
-def chart_of(found: LRRangeTest) -> Chart:
+def chart_of(test: LRRangeTest) -> Chart:
     """Losses, on a logarithmic axis where all are above 0; crosses at its top for those that would hide the fall."""
-    if not len(found.losses):
+    if not len(test.losses):
         return Chart("find-lr", "Loss", (), wide=True)
-    low, high = float(min(found.losses.min(), found.smoothed.min())), float(found.smoothed.max())
+    low, high = float(min(test.losses.min(), test.smoothed.min())), float(test.smoothed.max())
     top = 10 * high if low > 0 else high + 0.25 * (high - low) + 1e-9
-    above = np.flatnonzero(found.losses > far(found.rates, found.losses))
-    end = next(iter(above[above > found.smoothed.argmin()]), len(found.losses))
+    above = np.flatnonzero(test.losses > far(test.rates, test.losses))
+    end = next(iter(above[above > test.smoothed.argmin()]), len(test.losses))
 
     def line(name: str, values: Curve, series: int = 0, *, measured: bool = False) -> Line:
-        points = zip(found.rates.tolist(), values.tolist(), strict=False)
+        points = zip(test.rates.tolist(), values.tolist(), strict=False)
         inside = tuple((rate, value) for rate, value in points if value <= top)
         return Line(name, inside, series, faint=measured, dots=measured)
 
     lines = [
-        line("loss after a step at this rate", found.losses, measured=True),
-        line("smoothed", found.smoothed[:end]),
+        line("loss after a step at this rate", test.losses, measured=True),
+        line("smoothed", test.smoothed[:end]),
     ]
-    if found.end == "diverged":
-        lines.append(line("running average: ends the test at 4 times its best", averaged(found.losses), 1))
-    marks = [Mark("strange", float(rate), None, "far above") for rate in found.rates[found.losses > top]]
-    for what, rate, series in (("least", found.minimum, 0), ("suggested", found.suggested, 2)):
+    if test.end == "diverged":
+        lines.append(line("running average: ends the test at 4 times its best", averaged(test.losses), 1))
+    marks = [Mark("strange", float(rate), None, "far above") for rate in test.rates[test.losses > top]]
+    for what, rate, series in (("least", test.minimum, 0), ("suggested", test.suggested, 2)):
         if rate is not None:
-            value = float(np.interp(rate, found.rates, found.smoothed))
-            marks.append(Mark("best", rate, value, f"{what}: {written(rate)}", series))
-    if found.diverged_at is not None:
-        marks.append(Mark("event", found.diverged_at, None, f"{found.end}: {written(found.diverged_at)}"))
+            value = float(np.interp(rate, test.rates, test.smoothed))
+            marks.append(Mark("best", rate, value, f"{what}: {as_text(rate)}", series))
+    if test.diverged_at is not None:
+        marks.append(Mark("event", test.diverged_at, None, f"{test.end}: {as_text(test.diverged_at)}"))
     return Chart(
         "find-lr",
         "Loss",

@@ -24,7 +24,7 @@ from surefoot.tracking.format import shortened
 from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.scratch import timed_pass
-from surefoot.tune.batch_size_search import Tried
+from surefoot.tune.batch_size_search import SizeTrial
 
 ONE_VALUE = "batch normalisation cannot train on one value"
 _ROUNDS = 5
@@ -32,7 +32,7 @@ _ENOUGH_S = 3.0  # of timing one size
 _LOOKED_AT = 200  # micro-batches, for the fullest of those that differ
 
 
-class _Chosen:
+class _FixedPlan:
     """A plan whose every step is of micro-batches that were chosen (`data.plan.MicroBatches`)."""
 
     def __init__(self, chosen: Sequence[tuple[Ids, Ids]], samples: int) -> None:
@@ -53,27 +53,27 @@ class Trial:
         self.parts, self.state, self.target = parts, parts.state, sizes
         self.task = replace(parts.task, factors=lambda _: 0.0)
         # compiled code is not seen where operators are counted; without it a step needs no less
-        seen = parts.compiled and parts.device.type != "cuda"
-        self.measured_task = replace(self.task, forward=sole_or_all(self.state.models)) if seen else self.task
+        is_hidden = parts.compiled and parts.device.type != "cuda"
+        self.measured_task = replace(self.task, forward=sole_or_all(self.state.models)) if is_hidden else self.task
         self.failed: Exception | None = None
         self.update_s: float | None = None
 
     def sizes(self) -> list[int]:
         """The divisors of the batch, from the smallest that holds every sample."""
-        plan, whole = self.parts.pipeline.plan, self.target.batch_size
+        plan, total = self.parts.pipeline.plan, self.target.batch_size
         least = int(plan.longest.max()) if isinstance(plan, Buckets) else 1
-        return [size for size in range(least, whole + 1) if whole % size == 0]
+        return [size for size in range(least, total + 1) if total % size == 0]
 
     def standing_bytes(self) -> int:
         """Models, averages and optimizer state, as they are kept between steps; before the first update as far as known."""
         models = [*self.state.models.values(), *(average.model for average in self.state.ema_models.values())]
-        states = [held for trained in self.state.optimizers.values() for held in trained.optimizer.state.values()]
+        states = [entries for trained in self.state.optimizers.values() for entries in trained.optimizer.state.values()]
         weights = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
         return tensor_bytes(
-            [*weights, *(held for state in states for held in state.values() if isinstance(held, Tensor))]
+            [*weights, *(entry for state in states for entry in state.values() if isinstance(entry, Tensor))]
         )
 
-    def attempt(self, size: int, *, limit_bytes: int) -> Tried:
+    def attempt(self, size: int, *, limit_bytes: int) -> SizeTrial:
         """Make steps with micro-batches of one size, and measure; the row says why if that fails."""
         pieces = self.target.batch_size // size
         try:
@@ -87,38 +87,38 @@ class Trial:
             torch.cuda.empty_cache()
         # of an accelerator, or of the CPU's allocator, which raises a plain RuntimeError
         if isinstance(failed, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(failed):
-            return Tried(size, pieces, limit_bytes + 1, problem="out of memory")
+            return SizeTrial(size, pieces, limit_bytes + 1, problem="out of memory")
         self.failed = self.failed or failed
-        said = first_line(failed) or type(failed).__name__
-        one_value = isinstance(failed, ValueError) and "more than 1 value per channel" in said  # of torch's batch norm
-        return Tried(size, pieces, None, problem=ONE_VALUE if one_value else shortened(said, 60))
+        text = first_line(failed) or type(failed).__name__
+        one_value = isinstance(failed, ValueError) and "more than 1 value per channel" in text  # of torch's batch norm
+        return SizeTrial(size, pieces, None, problem=ONE_VALUE if one_value else shortened(text, 60))
 
-    def _measured(self, size: int, pieces: int, limit_bytes: int) -> Tried:
+    def _measured(self, size: int, pieces: int, limit_bytes: int) -> SizeTrial:
         if self.parts.compiled:
             torch.compiler.reset()  # each size is compiled by itself, and torch gives up after the eighth
         timed, fullest = self._micro_batches(size)
         twice = min(pieces, 2)  # the second pass finds the gradients of the first in memory
         self._step(self.task, [timed[0]] * twice)  # what the first step allocates, and what stays of it
-        most = 0
+        peak_bytes = 0
         for micro_batch in fullest:
-            with peak(self.parts.device) as found:
+            with peak(self.parts.device) as usage:
                 self._step(self.measured_task, [micro_batch] * twice)
             # a step's batches are all there before its first pass; on an accelerator the next step's too
             copies = pieces * (1 if self.parts.device.type == "cpu" else 2)
-            held = tensor_bytes(held for held in tree_iter(micro_batch.batch) if isinstance(held, Tensor))
-            most = max(most, found.memory_bytes + copies * held)
-        memory_bytes = self.standing_bytes() + most
+            batch_bytes = tensor_bytes(tensor for tensor in tree_iter(micro_batch.batch) if isinstance(tensor, Tensor))
+            peak_bytes = max(peak_bytes, usage.memory_bytes + copies * batch_bytes)
+        memory_bytes = self.standing_bytes() + peak_bytes
         if memory_bytes > limit_bytes:
-            return Tried(size, pieces, memory_bytes, problem="does not fit")
+            return SizeTrial(size, pieces, memory_bytes, problem="does not fit")
         if self.update_s is None:
             self.update_s = median(self._step(self.task, [timed[0]]) for _ in range(_ROUNDS))
         targets = sum(timed_pass(self.task, self.state, micro_batch)[1] for micro_batch in timed)
         samples = sum(len(micro_batch.sample_ids) for micro_batch in timed)
-        begun, times = perf_counter(), list[float]()
-        while len(times) < _ROUNDS and (len(times) < 2 or perf_counter() - begun < _ENOUGH_S):
+        start_s, times = perf_counter(), list[float]()
+        while len(times) < _ROUNDS and (len(times) < 2 or perf_counter() - start_s < _ENOUGH_S):
             times.append(sum(timed_pass(self.task, self.state, micro_batch)[0] for micro_batch in timed))
         steps_s = pieces * median(times) + self.update_s * len(timed)  # of as many steps as are timed
-        return Tried(size, pieces, memory_bytes, pieces * samples / steps_s, pieces * targets / steps_s)
+        return SizeTrial(size, pieces, memory_bytes, pieces * samples / steps_s, pieces * targets / steps_s)
 
     def _micro_batches(self, size: int) -> tuple[list[MicroBatch], list[MicroBatch]]:
         """Micro-batches of one size to be timed, and to measure memory with: the same, or the fullest where they differ."""
@@ -127,24 +127,24 @@ class Trial:
         if isinstance(plan, Buckets):
             longest = plan.longest
             checked = [plan.micro_batches(step)[0] for step in range(min(plan.steps, _LOOKED_AT))]
-            by_places = max(checked, key=lambda held: len(held[0]) * int(longest[held[0]].max()))
-            ids = [*checked[:4], by_places, max(checked, key=lambda held: int(longest[held[0]].max()))]
+            by_places = max(checked, key=lambda drawn: len(drawn[0]) * int(longest[drawn[0]].max()))
+            ids = [*checked[:4], by_places, max(checked, key=lambda drawn: int(longest[drawn[0]].max()))]
         else:
             ids = [plan.micro_batches(self.state.step)[0]]
-        feed = replace(pipeline, plan=_Chosen(ids, plan.samples), sizes=sizes).feed(workers=0)
+        feed = replace(pipeline, plan=_FixedPlan(ids, plan.samples), sizes=sizes).feed(workers=0)
         feed.start(0, stop=1)
-        made = feed.micro_batches(0)
-        return (made[:-2], made[-2:]) if isinstance(plan, Buckets) else (made, made)
+        micro_batches = feed.micro_batches(0)
+        return (micro_batches[:-2], micro_batches[-2:]) if isinstance(plan, Buckets) else (micro_batches, micro_batches)
 
     def _step(self, task: Any, micro_batches: list[MicroBatch]) -> float:
         """Make a step; returns the seconds of its update."""
         step = Step(self.state.step, micro_batches, task, self.state)
         forward_backward(step)
         _wait(step)
-        begun = perf_counter()
+        start_s = perf_counter()
         update(step)
         _wait(step)
-        return perf_counter() - begun
+        return perf_counter() - start_s
 
 
 def _wait(step: Step) -> None:

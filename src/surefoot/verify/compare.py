@@ -45,7 +45,7 @@ def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact
         counted, saved = name in _COUNTED, record.get(name)
         comparable = exact or (name not in _BY_THRESHOLD and (isinstance(computed, float) or counted))
         if name in known and comparable and not _equal(saved, computed):
-            apart = math.inf if counted else _apart(saved, computed)
+            apart = math.inf if counted else _distance(saved, computed)
             differences.append(Difference(name, apart, repr(saved) if name in record else "absent", repr(computed)))
     return differences
 
@@ -120,7 +120,7 @@ def _equal(saved: Any, computed: Any) -> bool:
     return repr(float(saved)) == repr(float(computed)) if numbers else bool(saved == computed)
 
 
-def _apart(saved: Any, computed: Any) -> float:
+def _distance(saved: Any, computed: Any) -> float:
     finite = all(isinstance(value, int | float) and math.isfinite(value) for value in (saved, computed))
     return float(abs(saved - computed) / max(abs(saved), abs(computed))) if finite else math.inf
 
@@ -155,7 +155,7 @@ def rescale(
     """
     rescaled: list[Difference] = []
     largest_of: dict[tuple[str, str], Difference] = {}
-    size = cache(lambda file, kind: _together(saved, saved, file, kind, buffers)[0])
+    size = cache(lambda file, kind: _group_sizes(saved, saved, file, kind, buffers)[0])
     for difference in differences:
         file, name = difference.file, difference.name
         both = _comparable(saved, computed, file, name)
@@ -174,7 +174,7 @@ def rescale(
             rescaled.append(replace(difference, relative=_ratio(distance, scale)))
         largest_of[kind] = max(largest_of.get(kind, difference), difference, key=lambda each: each.relative)
     for kind, difference in largest_of.items():
-        relative = _ratio(*_together(saved, computed, *kind, buffers)[::-1])
+        relative = _ratio(*_group_sizes(saved, computed, *kind, buffers)[::-1])
         more = f"with all others of its kind {relative:.2g} apart"
         rescaled.append(replace(difference, relative=relative, more=more))
     return rescaled
@@ -191,7 +191,7 @@ def _kind(file: str, name: str, buffers: Collection[str]) -> str:
     return name if file == "state" else _BUFFERS if name in buffers else ""
 
 
-def _together(
+def _group_sizes(
     saved: Checkpoint, computed: Checkpoint, file: str, kind: str, buffers: Collection[str]
 ) -> tuple[float, float]:
     """Root mean squares over a kind: of the saved numbers, and of their distances to the computed ones."""
@@ -200,11 +200,11 @@ def _together(
         both = _comparable(saved, computed, file, name) if _kind(file, name, buffers) == kind else None
         if both is None:
             continue
-        one, other = both
-        there = one.isfinite() & other.isfinite()
-        squares += float(one[there].double().square().sum())
-        apart += float((one[there].double() - other[there].double()).square().sum())
-        count += one.numel()
+        a, b = both
+        there = a.isfinite() & b.isfinite()
+        squares += float(a[there].double().square().sum())
+        apart += float((a[there].double() - b[there].double()).square().sum())
+        count += a.numel()
     return math.sqrt(squares / max(count, 1)), math.sqrt(apart / max(count, 1))
 
 
@@ -224,10 +224,10 @@ def _is_noise(saved: Checkpoint, file: str, name: str, weight: Tensor, size: Cal
 
 def _comparable(saved: Checkpoint, computed: Checkpoint, file: str, name: str) -> tuple[Tensor, Tensor] | None:
     """Both tensors of a name, if both are floating-point and have the same shape."""
-    one, other = _read(saved, file, name), _read(computed, file, name)
-    if one is None or other is None or one.shape != other.shape or not one.is_floating_point():
+    a, b = _read(saved, file, name), _read(computed, file, name)
+    if a is None or b is None or a.shape != b.shape or not a.is_floating_point():
         return None
-    return one, other
+    return a, b
 
 
 def _read(checkpoint: Checkpoint, file: str, name: str) -> Tensor | None:

@@ -138,16 +138,16 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
         verdict.not_proved.append(f"the weights of step 0: they came from {init}, and are taken as they are saved")
         return
     then = start.state.machine
-    other = describe_changes(then, parts.machine() | {"threads": then["threads"]})  # no weight is drawn by several
+    moved = describe_changes(then, parts.machine() | {"threads": then["threads"]})  # no weight is drawn by several
     unequal = tensors(start.checkpoint, parts.packed(), exact=False)
     differing = [each for each in unequal if each.file.partition("-")[0] == "model"]
     changed = [
         as_problem(each, step=0, what=start.path.name)
         for each in differing
-        if not (other and each.relative <= TOLERANCE) and each.differing <= 0.5
+        if not (moved and each.relative <= TOLERANCE) and each.differing <= 0.5
     ]
     if len(changed) < len(differing):
-        why = other or "a model that is not built under the run's seed, or from a file, or by code that has changed"
+        why = moved or "a model that is not built under the run's seed, or from a file, or by code that has changed"
         verdict.not_proved.append(
             f"the weights of step 0: they are not those that are built now, and are taken as they are saved ({why})"
         )

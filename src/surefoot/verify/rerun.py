@@ -161,7 +161,7 @@ class _WindowReplay:
         if not wrong:
             outcome.records.append(step)
             return
-        count = step - max((other for other in self.lines if other < step), default=0)
+        count = step - max((earlier for earlier in self.lines if earlier < step), default=0)
         over = f"over {count} steps; " if count > 1 else ""
         too = f"; {', '.join(each.where for each in wrong[1:])} too" if len(wrong) > 1 else ""
         name, saved, now = wrong[0].where, wrong[0].saved, wrong[0].computed

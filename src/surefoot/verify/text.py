@@ -20,7 +20,7 @@ _OTHERS = {
 _EVALUATE = " (surefoot evaluate RUN --checkpoint STEP computes the scores of a checkpoint)"
 
 
-def of_files(files: Files) -> list[str]:
+def file_facts(files: Files) -> list[str]:
     """The facts that the files prove."""
     manifests = [checkpoint.manifest for checkpoint in files.checkpoints.values()]
     number = sum(len(manifest.files) + 1 for manifest in manifests)
@@ -36,7 +36,7 @@ def of_files(files: Files) -> list[str]:
     return facts
 
 
-def of_records(files: Files) -> str:
+def record_facts(files: Files) -> str:
     """The facts that the records prove if they have no problem."""
     fact = "the records: in order; their speeds agree with their times"
     every = sum(checkpoint.step > 0 for checkpoint in files.checkpoints.values())  # before step 0 there are no records
@@ -49,14 +49,14 @@ def of_records(files: Files) -> str:
     return fact
 
 
-def not_of_files(files: Files) -> list[str]:
+def unproved_lines(files: Files) -> list[str]:
     """The records that no checkpoint has noted."""
     after = [line for line in files.log.lines if line.stop > files.log.proved_bytes]
     text = f"{FILE}: {{}}, written after the newest checkpoint: no hash covers that, only steps that are made again do"
     return [text.format(line_numbers(after))] if after and not files.log.problems else []
 
 
-def of_window(outcome: Outcome) -> list[str]:
+def window_facts(outcome: Outcome) -> list[str]:
     """The facts that replaying a window proves."""
     reached, how = _reached(outcome), "bit for bit" if outcome.exact else "to rounding"
     of = "" if len(outcome.records) == outcome.met_records else f" of {outcome.met_records:,}"
@@ -76,7 +76,7 @@ def of_window(outcome: Outcome) -> list[str]:
     ]
 
 
-def not_of_windows(outcomes: Sequence[Outcome], files: Files, *, end: int, step_s: float | None) -> list[str]:
+def unproved_steps(outcomes: Sequence[Outcome], files: Files, *, end: int, step_s: float | None) -> list[str]:
     """The steps that were not replayed, the cost of that, and facts that a replay cannot prove."""
     starts = sorted(files.checkpoints)
     newest = max(starts, default=0)

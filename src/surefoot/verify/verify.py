@@ -48,11 +48,11 @@ def verify(
     parts = replace(run.parts, accept_change=CHANGES)  # a checkpoint of before a change is where what followed begins
     if parts.world.size > 1:
         raise ConfigError("a run is verified by one process: start it without torchrun or srun")
-    verdict = _of_files(files)
+    verdict = _check_files(files)
     if not files.checkpoints:
         return verdict
     with as_before(parts):
-        if (why := _cannot_be_made(parts, files, verdict.problems)) is not None:
+        if (why := _why_not_replayed(parts, files, verdict.problems)) is not None:
             verdict.not_proved.append(f"no step was made again: {why}")
             return verdict
         _add_rates(verdict, parts, files)
@@ -85,10 +85,10 @@ def verify(
         verdict.problems.extend(problem for outcome in outcomes for problem in outcome.problems)
         known = {(problem.step, problem.quantity) for problem in verdict.problems}
         verdict.problems.extend(
-            problem for problem in _of_targets(parts, files, outcomes) if (problem.step, problem.quantity) not in known
+            each for each in _check_targets(parts, files, outcomes) if (each.step, each.quantity) not in known
         )
-        verdict.proved.extend(line for outcome in outcomes for line in sentences.of_window(outcome))
-        verdict.not_proved.extend(sentences.not_of_windows(outcomes, files, end=end, step_s=step_s))
+        verdict.proved.extend(line for outcome in outcomes for line in sentences.window_facts(outcome))
+        verdict.not_proved.extend(sentences.unproved_steps(outcomes, files, end=end, step_s=step_s))
     covered = sum(outcome.window.steps for outcome in outcomes if outcome.lost is None)
     complete = bool(outcomes) and covered == end and end in files.checkpoints
     return replace(verdict, outcomes=outcomes, hints=sentences.hints(outcomes, files.notes), whole=complete)
@@ -96,31 +96,31 @@ def verify(
 
 def verify_files(files: Files, *, why: str, problem: DataError | None = None) -> Verdict:
     """The facts that files and records prove of a run that is not rebuilt; `why` gives the reason, `problem` a fault of its data."""
-    verdict = _of_files(files)
+    verdict = _check_files(files)
     verdict.not_proved.append(f"no step was made again: {why}")
     if problem is not None:
-        verdict.problems.append(_of_data([line.strip() for line in str(problem).splitlines()], "the data"))
+        verdict.problems.append(_data_problem([line.strip() for line in str(problem).splitlines()], "the data"))
     return verdict
 
 
-def _of_files(files: Files) -> Verdict:
+def _check_files(files: Files) -> Verdict:
     """The facts that files and records prove; these must agree among themselves and with the notes of checkpoints."""
     kinds: list[Iterable[Problem]] = [consistency.in_order(files.log), consistency.speeds(files.log)]
     for _, checkpoint in sorted(files.checkpoints.items()):
         with interpreted(checkpoint.path):
             kinds += [consistency.times(files.log, checkpoint), consistency.best_metric(files.log, checkpoint)]
     problems = [problem for each in kinds for problem in consistency.shortened(each)]
-    proved = sentences.of_files(files)
+    proved = sentences.file_facts(files)
     if files.log.of("train") and not problems:
-        proved.append(sentences.of_records(files))
+        proved.append(sentences.record_facts(files))
     return Verdict(
-        str(files.path), proved, [*files.notes, *sentences.not_of_files(files)], [*files.problems, *problems]
+        str(files.path), proved, [*files.notes, *sentences.unproved_lines(files)], [*files.problems, *problems]
     )
 
 
-def _cannot_be_made(parts: RunComponents, files: Files, problems: list[Problem]) -> str | None:
+def _why_not_replayed(parts: RunComponents, files: Files, problems: list[Problem]) -> str | None:
     """The reason why no step can be replayed; None if all can. Settings of another run, and other data, are added to the problems."""
-    others = _of_other_data(parts, files)
+    others = _changed_data(parts, files)
     problems += others
     if any(problem.quantity == "training data" for problem in others):
         return "the training data are others"
@@ -135,7 +135,7 @@ def _cannot_be_made(parts: RunComponents, files: Files, problems: list[Problem])
     return None if parts.task.loss is not None else "this run has no loss of its own, its script makes each step itself"
 
 
-def _of_other_data(parts: RunComponents, files: Files) -> list[Problem]:
+def _changed_data(parts: RunComponents, files: Files) -> list[Problem]:
     """The training data and the splits that have changed."""
     saved = files.newest.state
     data, scored = json.loads(json.dumps([parts.identity["data"], parts.split_identity]))
@@ -145,10 +145,10 @@ def _of_other_data(parts: RunComponents, files: Files) -> list[Problem]:
         else [f"{name} is not scored any more"]
         for name, before in saved.splits.items()
     }
-    return [_of_data(lines[:3], what) for what, lines in unlike.items() if lines]
+    return [_data_problem(lines[:3], what) for what, lines in unlike.items() if lines]
 
 
-def _of_data(lines: Sequence[str], what: str) -> Problem:
+def _data_problem(lines: Sequence[str], what: str) -> Problem:
     return Problem("data", f"{what}: {'; '.join(lines)}", quantity=what)
 
 
@@ -190,7 +190,7 @@ def _replay_windows(
     ]
 
 
-def _of_targets(parts: RunComponents, files: Files, outcomes: Sequence[Outcome]) -> list[Problem]:
+def _check_targets(parts: RunComponents, files: Files, outcomes: Sequence[Outcome]) -> list[Problem]:
     """Check the targets of every record if each replayed step counted its samples: then all steps did."""
     of_samples = parts.pipeline.count is None and not isinstance(parts.pipeline.plan, Buckets)
     if not outcomes or not of_samples or any(outcome.loss_counts for outcome in outcomes):

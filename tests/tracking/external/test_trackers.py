@@ -27,7 +27,7 @@ import surefoot as sf
 from surefoot.config.toml import to_toml
 from surefoot.tracking.external import client, registry, worker
 from surefoot.tracking.external.client import Tracker
-from surefoot.tracking.external.registry import About, Kept
+from surefoot.tracking.external.registry import About, TrackerState
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record
 from waiting import HANG_S, HangLimit
@@ -111,7 +111,7 @@ def test_of_wandb_the_file_holds_every_point_once_in_one_run(tracked: Callable[[
     ]
     runs = [entry.run for entry in found if entry.HasField("run")]
     assert {(run.run_id, run.project, run.display_name) for run in runs} == {
-        (Kept.read(out / "trackers" / "wandb.json").id, "poems", "first")
+        (TrackerState.read(out / "trackers" / "wandb.json").id, "poems", "first")
     }
     config = {u.key: u.value_json for e in found if e.HasField("config") for u in e.config.update}
     assert json.loads(config["seed"]) == 0
@@ -134,7 +134,7 @@ def test_of_mlflow_the_store_holds_every_point_once_in_one_run(tracked: Callable
     out = tracked("mlflow")
     store = sqlite3.connect(out / "trackers" / "mlflow.db")
     rows = store.execute("select name, status, run_uuid from runs").fetchall()
-    assert rows == [("first", "FINISHED", Kept.read(out / "trackers" / "mlflow.json").id)]
+    assert rows == [("first", "FINISHED", TrackerState.read(out / "trackers" / "mlflow.json").id)]
     assert ("poems",) in store.execute("select name from experiments").fetchall()
     for name in TOLD:
         points = store.execute("select step, value from metrics where key = ? order by step", (name,)).fetchall()
@@ -185,7 +185,7 @@ def test_of_trackio_the_database_holds_every_point_once_in_one_run(tracked: Call
         (run, step, json.loads(held))
         for run, step, held in store.execute("select run_name, step, metrics from metrics")
     ]
-    kept = Kept.read(out / "trackers" / "trackio.json")
+    kept = TrackerState.read(out / "trackers" / "trackio.json")
     assert {run for run, _, _ in rows} == {f"first-{kept.id[:6]}"}
     for name in TOLD:
         assert sorted((step, held[name]) for _, step, held in rows if name in held) == expected(out, name)
@@ -208,7 +208,7 @@ def test_trackers_change_no_bit_and_write_in_the_runs_directory_only(
         built(each, length="6 steps", **({"trackers": trackers} if trackers else {})).train()
     last = "checkpoints/step-00000006/model.safetensors"
     assert (out / last).read_bytes() == (tmp_path / "run" / last).read_bytes()
-    assert Kept.read(out / "trackers" / "trackio.json").sent
+    assert TrackerState.read(out / "trackers" / "trackio.json").sent
     assert [path for path in place.rglob("*") if not path.is_relative_to(out) and path not in out.parents] == []
 
 
@@ -371,7 +371,7 @@ def test_after_a_record_that_could_not_be_told_the_next_one_is(tmp_path: Path) -
 @pytest.mark.parametrize("text", ["", "[]", '{"id": 1}', '{"id": "a", "begun": true, "sent": 3}', "\x00"])
 def test_what_was_kept_and_cannot_be_read_begins_a_new_run_in_the_tracker(text: str, tmp_path: Path) -> None:
     (tmp_path / "wandb.json").write_text(text)
-    assert not Kept.read(tmp_path / "wandb.json").begun
+    assert not TrackerState.read(tmp_path / "wandb.json").started
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

@@ -180,7 +180,7 @@ def synthetic(*, images: int = 10_000, size: int = 32, channels: int = 3, classe
 
 
 def found_in(folder: Path, *, numbered: bool = True) -> Arrays | None:
-    """The arrays that a directory holds; None where it holds none, and may be one of pictures. numbered: see `idx_arrays`."""
+    """The arrays in a directory; None if it has none, and may be one of pictures. numbered: see `idx_arrays`."""
     for directory in (folder, folder / "cifar-10-batches-bin"):
         if any((directory / name).is_file() for name in (*TRAINING_FILES, TEST_FILE)):
             return cifar_arrays(directory)

@@ -105,7 +105,7 @@ def sample_bits(key: int, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> 
 
 
 def below(bits_B: Bits, draw: int, bound: int) -> NDArray[np.int64]:
-    """One number from 0 to below `bound` for each sample; `draw` tells the draws of a sample apart.
+    """One number from 0 to below `bound` for each sample; `draw` is the number of the draw of a sample.
 
     >>> below(np.array([1, 2, 3], np.uint64), 0, 1).tolist()
     [0, 0, 0]
@@ -153,7 +153,7 @@ def randaugmented(images_BHWC: Pixels, bits_B: Bits, *, magnitude: int) -> Pixel
 
 
 def changed(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np.float64], *, magnitude: int) -> Pixels:
-    """Each image under the change of that kind (its place among `KINDS`), in the direction of its sign (1.0 or -1.0)."""
+    """Each image after its kind of change (an index into `KINDS`), in the direction of its sign (1.0 or -1.0)."""
     strength = magnitude / STRONGEST
     after = images_BHWC.copy()
     coloured = np.flatnonzero((kinds_B > 0) & (kinds_B < KINDS.index("shear-x")))

@@ -35,7 +35,7 @@ def no_such(path: Path, *, kind: str = "file or directory") -> DataError:
 
 
 def is_utf_16(data: bytes) -> bool:
-    """Whether bytes begin with the mark of UTF-16, which no UTF-8 does."""
+    """Whether bytes begin with the mark of UTF-16; UTF-8 never does."""
     return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 

@@ -61,9 +61,9 @@ def prepare_shards(
 ) -> TokenShards:
     """Write the tokens of all documents in files and directories as shards, each document with the end token after it.
 
-    Text files are one document each, JSON lines and Parquet one a line or row, with the text in `column`; empty ones are left out.
-    `processes` encode (absent: one for each core); a script's call must stand below `if __name__ == "__main__":`. The same call
-    continues after a kill, to the same bytes, and makes damaged shards again. `say` is given lines of progress.
+    A document is a text file, a line of JSON or a row of Parquet, with the text in `column`; empty ones are left out. `processes`
+    encode (absent: one for each core); a script's call must stand below `if __name__ == "__main__":`. The same call continues after
+    a kill, to the same bytes, and makes damaged shards again. `say` is given lines of progress.
 
     Raises `DataError` for text that cannot be read or encoded, and for shards of other settings or changed files (in name, size or
     time); `ConfigError` for impossible numbers.

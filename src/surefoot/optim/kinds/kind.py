@@ -80,7 +80,7 @@ def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
 
 
 def state_bytes(optimizer: Any, *, shards: int = 1) -> int | None:
-    """Bytes of state on this rank, without step counters; None if that is not known of the optimizer.
+    """Bytes of state on this rank, without step counters; None for an unknown optimizer.
 
     With `shards` those of the first of as many ranks that each hold some rows of every parameter, as FSDP2 spreads them.
 

@@ -77,7 +77,7 @@ class MuonWithAdamW(Optimizer):
                     matrix.grad = None if parameter.grad is None else parameter.grad.reshape(matrix.shape)
 
     def release(self) -> None:
-        """Give up the views of kernels' gradients: kept until the next step, they would take their memory once more."""
+        """Drop the views of kernels' gradients: until the next step they would hold their memory once more."""
         for group, matrices in zip(self.param_groups, self.matrices, strict=False):  # Muon's groups are the first
             for parameter, matrix in zip(group["params"], matrices, strict=True):
                 if matrix is not parameter:

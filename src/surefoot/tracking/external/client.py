@@ -37,7 +37,7 @@ class Tracker:
         self.waiting: deque[bytes] = deque()
         self.begun_line = self.heard = b""  # what is left of a line that was written, or read, in part
         self.problem: str | None = None
-        self.told = False  # of the problem
+        self.is_reported = False  # of the problem
         self.until = math.inf  # when it must have finished
         self.process: subprocess.Popen[bytes] | None = None
         self._append(asdict(About(name, project, run, str(self.directory.resolve()), settings)))
@@ -138,6 +138,6 @@ class Tracker:
             self.problem = self.problem or f"its process ended with status {self.process.returncode}; see {self.log}"
 
     def _tell(self) -> None:
-        if self.problem is not None and not self.told:
-            self.told = True
+        if self.problem is not None and not self.is_reported:
+            self.is_reported = True
             raise OSError(self.problem)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.tree import flat
-from surefoot.tracking.external.registry import About, Kept, numbers_in, text_in
+from surefoot.tracking.external.registry import About, TrackerState, numbers_in, text_in
 from surefoot.tracking.record import Record
 
 _METRICS, _PARAMETERS = 1000, 100  # of one request
@@ -23,24 +23,24 @@ _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 class Mlflow:
     """A run of MLflow, identified by the id from the server."""
 
-    def __init__(self, about: About, kept: Kept, say: Callable[[str], None]) -> None:  # noqa: ARG002
+    def __init__(self, about: About, state: TrackerState, say: Callable[[str], None]) -> None:  # noqa: ARG002
         from mlflow import entities
         from mlflow.tracking import MlflowClient
 
         self.entities = entities
-        place, here = Path(about.directory), "MLFLOW_TRACKING_URI" not in os.environ
-        self.client = MlflowClient(tracking_uri=f"sqlite:///{place / 'mlflow.db'}" if here else None)
-        if kept.begun:
-            self.client.update_run(kept.id, status="RUNNING")
+        directory, here = Path(about.directory), "MLFLOW_TRACKING_URI" not in os.environ
+        self.client = MlflowClient(tracking_uri=f"sqlite:///{directory / 'mlflow.db'}" if here else None)
+        if state.started:
+            self.client.update_run(state.id, status="RUNNING")
         else:
             project = os.environ.get("MLFLOW_EXPERIMENT_NAME", about.project)
-            found, artifacts = (
+            existing, artifacts = (
                 self.client.get_experiment_by_name(project),
-                (place / "mlflow").as_uri() if here else None,
+                (directory / "mlflow").as_uri() if here else None,
             )
-            experiment = found.experiment_id if found else self.client.create_experiment(project, artifacts)
-            kept.id = self.client.create_run(str(experiment), run_name=about.name).info.run_id
-        self.id = kept.id
+            experiment = existing.experiment_id if existing else self.client.create_experiment(project, artifacts)
+            state.id = self.client.create_run(str(experiment), run_name=about.name).info.run_id
+        self.id = state.id
         self._tell(about.settings)
 
     def write(self, record: Record) -> None:
@@ -61,15 +61,15 @@ class Mlflow:
 
     def _tell(self, settings: dict[str, Any]) -> None:
         """Log settings that are not there yet: a parameter cannot be changed, so one that a resume changes becomes a tag."""
-        given = {_name(name): _text(value) for name, value in flat(settings).items()}
-        held = self.client.get_run(self.id).data.params
-        new = [self.entities.Param(name, value) for name, value in given.items() if name not in held]
+        parameters = {_name(name): _text(value) for name, value in flat(settings).items()}
+        logged = self.client.get_run(self.id).data.params
+        new = [self.entities.Param(name, value) for name, value in parameters.items() if name not in logged]
         for begin in range(0, len(new), _PARAMETERS):
             self.client.log_batch(self.id, params=new[begin : begin + _PARAMETERS])
         changed = [
             self.entities.RunTag(f"now.{name}", value)
-            for name, value in given.items()
-            if held.get(name, value) != value
+            for name, value in parameters.items()
+            if logged.get(name, value) != value
         ]
         if changed:
             self.client.log_batch(self.id, tags=changed[:_PARAMETERS])

@@ -21,23 +21,23 @@ _USUAL = ("runs", "outputs", "experiments")  # directories of runs, which name n
 _LONGEST = 100  # characters of a name: Weights & Biases takes 128
 
 
-def trackers_of(given: str | Sequence[str] | None, *, out: str | Path | None) -> tuple[str, ...]:
+def trackers_of(trackers: str | Sequence[str] | None, *, out: str | Path | None) -> tuple[str, ...]:
     """The trackers in "wandb,mlflow" or a sequence of names; `ConfigError` for an unknown one, one named twice, or a run without `run_dir`.
 
     >>> trackers_of("wandb, mlflow", out="runs/first"), trackers_of(["trackio"], out="a"), trackers_of(None, out=None)
     (('wandb', 'mlflow'), ('trackio',), ())
     """
-    names = tuple(name.strip() for name in (given.split(",") if isinstance(given, str) else given or ()))
+    names = tuple(name.strip() for name in (trackers.split(",") if isinstance(trackers, str) else trackers or ()))
     for name in names:
         if name not in PACKAGES:
             meant = nearest(name, PACKAGES)
             cure = f"did you mean {meant}?" if meant else f"there are: {', '.join(PACKAGES)}"
             raise ConfigError(f"no tracker {name!r}: {cure}")
     if len(set(names)) < len(names):
-        raise ConfigError(f"trackers = {given!r} names one of them twice")
+        raise ConfigError(f"trackers = {trackers!r} names one of them twice")
     if names and out is None:
         raise ConfigError(
-            f"trackers = {given!r}: the run's directory keeps the tracker's id of the run, and this run has no directory\n"
+            f"trackers = {trackers!r}: the run's directory keeps the tracker's id of the run, and this run has no directory\n"
             "  give one: --run-dir DIR"
         )
     return names
@@ -48,9 +48,9 @@ def refuse_missing(names: Sequence[str]) -> None:
 
     >>> refuse_missing([])
     """
-    found = {package: find_spec(package) for name in names for package in PACKAGES[name]}
+    specs = {package: find_spec(package) for name in names for package in PACKAGES[name]}
     # a directory of its name, such as the one that wandb leaves behind, has no origin and is no package
-    there = {package for package, spec in found.items() if spec is not None and spec.origin is not None}
+    there = {package for package, spec in specs.items() if spec is not None and spec.origin is not None}
     wanted = {name: [package for package in PACKAGES[name] if package not in there] for name in names}
     if missing := {name: packages for name, packages in wanted.items() if packages}:
         what = "; ".join(f"{name} needs {', '.join(packages)}" for name, packages in missing.items())
@@ -65,9 +65,9 @@ def project_and_name(out: Path) -> tuple[str, str]:
     >>> project_and_name(Path("/home/ann/poems/runs/first")), project_and_name(Path("/data/poems/second try"))
     (('poems', 'first'), ('poems', 'second_try'))
     """
-    place = out.resolve()
-    above = next((folder for folder in place.parents if folder.name not in _USUAL), place.parent)
-    return _plain(above.name) or "surefoot", _plain(place.name) or "run"
+    directory = out.resolve()
+    above = next((folder for folder in directory.parents if folder.name not in _USUAL), directory.parent)
+    return _plain(above.name) or "surefoot", _plain(directory.name) or "run"
 
 
 def _plain(name: str) -> str:
@@ -87,26 +87,26 @@ class About:
 
 
 @dataclass
-class Kept:
+class TrackerState:
     """The id of the run in a tracker, and the last step sent to it; a file of the run's directory, NAME.json."""
 
     path: Path
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
-    begun: bool = False  # the tracker knows it
+    started: bool = False  # the tracker knows it
     sent: dict[str, int] = field(default_factory=dict)  # kind -> largest step
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """The state that an earlier session saved; a new run in the tracker if it is missing or unreadable."""
         try:
-            held = json.loads(read_regular(path))
-            return cls(path, str(held["id"]), bool(held["begun"]), {str(k): int(v) for k, v in held["sent"].items()})
+            saved = json.loads(read_regular(path))
+            return cls(path, str(saved["id"]), bool(saved["begun"]), {str(k): int(v) for k, v in saved["sent"].items()})
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return cls(path)
 
     def write(self) -> None:
         """Save it atomically."""
-        write_whole(self.path, (json.dumps({"id": self.id, "begun": self.begun, "sent": self.sent}) + "\n").encode())
+        write_whole(self.path, (json.dumps({"id": self.id, "begun": self.started, "sent": self.sent}) + "\n").encode())
 
 
 def numbers_in(record: Record) -> dict[str, float]:

@@ -9,22 +9,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from surefoot.tracking.external.registry import About, Kept, numbers_in, text_in
+from surefoot.tracking.external.registry import About, TrackerState, numbers_in, text_in
 from surefoot.tracking.record import Record
 
 
 class Trackio:
     """A run of trackio."""
 
-    def __init__(self, about: About, kept: Kept, say: Callable[[str], None]) -> None:
+    def __init__(self, about: About, state: TrackerState, say: Callable[[str], None]) -> None:
         os.environ.setdefault("TRACKIO_DIR", str(Path(about.directory) / "trackio"))  # read when it is imported
         import trackio
 
-        warnings.showwarning = _heard(say)  # it tells of what it could not log by warnings alone
+        warnings.showwarning = _warning_writer(say)  # it tells of what it could not log by warnings alone
         self.markdown = trackio.Markdown
         self.run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", about.project),
-            name=f"{about.name}-{kept.id[:6]}",
+            name=f"{about.name}-{state.id[:6]}",
             config=about.settings,
             resume="allow",
             embed=False,
@@ -45,7 +45,7 @@ class Trackio:
         self.run.finish()
 
 
-def _heard(say: Callable[[str], None]) -> Callable[..., None]:
+def _warning_writer(say: Callable[[str], None]) -> Callable[..., None]:
     def heard(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
         print(warnings.formatwarning(message, category, filename, lineno), flush=True)
         if f"{os.sep}trackio{os.sep}" in filename and issubclass(category, UserWarning):

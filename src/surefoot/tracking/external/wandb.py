@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Literal
 
-from surefoot.tracking.external.registry import About, Kept, numbers_in, text_in
+from surefoot.tracking.external.registry import About, TrackerState, numbers_in, text_in
 from surefoot.tracking.record import Record, scores_in
 
 _FINISH_S = 25  # less than the end of a run waits
@@ -17,12 +17,12 @@ _FINISH_S = 25  # less than the end of a run waits
 class Wandb:
     """A run of Weights & Biases."""
 
-    def __init__(self, about: About, kept: Kept, say: Callable[[str], None]) -> None:  # noqa: ARG002
+    def __init__(self, about: About, state: TrackerState, say: Callable[[str], None]) -> None:  # noqa: ARG002
         import wandb
 
-        def begun(mode: Literal["offline"] | None) -> wandb.Run:
+        def init(mode: Literal["offline"] | None) -> wandb.Run:
             return wandb.init(
-                id=kept.id,
+                id=state.id,
                 resume="allow",
                 project=None if "WANDB_PROJECT" in os.environ else about.project,
                 name=None if "WANDB_NAME" in os.environ else about.name,
@@ -33,11 +33,11 @@ class Wandb:
 
         self.html = wandb.Html
         try:
-            self.run = begun(None)
+            self.run = init(None)
         except wandb.errors.UsageError:  # nobody is logged in
             if "WANDB_MODE" in os.environ:
                 raise
-            self.run = begun("offline")
+            self.run = init("offline")
         self.run.define_metric("*", step_metric="step")
         self.run.config.update(about.settings, allow_val_change=True)
 

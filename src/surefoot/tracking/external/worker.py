@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from surefoot.config.paths import open_no_follow
-from surefoot.tracking.external.registry import About, Kept
+from surefoot.tracking.external.registry import About, TrackerState
 from surefoot.tracking.record import Record
 
 GONE_S = 60.0
@@ -64,7 +64,7 @@ def end_with(training: int) -> threading.Event:
 
 def follow(
     lines: Iterable[bytes],
-    begin: Callable[[About, Kept, Callable[[str], None]], Package],
+    begin: Callable[[About, TrackerState, Callable[[str], None]], Package],
     *,
     say: Callable[[str], None],
 ) -> bool:
@@ -74,9 +74,9 @@ def follow(
     """
     each = iter(lines)
     about = About(**json.loads(next(each)))
-    kept = Kept.read(Path(about.directory) / f"{about.tracker}.json")
-    lock = _alone(kept.path)
-    before, ok = dict(kept.sent), True
+    state = TrackerState.read(Path(about.directory) / f"{about.tracker}.json")
+    lock = _alone(state.path)
+    before, ok = dict(state.sent), True
 
     @contextmanager
     def telling() -> Iterator[None]:
@@ -91,9 +91,9 @@ def follow(
 
     ending = None
     with telling():
-        package = begin(about, kept, say)
-        kept.begun = True
-        kept.write()
+        package = begin(about, state, say)
+        state.started = True
+        state.write()
     if not ok:
         return False
     for line in each:
@@ -102,11 +102,11 @@ def follow(
         if kind == "close":
             ending = ending or "finished"
             break
-        ending = _told(record) or ending
+        ending = _reported_end(record) or ending
         if step > before.get(kind, -1):
             with telling():
-                kept.sent[kind] = max(step, kept.sent.get(kind, -1))
-                kept.write()
+                state.sent[kind] = max(step, state.sent.get(kind, -1))
+                state.write()
                 package.write(record)
     with telling():
         package.close(ending or "stopped")
@@ -115,10 +115,10 @@ def follow(
     return ok
 
 
-def begin(about: About, kept: Kept, say: Callable[[str], None]) -> Package:
+def begin(about: About, state: TrackerState, say: Callable[[str], None]) -> Package:
     """Start or resume the run in the tracker that `about` names."""
     module = import_module(f"surefoot.tracking.external.{about.tracker}")
-    package: Package = getattr(module, about.tracker.capitalize())(about, kept, say)
+    package: Package = getattr(module, about.tracker.capitalize())(about, state, say)
     return package
 
 
@@ -128,7 +128,7 @@ def _until_over(lines: Iterable[bytes], gone: threading.Event) -> Iterator[bytes
     gone.set()
 
 
-def _told(record: Record) -> str | None:
+def _reported_end(record: Record) -> str | None:
     """The end of the run that an event reports."""
     word = str(record.get("event", "")).split(" ")[0].strip(":,") if record["kind"] == "event" else ""
     return {"failed": "failed", "diverged": "failed", "stopped": "stopped"}.get(word)
