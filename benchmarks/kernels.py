@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.losses.dense import linear_cross_entropy
+from surefoot.models import layers
 from surefoot.models.attention import causal_attention
-from surefoot.models.layers import dropped
 
 
 def times_as_fast(theirs: Callable[[], Tensor], ours: Callable[[], Tensor], *, rounds: int = 8) -> str:
@@ -58,7 +58,7 @@ def attention(places: int) -> str:
 
 def dropout() -> str:
     values = torch.randn(3840, 128, requires_grad=True)
-    return times_as_fast(lambda: F.dropout(values, 0.2).sum(), lambda: dropped(values, 0.2).sum())
+    return times_as_fast(lambda: F.dropout(values, 0.2).sum(), lambda: layers.dropout(values, 0.2).sum())
 
 
 def main() -> None:

@@ -92,10 +92,10 @@ def test_without_a_prompt_it_says_what_the_run_sampled(trained: Path, capsys: py
 
 
 def test_characters_of_several_tokens_come_out_whole(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from surefoot.recipes.gpt.predict import _decoded
+    from surefoot.recipes.gpt.predict import _decode
     from surefoot.tokenizers.tokenizer import ByteTokenizer
 
-    pieces = list(_decoded(ByteTokenizer(), iter("aé😀\ufffdb".encode())))
+    pieces = list(_decode(ByteTokenizer(), iter("aé😀\ufffdb".encode())))
     assert "".join(pieces) == "aé😀\ufffdb"
     assert pieces[:3] == ["a", "é", "😀"]
 

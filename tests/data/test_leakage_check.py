@@ -160,8 +160,8 @@ def test_text_that_is_in_both_is_found_wherever_it_is_cut() -> None:
 
 def test_so_much_is_looked_at_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Rows(*tensors())
-    monkeypatch.setattr(looking, "_MOST_READ", 10)
-    monkeypatch.setattr(looking, "_MOST", 20)
+    monkeypatch.setattr(looking, "_MAX_SAMPLES_READ", 10)
+    monkeypatch.setattr(looking, "_MAX_SAMPLES", 20)
     assert first_look(rows, {}, seed=0)["checked"] == rows.read == 10
     look = first_look(tensors(), {"copy": tuple(part.clone() for part in tensors())}, seed=0)
     assert look["checked"] == 20

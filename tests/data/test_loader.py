@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
 from in_one import in_one
 from surefoot.data import loader as feed_module
-from surefoot.data.loader import Feed, in_order, moved
+from surefoot.data.loader import Feed, in_order, to_device
 from surefoot.data.order import Order
 from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import fold, seed_generators, stream_key
@@ -272,7 +272,7 @@ def test_in_order_of_whole_batches_goes_without_the_runs_collate():
 
 def test_moving_keeps_the_structure():
     there = torch.device("meta")
-    found = moved({"a": [torch.zeros(2), "text"], "b": (torch.zeros(3), None)}, there)
+    found = to_device({"a": [torch.zeros(2), "text"], "b": (torch.zeros(3), None)}, there)
     assert found["a"][0].device == found["b"][0].device == there
     assert (found["a"][1], found["b"][1]) == ("text", None)
 
@@ -281,7 +281,9 @@ def test_moving_keeps_the_structure():
 def test_on_cuda_gathered_batches_are_pinned_and_on_their_way_one_step_ahead(kind, monkeypatch):
     """Without a GPU: what would be moved is noted, and stays where it is."""
     asked = []
-    monkeypatch.setattr(feed_module, "moved", lambda batch, device, pin: (asked.append((device.type, pin)), batch)[1])
+    monkeypatch.setattr(
+        feed_module, "to_device", lambda batch, device, pin: (asked.append((device.type, pin)), batch)[1]
+    )
     feed = Feed(made(kind), Order(7, samples=20, batch_size=8), seed=7, micro_batch_size=4, device=torch.device("cuda"))
     feed.start(0, stop=3)
     found, ahead = [], []

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from surefoot.data.dataset_checks import check_samples, fingerprint
-from surefoot.data.gathering import gathering
+from surefoot.data.gathering import gather_fn
 from surefoot.data.loader import Feed
 from surefoot.data.mixture import Mixture
 from surefoot.data.order import MixtureOrder
@@ -70,7 +70,7 @@ def test_windows_in_a_mixture_are_shifted_by_the_epoch_of_their_own_source():
 def test_a_mixture_of_mixtures_is_gathered():
     inner = Mixture({"few": ((FEW,), 1), "many": ((MANY,), 1)})
     outer = Mixture({"inner": (inner, 1), "other": ((torch.arange(500, 510),), 1)})
-    found = gathering(outer)(np.array([66, 0, 57, 7]), np.zeros(4, np.int64))
+    found = gather_fn(outer)(np.array([66, 0, 57, 7]), np.zeros(4, np.int64))
     assert found[0].tolist() == [509, 0, 500, 100]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import surefoot as sf
-from surefoot.metrics.contract import joined
+from surefoot.metrics.contract import join_batches
 
 CLASSES, SAMPLES = 7, 60
 
@@ -22,7 +22,7 @@ def report_of(logits: Any, labels: Any, *, batch_size: int = SAMPLES) -> dict[st
     logits, labels = torch.as_tensor(logits), torch.as_tensor(labels)
     report = sf.metrics.ClassificationReport(logits.shape[1])
     batches = zip(logits.split(batch_size), labels.split(batch_size), strict=True)
-    return report.whole(*joined([report.per_batch(*batch) for batch in batches]))  # type: ignore[no-any-return]
+    return report.whole(*join_batches([report.per_batch(*batch) for batch in batches]))  # type: ignore[no-any-return]
 
 
 def test_metrics_are_those_of_torchmetrics() -> None:

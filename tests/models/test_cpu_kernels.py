@@ -16,14 +16,14 @@ from surefoot.models import attention
 from surefoot.models.attention import (
     causal_attention,
     in_one_tile,
-    normed_and_rotated,
-    rotated,
+    norm_and_rotate,
+    rotate,
     rotations,
     tiled_attention,
 )
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
-from surefoot.models.layers import EPSILON, RMSNorm, relu2, rms_normed
+from surefoot.models.layers import EPSILON, RMSNorm, relu2, rms_norm
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -36,7 +36,7 @@ def gradients(output: Tensor, inputs: list[Tensor], outer: Tensor) -> tuple[Tens
 
 def test_rms_norm_and_its_gradient_are_torchs() -> None:
     x, outer = numbers(3, 5, 8).requires_grad_(), numbers(3, 5, 8, seed=1)
-    found, expected = rms_normed(x), F.rms_norm(x, (8,), eps=EPSILON)
+    found, expected = rms_norm(x), F.rms_norm(x, (8,), eps=EPSILON)
     assert_close(found, expected)
     assert_close(gradients(found, [x], outer), gradients(expected, [x], outer))
 
@@ -52,10 +52,10 @@ def test_rms_norm_with_gains_is_torchs() -> None:
 def test_under_autocast_a_norm_hands_on_what_the_next_product_takes_and_its_gradient_is_wide() -> None:
     x = numbers(4, 16, dtype=torch.float32).requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = rms_normed(x)
+        found = rms_norm(x)
     assert found.dtype == torch.bfloat16
     (gradient,) = gradients(found, [x], found.detach().roll(1, dims=-1))
-    expected = gradients(rms_normed(x), [x], found.detach().roll(1, dims=-1).float())[0]
+    expected = gradients(rms_norm(x), [x], found.detach().roll(1, dims=-1).float())[0]
     assert gradient.dtype == torch.float32
     assert_close(gradient, expected)
 
@@ -80,8 +80,8 @@ def test_norm_and_rotation_together_are_one_after_the_other(heads: int) -> None:
     x_BTHD = numbers(2, 5, 3 * heads, 8)[:, :, :heads].requires_grad_()
     turns = tuple(part.double() for part in rotations(5, 8))
     outer = numbers(2, heads, 5, 8, seed=1)
-    found = normed_and_rotated(x_BTHD, *turns)
-    expected = rotated(F.rms_norm(x_BTHD, (8,), eps=EPSILON).transpose(1, 2), *turns)
+    found = norm_and_rotate(x_BTHD, *turns)
+    expected = rotate(F.rms_norm(x_BTHD, (8,), eps=EPSILON).transpose(1, 2), *turns)
     assert_close(found, expected)
     assert_close(gradients(found, [x_BTHD], outer), gradients(expected, [x_BTHD], outer))
 
@@ -89,8 +89,8 @@ def test_norm_and_rotation_together_are_one_after_the_other(heads: int) -> None:
 def test_with_weights_in_bfloat16_norm_and_rotation_are_rounded_once() -> None:
     x_BTHD = numbers(2, 5, 4, 8).bfloat16()
     turns = tuple(part.bfloat16() for part in rotations(5, 8))
-    wide = rotated(rms_normed(x_BTHD.float()).transpose(1, 2), *(part.float() for part in turns))
-    assert_close(normed_and_rotated(x_BTHD, *turns).float(), wide, rtol=2**-8, atol=1e-7)
+    wide = rotate(rms_norm(x_BTHD.float()).transpose(1, 2), *(part.float() for part in turns))
+    assert_close(norm_and_rotate(x_BTHD, *turns).float(), wide, rtol=2**-8, atol=1e-7)
 
 
 @in_one

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from in_one import in_one
 from surefoot.generate.sampling import sample
 from surefoot.losses.dense import chunked_cross_entropy, cross_entropy
-from surefoot.models.attention import causal_attention, masked_attention, rotated, rotations
+from surefoot.models.attention import causal_attention, masked_attention, rotate, rotations
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 from surefoot.train.activation_checkpointing import compute_again
@@ -77,7 +77,7 @@ def test_rows_of_a_batch_do_not_see_each_other():
 def test_rotated_products_depend_only_on_the_distance(shift):
     cos_TD, sin_TD = rotations(16, 8)
     q_D, k_D = torch.randn(2, 8, generator=torch.Generator().manual_seed(1)).unbind()
-    q_TD, k_TD = (rotated(x_D.expand(16, 8), cos_TD, sin_TD) for x_D in (q_D, k_D))
+    q_TD, k_TD = (rotate(x_D.expand(16, 8), cos_TD, sin_TD) for x_D in (q_D, k_D))
     products_TT = q_TD @ k_TD.T
     assert_close(products_TT[shift:, shift:], products_TT[:-shift, :-shift], rtol=1e-4, atol=1e-5)
     assert (products_TT[0] - products_TT[0, 0]).abs().max() > 0.1  # and they do depend on it
@@ -86,7 +86,7 @@ def test_rotated_products_depend_only_on_the_distance(shift):
 def test_rotation_keeps_lengths_and_leaves_the_first_place_alone():
     cos_TD, sin_TD = rotations(16, 8)
     x_TD = torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
-    turned_TD = rotated(x_TD, cos_TD, sin_TD)
+    turned_TD = rotate(x_TD, cos_TD, sin_TD)
     assert_close(turned_TD.norm(dim=1), x_TD.norm(dim=1))
     assert_close(turned_TD[0], x_TD[0], rtol=0, atol=0)
 

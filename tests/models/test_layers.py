@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from surefoot.models.layers import Dropout, dropped
+from surefoot.models.layers import Dropout, dropout
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 0.5, 0.9])
 def test_the_fraction_and_the_mean_are_what_they_should_be(fraction: float) -> None:
     torch.manual_seed(0)
-    found = dropped(torch.ones(1_000_001), fraction)
+    found = dropout(torch.ones(1_000_001), fraction)
     spread = (fraction * (1 - fraction) / 1e6) ** 0.5
     assert abs(float((found == 0).double().mean()) - fraction) < 5 * spread
     assert float(found.double().mean()) == pytest.approx(1.0, abs=5 * spread / (1 - fraction))
@@ -21,7 +21,7 @@ def test_the_fraction_and_the_mean_are_what_they_should_be(fraction: float) -> N
 
 def test_each_of_the_four_units_of_a_draw_falls_as_often() -> None:
     torch.manual_seed(1)
-    zero = (dropped(torch.ones(400_000), 0.25) == 0).view(-1, 4).double()
+    zero = (dropout(torch.ones(400_000), 0.25) == 0).view(-1, 4).double()
     assert zero.mean(dim=0).tolist() == pytest.approx([0.25] * 4, abs=0.01)
     assert torch.corrcoef(zero.T).fill_diagonal_(0).abs().max() < 0.02
 
@@ -29,7 +29,7 @@ def test_each_of_the_four_units_of_a_draw_falls_as_often() -> None:
 def test_the_gradient_goes_through_what_was_kept() -> None:
     inputs = torch.randn(7, 13, dtype=torch.float64, requires_grad=True)
     outer = torch.randn(7, 13, dtype=torch.float64)
-    found = dropped(inputs, 0.4)
+    found = dropout(inputs, 0.4)
     (gradient,) = torch.autograd.grad(found, inputs, outer)
     torch.testing.assert_close(gradient, outer * found.detach() / inputs.detach())
 

@@ -12,7 +12,7 @@ from surefoot.cli.options import WHICH_RUN, SavedRunOptions, find_run, verb_opti
 from surefoot.cli.settings import saved_settings
 from surefoot.config.paths import write_whole
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.recipes.gpt.questions import named
+from surefoot.recipes.gpt.questions import named_files
 from surefoot.recipes.optimizer_settings import note
 from surefoot.recipes.program import Program, build_run, choose_checkpoint, in_directory
 
@@ -55,7 +55,7 @@ def evaluate(arguments: list[str]) -> None:
         processes.refuse_several(arguments, verb="evaluate --panels")
         _write_panels(program, config_here, run_path)
         return
-    files = named(options.questions, setting="--questions")
+    files = named_files(options.questions, setting="--questions")
     if files and "judged" not in program.names:
         raise ConfigError(
             f"--questions {options.questions[0]}: only runs of gpt answer questions, and {run_path} is not one\n"

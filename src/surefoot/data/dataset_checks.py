@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
 from surefoot.data.fingerprints import hash_of, hash_of_list, parts_of
-from surefoot.data.gathering import Gather, gathering, is_tensors, leaves, sample_count, tensors_of
+from surefoot.data.gathering import Gather, gather_fn, is_tensors, leaves, sample_count, tensors_of
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
@@ -47,7 +47,7 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
         raise DataError("the data are {}, in which no sample can be addressed by its number\n  {}".format(*instead))
     if is_tensors(dataset) and len({len(part) for part in dataset}) > 1:
         raise DataError(f"the tensors of a data set differ in length: {', '.join(str(len(part)) for part in dataset)}")
-    gather = gathering(dataset)
+    gather = gather_fn(dataset)
     if isinstance(dataset, IterableDataset) or (gather is None and not hasattr(dataset, "__getitem__")):
         raise DataError(
             f"{name} can only be iterated, so no step can be addressed in it (nor resumed at)\n"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
-from surefoot.data.gathering import by_sample, gathering
+from surefoot.data.gathering import by_sample, gather_fn
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _MAX_BYTES = 1 << 24  # of one tensor, and of one list of samples
@@ -69,7 +69,7 @@ def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[st
     Each is read as in the first epoch, under its own random numbers. An unreadable one is left out: the step that needs it reports
     why. `gather` tells whether batches are gathered where a data set can do that. The global generators are left as they were.
     """
-    gathered = gathering(dataset) if gather else None
+    gathered = gather_fn(dataset) if gather else None
     dataset = by_sample(dataset)
     samples, key, hashes = len(dataset), stream_key(seed, "augment"), dict[str, str]()
     drawn = np.random.default_rng(fold(stream_key(seed, "fingerprint"), samples)).integers(samples, size=2).tolist()

@@ -28,14 +28,14 @@ class Gathers(Protocol):
         """The batch of these samples, each as it is in its epoch."""
 
 
-def gathering(dataset: Any) -> Gather | None:
+def gather_fn(dataset: Any) -> Gather | None:
     """How to gather from a data set, a function of ids and epochs; None where it must be read sample by sample.
 
     Tensors (a `TensorDataset`, or a tuple of tensors), a data set with `gather`, and a `Subset` or a `Mixture` of such.
     """
     if tensors := tensors_of(dataset):
         return partial(_rows_of, tensors)
-    if type(dataset) is Subset and (gather_samples := gathering(dataset.dataset)) is not None:
+    if type(dataset) is Subset and (gather_samples := gather_fn(dataset.dataset)) is not None:
         indices = np.asarray(dataset.indices, dtype=np.int64)
         return lambda ids, epochs: gather_samples(indices[ids], epochs)
     return dataset.gather if isinstance(dataset, Gathers) else None

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Subset
 
-from surefoot.data.gathering import gathering, leaves, sample_count, tensors_of
+from surefoot.data.gathering import gather_fn, leaves, sample_count, tensors_of
 from surefoot.data.order import Ids
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
-_MOST, _MOST_BYTES = 20_000, 1 << 24  # of one data set: as much as its fingerprint looks at
-_MOST_READ, _READING_S = 2_000, 0.2  # of one that is read sample by sample; seconds over all of them
+_MAX_SAMPLES, _MAX_BYTES = 20_000, 1 << 24  # of one data set: as much as its fingerprint looks at
+_MAX_SAMPLES_READ, _READING_S = 2_000, 0.2  # of one that is read sample by sample; seconds over all of them
 _PROBED = 16  # samples from which the size of all is told
 IGNORED = -100  # what cross-entropy leaves out
 
@@ -54,7 +54,7 @@ def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str,
     """
     with untouched():
         reading_s = _READING_S / (1 + len(splits))
-        samples, targets = _looked(train, seed=seed, reading_s=reading_s)
+        samples, targets = _read_samples(train, seed=seed, reading_s=reading_s)
         known = set(samples)
         look: dict[str, Any] = {"samples": sample_count(train), "checked": len(samples)}
         if targets is not None and targets.size:
@@ -112,7 +112,7 @@ def _overlap(train: Any, split: Any, known: set[int], *, seed: int, reading_s: f
             "overlapping": int(np.isin(own, np.asarray(train.indices)).sum()),
             "among_all": True,
         }
-    samples, _ = _looked(split, seed=seed, reading_s=reading_s)
+    samples, _ = _read_samples(split, seed=seed, reading_s=reading_s)
     counts = {"checked": len(samples), "overlapping": sum(sample in known for sample in samples)}
     return counts | ({"passages": True} if isinstance(split, Cut) else {})
 
@@ -122,15 +122,15 @@ def _is_same(first: Any, second: Any) -> bool:
     return first is second or (bool(ours) and [*map(id, ours)] == [*map(id, theirs)])
 
 
-def _looked(dataset: Any, *, seed: int, reading_s: float) -> tuple[list[int], Ids | None]:
+def _read_samples(dataset: Any, *, seed: int, reading_s: float) -> tuple[list[int], Ids | None]:
     """A number for each sample that was looked at, equal where the samples are, and the targets of all of them."""
     try:
-        return _looked_at(dataset, key=stream_key(seed, "first look"), reading_s=reading_s)
+        return _hash_samples(dataset, key=stream_key(seed, "first look"), reading_s=reading_s)
     except Exception:  # a record must not end a run that may never need this sample
         return [], None
 
 
-def _looked_at(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int], Ids | None]:
+def _hash_samples(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int], Ids | None]:
     """Look at as many samples as bytes and time allow, some at a time: the first few say too little about the time of all."""
 
     def read_one(ids: Ids) -> Batch:
@@ -140,11 +140,11 @@ def _looked_at(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int], 
 
     start_s, generator, samples = perf_counter(), np.random.default_rng(fold(key, 0)), sample_count(dataset)
     if (read := _stored(dataset)) is None:
-        read, chosen, at_a_time = read_one, _chosen(samples, _MOST_READ, generator), 1
+        read, chosen, at_a_time = read_one, _choose(samples, _MAX_SAMPLES_READ, generator), 1
     else:
-        probe, _ = read(_chosen(samples, _PROBED, generator))
+        probe, _ = read(_choose(samples, _PROBED, generator))
         each = max(1, sum(map(len, probe)) // len(probe))
-        chosen, at_a_time = _chosen(samples, max(_PROBED, min(_MOST, _MOST_BYTES // each)), generator), 512
+        chosen, at_a_time = _choose(samples, max(_PROBED, min(_MAX_SAMPLES, _MAX_BYTES // each)), generator), 512
         if chosen.size > at_a_time:
             chosen = generator.permutation(chosen)  # so that those for which there is time come from everywhere
     rows: list[int] = []
@@ -170,7 +170,7 @@ def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
     if type(dataset) is Subset:
         inner, indices = _stored(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
         return None if inner is None else lambda ids: inner(indices[ids])
-    gather = gathering(dataset)
+    gather = gather_fn(dataset)
     return None if gather is None else lambda ids: _of_tensors(gather(ids, np.zeros_like(ids)))
 
 
@@ -202,8 +202,8 @@ def _target(sample: Any) -> Ids | None:
     return array.reshape(-1).astype(np.int64) if array.dtype.kind in "iu" else None
 
 
-def _chosen(samples: int, limit: int, generator: np.random.Generator) -> Ids:
-    """All samples, or `most` of them in order; two data sets of one length give the same."""
+def _choose(samples: int, limit: int, generator: np.random.Generator) -> Ids:
+    """All samples, or `limit` of them in order; two data sets of one length give the same."""
     if samples <= limit:
         return np.arange(samples, dtype=np.int64)
     return np.sort(generator.choice(samples, size=limit, replace=False, shuffle=False)).astype(np.int64)

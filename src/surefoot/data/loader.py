@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from surefoot.data.dataset_checks import rows
-from surefoot.data.gathering import by_sample, first_few, gathering, sample_count
+from surefoot.data.gathering import by_sample, first_few, gather_fn, sample_count
 from surefoot.data.order import Cut, Ids, InOrder, MicroBatches, Plan
 from surefoot.data.workers import Collate, Reading, Workers
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
@@ -36,7 +36,7 @@ class Feed:
     """Gives `micro_batches(step)` for one step after the other, from the step it was started at.
 
     A plan of whole steps is cut into micro-batches of `micro_batch_size` (None: it is one). A batch's `count` is taken on the host
-    before it is moved: by default its first dimension. A data set that gathers whole batches (see `gathering`) is read in this
+    before it is moved: by default its first dimension. A data set that gathers whole batches (see `gather_fn`) is read in this
     process, whatever `workers` is; with `collate`, tensors are read one by one too.
 
     `own`: which micro-batches of each step are read here, one of several ranks (default: all). There an empty one comes with
@@ -70,7 +70,7 @@ class Feed:
             raise ConfigError(
                 f"collate_fn is given, but {type(dataset).__name__} makes whole batches itself: leave collate_fn out"
             )
-        self.gather = gathering(dataset) if collate is None else None
+        self.gather = gather_fn(dataset) if collate is None else None
         self.pins = self.gather is not None and device.type == "cuda"  # workers pin what they read themselves
         self.reading = Reading(single, self.plan, seed=seed, collate=collate or default_collate)
         self.ahead: list[MicroBatch] | None = None  # on CUDA: the next step, its copies on their way
@@ -120,7 +120,7 @@ class Feed:
                 batch = self._read(step, substitute, *pieces[substitute])
             # views of what the plan keeps: nobody may write there (set after gathering, torch warns of such arrays)
             ids.flags.writeable = epochs.flags.writeable = False
-            there = batch if self.device.type == "cpu" else moved(batch, self.device, pin=self.pins)
+            there = batch if self.device.type == "cpu" else to_device(batch, self.device, pin=self.pins)
             micro_batches.append(MicroBatch(there, self.count(batch) if len(ids) else 0, index, ids, epochs))
         return micro_batches
 
@@ -184,7 +184,7 @@ def in_order(
         feed.close()
 
 
-def moved(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
+def to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
     """The same nested lists, tuples and dictionaries with every tensor on the device; copies are not waited for.
 
     `pin` first copies host tensors into page-locked memory: CUDA waits for copies from other memory.
@@ -194,8 +194,8 @@ def moved(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
     if isinstance(batch, Tensor):
         return (batch.pin_memory() if pin and batch.is_cpu else batch).to(device, non_blocking=True)
     if isinstance(batch, dict):
-        return {key: moved(value, device, pin=pin) for key, value in batch.items()}
+        return {key: to_device(value, device, pin=pin) for key, value in batch.items()}
     if isinstance(batch, list | tuple):
-        parts = [moved(value, device, pin=pin) for value in batch]
+        parts = [to_device(value, device, pin=pin) for value in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from surefoot.config.keywords import known_keywords
 from surefoot.data.dataset_checks import check_samples, fingerprint
-from surefoot.data.gathering import Gather, by_sample, gathering
+from surefoot.data.gathering import Gather, by_sample, gather_fn
 from surefoot.data.order import Ids, quotas
 from surefoot.errors import DataError
 
@@ -33,11 +33,11 @@ class Mixture:
             raise DataError("a mixture of no data sets: give {name: (dataset, weight), ...}")
         self.names = list(parts)
         self.weights = [float(weight) for _, weight in parts.values()]
-        self.sizes = [_checked(name, dataset) for name, (dataset, _) in parts.items()]
+        self.sizes = [_checked_size(name, dataset) for name, (dataset, _) in parts.items()]
         self.datasets = [by_sample(dataset) for dataset, _ in parts.values()]
         quotas(self.weights)  # refuses what cannot be kept
         self.ends = list(accumulate(self.sizes))
-        self.gathered = [gathering(dataset) for dataset in self.datasets]
+        self.gathered = [gather_fn(dataset) for dataset in self.datasets]
         single = [name for name, part in zip(self.names, self.gathered, strict=True) if part is None]
         if not single:  # without this method it is read sample by sample
             self.gather = self._gather
@@ -72,7 +72,7 @@ class Mixture:
         offsets, parts = ids - np.array([0, *self.ends])[sources], cast("list[Gather]", self.gathered)
         batches = [parts[source](offsets[here], epochs[here]) for source, here in rows_of.items()]
         try:
-            return _interleaved(batches, torch.from_numpy(np.argsort(np.concatenate([*rows_of.values()]))))
+            return _interleave(batches, torch.from_numpy(np.argsort(np.concatenate([*rows_of.values()]))))
         except (RuntimeError, TypeError, KeyError, ValueError) as problem:
             raise DataError(
                 f"samples of {', '.join(self.names)} cannot be put into one batch: {str(problem).splitlines()[0]}\n"
@@ -80,20 +80,20 @@ class Mixture:
             ) from problem
 
 
-def _checked(name: str, dataset: Any) -> int:
+def _checked_size(name: str, dataset: Any) -> int:
     try:
         return check_samples(dataset, seed=0)
     except DataError as problem:
         raise DataError(f"part {name!r} of the mixture: {problem}") from problem
 
 
-def _interleaved(batches: Sequence[Any], order: Tensor) -> Any:
+def _interleave(batches: Sequence[Any], order: Tensor) -> Any:
     """Nested batches end to end, then with their rows in this order."""
     first = batches[0]
     if isinstance(first, Tensor):
         return torch.cat(list(batches)).index_select(0, order.to(first.device, non_blocking=True))
     if isinstance(first, Mapping):
-        return {key: _interleaved([batch[key] for batch in batches], order) for key in first}
+        return {key: _interleave([batch[key] for batch in batches], order) for key in first}
     if isinstance(first, list | tuple):
-        return type(first)(_interleaved(parts, order) for parts in zip(*batches, strict=True))
+        return type(first)(_interleave(parts, order) for parts in zip(*batches, strict=True))
     raise TypeError(f"found a {type(first).__name__} where tensors were expected")

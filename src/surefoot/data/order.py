@@ -156,7 +156,7 @@ def permutation(key: int, size: int, positions: Ids) -> Ids:
     >>> sorted(permutation(7, 6, np.arange(6)).tolist())
     [0, 1, 2, 3, 4, 5]
     """
-    return _permuted(size, positions, _round_keys(np.array([key], dtype=np.uint64), size), np.zeros_like(positions))
+    return _permute(size, positions, _round_keys(np.array([key], dtype=np.uint64), size), np.zeros_like(positions))
 
 
 def quotas(weights: Sequence[float]) -> list[int]:
@@ -212,7 +212,7 @@ def _by_epoch(key: int, size: int, epochs: Ids, offsets: Ids) -> Ids:
     """Each offset under the permutation of its epoch; the positions of one epoch need not stand together."""
     first, last = int(epochs.min()), int(epochs.max())
     own_keys = folded(np.full(last - first + 1, key, np.uint64), np.arange(first, last + 1, dtype=np.uint64))
-    return _permuted(size, offsets, _round_keys(own_keys, size), epochs - first)
+    return _permute(size, offsets, _round_keys(own_keys, size), epochs - first)
 
 
 def _half(size: int) -> int:
@@ -225,7 +225,7 @@ def _round_keys(keys: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
     return np.stack([folded(keys, np.full_like(keys, number)) for number in rounds])
 
 
-def _permuted(size: int, positions: Ids, keys: NDArray[np.uint64], which: Ids) -> Ids:
+def _permute(size: int, positions: Ids, keys: NDArray[np.uint64], which: Ids) -> Ids:
     half = _half(size)
     values = _feistel(positions.astype(np.uint64), half, keys, which)
     outside = np.flatnonzero(values >= np.uint64(size))

@@ -72,7 +72,7 @@ def stream(
     >>> list(stream(Counting(), [7], max_new_tokens=9, context=8, temperature=0, eos_id=1))
     [8, 9, 0]
     """
-    draw = _Draw(max_new_tokens, context, temperature, top_k, top_p, seed)
+    draw = _Sampler(max_new_tokens, context, temperature, top_k, top_p, seed)
     draw.check_prompt(tokens)
 
     def drawn() -> Iterator[int]:
@@ -112,7 +112,7 @@ def sample_batch(
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size = {batch_size}: at least one prompt is continued at a time")
-    draw = _Draw(max_new_tokens, context, temperature, top_k, top_p, seed)
+    draw = _Sampler(max_new_tokens, context, temperature, top_k, top_p, seed)
     for prompt in prompts:
         draw.check_prompt(prompt)
     texts = [[int(token) for token in prompt] for prompt in prompts]
@@ -134,7 +134,7 @@ def sample_batch(
 
 
 @dataclass(frozen=True)
-class _Draw:
+class _Sampler:
     """How tokens are drawn; the settings of `stream`."""
 
     max_new_tokens: int
@@ -169,7 +169,7 @@ class _Draw:
         self, model: nn.Module, rows: list[list[int]], generators: Sequence[torch.Generator], *, use_cache: bool
     ) -> Iterator[None]:
         """Add a token to each of some rows of one length, `max_new_tokens` times; the model is as it was at every `yield`."""
-        step = _Steps(model, context=self.context, use_cache=use_cache)
+        step = _NextLogits(model, context=self.context, use_cache=use_cache)
         for _ in range(self.max_new_tokens):
             with torch.no_grad(), untouched(), evaluation_mode([model]):
                 logits_BV = step.next_logits(rows)
@@ -192,7 +192,7 @@ class _Draw:
         return int(candidates[torch.multinomial(chances_V, 1, generator=generator)])
 
 
-class _Steps:
+class _NextLogits:
     """The logits after rows of tokens that grow by one at a time, with a cache if the model has one."""
 
     def __init__(self, model: nn.Module, *, context: int, use_cache: bool) -> None:

@@ -163,10 +163,10 @@ def as_recorded(values: Mapping[str, Any]) -> dict[str, Any]:
     return recorded
 
 
-def joined(parts: Sequence[Any]) -> Any:
+def join_batches(parts: Sequence[Any]) -> Any:
     """The values of all batches as one: tensors and arrays end to end, lists joined, tuples and dictionaries by entry.
 
-    >>> joined([(torch.tensor([1]), ["a"]), (torch.tensor([2, 3]), ["b", "c"])])
+    >>> join_batches([(torch.tensor([1]), ["a"]), (torch.tensor([2, 3]), ["b", "c"])])
     (tensor([1, 2, 3]), ['a', 'b', 'c'])
     """
     first = parts[0]
@@ -182,9 +182,9 @@ def joined(parts: Sequence[Any]) -> Any:
             "  let Split(predict=) return lists with one entry for each sample"
         ) from problem
     if isinstance(first, Mapping):
-        return {key: joined([part[key] for part in parts]) for key in first}
+        return {key: join_batches([part[key] for part in parts]) for key in first}
     if isinstance(first, tuple):
-        entries = [joined(entries) for entries in zip(*parts, strict=True)]
+        entries = [join_batches(entries) for entries in zip(*parts, strict=True)]
         return type(first)(*entries) if hasattr(first, "_fields") else tuple(entries)
     if isinstance(first, list):
         return [entry for part in parts for entry in part]

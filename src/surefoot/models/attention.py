@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from surefoot.models.layers import dropped, past_norm, reciprocal, rms_normed
+from surefoot.models.layers import dropout, past_norm, reciprocal, rms_norm
 
 _PLACES = ContextVar("places", default=64)  # of a tile
 _TILED = 1024  # places: with more, their weights take too much memory
@@ -170,7 +170,7 @@ def _written_out(
         scores_BHTS = scores_BHTS.masked_fill(~mask, float("-inf"))
     weights_BHTS = torch.softmax(scores_BHTS, dim=-1, dtype=torch.float32).to(v_BHSD.dtype)
     if drop_fraction:
-        weights_BHTS = dropped(weights_BHTS, drop_fraction)
+        weights_BHTS = dropout(weights_BHTS, drop_fraction)
     return weights_BHTS @ v_BHSD
 
 
@@ -185,19 +185,19 @@ def rotations(context: int, channels: int) -> tuple[Tensor, Tensor]:
     return torch.cat([cos_Td, cos_Td], dim=1), torch.cat([-sin_Td, sin_Td], dim=1)
 
 
-def rotated(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+def rotate(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     """Each pair of channels turned by its place's angle: products of two such depend only on the distance."""
     return x_BHTD * cos_TD + x_BHTD.roll(x_BHTD.shape[-1] // 2, dims=-1) * sin_TD
 
 
-def normed_and_rotated(x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+def norm_and_rotate(x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     """Queries or keys or both (B, T, H, D), as attention takes them (B, H, T, D): of norm sqrt(D), and turned; in float32."""
     if not x_BTHD.is_cpu or torch.compiler.is_compiling():
-        return rotated(rms_normed(x_BTHD.float()).transpose(1, 2), cos_TD, sin_TD).to(x_BTHD.dtype)
-    return _NormedAndRotated.apply(x_BTHD, cos_TD, sin_TD)  # type: ignore[no-untyped-call]
+        return rotate(rms_norm(x_BTHD.float()).transpose(1, 2), cos_TD, sin_TD).to(x_BTHD.dtype)
+    return _NormAndRotate.apply(x_BTHD, cos_TD, sin_TD)  # type: ignore[no-untyped-call]
 
 
-class _NormedAndRotated(torch.autograd.Function):
+class _NormAndRotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
         wide = torch.promote_types(x_BTHD.dtype, torch.float32)  # those of weights in bfloat16 too

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from surefoot.models.attention import Cache, causal_attention, normed_and_rotated
+from surefoot.models.attention import Cache, causal_attention, norm_and_rotate
 from surefoot.models.layers import Dropout, RMSNorm, check_shape, relu2, rotary_problem
 
 _FACTOR = 0x9E3779B1  # 2^32 over the golden ratio: Knuth 1998, The Art of Computer Programming 3, section 6.4
@@ -165,7 +165,7 @@ class Attention(nn.Module):
             q_BHTD, k_BHTD, v_BHTD = parts_BTHD.transpose(1, 2).chunk(3, dim=1)
         else:
             qk_BTHD, v_BTHD = parts_BTHD.split([2 * self.heads, self.heads], dim=2)
-            q_BHTD, k_BHTD = normed_and_rotated(qk_BTHD, *rotation).chunk(2, dim=1)
+            q_BHTD, k_BHTD = norm_and_rotate(qk_BTHD, *rotation).chunk(2, dim=1)
             v_BHTD = v_BTHD.transpose(1, 2)
         if cache is not None:
             k_BHTD, v_BHTD = cache.extended(self.layer, k_BHTD, v_BHTD)

@@ -75,20 +75,20 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The units left, scaled; in evaluation mode all of them, as they are."""
-        return dropped(x, self.drop_fraction) if self.training and self.drop_fraction else x
+        return dropout(x, self.drop_fraction) if self.training and self.drop_fraction else x
 
     def extra_repr(self) -> str:
         return f"p={self.drop_fraction}"
 
 
-def dropped(x: Tensor, drop_fraction: float) -> Tensor:
+def dropout(x: Tensor, drop_fraction: float) -> Tensor:
     """`x` with a random fraction of its numbers zeroed and the others scaled, so that the mean stays."""
     if not x.is_cpu or torch.compiler.is_compiling():
         return F.dropout(x, drop_fraction)
-    return _Dropped.apply(x, drop_fraction)  # type: ignore[no-untyped-call]
+    return _DropoutFunction.apply(x, drop_fraction)  # type: ignore[no-untyped-call]
 
 
-class _Dropped(torch.autograd.Function):
+class _DropoutFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, drop_fraction: float) -> Tensor:
         draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)
@@ -120,20 +120,20 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The normed channels, in the type of `x`, on the CPU under autocast in autocast's."""
-        y = rms_normed(x)
+        y = rms_norm(x)
         return y if self.weight is None else y * self.weight
 
     def extra_repr(self) -> str:
         return "" if self.weight is None else f"{len(self.weight)}"
 
 
-def rms_normed(x: Tensor) -> Tensor:
+def rms_norm(x: Tensor) -> Tensor:
     """`x` divided by its root mean square over the last dimension; computed in float32."""
     if not x.is_cpu or torch.compiler.is_compiling():
         return F.rms_norm(x.float(), x.shape[-1:], eps=EPSILON).to(x.dtype)
     # handed on in the type in which a product would take it; autocast leaves float64 alone
     cast = torch.is_autocast_enabled("cpu") and x.dtype != torch.float64
-    return _Normed.apply(x, torch.get_autocast_dtype("cpu") if cast else x.dtype)  # type: ignore[no-untyped-call]
+    return _RMSNormFunction.apply(x, torch.get_autocast_dtype("cpu") if cast else x.dtype)  # type: ignore[no-untyped-call]
 
 
 def reciprocal(x: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def past_norm(outer: Tensor, normed: Tensor, scale: Tensor) -> Tensor:
     return normed.mul_((outer * normed).mean(dim=-1, keepdim=True)).neg_().add_(outer).mul_(scale)
 
 
-class _Normed(torch.autograd.Function):
+class _RMSNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
         scale = reciprocal(x)

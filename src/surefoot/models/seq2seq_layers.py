@@ -10,7 +10,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from surefoot.models.attention import Cache, causal_attention, masked_attention, rotated
+from surefoot.models.attention import Cache, causal_attention, masked_attention, rotate
 from surefoot.models.layers import Dropout, RMSNorm, check_shape, relu2, rotary_problem
 
 
@@ -178,7 +178,7 @@ class SelfAttention(nn.Module):
         q_BHTD, k_BHTD, v_BHTD = (_by_head(part_BTC, self.heads) for part_BTC in self.qkv(x_BTC).chunk(3, dim=-1))
         q_BHTD, k_BHTD = _normed(q_BHTD, self.query_norm), _normed(k_BHTD, self.key_norm)
         if rotation is not None:
-            q_BHTD, k_BHTD = rotated(q_BHTD, *rotation), rotated(k_BHTD, *rotation)
+            q_BHTD, k_BHTD = rotate(q_BHTD, *rotation), rotate(k_BHTD, *rotation)
         if cache is not None:
             k_BHTD, v_BHTD = cache.extended(self.layer, k_BHTD, v_BHTD)
         drop_fraction = self.drop_fraction if self.training else 0.0

@@ -20,10 +20,10 @@ from surefoot.tokenizers.tokenizer import (
     ByteTokenizer,
     CharacterTokenizer,
     Tokenizer,
-    described,
+    as_ids,
     encodable,
-    listed,
-    parsed,
+    parse_description,
+    read_json,
 )
 
 if TYPE_CHECKING:
@@ -114,13 +114,13 @@ class BPETokenizer:
                 f"no tokenizer at {path}\n"
                 "  give a tokenizer.json, or a directory with GPT-2's encoder.json and vocab.bpe"
             )
-        text, description = parsed(path, problem=f"{path} is no tokenizer")
+        text, description = read_json(path, problem=f"{path} is no tokenizer")
         is_ours = isinstance(description, dict) and "kind" in description
         return cls.from_json(text) if is_ours else cls(_from_library(text, where=str(path)))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        return cls(_from_library(json.dumps(described(text, "bpe")["tokenizer"]), where="the description"))
+        return cls(_from_library(json.dumps(parse_description(text, "bpe")["tokenizer"]), where="the description"))
 
     def to_json(self) -> str:
         """All tokens and merges, as the library writes them."""
@@ -155,11 +155,11 @@ class BPETokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these tokens; invalid UTF-8 (a sample may end inside a character) becomes U+FFFD, `eos_id` nothing."""
-        return self.tokenizer.decode([token for token in listed(ids, self.vocab_size) if token != self.eos_id])
+        return self.tokenizer.decode([token for token in as_ids(ids, self.vocab_size) if token != self.eos_id])
 
 
 def from_json(text: str) -> Tokenizer:
-    """The tokenizer that some tokenizer's `to_json` described.
+    """The tokenizer that some tokenizer's `to_json` parse_description.
 
     >>> from_json(CharacterTokenizer("xy").to_json()).encode("yx").tolist()
     [1, 0]
@@ -169,7 +169,7 @@ def from_json(text: str) -> Tokenizer:
         "characters": CharacterTokenizer,
         "bpe": BPETokenizer,
     }
-    return kinds[described(text, None)["kind"]].from_json(text)
+    return kinds[parse_description(text, None)["kind"]].from_json(text)
 
 
 def load(path: Path | str) -> Tokenizer:
@@ -186,7 +186,7 @@ def load(path: Path | str) -> Tokenizer:
     path = local_path(path, setting="path")
     inside = path / "tokenizer.json"
     file = inside if inside.is_file() else path
-    text, description = parsed(file, problem=f"{file} is no tokenizer") if file.is_file() else ("", None)
+    text, description = read_json(file, problem=f"{file} is no tokenizer") if file.is_file() else ("", None)
     return from_json(text) if isinstance(description, dict) and "kind" in description else BPETokenizer.load(file)
 
 

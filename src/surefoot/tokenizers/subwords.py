@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from surefoot.config.paths import local_path, read_regular
 from surefoot.errors import DataError
-from surefoot.tokenizers.tokenizer import encodable, listed
+from surefoot.tokenizers.tokenizer import as_ids, encodable
 
 if TYPE_CHECKING:
     import tokenizers
@@ -108,7 +108,7 @@ class SubwordTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these tokens; padding, begin and end are nothing, and invalid UTF-8 becomes U+FFFD."""
-        return self.tokenizer.decode([one for one in listed(ids, self.vocab_size) if one > END]).removeprefix(" ")
+        return self.tokenizer.decode([token for token in as_ids(ids, self.vocab_size) if token > END]).removeprefix(" ")
 
 
 def _repeatable(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":

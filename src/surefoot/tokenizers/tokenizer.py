@@ -64,7 +64,7 @@ class ByteTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these bytes; invalid UTF-8 (a sample may start inside a character) becomes U+FFFD, `eos_id` nothing."""
-        return bytes(token for token in listed(ids, self.vocab_size) if token != self.eos_id).decode(errors="replace")
+        return bytes(token for token in as_ids(ids, self.vocab_size) if token != self.eos_id).decode(errors="replace")
 
     def to_json(self) -> str:
         """Only its name: there is nothing to remember."""
@@ -72,7 +72,7 @@ class ByteTokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        described(text, "bytes")
+        parse_description(text, "bytes")
         return cls()
 
 
@@ -127,7 +127,7 @@ class CharacterTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these tokens."""
-        return "".join(self.characters[token] for token in listed(ids, self.vocab_size))
+        return "".join(self.characters[token] for token in as_ids(ids, self.vocab_size))
 
     def to_json(self) -> str:
         """The characters in their order."""
@@ -135,13 +135,13 @@ class CharacterTokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        return cls(str(described(text, "characters")["characters"]))
+        return cls(str(parse_description(text, "characters")["characters"]))
 
 
-def described(text: str, kind: str | None) -> dict[str, Any]:
+def parse_description(text: str, kind: str | None) -> dict[str, Any]:
     """The contents that `to_json` wrote for a tokenizer of one kind (None: of any); `DataError` for anything else."""
     needed = {"bytes": {"kind"}, "characters": {"kind", "characters"}, "bpe": {"kind", "tokenizer"}}
-    _, fields = parsed(text, problem="no description of a tokenizer")
+    _, fields = read_json(text, problem="no description of a tokenizer")
     if not isinstance(fields, dict) or fields.get("kind") not in needed or set(fields) != needed[fields["kind"]]:
         raise DataError(f"no description of a tokenizer: {text[:60]!r}; expected what to_json() gives")
     if kind is not None and fields["kind"] != kind:
@@ -149,7 +149,7 @@ def described(text: str, kind: str | None) -> dict[str, Any]:
     return fields
 
 
-def parsed(source: str | Path, *, problem: str) -> tuple[str, Any]:
+def read_json(source: str | Path, *, problem: str) -> tuple[str, Any]:
     """A text or that of a file, and its JSON values; `DataError` with `problem` if it is not JSON."""
     try:
         text = source if isinstance(source, str) else source.read_text(encoding="utf-8")
@@ -163,7 +163,7 @@ def _codes(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
 
 
-def listed(ids: Any, vocab_size: int) -> list[int]:
+def as_ids(ids: Any, vocab_size: int) -> list[int]:
     """Tokens as plain integers; `DataError` for one outside the vocabulary."""
     # not above: the processes that prepare token shards start in a tenth of the time without torch
     from torch import Tensor

@@ -26,7 +26,7 @@ from surefoot.metrics.contract import (
     as_recorded,
     by_name,
     is_torchmetric,
-    joined,
+    join_batches,
     means_of,
     named_metrics,
     refuse_twice,
@@ -111,7 +111,7 @@ class Results:
         def computed() -> dict[str, Any]:
             values: dict[str, Any] = {}
             for (name, metric), parts in zip(self.whole, zip(*batches, strict=True), strict=True):
-                own = by_name(metric.whole(*joined(parts)), name, prefixed=self.prefixed)
+                own = by_name(metric.whole(*join_batches(parts)), name, prefixed=self.prefixed)
                 refuse_twice([*values, *own])
                 values |= own
             return as_recorded(values)

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from in_one import in_one
-from surefoot.data.images.augmentation import KINDS, Augmentation, augmented, below, changed, randaugmented, sample_bits
+from surefoot.data.images.augmentation import KINDS, Augmentation, augment, below, distort, randaugment, sample_bits
 from surefoot.errors import ConfigError
 from surefoot.seeding import fold, stream_key
 
@@ -31,15 +31,15 @@ def bits(number=40, seed=5, epoch=0):
 @pytest.mark.parametrize("cut", [1, 7, 40])
 def test_an_image_comes_out_the_same_alone_and_in_any_batch(cut):
     x, drawn = images(), bits()
-    whole = augmented(x, drawn, EVERYTHING, mean_C=GREY)
-    parts = [augmented(x[at : at + cut], drawn[at : at + cut], EVERYTHING, mean_C=GREY) for at in range(0, 40, cut)]
+    whole = augment(x, drawn, EVERYTHING, mean_C=GREY)
+    parts = [augment(x[at : at + cut], drawn[at : at + cut], EVERYTHING, mean_C=GREY) for at in range(0, 40, cut)]
     assert np.array_equal(np.concatenate(parts), whole)
 
 
 def test_each_epoch_and_each_seed_draws_anew():
     x = images()
     drawn = [bits(), bits(epoch=1), bits(seed=6)]
-    found = [augmented(x, one, EVERYTHING, mean_C=GREY) for one in drawn]
+    found = [augment(x, one, EVERYTHING, mean_C=GREY) for one in drawn]
     for one, other in ((0, 1), (0, 2), (1, 2)):
         same = (found[one] == found[other]).reshape(40, -1).all(axis=1)
         assert same.mean() < 0.1
@@ -63,12 +63,12 @@ def test_draws_are_even_and_independent_of_each_other():
 def test_the_images_that_are_given_are_left_alone():
     x = images()
     before = x.copy()
-    augmented(x, bits(), EVERYTHING, mean_C=GREY)
+    augment(x, bits(), EVERYTHING, mean_C=GREY)
     assert np.array_equal(x, before)
 
 
 def test_without_changes_images_are_as_they_were():
-    assert np.array_equal(augmented(images(), bits(), Augmentation(), mean_C=GREY), images())
+    assert np.array_equal(augment(images(), bits(), Augmentation(), mean_C=GREY), images())
 
 
 # --- shift, flip and hole ----------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_without_changes_images_are_as_they_were():
 @pytest.mark.parametrize(("padding", "flip"), [(0, True), (2, False), (3, True)])
 def test_a_shift_is_a_piece_of_the_padded_image_perhaps_mirrored(padding, flip):
     x = images()
-    found = augmented(x, bits(), Augmentation(crop_padding=padding, flip=flip), mean_C=GREY)
+    found = augment(x, bits(), Augmentation(crop_padding=padding, flip=flip), mean_C=GREY)
     padded = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     seen = set()
     for place, image in enumerate(found):
@@ -96,14 +96,14 @@ def test_a_shift_is_a_piece_of_the_padded_image_perhaps_mirrored(padding, flip):
 
 def test_half_of_the_images_are_mirrored():
     x = np.arange(2, dtype=np.uint8).reshape(1, 1, 2, 1).repeat(10_000, axis=0)
-    mirrored = augmented(x, bits(10_000), Augmentation(flip=True), mean_C=GREY[:1])[:, 0, 0, 0]
+    mirrored = augment(x, bits(10_000), Augmentation(flip=True), mean_C=GREY[:1])[:, 0, 0, 0]
     assert abs(mirrored.mean() - 0.5) < 5 * 0.5 / 100
 
 
 @pytest.mark.parametrize("side", [1, 4, 5])
 def test_a_hole_is_a_square_of_the_mean_colour_that_may_reach_over_the_border(side):
     x, colour = images(number=400) // 2, np.array([200, 210, 220])
-    found = augmented(x, bits(400), Augmentation(cutout=side), mean_C=colour / 255)
+    found = augment(x, bits(400), Augmentation(cutout=side), mean_C=colour / 255)
     heights, widths = set(), set()
     for before, after in zip(x, found, strict=True):
         holes = (after != before).any(axis=-1)
@@ -121,7 +121,7 @@ def test_a_hole_is_a_square_of_the_mean_colour_that_may_reach_over_the_border(si
 
 
 def one(kind, image, *, sign=1.0, magnitude=10):
-    return changed(image[None], np.array([KINDS.index(kind)]), np.array([sign]), magnitude=magnitude)[0]
+    return distort(image[None], np.array([KINDS.index(kind)]), np.array([sign]), magnitude=magnitude)[0]
 
 
 def test_strength_nought_changes_nothing():
@@ -186,7 +186,7 @@ def test_shapes_are_those_that_pillow_makes_with_the_same_map(kind, sign):
 def test_every_kind_and_direction_is_chosen_about_as_often():
     number = 4000
     x = images(1).repeat(number, axis=0)
-    found = randaugmented(x, bits(number), magnitude=7)
+    found = randaugment(x, bits(number), magnitude=7)
     seen = {}
     for image in found:
         seen[image.tobytes()] = seen.get(image.tobytes(), 0) + 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from surefoot.data.images import arrays
-from surefoot.data.images.arrays import cifar_arrays, found_in, read_cifar
+from surefoot.data.images.arrays import arrays_in, cifar_arrays, read_cifar
 from surefoot.errors import DataError
 
 
@@ -59,4 +59,4 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_the_pickled_version_is_refused_and_never_opened(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1").write_bytes(b"cos\nsystem\n(S'touch opened'\ntR.")
     with pytest.raises(DataError, match="pickled: loading it could run any code"):
-        found_in(tmp_path)
+        arrays_in(tmp_path)

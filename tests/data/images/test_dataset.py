@@ -15,7 +15,7 @@ import surefoot as sf
 from in_one import in_one
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.images.augmentation import Augmentation
-from surefoot.data.images.dataset import ImageArrays, ImageFiles, normalised, read_image
+from surefoot.data.images.dataset import ImageArrays, ImageFiles, normalize, read_image
 from surefoot.data.images.folder import Files, Fitting
 from surefoot.data.loader import Feed
 from surefoot.data.order import Order
@@ -188,7 +188,7 @@ def test_a_picture_of_any_mode_becomes_an_input(mode: str, channels: int, tmp_pa
 def test_the_middle_of_a_picture_is_taken(shape: tuple[int, int]) -> None:
     width, height = shape
     across = np.linspace(0, 255, width).astype(np.uint8)[None, :].repeat(height, axis=0)
-    found = Fitting(12, 1).whole(Image.fromarray(across)).astype(int)[..., 0]
+    found = Fitting(12, 1).center_crop(Image.fromarray(across)).astype(int)[..., 0]
     assert found.shape == (12, 12)
     share = min(width, height) / width  # of the width that is kept
     assert abs(found[:, 0] - 255 * (1 - share) / 2).max() <= 255 / min(width, 12) + 2
@@ -197,7 +197,7 @@ def test_the_middle_of_a_picture_is_taken(shape: tuple[int, int]) -> None:
 
 def test_a_picture_of_the_right_size_is_taken_as_it_is() -> None:
     image = pixels()[0]
-    assert np.array_equal(Fitting(SIDE, 3).whole(Image.fromarray(image)), image)
+    assert np.array_equal(Fitting(SIDE, 3).center_crop(Image.fromarray(image)), image)
 
 
 def test_random_pieces_lie_inside_and_have_areas_and_shapes_as_published() -> None:
@@ -209,7 +209,7 @@ def test_random_pieces_lie_inside_and_have_areas_and_shapes_as_published() -> No
     areas, shapes = [], []
     for _ in range(300):
         draws = generator.random(4)
-        piece = Fitting(32, 3, "resized").piece(picture, lambda draw, draws=draws: draws[draw]).astype(float)
+        piece = Fitting(32, 3, "resized").random_crop(picture, lambda draw, draws=draws: draws[draw]).astype(float)
         height, width = (piece[-1, 0, 0] - piece[0, 0, 0]) * 32 / 31, (piece[0, -1, 1] - piece[0, 0, 1]) * 32 / 31
         areas.append(height * width / side**2)
         shapes.append(width / height)
@@ -222,6 +222,6 @@ def test_random_pieces_lie_inside_and_have_areas_and_shapes_as_published() -> No
 def test_normalising_by_the_moments_gives_mean_nought_and_deviation_one() -> None:
     image = pixels()
     mean, std = (image / 255).mean(axis=(0, 1, 2)), (image / 255).std(axis=(0, 1, 2))
-    found = normalised(image, mean=tuple(mean), std=tuple(std))
+    found = normalize(image, mean=tuple(mean), std=tuple(std))
     assert_close(found.mean(dim=(0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
     assert_close(found.std(dim=(0, 2, 3), unbiased=False), torch.ones(3), rtol=1e-5, atol=1e-5)

@@ -114,11 +114,13 @@ def test_mean_and_deviation_of_files_are_of_no_more_than_are_measured(
 
 
 def test_headers_of_no_more_files_than_said_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "_LOOKED_AT", 11)
+    monkeypatch.setattr(folder, "_MAX_HEADERS", 11)
     read: list[Path] = []
     header = folder._header
     monkeypatch.setattr(folder, "_header", lambda path: (read.append(path), header(path))[1])
-    folder.fitting(folder.files_of(tree(tmp_path) / "train", ["cat", "dog"]), size=None, channels=None, crop="padded")
+    folder.fitting(
+        folder.list_pictures(tree(tmp_path) / "train", ["cat", "dog"]), size=None, channels=None, crop="padded"
+    )
     assert len(read) == 10
 
 
@@ -324,7 +326,7 @@ def test_a_damaged_picture_stops_or_is_left_out_as_configured(content: bytes | s
 
 def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read: Is a directory"):
-        folder.opened(tmp_path)
+        folder.open_picture(tmp_path)
 
 
 @pytest.mark.parametrize(("path", "says"), [("nowhere", "does not exist"), ("file.png", "is a file")])

@@ -30,9 +30,9 @@ def test_how_far_it_is_is_said_every_ten_seconds(monkeypatch: pytest.MonkeyPatch
     now = iter([0.0, 4.0, 9.9, 10.0, 12.0, 19.9, 20.0, 55.0])
     monkeypatch.setattr(prepare, "time", SimpleNamespace(monotonic=lambda: next(now)))
     file = SimpleNamespace(name="a.txt")
-    seven = [(prepare.Place(0, number, 0), np.zeros(10)) for number in range(7)]
+    seven = [(prepare.Position(0, number, 0), np.zeros(10)) for number in range(7)]
     lines: list[str] = []
-    assert list(prepare._told(iter(seven), [file], lines.append)) == seven  # type: ignore[arg-type,list-item]
+    assert list(prepare._with_progress(iter(seven), [file], lines.append)) == seven  # type: ignore[arg-type,list-item]
     assert lines == [
         "file 1 of 1 (a.txt): 30 tokens of 3 documents, 3 tokens/s",
         "file 1 of 1 (a.txt): 60 tokens of 6 documents, 3 tokens/s",

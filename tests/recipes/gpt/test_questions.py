@@ -15,7 +15,7 @@ import surefoot as sf
 from in_one import in_one
 from surefoot.cli.main import main
 from surefoot.recipes import gpt
-from surefoot.recipes.gpt.questions import named, question_split
+from surefoot.recipes.gpt.questions import named_files, question_split
 from surefoot.tracking.jsonl import records
 
 SENTENCE = "the cat sat on a mat and the dog ran to it while birds sang in old trees by the river"
@@ -145,7 +145,7 @@ def test_what_cannot_be_scored_is_refused(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("given", [["a=b", "a=c"], ["=b"], ["a="], ["val=b"], ["x/y=b"], [""]])
 def test_names_that_no_split_can_have_are_refused(given: list[str]) -> None:
     with pytest.raises(sf.ConfigError, match="multiple_choice"):
-        named(given, taken=("val",))
+        named_files(given, taken=("val",))
 
 
 def test_how_many_questions_are_cut_is_told(capsys: pytest.CaptureFixture[str]) -> None:

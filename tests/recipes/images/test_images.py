@@ -536,7 +536,7 @@ def test_other_pictures_left_out_are_another_run(tmp_path: Path) -> None:
 
 def test_the_run_of_another_recipe_is_told_from_one_that_lost_a_file(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-00000000").mkdir(parents=True)
-    for begun in (predict.begun, corpus.saved):
+    for begun in (predict.saved_metadata, corpus.saved_tokenizer_path):
         with pytest.raises(sf.CheckpointError, match="run of another recipe"):
             begun(str(tmp_path))
 
@@ -633,7 +633,7 @@ def test_a_run_without_its_classes_is_not_guessed_at(change: Any, says: str, sha
     run = Path(shutil.copytree(shades / "run", tmp_path / "run"))
     change(run / predict.FILE)
     with pytest.raises(sf.CheckpointError, match=says):
-        predict.kept(run)
+        predict.read_metadata(run)
 
 
 @pytest.mark.slow

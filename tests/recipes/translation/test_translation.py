@@ -20,7 +20,7 @@ from surefoot.config.tree import layered
 from surefoot.generate.beam import BEGIN, END
 from surefoot.recipes import translation
 from surefoot.recipes.translation import corpus
-from surefoot.recipes.translation.predict import Search, corpus_metrics, sentences_of, translated
+from surefoot.recipes.translation.predict import Search, corpus_metrics, sentences_of, translate
 from surefoot.tracking.jsonl import records
 
 ONES = {
@@ -153,7 +153,7 @@ def test_the_scores_of_a_run_are_those_of_its_own_translations(folder: Path) -> 
     tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
     sentences = [(words(n, "en"), words(n, "de")) for n in range(1, 120, 3)]
     search = Search(tokenizer, tokenizer, beam_size=2, length_penalty=1.0)
-    said = [translated(model, [one], search)[0] for one, _ in sentences]
+    said = [translate(model, [one], search)[0] for one, _ in sentences]
     references = [other for _, other in sentences]
     assert scores["validation/bleu"] == pytest.approx(corpus_bleu(said, [references], force=True).score, abs=1e-9)
     assert scores["validation/chrf"] == pytest.approx(corpus_chrf(said, [references]).score, abs=1e-9)
@@ -359,10 +359,10 @@ def test_every_line_is_answered_by_a_line(folder: Path, tmp_path: Path) -> None:
     tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
     search = Search(tokenizer, tokenizer, beam_size=2, length_penalty=0.6)
     sentences = ["one two.", "", "three.", "  ", "four five six."]
-    found = translated(run.state.models["model"], sentences, search, batch_size=2)
+    found = translate(run.state.models["model"], sentences, search, batch_size=2)
     assert len(found) == 5
     assert found[1] == found[3] == ""
-    alone = [translated(run.state.models["model"], [one], search)[0] for one in sentences]
+    alone = [translate(run.state.models["model"], [one], search)[0] for one in sentences]
     assert found == alone
     (tmp_path / "in.txt").write_bytes(b"a\r\nb\n\nc")
     read = sentences_of(["x\ny\n", "", "z"], str(tmp_path / "in.txt"))
@@ -373,7 +373,7 @@ def test_a_sentence_that_is_too_long_is_told(folder: Path) -> None:
     run = translation.build(config(folder))
     tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
     with pytest.raises(sf.DataError, match=r"sentence 2 has .* tokens, and the model takes 511"):
-        translated(run.state.models["model"], ["one.", "one " * 600], Search(tokenizer, tokenizer, 1, 1.0))
+        translate(run.state.models["model"], ["one.", "one " * 600], Search(tokenizer, tokenizer, 1, 1.0))
 
 
 # --- settings --------------------------------------------------------------------------------------------------------------

@@ -93,12 +93,12 @@ def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
         if len(header) < 4 or magic != expected:
             actual = f"{magic} (0x{magic:08x})" if len(header) >= 4 else f"only {len(header)} bytes"
             likely = (
-                f"is it another kind of file than its name says? {_called(dimensions).capitalize()} of MNIST are IDX"
+                f"is it another kind of file than its name says? {_kind_name(dimensions).capitalize()} of MNIST are IDX"
             )
             if magic >> 8 == _BYTES and 0 < (other := magic & 0xFF) <= 4:
-                likely = f"it holds {_called(other)}, of {other} dimension(s): were images and labels exchanged?"
+                likely = f"it holds {_kind_name(other)}, of {other} dimension(s): were images and labels exchanged?"
             raise DataError(
-                f"{path} is no IDX file of {_called(dimensions)}: its first four bytes should be {expected}, found {actual}\n"
+                f"{path} is no IDX file of {_kind_name(dimensions)}: its first four bytes should be {expected}, found {actual}\n"
                 f"  {likely}"
             )
         sizes = [int.from_bytes(header[offset : offset + 4], "big") for offset in range(4, len(header), 4)]
@@ -116,7 +116,7 @@ def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
     return np.frombuffer(content, dtype=np.uint8).reshape(sizes)
 
 
-def _called(dimensions: int) -> str:
+def _kind_name(dimensions: int) -> str:
     return "labels" if dimensions == 1 else "images"
 
 
@@ -179,7 +179,7 @@ def synthetic(*, images: int = 10_000, size: int = 32, channels: int = 3, classe
     return Arrays(pixels[:images], labels[:images], pixels[images:], labels[images:], tuple(map(str, range(classes))))
 
 
-def found_in(folder: Path, *, numbered: bool = True) -> Arrays | None:
+def arrays_in(folder: Path, *, numbered: bool = True) -> Arrays | None:
     """The arrays in a directory; None if it has none, and may be one of pictures. numbered: see `idx_arrays`."""
     for directory in (folder, folder / "cifar-10-batches-bin"):
         if any((directory / name).is_file() for name in (*TRAINING_FILES, TEST_FILE)):

@@ -75,12 +75,12 @@ class Augmentation:
             raise ConfigError("augmentation: " + "\n  ".join(problems))
 
 
-def augmented(images_BHWC: Pixels, bits_B: Bits, how: Augmentation, *, mean_C: NDArray[np.float64]) -> Pixels:
+def augment(images_BHWC: Pixels, bits_B: Bits, how: Augmentation, *, mean_C: NDArray[np.float64]) -> Pixels:
     """The images changed as `how` says, each with the draws of its bits; `mean_C` (0 to 1) is the color of holes.
 
     >>> image = np.arange(9, dtype=np.uint8).reshape(1, 3, 3, 1)
     >>> bits, grey = np.array([11], np.uint64), np.array([0.5])
-    >>> augmented(image, bits, Augmentation(crop_padding=1, flip=True), mean_C=grey)[0, :, :, 0]
+    >>> augment(image, bits, Augmentation(crop_padding=1, flip=True), mean_C=grey)[0, :, :, 0]
     array([[0, 0, 0],
            [2, 1, 0],
            [5, 4, 3]], dtype=uint8)
@@ -88,7 +88,7 @@ def augmented(images_BHWC: Pixels, bits_B: Bits, how: Augmentation, *, mean_C: N
     if how.crop_padding or how.flip:
         images_BHWC = _cut(images_BHWC, bits_B, padding=how.crop_padding, flip=how.flip)
     for number in range(how.randaugment):
-        images_BHWC = randaugmented(images_BHWC, _drawn(bits_B, _FURTHER + number), magnitude=how.randaugment_magnitude)
+        images_BHWC = randaugment(images_BHWC, _drawn(bits_B, _FURTHER + number), magnitude=how.randaugment_magnitude)
     if how.cutout:
         images_BHWC = _with_holes(images_BHWC, bits_B, side=how.cutout, mean_C=mean_C)
     return images_BHWC
@@ -141,18 +141,18 @@ def _with_holes(images_BHWC: Pixels, bits_B: Bits, *, side: int, mean_C: NDArray
     return np.where(inside_BHW[..., None], np.rint(mean_C * 255).astype(np.uint8), images_BHWC)
 
 
-def randaugmented(images_BHWC: Pixels, bits_B: Bits, *, magnitude: int) -> Pixels:
+def randaugment(images_BHWC: Pixels, bits_B: Bits, *, magnitude: int) -> Pixels:
     """Each image under one change, whose kind and direction its bits choose; `magnitude` from 0 (almost none) to 10.
 
     >>> image, bits = np.full((1, 4, 4, 1), 100, np.uint8), np.array([5], np.uint64)
-    >>> randaugmented(image, bits, magnitude=0).tolist() == image.tolist()
+    >>> randaugment(image, bits, magnitude=0).tolist() == image.tolist()
     True
     """
     signs_B = np.where(_drawn(bits_B, 0) & np.uint64(1), 1.0, -1.0)
-    return changed(images_BHWC, below(bits_B, 0, len(KINDS)), signs_B, magnitude=magnitude)
+    return distort(images_BHWC, below(bits_B, 0, len(KINDS)), signs_B, magnitude=magnitude)
 
 
-def changed(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np.float64], *, magnitude: int) -> Pixels:
+def distort(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np.float64], *, magnitude: int) -> Pixels:
     """Each image after its kind of change (an index into `KINDS`), in the direction of its sign (1.0 or -1.0)."""
     strength = magnitude / STRONGEST
     after = images_BHWC.copy()
@@ -163,7 +163,7 @@ def changed(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np
         after[coloured] = np.take_along_axis(tables, flat, axis=1).reshape(len(coloured), *images_BHWC.shape[1:])
     shaped = np.flatnonzero(kinds_B >= KINDS.index("shear-x"))
     if shaped.size:
-        after[shaped] = _warped(
+        after[shaped] = _warp(
             images_BHWC[shaped], _maps(kinds_B[shaped], signs_B[shaped], strength, *images_BHWC.shape[1:3])
         )
     return after
@@ -210,7 +210,7 @@ def _maps(
     return maps.astype(np.float32)
 
 
-def _warped(images_BHWC: Pixels, maps_B23: NDArray[np.float32]) -> Pixels:
+def _warp(images_BHWC: Pixels, maps_B23: NDArray[np.float32]) -> Pixels:
     """The images read at other places, between the four pixels around each; black outside."""
     batch, height, width, channels = images_BHWC.shape
     x_W = np.arange(width, dtype=np.float32) - np.float32((width - 1) / 2)

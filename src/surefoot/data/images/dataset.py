@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from surefoot.data.fingerprints import hash_of
-from surefoot.data.images.augmentation import Augmentation, augmented, sample_bits
-from surefoot.data.images.folder import Files, Fitting, opened, read_picture
+from surefoot.data.images.augmentation import Augmentation, augment, sample_bits
+from surefoot.data.images.folder import Files, Fitting, open_picture, read_picture
 from surefoot.data.leakage_check import Batch, rows_as_bytes
 from surefoot.data.order import Ids
 from surefoot.errors import DataError
@@ -119,9 +119,9 @@ class ImageFiles:
         bits = seeded_bits()
         picture = read_picture(self.files.paths[sample])
         if self.augmentation is not None and self.fitting.crop == "resized":
-            image = self.fitting.piece(picture, lambda draw: fold(bits, _PIECE + draw) / 2**64)
+            image = self.fitting.random_crop(picture, lambda draw: fold(bits, _PIECE + draw) / 2**64)
         else:
-            image = self.fitting.whole(picture)
+            image = self.fitting.center_crop(picture)
         return _inputs(self, image[None], np.array([bits], dtype=np.uint64))[0], int(self.files.labels[sample])
 
     def stored(self, ids: Ids) -> Batch:
@@ -143,8 +143,8 @@ def _how(dataset: ImageArrays | ImageFiles) -> dict[str, Any]:
 
 def _inputs(dataset: ImageArrays | ImageFiles, images_BHWC: NDArray[np.uint8], bits_B: NDArray[np.uint64]) -> Tensor:
     if dataset.augmentation is not None:
-        images_BHWC = augmented(images_BHWC, bits_B, dataset.augmentation, mean_C=np.array(dataset.mean))
-    return normalised(images_BHWC, mean=dataset.mean, std=dataset.std)
+        images_BHWC = augment(images_BHWC, bits_B, dataset.augmentation, mean_C=np.array(dataset.mean))
+    return normalize(images_BHWC, mean=dataset.mean, std=dataset.std)
 
 
 def normalised_with(dataset: Dataset, mean: tuple[float, ...], std: tuple[float, ...]) -> Dataset:
@@ -154,10 +154,10 @@ def normalised_with(dataset: Dataset, mean: tuple[float, ...], std: tuple[float,
     return other
 
 
-def normalised(images_BHWC: NDArray[np.uint8], *, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+def normalize(images_BHWC: NDArray[np.uint8], *, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Bytes (B, H, W, C) as float32 (B, C, H, W): divided by 255, less `mean`, divided by `std`, each of one channel.
 
-    >>> normalised(np.full((1, 1, 1, 1), 255, np.uint8), mean=(0.5,), std=(0.25,)).item()
+    >>> normalize(np.full((1, 1, 1, 1), 255, np.uint8), mean=(0.5,), std=(0.25,)).item()
     2.0
     """
     pixels_BCHW = torch.from_numpy(np.ascontiguousarray(images_BHWC.transpose(0, 3, 1, 2)))
@@ -177,4 +177,4 @@ def read_image(
     >>> read_image(path, size=8, channels=1, crop="padded", mean=(0.5,), std=(0.25,)).shape
     torch.Size([1, 1, 8, 8])
     """
-    return normalised(Fitting(size, channels, crop).whole(opened(path))[None], mean=mean, std=std)
+    return normalize(Fitting(size, channels, crop).center_crop(open_picture(path))[None], mean=mean, std=std)

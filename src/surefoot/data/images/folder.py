@@ -20,7 +20,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".
 OnCorrupt = Literal["error", "skip"]
 Crop = Literal["padded", "resized"]
 
-_LOOKED_AT = 10_000  # headers read before training begins: a tenth of a millisecond each
+_MAX_HEADERS = 10_000  # headers read before training begins: a tenth of a millisecond each
 _MARGIN = 8 / 7  # of what is cut to be the middle after "resized": 256 pixels for 224 of them
 
 
@@ -32,27 +32,27 @@ class Fitting:
     channels: int
     crop: Crop = "padded"
 
-    def whole(self, picture: "Image.Image") -> NDArray[np.uint8]:
+    def center_crop(self, picture: "Image.Image") -> NDArray[np.uint8]:
         """The middle of the picture: its shorter side made `size` (a seventh more where crops are "resized"), then cut."""
-        picture = self._coloured(picture)
+        picture = self._convert(picture)
         width, height = picture.size
         side = self.size if self.crop == "padded" else round(self.size * _MARGIN)
         shorter = min(width, height)
         if (width, height) != (self.size, self.size):
-            picture = _resized(picture, (round(width * side / shorter), round(height * side / shorter)), None)
+            picture = _resize(picture, (round(width * side / shorter), round(height * side / shorter)), None)
         left, top = (picture.width - self.size) // 2, (picture.height - self.size) // 2
         return self._array(picture.crop((left, top, left + self.size, top + self.size)))
 
-    def piece(self, picture: "Image.Image", draw: Callable[[int], float]) -> NDArray[np.uint8]:
+    def random_crop(self, picture: "Image.Image", draw: Callable[[int], float]) -> NDArray[np.uint8]:
         """A piece of 8 % to 100 % of the area and 3/4 to 4/3 as wide as high, resized: https://arxiv.org/abs/1409.4842, section 6."""
-        picture = self._coloured(picture)
+        picture = self._convert(picture)
         area = picture.width * picture.height * (0.08 + 0.92 * draw(0))
         shape = (3 / 4) * (16 / 9) ** draw(1)
         width, height = min((area * shape) ** 0.5, picture.width), min((area / shape) ** 0.5, picture.height)
         left, top = (picture.width - width) * draw(2), (picture.height - height) * draw(3)
-        return self._array(_resized(picture, (self.size, self.size), (left, top, left + width, top + height)))
+        return self._array(_resize(picture, (self.size, self.size), (left, top, left + width, top + height)))
 
-    def _coloured(self, picture: "Image.Image") -> "Image.Image":
+    def _convert(self, picture: "Image.Image") -> "Image.Image":
         if picture.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255 instead of scaling
             from PIL.Image import fromarray
 
@@ -70,7 +70,7 @@ class Files:
     paths: list[Path]
     labels: NDArray[np.int64]
 
-    def chosen(self, indices: NDArray[np.int64]) -> Self:
+    def select(self, indices: NDArray[np.int64]) -> Self:
         return replace(self, paths=[self.paths[index] for index in indices.tolist()], labels=self.labels[indices])
 
     def digest(self) -> str:
@@ -79,7 +79,7 @@ class Files:
         return sha256(repr((names, self.labels.tolist())).encode(errors="surrogateescape")).hexdigest()
 
 
-def opened(path: Path) -> "Image.Image":
+def open_picture(path: Path) -> "Image.Image":
     """The picture in a file, completely decoded; `DataError` names a file that is not a picture or is damaged."""
     from PIL import Image, UnidentifiedImageError
 
@@ -101,7 +101,7 @@ def opened(path: Path) -> "Image.Image":
 def read_picture(path: Path) -> "Image.Image":
     """A picture of a data set, decoded whole; `DataError` says how to go on without a damaged one."""
     try:
-        return opened(path)
+        return open_picture(path)
     except DataError as problem:
         raise DataError(f"{problem}\n  take it away, or leave such files out: --data.on-corrupt skip") from problem
 
@@ -112,12 +112,12 @@ def class_folders(tree: Path) -> list[str]:
     return sorted(folder.name for folder in folders if folder.is_dir() and not folder.name.startswith("."))
 
 
-def files_of(tree: Path, classes: Sequence[str]) -> Files:
+def list_pictures(tree: Path, classes: Sequence[str]) -> Files:
     """All pictures of the class folders below `tree`, by class and path; `DataError` for other folders and classes without any."""
     outside = [name for name in class_folders(tree) if name not in classes]
     if outside:
         raise DataError(
-            f"{tree / outside[0]} is outside the classes, which are: {shown(classes)}\n"
+            f"{tree / outside[0]} is outside the classes, which are: {first_names(classes)}\n"
             "  is the folder misplaced, or missing from the training part or from --data.classes?"
         )
     groups: list[list[Path]] = []
@@ -139,7 +139,7 @@ def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop)
         return Fitting(size, channels, crop)
     sizes: dict[tuple[int, int], Path] = {}
     depths: dict[int, Path] = {}
-    for path in files.paths[:: -(-len(files.paths) // _LOOKED_AT)]:
+    for path in files.paths[:: -(-len(files.paths) // _MAX_HEADERS)]:
         if (header := _header(path)) is not None:
             sizes.setdefault(header[:2], path)
             depths.setdefault(header[2], path)
@@ -163,12 +163,12 @@ def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop)
     return Fitting(width if size is None else size, depth if channels is None else channels, crop)
 
 
-def readable(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]]:
+def readable_files(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]]:
     """The files that can be decoded, and the paths of those that cannot; reads every file once."""
 
     def sound(path: Path) -> bool:
         try:
-            opened(path)
+            open_picture(path)
         except DataError:
             return False
         return True
@@ -178,10 +178,10 @@ def readable(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]]:
     if not is_readable.any():
         raise DataError(f"none of {len(files.paths)} pictures can be read; the first is {files.paths[0]}")
     damaged = [path for path, good in zip(files.paths, is_readable.tolist(), strict=True) if not good]
-    return files.chosen(np.flatnonzero(is_readable)), damaged
+    return files.select(np.flatnonzero(is_readable)), damaged
 
 
-def shown(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     """Names for a message: the first ten, and how many there are where these are not all."""
     return ", ".join(names[:10]) + (f" ... ({len(names)})" if len(names) > 10 else "")
 
@@ -196,7 +196,7 @@ def _header(path: Path) -> tuple[int, int, int] | None:
         return None  # told when it is read, or left out
 
 
-def _resized(
+def _resize(
     picture: "Image.Image", size: tuple[int, int], box: tuple[float, float, float, float] | None
 ) -> "Image.Image":
     from PIL.Image import Resampling

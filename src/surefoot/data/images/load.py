@@ -13,7 +13,7 @@ import numpy as np
 
 from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path
-from surefoot.data.images.arrays import Arrays, digits, found_in, synthetic
+from surefoot.data.images.arrays import Arrays, arrays_in, digits, synthetic
 from surefoot.data.images.augmentation import Augmentation, Pixels
 from surefoot.data.images.dataset import ImageArrays, ImageFiles, Moments, normalised_with
 from surefoot.data.images.folder import (
@@ -22,10 +22,10 @@ from surefoot.data.images.folder import (
     Fitting,
     OnCorrupt,
     class_folders,
-    files_of,
     fitting,
+    list_pictures,
     read_picture,
-    readable,
+    readable_files,
 )
 from surefoot.data.order import Ids, permutation
 from surefoot.data.text.files import check_parts
@@ -109,7 +109,7 @@ def load_images(
     elif path is None:
         arrays = digits()
     elif folder.is_dir():
-        arrays = found_in(folder, numbered=classes is None)
+        arrays = arrays_in(folder, numbered=classes is None)
     else:
         what = "is a file: give the directory that it is in" if folder.is_file() else "does not exist"
         raise DataError(
@@ -152,7 +152,7 @@ def _of_arrays(
             f"{where}: training images of {height} x {width} pixels and {channels} channel(s), test images of "
             f"{' x '.join(str(side) for side in arrays.test_images.shape[1:])}: all must be squares of one size and colour"
         )
-    train_ids, val_ids = _divided(len(arrays.images), val_fraction)
+    train_ids, val_ids = _split_ids(len(arrays.images), val_fraction)
     training = arrays.images[train_ids]
     mean, std = _moments(_counts(training))
     return ImageDatasets(
@@ -189,20 +189,20 @@ def _of_folders(
             "  give a directory with a folder of pictures for each class, or with train/, val/ and test/ of such"
         )
     directories = {"training": tree, "val": validation, "test": test}
-    parts = {name: files_of(directory, names) for name, directory in directories.items() if directory}
+    parts = {name: list_pictures(directory, names) for name, directory in directories.items() if directory}
     left_out: list[Path] = []
     if on_corrupt == "skip":
         for name, files in parts.items():
-            parts[name], damaged = readable(files)
+            parts[name], damaged = readable_files(files)
             left_out += damaged
     training, held_out = parts["training"], parts.get("val")
     fits = fit(training)
     if held_out is None:
-        training, held_out = map(training.chosen, _divided(len(training.paths), val_fraction))
+        training, held_out = map(training.select, _split_ids(len(training.paths), val_fraction))
     counts_CV = np.zeros((fits.channels, 256), dtype=np.int64)
     # one after the other: thousands of pictures need not fit into memory
     for path in training.paths[:: -(-len(training.paths) // _MEASURED_FILES)]:
-        counts_CV += _counts(fits.whole(read_picture(path)))
+        counts_CV += _counts(fits.center_crop(read_picture(path)))
     mean, std = _moments(counts_CV)
     return ImageDatasets(
         train=ImageFiles(training, fits, mean=mean, std=std, augmentation=augmentation or Augmentation()),
@@ -216,7 +216,7 @@ def _of_folders(
     )
 
 
-def _divided(images: int, val_fraction: float) -> tuple[Ids, Ids]:
+def _split_ids(images: int, val_fraction: float) -> tuple[Ids, Ids]:
     number = round(images * val_fraction)
     check_parts(images - number, number, val_fraction, what="images", cure="0.1, or more images if there are few")
     order = permutation(stream_key(0, "held-out images"), images, np.arange(images))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.paths import local_path
-from surefoot.data.text.files import SUFFIXES, decoded, no_such, open_unpacked
+from surefoot.data.text.files import SUFFIXES, decode_utf8, no_such, open_unpacked
 from surefoot.errors import ConfigError, DataError, first_line
 
 _LINES = (".jsonl", ".ndjson")
@@ -37,7 +37,7 @@ class DocumentFile:
         elif _kind(self.path) in (*_LINES, ".json"):  # the latter only where somebody says so, by its name
             yield from _texts(self.path, column=column, start=start)
         elif start == 0:
-            yield decoded(b"".join(_lines(self.path)), str(self.path))
+            yield decode_utf8(b"".join(_lines(self.path)), str(self.path))
 
 
 def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> list[DocumentFile]:
@@ -50,11 +50,11 @@ def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> 
     files = []
     for path in [local_path(path, setting="inputs") for path in inputs]:
         if path.is_dir():
-            files += [_noted(file, file.relative_to(path).as_posix()) for file in _below(path, out=out)]
+            files += [_document_file(file, file.relative_to(path).as_posix()) for file in _below(path, out=out)]
         elif path.name.endswith(f"{_PARQUET}.gz"):
             raise DataError(f"{path}: Parquet is compressed in itself, and not read gzipped\n  gunzip {path}")
         elif path.is_file():
-            files.append(_noted(path, path.name))
+            files.append(_document_file(path, path.name))
         else:
             raise no_such(path)
     empty = [file for file in files if file.size == 0 and _kind(file.path) not in SUFFIXES]
@@ -96,7 +96,7 @@ def _below(directory: Path, *, out: Path | None) -> list[Path]:
     return sorted(files, key=lambda file: file.parts)
 
 
-def _noted(file: Path, name: str) -> DocumentFile:
+def _document_file(file: Path, name: str) -> DocumentFile:
     stat = file.stat()
     return DocumentFile(file, name, size=stat.st_size, changed_ns=stat.st_mtime_ns)
 
@@ -110,7 +110,7 @@ def json_lines(path: Path, *, start: int = 0) -> Iterator[tuple[str, Any]]:
     """Values of the lines that are not blank, gzipped or not, from number `start` on, each with its file and line."""
     lines = ((number, line) for number, line in enumerate(_lines(path), start=1) if line.strip())
     for number, line in islice(lines, start, None):
-        where, text = f"{path}, line {number}", decoded(line, str(path), first_line=number)
+        where, text = f"{path}, line {number}", decode_utf8(line, str(path), first_line=number)
         try:
             yield where, json.loads(text)
         except (ValueError, RecursionError) as problem:
@@ -122,7 +122,7 @@ def _texts(path: Path, *, column: str, start: int) -> Iterator[str]:
         if not isinstance(record, dict) or column not in record:
             there = ", ".join(record) if isinstance(record, dict) else f"a {type(record).__name__}"
             raise DataError(f"{where} has no {column!r}: there is {there}{_HINT}")
-        yield _checked(record[column], column, where)
+        yield _check_text(record[column], column, where)
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -150,7 +150,7 @@ def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:
                 for batch in file.iter_batches(1024, row_groups=[group], columns=[column]):
                     for text in batch.column(0).to_pylist():
                         if row >= start:
-                            yield _checked(text, column, f"{path}, row {row}")
+                            yield _check_text(text, column, f"{path}, row {row}")
                         row += 1
     except (pyarrow.lib.ArrowException, OSError) as problem:
         raise DataError(
@@ -158,7 +158,7 @@ def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:
         ) from problem
 
 
-def _checked(text: Any, column: str, where: str) -> str:
+def _check_text(text: Any, column: str, where: str) -> str:
     if not isinstance(text, str | None):
         raise DataError(f"{where}: {column!r} is a {type(text).__name__}, not text{_HINT}")
     return text or ""

@@ -27,22 +27,22 @@ class RefusedTextError(DataError):
         self.index, self.why = index, why
 
 
-def encoded_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, processes: int) -> Iterator[list[Tokens]]:
+def encode_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, processes: int) -> Iterator[list[Tokens]]:
     """The tokens of each text of each batch, in order, whatever the number of processes; each with the end token after it.
 
     A text without characters has no tokens, and no end. Batches are read a few ahead of the encoding. One process is this one.
     Raises `RefusedTextError`, once all batches before that text's are given.
     """
     if processes == 1:
-        yield from (_encoded(tokenizer, batch) for batch in batches)
+        yield from (_encode(tokenizer, batch) for batch in batches)
         return
     pool = ProcessPoolExecutor(
-        processes, mp_context=get_context("spawn"), initializer=_begin, initargs=(tokenizer.to_json(),)
+        processes, mp_context=get_context("spawn"), initializer=_init_worker, initargs=(tokenizer.to_json(),)
     )
     waiting: deque[Future[list[Tokens]]] = deque()
     try:
         for batch in batches:
-            waiting.append(pool.submit(_encoded_here, batch))
+            waiting.append(pool.submit(_encode_here, batch))
             if len(waiting) > 2 * processes:
                 yield waiting.popleft().result()
         while waiting:
@@ -66,7 +66,7 @@ def refuse_script_read_again() -> None:
         )
 
 
-def encoded_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
     """The tokens of each text; `RefusedTextError` tells which of them cannot be encoded."""
     try:
         return tokenizer.encode_all(texts)
@@ -79,19 +79,19 @@ def encoded_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
         raise
 
 
-def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[Tokens]:
+def _encode(tokenizer: Tokenizer, texts: list[str]) -> list[Tokens]:
     end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     return [
         np.concatenate([tokens, np.array(end, dtype=tokens.dtype)]) if text else tokens[:0]
-        for text, tokens in zip(texts, encoded_texts(tokenizer, texts), strict=True)
+        for text, tokens in zip(texts, encode_texts(tokenizer, texts), strict=True)
     ]
 
 
-def _encoded_here(texts: list[str]) -> list[Tokens]:
-    return _encoded(_of_this_process[0], texts)
+def _encode_here(texts: list[str]) -> list[Tokens]:
+    return _encode(_of_this_process[0], texts)
 
 
-def _begin(tokenizer: str) -> None:
+def _init_worker(tokenizer: str) -> None:
     """In a process of the pool: leave Ctrl-C to the one that started it, and end when that ends, even by SIGKILL."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread for each process

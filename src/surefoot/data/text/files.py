@@ -66,12 +66,12 @@ def open_unpacked(path: Path) -> Iterator[gzip.GzipFile | BufferedReader]:
         ) from problem
 
 
-def decoded(data: bytes, where: str, *, first_line: int = 1) -> str:
+def decode_utf8(data: bytes, where: str, *, first_line: int = 1) -> str:
     """UTF-8 as text, without the mark that it may begin with; `DataError` naming line and byte, both from 1.
 
     `where` names the file. Lines are counted from `first_line`: that of the first byte.
 
-    >>> decoded(b"caf" + bytes([0xe9]), "menu.txt")
+    >>> decode_utf8(b"caf" + bytes([0xe9]), "menu.txt")
     Traceback (most recent call last):
     surefoot.errors.DataError: menu.txt, line 1 is not UTF-8 text: byte 4 of the line is 0xe9
       is it a binary or compressed file? Otherwise convert it: iconv -f latin1 -t utf-8
@@ -112,7 +112,7 @@ def load_documents(path: Path | str) -> dict[str, str]:
             )
         documents = _read(files, below=path)
     elif path.is_file():
-        documents = {path.name: _decoded(path)}
+        documents = {path.name: _read_text(path)}
     else:
         raise no_such(path)
     if not any(text.strip() for text in documents.values()):
@@ -204,11 +204,11 @@ def _source_files(root: Path) -> Iterator[Path]:
         )
 
 
-def _decoded(file: Path) -> str:
+def _read_text(file: Path) -> str:
     with open_unpacked(file) as source:
-        return decoded(source.read(), str(file))
+        return decode_utf8(source.read(), str(file))
 
 
 def _read(files: Iterable[Path], *, below: Path) -> dict[str, str]:
-    texts = {file.relative_to(below).as_posix(): _decoded(file) for file in files}
+    texts = {file.relative_to(below).as_posix(): _read_text(file) for file in files}
     return {name: text if text.endswith("\n") else text + "\n" for name, text in texts.items() if text}

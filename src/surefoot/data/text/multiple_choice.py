@@ -41,7 +41,7 @@ class MultipleChoice:
     """Questions as a data set for a `Split` with the metric `multiple_choice_accuracy` or `continuation_accuracy`.
 
     A row is a context and its ending. One longer than `context` + 1 tokens loses the start of its context; `shortened` counts such
-    questions. Questions stand from the longest to the shortest: the first batch needs the most memory. `most_targets` is how many
+    questions. Questions stand from the longest to the shortest: the first batch needs the most memory. `max_targets` is how many
     tokens the endings of one question have at most. All must have as many endings.
 
     >>> dataset = MultipleChoice([Question([[1, 2]] * 2, [[3], [4, 5]], label=0)], context=8, byte_counts=[1] * 6)
@@ -66,7 +66,7 @@ class MultipleChoice:
         self.byte_counts = np.asarray(byte_counts)
         self.right = np.array([question.label for question in questions])
         self.order = np.argsort(-self.lengths.reshape(-1, self.choices).max(axis=1), kind="stable")
-        self.most_targets = int(self.endings.reshape(-1, self.choices).sum(axis=1).max())
+        self.max_targets = int(self.endings.reshape(-1, self.choices).sum(axis=1).max())
 
     def __len__(self) -> int:
         return len(self.right)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from surefoot.config.paths import local_path, write_whole
 from surefoot.data.text.documents import DocumentFile, document_files, kinds
-from surefoot.data.text.encode import RefusedTextError, encoded_batches, refuse_script_read_again
+from surefoot.data.text.encode import RefusedTextError, encode_batches, refuse_script_read_again
 from surefoot.data.text.shards import (
     INDEX,
     Shard,
@@ -31,10 +31,10 @@ from surefoot.tokenizers.tokenizer import Tokenizer
 
 _NOTES, _TOKENIZER = "prepare.json", "tokenizer.json"
 _CHARACTERS_AT_ONCE, _DOCUMENTS_AT_ONCE = 1 << 20, 1024  # of a batch for one process
-_SAID_EVERY_S = 10.0
+_PROGRESS_EVERY_S = 10.0
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Where in the text a shard begins: a token of a document of a file."""
 
     file: int
@@ -42,11 +42,11 @@ class Place(NamedTuple):
     token: int
 
 
-class Made(NamedTuple):
+class PreparedShard(NamedTuple):
     """A shard, and where the next one begins."""
 
     shard: Shard
-    next: Place
+    next: Position
 
 
 def prepare_shards(
@@ -91,7 +91,7 @@ def prepare_shards(
         "files": [[file.name, file.size, file.changed_ns] for file in files],
     }
     say(kinds(files))
-    recorded = _noted(directory, settings, say)
+    recorded = _read_notes(directory, settings, say)
     sound = next((index for index, one in enumerate(recorded) if is_damaged(directory, one.shard)), len(recorded))
     prepared = recorded[:sound]
     prepared_tokens = f"{sum(one.shard.count for one in prepared):,} tokens"
@@ -106,14 +106,14 @@ def prepare_shards(
         directory.mkdir(parents=True, exist_ok=True)
         (directory / INDEX).unlink(missing_ok=True)
         write_whole(directory / _TOKENIZER, tokenizer.to_json().encode())
-        _note(directory, settings, prepared)
-    begin = prepared[-1].next if prepared else Place(0, 0, 0)
-    documents = _encoded(files, begin, tokenizer=tokenizer, column=column, processes=processes)
-    for pieces, position, token in cut_shards(_told(documents, files, say), shard_tokens, skip=begin.token):
+        _write_notes(directory, settings, prepared)
+    begin = prepared[-1].next if prepared else Position(0, 0, 0)
+    documents = _encode(files, begin, tokenizer=tokenizer, column=column, processes=processes)
+    for pieces, position, token in cut_shards(_with_progress(documents, files, say), shard_tokens, skip=begin.token):
         with _writing(directory):
             shard = write_shard(pieces, directory, number=len(prepared), vocab_size=tokenizer.vocab_size)
-            prepared.append(Made(shard, position._replace(token=token)))
-            _note(directory, settings, prepared)
+            prepared.append(PreparedShard(shard, position._replace(token=token)))
+            _write_notes(directory, settings, prepared)
     if not prepared:
         raise DataError(f"no text in {', '.join(map(str, inputs))}: all documents are empty")
     with _writing(directory):
@@ -122,10 +122,10 @@ def prepare_shards(
     return shards
 
 
-def _encoded(
-    files: Sequence[DocumentFile], begin: Place, *, tokenizer: Tokenizer, column: str, processes: int
-) -> Iterator[tuple[Place, Tokens]]:
-    waiting: deque[list[Place]] = deque()  # of each batch that is being encoded
+def _encode(
+    files: Sequence[DocumentFile], begin: Position, *, tokenizer: Tokenizer, column: str, processes: int
+) -> Iterator[tuple[Position, Tokens]]:
+    waiting: deque[list[Position]] = deque()  # of each batch that is being encoded
 
     def batches() -> Iterator[list[str]]:
         texts: list[str] = []
@@ -135,7 +135,7 @@ def _encoded(
             for document, text in enumerate(file.documents(column=column, start=start), start=start):
                 if not texts:
                     waiting.append([])
-                waiting[-1].append(Place(number, document, 0))
+                waiting[-1].append(Position(number, document, 0))
                 texts.append(text)
                 characters += len(text)
                 if characters >= _CHARACTERS_AT_ONCE or len(texts) >= _DOCUMENTS_AT_ONCE:
@@ -145,23 +145,23 @@ def _encoded(
             yield texts
 
     try:
-        for tokens in encoded_batches(batches(), tokenizer, processes=processes):
+        for tokens in encode_batches(batches(), tokenizer, processes=processes):
             yield from zip(waiting.popleft(), tokens, strict=True)
     except RefusedTextError as problem:
         file, document, _ = waiting[0][problem.index]
         raise DataError(f"{files[file].path}, document {document + 1} (the first is 1): {problem.why}") from problem
 
 
-def _told(
-    documents: Iterator[tuple[Place, Tokens]], files: Sequence[DocumentFile], say: Callable[[str], None]
-) -> Iterator[tuple[Place, Tokens]]:
+def _with_progress(
+    documents: Iterator[tuple[Position, Tokens]], files: Sequence[DocumentFile], say: Callable[[str], None]
+) -> Iterator[tuple[Position, Tokens]]:
     """The same documents; every few seconds a line says how far they are."""
     began = last_line = time.monotonic()
     count = 0
     for number, (position, tokens) in enumerate(documents, start=1):
         count += len(tokens)
         now = time.monotonic()
-        if now - last_line >= _SAID_EVERY_S:
+        if now - last_line >= _PROGRESS_EVERY_S:
             last_line = now
             say(
                 f"file {position.file + 1} of {len(files)} ({files[position.file].name}): {count:,} tokens of {number:,} documents,"
@@ -170,7 +170,7 @@ def _told(
         yield position, tokens
 
 
-def _noted(directory: Path, settings: dict[str, Any], say: Callable[[str], None]) -> list[Made]:
+def _read_notes(directory: Path, settings: dict[str, Any], say: Callable[[str], None]) -> list[PreparedShard]:
     """The shards that an earlier call made in a directory; `DataError` if its settings, or files in a shard, differ."""
     path = directory / _NOTES
     if not path.is_file():
@@ -182,7 +182,7 @@ def _noted(directory: Path, settings: dict[str, Any], say: Callable[[str], None]
     try:
         notes = json.loads(path.read_bytes())
         before = dict(notes["settings"])
-        prepared = [Made(Shard(**one["shard"]), Place(*one["next"])) for one in notes["shards"]]
+        prepared = [PreparedShard(Shard(**one["shard"]), Position(*one["next"])) for one in notes["shards"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
         raise DataError(f"{path} cannot be read ({problem}): delete {directory}, and begin again") from problem
     changed = {name: now for name, now in settings.items() if before.get(name) != now}
@@ -194,8 +194,8 @@ def _noted(directory: Path, settings: dict[str, Any], say: Callable[[str], None]
         if not prepared:
             say(f"{directory} holds no shard yet: begun anew")
             return []
-        if list(changed) == ["files"] and _unread(before["files"], settings, prepared):
-            say(f"{_changed(before['files'], changed['files'])}: nothing of it is in a shard yet")
+        if list(changed) == ["files"] and _is_unread(before["files"], settings, prepared):
+            say(f"{_describe_changes(before['files'], changed['files'])}: nothing of it is in a shard yet")
             return prepared
     differences = "; ".join(_difference(name, before.get(name), now) for name, now in changed.items())
     raise DataError(
@@ -203,7 +203,7 @@ def _noted(directory: Path, settings: dict[str, Any], say: Callable[[str], None]
     )
 
 
-def _unread(before: Sequence[Any], settings: Mapping[str, Any], prepared: Sequence[Made]) -> bool:
+def _is_unread(before: Sequence[Any], settings: Mapping[str, Any], prepared: Sequence[PreparedShard]) -> bool:
     """Whether all files with text in a shard are unchanged, and all shards full: the last one may hold a rest."""
     read = prepared[-1].next.file + 1
     return before[:read] == settings["files"][:read] and all(
@@ -217,11 +217,11 @@ def _shards(count: int) -> str:
 
 def _difference(name: str, before: Any, now: Any) -> str:
     if name == "files" and isinstance(before, list):
-        return _changed(before, now)
+        return _describe_changes(before, now)
     return "they were made by another tokenizer" if name == "tokenizer" else f"{name} was {before!r}, now {now!r}"
 
 
-def _changed(before: Sequence[Any], now: Sequence[Any]) -> str:
+def _describe_changes(before: Sequence[Any], now: Sequence[Any]) -> str:
     sizes = {one[0]: one[1] for one in before}
     new, gone = [one for one in now if one not in before], [one for one in before if one not in now]
     for name, size, _ in new:
@@ -233,7 +233,7 @@ def _changed(before: Sequence[Any], now: Sequence[Any]) -> str:
     return f"of {len(before)} files, now {len(now)}{example}"
 
 
-def _note(directory: Path, settings: dict[str, Any], prepared: Sequence[Made]) -> None:
+def _write_notes(directory: Path, settings: dict[str, Any], prepared: Sequence[PreparedShard]) -> None:
     shards = [{"shard": vars(one.shard), "next": one.next} for one in prepared]
     notes = {"format_version": 1, "settings": settings, "shards": shards}
     write_whole(directory / _NOTES, json.dumps(notes, indent=1).encode())

@@ -11,7 +11,7 @@ import numpy as np
 from surefoot.config.paths import local_path
 from surefoot.data.order import permutation
 from surefoot.data.text.documents import json_lines
-from surefoot.data.text.encode import RefusedTextError, encoded_texts
+from surefoot.data.text.encode import RefusedTextError, encode_texts
 from surefoot.data.text.files import no_such
 from surefoot.data.text.multiple_choice import Question
 from surefoot.errors import DataError
@@ -80,7 +80,7 @@ def load_questions(
     if number is not None and number < len(records):
         chosen = permutation(stream_key(seed, "questions"), len(records), np.arange(number))
         records = [records[index] for index in sorted(chosen.tolist())]
-    return _encoded(records, tokenizer)
+    return _encode(records, tokenizer)
 
 
 def _layout(record: dict[str, Any], source: str) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ def _layout(record: dict[str, Any], source: str) -> tuple[str, ...]:
     best = max(_LAYOUTS, key=lambda layout: sum(key in record for key in layout) / len(layout))
     if not any(key in record for key in best):
         known = "; ".join(map(", ".join, _LAYOUTS))
-        raise DataError(f"{source} has the keys {_shown(record)}\n  those of a question are one of: {known}")
+        raise DataError(f"{source} has the keys {_list_keys(record)}\n  those of a question are one of: {known}")
     return best
 
 
@@ -96,7 +96,7 @@ def _record(record: dict[str, Any], layout: tuple[str, ...], source: str) -> _Re
     missing = [key for key in layout if key not in record]
     if missing:
         raise DataError(
-            f"{source} has no {', no '.join(map(repr, missing))}: its keys are {_shown(record)}\n"
+            f"{source} has no {', no '.join(map(repr, missing))}: its keys are {_list_keys(record)}\n"
             f"  the keys {', '.join(layout)} are needed"
         )
     contexts, endings = (_texts(record[key], key, source) for key in layout[:2])
@@ -139,13 +139,13 @@ def _right(value: Any, key: str, source: str, *, number: int) -> int:
     return plain
 
 
-def _encoded(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]:
+def _encode(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]:
     sources: dict[str, str] = {}  # of each text, the first one
     for record in records:
         for text in (*record.contexts, *record.endings):
             sources.setdefault(text, record.source)
     try:
-        tokens = dict(zip(sources, encoded_texts(tokenizer, [*sources]), strict=True))
+        tokens = dict(zip(sources, encode_texts(tokenizer, [*sources]), strict=True))
     except RefusedTextError as problem:
         raise DataError(f"{[*sources.values()][problem.index]}: {problem.why}") from problem
 
@@ -156,7 +156,7 @@ def _encoded(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]
     return [question(record) for record in records]
 
 
-def _shown(record: dict[str, Any]) -> str:
+def _list_keys(record: dict[str, Any]) -> str:
     return _cut(", ".join(record)) or "none"
 
 

@@ -58,8 +58,8 @@ class TokenShards:
         Sizes are compared, contents are not: `refuse_damaged()` reads them.
         """
         directory = local_path(directory, setting="directory")
-        vocab_size, dtype, shards = _index(directory)
-        return cls(directory, vocab_size, shards, [_mapped(directory / shard.name, shard, dtype) for shard in shards])
+        vocab_size, dtype, shards = _read_index(directory)
+        return cls(directory, vocab_size, shards, [_mmap(directory / shard.name, shard, dtype) for shard in shards])
 
     def __len__(self) -> int:
         return sum(len(array) for array in self.arrays)
@@ -123,7 +123,7 @@ def write_shards(
         raise DataError(f"vocab_size = {vocab_size} and shard_tokens = {shard_tokens} must both be at least 1")
     directory.mkdir(parents=True, exist_ok=True)
     parts = [tokens] if isinstance(tokens, np.ndarray) else tokens
-    filled = enumerate(cut_shards(enumerate(_checked(parts, vocab_size)), shard_tokens))
+    filled = enumerate(cut_shards(enumerate(_check_tokens(parts, vocab_size)), shard_tokens))
     shards = [write_shard(pieces, directory, number=number, vocab_size=vocab_size) for number, (pieces, *_) in filled]
     if not shards:
         raise DataError(f"no tokens to write into {directory}: every array that was given is empty")
@@ -150,7 +150,7 @@ def _dtype_name(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
-def _checked(parts: Iterable[Tokens], vocab_size: int) -> Iterator[Tokens]:
+def _check_tokens(parts: Iterable[Tokens], vocab_size: int) -> Iterator[Tokens]:
     before = 0
     for part in parts:
         array = np.asarray(part)
@@ -186,7 +186,7 @@ def cut_shards(
         yield pieces, *following
 
 
-def _index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
+def _read_index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
     path = directory / INDEX
     if not directory.is_dir():
         raise DataError(
@@ -214,7 +214,7 @@ def _index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
     return vocab_size, dtype, shards
 
 
-def _mapped(path: Path, shard: Shard, dtype: np.dtype[Any]) -> Tokens:
+def _mmap(path: Path, shard: Shard, dtype: np.dtype[Any]) -> Tokens:
     expected, hint = shard.count * dtype.itemsize, "copy it again, or write the shards again"
     try:
         size = path.stat().st_size

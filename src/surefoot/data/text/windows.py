@@ -31,7 +31,7 @@ class TrainWindows:
 
     def __init__(self, tokens: Tokens | TokenShards, *, context: int, seed: int) -> None:
         self.arrays = _arrays(tokens, context)
-        self.identity = {**_described(tokens, context), "seed": seed}
+        self.identity = {**_identity(tokens, context), "seed": seed}
         self.context, self.key = context, stream_key(seed, "window offset")
         sizes = np.array([len(array) for array in self.arrays])
         counts = np.maximum(0, sizes - context) // context
@@ -96,7 +96,7 @@ class EvalWindows:
     def __init__(
         self, tokens: Tokens | TokenShards, *, context: int, max_tokens: int | None = None, seed: int = 0
     ) -> None:
-        self.arrays, self.identity = _arrays(tokens, context), _described(tokens, context)
+        self.arrays, self.identity = _arrays(tokens, context), _identity(tokens, context)
         self.context = context
         counts = np.array([-(-(len(array) - 1) // context) for array in self.arrays])
         self.ends = np.cumsum(counts)
@@ -171,7 +171,7 @@ def _arrays(tokens: Tokens | TokenShards, context: int) -> list[Tokens]:
     return [array for array in arrays if len(array)] or [np.empty(0, np.int64)]
 
 
-def _described(tokens: Tokens | TokenShards, context: int) -> dict[str, Any]:
+def _identity(tokens: Tokens | TokenShards, context: int) -> dict[str, Any]:
     if isinstance(tokens, TokenShards):
         return {**tokens.fingerprint(), "context": context}
     array = np.asarray(tokens)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, get_args
 
 from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path
-from surefoot.data.text.files import check_parts, decoded, no_such, open_unpacked
+from surefoot.data.text.files import check_parts, decode_utf8, no_such, open_unpacked
 from surefoot.errors import ConfigError, DataError
 
 Sentences = list[tuple[str, str]]  # a source and its translation
@@ -227,7 +227,7 @@ def _lines(path: Path) -> list[str]:
         data = file.read()
     if not data.removeprefix(BOM_UTF8):
         raise DataError(f"{path} is empty")
-    return decoded(data, str(path)).removesuffix("\n").split("\n")
+    return decode_utf8(data, str(path)).removesuffix("\n").split("\n")
 
 
 def _without_empty(pairs: Sentences, files: Sequence[Path], *, first_line: int, on_empty: OnEmpty) -> _Part:

@@ -12,7 +12,7 @@ from surefoot.recipes.gpt.config import Data
 from surefoot.recipes.optimizer_settings import note
 
 TOKENIZER = "tokenizer.json"  # in the run's directory
-_LEAST_VOCABULARY = 257  # the bytes, and an end
+_MIN_VOCABULARY = 257  # the bytes, and an end
 _VOCABULARY = 2048
 _GPT2_VOCABULARY = 50_257
 _CHARACTERS = 320  # of a text that is shown in words
@@ -100,7 +100,7 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
             )
     origin = "text of Python's standard library (data.path is absent)" if path is None else f"text of {path}"
     tokens = sf.data.encode_documents(training, tokenizer), sf.data.encode_documents(held_out, tokenizer)
-    return Corpus(*tokens, tokenizer, chosen, about=(origin, _parted(documents, held_out)))
+    return Corpus(*tokens, tokenizer, chosen, about=(origin, _describe_split(documents, held_out)))
 
 
 def promised_vocabulary(data: Data) -> int | None:
@@ -111,12 +111,12 @@ def promised_vocabulary(data: Data) -> int | None:
     """
     if data.tokenizer is None and data.path is not None and not Path(data.path).is_file():
         return None  # a directory may hold shards, which have tokens already
-    return {"bpe": data.vocab_size or _VOCABULARY, "bytes": _LEAST_VOCABULARY, "gpt2": _GPT2_VOCABULARY}.get(
+    return {"bpe": data.vocab_size or _VOCABULARY, "bytes": _MIN_VOCABULARY, "gpt2": _GPT2_VOCABULARY}.get(
         data.tokenizer or "bpe"
     )
 
 
-def saved(out: str | Path | None) -> Path | None:
+def saved_tokenizer_path(out: str | Path | None) -> Path | None:
     """The tokenizer of the run in `run_dir`; None where none has begun there. `CheckpointError` where it is missing."""
     if out is None or not any(Path(out).glob("checkpoints/step-*")):
         return None
@@ -137,8 +137,8 @@ def refuse_foreign_vocabulary(data: Data) -> None:
             f"data.vocab_size = {vocab_size} is for tokenizers that are trained here (bpe); {tokenizer!r} has its own\n"
             "  leave it out (--data.vocab-size None, where a preset has one), or: --data.tokenizer bpe"
         )
-    if vocab_size is not None and vocab_size < _LEAST_VOCABULARY:
-        raise sf.ConfigError(f"data.vocab_size = {vocab_size}: byte pairs need {_LEAST_VOCABULARY} tokens at least")
+    if vocab_size is not None and vocab_size < _MIN_VOCABULARY:
+        raise sf.ConfigError(f"data.vocab_size = {vocab_size}: byte pairs need {_MIN_VOCABULARY} tokens at least")
 
 
 def saved_tokenizer(path: Path) -> Any:
@@ -149,7 +149,7 @@ def saved_tokenizer(path: Path) -> Any:
         raise sf.CheckpointError(f"{path} is damaged: {problem}") from problem
 
 
-def wrapped(text: str) -> str:
+def first_lines(text: str) -> str:
     """The beginning of a text, in lines that fit a terminal."""
     beginning = text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]} ..."
     return "\n".join(beginning[start : start + 92] for start in range(0, len(beginning), 92))
@@ -173,7 +173,7 @@ def _of_weights(weights: Path, *, vocab_size: int | None) -> Any:
     return None if file is None else sf.tokenizers.load(file)
 
 
-def _parted(documents: Mapping[str, str], held_out: Sequence[str]) -> str:
+def _describe_split(documents: Mapping[str, str], held_out: Sequence[str]) -> str:
     characters = sum(map(len, documents.values()))
     files = f"{len(documents):,} file{'s' * (len(documents) != 1)}, {characters:,} characters"
     which = "the end of it" if len(documents) == 1 else f"{len(held_out):,} whole file{'s' * (len(held_out) != 1)}"

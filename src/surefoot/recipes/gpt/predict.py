@@ -9,7 +9,7 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.paths import local_path
-from surefoot.data.text.files import decoded
+from surefoot.data.text.files import decode_utf8
 
 _LONGEST_CHARACTER = 4  # bytes of UTF-8
 
@@ -44,7 +44,7 @@ def continuations(
     "-" alone is standard input. In pieces: of one input as it grows, of several one JSON object a line. Errors come first.
     """
     if list(inputs) == ["-"]:
-        inputs = [decoded(b"" if sys.stdin is None else sys.stdin.buffer.read(), "standard input")]
+        inputs = [decode_utf8(b"" if sys.stdin is None else sys.stdin.buffer.read(), "standard input")]
     from_file = [] if options.file is None else _lines(local_path(options.file, setting="file"))
     prompts = [*inputs, *from_file] or [otherwise]
     encoded = [tokenizer.encode(prompt).tolist() for prompt in prompts]
@@ -60,7 +60,7 @@ def continuations(
     if len(prompts) == 1 and options.file is None:
         drawn = sf.generate.stream(model, encoded[0], **settings)  # which refuses settings before anything is shown
         yield prompts[0]
-        yield from _decoded(tokenizer, drawn)
+        yield from _decode(tokenizer, drawn)
         yield "\n"
         return
     continued = sf.generate.sample_batch(model, encoded, batch_size=options.batch_size, **settings)
@@ -69,7 +69,7 @@ def continuations(
         yield json.dumps(answer, ensure_ascii=False) + "\n"
 
 
-def _decoded(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:
+def _decode(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:
     """Text as soon as it is whole: a character of several bytes may be spread over several tokens."""
     pending: list[int] = []
     for token in tokens:
@@ -84,7 +84,7 @@ def _decoded(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        text = decoded(path.read_bytes(), str(path))
+        text = decode_utf8(path.read_bytes(), str(path))
     except OSError as problem:
         raise sf.DataError(f"cannot read prompts from {path}: {problem}") from problem
     prompts = [line for line in text.replace("\r\n", "\n").split("\n") if line]  # not at every line break of Unicode

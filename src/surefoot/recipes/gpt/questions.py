@@ -9,15 +9,17 @@ from surefoot.config.paths import local_path
 from surefoot.recipes.optimizer_settings import note
 
 _LOGITS_AT_ONCE = 1 << 28  # 1 GiB of float32
-_MOST_AT_ONCE = 16  # questions
+_MAX_QUESTIONS = 16  # questions
 
 
-def named(files: Sequence[str], *, taken: Sequence[str] = (), setting: str = "multiple_choice") -> dict[str, Path]:
+def named_files(
+    files: Sequence[str], *, taken: Sequence[str] = (), setting: str = "multiple_choice"
+) -> dict[str, Path]:
     """The files of ["NAME=FILE", ...] by name; a file alone is called after itself, up to the first dot.
 
     A name that is there twice, among them or in `taken`, or that would be no split's is refused.
 
-    >>> [*named(["hellaswag=data/val.jsonl", "arc_easy.jsonl.gz"])]
+    >>> [*named_files(["hellaswag=data/val.jsonl", "arc_easy.jsonl.gz"])]
     ['hellaswag', 'arc_easy']
     """
     paths: dict[str, Path] = {}
@@ -59,7 +61,7 @@ def question_split(
 
 def questions_at_once(dataset: Any, *, vocab_size: int) -> int:
     """How many questions make a batch, so that their logits fit into memory; changes no metric."""
-    return max(1, min(_MOST_AT_ONCE, _LOGITS_AT_ONCE // int(dataset.most_targets * vocab_size)))
+    return max(1, min(_MAX_QUESTIONS, _LOGITS_AT_ONCE // int(dataset.max_targets * vocab_size)))
 
 
 def predict_endings(model: Any, batch: Any) -> tuple[Any, Any]:

@@ -18,7 +18,7 @@ from surefoot.recipes.optimizer_settings import refuse_default_data
 _TOKENS = 300  # are shown, about
 
 
-def tinted_held_out(model: Any, corpus: texts.Corpus, *, context: int) -> "sf.report.TextHeatmap":
+def loss_heatmap(model: Any, corpus: texts.Corpus, *, context: int) -> "sf.report.TextHeatmap":
     """Some windows from the middle of the validation text, each token with its loss as in the evaluation."""
     import numpy as np
     import torch.nn.functional as F
@@ -49,7 +49,7 @@ def check(config: Config) -> list[Any]:
         config.schedule.spec,
         config.check,
         lambda: texts.refuse_foreign_vocabulary(config.data),
-        lambda: asked_questions.named(config.multiple_choice or (), taken=("val", "val_all", "cloze")),
+        lambda: asked_questions.named_files(config.multiple_choice or (), taken=("val", "val_all", "cloze")),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
     )
 
@@ -58,7 +58,7 @@ def build(config: Config) -> "sf.Run":
     """The run that a configuration describes, not yet started."""
     context = config.model.context
     _, optimizer, schedule, *_ = check(config)
-    corpus = texts.corpus(config.data, saved=texts.saved(config.run_dir), init=config.init_from)
+    corpus = texts.corpus(config.data, saved=texts.saved_tokenizer_path(config.run_dir), init=config.init_from)
     tokenizer = corpus.tokenizer
     network = network_shape(config, vocab_size=tokenizer.vocab_size)
     prompt = tokenizer.encode(_prompt(config, tokenizer)).tolist() if config.sample_tokens else []
@@ -74,7 +74,7 @@ def build(config: Config) -> "sf.Run":
 
     def in_words(batch: Any) -> str:  # line ends as they are written in Python
         inputs_BT, targets_BT = batch
-        return texts.wrapped(repr(tokenizer.decode([*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()])))
+        return texts.first_lines(repr(tokenizer.decode([*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()])))
 
     every_window = sf.data.EvalWindows(corpus.val, context=context)
     part = sf.data.EvalWindows(corpus.val, context=context, max_tokens=config.val_tokens, seed=config.seed)
@@ -86,7 +86,7 @@ def build(config: Config) -> "sf.Run":
     chosen: dict[str, Any] = {"number": config.multiple_choice_questions, "seed": config.seed}
     splits |= {
         name: asked_questions.question_split(name, file, tokenizer=tokenizer, context=context, **chosen)
-        for name, file in asked_questions.named(config.multiple_choice or ()).items()
+        for name, file in asked_questions.named_files(config.multiple_choice or ()).items()
     }
     return sf.Run(
         model=lambda: sf.models.GPT(network),
@@ -98,7 +98,7 @@ def build(config: Config) -> "sf.Run":
         splits=splits,
         sample_fn=sample if config.sample_tokens else None,
         derived={"perplexity": sf.metrics.perplexity},
-        panels_fn=lambda model: [tinted_held_out(model, corpus, context=context)],
+        panels_fn=lambda model: [loss_heatmap(model, corpus, context=context)],
         describe_fn=in_words,
         extra_files={texts.TOKENIZER: tokenizer.to_json()},
         predict_example="",
@@ -205,7 +205,7 @@ def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
     own: dict[str, Any] = {"tokenizer": tokenizer, "context": config.model.context}
     splits = {name: asked_questions.question_split(name, path, **own) for name, path in on.items()}
-    model = _trained(config, tokenizer, checkpoint, device=config.device)
+    model = _load_model(config, tokenizer, checkpoint, device=config.device)
     as_trained = checkpoint.saved.described["precision"] if config.precision == "auto" else config.precision
     for name, split in splits.items():
         metrics = sf.evaluate(model, split, device=config.device, precision=as_trained, seed=config.seed)
@@ -215,11 +215,11 @@ def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any
 def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
     """The texts with which a trained model goes on from the inputs, in pieces, for `surefoot predict`."""
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
-    model, otherwise = _trained(config, tokenizer, checkpoint, device=options.device), _prompt(config, tokenizer)
+    model, otherwise = _load_model(config, tokenizer, checkpoint, device=options.device), _prompt(config, tokenizer)
     return continuations(model, tokenizer, inputs, options, context=config.model.context, otherwise=otherwise)
 
 
-def _trained(config: Config, tokenizer: Any, checkpoint: Any, *, device: str) -> Any:
+def _load_model(config: Config, tokenizer: Any, checkpoint: Any, *, device: str) -> Any:
     from surefoot.train.model_weights import load_weights  # imports torch
 
     network = network_shape(config, vocab_size=tokenizer.vocab_size)

@@ -71,7 +71,7 @@ def recorded_name(model: Model, *, recorded: str | None = None) -> str:
     return f"{Path(path).resolve()}:{function}"
 
 
-def described(model: Model, name: str) -> dict[str, Any]:
+def network_identity(model: Model, name: str) -> dict[str, Any]:
     """The identity of the network as JSON; with the hash of its file, if it comes from one."""
     return vars(model) | {"name": name} | ({"sha256": digest(name)} if _kind(name) == "file" else {})
 
@@ -150,7 +150,7 @@ def _of_timm(name: str, *, channels: int, classes: int) -> Callable[[], Any]:
         import timm
     except Exception as problem:  # a torchvision that does not fit torch raises what it likes
         raise sf.ConfigError(
-            f"model.name = timm:{name} needs timm, which cannot be imported: {_told(problem)}\n"
+            f"model.name = timm:{name} needs timm, which cannot be imported: {_describe(problem)}\n"
             "  install it: pip install surefoot[timm]"
         ) from problem
     if not timm.is_model(name):
@@ -169,7 +169,7 @@ def _of_file(name: str, shape: dict[str, Any]) -> Callable[[], Any]:
     return lambda: build(**shape) if parameters else build()
 
 
-def _told(problem: Exception) -> str:
+def _describe(problem: Exception) -> str:
     return f"{type(problem).__name__}: {first_line(problem)}"
 
 
@@ -184,7 +184,7 @@ def _refuse_outputs(network: Any, name: str, *, channels: int, classes: int, siz
             logits = network.eval()(torch.zeros(2, channels, size, size))
     except Exception as problem:  # whatever the user's code or torch raises
         raise sf.ConfigError(
-            f"{name} cannot take images of {channels} channel(s) and {size} x {size} pixels: {_told(problem)}"
+            f"{name} cannot take images of {channels} channel(s) and {size} x {size} pixels: {_describe(problem)}"
         ) from problem
     network.train(were)
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):

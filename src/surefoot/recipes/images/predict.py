@@ -29,7 +29,7 @@ class Predict:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Metadata:
     """The conversion of a picture to the model's input, and of the output to a name."""
 
     classes: Sequence[str]
@@ -48,11 +48,11 @@ class Kept:
 
     def strange(self, classes: Sequence[str], *, size: int, channels: int) -> str | None:
         """The difference of other data that prevents an evaluation: classes, size or channels; None if they fit."""
-        from surefoot.data.images.folder import shown  # imports NumPy
+        from surefoot.data.images.folder import first_names  # imports NumPy
 
         if list(classes) != self.classes:
             return (
-                f"the classes of these data are {shown(classes)}; those of the run, by number: {shown(self.classes)}\n"
+                f"the classes of these data are {first_names(classes)}; those of the run, by number: {first_names(self.classes)}\n"
                 "  are these its data? Classes of arrays are named by --data.classes"
             )
         for name, actual, own in (("size", size, self.size), ("channels", channels, self.channels)):
@@ -64,12 +64,12 @@ class Kept:
         return None
 
 
-def kept(run: Path) -> Kept:
+def read_metadata(run: Path) -> Metadata:
     """The saved facts of a run; `CheckpointError` if the file is missing or damaged, or names a program inside the run."""
     path = run / FILE
     try:
         fields = json.loads(read_regular(path))
-        hints = get_type_hints(Kept)
+        hints = get_type_hints(Metadata)
         if (
             not isinstance(fields, dict)
             or fields.keys() != hints.keys()
@@ -90,7 +90,7 @@ def kept(run: Path) -> Kept:
             "  surefoot never writes that: it would run whatever came with the directory\n"
             f"  if it is yours, copy it out of the run, and write its absolute path, without links, into {path}"
         )
-    return Kept(**fields)
+    return Metadata(**fields)
 
 
 def picture_in_words(classes: Sequence[str]) -> Callable[[Any], str]:
@@ -122,12 +122,12 @@ def _shade(value: float, low: float, high: float) -> str:
     return _SHADES[0 if high == low else min(int((value - low) / (high - low) * len(_SHADES)), len(_SHADES) - 1)]
 
 
-def begun(out: str | Path | None) -> Kept | None:
+def saved_metadata(out: str | Path | None) -> Metadata | None:
     """The saved facts of the run in `run_dir`; None if no run has begun there."""
-    return kept(Path(out)) if out is not None and any(Path(out).glob("checkpoints/step-*")) else None
+    return read_metadata(Path(out)) if out is not None and any(Path(out).glob("checkpoints/step-*")) else None
 
 
-def named(model: Any, metadata: Kept, inputs: Sequence[str], options: Predict) -> Iterator[str]:
+def classify(model: Any, metadata: Metadata, inputs: Sequence[str], options: Predict) -> Iterator[str]:
     """The likeliest classes of each picture: of one a line each, of several one JSON object a line. Errors come first."""
     import torch
 

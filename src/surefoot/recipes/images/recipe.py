@@ -47,7 +47,7 @@ def build(config: Config) -> "sf.Run":
 
     changes = config.augmentation
     augmentation, optimizer, schedule, *_ = check(config)
-    before = pictures.begun(config.run_dir)
+    before = pictures.saved_metadata(config.run_dir)
     datasets = sf.data.load_images(**vars(config.data), augmentation=augmentation, seed=config.seed)
     if count := len(datasets.left_out):
         what = "1 damaged picture is" if count == 1 else f"{count} damaged pictures are"
@@ -58,7 +58,7 @@ def build(config: Config) -> "sf.Run":
     if before is not None and strange is None:
         datasets = datasets.normalised_with(tuple(before.mean), tuple(before.std))
     name = networks.recorded_name(config.model, recorded=None if before is None else before.network)
-    metadata = pictures.Kept(
+    metadata = pictures.Metadata(
         names, **vars(fits), mean=datasets.mean, std=datasets.std, network=name, sha256=networks.digest(name)
     )
     if before is not None and name == before.network:
@@ -113,7 +113,7 @@ def build(config: Config) -> "sf.Run":
         data_summary=_in_words(datasets, config.data.path),
         identity={
             "data": {"classes": names, "left_out": {"pictures": count, "sha256": sha256(left_out).hexdigest()}},
-            "model": networks.described(config.model, name),
+            "model": networks.network_identity(config.model, name),
             "loss": {key: getattr(changes, key) for key in ("mixup", "cutmix")},
             "label_smoothing": config.label_smoothing,
         },
@@ -140,7 +140,7 @@ def _accuracy(logits_BK: Any, mixture: "sf.losses.MixedBatch") -> "sf.Mean":
 
 def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]:
     """The user's files that rebuild a run; each with the hash that the run last recorded, if any."""
-    metadata = pictures.kept(run) if (run / pictures.FILE).is_file() else None
+    metadata = pictures.read_metadata(run) if (run / pictures.FILE).is_file() else None
     network = None if metadata is None else metadata.network  # `predict` runs it, whatever the settings name
     hashes = {} if metadata is None else {metadata.network: metadata.sha256}
     names = {*hashes, networks.recorded_name(config.model, recorded=network)}
@@ -152,9 +152,9 @@ def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Pat
     from surefoot.train.compile import layout  # imports torch
     from surefoot.train.model_weights import load_weights  # imports torch
 
-    metadata = pictures.kept(run)
+    metadata = pictures.read_metadata(run)
     networks.note_changed(metadata.network, was=metadata.sha256)
     shape = {"channels": metadata.channels, "classes": len(metadata.classes), "size": metadata.size}
     model = load_weights(networks.builder(config.model, metadata.network, **shape)(), checkpoint, device=options.device)
     layout(config.channels_last is True, [model])
-    return pictures.named(model, metadata, inputs, options)
+    return pictures.classify(model, metadata, inputs, options)

@@ -72,7 +72,7 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
         about = f"pairs of {data.path}, {source} to {target}"
     path = saved if saved is not None or init is None else beside(local_path(init, setting="init_from"))
     if path is None:
-        tokenizers = _trained(parts.train, data)
+        tokenizers = _train_tokenizers(parts.train, data)
     else:
         tokenizers = saved_tokenizers(path.parent)
         if saved is None:
@@ -157,7 +157,7 @@ def promised_vocabulary(vocab_size: int | None) -> int:
     return _VOCABULARY if vocab_size is None else vocab_size
 
 
-def _trained(pairs: Sentences, data: Data) -> tuple[Any, Any]:
+def _train_tokenizers(pairs: Sentences, data: Data) -> tuple[Any, Any]:
     """The tokenizers of both sides, trained on the training pairs."""
     trained = partial(
         sf.tokenizers.SubwordTokenizer.train, vocab_size=promised_vocabulary(data.vocab_size), kind=data.tokenizer

@@ -9,7 +9,7 @@ import surefoot as sf
 from surefoot.config.paths import local_path
 from surefoot.tokenizers.subwords import END
 
-_SHOWN = 30  # sentences are translated for a report
+_EXAMPLES = 30  # sentences are translated for a report
 _CHARACTERS = ("ja", "ko", "th", "lo", "km", "my", "bo")  # written without spaces, or scored by the character
 
 
@@ -39,7 +39,7 @@ class Search:
     length_penalty: float
 
 
-def translated(model: Any, sentences: Sequence[str], search: Search, *, batch_size: int = 32) -> list[str]:
+def translate(model: Any, sentences: Sequence[str], search: Search, *, batch_size: int = 32) -> list[str]:
     """The translation of each sentence in one line; of an empty one an empty one. `DataError` for one that is too long."""
     rows = {
         index: search.source.encode(sentence.strip()) for index, sentence in enumerate(sentences) if sentence.strip()
@@ -79,12 +79,12 @@ def corpus_metrics(references: Sequence[str], translations: Sequence[str], *, la
     }
 
 
-def shown(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, language: str) -> "sf.report.Examples":
+def panel(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, language: str) -> "sf.report.Examples":
     """The best, the worst and some random translations of sentences spread over `pairs`, by the BLEU of each sentence."""
     from sacrebleu.metrics.bleu import BLEU
 
-    spread = pairs[:: max(1, -(-len(pairs) // _SHOWN))][:_SHOWN]
-    translations = translated(model, [source for source, _ in spread], search)
+    spread = pairs[:: max(1, -(-len(pairs) // _EXAMPLES))][:_EXAMPLES]
+    translations = translate(model, [source for source, _ in spread], search)
     bleu = BLEU(tokenize=_words(language), effective_order=True)  # without the n-grams that a short sentence has not
     rows = [
         (source, reference, translation, min(100.0, bleu.sentence_score(translation, [reference]).score))
@@ -150,7 +150,7 @@ def answers(model: Any, inputs: Sequence[str], options: Predict, search: Search)
                 failed += 1
                 print(f"warning: {sentence.where} {why}", file=sys.stderr)
             texts.append("" if why is not None else sentence.text)
-        yield "".join(f"{line}\n" for line in translated(model, texts, search, batch_size=options.batch_size))
+        yield "".join(f"{line}\n" for line in translate(model, texts, search, batch_size=options.batch_size))
     if failed:
         raise sf.DataError(
             f"{failed:,} of {len(sentences):,} line{'s' * (len(sentences) != 1)} could not be translated: empty in the answers,"
@@ -167,10 +167,10 @@ def _too_long(model: Any, source: Any, text: str) -> str | None:
 
 
 def _lines(data: bytes, where: str) -> list[Sentence]:
-    from surefoot.data.text.files import decoded, is_utf_16
+    from surefoot.data.text.files import decode_utf8, is_utf_16
 
     if is_utf_16(data):
-        decoded(data, where)
+        decode_utf8(data, where)
     sentences = []
     # a line feed ends a line, and none is missing where the last has none
     for number, line in enumerate(data.removesuffix(b"\n").split(b"\n") if data else [], start=1):

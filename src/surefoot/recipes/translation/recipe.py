@@ -9,13 +9,13 @@ from typing import Any
 import surefoot as sf
 from surefoot.config.setting import checked
 from surefoot.errors import refuse_all
-from surefoot.recipes.gpt.corpus import saved, wrapped
+from surefoot.recipes.gpt.corpus import first_lines, saved_tokenizer_path
 from surefoot.recipes.optimizer_settings import Optimizer, refuse_default_data
 from surefoot.recipes.translation import corpus as texts
 from surefoot.recipes.translation.config import MEANT_FOR, Config
-from surefoot.recipes.translation.predict import Predict, Search, answers, corpus_metrics, shown, translated
+from surefoot.recipes.translation.predict import Predict, Search, answers, corpus_metrics, panel, translate
 
-_SHOWN = 3  # example translations of a sample
+_EXAMPLES = 3  # example translations of a sample
 
 
 def check(config: Config) -> list[Any]:
@@ -33,7 +33,7 @@ def check(config: Config) -> list[Any]:
 def build(config: Config) -> "sf.Run":
     """The run that a configuration describes, not yet started."""
     _, optimizer, schedule, *_ = check(config)
-    corpus = texts.bilingual(config, saved=saved(config.run_dir))
+    corpus = texts.bilingual(config, saved=saved_tokenizer_path(config.run_dir))
     own = None if corpus.source is corpus.target else corpus.source.vocab_size
     network = network_shape(config, source=own, target=corpus.target.vocab_size)
     at_end = Search(corpus.source, corpus.target, config.beam_size, config.length_penalty)
@@ -64,14 +64,14 @@ def build(config: Config) -> "sf.Run":
         )
 
     def sample(model: Any) -> str:
-        some = scored[:: max(1, len(scored) // _SHOWN)][:_SHOWN]
-        lines = zip(some, translated(model, [one for one, _ in some], at_end), strict=True)
+        some = scored[:: max(1, len(scored) // _EXAMPLES)][:_EXAMPLES]
+        lines = zip(some, translate(model, [one for one, _ in some], at_end), strict=True)
         return "\n".join(f"{one}\n  meant: {other}\n  said:  {answer}" for (one, other), answer in lines)
 
     def in_words(batch: Any) -> str:
         source_BS, target_BT = batch
         source, target = corpus.source.decode(source_BS[0].tolist()), corpus.target.decode(target_BT[0].tolist())
-        return f"{wrapped(source)}\n  -> {wrapped(target)}"
+        return f"{first_lines(source)}\n  -> {first_lines(target)}"
 
     best = "max validation/bleu" if config.best == "bleu" else "min validation/loss"
     splits = {"validation": split(scored, while_training, at_end=False)}
@@ -88,7 +88,7 @@ def build(config: Config) -> "sf.Run":
         splits=splits,
         sample_fn=sample,
         derived=None if config.label_smoothing else {"perplexity": sf.metrics.perplexity},
-        panels_fn=lambda model: [shown(model, scored, while_training, language=config.data.target)],
+        panels_fn=lambda model: [panel(model, scored, while_training, language=config.data.target)],
         describe_fn=in_words,
         extra_files=corpus.files,
         predict_example=scored[0][0],
