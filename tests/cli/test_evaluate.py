@@ -77,7 +77,7 @@ def test_the_end_of_a_run_is_one_sentence_and_one_line_for_each_command(recipe: 
     how, *commands = ended.said[recipe].replace("\n  ", " ").splitlines()
     assert re.fullmatch(
         rf"(\d findings?: [^:]+: surefoot diagnose runs/{recipe}\n)?"
-        rf"use it: surefoot predict runs/{recipe}.*\nscore it: surefoot evaluate runs/{recipe}.*",
+        rf"use it: surefoot predict runs/{recipe}.*\nevaluate it: surefoot evaluate runs/{recipe}.*",
         "\n".join(commands),
     )
     score = {"gpt": "val/loss", "translation": "val/bleu", "images": "val/loss"}[recipe]
