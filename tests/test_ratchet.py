@@ -31,11 +31,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 50_786,  # of .py, .pyi, .html and .css
+    "lines": 50_822,  # of .py, .pyi, .html and .css
     "files": 330,  # of .py
-    "statements": 27_143,  # without docstrings and texts below attributes
+    "statements": 27_149,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 20_154,
+    "lines that `import surefoot.run.run` loads": 20_189,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help texts and docstrings: words in a sentence on average, sentences above 35 words, and with a turn to avoid

@@ -94,9 +94,7 @@ class Step:
     skipped: Tensor | None = None  # 1.0 where the update was not applied, else 0.0
     metrics: dict[str, float] = field(default_factory=dict)  # filled where this step was evaluated
     _logged: dict[str, Any] = field(default_factory=dict, repr=False)
-    _pending: tuple[Tensor, Tensor | float] | None = field(
-        default=None, repr=False
-    )  # loss and factor of unused gradients
+    _pending: tuple[Tensor, Tensor | float] | None = field(default=None, repr=False)  # loss, factor of unused gradients
     _watch: Watch = field(default=UNWATCHED, repr=False)
     _lr_factor: float = field(init=False, repr=False)  # the plateau's; an evaluation after the step may lower it
 
