@@ -183,15 +183,9 @@ def _next_commands(parts: RunComponents, directory: RunDirectory, *, best: bool,
     if by_command():
         command, which = typed(Path(sys.argv[0])), " --checkpoint best" if best else ""
         if parts.example is not None:
-<<<<<<< HEAD
-            told.append(f"use it: {command} predict {path}{parts.example and f' {shlex.quote(parts.example)}'}{which}")
-        told.append(f"evaluate it: {command} evaluate {path}{which}")
-    return told
-=======
             lines.append(f"use it: {command} predict {path}{parts.example and f' {shlex.quote(parts.example)}'}{which}")
-        lines.append(f"score it: {command} evaluate {path}{which}")
+        lines.append(f"evaluate it: {command} evaluate {path}{which}")
     return lines
->>>>>>> main
 
 
 def _optimizers(parts: RunComponents) -> str:
