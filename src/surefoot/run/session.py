@@ -73,7 +73,9 @@ class Session:
             if self.parts.console is not None and self.parts.world.is_main and not self.is_over:
                 from surefoot.run.live_findings import live_findings_of  # which reads all that diagnose knows
 
-                self.live_findings = live_findings_of(self.parts, resumed=now.checkpoint is not None)
+                self.live_findings = live_findings_of(
+                    self.parts, resumed=now.checkpoint is not None, configuration=self.configuration
+                )
                 self.journal.sinks.insert(1, self.live_findings)  # behind the console
             if self.journal.metrics is not None and now.checkpoint is None:
                 self._look_at_data()
