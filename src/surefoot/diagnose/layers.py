@@ -82,9 +82,7 @@ def unusual_updates(history: History) -> Verdict:
     for far, where in ((large, f"above {high:g}"), (small, f"below {low:g}")):
         ranked = sorted(far, key=lambda parameter: -abs(math.log(medians[parameter] / middle)))
         if ranked:
-            evidence.append(
-                f"{where}: {join_names([f'{parameter} ({medians[parameter]:.1g})' for parameter in ranked])}"
-            )
+            evidence.append(f"{where}: {join_names([f'{name} ({medians[name]:.1g})' for name in ranked])}")
     return wrong(
         "warning" if count > len(medians) / 2 else "note",
         f"Updates of {count} of {len(medians)} layers are far from the usual 1e-4 to 1e-2 of their weights.",

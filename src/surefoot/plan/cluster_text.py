@@ -33,7 +33,7 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
     """The machine that is assumed, the step, and memory, bytes and time of the run's strategy and of others."""
     if parts.task.loss is None:
         raise ConfigError("this run has no loss of its own, so that a pass over its model cannot be computed")
-    world, tokens, refused = parts.world.on_paper, tokens_each(parts), refusal(parts)
+    world, tokens, refused = parts.world.on_meta, tokens_each(parts), refusal(parts)
     rows, micro_batches, note = shared(parts, ranks=world)
     own = spread(parts, ranks=world)
     if refused is not None and own.kind == "fsdp":

@@ -16,7 +16,7 @@ from surefoot.plan.measure import Measurement, evaluation_time, measure, memory_
 from surefoot.run.components import RunComponents
 from surefoot.seeding import untouched
 from surefoot.tracking.format import counted, text_table
-from surefoot.train.auto_precision import Chosen, settle_choices
+from surefoot.train.auto_precision import AutoChoices, settle_choices
 from surefoot.train.state_dict import parameter_names
 
 _LOOKED_AT = 100_000  # steps, in search of the fastest
@@ -151,7 +151,7 @@ def learning_rates(parts: RunComponents) -> list[str]:
     ]
 
 
-def chosen(parts: RunComponents, where: list[str], auto: Chosen) -> list[str]:
+def chosen(parts: RunComponents, where: list[str], auto: AutoChoices) -> list[str]:
     """The choices of settings that say "auto", with reasons; and `where` the run would write."""
     precision = auto.in_words(parts.run_state.precision, channels_last=parts.layout.channels_last)
     return [f"device {parts.device}, precision {precision}", *auto.lines(parts), *where]

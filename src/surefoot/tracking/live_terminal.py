@@ -170,8 +170,7 @@ class Terminal:
         spare = room - _BESIDE_BAR - 2 * len(str(self.length)) - 2
         unit = f" {self.unit}/s" if spare > _BAR[1] + len(self.unit) else "/s"  # never changes: it gives way to the bar
         if record is not None:
-            width = min(_BAR[1], spare)
-            if width >= _BAR[0]:
+            if (width := min(_BAR[1], spare)) >= _BAR[0]:
                 full = round(width * min(1.0, record["step"] / max(1, self.length)))
                 line.append(self.bar[0] * full, "green").append(self.bar[1] * (width - full), "dim").append(" ")
             line.append(f"{record['step']}/{self.length}")
@@ -255,8 +254,7 @@ class _Guest:
 def _values(record: Record, *, unit: str) -> list[tuple[str, str]]:
     """The fields of the live line other than the step, with the style of each."""
     values = [(f"{record['skipped']} skipped", "red")] if record.get("skipped") else []
-    if loss := _loss(record):
-        values.append((f"loss {loss}", ""))
+    values += [(f"loss {loss}", "")] if (loss := _loss(record)) else []
     values += [(write(record[name]).replace("/s", unit), "") for name, write in _WRITTEN.items() if name in record]
     return values + [(f"{in_line(name)} {number(value)}", "") for name, value in record.items() if name not in OWN]
 
