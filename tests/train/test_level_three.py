@@ -101,7 +101,7 @@ gan = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(gan)
 from torch.utils.tensorboard import writer
 
-def session(out, kill_at, drawing):
+def session(run_dir, kill_at, drawing):
     passes = [0]
     def killing(loss):
         def counted(models, batch):
@@ -111,7 +111,7 @@ def session(out, kill_at, drawing):
             return loss(models, batch)
         return counted
     gan.discriminator_loss, gan.generator_loss = killing(gan.discriminator_loss), killing(gan.generator_loss)
-    run = gan.build(out, length="24 steps", batch_size=32, micro_batch_size=16, evaluate_every="5 steps", save_every="4 steps",
+    run = gan.build(run_dir, length="24 steps", batch_size=32, micro_batch_size=16, evaluate_every="5 steps", save_every="4 steps",
                     log_every="3 steps", ema=0.9, clip="norm 1.0", console=False, check_state=False)
     if not drawing:
         return gan.train(run)

@@ -33,7 +33,7 @@ SAVED = [0, 4, 5, 8, 10, 12, 16, 20, 24, 25, 26]  # every 4 steps, and where a s
 
 
 def build(run_dir: Path | None, **changes: Any) -> sf.Run:
-    return small_runs.build(run_dir, **({"keep_last": 99} | changes))
+    return small_runs.build(run_dir, **({"keep_last": 99, "clip": "norm 1.0"} | changes))
 
 
 @pytest.fixture(scope="module")
