@@ -58,7 +58,7 @@ def course(loss: Series) -> Course:
     parts = np.array_split(loss.value, 4)
     wobble = noise(loss.value)
     start, first = level(parts[0]), float(loss.value[0])
-    start = first if first - start > 6 * wobble else start  # a fall within the first quarter; 6 deviations exclude chance
+    start = first if first - start > 6 * wobble else start  # a fall within the first quarter; 6: not chance
     return Course(start, tuple(level(part) for part in parts), _error(wobble, min(len(part) for part in parts)))
 
 
@@ -115,7 +115,7 @@ def rate_too_high(history: History) -> Verdict:
     if len(loss) >= FEWEST:
         quarters = course(loss)
         began = level(loss.value[:3])
-        if max(began, quarters.quarters[0]) - loss.value[0] > 6 * noise(loss.value):  # rose at once; 6 deviations exclude chance
+        if max(began, quarters.quarters[0]) - loss.value[0] > 6 * noise(loss.value):  # rose at once; 6: not chance
             began = float(loss.value[0])
         worst = max(quarters.quarters)
         if worst > ABOVE_START * began + CERTAIN * quarters.error and began > 0:

@@ -168,7 +168,7 @@ class Terminal:
 
         line, record, room = Text(), self.train, max(1, self.rich.width - _ECHO)
         spare = room - _BESIDE_BAR - 2 * len(str(self.length)) - 2
-        unit = f" {self.unit}/s" if spare > _BAR[1] + len(self.unit) else "/s"  # never changes: the bar takes precedence
+        unit = f" {self.unit}/s" if spare > _BAR[1] + len(self.unit) else "/s"  # constant: the bar goes first
         if record is not None:
             if (width := min(_BAR[1], spare)) >= _BAR[0]:
                 full = round(width * min(1.0, record["step"] / max(1, self.length)))
