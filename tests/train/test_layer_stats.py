@@ -413,7 +413,7 @@ def test_which_parameters_have_had_a_gradient_is_known_after_a_resume(tmp_path: 
     stopped.train()
     with build(tmp_path / "run") as resumed:
         assert resumed.state.step == 4
-        assert resumed.parts.run_state.updated == stopped.parts.run_state.updated != set()
+        assert resumed.parts.run_state.updated_parameters == stopped.parts.run_state.updated_parameters != set()
 
 
 def test_of_several_models_names_begin_with_theirs(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from surefoot.config.toml import program
 from surefoot.diagnose.checks import in_a_line, verdicts
 from surefoot.diagnose.finding import SEVERITIES, Check, Finding, worst_first
 from surefoot.diagnose.reading import RecordCollector
@@ -149,7 +150,7 @@ def write_page(directory: Path, *, warn: Callable[[str], None]) -> None:
     report_at_end(directory, warn=warn)
 
 
-def live_findings_of(parts: RunComponents, *, resumed: bool) -> LiveFindings:
+def live_findings_of(parts: RunComponents, configuration: str | None, *, resumed: bool) -> LiveFindings:
     """The findings of a run that trains now."""
     directory = parts.directory
     metrics = directory.metrics if resumed and directory is not None and directory.metrics.exists() else None
@@ -157,6 +158,7 @@ def live_findings_of(parts: RunComponents, *, resumed: bool) -> LiveFindings:
     described = RunDescription(
         identity=parts.identity,
         written={name: value for name, value in parts.settings.train_settings().items() if value is not None},
+        program="script" if configuration is None else str(program(configuration, where="config.toml").get("kind")),
         kinds=kinds_of_models(parts.architecture),
         standing="running",
         name="RUN" if directory is None else str(directory.path),

@@ -184,7 +184,7 @@ def _next_commands(parts: RunComponents, directory: RunDirectory, *, best: bool,
         command, which = typed(Path(sys.argv[0])), " --checkpoint best" if best else ""
         if parts.example is not None:
             lines.append(f"use it: {command} predict {path}{parts.example and f' {shlex.quote(parts.example)}'}{which}")
-        lines.append(f"score it: {command} evaluate {path}{which}")
+        lines.append(f"evaluate it: {command} evaluate {path}{which}")
     return lines
 
 

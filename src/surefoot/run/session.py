@@ -67,17 +67,15 @@ class Session:
                 self.evaluations.resumed(now.checkpoint)
             self.is_over = now.is_over
             if self.parts.directory is not None and self.parts.world.is_main and not self.is_over:
-                self.journal.open(
-                    self.parts.directory,
-                    step=self.state.step,
-                    saved=now.checkpoint,
-                    unit=self.parts.settings.count_unit,
-                )
+                unit = self.parts.settings.count_unit
+                self.journal.open(self.parts.directory, step=self.state.step, saved=now.checkpoint, unit=unit)
                 self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.identity)
             if self.parts.console is not None and self.parts.world.is_main and not self.is_over:
                 from surefoot.run.live_findings import live_findings_of  # which reads all that diagnose knows
 
-                self.live_findings = live_findings_of(self.parts, resumed=now.checkpoint is not None)
+                self.live_findings = live_findings_of(
+                    self.parts, self.configuration, resumed=now.checkpoint is not None
+                )
                 self.journal.sinks.insert(1, self.live_findings)  # behind the console
             if self.journal.metrics is not None and now.checkpoint is None:
                 self._look_at_data()

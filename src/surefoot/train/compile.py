@@ -53,15 +53,11 @@ def layout(channels_last: object, models: Iterable[nn.Module]) -> Layout:
         raise ConfigError(
             f"channels_last = {channels_last!r}: True, False, or 'auto', which is looked up beside precision = 'auto'"
         )
-    with_images = [
-        model for model in models if channels_last and any(isinstance(part, nn.Conv2d) for part in model.modules())
-    ]
-    image_layout = Layout(
-        channels_last is True and bool(with_images), open=channels_last == "auto" and bool(with_images)
-    )
-    for model in with_images:
-        model.register_forward_pre_hook(image_layout.before)
-    return image_layout
+    with_images = [model for model in models if any(isinstance(part, nn.Conv2d) for part in model.modules())]
+    chosen = Layout(channels_last is True and bool(with_images), open=channels_last == "auto" and bool(with_images))
+    for model in with_images if channels_last else ():
+        model.register_forward_pre_hook(chosen.before)
+    return chosen
 
 
 @dataclass

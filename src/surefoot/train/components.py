@@ -213,18 +213,14 @@ class Components:
         """What is not as it was and changes no step, but what is seen of the run: the machine, and what is scored."""
         other_machine = "; ".join(differences(checkpoint.saved.machine, self.machine()))
         before, was = checkpoint.saved.splits, checkpoint.saved.fingerprints
-        changed_splits = [
-            name for name in self.split_identity if name in before and self.split_identity[name] != before[name]
-        ]
+        changed = [name for name in self.split_identity if name in before and self.split_identity[name] != before[name]]
         if was["machine"] == self.fingerprints["machine"]:  # another one may read them to other bits
             read, now = was["splits"], self.fingerprints["splits"]
-            changed_splits += [
-                name for name in now if name not in changed_splits and read.get(name, now[name]) != now[name]
-            ]
+            changed += [name for name in now if name not in changed and read.get(name, now[name]) != now[name]]
         goes_on = f"{other_machine}: the run goes on, equal to rounding and no longer bit for bit"
         return [goes_on] * bool(other_machine) + [
             f"{name} holds other data than before: its scores are not comparable with the earlier ones"
-            for name in changed_splits
+            for name in changed
         ]
 
     @contextmanager

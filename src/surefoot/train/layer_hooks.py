@@ -111,12 +111,10 @@ def _slope_below(slope: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tenso
     return lambda module, _, out: slope(module, out) < _STEEP
 
 
-def _far_below(threshold: float) -> Callable[[Any, Tensor | None, Tensor], Tensor | None]:
+def _far_below(bound: float) -> Callable[[Any, Tensor | None, Tensor], Tensor | None]:
     """By the input, for what bends once more: from there on down the derivative is between -1/75 and 0."""
-    return lambda module, inputs, out: (
-        None
-        if inputs is None or inputs is out or (not isinstance(module, nn.GELU) and module.inplace)
-        else inputs < threshold
+    return lambda module, x, out: (
+        None if x is None or x is out or (not isinstance(module, nn.GELU) and module.inplace) else x < bound
     )
 
 

@@ -30,12 +30,10 @@ def load_weights(
     if weights not in ("auto", "averaged", "trained"):
         raise ConfigError(f"weights = {weights!r}: auto, averaged or trained")
     is_trained = weights == "trained" or (weights == "auto" and file_name("ema", name) not in checkpoint.files)
-    file = file_name("model" if is_trained else "ema", name)
+    file, where = file_name("model" if is_trained else "ema", name), f"step {checkpoint.step}"
     if file not in checkpoint.files:
-        raise CheckpointError(
-            f"step {checkpoint.step} holds no {file}; there are: {', '.join(sorted(checkpoint.files))}"
-        )
-    module_state.load_model(model, model_state(checkpoint, file, name), where=f"step {checkpoint.step}")()
+        raise CheckpointError(f"{where} holds no {file}; there are: {', '.join(sorted(checkpoint.files))}")
+    module_state.load_model(model, model_state(checkpoint, file, name), where=where)()
     return model.to(device_called(device)).eval()
 
 
@@ -44,19 +42,18 @@ def weights_of(state: State, checkpoint: Checkpoint) -> Iterator[None]:
     """The models and their averages with the weights of a checkpoint of the same run; afterwards with their own again."""
     for name, average in state.ema_models.items():
         average.refresh(state.models[name])  # later than this it would be made of the weights that are lent
+    loaded_step = f"step {checkpoint.step}"
     own = [(kind, name, model, module_state.model_tensors(model)) for kind, name, model in models_of(state)]
     try:
         loaded = [
-            module_state.load_model(
-                model, model_state(checkpoint, file_name(kind, name), name), where=f"step {checkpoint.step}"
-            )
+            module_state.load_model(model, model_state(checkpoint, file_name(kind, name), name), where=loaded_step)
             for kind, name, model, _ in own
         ]
         for check in loaded:
             check()
         yield
     finally:
-        where = f"step {state.step}, after step {checkpoint.step} was scored"
+        where = f"step {state.step}, after {loaded_step} was scored"
         for check in [module_state.copy_into(model, before, where=where, own_rows=True) for _, _, model, before in own]:
             check()
 

@@ -127,14 +127,12 @@ def _passed(
 
 def _about_order(orders: Sequence[Sequence[str] | None]) -> list[str]:
     """What ranks call that gather weights together must be the same; in words where it is not (None: a pass that failed)."""
-    (base_rank, reference), *others = [(rank, order) for rank, order in enumerate(orders) if order is not None] or [
-        (0, ())
-    ]
+    (base, reference), *others = [(rank, order) for rank, order in enumerate(orders) if order is not None] or [(0, ())]
     for rank, order in others:
         for first, other in zip_longest(reference, order, fillvalue="nothing more"):
             if first != other:
                 return [
-                    f"rank {rank} calls {other} where rank {base_rank} calls {first}: FSDP gathers each block from all ranks at once,\n"
+                    f"rank {rank} calls {other} where rank {base} calls {first}: FSDP gathers each block from all ranks at once,\n"
                     "  so all must call the same ones in every pass (are some left out at random, or for some inputs?)\n"
                     "  name blocks that are always called (--fsdp.blocks), or try:\n"
                     "  --parallel ddp --ddp.find-unused-parameters True"

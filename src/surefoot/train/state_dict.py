@@ -59,9 +59,7 @@ class RunState:
     meter: Meter = field(default_factory=Meter)
     clock: Clock = field(default_factory=Clock)
     user_state: UserState = field(default_factory=UserState)
-    updated_parameters: set[str] = field(
-        default_factory=set
-    )  # parameters that have had a gradient in some watched step
+    updated_parameters: set[str] = field(default_factory=set)  # those that had a gradient in some watched step
 
 
 def packed(run_state: RunState, *, main: bool = True, **facts: Any) -> Checkpoint:
@@ -76,15 +74,13 @@ def packed(run_state: RunState, *, main: bool = True, **facts: Any) -> Checkpoin
         file_name(kind, name): module_state.model_tensors(each, include_unsharded=main)
         for kind, name, each in models_of(state)
     }
-    tensors_by_file = {file: each.tensors for file, each in models.items()}
+    by_file = {file: each.tensors for file, each in models.items()}
     rows = {file: each.rows for file, each in models.items()}
     optimizer: dict[str, Any] = {}
     for name, trained in state.optimizers.items():
         file, names = file_name("optimizer", name), parameter_names(state.models[name])
-        tensors_by_file[file], optimizer[name], rows[file] = optimizer_tensors(
-            trained.optimizer, names, include_unsharded=main
-        )
-    files, pieces = _divided(tensors_by_file, rows)
+        by_file[file], optimizer[name], rows[file] = optimizer_tensors(trained.optimizer, names, include_unsharded=main)
+    files, pieces = _divided(by_file, rows)
     if not main:
         return Checkpoint(state.step, {}, pieces=pieces)
     groups = {name: group_numbers(trained.optimizer) for name, trained in state.optimizers.items()}
@@ -119,12 +115,12 @@ def packed(run_state: RunState, *, main: bool = True, **facts: Any) -> Checkpoin
 
 
 def _divided(
-    tensors_by_file: Mapping[str, Mapping[str, Tensor]], rows: Mapping[str, Mapping[str, Rows]]
+    by_file: Mapping[str, Mapping[str, Tensor]], rows: Mapping[str, Mapping[str, Rows]]
 ) -> tuple[dict[str, dict[str, Tensor]], Pieces | None]:
     """What every rank has, and this rank's rows of all else; none on a rank whose rows another one saves."""
     first_rows = next((each for named in rows.values() for each in named.values()), None)
     if first_rows is None or first_rows.group.size() == 1:
-        return {file: dict(tensors) for file, tensors in tensors_by_file.items()}, None
+        return {file: dict(tensors) for file, tensors in by_file.items()}, None
     rank, count = first_rows.group.rank(), first_rows.group.size()
     for file, named in rows.items():
         for name, each in named.items():
@@ -135,12 +131,11 @@ def _divided(
                     "  let the module's state_dict hold parameters as they are, or use parallel='ddp' (--parallel ddp)"
                 )
     replicated = {
-        file: {name: each for name, each in tensors_by_file[file].items() if name not in rows[file]}
-        for file in tensors_by_file
+        file: {name: each for name, each in by_file[file].items() if name not in rows[file]} for file in by_file
     }
     if first_rows.replica > 0:
         return replicated, None
-    spread = {file: {name: tensors_by_file[file][name] for name in named} for file, named in rows.items()}
+    spread = {file: {name: by_file[file][name] for name in named} for file, named in rows.items()}
     shapes = {file: {name: each.shape for name, each in named.items()} for file, named in rows.items()}
     return replicated, Pieces(rank, count, shapes, spread)
 
