@@ -79,8 +79,8 @@ def of_translation(data: str, changes: Changes, *, steps: int) -> str:
     asked |= {"precision": "bf16", "val_pairs": 300}
     layers = [("preset", translation.PRESETS["multi30k-fast"]), ("ablation", asked | changes)]
     spent_s, run = trained(translation.build(layered(translation.Config, layers)[0]), steps=steps)
-    scores = run.evaluate("validation")
-    return f"loss {scores['validation/loss']:.4f}  BLEU {scores['validation/bleu']:5.2f}  {1e3 * spent_s / steps:6.1f} ms a step"
+    scores = run.evaluate("val")
+    return f"loss {scores['val/loss']:.4f}  BLEU {scores['val/bleu']:5.2f}  {1e3 * spent_s / steps:6.1f} ms a step"
 
 
 def trained(run: sf.Run, *, steps: int) -> tuple[float, sf.Run]:

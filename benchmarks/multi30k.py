@@ -208,7 +208,7 @@ def plain(
 
 def to_a_loss(asked: argparse.Namespace) -> None:
     ours_s, run = surefoot("multi30k-fast", asked, steps=asked.steps)
-    wanted = run.evaluate("validation")["validation/loss"]
+    wanted = run.evaluate("val")["val/loss"]
     print(f"surefoot: {asked.steps} steps, {ours_s:.1f} s of training  validation loss {wanted:.4f}", flush=True)
     theirs_s, reached, *_ = plain(asked, until_loss=wanted, most_s=asked.most * ours_s)
     print(f"surefoot {ours_s:.1f} s to {wanted:.4f}; plain {theirs_s:.1f} s to {reached:.4f}")
@@ -221,9 +221,9 @@ def in_minutes(asked: argparse.Namespace) -> None:
     if asked.only != "plain":
         steps = steps_in("multi30k", asked, seconds=limit_s)
         ours_s, run = surefoot("multi30k", asked, steps=steps)
-        scores = run.evaluate("validation", "test")
+        scores = run.evaluate("val", "test")
         told = (
-            f"validation loss {scores['validation/loss']:.4f}, BLEU {scores['validation/bleu']:.2f} (greedy); "
+            f"validation loss {scores['val/loss']:.4f}, BLEU {scores['val/bleu']:.2f} (greedy); "
             f"test BLEU {scores['test/bleu']:.2f}, chrF {scores['test/chrf']:.2f} (beam {PRESET.beam_size})"
         )
         print(f"surefoot {ours_s:.0f} s of training, {steps:,} steps: {told}", flush=True)

@@ -31,7 +31,7 @@ from surefoot.distributed.environment import tie_to_launcher
 from surefoot.distributed.heartbeat import Heartbeat
 from surefoot.launch import launcher, process_group
 from surefoot.launch.launcher import launch
-from surefoot.launch.process_count import Places, asked
+from surefoot.launch.process_count import Slots, parse_nproc
 from surefoot.tracking.jsonl import records
 from waiting import HANG_S, wait_until
 
@@ -125,7 +125,7 @@ def surefoot(directory: Path, *arguments: str, silent_s: float = HANG_S) -> Iter
         setattr(launcher, "_STOPPED_S", silent_s)  # noqa: B010
         sys.argv = ["surefoot", *arguments]
         if arguments == ("script",):
-            places = Places(asked(2), sizes=lambda: None, gpus=None)
+            places = Slots(parse_nproc(2), sizes=lambda: None, gpus=None)
             sys.exit(launch(lambda _: ["-P", "-m", "surefoot", "script"], places=places))
         main(list(arguments))
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import surefoot as sf
 from surefoot.config.parallel import strategy_for
 from surefoot.distributed import ddp
-from surefoot.distributed.fsdp import Fsdp, sharded
+from surefoot.distributed.fsdp import Fsdp, shard_model
 from surefoot.distributed.world import World, joined
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
@@ -75,7 +75,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 def spread(model: nn.Module, **settings: Any) -> tuple[World, Fsdp, Any]:
     world = joined("cpu", sharded=True)
     strategy = strategy_for(sf.fsdp(**settings), ranks=world.size)
-    ranks = Fsdp(world, strategy, 1.0, {"model": sharded(model, world, strategy)})
+    ranks = Fsdp(world, strategy, 1.0, {"model": shard_model(model, world, strategy)})
     models = {"model": model}
     _, calls = ddp.spread(models, models, world=world, parallel=strategy, nominal=1.0, fsdp=ranks)
     return world, ranks, calls["model"]
@@ -102,7 +102,7 @@ def differences(*, kind: str, passes: int = 2, void: bool = False, **settings: A
     model = MODELS[kind]().double()
     plain = copy.deepcopy(model)
     world, ranks, called = spread(model, **settings)
-    held, rate = ranks.held["model"], 0.1
+    held, rate = ranks.models["model"], 0.1
     if isinstance(model, GPT):  # a block by itself, before the model was ever called
         with torch.no_grad(), ranks.whole([model]):
             model.blocks[0](torch.ones(1, 8, 8, dtype=torch.float64))
@@ -152,7 +152,7 @@ def _while_evaluated(model: nn.Module, plain: nn.Module, kind: str, ranks: Fsdp)
     model.eval()
     plain.eval()
     found = [loss_of(model(batch_of(kind, 1))) - loss_of(plain(batch_of(kind, 1)))]
-    for each, shard in zip(plain.parameters(), ranks.held["model"].shards.values(), strict=True):
+    for each, shard in zip(plain.parameters(), ranks.models["model"].shards.values(), strict=True):
         each.mul_(0.5)
         shard.mul_(0.5)
     found.append(loss_of(model(batch_of(kind, 1))) - loss_of(plain(batch_of(kind, 1))))
@@ -176,7 +176,7 @@ def in_halves(*, kind: str) -> dict[str, Any]:
     loss.backward()  # of every rank the same: the mean is that of one
     ranks.summed(torch.zeros(()), None)
     loss_of(plain(inputs)).backward()
-    pairs = list(zip(plain.parameters(), ranks.held["model"].shards.values(), strict=True))
+    pairs = list(zip(plain.parameters(), ranks.models["model"].shards.values(), strict=True))
     rows = [(e.grad[s.rows.start : s.rows.stop], s.grad) for e, s in pairs if e.grad is not None and s.grad is not None]
     error = sum(float((one - other).square().sum()) for one, other in rows)
     size = sum(float(one.square().sum()) for one, _ in rows)
@@ -218,7 +218,7 @@ def cross_entropy_in_forward() -> list[float]:
     (ranks.started(mean.total, None) * (1.0 if world.rank == 0 else torch.nan)).backward()
     ranks.summed(torch.zeros(()), None)
     plain(tokens, loss=head_loss).total.backward()
-    pairs = zip(plain.parameters(), ranks.held["model"].shards.values(), strict=True)
+    pairs = zip(plain.parameters(), ranks.models["model"].shards.values(), strict=True)
     return [
         float((e.grad[s.rows.start : s.rows.stop] - s.grad).abs().max())
         for e, s in pairs

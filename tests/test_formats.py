@@ -11,7 +11,7 @@ import small_runs
 import surefoot as sf
 from surefoot.cli.plan import _assumed
 from surefoot.config.train_settings import TrainSettings
-from surefoot.distributed.world import on_paper
+from surefoot.distributed.world import on_meta
 from surefoot.plan.meta_pass import dry_pass
 from surefoot.profile.flops import measure_peak_flops
 from surefoot.train.precision import FORMATS, Format
@@ -49,7 +49,7 @@ def test_a_format_that_is_added_trains_and_is_part_of_the_run(added: None) -> No
 
 def test_a_format_that_is_added_is_planned_as_narrow_as_it_is(added: None) -> None:
     def kept_bytes(precision: str) -> int:
-        with on_paper(1):
+        with on_meta(1):
             return dry_pass(small_runs.build(None, precision=precision).parts).kept_bytes
 
     assert kept_bytes("rounded") == kept_bytes("bf16") < kept_bytes("fp32")

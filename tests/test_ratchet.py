@@ -31,19 +31,19 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 50_786,  # of .py, .pyi, .html and .css
+    "lines": 50_822,  # of .py, .pyi, .html and .css
     "files": 330,  # of .py
-    "statements": 27_143,  # without docstrings and texts below attributes
+    "statements": 27_149,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 20_154,
+    "lines that `import surefoot.run.run` loads": 20_189,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help texts and docstrings: words in a sentence on average, sentences above 35 words, and with a turn to avoid
 MAX_PROSE = {"README": (12.5, 0, 0), "docs": (12.5, 0, 0), "help": (10.8, 1, 0), "docstrings": (14.5, 8, 220)}
 VAGUE = ["found", "held", "told", "said", "made", "place", "asked", "seen", "given", "kept", "shown", "begun", "whole"]
 GENERIC = ["result", "value", "data", "item", "info", "content", "output", "obj"]
-# 1,221 bindings had a name of VAGUE in commit baed445b; the limit is to fall below 100. GENERIC: 505 in commit 01ed1786, and 150
-MAX_WORDS = {"vague": 280, "generic": 505 + 150}
+# 1,221 bindings had a name of VAGUE in commit baed445b; it is to stay below 100. GENERIC: 505 in commit 01ed1786, and 150
+MAX_WORDS = {"vague": 20, "generic": 505 + 150}
 
 
 def lines(path: Path) -> int:

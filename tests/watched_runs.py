@@ -38,7 +38,7 @@ def watched(*, layer_stats_every: str | None, sharding: Any = None, **changes: A
     return {
         "weights": world_runs.weights(run),
         "layers": [record for record in kept if record["kind"] == "layer_stats"],
-        "seen": sorted(run.parts.run_state.seen),
+        "seen": sorted(run.parts.run_state.updated_parameters),
     }
 
 

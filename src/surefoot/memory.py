@@ -59,8 +59,7 @@ def peak(device: torch.device) -> Iterator[Peak]:
 def used_bytes(device: torch.device) -> dict[str, int]:
     """The memory values of a record: the present memory of this process and, on CUDA, the peak of its tensors since the last call.
 
-    `host_memory_bytes` is the resident memory now; if the system does not report it, `host_memory_peak_bytes` is its peak.
-    `device_memory_peak_bytes` is a peak too. Does not wait for the device.
+    `host_memory_bytes` is resident; `host_memory_peak_bytes` replaces it if the system reports only a peak. Waits for no device.
 
     >>> used_bytes(torch.device("cpu"))["host_memory_bytes"] > 1e7
     True

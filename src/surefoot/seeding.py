@@ -59,7 +59,7 @@ def seed_generators(bits: int) -> None:
 
 
 def seed_torch(bits: int) -> None:
-    """Set torch's global generators alone, which costs an eighth of setting all; see `Undrawn`."""
+    """Set torch's global generators alone, which costs an eighth of setting all; see `GeneratorWatch`."""
     torch.default_generator.manual_seed(bits)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for generator in torch.cuda.default_generators:
@@ -79,17 +79,17 @@ def seeded_bits() -> int:
     return torch.default_generator.initial_seed()
 
 
-class Undrawn:
+class GeneratorWatch:
     """Whether Python's and NumPy's global generators have been left alone, found out at the cost of seeding them once.
 
     They are set to known bits, and later their next numbers are compared with those that follow these bits; that takes them on.
 
     >>> with untouched():
-    ...     undrawn = Undrawn()
+    ...     undrawn = GeneratorWatch()
     ...     undrawn.begin()
-    ...     alone = undrawn.held()
+    ...     alone = undrawn.untouched()
     ...     undrawn.begin()
-    ...     alone, random.random() < 1, undrawn.held()
+    ...     alone, random.random() < 1, undrawn.untouched()
     (True, True, False)
     """
 
@@ -102,13 +102,13 @@ class Undrawn:
             self.expected = _next_numbers()
         _set_known()
 
-    def held(self) -> bool:
+    def untouched(self) -> bool:
         """Whether nothing was drawn since `begin`; wrong once in 2**117 times."""
         return _next_numbers() == self.expected
 
 
 @contextmanager
-def generators_held() -> Iterator[None]:
+def hold_generators() -> Iterator[None]:
     """Keep the global generators, which are the process's, for this thread; raise `ConfigError` if another thread holds them."""
     holder = (os.getpid(), threading.get_ident())  # a forked worker inherits the table, and holds generators of its own
     with _HOLDERS_LOCK:
@@ -130,8 +130,8 @@ def generators_held() -> Iterator[None]:
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Leave the global generators as they were found; `ConfigError` if another thread holds them (`generators_held`)."""
-    with generators_held():
+    """Leave the global generators as they were found; `ConfigError` if another thread holds them (`hold_generators`)."""
+    with hold_generators():
         python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
         mps = torch.mps.get_rng_state() if _mps() else None

@@ -398,7 +398,7 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
     trials = [trial(search, name, {"optimizer.name": name}) for name in ("adamw", "lion")]
     for each in (plan, replace(search, variants=trials)):
         for name in each.names:
-            described = compare_worker._built(each, here / "out", name).parts.identity["optimizer"]
+            described = compare_worker.build_variant(each, here / "out", name).parts.identity["optimizer"]
             assert described["name"] in name
             assert described["lr"] == {"adamw": 0.5, "lion": 1e-3}[described["name"]]
             assert described["weight_decay"] == 0.25
@@ -465,7 +465,7 @@ def test_the_precision_that_was_chosen_is_in_the_settings_of_every_run(here: Pat
     asked, rest = verb_options(Compare, ["--vary", "optimizer.lr=0.01,0.02", "--out", "out"], verb="compare")
     plan = planned_of(program, rest, asked, verb="compare")
     plan = replace(plan, found={"precision": "bf16", "chosen": "1.3 times as fast as fp32"})
-    run = compare_worker._built(plan, here / "out", "lr=0.02")
+    run = compare_worker.build_variant(plan, here / "out", "lr=0.02")
     assert run.parts.identity["precision"] == "bf16"
     assert 'precision = "bf16" # auto' in str(run.configuration)
     assert plan.settled == {"precision": "bf16"}

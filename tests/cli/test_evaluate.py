@@ -77,10 +77,10 @@ def test_the_end_of_a_run_is_one_sentence_and_one_line_for_each_command(recipe: 
     how, *commands = ended.said[recipe].replace("\n  ", " ").splitlines()
     assert re.fullmatch(
         rf"(\d findings?: [^:]+: surefoot diagnose runs/{recipe}\n)?"
-        rf"use it: surefoot predict runs/{recipe}.*\nscore it: surefoot evaluate runs/{recipe}.*",
+        rf"use it: surefoot predict runs/{recipe}.*\nevaluate it: surefoot evaluate runs/{recipe}.*",
         "\n".join(commands),
     )
-    score = {"gpt": "val/loss", "translation": "validation/bleu", "images": "val/loss"}[recipe]
+    score = {"gpt": "val/loss", "translation": "val/bleu", "images": "val/loss"}[recipe]
     assert re.search(rf"; {score} ((fell|rose) from [\d.]+ at step \d to )?[\d.]+", how)
 
 

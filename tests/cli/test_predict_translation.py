@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from io import BytesIO, TextIOWrapper
+from contextlib import redirect_stdout
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("translate")
     (place / "pairs.tsv").write_text("".join(f"cat {number}\tKatze {number}\n" for number in range(400)))
     run_dir = ["--run-dir", str(place / "run"), "--data.path", str(place / "pairs.tsv")]
-    main(["train", "translation", *run_dir, *SMALL, "--data.shared-vocab", "False"])
+    with redirect_stdout(StringIO()) as printed:
+        main(["train", "translation", *run_dir, *SMALL, "--data.shared-vocab", "False"])
+    (place / "printed").write_text(printed.getvalue())
     (place / "pairs.tsv").unlink()  # nothing but the run's directory is needed from here on
     return place / "run"
 
@@ -51,6 +54,12 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str, status: int) ->
         main(["predict", *arguments])
     assert end.value.code == status
     return capsys.readouterr().err
+
+
+def test_the_recipes_perplexity_is_of_an_unsmoothed_loss_and_no_finding_while_training(trained: Path) -> None:
+    printed = (trained.parent / "printed").read_text()
+    assert "val/perplexity=" in printed
+    assert "smoothed-perplexity" not in printed
 
 
 def test_inputs_are_answered_one_a_line_as_each_alone(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

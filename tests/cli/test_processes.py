@@ -17,7 +17,7 @@ from surefoot.cli.train import NoSettings
 from surefoot.config.toml import to_toml
 from surefoot.errors import ConfigError
 from surefoot.launch import launcher
-from surefoot.launch.process_count import Asked, Places, Sizes, asked, sizes_of
+from surefoot.launch.process_count import ProcessCount, Sizes, Slots, parse_nproc, sizes_of
 from surefoot.recipes.program import find_program
 from written_runs import state_json
 
@@ -35,7 +35,7 @@ def build():
 def typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Typed:
     """A command with its exit status and what it says; nothing is started, but 99 and the command told in its place."""
 
-    def launch(command: Callable[[float], list[str]], *, places: Places, max_restarts: int = 0) -> int:
+    def launch(command: Callable[[float], list[str]], *, places: Slots, max_restarts: int = 0) -> int:
         print(json.dumps([places.size(), max_restarts, command(0.0), command(60.0)]))
         return 99
 
@@ -146,11 +146,11 @@ def test_nproc_under_another_launcher_is_refused(typed: Typed, monkeypatch: pyte
 
 def test_more_processes_than_gpus_are_refused() -> None:
     with pytest.raises(ConfigError, match="--nproc 4 on a machine with 2 GPUs: each process needs one of its own"):
-        Places(asked(4), sizes=lambda: Sizes(64, 16), gpus=["0", "1"]).size()
+        Slots(parse_nproc(4), sizes=lambda: Sizes(64, 16), gpus=["0", "1"]).size()
 
 
 def test_places_of_ranks_that_died_are_not_used_again() -> None:
-    places = Places(Asked(1, 4, "1:4"), sizes=lambda: Sizes(64, 16), gpus=["0", "1", "2", "3"])
+    places = Slots(ProcessCount(1, 4, "1:4"), sizes=lambda: Sizes(64, 16), gpus=["0", "1", "2", "3"])
     assert places.size() == 4
     places.died([0])
     assert (places.size(), places.environment()["CUDA_VISIBLE_DEVICES"]) == (2, "1,2,3")
@@ -159,13 +159,13 @@ def test_places_of_ranks_that_died_are_not_used_again() -> None:
 
 
 def test_a_fixed_number_is_started_again_as_it_was() -> None:
-    places = Places(asked(4), sizes=lambda: Sizes(64, 16), gpus=None)
+    places = Slots(parse_nproc(4), sizes=lambda: Sizes(64, 16), gpus=None)
     places.died([0, 1])
     assert places.size() == 4
 
 
 def test_fewer_than_the_least_are_refused() -> None:
-    places = Places(asked("2:4"), sizes=lambda: Sizes(64, 16), gpus=None)
+    places = Slots(parse_nproc("2:4"), sizes=lambda: Sizes(64, 16), gpus=None)
     assert places.size() == 4
     places.died([0, 1, 2])
     with pytest.raises(ConfigError, match="only 1 of them"):
@@ -178,11 +178,11 @@ def test_a_run_that_is_there_keeps_its_micro_batches(tmp_path: Path) -> None:
     held = state_json()
     held["identity"] |= {"batch_size": 64, "micro_batch_size": 16}
     state.write_text(json.dumps(held))
-    assert sizes_of(64, None, out=tmp_path) == Sizes(64, 16, begun=True)
+    assert sizes_of(64, None, out=tmp_path) == Sizes(64, 16, is_resumed=True)
     with pytest.raises(ConfigError, match=r"2 or 4 ranks$"):
         sizes_of(64, None, out=tmp_path).refuse(3)
     assert sizes_of(32, None, out=tmp_path) == Sizes(32, None)
-    assert sizes_of(64, 32, out=tmp_path) == Sizes(64, 32, begun=True)
+    assert sizes_of(64, 32, out=tmp_path) == Sizes(64, 32, is_resumed=True)
 
 
 def test_python_m_surefoot_is_the_command_line() -> None:

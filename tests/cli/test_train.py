@@ -498,7 +498,7 @@ def test_commands_to_type_are_those_that_work_here(
     monkeypatch.setenv("PATH", str(tmp_path / "env" / "bin"))
     main(["resume", "mine"])
     said = capsys.readouterr().out
-    assert "score it: surefoot evaluate runs/mine" in said
+    assert "evaluate it: surefoot evaluate runs/mine" in said
 
 
 def test_a_mean_of_checkpoints_is_said_to_be_of_their_steps_and_the_best_to_be_the_best(

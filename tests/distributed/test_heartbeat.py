@@ -242,9 +242,9 @@ def test_a_rank_that_ends_tells_how_far_it_was(three: Ranks) -> None:
     three.hearts[0].every_s = 60.0
     time.sleep(3 * EVERY_S)
     three.hearts[0].at(9, "training")
-    three.hearts[0]._end(Lost(1, "rank 1 was killed", begun=3, doing="training"))
-    assert Beat.read(PrefixStore("heartbeat", three.store).get("0")).begun == 9
-    assert three.hearts[0].lost == Lost(1, "rank 1 was killed", begun=9, doing="training")
+    three.hearts[0]._end(Lost(1, "rank 1 was killed", step=3, doing="training"))
+    assert Beat.read(PrefixStore("heartbeat", three.store).get("0")).step == 9
+    assert three.hearts[0].lost == Lost(1, "rank 1 was killed", step=9, doing="training")
     three.hearts[0].wake.set()
 
 
@@ -276,7 +276,7 @@ def test_a_closed_line_ends_the_others_and_no_silence_is_needed(
         heart.watch.silent_s = heart.silent_s = 1e9
     line = line_between(three, 2)
     three.start()
-    assert wait_until(lambda: 2 in three.hearts[0].watch.known and three.hearts[0].watch.known[2].place == "running")
+    assert wait_until(lambda: 2 in three.hearts[0].watch.known and three.hearts[0].watch.known[2].stage == "running")
     three.hearts[2].stopping.set()  # as if it were killed: it says no goodbye
     three.hearts[2]._tell = lambda: three.over.wait(HANG_S)  # type: ignore[method-assign, assignment]
     line.close()

@@ -8,7 +8,7 @@ import pytest
 
 from surefoot.distributed.liveness import Beat, Lost, Watch
 
-FIRST, SECOND = Beat(0, "here", 10, place="running", begun=6), Beat(1, "there", 11, place="running", begun=6)
+FIRST, SECOND = Beat(0, "here", 10, stage="running", step=6), Beat(1, "there", 11, stage="running", step=6)
 
 
 def judged(*rounds: tuple[Beat, Beat], hurried: bool = False) -> tuple[int, Lost] | None:
@@ -18,7 +18,7 @@ def judged(*rounds: tuple[Beat, Beat], hurried: bool = False) -> tuple[int, Lost
         told = rounds[min(second, len(rounds) - 1)]
         beats = {beat.rank: beat for beat in told}
         beats = {rank: replace(beat, number=second if beat.number >= 0 else -1) for rank, beat in beats.items()}
-        lost = watch.heard(beats, elapsed_s=1, hurried=hurried)
+        lost = watch.lost_rank(beats, elapsed_s=1, hurried=hurried)
         if lost is not None:
             return second, lost
     return None
@@ -39,17 +39,17 @@ def test_one_that_is_silent_for_twenty_seconds_is_named_with_host_and_step() -> 
 
 @pytest.mark.parametrize("place", ["left", "gone"])
 def test_one_that_said_goodbye_may_be_silent_when_no_other_runs(place: str) -> None:
-    assert judged((replace(FIRST, place="leaving"), replace(SECOND, place=place, number=-1))) is None
+    assert judged((replace(FIRST, stage="leaving"), replace(SECOND, stage=place, number=-1))) is None
 
 
 def test_one_that_vanishes_while_others_run_is_named() -> None:
-    found = judged((FIRST, replace(SECOND, place="gone", number=-1)))
+    found = judged((FIRST, replace(SECOND, stage="gone", number=-1)))
     assert found is not None
     assert "ended at step 6, starting, and others wait for it" in found[1].text
 
 
 def test_an_error_is_named_after_a_moment_in_which_all_may_meet_it() -> None:
-    failed = replace(SECOND, place="failed", error="DataError: sample 7 is broken")
+    failed = replace(SECOND, stage="failed", error="DataError: sample 7 is broken")
     found = judged((FIRST, failed))
     assert found is not None
     assert 5 <= found[0] <= 7
@@ -58,7 +58,7 @@ def test_an_error_is_named_after_a_moment_in_which_all_may_meet_it() -> None:
 
 def test_the_rest_of_an_error_is_told_and_what_holds_its_traceback() -> None:
     error = "DataError: sample 7 is broken\n  to see it alone: dataset[7]"
-    assert replace(SECOND, error=error, out="runs/a").failure.splitlines()[1:] == [
+    assert replace(SECOND, error=error, run_dir="runs/a").failure.splitlines()[1:] == [
         "  to see it alone: dataset[7]",
         "  its traceback is in runs/a/crash",
     ]
@@ -67,20 +67,20 @@ def test_the_rest_of_an_error_is_told_and_what_holds_its_traceback() -> None:
 def test_a_lost_rank_was_last_heard_of_at_the_largest_step_that_is_known() -> None:
     lost = SECOND.lost("was killed")
     assert lost.text == "rank 1 (there, process 11) was killed, last heard of at step 6, starting"
-    assert "at step 9, training" in lost.beside(replace(FIRST, begun=9, doing="training")).text
-    assert lost.beside(replace(FIRST, begun=5)) == lost
+    assert "at step 9, training" in lost.beside(replace(FIRST, step=9, doing="training")).text
+    assert lost.beside(replace(FIRST, step=5)) == lost
     failed = Lost(1, replace(SECOND, error="ValueError").failure)
-    assert failed.beside(replace(FIRST, begun=9)) == failed, "it knows itself where it failed"
+    assert failed.beside(replace(FIRST, step=9)) == failed, "it knows itself where it failed"
 
 
 def test_an_error_is_named_at_once_where_a_connection_broke() -> None:
-    found = judged((FIRST, replace(SECOND, place="failed", error="DataError")), hurried=True)
+    found = judged((FIRST, replace(SECOND, stage="failed", error="DataError")), hurried=True)
     assert found is not None
     assert found[0] == 0
 
 
 def test_one_that_left_its_loop_while_others_go_on_is_named() -> None:
-    found = judged((replace(FIRST, begun=7), replace(SECOND, place="leaving")))
+    found = judged((replace(FIRST, step=7), replace(SECOND, stage="leaving")))
     assert found is not None
     assert found[0] <= 7
     assert found[1].rank == 1
@@ -88,18 +88,18 @@ def test_one_that_left_its_loop_while_others_go_on_is_named() -> None:
 
 
 def test_one_that_leaves_its_loop_first_after_the_last_step_is_not_named() -> None:
-    assert judged((FIRST, replace(SECOND, place="leaving"))) is None
+    assert judged((FIRST, replace(SECOND, stage="leaving"))) is None
 
 
 def test_a_suspicion_that_passes_begins_anew() -> None:
-    ahead = (replace(FIRST, begun=7), replace(SECOND, place="leaving"))
+    ahead = (replace(FIRST, step=7), replace(SECOND, stage="leaving"))
     assert judged(*[ahead] * 4, (FIRST, SECOND)) is None
 
 
 @pytest.mark.parametrize("place", ["building", "running", "leaving"])
 def test_one_whose_process_has_ended_is_named_at_once_where_others_may_wait_for_it(place: str) -> None:
     watch = Watch(silent_s=20, grace_s=5)
-    lost = watch.heard({0: FIRST, 1: replace(SECOND, place=place)}, elapsed_s=0, dead={1})
+    lost = watch.lost_rank({0: FIRST, 1: replace(SECOND, stage=place)}, elapsed_s=0, dead={1})
     assert lost is not None
     assert "rank 1 (there, process 11) has ended, and closed its connection, last heard of at step 6" in lost.text
 
@@ -107,11 +107,11 @@ def test_one_whose_process_has_ended_is_named_at_once_where_others_may_wait_for_
 @pytest.mark.parametrize("place", ["left", "gone", "failed"])
 def test_one_that_said_before_why_it_ends_is_not_named_for_its_closed_connection(place: str) -> None:
     watch = Watch(silent_s=20, grace_s=5)
-    beats = {0: replace(FIRST, place="leaving"), 1: replace(SECOND, place=place, error="DataError")}
-    assert watch.heard(beats, elapsed_s=0, dead={1}) is None
+    beats = {0: replace(FIRST, stage="leaving"), 1: replace(SECOND, stage=place, error="DataError")}
+    assert watch.lost_rank(beats, elapsed_s=0, dead={1}) is None
 
 
 def test_one_that_vanished_is_named_at_once_where_a_connection_broke() -> None:
-    found = judged((FIRST, replace(SECOND, place="gone", number=-1)), hurried=True)
+    found = judged((FIRST, replace(SECOND, stage="gone", number=-1)), hurried=True)
     assert found is not None
     assert found[0] == 0

@@ -19,6 +19,7 @@ from in_one import in_one
 from ragged import CLASSES, FEATURES, IGNORED, Batch, counted_mean, counted_targets, plain_mean, tokens
 from surefoot.data.loader import MicroBatch
 from surefoot.train.loop import Step
+from surefoot.train.meter import Meter
 
 SAMPLES = 12
 CUTS = [[12], [6, 6], [4, 4, 4], [1] * 12, [5, 7], [1, 11], [3, 1, 6, 2], [11, 1]]
@@ -187,7 +188,9 @@ def test_what_a_loss_returns_beside_it_is_averaged_over_what_was_counted() -> No
     values = []
     for sizes in CUTS:
         _, step = change_and_step(run_of(loss), cut(tokens(SAMPLES, seed=1, dtype=torch.float64), sizes))
-        values.append(float(step.logged["accuracy"].value))
+        meter = Meter()
+        meter.add(step)
+        values.append(meter.read()[0]["accuracy"])
 
     assert values == [values[0]] * len(CUTS)
     assert values[0] > 0

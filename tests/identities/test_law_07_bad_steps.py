@@ -425,7 +425,7 @@ def test_skipped_steps_are_in_a_row_until_one_is_made() -> None:
     bad = Meter()
     rows = []
     for skipped, done in (([3], 4), ([4, 5], 6), ([], 8), ([9], 10), ([10, 12], 13), ([14], 16)):
-        bad.saw(skipped, done=done)
+        bad.note_skipped(skipped, done=done)
         rows.append(bad.skipped_in_a_row)
     assert rows == [[3], [3, 4, 5], [], [9], [12], []]
 

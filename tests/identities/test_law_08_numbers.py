@@ -163,7 +163,9 @@ def test_a_value_is_logged_as_it_is_when_it_is_logged(tmp_path: Path) -> None:
         for step in run:
             moving = parameter.sum()
             step.log(moving=moving, one=parameter.reshape(-1)[:1], pair=sf.Mean(moving, 1))
-            assert not any(getattr(held, "requires_grad", False) for held in step.logged.values())
+            logged = run.parts.run_state.meter.logged[-1][1]
+            assert logged.keys() == {"moving", "one", "pair"}
+            assert not any(getattr(held, "requires_grad", False) for held in logged.values())
             values.append(float(moving.detach()))
             with torch.no_grad():
                 parameter.add_(1.0)

@@ -17,7 +17,7 @@ import pytest
 
 from forked import Forked
 from surefoot.launch.launcher import launch
-from surefoot.launch.process_count import Places, Sizes, asked
+from surefoot.launch.process_count import Sizes, Slots, parse_nproc
 from waiting import wait_until
 
 TOYS = Path(__file__).with_name("toys.py")
@@ -77,7 +77,7 @@ def launched(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
         def call() -> None:
             os.environ["TOYS"] = str(tmp_path)
             tempfile.tempdir = str(tmp_path / "tmp")
-            places = Places(asked(nproc), sizes=lambda: Sizes(12, 2), gpus=None)
+            places = Slots(parse_nproc(nproc), sizes=lambda: Sizes(12, 2), gpus=None)
             sys.exit(launch(lambda _: [str(TOYS), *deeds], places=places, max_restarts=max_restarts))
 
         with (tmp_path / "stderr").open("w") as said:

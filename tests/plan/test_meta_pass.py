@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.distributed.world import on_paper
+from surefoot.distributed.world import on_meta
 from surefoot.memory import peak
 from surefoot.plan.measure import measure
 from surefoot.plan.meta_pass import MetaMode, dry_pass
@@ -63,7 +63,7 @@ def test_a_pass_keeps_and_takes_what_it_does_on_paper(name: str, monkeypatch: py
     if recipe is gpt:  # norms, rotations and squared ReLU as they are on other devices: the CPU's own keep less
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     run = recipe.build(config)
-    with on_paper(1):
+    with on_meta(1):
         computed = dry_pass(recipe.build(config).parts)
     kept = measure(run.parts).activation_bytes
     (micro_batch,) = run.parts.pipeline.again(0)
@@ -100,7 +100,7 @@ def mlp_run(**changes: Any) -> sf.Run:
 
 def pass_of(**changes: Any) -> Any:
     rows, weights_narrow = changes.pop("rows", None), changes.pop("weights_narrow", False)
-    with on_paper(1):
+    with on_meta(1):
         run = mlp_run(**changes)
     return dry_pass(run.parts, rows=rows, weights_narrow=weights_narrow)
 
@@ -193,7 +193,7 @@ def test_a_loss_that_needs_numbers_is_refused_in_words(loss: Any) -> None:
 @pytest.mark.slow
 def test_a_run_on_paper_allocates_nothing_and_keeps_no_gradient() -> None:
     shape = sf.models.GPTConfig(layers=32, heads=32, width=4096, context=64, vocab_size=50_257)
-    with on_paper(512):
+    with on_meta(512):
         run = mlp_run(
             model=lambda: sf.models.GPT(shape),
             loss=lambda model, batch: model(batch[0], loss=lambda h, w: sf.losses.linear_cross_entropy(h, w, batch[1])),

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_iter
 import surefoot as sf
 from rank_processes import Ranks
 from surefoot.distributed.blocks import blocks_of
-from surefoot.distributed.world import joined, on_paper
+from surefoot.distributed.world import joined, on_meta
 from surefoot.memory import tensor_bytes
 from surefoot.plan import cluster, network_model
 from surefoot.plan.meta_pass import dry_pass
@@ -67,7 +67,7 @@ def run_of(**changes: Any) -> sf.Run:
 
 
 def work_of(**changes: Any) -> Workload:
-    with on_paper(1):
+    with on_meta(1):
         run = run_of(**changes)
     return workload(run.parts, dry_pass(run.parts))
 

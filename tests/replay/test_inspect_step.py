@@ -79,7 +79,9 @@ def test_nothing_is_changed_by_a_look(fault: Any, samples: int) -> None:
     before, drawn = {name: held.clone() for name, held in tensors(run).items()}, torch.get_rng_state()
     look(step, samples=samples)
     assert torch.equal(torch.get_rng_state(), drawn)
-    assert (run.state.buffers.passes, step.pending) == (0, None)
+    assert run.state.buffers.passes == 0
+    with pytest.raises(sf.ConfigError, match="without a gradient"):
+        sf.update(step)
     assert [module.training for module in run.state.models["model"].modules()] == modes
     found = tensors(run)
     assert found.keys() == before.keys()
@@ -273,11 +275,11 @@ def test_sharded_models_are_refused() -> None:
     run = linear(torch.randn(8, 2), torch.randn(8, 1))
     step = upcoming(run)
     with pytest.raises(sf.ConfigError, match="cannot be looked at"):
-        look(replace_task(step))
+        look(replace_task(run, step))
 
 
-def replace_task(step: Step) -> Step:
-    return Step(step.index, step.micro_batches, replace(step.task, loss=None), step.state)
+def replace_task(run: sf.Run, step: Step) -> Step:
+    return Step(step.index, step.micro_batches, replace(run.parts.task, loss=None), step.state)
 
 
 def test_a_step_without_a_fault_has_no_first() -> None:

@@ -112,8 +112,8 @@ def saves_s(directory: Path, *, save_s: float, **settings: Any) -> list[float]:
         start_s = clock.time_s
         for _ in run:
             saving.wait()  # the save in flight, or the clock would stand where the thread happens to be
-            if saving.begun_at - start_s not in (0.0, -save_s, *begun_s):
-                begun_s.append(saving.begun_at - start_s)
+            if saving.started_at - start_s not in (0.0, -save_s, *begun_s):
+                begun_s.append(saving.started_at - start_s)
             clock.time_s += 10.0
     return begun_s
 

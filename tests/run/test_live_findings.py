@@ -86,7 +86,7 @@ def test_what_was_gone_for_long_is_said_again_and_what_was_gone_for_a_moment_is_
     said: list[str] = []
     made = of(said)
     for step, found in ((400, [there]), (800, [there]), (1000 - gone, []), (1000, [there]), (1001, [there])):
-        made._asked = lambda step=step, found=found: (step, found)  # type: ignore[method-assign]
+        made._current_findings = lambda step=step, found=found: (step, found)  # type: ignore[method-assign]
         made.write({"kind": "train", "step": step})
     assert len(said) == times
 
@@ -96,7 +96,7 @@ def test_early_in_a_run_what_was_gone_for_a_few_steps_is_not_said_again() -> Non
     said: list[str] = []
     made = of(said)
     for step, found in ((40, [there]), (50, []), (90, [there])):  # of 600 steps
-        made._asked = lambda step=step, found=found: (step, found)  # type: ignore[method-assign]
+        made._current_findings = lambda step=step, found=found: (step, found)  # type: ignore[method-assign]
         made.write({"kind": "train", "step": step})
     assert len(said) == 1
 
@@ -104,13 +104,13 @@ def test_early_in_a_run_what_was_gone_for_a_few_steps_is_not_said_again() -> Non
 def test_asking_takes_at_most_a_hundredth_of_the_time() -> None:
     clock = Ticking(0.5)  # every look at the clock takes half a second: an asking then takes half of one
     made, asked_at = of([], now=clock), []
-    ask = made._asked
+    ask = made._current_findings
 
     def counted() -> Any:
         asked_at.append(clock.time_s)
         return ask()
 
-    made._asked = counted  # type: ignore[method-assign]
+    made._current_findings = counted  # type: ignore[method-assign]
     for record in train(count=600):
         made.write(record)
     assert len(asked_at) > 3

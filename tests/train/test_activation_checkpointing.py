@@ -21,7 +21,7 @@ from rank_processes import Ranks
 from surefoot.memory import peak
 from surefoot.models import GPT, GPTConfig, ResNet, Seq2Seq, Seq2SeqConfig
 from surefoot.plan import measure, summary
-from surefoot.train.activation_checkpointing import _kept, compute_again
+from surefoot.train.activation_checkpointing import _recompute_policy, compute_again
 
 WIDTH, ROWS = 8, 6
 both = pytest.mark.parametrize("how", ["blocks", "selective"])
@@ -274,8 +274,8 @@ def test_attention_is_kept_unless_it_drops_weights_and_so_moves_the_generator_on
     drop_fraction: float, kept: bool
 ) -> None:
     operator, q = torch.ops.aten._scaled_dot_product_flash_attention.default, torch.zeros(1, 1, 2, 4)
-    assert (_kept(None, operator, q, q, q, drop_fraction) == CheckpointPolicy.MUST_SAVE) == kept
-    assert (_kept(None, operator, q, q, q, dropout_p=drop_fraction) == CheckpointPolicy.MUST_SAVE) == kept
+    assert (_recompute_policy(None, operator, q, q, q, drop_fraction) == CheckpointPolicy.MUST_SAVE) == kept
+    assert (_recompute_policy(None, operator, q, q, q, dropout_p=drop_fraction) == CheckpointPolicy.MUST_SAVE) == kept
 
 
 @both

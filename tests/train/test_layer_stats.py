@@ -18,8 +18,7 @@ from in_one import in_one
 from ragged import CLASSES, FEATURES, counted_targets, plain_mean, tokens
 from surefoot.tracking.jsonl import records
 from surefoot.train.layer_hooks import FLAT_ENDS, Activity
-from surefoot.train.layer_stats import Watched
-from surefoot.train.step_watch import UNWATCHED
+from surefoot.train.layer_stats import Layers, Watched
 
 SAMPLES, STEPS = 24, 4
 
@@ -255,7 +254,7 @@ def test_a_module_that_is_computed_again_inside_of_the_loss_is_seen_once() -> No
         whole = nn.Sequential(layer, nn.Tanh(), nn.Linear(3, 3), nn.Tanh())
         made = torch.utils.checkpoint.checkpoint(whole, inputs, use_reentrant=False)
         torch.autograd.grad(made.sum(), inputs)
-    assert activity.found["layer"].numbers == 15
+    assert activity.by_module["layer"].numbers == 15
 
 
 def test_parts_in_evaluation_mode_have_no_hooks() -> None:
@@ -368,14 +367,18 @@ def test_a_resume_remembers_which_parameters_have_had_a_gradient(tmp_path: Path)
     assert found[-1]["never_updated"] == []
 
 
-def test_only_steps_that_are_due_are_watched(tmp_path: Path) -> None:
+def test_only_steps_that_are_due_are_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = build(tmp_path / "run", layer_stats_every="3 steps", log_every="2 steps", length="8 steps")
-    kinds = []
-    with run:
-        for step in run:
-            kinds.append(isinstance(step.watch, Watched))
-            assert kinds[-1] or step.watch is UNWATCHED
-    assert kinds == [False, False, True, False, False, True, False, False]
+    watched: list[int] = []
+
+    class Noted(Watched):
+        def __init__(self, index: int, layers: Layers) -> None:
+            watched.append(index)
+            super().__init__(index, layers)
+
+    monkeypatch.setattr("surefoot.run.periodic.Watched", Noted)
+    run.train()
+    assert watched == [2, 5]
     assert [record["measured_step"] for record in layers(tmp_path / "run")] == [2, 5]
 
 
@@ -410,7 +413,7 @@ def test_which_parameters_have_had_a_gradient_is_known_after_a_resume(tmp_path: 
     stopped.train()
     with build(tmp_path / "run") as resumed:
         assert resumed.state.step == 4
-        assert resumed.parts.run_state.seen == stopped.parts.run_state.seen != set()
+        assert resumed.parts.run_state.updated_parameters == stopped.parts.run_state.updated_parameters != set()
 
 
 def test_of_several_models_names_begin_with_theirs(tmp_path: Path) -> None:

@@ -123,10 +123,10 @@ def test_scores_that_are_no_numbers_change_nothing_but_their_count(cooldown: int
         scores = walk(generator)
         feedback, broken = Feedback(plateau), Feedback(plateau)
         for step, score in enumerate(scores):
-            feedback.saw(step, score)
+            feedback.update(step, score)
             for _ in range(generator.choice((0, 0, 1, 2))):
-                assert "is not a number" in (broken.saw(step, math.nan) or "")
-            broken.saw(step, score)
+                assert "is not a number" in (broken.update(step, math.nan) or "")
+            broken.update(step, score)
             counted = broken.standing.not_numbers
             assert broken.state() == feedback.state() | {"not_numbers": counted}
         assert counted > 0
@@ -137,10 +137,10 @@ def test_what_a_checkpoint_holds_is_all_there_is_to_know() -> None:
     plateau = ReduceLROnPlateau("max a/score", patience=2, cooldown=1)
     whole, cut = Feedback(plateau), Feedback(plateau)
     for step, score in enumerate(scores):
-        told = whole.saw(step, score)
+        told = whole.update(step, score)
         resumed = Feedback(plateau)
         resumed.load_state(json.loads(json.dumps(cut.state())))
-        assert resumed.saw(step, score) == told
+        assert resumed.update(step, score) == told
         cut = resumed
     assert cut.standing == whole.standing
 
@@ -185,6 +185,22 @@ def test_a_loop_of_ones_own_has_the_same_rates(tmp_path: Path) -> None:
     build(tmp_path / "run").train()
     own_loop(build(tmp_path / "own"))
     assert left(tmp_path / "own") == left(tmp_path / "run")
+
+
+def test_the_rate_of_a_step_is_that_of_its_record_whenever_it_is_read(tmp_path: Path) -> None:
+    """After its update, after an evaluation that lowers the rate, and when the run is over."""
+    with (own := build(tmp_path / "own", schedule=sf.schedules.cosine())):
+        for step in own.steps():
+            assert step.lr is None
+            sf.forward_backward(step)
+            sf.update(step)
+            assert step.lr == own.state.optimizers["model"].optimizer.param_groups[0]["lr"]
+    with (run := build(tmp_path / "run", schedule=sf.schedules.cosine())):
+        steps = [(step, step.lr) for step in run]
+    recorded = [rate for _, rate in sorted(written(tmp_path / "run", "train", "lr"))]
+    assert [rate for _, rate in steps] == recorded == [step.lr for step, _ in steps]
+    assert recorded == [rate for _, rate in sorted(written(tmp_path / "own", "train", "lr"))]
+    assert min(run.state.lr_factor, own.state.lr_factor) < 1
 
 
 def test_every_group_of_every_optimizer_is_lowered() -> None:

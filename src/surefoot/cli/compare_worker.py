@@ -58,7 +58,7 @@ def facts_of_build(plan: planned.Planned, directory: RunDirectory) -> dict[str, 
 
 def train(plan: planned.Planned, directory: Path, name: str) -> None:
     """Train a variant, or go on with it; then score it batch by batch, and leave its result."""
-    run = _build_variant(plan, directory, name)
+    run = build_variant(plan, directory, name)
     _wait_until_free(directory / name)
     run.train()
     batches = scores_by_batch(run, read_run(directory / name, metric=plan.metric))
@@ -111,7 +111,7 @@ def _wait_until_free(path: Path) -> None:
 
 def look(plan: planned.Planned, directory: Path, name: str) -> None:
     """Build a variant, and print as JSON what only that tells: its precision and whether it is compiled, its score, its splits."""
-    run = _build_variant(plan, directory, name)
+    run = build_variant(plan, directory, name)
     auto, watch = settle_choices(run.parts), run.parts.run_state.watch
     facts = {
         "precision": run.parts.run_state.precision.name,
@@ -124,7 +124,7 @@ def look(plan: planned.Planned, directory: Path, name: str) -> None:
     print(json.dumps({name: value for name, value in facts.items() if value is not None}), flush=True)
 
 
-def _build_variant(plan: planned.Planned, directory: Path, name: str) -> Run:
+def build_variant(plan: planned.Planned, directory: Path, name: str) -> Run:
     """The run of a variant, without splits for the end alone: the choice between variants must not depend on those."""
     torch.set_num_threads(plan.threads)
     program, kind = program_of(plan, run=directory / name)

@@ -96,7 +96,7 @@ def run_or_exit(call: Callable[[], None], *, with_traceback: bool) -> None:
     except Exception as problem:
         # without this module, which imports torch, there are no other ranks
         rendezvous = sys.modules.get("surefoot.distributed.rendezvous")
-        error = (None if rendezvous is None else rendezvous.told_to_ranks(problem)) or problem
+        error = (None if rendezvous is None else rendezvous.report_to_ranks(problem)) or problem
         out_of_memory = type(error).__name__ == "OutOfMemoryError"
         if not isinstance(error, SurefootError) and not out_of_memory:
             raise
@@ -117,7 +117,7 @@ def _speaks_of(problem: Exception, rendezvous: ModuleType | None) -> bool:
     """Whether this process reports why it ends: only one of several ranks with the same reason does."""
     if started_by_launcher() and not isinstance(problem, RankLostError):  # which has a file for each of them
         return True
-    if rendezvous is not None and rendezvous.has_met():
+    if rendezvous is not None and rendezvous.is_connected():
         return bool(rendezvous.speaks_of(problem))
     wait_for_first_rank()
     return True

@@ -92,11 +92,11 @@ def plan(arguments: list[str]) -> None:
         raise ConfigError("--world-size is about GPUs on paper: leave --nproc and --max-restarts out")
     config, origins = program_settings(program, options, flags, verb="plan")
     if options.world_size is not None:
-        from surefoot.distributed.world import on_paper
+        from surefoot.distributed.world import on_meta
         from surefoot.plan import cluster_text
 
         _print_configuration(config, origins)
-        with on_paper(options.world_size):
+        with on_meta(options.world_size):
             parts = program.on_paper(*([] if config is None else [config])).parts
             for section in cluster_text.sections(parts, _assumed(numbers, precision=parts.run_state.precision.name)):
                 print(f"\n{section}")

@@ -14,7 +14,7 @@ from surefoot.config.durations import seconds
 from surefoot.config.tree import field_hints, flatten
 from surefoot.distributed.environment import placed, started_by_launcher
 from surefoot.errors import ConfigError
-from surefoot.launch.process_count import Asked, Places, asked, sizes_of
+from surefoot.launch.process_count import ProcessCount, Slots, parse_nproc, sizes_of
 from surefoot.recipes.program import Program, find_program
 
 NAMES = ("nproc", "max_restarts")
@@ -89,7 +89,7 @@ def start_several(
                 "  leave --nproc out, or start it without that launcher"
             )
         return
-    if wanted.most == 1 and not several.max_restarts:
+    if wanted.max_count == 1 and not several.max_restarts:
         return
     settings = {} if config is None else flatten(config)
     places = _places(wanted, settings, out=out)
@@ -111,7 +111,7 @@ def start_several(
 def planned(several: Several, config: Any) -> int:
     """How many processes the command would start; raises `ConfigError` where it would be refused."""
     wanted = _wanted(several)
-    return 1 if wanted.most == 1 else _places(wanted, {} if config is None else flatten(config)).size()
+    return 1 if wanted.max_count == 1 else _places(wanted, {} if config is None else flatten(config)).size()
 
 
 def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> None:
@@ -124,23 +124,23 @@ def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> N
         )
     settings = {} if config is None else flatten(config)
     # of GPUs only the machines of the job know
-    if (sizes := _places(asked(tasks), settings | {"device": "cpu"}).sizes()) is not None:
+    if (sizes := _places(parse_nproc(tasks), settings | {"device": "cpu"}).sizes()) is not None:
         sizes.refuse(tasks)
     if tasks > 1 and settings.get("parallel") == "none":
         parallel.strategy_for("none", ranks=tasks)
 
 
-def _wanted(several: Several) -> Asked:
+def _wanted(several: Several) -> ProcessCount:
     if several.max_restarts < 0:
         raise ConfigError(f"max_restarts = {several.max_restarts}: a number of times, 0 or more")
-    return asked(several.nproc)
+    return parse_nproc(several.nproc)
 
 
-def _places(wanted: Asked, settings: Mapping[str, Any], *, out: Path | None = None) -> Places:
+def _places(wanted: ProcessCount, settings: Mapping[str, Any], *, out: Path | None = None) -> Slots:
     """Where processes may be started, for these settings of a run; `out` is where one is that goes on."""
     batch_size, micro, written = (settings.get(name) for name in ("batch_size", "micro_batch_size", "run_dir"))
     run_dir = out or (Path(written) if isinstance(written, str) and written else None)
-    return Places(
+    return Slots(
         wanted,
         sizes=lambda: None if batch_size is None else sizes_of(batch_size, micro, out=run_dir),
         gpus=_gpus(settings.get("device", "auto")),

@@ -29,8 +29,7 @@ class Trained:
     """A run that has been trained, or begun.
 
     loss: (steps made, mean training loss since the record before). scores: (steps made, score). times: (steps made, seconds
-    spent training and waiting for data so far). `order` is everything that decides the order of samples, and a hash of the initial weights;
-    None without a checkpoint of step 0.
+    spent training and waiting for data so far). `order`: the order's settings and a hash of the initial weights; None without step 0.
     """
 
     settings: Mapping[str, Any]

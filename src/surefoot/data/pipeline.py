@@ -33,7 +33,7 @@ def planned_sizes(
     if micro_batch_size is None:
         micro_batch_size = began or one_each(batch_size, ranks=ranks)
     sizes = batching(batch_size, micro_batch_size)
-    refuse_ranks(ranks, pieces=sizes.pieces, batch_size=batch_size, begun=began is not None)
+    refuse_ranks(ranks, pieces=sizes.pieces, batch_size=batch_size, is_resumed=began is not None)
     if sizes.unit == "samples":
         return sizes
     if not isinstance(train, Lengthy):

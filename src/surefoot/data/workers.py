@@ -24,7 +24,7 @@ from surefoot.data.dataset_checks import read
 from surefoot.data.gathering import first_few
 from surefoot.data.order import MicroBatches
 from surefoot.errors import ConfigError, DataError, SurefootError, behind, comes_of_user, first_line
-from surefoot.seeding import Undrawn, fold, seed_generators, seed_torch, stream_key, untouched
+from surefoot.seeding import GeneratorWatch, fold, seed_generators, seed_torch, stream_key, untouched
 
 Collate = Callable[[list[Any]], Any]
 
@@ -45,7 +45,7 @@ class Reading(Dataset[Any]):
     def __init__(self, dataset: Any, plan: MicroBatches, *, seed: int, collate: Collate) -> None:
         self.dataset, self.plan, self.collate = dataset, plan, collate
         self.sample_key, self.collate_key = stream_key(seed, "augment"), stream_key(seed, "collate")
-        self.undrawn: Undrawn | None = Undrawn()  # None from the first draw on
+        self.undrawn: GeneratorWatch | None = GeneratorWatch()  # None from the first draw on
 
     def __getitem__(self, address: tuple[int, int]) -> Any:
         """Return a micro-batch or a `SurefootError`; the loader would wrap a raised error in its traceback."""
@@ -73,7 +73,7 @@ class Reading(Dataset[Any]):
             self.undrawn.begin()
             with suppress(DataError):  # unseeded draws may cause an error: read again with seeds
                 batch = self._build(step, index, seed=seed_torch)
-                if self.undrawn.held():
+                if self.undrawn.untouched():
                     return batch
             self.undrawn = None
         return self._build(step, index, seed=seed_generators)

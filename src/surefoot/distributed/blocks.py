@@ -34,30 +34,30 @@ def blocks_of(model: nn.Module, named: str | Sequence[str] = "auto") -> dict[str
 
 
 def _repeated(model: nn.Module) -> dict[str, nn.Module]:
-    found = dict(_candidates(model, prefix="", in_list=isinstance(model, nn.Sequential)))
+    named = dict(_candidates(model, prefix="", in_list=isinstance(model, nn.Sequential)))
     classes = {
-        type(block): [other for other in found.values() if type(other) is type(block)] for block in found.values()
+        type(block): [other for other in named.values() if type(other) is type(block)] for block in named.values()
     }
-    listed = {id(child) for held in model.modules() if isinstance(held, nn.ModuleList) for child in held}
+    listed = {id(child) for each in model.modules() if isinstance(each, nn.ModuleList) for child in each}
     sizes = {
         kind: sum(parameter.numel() for block in blocks for parameter in block.parameters())
         for kind, blocks in classes.items()
         if len(blocks) > 1 or id(blocks[0]) in listed
     }
-    least = _SMALL * max(sizes.values(), default=0)
-    return {name: block for name, block in found.items() if sizes.get(type(block), -1) >= least}
+    min_size = _SMALL * max(sizes.values(), default=0)
+    return {name: block for name, block in named.items() if sizes.get(type(block), -1) >= min_size}
 
 
 def _candidates(module: nn.Module, *, prefix: str, in_list: bool) -> Iterator[tuple[str, nn.Module]]:
     """Children of lists that are made of parts, outermost first; below modules that stand in no list, what those hold."""
     for name, child in module.named_children():
-        whole = f"{prefix}{name}"
+        path = f"{prefix}{name}"
         is_list = type(child) is nn.Sequential or isinstance(child, _LISTS)
         if in_list and _made_of_parts(child) and not (is_list and any(map(_made_of_parts, child.children()))):
             if not isinstance(child, _LISTS):
-                yield whole, child
+                yield path, child
         else:
-            yield from _candidates(child, prefix=f"{whole}.", in_list=isinstance(child, (nn.Sequential, *_LISTS)))
+            yield from _candidates(child, prefix=f"{path}.", in_list=isinstance(child, (nn.Sequential, *_LISTS)))
 
 
 def _made_of_parts(module: nn.Module) -> bool:
@@ -102,20 +102,20 @@ def refuse_unshardable(model: nn.Module) -> None:
 
     >>> refuse_unshardable(nn.Linear(2, 1))
     """
-    found: list[str] = []
-    for name, held in model.named_parameters():
-        if held.ndim == 0:
-            found.append(f"{name} is a single number without dimension: make it nn.Parameter(torch.ones(1))")
-        elif not held.is_contiguous():
-            found.append(f"{name} does not lie row by row in memory (channels last?): give it contiguous weights")
-        elif held.is_complex():
-            found.append(f"{name} holds complex numbers: keep it as two real parts (torch.view_as_real)")
-    types = sorted({str(held.dtype).removeprefix("torch.") for held in model.parameters() if held.requires_grad})
+    problems: list[str] = []
+    for name, p in model.named_parameters():
+        if p.ndim == 0:
+            problems.append(f"{name} is a single number without dimension: make it nn.Parameter(torch.ones(1))")
+        elif not p.is_contiguous():
+            problems.append(f"{name} does not lie row by row in memory (channels last?): give it contiguous weights")
+        elif p.is_complex():
+            problems.append(f"{name} holds complex numbers: keep it as two real parts (torch.view_as_real)")
+    types = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.requires_grad})
     if len(types) > 1:
-        found.append(f"its trained parameters are of several types, {', '.join(types)}: gradients travel in one")
-    if found:
-        shown = found if len(found) <= 3 else [*found[:2], f"and {len(found) - 2} more like these"]
-        lines = [f"parallel = fsdp: {type(model).__name__} cannot be sharded as it is", *shown, "or use --parallel ddp"]
+        problems.append(f"its trained parameters are of several types, {', '.join(types)}: gradients travel in one")
+    if problems:
+        first = problems if len(problems) <= 3 else [*problems[:2], f"and {len(problems) - 2} more like these"]
+        lines = [f"parallel = fsdp: {type(model).__name__} cannot be sharded as it is", *first, "or use --parallel ddp"]
         raise ConfigError("\n  ".join(lines))
 
 
@@ -143,7 +143,7 @@ def by_themselves(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Modu
     for module in reversed(list(model.modules())):
         if module is not model and any(module is block for block in blocks):
             own = set(module.parameters())
-            outside = {held for other in _beside(model, module) for held in other._parameters.values()}
+            outside = {p for each in _beside(model, module) for p in each._parameters.values()}
             if own and own.isdisjoint(outside):
                 chosen.append(module)
     return chosen
@@ -151,9 +151,9 @@ def by_themselves(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Modu
 
 def _beside(module: nn.Module, block: nn.Module) -> set[nn.Module]:
     """All modules that are used without entering a block; a part that it shares with others is among them."""
-    found, left = {module}, [module]
-    while left:
-        fresh = {child for child in left.pop().children() if child is not block} - found
-        found |= fresh
-        left += fresh
-    return found
+    modules, queue = {module}, [module]
+    while queue:
+        fresh = {child for child in queue.pop().children() if child is not block} - modules
+        modules |= fresh
+        queue += fresh
+    return modules

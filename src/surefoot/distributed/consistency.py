@@ -34,18 +34,18 @@ def refuse_unequal(world: World, settings: Mapping[str, Any]) -> None:
         return
     first, *others = world.gathered(own)
     problems = [
-        f"{name}: rank 0 has {_shown(first, name)}, rank {rank} has {_shown(other, name)}"
+        f"{name}: rank 0 has {_shortened(first, name)}, rank {rank} has {_shortened(other, name)}"
         for rank, other in enumerate(others, 1)
         for name in dict.fromkeys([*first, *other])
         if first.get(name) != other.get(name)
     ]
-    shown = problems if len(problems) <= 3 else [*problems[:2], f"and {len(problems) - 2} more"]
+    listed = problems if len(problems) <= 3 else [*problems[:2], f"and {len(problems) - 2} more"]
     if problems:
         raise ConfigError(
             "\n  ".join(
                 [
                     "the ranks were started with different configurations",
-                    *shown,
+                    *listed,
                     "start all of them with the same command and files",
                 ]
             )
@@ -58,12 +58,12 @@ def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     >>> comparable({"seed": 3, "model": nn.Linear(2, 1), "settings": {"rate": 0.1, "names": ("a", "b")}})
     {'seed': 3, 'model': 'Linear', 'settings.rate': 0.1, 'settings.names': ['a', 'b']}
     """
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in settings.items():
         plain = _plain(value)
         inner = comparable(plain) if isinstance(plain, dict) else None
-        found |= {name: plain} if inner is None else {f"{name}.{part}": held for part, held in inner.items()}
-    return found
+        flat |= {name: plain} if inner is None else {f"{name}.{part}": part_value for part, part_value in inner.items()}
+    return flat
 
 
 def equal_from_main(models: Mapping[str, nn.Module], world: World) -> None:
@@ -73,8 +73,8 @@ def equal_from_main(models: Mapping[str, nn.Module], world: World) -> None:
     """
     if world.size > 1:
         refuse_unequal(world, shapes(models))
-        for held in [each for model in models.values() for each in [*model.parameters(), *model.buffers()]]:
-            dist.broadcast(held.detach(), src=0)
+        for tensor in [each for model in models.values() for each in [*model.parameters(), *model.buffers()]]:
+            dist.broadcast(tensor.detach(), src=0)
 
 
 def shapes(models: Mapping[str, nn.Module]) -> dict[str, str]:
@@ -84,9 +84,9 @@ def shapes(models: Mapping[str, nn.Module]) -> dict[str, str]:
     {'model.weight': 'float32 (1, 2)', 'model.bias': 'float32 (1,)'}
     """
     return {
-        f"{model}.{name}": f"{str(held.dtype).removeprefix('torch.')} {tuple(held.shape)}"
+        f"{model}.{name}": f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
         for model, module in models.items()
-        for name, held in [*module.named_parameters(), *module.named_buffers()]
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
     }
 
 
@@ -96,15 +96,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(name): held for name, held in value.items()}
-    if isinstance(value, list | tuple) and all(isinstance(held, bool | int | float | str) for held in value):
+        return {str(name): entry for name, entry in value.items()}
+    if isinstance(value, list | tuple) and all(isinstance(entry, bool | int | float | str) for entry in value):
         return list(value) if len(value) <= _LONG else f"{len(value)} items"
     if is_dataclass(value) and not isinstance(value, type) and type(value).__module__.startswith("surefoot."):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     return (value if isinstance(value, type | FunctionType) else type(value)).__qualname__
 
 
-def _shown(settings: Mapping[str, str], name: str) -> str:
+def _shortened(settings: Mapping[str, str], name: str) -> str:
     text = settings.get(name, "none")
     return text if len(text) <= _WIDE else f"{text[:_WIDE]}..."
 
@@ -131,7 +131,7 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     >>> checksums({"a": torch.tensor([1.0, 0.0])}) == checksums({"a": torch.tensor([1.0, 1e-30])})
     False
     """
-    sums = [_sum_of_bits(held.detach()) for held in tensors.values()]
+    sums = [_sum_of_bits(tensor.detach()) for tensor in tensors.values()]
     return dict(zip(tensors, torch.stack(sums).tolist(), strict=True)) if sums else {}
 
 
@@ -140,14 +140,14 @@ def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int
 
     What is spread over ranks is compared among those that hold the same rows.
     """
-    own = _by_place(models)
-    told = world.gathered({place: sum(sums.values()) for place, sums in own.items()})
-    if all(told[first][place] == told[rank][place] for place, first, rank in _alike(told)):
+    own = _checksums_by_part(models)
+    by_rank = world.gathered({part: sum(sums.values()) for part, sums in own.items()})
+    if all(by_rank[first][part] == by_rank[rank][part] for part, first, rank in _rank_pairs(by_rank)):
         return
     named = world.gathered(own)
-    for place, first, rank in _alike(named):
-        for name, value in named[first][place].items():
-            if named[rank][place][name] != value:
+    for part, first, rank in _rank_pairs(named):
+        for name, value in named[first][part].items():
+            if named[rank][part][name] != value:
                 raise DivergedError(
                     f"after step {step} rank {rank} holds other weights than rank {first}: {name} is the first that differs\n"
                     "  likely cause: memory or a processor that fails there, or code that changes weights on one rank only\n"
@@ -155,24 +155,24 @@ def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int
                 )
 
 
-def _by_place(models: Mapping[str, nn.Module]) -> dict[str, dict[str, int]]:
+def _checksums_by_part(models: Mapping[str, nn.Module]) -> dict[str, dict[str, int]]:
     """Checksums by what they are of: "" for what every rank holds whole, else which part of the tensors this rank has."""
-    held: dict[str, dict[str, Tensor]] = {}
+    tensors_by_part: dict[str, dict[str, Tensor]] = {}
     for model, module in models.items():
         tensors = {key: each for key, each in saved_state(module).items() if isinstance(each, Tensor)}
         for name, tensor in [pair for key, each in tensors.items() for pair in plain_tensors(key, each).items()]:
             local, rows = held_of(tensor)
-            place = "" if rows is None else f"part {rows.group.rank()}"
-            held.setdefault(place, {})[name if len(models) == 1 else f"{model}: {name}"] = local
-    return {place: checksums(tensors) for place, tensors in held.items()}
+            part = "" if rows is None else f"part {rows.group.rank()}"
+            tensors_by_part.setdefault(part, {})[name if len(models) == 1 else f"{model}: {name}"] = local
+    return {part: checksums(tensors) for part, tensors in tensors_by_part.items()}
 
 
-def _alike(told: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int, int]]:
+def _rank_pairs(by_rank: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int, int]]:
     """Pairs of ranks that hold the same: the first that holds it, and each later one."""
     first: dict[str, int] = {}
-    for rank, place in [(rank, place) for rank, places in enumerate(told) for place in places]:
-        if first.setdefault(place, rank) != rank:
-            yield place, first[place], rank
+    for rank, part in [(rank, part) for rank, parts in enumerate(by_rank) for part in parts]:
+        if first.setdefault(part, rank) != rank:
+            yield part, first[part], rank
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:

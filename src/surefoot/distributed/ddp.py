@@ -90,12 +90,12 @@ class Ddp:
 
     def _take_means(self) -> None:
         """Of gradients, over all ranks, one tensor for each kind of number."""
-        held = [parameter for called in self.called.values() for parameter in called.model.parameters()]
+        parameters = [parameter for called in self.called.values() for parameter in called.model.parameters()]
         if self.parallel.find_unused_parameters:
-            here = [place for place, parameter in enumerate(held) if parameter.grad is not None]
-            for place in {place for used in self.world.gathered(here) for place in used}.difference(here):
-                held[place].grad = torch.zeros_like(held[place])
-        gradients = [parameter.grad for parameter in held if parameter.grad is not None]
+            own_indices = [index for index, parameter in enumerate(parameters) if parameter.grad is not None]
+            for index in {index for used in self.world.gathered(own_indices) for index in used}.difference(own_indices):
+                parameters[index].grad = torch.zeros_like(parameters[index])
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
             own = [gradient for gradient in gradients if gradient.dtype == dtype]
             together = torch.cat([gradient.reshape(-1) for gradient in own]) / self.world.size

@@ -53,7 +53,7 @@ def placed(environment: Mapping[str, str]) -> Placement:
     Placement(rank=5, world_size=8, local_rank=1, local_world_size=4, meeting='tcp://gpu1:61457', apart=False)
     """
     several = [names for names in _MPI if names[0] in environment and environment.get(names[1]) != "1"]
-    mpi = _by_names(environment, several[0], said_by=several[0][0]) if several else None
+    mpi = _by_names(environment, several[0], source=several[0][0]) if several else None
     task = slurm.task(environment)
     if "WORLD_SIZE" in environment:
         return _by_torchrun(environment, task)
@@ -120,38 +120,38 @@ def _end_unless(is_alive: Callable[[], bool], *, every_s: float = 0.0) -> None:
 
 
 def _by_torchrun(environment: Mapping[str, str], task: slurm.Task | None) -> Placement:
-    size = _number(environment, "WORLD_SIZE", said_by="WORLD_SIZE")
+    size = _number(environment, "WORLD_SIZE", source="WORLD_SIZE")
     # a script exported what srun says under torch's names
     if task is not None and "LOCAL_WORLD_SIZE" not in environment:
-        rank = _number(environment, "RANK", said_by="WORLD_SIZE", default=task.rank)
+        rank = _number(environment, "RANK", source="WORLD_SIZE", default=task.rank)
         if (rank, size) != (task.rank, task.tasks):
             raise ConfigError(
                 f"RANK = {rank} of WORLD_SIZE = {size}, but Slurm says task {task.rank} of {task.tasks}\n"
                 "  leave RANK and WORLD_SIZE out: srun's own variables are enough"
             )
         return _by_slurm(environment, task)
-    place = _by_names(environment, _TORCHRUN, said_by="WORLD_SIZE")
-    if task is not None and size == place.local_world_size:
+    placement = _by_names(environment, _TORCHRUN, source="WORLD_SIZE")
+    if task is not None and size == placement.local_world_size:
         raise ConfigError(
             f"srun started {task.tasks} launchers, and this one knows only of its own {size} processes: each would train alone\n"
             f"  leave the launcher out: srun surefoot train ..., or tell torchrun of all machines: --nnodes {task.tasks}"
             f" --rdzv-backend c10d --rdzv-endpoint {task.host}:29500"
         )
-    return place
+    return placement
 
 
 def _by_slurm(environment: Mapping[str, str], task: slurm.Task) -> Placement:
     host = environment.get("MASTER_ADDR") or task.host
     host = f"[{host}]" if ":" in host else host  # an address of IPv6 stands in brackets
-    port = _number(environment, "MASTER_PORT", said_by="srun", default=task.port)
+    port = _number(environment, "MASTER_PORT", source="srun", default=task.port)
     apart = "SLURM_GPUS_PER_TASK" in environment or _apart(environment, task.local_rank)
     return Placement(task.rank, task.tasks, task.local_rank, task.local_tasks, f"tcp://{host}:{port}", apart)
 
 
-def _by_names(environment: Mapping[str, str], names: tuple[str, str, str, str], *, said_by: str) -> Placement:
-    rank, size = (_number(environment, name, said_by=said_by) for name in names[:2])
-    local_rank = _number(environment, names[2], said_by=said_by, default=rank)
-    local_size = _number(environment, names[3], said_by=said_by, default=size)
+def _by_names(environment: Mapping[str, str], names: tuple[str, str, str, str], *, source: str) -> Placement:
+    rank, size = (_number(environment, name, source=source) for name in names[:2])
+    local_rank = _number(environment, names[2], source=source, default=rank)
+    local_size = _number(environment, names[3], source=source, default=size)
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
         raise ConfigError(
             f"{names[0]} = {rank} and {names[2]} = {local_rank} are no places among {names[1]} = {size} and"
@@ -165,13 +165,13 @@ def _apart(environment: Mapping[str, str], local_rank: int) -> bool:
     return any(environment.get(name) == str(local_rank) for name in _VISIBLE)
 
 
-def _number(environment: Mapping[str, str], name: str, *, said_by: str, default: int | None = None) -> int:
+def _number(environment: Mapping[str, str], name: str, *, source: str, default: int | None = None) -> int:
     text = environment.get(name)
     if text is None and default is not None:
         return default
     if text is None or not (text.isascii() and text.isdigit()):
         raise ConfigError(
-            f"the environment says {said_by}, but {name} is {text!r}\n"
+            f"the environment says {source}, but {name} is {text!r}\n"
             "  start several processes with --nproc N, torchrun, or srun; one without WORLD_SIZE"
         )
     return int(text)

@@ -19,7 +19,7 @@ from pathlib import Path
 from torch._C._distributed_c10d import HashStore, Store
 
 from surefoot.config.paths import make_no_follow, open_no_follow
-from surefoot.distributed.liveness import STOPPED, Beat, Lines, Lost, Place, Watch, of_connection
+from surefoot.distributed.liveness import STOPPED, Beat, Lines, Lost, Stage, Watch, of_connection
 from surefoot.errors import RankLostError, first_line
 
 MEETING = "surefoot"  # before the keys by which the ranks of a start agree on what stands before all others
@@ -29,7 +29,7 @@ VERDICT = "lost"  # the key under which the rank that is lost is named
 SPEAKER = "speaker"  # a key that is there where a launcher says of lost ranks what there is to say
 _LINES = 4  # of what an exception says
 _LINE = 200
-_UNNEEDED: tuple[Place, ...] = ("failed", "left", "gone")  # and needing nobody
+_UNNEEDED: tuple[Stage, ...] = ("failed", "left", "gone")  # and needing nobody
 
 
 class Heartbeat:
@@ -59,7 +59,7 @@ class Heartbeat:
         self.beat = Beat(rank, host, os.getpid())
         self.sent = replace(self.beat)  # as it was told last
         self.watch = Watch(silent_s=silent_s, grace_s=grace_s)
-        self.told = threading.Condition()
+        self.sent_condition = threading.Condition()
         self.wake, self.stopping = threading.Event(), threading.Event()
         self.awaited, self.named = threading.Event(), threading.Event()
         self.lost: Lost | None = None
@@ -90,44 +90,44 @@ class Heartbeat:
 
     def at(self, step: int, doing: str) -> None:
         """Begin this step; that is told with the next beat."""
-        self.beat.begun, self.beat.doing = step, doing
+        self.beat.step, self.beat.doing = step, doing
 
     def busy(self, doing: str) -> None:
         self.beat.doing = doing
 
     def building(self) -> None:
         """Build another run, after one that has ended or could not be."""
-        if self.beat.place in ("failed", "left"):
-            self.beat.place, self.beat.error = "building", ""
+        if self.beat.stage in ("failed", "left"):
+            self.beat.stage, self.beat.error = "building", ""
 
     def opened(self, *, logs: Path | None, fresh_line: str) -> None:
         """Be in a run: from now on the others wait for this rank in every step.
 
         logs: where rank-N.log of each rank is, in the run's directory. fresh_line: what a message must begin with.
         """
-        self.logs, self.fresh_line, self.beat.out = logs, fresh_line, "" if logs is None else str(logs.parent)
-        self.beat.place, self.beat.begun, self.beat.doing = "running", -1, "opening the run"
+        self.logs, self.fresh_line, self.beat.run_dir = logs, fresh_line, "" if logs is None else str(logs.parent)
+        self.beat.stage, self.beat.step, self.beat.doing = "running", -1, "opening the run"
 
     def goodbye(self) -> None:
         """Begin no further step of this run; the others may still wait for this rank at its end."""
-        self.beat.place = "leaving"
+        self.beat.stage = "leaving"
 
     def closed(self) -> None:
         """Have ended a run as it should end: nobody waits for this rank any more."""
-        if self.beat.place == "leaving":
-            self.beat.place = "left"
+        if self.beat.stage == "leaving":
+            self.beat.stage = "left"
 
     def failed(self, problem: BaseException) -> None:
         """Tell of what this rank fails, before it ends; returns when that is told, or cannot be."""
-        if self.beat.place in ("failed", "gone") or isinstance(problem, RankLostError):
+        if self.beat.stage in ("failed", "gone") or isinstance(problem, RankLostError):
             return
         self.beat.error = _in_words(problem)
-        self.beat.place = "left" if self.beat.place == "left" else "failed"  # nobody waits for it where its run is over
-        with self.told:
+        self.beat.stage = "left" if self.beat.stage == "left" else "failed"  # nobody waits for it where its run is over
+        with self.sent_condition:
             self.wake.set()
             if self.threads:
-                self.told.wait_for(
-                    lambda: (self.sent.place, self.sent.error) == (self.beat.place, self.beat.error),
+                self.sent_condition.wait_for(
+                    lambda: (self.sent.stage, self.sent.error) == (self.beat.stage, self.beat.error),
                     timeout=2 * self.every_s,
                 )
 
@@ -136,7 +136,7 @@ class Heartbeat:
 
         None where `problem` has nothing to do with other ranks, or none of them turns out to be lost.
         """
-        if self.beat.place == "failed" or not self.threads or not of_connection(problem):
+        if self.beat.stage == "failed" or not self.threads or not of_connection(problem):
             return None
         self.awaited.set()
         self.named.wait(self.silent_s + 10 * self.every_s)
@@ -157,8 +157,8 @@ class Heartbeat:
 
     def stop(self) -> None:
         """Be missed by nobody any more, and end the threads."""
-        if self.threads and self.beat.place != "failed":
-            self.beat.place = "gone"
+        if self.threads and self.beat.stage != "failed":
+            self.beat.stage = "gone"
         self.stopping.set()
         self.wake.set()
         for thread in self.threads:
@@ -184,7 +184,7 @@ class Heartbeat:
                 if ending:
                     return
                 lost = self._lost_with_store(f"was lost ({first_line(problem)[:120]})")
-            if lost is not None and self.beat.place not in _UNNEEDED:
+            if lost is not None and self.beat.stage not in _UNNEEDED:
                 self._end(lost)
                 return
             if self.cut_off:
@@ -196,9 +196,9 @@ class Heartbeat:
         self.beat.number += 1
         sent = replace(self.beat)
         self.store.set(str(self.rank), sent.written())
-        with self.told:
+        with self.sent_condition:
             self.sent = sent
-            self.told.notify_all()
+            self.sent_condition.notify_all()
 
     def _listen(self, *, elapsed_s: float) -> Lost | None:
         self.spoken_for = self.spoken_for or self.store.check([SPEAKER])
@@ -207,13 +207,13 @@ class Heartbeat:
         dead = frozenset(self.dead)  # before the beats are read: who says goodbye does so first
         beats = self._beats()
         self.rounds += 1
-        found = self.watch.heard(beats, elapsed_s=elapsed_s, hurried=self.awaited.is_set(), dead=dead)
-        if found is not None and self.beat.place not in _UNNEEDED:
-            self.store.set(VERDICT, found.written())
+        lost = self.watch.lost_rank(beats, elapsed_s=elapsed_s, hurried=self.awaited.is_set(), dead=dead)
+        if lost is not None and self.beat.stage not in _UNNEEDED:
+            self.store.set(VERDICT, lost.written())
             self.rounds += 1
             if self._holds_store:
                 time.sleep(2.5 * self.every_s)  # until all have read it: it goes with this process
-        return found
+        return lost
 
     def _beats(self) -> dict[int, Beat]:
         """What this rank is to know: on rank 0 of all that are there, elsewhere of rank 0; and of itself."""
@@ -225,12 +225,12 @@ class Heartbeat:
 
     def _watch_store(self) -> None:
         """End the process where the store does not answer: the other thread may wait for it without end."""
-        silent_s, seen, before = 0.0, self.rounds, time.monotonic()
+        silent_s, last_rounds, before = 0.0, self.rounds, time.monotonic()
         while not self.stopping.wait(self.every_s):
             now = time.monotonic()
-            silent_s = silent_s + min(now - before, 2 * self.every_s) if seen == self.rounds else 0.0
-            seen, before = self.rounds, now
-            if silent_s >= self.silent_s and self.beat.place not in _UNNEEDED:
+            silent_s = silent_s + min(now - before, 2 * self.every_s) if last_rounds == self.rounds else 0.0
+            last_rounds, before = self.rounds, now
+            if silent_s >= self.silent_s and self.beat.stage not in _UNNEEDED:
                 self._end(self._lost_with_store(f"has not answered for {self.silent_s:.0f} s"))
                 return
 
@@ -238,7 +238,7 @@ class Heartbeat:
         """The loss of the store, which is the loss of whoever held it."""
         self.cut_off = True
         main = self.watch.known.get(0)
-        if main is not None and main.place == "failed":
+        if main is not None and main.stage == "failed":
             return Lost(0, main.failure)
         if self.in_launcher or main is None:
             return Lost(0, f"the connection to {'the launcher' if self.in_launcher else 'rank 0'} {how}", more=STOPPED)
@@ -297,10 +297,10 @@ class Heartbeat:
 
     def _wait_for_others(self) -> None:
         """Where the store ends with this process: until nobody needs it, or for ten seconds."""
-        if self._holds_store and self.beat.place == "failed":
+        if self._holds_store and self.beat.stage == "failed":
             time.sleep(2.5 * self.every_s)  # in which all read it
         elif self._holds_store:
-            self._wait_until(lambda: all(each.place in _UNNEEDED for each in self._beats().values()), limit_s=10)
+            self._wait_until(lambda: all(each.stage in _UNNEEDED for each in self._beats().values()), limit_s=10)
 
     def _wait_until(self, holds: Callable[[], bool], *, limit_s: float) -> None:
         until = time.monotonic() + limit_s

@@ -13,9 +13,9 @@ from typing import Literal
 
 from torch.distributed import DistError
 
-Place = Literal["building", "running", "leaving", "left", "failed", "gone"]
-_NEEDED: tuple[Place, ...] = ("building", "running", "leaving")  # others may be waiting for it
-_OUT: tuple[Place, ...] = ("leaving", "left", "gone")  # of its loop
+Stage = Literal["building", "running", "leaving", "left", "failed", "gone"]
+_NEEDED: tuple[Stage, ...] = ("building", "running", "leaving")  # others may be waiting for it
+_OUT: tuple[Stage, ...] = ("leaving", "left", "gone")  # of its loop
 _CONNECT_S = 5.0
 _LEFT = "\n  was that a `break`, or an error caught, on this rank alone? run.stop() ends the loop on all of them"
 STOPPED = "\n  it was stopped or killed, or its machine is lost"
@@ -25,8 +25,8 @@ STOPPED = "\n  it was stopped or killed, or its machine is lost"
 class Beat:
     """What one rank says of itself; `number` is another one each time it says so.
 
-    place: before its run is opened, in it, at its end, after it, ended by an error, or out of the process altogether.
-    begun: the last step that it began; -1 before the first. error: what it failed of, in a few lines. out: the directory of
+    stage: before its run is opened, in it, at its end, after it, ended by an error, or out of the process altogether.
+    step: the last step that it began; -1 before the first. error: what it failed of, in a few lines. run_dir: the directory of
     its run, once that is opened; "" where nothing is saved.
     """
 
@@ -34,17 +34,17 @@ class Beat:
     host: str
     pid: int
     number: int = 0
-    place: Place = "building"
-    begun: int = -1
+    stage: Stage = "building"
+    step: int = -1
     doing: str = "starting"
     error: str = ""
-    out: str = ""
+    run_dir: str = ""
 
     def written(self) -> str:
         """As JSON.
 
         >>> Beat.read(Beat(1, "here", 42).written())
-        Beat(rank=1, host='here', pid=42, number=0, place='building', begun=-1, doing='starting', error='', out='')
+        Beat(rank=1, host='here', pid=42, number=0, stage='building', step=-1, doing='starting', error='', run_dir='')
         """
         return json.dumps(asdict(self))
 
@@ -60,34 +60,34 @@ class Beat:
     def where(self) -> str:
         """How far it was when it said so.
 
-        >>> Beat(1, "here", 42, begun=7, doing="training").where, Beat(1, "here", 42).where
+        >>> Beat(1, "here", 42, step=7, doing="training").where, Beat(1, "here", 42).where
         ('at step 7, training', 'while starting')
         """
-        return _where(self.begun, self.doing)
+        return _where(self.step, self.doing)
 
     @property
     def failure(self) -> str:
         """What it failed of, and what holds more of that."""
         first, *more = self.error.splitlines() or [""]
-        if self.out and self.begun >= 0:  # what happens earlier is not kept
-            more.append(f"its traceback is in {Path(self.out) / 'crash'}")
+        if self.run_dir and self.step >= 0:  # what happens earlier is not kept
+            more.append(f"its traceback is in {Path(self.run_dir) / 'crash'}")
         return "\n  ".join([f"{self.who} failed {self.where}: {first}", *(line.strip() for line in more)])
 
     def lost(self, how: str, more: str = "") -> "Lost":
         """Its loss: it was last heard of where it is here."""
-        return Lost(self.rank, f"{self.who} {how}", begun=self.begun, doing=self.doing, more=more)
+        return Lost(self.rank, f"{self.who} {how}", step=self.step, doing=self.doing, more=more)
 
 
 @dataclass(frozen=True)
 class Lost:
     """A rank for which others wait in vain: `how` says which, and why.
 
-    begun, doing: where it was last heard of; where nothing is to be said of that, doing is "". more: what follows.
+    step, doing: where it was last heard of; where nothing is to be said of that, doing is "". more: what follows.
     """
 
     rank: int
     how: str
-    begun: int = -1
+    step: int = -1
     doing: str = ""
     more: str = ""
 
@@ -95,24 +95,24 @@ class Lost:
     def text(self) -> str:
         """All of it, in words.
 
-        >>> Lost(1, "rank 1 was killed", begun=5, doing="training").text, Lost(1, "rank 1 failed: why").text
+        >>> Lost(1, "rank 1 was killed", step=5, doing="training").text, Lost(1, "rank 1 failed: why").text
         ('rank 1 was killed, last heard of at step 5, training', 'rank 1 failed: why')
         """
-        return self.how + (f", last heard of {_where(self.begun, self.doing)}" if self.doing else "") + self.more
+        return self.how + (f", last heard of {_where(self.step, self.doing)}" if self.doing else "") + self.more
 
     def beside(self, other: Beat) -> "Lost":
         """The same, knowing what another rank has begun: it could not, had the lost one not made the step before.
 
-        >>> Lost(1, "rank 1 was killed", begun=5, doing="saving").beside(Beat(0, "here", 41, begun=9, doing="training")).text
+        >>> Lost(1, "rank 1 was killed", step=5, doing="saving").beside(Beat(0, "here", 41, step=9, doing="training")).text
         'rank 1 was killed, last heard of at step 9, training'
         """
-        return replace(self, begun=other.begun, doing=other.doing) if self.doing and other.begun > self.begun else self
+        return replace(self, step=other.step, doing=other.doing) if self.doing and other.step > self.step else self
 
     def written(self) -> str:
         """As JSON.
 
         >>> Lost.read(Lost(1, "gone").written())
-        Lost(rank=1, how='gone', begun=-1, doing='', more='')
+        Lost(rank=1, how='gone', step=-1, doing='', more='')
         """
         return json.dumps(asdict(self))
 
@@ -133,7 +133,7 @@ class Watch:
         self.known: dict[int, Beat] = {}
         self.suspected: dict[tuple[int, str], float] = {}  # (rank, why) -> for so many seconds
 
-    def heard(
+    def lost_rank(
         self, beats: Mapping[int, Beat], *, elapsed_s: float, hurried: bool = False, dead: Collection[int] = ()
     ) -> Lost | None:
         """Take in what was told since the last time, `elapsed_s` ago; which rank is lost, if one is.
@@ -141,39 +141,39 @@ class Watch:
         hurried: it is known that something has happened to one of them, so an error is believed at once. dead: the ranks
         whose processes had ended before their beats were read.
         """
-        found = dict(self._suspicions(beats, dead))
-        self.suspected = {which: self.suspected.get(which, -elapsed_s) + elapsed_s for which in found}
+        suspicions = dict(self._suspicions(beats, dead))
+        self.suspected = {which: self.suspected.get(which, -elapsed_s) + elapsed_s for which in suspicions}
         self.known = dict(beats)
         for (rank, why), seconds in sorted(self.suspected.items(), key=lambda item: -item[1]):
             bearable_s = self.grace_s if why in ("failed", "left") else self.silent_s
             if seconds >= bearable_s or why == "ended" or (hurried and why in ("failed", "gone")):
-                return found[rank, why]
+                return suspicions[rank, why]
         return None
 
     def _suspicions(self, beats: Mapping[int, Beat], dead: Collection[int]) -> Iterator[tuple[tuple[int, str], Lost]]:
-        running = [beat for beat in beats.values() if beat.place == "running"]
-        furthest = max((beat.begun for beat in running), default=-1)
+        running = [beat for beat in beats.values() if beat.stage == "running"]
+        furthest = max((beat.step for beat in running), default=-1)
         for rank, beat in beats.items():
             before = self.known.get(rank)
-            if beat.place == "failed":
+            if beat.stage == "failed":
                 yield (rank, "failed"), Lost(rank, beat.failure)
-            elif beat.place in _OUT and beat.begun < furthest:
-                ended = f"after step {beat.begun}" if beat.begun >= 0 else "before its first step"
+            elif beat.stage in _OUT and beat.step < furthest:
+                ended = f"after step {beat.step}" if beat.step >= 0 else "before its first step"
                 how = f"{beat.who} left its loop {ended}, and others wait for it at step {furthest}"
                 yield (rank, "left"), Lost(rank, how, more=_LEFT)
-            elif beat.place == "gone" and running:
+            elif beat.stage == "gone" and running:
                 yield (rank, "gone"), Lost(rank, f"{beat.who} ended {beat.where}, and others wait for it")
-            elif beat.place in _NEEDED and rank in dead:
+            elif beat.stage in _NEEDED and rank in dead:
                 yield (
                     (rank, "ended"),
                     beat.lost("has ended, and closed its connection", "\n  it was killed, or it crashed"),
                 )
-            elif beat.place in _NEEDED and before is not None and before.number == beat.number:
+            elif beat.stage in _NEEDED and before is not None and before.number == beat.number:
                 yield (rank, "silent"), beat.lost(f"has been silent for {self.silent_s:.0f} s", STOPPED)
 
 
-def _where(begun: int, doing: str) -> str:
-    return f"at step {begun}, {doing}" if begun >= 0 else f"while {doing}"
+def _where(step: int, doing: str) -> str:
+    return f"at step {step}, {doing}" if step >= 0 else f"while {doing}"
 
 
 _WORDS = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|NCCL", re.IGNORECASE)

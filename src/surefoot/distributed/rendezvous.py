@@ -33,12 +33,12 @@ _START = timedelta(minutes=5)  # until all ranks are there
 _CONNECT = timedelta(minutes=1)  # to a launcher's store, and to ranks that are there: gloo takes five times that
 
 
-def towards(host: str) -> str | None:
+def interface_towards(host: str) -> str | None:
     """The name of the interface by which `host` is reached; of the default route where that is this machine.
 
     None where neither can be told: then gloo chooses. Sends nothing. Linux and IPv4 only.
 
-    >>> towards("no such machine.invalid") in (None, towards("192.0.2.1"))
+    >>> interface_towards("no such machine.invalid") in (None, interface_towards("192.0.2.1"))
     True
     """
     names = _names() if sys.platform == "linux" else {}
@@ -46,25 +46,25 @@ def towards(host: str) -> str | None:
 
 
 def _own_address(host: str) -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked, suppress(OSError):
-        asked.connect((host, 9))  # of UDP: looks up the route, and sends nothing
-        return str(asked.getsockname()[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect((host, 9))  # of UDP: looks up the route, and sends nothing
+        return str(probe.getsockname()[0])
     return None
 
 
 def _names() -> dict[str | None, str]:
     import fcntl  # not on Windows
 
-    found: dict[str | None, str] = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    names: dict[str | None, str] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # it has none
-                answer = fcntl.ioctl(asked.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()))
-                found[socket.inet_ntoa(answer[20:24])] = name
-    return found
+                answer = fcntl.ioctl(probe.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()))
+                names[socket.inet_ntoa(answer[20:24])] = name
+    return names
 
 
-class Met(NamedTuple):
+class Connection(NamedTuple):
     """What a process has of the others: a group on the CPU beside the default one, keys and values, and who of them lives."""
 
     side: dist.ProcessGroup
@@ -72,17 +72,17 @@ class Met(NamedTuple):
     heart: Heartbeat
 
 
-def met(device: torch.device, place: Placement) -> Met:
+def connect(device: torch.device, placement: Placement) -> Connection:
     """Find the other ranks and make the two groups, or find those that were made; collective. `ConfigError` if none come."""
-    if not _met:
-        _meet(device, place)
-    _met[0].heart.building()
-    return _met[0]
+    if not _connections:
+        _meet(device, placement)
+    _connections[0].heart.building()
+    return _connections[0]
 
 
-def told_to_ranks(problem: Exception) -> RankLostError | None:
+def report_to_ranks(problem: Exception) -> RankLostError | None:
     """Tell the other ranks of what ends this process, if there are any; which of them was lost, where that is why."""
-    for _, _, heart in _met:
+    for _, _, heart in _connections:
         if (lost := heart.cause(problem)) is not None:
             return lost
         heart.failed(problem)
@@ -91,12 +91,12 @@ def told_to_ranks(problem: Exception) -> RankLostError | None:
 
 def speaks_of(problem: Exception) -> bool:
     """Whether this process is to say of what it ends; of several ranks that end of the same, one does."""
-    return all(heart.speaks_of(problem) for _, _, heart in _met)
+    return all(heart.speaks_of(problem) for _, _, heart in _connections)
 
 
-def has_met() -> bool:
+def is_connected() -> bool:
     """Whether this process has met the other ranks."""
-    return bool(_met)
+    return bool(_connections)
 
 
 def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
@@ -112,25 +112,26 @@ def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     return _grids[replicas]
 
 
-_met: list[Met] = []  # once this process has joined
+_connections: list[Connection] = []  # once this process has joined
 _grids: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}  # further ones, by the number of replicas
 
 
-def _meet(device: torch.device, place: Placement) -> None:
+def _meet(device: torch.device, placement: Placement) -> None:
     if TORCHRUN in os.environ:
         end_with_parent(os.getppid())
-    rank, size = place.rank, place.world_size
-    main_host = urlsplit(place.meeting).hostname or os.environ.get("MASTER_ADDR", "")
-    if size > place.local_world_size and "GLOO_SOCKET_IFNAME" not in os.environ and (interface := towards(main_host)):
+    rank, size = placement.rank, placement.world_size
+    main_host = urlsplit(placement.meeting).hostname or os.environ.get("MASTER_ADDR", "")
+    is_open = size > placement.local_world_size and "GLOO_SOCKET_IFNAME" not in os.environ
+    if is_open and (interface := interface_towards(main_host)):
         os.environ["GLOO_SOCKET_IFNAME"] = interface  # gloo reads it for every group, and is told in no other way
     theirs = dist.is_initialized()  # by the user's script: its default group is used
     heart = alone()
     try:
-        store: Store = _get_default_store() if theirs else _open_store(place)
+        store: Store = _get_default_store() if theirs else _open_store(placement)
         if size > 1:
             nonce, heart = _agree_on_nonce(store, rank=rank, size=size, main_host=main_host)
             store = PrefixStore(nonce, store)
-        side = _make_groups(device, store, place, theirs=theirs)
+        side = _make_groups(device, store, placement, theirs=theirs)
     except (OSError, RuntimeError, ValueError) as problem:  # torch's DistError is a RuntimeError
         if (lost := heart.cause(problem)) is not None:
             raise lost from problem
@@ -140,7 +141,7 @@ def _meet(device: torch.device, place: Placement) -> None:
         )
         heart.failed(refusal)
         raise refusal from problem
-    _met.append(Met(side, store, heart))
+    _connections.append(Connection(side, store, heart))
     if size > 1:
         _tell_of_uncaught()
     atexit.register(_part, groups=not theirs)
@@ -227,7 +228,7 @@ def _tell_of_uncaught() -> None:
 
     def uncaught(_kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
         lost = problem if isinstance(problem, RankLostError) else None
-        if lost is None and isinstance(problem, Exception) and (lost := told_to_ranks(problem)) is not None:
+        if lost is None and isinstance(problem, Exception) and (lost := report_to_ranks(problem)) is not None:
             lost.__cause__ = problem
         ends_by: BaseException = problem if lost is None else lost
         if not isinstance(ends_by, Exception) or speaks_of(ends_by):
@@ -242,9 +243,9 @@ def _tell_of_uncaught() -> None:
 
 def _part(*, groups: bool = True) -> None:
     """Be missed by nobody, and leave the `groups`; at exit, where the others may be gone."""
-    for _, _, heart in _met:
+    for _, _, heart in _connections:
         heart.stop()
-    _met.clear()
+    _connections.clear()
     if groups:
         _grids.clear()
         with suppress(Exception):

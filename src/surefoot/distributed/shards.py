@@ -43,12 +43,12 @@ class Shard(nn.Parameter):
     rows: Rows
     called: str
 
-    def __new__(cls, held: Tensor, rows: Rows, *, called: str = "", requires_grad: bool = True) -> Self:
-        made: Any = super().__new__(cls, held.detach(), requires_grad=requires_grad)
-        made.rows, made.called = rows, called
-        return made  # type: ignore[no-any-return]
+    def __new__(cls, local: Tensor, rows: Rows, *, called: str = "", requires_grad: bool = True) -> Self:
+        shard: Any = super().__new__(cls, local.detach(), requires_grad=requires_grad)
+        shard.rows, shard.called = rows, called
+        return shard  # type: ignore[no-any-return]
 
-    def __init__(self, held: Tensor, rows: Rows, *, called: str = "", requires_grad: bool = True) -> None: ...
+    def __init__(self, local: Tensor, rows: Rows, *, called: str = "", requires_grad: bool = True) -> None: ...
 
 
 def rows_of(parameter: Tensor) -> Rows | None:

@@ -93,14 +93,14 @@ def hosts(nodelist: str) -> list[str]:
     """
     if not re.fullmatch(f"{_GROUP}(,{_GROUP})*", nodelist):
         raise _no_nodelist(nodelist)
-    found: list[str] = []
+    names: list[str] = []
     for group in re.findall(_GROUP, nodelist):
         choices = [
-            [piece] if place % 2 == 0 else [*chain.from_iterable(_range(part, nodelist) for part in piece.split(","))]
-            for place, piece in enumerate(re.split(r"\[(.*?)\]", group))  # every other one was in brackets
+            [piece] if index % 2 == 0 else [*chain.from_iterable(_range(part, nodelist) for part in piece.split(","))]
+            for index, piece in enumerate(re.split(r"\[(.*?)\]", group))  # every other one was in brackets
         ]
-        found += ["".join(parts) for parts in product(*choices)]
-    return found
+        names += ["".join(parts) for parts in product(*choices)]
+    return names
 
 
 def tasks_per_node(text: str) -> list[int]:
@@ -109,13 +109,13 @@ def tasks_per_node(text: str) -> list[int]:
     >>> tasks_per_node("4(x2),3")
     [4, 4, 3]
     """
-    found: list[int] = []
+    counts: list[int] = []
     for part in text.split(","):
         matched = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part)
         if matched is None:
             raise _refusal(f"Slurm's environment says {text!r} tasks a machine, which is not of the form '4(x2),3'")
-        found += repeat(int(matched[1]), int(matched[2] or 1))
-    return found
+        counts += repeat(int(matched[1]), int(matched[2] or 1))
+    return counts
 
 
 def port(*, job: int, step: int, restarts: int) -> int:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from surefoot.distributed.world import World
 
 
-def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str, begun: bool = False) -> None:
+def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str, is_resumed: bool = False) -> None:
     """Raise `ConfigError` where the micro-batches of a step cannot be divided among the ranks; names numbers that can.
 
-    A run that has `begun` keeps its micro-batches.
+    A run that has `is_resumed` keeps its micro-batches.
     """
     if pieces % ranks == 0:
         return
@@ -28,7 +28,7 @@ def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str, begun: bool 
     near = " or ".join(map(str, below + above))
     raise ConfigError(
         f"{ranks} ranks cannot share the {pieces} micro-batch{'es' * (pieces != 1)} of a step (batch_size {batch_size}) evenly\n"
-        f"  nearest that can: {near} rank{'s' * (near != '1')}{'; or another --micro-batch-size' * (not begun)}"
+        f"  nearest that can: {near} rank{'s' * (near != '1')}{'; or another --micro-batch-size' * (not is_resumed)}"
     )
 
 
@@ -102,17 +102,17 @@ class Sums:
     """The loss and the count of all ranks: one small tensor that is added up while the last backward pass runs."""
 
     world: "World"
-    held: Tensor | None = None
+    buffer: Tensor | None = None
     work: dist.Work | None = None
 
     def begin(self, total: Tensor | None, counted: Tensor | float) -> None:
         """Begin; the device is not waited for."""
         wide = torch.float32 if self.world.device.type == "mps" else torch.float64
-        self.held = torch.zeros(2, dtype=wide, device=self.world.device)
+        self.buffer = torch.zeros(2, dtype=wide, device=self.world.device)
         if total is not None:
-            self.held[0] = total
-        self.held[1] = counted
-        self.work = None if self.world.side is None else dist.all_reduce(self.held, async_op=True)
+            self.buffer[0] = total
+        self.buffer[1] = counted
+        self.work = None if self.world.side is None else dist.all_reduce(self.buffer, async_op=True)
 
     def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
         """Times the number of ranks: DDP and FSDP take the mean over them, and we want the sum."""
@@ -120,11 +120,11 @@ class Sums:
 
     def end(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and count of all ranks; on the CPU this waits for the others, on a device the device does."""
-        assert self.held is not None  # every step has a last pass
+        assert self.buffer is not None  # every step has a last pass
         if self.work is not None:
             self.work.wait()
-        total, counted = self.held.unbind()
-        self.held = self.work = None
+        total, counted = self.buffer.unbind()
+        self.buffer = self.work = None
         return total.to(like.dtype), counted
 
 

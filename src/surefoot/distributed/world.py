@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from surefoot.distributed.environment import Placement, placed
 from surefoot.distributed.heartbeat import Heartbeat, alone
-from surefoot.distributed.rendezvous import met
+from surefoot.distributed.rendezvous import connect
 from surefoot.errors import ConfigError, first_line
 
 
@@ -37,7 +37,7 @@ class World:
     store: Store | None = None
     heart: Heartbeat = field(default_factory=alone)  # who of the others lives
     host: str = field(default_factory=socket.gethostname)
-    on_paper: int = 0  # for so many ranks it is meant, and there is none; 0 in a world that is real
+    on_meta: int = 0  # for so many ranks it is meant, and there is none; 0 in a world that is real
     planned: int = 0  # likewise, and this process is none of them; 0 where it is as large as it will be
 
     @property
@@ -62,13 +62,13 @@ class World:
         """
         if self.side is None:
             return [json.loads(json.dumps(value))]
-        told = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        payload = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([len(told)]), group=self.side)
+        dist.all_gather(lengths, torch.tensor([len(payload)]), group=self.side)
         longest = max(int(length) for length in lengths)
-        heard = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(heard, torch.nn.functional.pad(told, (0, longest - len(told))), group=self.side)
-        return [json.loads(bytes(text[: int(length)].numpy())) for text, length in zip(heard, lengths, strict=True)]
+        received = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(received, torch.nn.functional.pad(payload, (0, longest - len(payload))), group=self.side)
+        return [json.loads(bytes(text[: int(length)].numpy())) for text, length in zip(received, lengths, strict=True)]
 
     def from_main(self, value: Any) -> Any:
         """Rank 0's JSON value on every rank, what the others give being ignored; collective."""
@@ -102,35 +102,35 @@ class Consensus:
 
     def __init__(self, world: World, *, names: Sequence[str]) -> None:
         self.world, self.names = world, tuple(names)
-        self.told: torch.Tensor | None = None
+        self.sent: torch.Tensor | None = None
         self.work: dist.Work | None = None
 
     def exchange(self, **own: int) -> dict[str, int]:
         """Tell the others, and hear what all ranks together said at the last call (0 at the first); collective."""
-        heard = self._heard()
-        told = {name: own.get(name, 0) for name in self.names}
+        agreed = self._receive()
+        own_numbers = {name: own.get(name, 0) for name in self.names}
         if self.world.side is None:
-            return told
-        self.told = torch.tensor([*told.values()])
-        self.work = dist.all_reduce(self.told, op=dist.ReduceOp.MAX, group=self.world.side, async_op=True)
-        return heard
+            return own_numbers
+        self.sent = torch.tensor([*own_numbers.values()])
+        self.work = dist.all_reduce(self.sent, op=dist.ReduceOp.MAX, group=self.world.side, async_op=True)
+        return agreed
 
     def now(self, **own: int) -> dict[str, int]:
         """As `exchange`, but wait for what the others say in this very call; what was still on its way is in it too."""
-        before, after = self.exchange(**own), self._heard()
+        before, after = self.exchange(**own), self._receive()
         return {name: max(before[name], after[name]) for name in self.names}
 
     def peek(self) -> dict[str, int]:
         """What all ranks say in the last exchange, waited for by this one alone; the next call hears it too."""
-        if self.work is None or self.told is None:
+        if self.work is None or self.sent is None:
             return dict.fromkeys(self.names, 0)
         self.work.wait()
-        return dict(zip(self.names, self.told.tolist(), strict=True))
+        return dict(zip(self.names, self.sent.tolist(), strict=True))
 
-    def _heard(self) -> dict[str, int]:
-        heard = self.peek()
-        self.work = self.told = None
-        return heard
+    def _receive(self) -> dict[str, int]:
+        agreed = self.peek()
+        self.work = self.sent = None
+        return agreed
 
 
 def joined(device: str, *, sharded: bool = False) -> World:
@@ -139,16 +139,17 @@ def joined(device: str, *, sharded: bool = False) -> World:
     A second call finds the same groups. `sharded`: alone too there is a group, of one. Raises `ConfigError` for more
     processes than there are devices, and where the others do not come.
     """
-    if _paper.get():
-        return World(device_called(device), on_paper=_paper.get())
-    place = placed(os.environ)
-    planned = _planned.get() if place.world_size == 1 else 0
-    if place.world_size == 1 and not sharded:
+    if _meta_ranks.get():
+        return World(device_called(device), on_meta=_meta_ranks.get())
+    placement = placed(os.environ)
+    planned = _planned.get() if placement.world_size == 1 else 0
+    if placement.world_size == 1 and not sharded:
         return World(device_called(device), planned=planned)
-    found = _own_device(device, place)
-    if found.type == "cuda":
-        torch.cuda.set_device(found)
-    return World(found, place.rank, place.world_size, place.local_rank, *met(found, place), planned=planned)
+    own_device = _own_device(device, placement)
+    if own_device.type == "cuda":
+        torch.cuda.set_device(own_device)
+    ranks = placement.rank, placement.world_size, placement.local_rank
+    return World(own_device, *ranks, *connect(own_device, placement), planned=planned)
 
 
 @contextmanager
@@ -164,17 +165,17 @@ def deterministic_kernels(device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def on_paper(ranks: int) -> AbstractContextManager[None]:
+def on_meta(ranks: int) -> AbstractContextManager[None]:
     """Every run that is built in this block has its models on torch's meta device: shapes without numbers, which take no memory.
 
     Whatever its `device` says. It is meant for so many ranks, is one of none, can be computed with and not trained.
 
-    >>> with on_paper(512):
+    >>> with on_meta(512):
     ...     world = joined("cpu")
-    >>> world.device, world.size, world.on_paper
+    >>> world.device, world.size, world.on_meta
     (device(type='meta'), 1, 512)
     """
-    return _set(_paper, ranks)
+    return _set(_meta_ranks, ranks)
 
 
 def planned_for(ranks: int) -> AbstractContextManager[None]:
@@ -190,7 +191,7 @@ def planned_for(ranks: int) -> AbstractContextManager[None]:
 
 def device_called(name: str) -> torch.device:
     """The device of that name, which must be usable here; "auto" is the accelerator torch reports, else the CPU."""
-    if _paper.get():
+    if _meta_ranks.get():
         return torch.device("meta")
     if name == "auto":
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -204,7 +205,7 @@ def device_called(name: str) -> torch.device:
     return torch.device(name)
 
 
-_paper: ContextVar[int] = ContextVar("ranks on paper", default=0)
+_meta_ranks: ContextVar[int] = ContextVar("ranks on meta", default=0)
 _planned: ContextVar[int] = ContextVar("ranks of a plan", default=0)
 _mailboxes = count()  # how many were asked for; all ranks count alike
 
@@ -218,15 +219,15 @@ def _set(variable: ContextVar[int], ranks: int) -> Iterator[None]:
         variable.reset(before)
 
 
-def _own_device(name: str, place: Placement) -> torch.device:
+def _own_device(name: str, placement: Placement) -> torch.device:
     device = device_called(name)
     if device.type != "cuda":
         return device
-    there, processes = torch.cuda.device_count(), place.local_world_size
-    is_only_one = place.apart and there == 1
+    there, processes = torch.cuda.device_count(), placement.local_world_size
+    is_only_one = placement.apart and there == 1
     if processes > there and not is_only_one:
         raise ConfigError(
             f"{processes} processes on a machine with {there} GPU{'s' * (there != 1)}: each needs one of its own\n"
             f"  try: --nproc {there}, or --device cpu"
         )
-    return torch.device("cuda", 0 if is_only_one else place.local_rank)
+    return torch.device("cuda", 0 if is_only_one else placement.local_rank)

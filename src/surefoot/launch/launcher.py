@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from surefoot.errors import ConfigError, RankLostError
-from surefoot.launch.process_count import Places
+from surefoot.launch.process_count import Slots
 from surefoot.launch.process_group import Group
 
 _LOOK_S = 0.05
@@ -33,17 +33,17 @@ _NOT_AGAIN = (0, 2, 4, 5, 130, 143)  # what would end in the same way, or was to
 
 
 @dataclass(frozen=True)
-class Ended:
+class GroupExit:
     """How a group ended: with which status, which ranks died, and what there is to say of it that rank 0 has not said."""
 
     status: int
     died: tuple[int, ...] = ()
     text: str = ""
     saved: bool = False  # whether there is a checkpoint to go on from
-    kept: Path | None = None  # where it is what the ranks above 0 said, and is not in the text
+    logs: Path | None = None  # where it is what the ranks above 0 said, and is not in the text
 
 
-def launch(command: Callable[[float], list[str]], *, places: Places, max_restarts: int = 0) -> int:
+def launch(command: Callable[[float], list[str]], *, places: Slots, max_restarts: int = 0) -> int:
     """Run `command` in several processes; the exit status of the rank that caused their end, as a shell gives it.
 
     command: the arguments for Python, given the seconds since the start. Raises `ConfigError` as `places.size` does.
@@ -60,8 +60,8 @@ def launch(command: Callable[[float], list[str]], *, places: Places, max_restart
                 _say(f"error: {ended.text}")
             if ended.text and over and ended.status not in _NOT_AGAIN:
                 _say(_advice(ended, max_restarts))
-            if ended.kept is not None:
-                _say(f"  what the ranks above 0 said is in {ended.kept}")
+            if ended.logs is not None:
+                _say(f"  what the ranks above 0 said is in {ended.logs}")
             if over:
                 return ended.status
             places.died(ended.died)
@@ -98,9 +98,9 @@ class _Launcher:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def attempt(self, command: list[str], *, size: int, attempt: int, environment: Mapping[str, str]) -> Ended:
+    def attempt(self, command: list[str], *, size: int, attempt: int, environment: Mapping[str, str]) -> GroupExit:
         """Start a group and wait for its end; afterwards only its output is left, and only if it failed."""
-        logs, kept = Path(tempfile.mkdtemp(prefix="surefoot-")), False
+        logs, keep_logs = Path(tempfile.mkdtemp(prefix="surefoot-")), False
         self.group = group = Group(command, size=size, attempt=attempt, logs=logs, environment=environment)
         try:
             if self.stop is None:
@@ -111,15 +111,15 @@ class _Launcher:
             stopped = attempt == 0 and self.stop and ended.status == 128 + self.stop
             if stopped and not any(beat.doing != "starting" for beat in group.beats()):
                 _say("nothing was begun")
-            kept = bool(ended.text) and group.unsaid(ended.text)
-            return replace(ended, saved=any(beat.out for beat in group.beats()), kept=logs if kept else None)
+            keep_logs = bool(ended.text) and group.unsaid(ended.text)
+            return replace(ended, saved=any(beat.run_dir for beat in group.beats()), logs=logs if keep_logs else None)
         finally:
             self.group = None
             group.end()
-            if not kept:
+            if not keep_logs:
                 shutil.rmtree(logs, ignore_errors=True)
 
-    def _watched(self, group: Group) -> Ended:
+    def _watched(self, group: Group) -> GroupExit:
         """Wait until every rank has ended, and see to it that it does where one of them has."""
         order = list[int]()  # in which they ended
         first_at = math.inf  # when one ended that should not have
@@ -153,7 +153,7 @@ class _Launcher:
         order += [] if terminated else group.look()
         return self._judged(group, order)
 
-    def _judged(self, group: Group, order: list[int]) -> Ended:
+    def _judged(self, group: Group, order: list[int]) -> GroupExit:
         """The end of a group from the order in which its ranks ended; those that did not are killed."""
         group.look()
         statuses, left = group.statuses, tuple(group.running)
@@ -161,20 +161,20 @@ class _Launcher:
         first = statuses[causes[0]] if causes else 0
         if self.stop is not None and (first <= 0 or first in _BY_DECISION):
             # all have ended well before the signal could do anything
-            return Ended(0 if order and not left and not any(statuses.values()) else 128 + self.stop)
+            return GroupExit(0 if order and not left and not any(statuses.values()) else 128 + self.stop)
         if first in _BY_DECISION and not (left or _LOST in statuses.values()):
-            return Ended(first)
+            return GroupExit(first)
         if causes:
             by_first = first > 0 and (causes[0] == 0 or (not left and set(statuses.values()) == {first}))
-            said = by_first and (group.beat(0).error or not group.mailbox.check(["0"]))
-            text = "" if said else group.what_happened(causes[0]).beside(group.furthest()).text
+            is_said = by_first and (group.beat(0).error or not group.mailbox.check(["0"]))
+            text = "" if is_said else group.what_happened(causes[0]).beside(group.furthest()).text
             died = tuple(rank for rank in causes if statuses[rank] < 0 or rank == causes[0])
-            return Ended(128 - first if first < 0 else first, died, text)  # as a shell gives it
+            return GroupExit(128 - first if first < 0 else first, died, text)  # as a shell gives it
         lost = group.named_lost()
         if lost is None:
-            return Ended(_LOST, left, f"rank {', '.join(map(str, left))} did not end" if left else "")
+            return GroupExit(_LOST, left, f"rank {', '.join(map(str, left))} did not end" if left else "")
         lines = group.last_lines(lost.rank) if lost.doing else ""
-        return Ended(_LOST, (lost.rank,), lost.beside(group.furthest()).text + lines)
+        return GroupExit(_LOST, (lost.rank,), lost.beside(group.furthest()).text + lines)
 
     def on_stop(self, number: int, _: FrameType | None) -> None:
         """Pass it on: ranks save and end. A second time they end at once, and are killed where they do not."""
@@ -195,7 +195,7 @@ class _Launcher:
                 self.group.signal(number, *ranks)
 
 
-def _advice(ended: Ended, max_restarts: int) -> str:
+def _advice(ended: GroupExit, max_restarts: int) -> str:
     how = "goes on from the newest checkpoint" if ended.saved else "begins anew"
     if max_restarts:
         return f"  it was started again {max_restarts} times (--max-restarts); the same command {how}"

@@ -12,21 +12,21 @@ from surefoot.tracking.run_reader import began_with
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProcessCount:
     """The least and the most processes; `text` is how that was given."""
 
-    least: int
-    most: int
+    min_count: int
+    max_count: int
     text: str
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The parts of a step that processes share: its samples (or tokens), and its micro-batches if fixed. A `begun` run keeps both."""
+    """The parts of a step that processes share: its samples (or tokens), and its micro-batches if fixed. A resumed run keeps both."""
 
     batch_size: int | str
     micro_batch_size: int | str | None
-    begun: bool = False
+    is_resumed: bool = False
 
     def refuse(self, processes: int) -> None:
         """Raise `ConfigError` unless the processes get equal numbers of whole micro-batches, and name numbers that do."""
@@ -36,84 +36,84 @@ class Sizes:
             from surefoot.distributed.strategy import refuse_ranks
 
             pieces = batching(self.batch_size, self.micro_batch_size).pieces
-            refuse_ranks(processes, pieces=pieces, batch_size=self.batch_size, begun=self.begun)
+            refuse_ranks(processes, pieces=pieces, batch_size=self.batch_size, is_resumed=self.is_resumed)
 
-    def largest(self, least: int, most: int) -> int:
+    def largest(self, min_count: int, max_count: int) -> int:
         """The largest number of processes in a range that `refuse` accepts; raises as it does if none is."""
-        for number in range(most, least - 1, -1):
+        for number in range(max_count, min_count - 1, -1):
             with suppress(ConfigError):
                 self.refuse(number)
                 return number
-        self.refuse(most)  # once more, and raises
-        return most
+        self.refuse(max_count)  # once more, and raises
+        return max_count
 
 
-def asked(nproc: int | str) -> Asked:
+def parse_nproc(nproc: int | str) -> ProcessCount:
     """The range in `--nproc 4` or `--nproc 1:4`.
 
-    >>> asked(4), asked("1:4")
-    (Asked(least=4, most=4, text='4'), Asked(least=1, most=4, text='1:4'))
+    >>> parse_nproc(4), parse_nproc("1:4")
+    (ProcessCount(min_count=4, max_count=4, text='4'), ProcessCount(min_count=1, max_count=4, text='1:4'))
     """
     text, ends = str(nproc), str(nproc).split(":")
     if len(ends) <= 2 and all(end.isascii() and end.isdigit() for end in ends):
-        least, most = int(ends[0]), int(ends[-1])
-        if 1 <= least <= most:
-            return Asked(least, most, text)
+        min_count, max_count = int(ends[0]), int(ends[-1])
+        if 1 <= min_count <= max_count:
+            return ProcessCount(min_count, max_count, text)
     raise ConfigError(f"nproc = {nproc!r} is no number of processes\n  write --nproc 4, or --nproc 1:4 for one to four")
 
 
 def sizes_of(batch_size: int | str, micro_batch_size: int | str | None, *, out: Path | None) -> Sizes:
     """The sizes of a run from its settings; a run that is there keeps the micro-batches it began with."""
     began = None if out is None else began_with(out, batch_size)
-    return Sizes(batch_size, began if micro_batch_size is None else micro_batch_size, begun=began is not None)
+    return Sizes(batch_size, began if micro_batch_size is None else micro_batch_size, is_resumed=began is not None)
 
 
-class Places:
+class Slots:
     """Where ranks may be started, and how many are: on GPUs of this machine (`gpus`: their names), or anywhere (None).
 
     sizes: of a step, asked anew for each start; None if unknown. If a range was asked for, the place of a dead rank stays empty.
 
-    >>> places = Places(asked("1:4"), sizes=lambda: Sizes(24, 2), gpus=["0", "1", "4", "5"])
+    >>> places = Slots(parse_nproc("1:4"), sizes=lambda: Sizes(24, 2), gpus=["0", "1", "4", "5"])
     >>> places.size(), places.environment()
     (4, {'CUDA_VISIBLE_DEVICES': '0,1,4,5'})
     >>> places.died([1]); places.size(), places.environment()
     (3, {'CUDA_VISIBLE_DEVICES': '0,4,5'})
     """
 
-    def __init__(self, wanted: Asked, *, sizes: Callable[[], Sizes | None], gpus: Sequence[str] | None) -> None:
+    def __init__(self, wanted: ProcessCount, *, sizes: Callable[[], Sizes | None], gpus: Sequence[str] | None) -> None:
         self.wanted, self.sizes, self.gpus = wanted, sizes, gpus
-        self.left = list(range(wanted.most if gpus is None else len(gpus)))
+        self.left = list(range(wanted.max_count if gpus is None else len(gpus)))
 
     def size(self) -> int:
         """The ranks to start: as many as asked for, or as divide a step and have devices; `ConfigError` if no number does."""
-        least, most, left = self.wanted.least, self.wanted.most, len(self.left)
-        if least < most:
-            most = max(least, min(most, left))
-            if left < least and self.gpus is None:
+        min_count, max_count, left = self.wanted.min_count, self.wanted.max_count, len(self.left)
+        if min_count < max_count:
+            max_count = max(min_count, min(max_count, left))
+            if left < min_count and self.gpus is None:
                 raise ConfigError(f"--nproc {self.wanted.text}: only {left} of them are left")
         sizes = self.sizes()
-        if self.gpus is not None and left < least:
+        if self.gpus is not None and left < min_count:
             raise ConfigError(
                 f"--nproc {self.wanted.text} on a machine with {left} GPU{'s' * (left != 1)}: each process needs one of its own\n"
                 f"  try: --nproc {max(left, 1)}, or --device cpu"
             )
-        if sizes is None and least < most:
+        if sizes is None and min_count < max_count:
             raise ConfigError(
                 f"--nproc {self.wanted.text}: build() has no setting batch_size, so nobody knows beforehand which numbers divide"
-                f" a step\n  give one number: --nproc {most}"
+                f" a step\n  give one number: --nproc {max_count}"
             )
-        size = most if sizes is None else sizes.largest(least, most)
+        size = max_count if sizes is None else sizes.largest(min_count, max_count)
         if self.gpus is None:
             self.left = self.left[:size]  # what is no device is there as long as a rank is
         return size
 
     def died(self, ranks: Sequence[int]) -> None:
         """Take notice of ranks that died, by their numbers at the last start."""
-        if self.wanted.least < self.wanted.most:
-            self.left = [place for rank, place in enumerate(self.left) if rank not in ranks]
+        if self.wanted.min_count < self.wanted.max_count:
+            self.left = [slot for rank, slot in enumerate(self.left) if rank not in ranks]
 
     def environment(self) -> dict[str, str]:
-        return {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[place] for place in self.left)}
+        return {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[slot] for slot in self.left)}
 
 
 def cores_each(processes: int) -> int:

@@ -83,15 +83,15 @@ class Group:
         """The ranks that something has stopped (SIGSTOP), and not let go on."""
         if sys.platform == "win32":
             return []
-        found = []
+        ranks = []
         for rank in self.running:
             with suppress(ChildProcessError):  # a signal has just found it ended
                 if (
                     os.waitid(os.P_PID, self.processes[rank].proc.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
                     is not None
                 ):
-                    found.append(rank)
-        return found
+                    ranks.append(rank)
+        return ranks
 
     def signal(self, number: int, *ranks: int) -> None:
         """Send a signal to ranks that run (default: to all), and not to the processes that they have started."""
@@ -114,14 +114,14 @@ class Group:
         return [self.beat(rank) for rank in self.processes]
 
     def furthest(self) -> Beat:
-        return max(self.beats(), key=lambda beat: beat.begun)
+        return max(self.beats(), key=lambda beat: beat.step)
 
     def unsaid(self, text: str) -> bool:
         """Whether the ranks above 0 said anything that is not in a text; nor in crash/, where that is named in it."""
         with suppress(OSError):
-            said = [file.read_text(encoding="utf-8", errors="replace") for file in self.logs.iterdir()]
-            told = [each.partition(_TRACEBACK)[0] for each in said] if _IN_CRASH in text else said
-            lines = [line.strip().removeprefix("error: ")[:_LINE] for each in told for line in each.splitlines()]
+            texts = [file.read_text(encoding="utf-8", errors="replace") for file in self.logs.iterdir()]
+            shortened = [each.partition(_TRACEBACK)[0] for each in texts] if _IN_CRASH in text else texts
+            lines = [line.strip().removeprefix("error: ")[:_LINE] for each in shortened for line in each.splitlines()]
             return any(line not in text for line in lines)
         return False
 
@@ -137,7 +137,7 @@ class Group:
         if beat.error and status > 0:
             return Lost(rank, beat.failure)
         by = ": by the kernel for memory, or by hand" if -status == getattr(signal, "SIGKILL", 9) else ""
-        return Lost(rank, self.in_short(rank), begun=beat.begun, doing=beat.doing, more=by + self.last_lines(rank))
+        return Lost(rank, self.in_short(rank), step=beat.step, doing=beat.doing, more=by + self.last_lines(rank))
 
     def last_lines(self, rank: int) -> str:
         """The last output of a rank, to add to a message; empty for rank 0, whose lines are on the terminal."""

@@ -111,7 +111,7 @@ def recomputed_blocks(state: State) -> list[nn.Module]:
         part
         for model in state.models.values()
         for part in model.modules()
-        if getattr(vars(part).get("forward"), "func", None) is activation_checkpointing._computed_again
+        if getattr(vars(part).get("forward"), "func", None) is activation_checkpointing._checkpointed_forward
     ]
 
 

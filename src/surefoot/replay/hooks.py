@@ -135,13 +135,13 @@ class ModuleHooks:
 
 def trace_step(step: Step, loss: Loss) -> ModuleHooks:
     """Compute the gradients of a step with hooks on the plain models, and leave them in the parameters, without an update."""
-    hooks, task = ModuleHooks(step), step.task
-    step.task = replace(task, forward=sole_or_all(step.state.models), ranks=Alone())
+    hooks, task = ModuleHooks(step), step._task
+    step._task = replace(task, forward=sole_or_all(step.state.models), ranks=Alone())
     try:
         with hooks.attach():
             forward_backward(step, hooks.wrap_loss(loss))
     finally:
-        step.task = task
+        step._task = task
     return hooks
 
 

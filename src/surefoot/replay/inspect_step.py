@@ -44,7 +44,7 @@ def look(
     by themselves. `ranks` made the step's `pieces` micro-batches between them, in order. Weights, buffers, gradients, modes and
     generators are afterwards as they were. Raises `ConfigError` for models that are spread over ranks.
     """
-    loss, state = step.task.loss, step.state
+    loss, state = step._task.loss, step.state
     if loss is None or holders(state.parameters) is not None:
         raise ConfigError(
             'a step of models that FSDP shards cannot be looked at\n  build the run without it: --parallel none, or Run(parallel="none")'
@@ -56,13 +56,13 @@ def look(
         try:
             hooks = trace_step(step, loss)
             assert step.loss is not None  # it was passed
-            assert step.pending is not None
-            scale, factor = step.task.precision.loss_scale, step.pending[1]
+            assert step._pending is not None
+            scale, factor = step._task.precision.loss_scale, step._pending[1]
             factor = factor if scale is None else factor / scale.scale
             value, norm = float(step.loss), float(_norm(step, factor))
             parameters = _gradients(state.models, float(factor))
         finally:
-            step.pending = None
+            step._pending = None
             state.buffers.undo()
             put_back()
         probes = {micro_batch.index: Probe(step, micro_batch, put_back) for micro_batch in step.micro_batches}

@@ -31,8 +31,8 @@ class Probe:
         self.count = len(micro_batch.sample_ids)
         self.can_cut = self.count > 0 and rows(micro_batch.batch, [0], of=self.count) is not None
         # with a loss scale a single sample's gradient would overflow where the mean's does not
-        plain = replace(step.task.precision, loss_scale=None)
-        self.task = replace(step.task, forward=sole_or_all(step.state.models), ranks=Alone(), precision=plain)
+        plain = replace(step._task.precision, loss_scale=None)
+        self.task = replace(step._task, forward=sole_or_all(step.state.models), ranks=Alone(), precision=plain)
 
     def batch(self, chosen: Sequence[int]) -> Any:
         full = self.micro_batch.batch
@@ -58,10 +58,10 @@ class Probe:
 
         def passed() -> float:
             forward_backward(step)
-            assert step.pending is not None
+            assert step._pending is not None
             parameters = parameters_of(step.state.models).values()
             norms = (wide_norm(parameter.grad) for parameter in parameters if parameter.grad is not None)
-            return float(step.pending[1]) * math.hypot(*norms)  # which does not overflow where that of the step does
+            return float(step._pending[1]) * math.hypot(*norms)  # which does not overflow where that of the step does
 
         return self._try(mode, passed)
 

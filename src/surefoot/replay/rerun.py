@@ -100,7 +100,7 @@ class Execution:
         begins = max((each for each in self.logged if each < self.done), default=0)
         whole_window = not self.logged or len(run_state.meter.rows) == self.done - begins
         values, skipped = run_state.meter.read()
-        run_state.meter.saw(skipped, done=self.done)
+        run_state.meter.note_skipped(skipped, done=self.done)
         return FinishedStep(step, values if whole_window else None)
 
     def _steer(self) -> None:
@@ -109,7 +109,7 @@ class Execution:
         if feedback is None or record is None or feedback.standing.step >= self.done:
             return
         if self.parts.timetable.every["evaluate_every"].due(self.done) and feedback.plateau.score in record:
-            feedback.saw(self.done, float(record[feedback.plateau.score]))
+            feedback.update(self.done, float(record[feedback.plateau.score]))
             self.parts.state.lr_factor = feedback.standing.factor
 
 

@@ -57,7 +57,7 @@ def build(settings: RunSettings) -> RunComponents:
         )
     models = build_models(settings, world, parallel, plan)
     check_first_batch(settings, models, plan.pipeline)
-    if models.parallel.kind == "fsdp" and not world.on_paper:
+    if models.parallel.kind == "fsdp" and not world.on_meta:
         models = assembly.shard_models(models, plan.pipeline)
     state = assembly.built_state(
         models.by_name, models.decisions, clip=clipping(settings.clip), ema=settings.ema, world=world
@@ -75,7 +75,7 @@ def join_world(settings: RunSettings) -> tuple[World, Strategy]:
     sharded = (parallel.kind if isinstance(parallel, Strategy) else parallel) == "fsdp"
     world = joined(settings.device, sharded=sharded)
     refuse_unequal(world, comparable(shared_by_ranks(settings)) | {"device": world.device.type})
-    return world, strategy_for(parallel, ranks=world.on_paper or world.ranks)
+    return world, strategy_for(parallel, ranks=world.on_meta or world.ranks)
 
 
 def plan_data(settings: RunSettings, world: World) -> Plan:
@@ -131,7 +131,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
 def check_first_batch(settings: RunSettings, models: Models, pipeline: data_pipeline.DataPipeline) -> None:
     """Pass a micro-batch, if there are several ranks, and refuse what they could not do together. Collective."""
     world, parallel, is_sharded = pipeline.world, models.parallel, models.parallel.kind == "fsdp"
-    if settings.loss is None or world.on_paper or not (world.size > 1 or is_sharded):
+    if settings.loss is None or world.on_meta or not (world.size > 1 or is_sharded):
         return
     from surefoot.train.parallel_check import check_first_pass
 
@@ -252,7 +252,7 @@ def _optimizer(plan: TrainingPlan, optimizer: Optimizer) -> dict[str, Any]:
         rates = [spec.lr * factor for factor in sorted(set(plan.factors.values()) - {0.0}, reverse=True)]
         return spec.to_dict() | ({"learning_rates": rates} if spec.lr_multipliers else {})
     defaults, *groups = (
-        {key: value for key, value in held.items() if isinstance(value, bool | int | float | str | tuple)}
-        for held in (optimizer.defaults, *optimizer.param_groups)
+        {key: value for key, value in numbers.items() if isinstance(value, bool | int | float | str | tuple)}
+        for numbers in (optimizer.defaults, *optimizer.param_groups)
     )
     return {"name": type(optimizer).__name__, **defaults, "groups": groups}

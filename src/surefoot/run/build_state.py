@@ -164,19 +164,19 @@ def shard_models(models: Models, pipeline: DataPipeline) -> Models:
     for plan in models.decisions.values():
         if isinstance(plan.spec, OptimizerSpec):
             refuse_shards(kind_named(plan.spec.name), name=plan.spec.name)
-    from surefoot.distributed.fsdp import Fsdp, sharded  # imports seconds of torch
+    from surefoot.distributed.fsdp import Fsdp, shard_model  # imports seconds of torch
 
     world, parallel, decisions = pipeline.world, models.parallel, dict(models.decisions)
     fsdp = Fsdp(world, parallel, float(pipeline.sizes.batch_size), {})
     for name, model in models.by_name.items():
         parameters = list(model.parameters())
-        fsdp.held[name] = live = sharded(model, world, parallel)
+        fsdp.models[name] = live = shard_model(model, world, parallel)
         if name not in decisions:
             continue
         model_copy = decisions[name].model_copy
         if model_copy is not None:
-            copied = sharded(model_copy.model, world, parallel)
-            fsdp.twins.append(copied)
+            copied = shard_model(model_copy.model, world, parallel)
+            fsdp.model_copies.append(copied)
             pairs = zip(live.shards.values(), copied.shards.values(), strict=True)
             model_copy = ModelCopy(model_copy.model, [*pairs])
         decisions[name] = decisions[name].on(dict(zip(parameters, live.shards.values(), strict=True)), model_copy)

@@ -42,21 +42,21 @@ class Checkpointing:
         self.writer = Writer(
             self.store, rank=world.rank, mail=world.mailbox("checkpoint") if world.size > 1 else None, now=now
         )
-        self.asked = False  # by a new best score, or by a signal
-        self.begun_step: int | None = None  # of the newest save, finished or not
-        self.begun_at, self.longest_s = now(), 0.0
+        self.save_requested = False  # by a new best score, or by a signal
+        self.started_step: int | None = None  # of the newest save, finished or not
+        self.started_at, self.longest_s = now(), 0.0
         self.copying_s = 0.0  # of the newest save: how long training waited
 
     def due(self, done: int) -> bool:
         """By steps, or because it was asked for; the same on every rank."""
         every = self.times.every
-        return self.asked or every["save_every"].due(done) or every["keep_every"].due(done)
+        return self.save_requested or every["save_every"].due(done) or every["keep_every"].due(done)
 
     def wanted(self) -> bool:
         """By the clock, or because the last try failed a while ago; rank 0 looks at it."""
         if not self.world.is_main:
             return False
-        every, since_s = self.times.every["save_every"], self.now() - self.begun_at
+        every, since_s = self.times.every["save_every"], self.now() - self.started_at
         soonest_s = every.cheap_seconds or every.seconds
         if self.writer.failure is None and (soonest_s is None or since_s < soonest_s):  # asked before every step
             return False
@@ -65,15 +65,15 @@ class Checkpointing:
 
     def save(self, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
         """Copy the state and write it in the background; an earlier failure is said now. All ranks call it after the same step."""
-        self.asked, self.begun_at = False, self.now()
+        self.save_requested, self.started_at = False, self.now()
         self.wait()
-        waited_s = self.now() - self.begun_at
-        contents = packed()
-        self.writer.submit(contents, protected=protected)
-        self.begun_step, self.copying_s = contents.step, self.now() - self.begun_at - waited_s
+        waited_s = self.now() - self.started_at
+        checkpoint = packed()
+        self.writer.submit(checkpoint, protected=protected)
+        self.started_step, self.copying_s = checkpoint.step, self.now() - self.started_at - waited_s
         if wait:
             self.writer.wait()
-        self.longest_s = max(self.longest_s, self.now() - self.begun_at)
+        self.longest_s = max(self.longest_s, self.now() - self.started_at)
 
     def wait(self) -> None:
         """Wait for the last save; say loudly that it failed, where it did, and that old checkpoints cannot be removed."""
@@ -88,7 +88,7 @@ class Checkpointing:
     def finish(self, step: int, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...] = ()) -> None:
         """Return when the state after `step` steps is on disk; raises `CheckpointError` where it cannot be put there. Collective."""
         self.writer.wait()
-        owed = self.begun_step != step or self.writer.failure is not None or self.asked
+        owed = self.started_step != step or self.writer.failure is not None or self.save_requested
         if any(self.world.gathered(owed)):
             self.save(packed, protected=protected, wait=True)
         failure = self.writer.failure
@@ -98,7 +98,7 @@ class Checkpointing:
         self.wait()
 
     def resumed(self, step: int) -> None:
-        self.begun_step = self.writer.saved = step
+        self.started_step = self.writer.saved = step
 
     def lost(self) -> bool:
         self.writer.wait()
@@ -106,13 +106,13 @@ class Checkpointing:
 
     def newest(self) -> Checkpoint | None:
         """The newest intact checkpoint; damaged newer ones are named. None where there is none at all. Collective."""
-        found = self.store.newest_intact(world=self.world if self.world.size > 1 else None)
-        if found is None:
+        intact = self.store.newest_intact(world=self.world if self.world.size > 1 else None)
+        if intact is None:
             return None
-        contents, damaged = found
+        checkpoint, damaged = intact
         for damage in damaged:
-            self.say(f"warning: {damage}: resuming from step-{contents.step:08d}")
-        return contents
+            self.say(f"warning: {damage}: resuming from step-{checkpoint.step:08d}")
+        return checkpoint
 
     def at(self, step: int, *, only: Collection[str] | None = None) -> Checkpoint:
         """The checkpoint of a step, once no save is in flight; `CheckpointError` where it is damaged or absent. Collective."""

@@ -24,7 +24,7 @@ def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
             parts.checkpointing.writer.hurry()
 
 
-def reported(problem: Exception, parts: RunComponents, *, step: int) -> None:
+def write_report(problem: Exception, parts: RunComponents, *, step: int) -> None:
     """Keep an error in the run's directory, where there is one, as crash/step-N.json, once no save is in flight.
 
     Samples are of each micro-batch that this rank makes in the step; none is read again, for that may be what failed. A rank
@@ -34,9 +34,9 @@ def reported(problem: Exception, parts: RunComponents, *, step: int) -> None:
         return
     if parts.checkpointing is not None:
         parts.checkpointing.wait()
-    standing, seen, text = messages.standing(parts), {}, None
+    standing, look, text = messages.standing(parts), {}, None
     if isinstance(problem, DivergedError) and problem.step is not None:
-        step, text, seen = problem.step, problem.text, {} if problem.seen is None else {"seen": problem.seen}
+        step, text, look = problem.step, problem.text, {} if problem.seen is None else {"seen": problem.seen}
     name = f"crash/step-{step:08d}" + (f"-rank-{parts.world.rank}" if parts.world.rank else "")
     try:
         report = {
@@ -45,7 +45,7 @@ def reported(problem: Exception, parts: RunComponents, *, step: int) -> None:
             "samples": [list(ids) for ids in parts.pipeline.samples(step)],
             "traceback": traceback.format_exception(problem),
             "how_to_go_on": standing,
-            **seen,
+            **look,
         }
         make_no_follow(parts.directory.path / "crash")
         parts.directory.write_text(f"{name}.json", json.dumps(report, indent=1))
@@ -57,7 +57,7 @@ def reported(problem: Exception, parts: RunComponents, *, step: int) -> None:
         parts.say(f"warning: {another}")
 
 
-def left(parts: RunComponents, *, step: int) -> None:
+def report_left(parts: RunComponents, *, step: int) -> None:
     """Say where a session was left by what is no error, such as sys.exit() in the loop's body."""
     if parts.checkpointing is not None:
         parts.checkpointing.wait()
@@ -68,14 +68,14 @@ def left(parts: RunComponents, *, step: int) -> None:
 def ended(parts: RunComponents, stop_requests: StopRequests) -> str:
     """How a session ended that did not fail."""
     if stop_requests.ended_by is not None:
-        where = f" on rank {stop_requests.told_rank}" if stop_requests.told_rank else ""
+        where = f" on rank {stop_requests.signal_rank}" if stop_requests.signal_rank else ""
         return f"stopped by {signal.Signals(stop_requests.ended_by).name}{where}"
     reasons = {
         "finished": parts.state.step >= parts.length.steps,
         "stopped early": parts.out_of_patience,
         "stopped by stop_after": parts.state.step >= parts.timetable.stop_step,
         "stopped by time_limit": stop_requests.out_of_time,
-        "stopped by run.stop()": stop_requests.asked_to_stop,
+        "stopped by run.stop()": stop_requests.run_stop,
         "stopped by another rank": stop_requests.stop_agreed,
     }
     return next((reason for reason, holds in reasons.items() if holds), "stopped by break")

@@ -11,26 +11,26 @@ from surefoot.tracking import commands
 from surefoot.train import error_causes
 
 
-def ended(parts: RunComponents, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...]) -> DivergedError:
+def diverged(parts: RunComponents, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...]) -> DivergedError:
     """Save the state if it is that of the last good step; look at the first bad one, say what happened and what to try. Collective."""
     meter, in_a_row = parts.run_state.meter, list(parts.run_state.meter.skipped_in_a_row)
     first = in_a_row[0] if in_a_row else parts.state.step
     strange, stands = error_causes.strange_samples(parts.pipeline.again(first)), messages.standing(parts)
     if parts.checkpointing is not None and _nothing_changed_since(parts, first):
         parts.checkpointing.writer.wait()
-        if (parts.checkpointing.begun_step or 0) <= first:  # else a later checkpoint, latched, would be the newest
+        if (parts.checkpointing.started_step or 0) <= first:  # else a later checkpoint, latched, would be the newest
             parts.state.step = first
         meter.skipped_in_a_row = []
         for trained in parts.state.optimizers.values():
             trained.bad_in_a_row.zero_()
-        parts.checkpointing.begun_step = None  # one of this very step would still be latched
+        parts.checkpointing.started_step = None  # one of this very step would still be latched
         parts.checkpointing.finish(parts.state.step, packed, protected=protected)
         stands = f"weights are those after step {first}, saved as {parts.checkpointing.store.path(parts.state.step)}"
-    seen = inspect_diverged_step(parts, in_a_row or [first])
-    said = _in_words(parts, first, strange, stands, seen=None if isinstance(seen, str) else seen.sentence)
-    if isinstance(seen, str):
-        return DivergedError(said, step=first, seen={"not_looked_at": seen})
-    return DivergedError(said, step=first, seen=seen.plain, text=seen.text if parts.world.is_main else None)
+    look = inspect_diverged_step(parts, in_a_row or [first])
+    message = _in_words(parts, first, strange, stands, look=None if isinstance(look, str) else look.sentence)
+    if isinstance(look, str):
+        return DivergedError(message, step=first, seen={"not_looked_at": look})
+    return DivergedError(message, step=first, seen=look.plain, text=look.text if parts.world.is_main else None)
 
 
 def _nothing_changed_since(parts: RunComponents, step: int) -> bool:
@@ -43,20 +43,20 @@ def _nothing_changed_since(parts: RunComponents, step: int) -> bool:
     return alone and not (parts.run_state.precision.loss_scale or parts.run_state.user_state.objects or evaluated)
 
 
-def _in_words(parts: RunComponents, step: int, samples: list[int], stands: str, *, seen: str | None) -> str:
-    """Why a run was ended after too many bad steps in a row, and what to try; `seen` in the first of them."""
+def _in_words(parts: RunComponents, step: int, samples: list[int], stands: str, *, look: str | None) -> str:
+    """Why a run was ended after too many bad steps in a row, and what to try; `look` in the first of them."""
     rate, stayed = parts.identity["optimizer"].get("lr"), "and stayed so; none of these steps was applied"
     if parts.settings.max_bad_steps == 0:  # of the steps after it, skipped by the latch, nothing is known
         stayed = "(max_bad_steps is 0); neither that step nor a later one was applied"
     lines = [
         f"loss or gradient became non-finite at step {step} {stayed}",
-        *([] if seen is None else [f"  {seen}"]),
+        *([] if look is None else [f"  {look}"]),
         f"  {stands}",
     ]
     if samples:
-        shown = ", ".join(str(sample) for sample in samples[:5]) + (" ..." if len(samples) > 5 else "")
+        names = ", ".join(str(sample) for sample in samples[:5]) + (" ..." if len(samples) > 5 else "")
         lines.append(
-            f"  the data are the cause: NaN or infinity in the inputs of sample{'s' if len(samples) > 1 else ''} {shown}: mend or drop them"
+            f"  the data are the cause: NaN or infinity in the inputs of sample{'s' if len(samples) > 1 else ''} {names}: mend or drop them"
         )
     elif step == 0:
         lines.append(

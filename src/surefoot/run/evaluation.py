@@ -42,10 +42,10 @@ class Evaluations:
         self.at_end: tuple[int, dict[str, float]] | None = None  # in this session: whose weights, and the scores
 
     @interprets
-    def resumed(self, found: Checkpoint) -> None:
-        self.due = found.saved.evaluation_due
-        self.first = {name: float(value) for name, value in found.saved.first_scores.items()}
-        self.ended = found.saved.ended and self.parts.finished  # a run that was made longer has another end
+    def resumed(self, checkpoint: Checkpoint) -> None:
+        self.due = checkpoint.saved.evaluation_due
+        self.first = {name: float(value) for name, value in checkpoint.saved.first_scores.items()}
+        self.ended = checkpoint.saved.ended and self.parts.finished  # a run that was made longer has another end
 
     def scores_due(self, done: int) -> bool:
         return bool(self.parts.evaluator.names(at_end=False)) and self.parts.timetable.evaluate_due(done)
@@ -58,20 +58,20 @@ class Evaluations:
 
     def score(self, *, stop: Callable[[], bool]) -> None:
         """Score every split but those for the end, record it, and watch the score that decides what is best."""
-        found = self._scored(stop, at_end=False)
-        if found is None:
+        metrics = self._evaluate(stop, at_end=False)
+        if metrics is None:
             return
-        self.scores = numbers(found)
+        self.scores = numbers(metrics)
         self.first = self.first or {"step": self.state.step, **self.scores}
         watch = self.parts.run_state.watch
         # first: it may end the run, and then there are no rates to steer
         improved = watch is not None and watch.improved(self.state.step, self._watched(watch.score))
         if improved and self.parts.checkpointing is not None:
-            self.parts.checkpointing.asked = True
-        steered, told = self._steered()
-        self.journal.write({"kind": "eval", "step": self.state.step, **found, **steered})
-        if told is not None:
-            self.parts.say(told)
+            self.parts.checkpointing.save_requested = True
+        lr_factor, message = self._steer()
+        self.journal.write({"kind": "eval", "step": self.state.step, **metrics, **lr_factor})
+        if message is not None:
+            self.parts.say(message)
 
     def due_at_start(self) -> bool:
         """Whether to evaluate before the first step: asked for, and not in the records of a session that ended then. Collective."""
@@ -83,24 +83,24 @@ class Evaluations:
 
     def score_at_start(self, *, stop: Callable[[], bool]) -> None:
         """Score every split but those for the end before the first step, and record it; it steers nothing. Given up: made by the resume."""
-        found = self._scored(stop, at_end=False)
+        metrics = self._evaluate(stop, at_end=False)
         self.due = False
-        if found is not None:
-            self.first = {"step": 0, **numbers(found)}
-            self.journal.write({"kind": "eval", "step": 0, **found})
+        if metrics is not None:
+            self.first = {"step": 0, **numbers(metrics)}
+            self.journal.write({"kind": "eval", "step": 0, **metrics})
 
     def score_at_end(self, *, stop: Callable[[], bool]) -> None:
         """Score what is for the end alone, with the best checkpoint's weights; the next save holds that it was done."""
         parts, best = self.parts, self._best()
         with nullcontext() if best is None else weights_of(self.state, best):
-            found = self._scored(stop, at_end=True)
-        if found is None:
+            metrics = self._evaluate(stop, at_end=True)
+        if metrics is None:
             return
         step = self.state.step if best is None else best.step
-        self.ended, self.at_end = True, (step, numbers(found))
-        self.journal.write({"kind": "final_eval", "step": self.state.step, "weights_step": step, **found})
+        self.ended, self.at_end = True, (step, numbers(metrics))
+        self.journal.write({"kind": "final_eval", "step": self.state.step, "weights_step": step, **metrics})
         if parts.checkpointing is not None:
-            parts.checkpointing.asked = True
+            parts.checkpointing.save_requested = True
 
     def sample(self) -> None:
         assert self.parts.settings.sample_fn is not None
@@ -124,14 +124,14 @@ class Evaluations:
         if not parts.world.is_main:  # as for a sample
             parts.evaluator.panels(lambda _: None)
             return
-        shown = make_panels(parts, stop=self._said("making the report's panels", stop))
-        if stop() or not shown.panels:
+        rendered = make_panels(parts, stop=self._announce("making the report's panels", stop))
+        if stop() or not rendered.panels:
             return
         try:
-            parts.directory.write_text(FILE, shown.to_json())
+            parts.directory.write_text(FILE, rendered.to_json())
         except CheckpointError as problem:
             parts.say(f"warning: {problem}")
-        self.journal.show({"kind": "panels", "step": shown.step, "panels": [*map(panel_to_dict, shown.panels)]})
+        self.journal.show({"kind": "panels", "step": rendered.step, "panels": [*map(panel_to_dict, rendered.panels)]})
 
     def conclude(self) -> None:
         """Show what the run was and what came of it to those who compare runs."""
@@ -145,12 +145,12 @@ class Evaluations:
             }
         )
 
-    def _scored(self, stop: Callable[[], bool], *, at_end: bool) -> dict[str, Any] | None:
+    def _evaluate(self, stop: Callable[[], bool], *, at_end: bool) -> dict[str, Any] | None:
         """Scores of the splits that are for the end, or of all others; None where there are none, which is said."""
         names = self.parts.evaluator.names(at_end=at_end)
         which = f"of {', '.join(names)}" if at_end else f"after step {self.state.step:,}"
         try:
-            return self.parts.evaluator.scores(names, stop=self._said(f"evaluating {', '.join(names)}", stop))
+            return self.parts.evaluator.scores(names, stop=self._announce(f"evaluating {', '.join(names)}", stop))
         except EvaluationStoppedError:
             self.due = not at_end
             self.parts.say(f"the evaluation {which} is left to the resume")
@@ -158,7 +158,7 @@ class Evaluations:
             self.parts.say(f"warning: no scores {which}: {problem}")
         return None
 
-    def _said(self, what: str, stop: Callable[[], bool]) -> Callable[[], bool]:
+    def _announce(self, what: str, stop: Callable[[], bool]) -> Callable[[], bool]:
         """Say what is being done, now and whenever it is asked whether to `stop`."""
 
         def stopping() -> bool:
@@ -168,23 +168,23 @@ class Evaluations:
         self.parts.doing(what)
         return stopping
 
-    def _steered(self) -> tuple[dict[str, float], str | None]:
+    def _steer(self) -> tuple[dict[str, float], str | None]:
         """Let the scores steer the learning rates of the steps to come; what is recorded of that, and what is said.
 
         Scores taken only because the run ends here do not count, so that a run made longer goes on as one of that length.
         After the last step there is nothing to lower: a reduction is kept for a run made longer, and is not told.
         """
-        feedback, step, told = self.parts.run_state.feedback, self.state.step, None
+        feedback, step, message = self.parts.run_state.feedback, self.state.step, None
         if feedback is None:
             return {}, None
         if self.parts.timetable.every["evaluate_every"].due(step):
             before = feedback.standing.factor
-            told = feedback.saw(step, self._watched(feedback.plateau.score))
+            message = feedback.update(step, self._watched(feedback.plateau.score))
             if not self.parts.finished:
                 self.state.lr_factor = feedback.standing.factor
             elif feedback.standing.factor != before:
-                told = None
-        return {"lr_factor": self.state.lr_factor}, told
+                message = None
+        return {"lr_factor": self.state.lr_factor}, message
 
     def _watched(self, score: str) -> float:
         if score not in self.scores:
@@ -220,5 +220,5 @@ def _sample_texts(sample: str | Sequence[str]) -> dict[str, Any]:
     texts = [sample] if isinstance(sample, str) else list(sample)
     if len(texts) < 2:
         return {"text": "".join(texts)}
-    numbered = [f"--- {place} of {len(texts)} ---\n{text}" for place, text in enumerate(texts, 1)]
+    numbered = [f"--- {number} of {len(texts)} ---\n{text}" for number, text in enumerate(texts, 1)]
     return {"text": "\n".join(numbered), "texts": texts}

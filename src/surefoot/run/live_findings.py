@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from surefoot.config.toml import program
 from surefoot.diagnose.checks import in_a_line, verdicts
 from surefoot.diagnose.finding import SEVERITIES, Check, Finding, worst_first
 from surefoot.diagnose.reading import RecordCollector
@@ -30,7 +31,7 @@ _GONE = 0.1  # of all steps: a finding that was gone for longer is said again
 
 
 @dataclass
-class _Said:
+class _Reported:
     severity: int
     gone_since: float = math.inf  # the step after which it was first not found any more
 
@@ -49,7 +50,7 @@ class LiveFindings:
     ) -> None:
         self.described, self.say, self.command, self.now = described, say, command, now
         self.collected = RecordCollector(times=1)
-        self.said: dict[str, _Said] = {}
+        self.reported: dict[str, _Reported] = {}
         self.broken: set[Check] = set()
         self.not_before = 0.0
         self.earlier: Iterable[Record] | None = earlier  # until they are read
@@ -74,17 +75,17 @@ class LiveFindings:
         """What is wrong with the run now that it is over, the worst first and without notes. Never raises."""
         try:
             self._go_on()
-            found = verdicts(self.collected.history(replace(self.described, standing="over")), broken=self._warn_of)
+            findings = verdicts(self.collected.history(replace(self.described, standing="over")), broken=self._warn_of)
         except Exception as problem:
             self._give_up(problem)
             return []
-        return [finding for finding in worst_first(found) if finding.severity != "note"]
+        return [finding for finding in worst_first(findings) if finding.severity != "note"]
 
     def sentence(self) -> str:
         """Name what is wrong at the end, and what to type to have it explained; empty if nothing is."""
         if not (findings := self.at_end()):
             return ""
-        names = [one.name + (f" since step {one.step:,}" if one.step else "") for one in findings[:_NAMED]]
+        names = [each.name + (f" since step {each.step:,}" if each.step else "") for each in findings[:_NAMED]]
         names += [f"{len(findings) - _NAMED} more"] if len(findings) > _NAMED else []
         text = f"{len(findings)} finding{'s' * (len(findings) > 1)}: {', '.join(names)}"
         return text if self.command is None else f"{text}: {self.command}"
@@ -98,35 +99,35 @@ class LiveFindings:
         before = RecordCollector(earlier, times=1)
         if before.kinds:
             self.collected = before
-            _, findings = self._asked()
-            self.said = {finding.name: _Said(SEVERITIES.index(finding.severity)) for finding in findings}
+            _, findings = self._current_findings()
+            self.reported = {finding.name: _Reported(SEVERITIES.index(finding.severity)) for finding in findings}
         for record in self.waiting:
             self.collected.add(record)
         self.waiting = []
 
     def _remark(self) -> None:
         """Say the worst finding that is new or has become worse, where there is one."""
-        step, found = self._asked()
+        step, findings = self._current_findings()
         new = None
-        for finding in found:
-            severity, before = SEVERITIES.index(finding.severity), self.said.get(finding.name)
+        for finding in findings:
+            severity, before = SEVERITIES.index(finding.severity), self.reported.get(finding.name)
             within = _GONE * max(step, self.described.steps or 0)
             if before is not None and severity >= before.severity and step - before.gone_since <= within:
                 before.gone_since = math.inf
             elif finding.severity != "note" and new is None:
                 new = finding
-                self.said[finding.name] = _Said(severity)
-        for name in self.said.keys() - {finding.name for finding in found}:
-            self.said[name].gone_since = min(step, self.said[name].gone_since)
+                self.reported[finding.name] = _Reported(severity)
+        for name in self.reported.keys() - {finding.name for finding in findings}:
+            self.reported[name].gone_since = min(step, self.reported[name].gone_since)
         if new is not None:
             self.say(in_a_line(new, command=self.command))
 
-    def _asked(self) -> tuple[int, list[Finding]]:
-        begun, history = self.now(), self.collected.history(self.described)
-        found = worst_first(verdicts(history, broken=self._warn_of))
-        ended = self.now()
-        self.not_before = ended + _TIMES_AS_LONG * (ended - begun)
-        return history.step, found
+    def _current_findings(self) -> tuple[int, list[Finding]]:
+        start_s, history = self.now(), self.collected.history(self.described)
+        findings = worst_first(verdicts(history, broken=self._warn_of))
+        end_s = self.now()
+        self.not_before = end_s + _TIMES_AS_LONG * (end_s - start_s)
+        return history.step, findings
 
     def _give_up(self, problem: Exception) -> None:
         if self.not_before < math.inf:
@@ -149,7 +150,7 @@ def write_page(directory: Path, *, warn: Callable[[str], None]) -> None:
     report_at_end(directory, warn=warn)
 
 
-def live_findings_of(parts: RunComponents, *, resumed: bool) -> LiveFindings:
+def live_findings_of(parts: RunComponents, configuration: str | None, *, resumed: bool) -> LiveFindings:
     """The findings of a run that trains now."""
     directory = parts.directory
     metrics = directory.metrics if resumed and directory is not None and directory.metrics.exists() else None
@@ -157,6 +158,7 @@ def live_findings_of(parts: RunComponents, *, resumed: bool) -> LiveFindings:
     described = RunDescription(
         identity=parts.identity,
         written={name: value for name, value in parts.settings.train_settings().items() if value is not None},
+        program="script" if configuration is None else str(program(configuration, where="config.toml").get("kind")),
         kinds=kinds_of_models(parts.architecture),
         standing="running",
         name="RUN" if directory is None else str(directory.path),

@@ -18,7 +18,7 @@ from surefoot.run.evaluation import Evaluations
 from surefoot.tracking.commands import by_command, resume_command, typed
 from surefoot.tracking.format import duration, number, wrapped
 from surefoot.tracking.run_directory import RunDirectory
-from surefoot.train.auto_precision import Chosen
+from surefoot.train.auto_precision import AutoChoices
 
 _MANY_IN_BUFFERS = 1_000_000
 
@@ -27,7 +27,7 @@ _MUCH_OF_THE_START = 0.1
 _LABEL = 11  # columns, at the start of a line of the header
 
 
-def header(parts: RunComponents, *, chosen: Chosen) -> str:
+def header(parts: RunComponents, *, chosen: AutoChoices) -> str:
     """What a run is, in lines of 80 columns: model, data, plan, update and so on. `chosen`: what "auto" came to now."""
     length, step, device = parts.length, parts.state.step, parts.device
     sizes, plan = parts.pipeline.sizes, parts.pipeline.plan
@@ -71,14 +71,14 @@ def header(parts: RunComponents, *, chosen: Chosen) -> str:
 
 
 def ending(
-    parts: RunComponents, evaluations: Evaluations, *, skipped: int, told_by: str | None = None, findings: str = ""
+    parts: RunComponents, evaluations: Evaluations, *, skipped: int, stopped_by: str | None = None, findings: str = ""
 ) -> str:
     """How a session ended, how a score moved and where the time went; then a line for each thing to look at or to type next.
 
-    `skipped` counts the steps that were not applied. `told_by`: a signal, and where it came. `findings` stand between the lines.
+    `skipped` counts the steps that were not applied. `stopped_by`: a signal, and where it came. `findings` stand between the lines.
     """
     length, step, watch, evaluation_due = parts.length, parts.state.step, parts.run_state.watch, evaluations.due
-    stopped = f"stopped{'' if told_by is None else f' by {told_by}'} at step {step:,} of {length.steps:,}"
+    stopped = f"stopped{'' if stopped_by is None else f' by {stopped_by}'} at step {step:,} of {length.steps:,}"
     first, scores = ({}, {}) if evaluation_due else (evaluations.first, evaluations.scores)
     if evaluation_due:
         how = f"{stopped}, before it was evaluated"
@@ -88,20 +88,20 @@ def ending(
         how = f"stopped early at step {step:,}: {watch.score} has not improved since step {watch.step}"
     else:
         how = stopped
-    told = [how]
+    sentences = [how]
     if scores:
         best = None if watch is None or watch.value is None or watch.step in (None, step) else (watch.step, watch.value)
-        told += _moved(next(iter(scores)) if watch is None else watch.score, first, scores, best=best)
+        sentences += _moved(next(iter(scores)) if watch is None else watch.score, first, scores, best=best)
     if evaluations.at_end is not None:
         at, scores_at_end = evaluations.at_end
         whose = f"step {at:,}, the best" if at != step else f"the last step, {at:,}"
         listed = ", ".join(f"{name} {number(value)}" for name, value in scores_at_end.items())
-        told.append(f"{listed} (scored once, with the weights of {whose})")
+        sentences.append(f"{listed} (scored once, with the weights of {whose})")
     lowered = parts.state.lr_factor
-    told += [f"the learning rate was lowered to {lowered:.3g} of the schedule's"] * (lowered < 1)
+    sentences += [f"the learning rate was lowered to {lowered:.3g} of the schedule's"] * (lowered < 1)
     were = "step was" if skipped == 1 else "steps were"
-    told += [f"{skipped} {were} skipped, for a gradient that was not finite"] * (skipped > 0)
-    lines = [wrapped("; ".join([*told, *_where_the_time_went(parts)]))]
+    sentences += [f"{skipped} {were} skipped, for a gradient that was not finite"] * (skipped > 0)
+    lines = [wrapped("; ".join([*sentences, *_where_the_time_went(parts)]))]
     lines += [findings] * bool(findings)
     if parts.directory is not None:
         best_is_older = watch is not None and watch.value is not None and watch.step != step
@@ -179,13 +179,13 @@ def _next_commands(parts: RunComponents, directory: RunDirectory, *, best: bool,
     path = shlex.quote(str(directory.path))
     if not finished:
         return [f"saved; go on with:  {resume_command(directory.path)}"]
-    told = [f"see {shlex.quote(str(directory.path / 'report.html'))}"] * parts.settings.report
+    lines = [f"see {shlex.quote(str(directory.path / 'report.html'))}"] * parts.settings.report
     if by_command():
         command, which = typed(Path(sys.argv[0])), " --checkpoint best" if best else ""
         if parts.example is not None:
-            told.append(f"use it: {command} predict {path}{parts.example and f' {shlex.quote(parts.example)}'}{which}")
-        told.append(f"score it: {command} evaluate {path}{which}")
-    return told
+            lines.append(f"use it: {command} predict {path}{parts.example and f' {shlex.quote(parts.example)}'}{which}")
+        lines.append(f"evaluate it: {command} evaluate {path}{which}")
+    return lines
 
 
 def _optimizers(parts: RunComponents) -> str:
@@ -215,7 +215,7 @@ def _added(parts: RunComponents) -> str:
         f"schedule {getattr(schedule, 'shape', 'of several')}": schedule is not None,
         f"activation_checkpointing {settings.activation_checkpointing}": settings.activation_checkpointing != "off",
     }
-    return f"to a plain loop: {', '.join(what for what, is_so in added.items() if is_so) or 'nothing'}"
+    return f"to a plain loop: {', '.join(what for what, applies in added.items() if applies) or 'nothing'}"
 
 
 def in_one_line(parts: RunComponents) -> str:

@@ -107,16 +107,16 @@ class Periodic:
         self.journal.write({"kind": "train", "step": self.state.step, **values, **times})
         self.progress.show_epoch(values, times, evaluated_step=self.evaluated_step)
         self.skipped += len(skipped)
-        self.run_state.meter.saw(skipped, done=self.state.step)
+        self.run_state.meter.note_skipped(skipped, done=self.state.step)
         if self.parts.world.size > 1:
             every, last = self.parts.timetable.every["check_ranks_every"], self.parts.length.steps
             self.compared = compare_when_due(
                 self.state.models, self.parts.world, every, compared=self.compared, done=self.state.step, last=last
             )
         if latched(self.state, self.parts.settings.max_bad_steps):
-            from surefoot.run.divergence import ended
+            from surefoot.run.divergence import diverged
 
-            raise ended(self.parts, self._packed, protected=self._best)
+            raise diverged(self.parts, self._packed, protected=self._best)
 
     def save(self) -> None:
         assert self.parts.checkpointing is not None  # save_due says so
@@ -132,12 +132,12 @@ class Periodic:
             self.state_check.inner, watch = watch, self.state_check
         return watch
 
-    def made(self, step: Step) -> None:
+    def record(self, step: Step) -> None:
         """Keep what was measured of a step; of one that was watched that is read at once, so a checkpoint never owes it."""
         if self.state_check is not None and step.index < self.state_check.steps:
             self.state_check.check_step(step)
         self.run_state.meter.add(step)
-        watch, count = step.watch, step.target_count
+        watch, count = step._watch, step.target_count
         if isinstance(watch, Watched) and (record := self.layers.read(watch, count=count)) is not None:
             self.journal.write(record)
 
@@ -161,7 +161,7 @@ class Periodic:
         self._evaluate()
         self.run_state.clock.enter("data_wait")
         if self.parts.checkpointing is not None and not self.evaluations.due:
-            self.parts.checkpointing.begun_step = None
+            self.parts.checkpointing.started_step = None
             self.save_last()
 
     def save_last(self) -> None:
@@ -182,7 +182,7 @@ class Periodic:
                 raise
             return  # the save that follows fails of the same, and says so
         if any(deleted):
-            saving.asked = True
+            saving.save_requested = True
             self.parts.say(
                 f"WARNING: {directory.path}, or a part of it, was deleted while the run trained\n"
                 "  it is made again and the run is saved whole; whatever else was deleted with it is lost"
@@ -197,7 +197,7 @@ class Periodic:
         self.evaluated_step = done
         if self.evaluations.scores_due(done):
             with self.progress.timed("evaluation"):
-                self.evaluations.score(stop=self.stop_requests.told_to_stop if self.alone else lambda: False)
+                self.evaluations.score(stop=self.stop_requests.stop_requested if self.alone else lambda: False)
         if self.evaluations.sample_due(done) and not self.evaluations.due:
             with self.progress.timed("sample"):
                 self.evaluations.sample()
@@ -206,7 +206,7 @@ class Periodic:
         """Go on with what was frozen or unfrozen since the last step: agree on it, have it watched, and say it. Collective."""
         parts, trainable = self.parts, self.state.trainable
         changes, self.flags = trainable.changes(self.flags), trainable.flags
-        if not self.stop_requests.alike():
+        if not self.stop_requests.same_on_all_ranks():
             raise ConfigError(
                 f"after step {self.state.step} rank {parts.world.rank} and others train different parameters; here: {changes[0]}\n"
                 "  gradients are added up over all ranks, which would wait for each other for ever\n"
@@ -239,7 +239,7 @@ class Periodic:
             world=self.parts.world,
             local_times=self.parts.task.ranks.local_times,
             compiled=self.parts.compiled,
-            seen=self.run_state.seen,
+            updated=self.run_state.updated_parameters,
         )
 
     @property
@@ -255,6 +255,6 @@ class Periodic:
         return replace(contents, log=self.journal.state())
 
 
-def latched(state: State, most: int) -> bool:
-    """Whether some optimizer has skipped more than `most` steps in a row; waits for the device."""
-    return any(trained.bad_in_a_row.item() > most for trained in state.optimizers.values())
+def latched(state: State, max_bad_steps: int) -> bool:
+    """Whether some optimizer has skipped more than `max_bad_steps` steps in a row; waits for the device."""
+    return any(trained.bad_in_a_row.item() > max_bad_steps for trained in state.optimizers.values())

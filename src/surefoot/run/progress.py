@@ -27,11 +27,11 @@ class Progress:
     def timed(self, event: Event) -> Iterator[None]:
         """Time an evaluation, a sample or a save; not an evaluation that was given up."""
         now = self.parts.run_state.clock.now
-        begun = now()
+        start_s = now()
         yield
         if not self.evaluations.due:
             self.remaining.add_event(
-                event, now() - begun, steps=self._evaluation_steps[0] if event == "evaluation" else 1.0
+                event, now() - start_s, steps=self._evaluation_steps[0] if event == "evaluation" else 1.0
             )
 
     def eta(self, *, evaluated_step: int) -> dict[str, float]:

@@ -21,7 +21,7 @@ from surefoot.run.components import RunComponents
 from surefoot.tracking.run_directory import RunDirectory, environment
 from surefoot.tracking.run_reader import refuse_other_format
 from surefoot.train import state_dict
-from surefoot.train.auto_precision import Chosen, settle_choices
+from surefoot.train.auto_precision import AutoChoices, settle_choices
 from surefoot.train.model_weights import file_name, model_state, refuse_lossy
 from surefoot.train.run_identity import differences
 
@@ -30,36 +30,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedRun:
     """The checkpoint that a run goes on from, and what was chosen for it, if that was now."""
 
-    found: Checkpoint | None = None
-    chosen: Chosen = field(default_factory=Chosen)
+    checkpoint: Checkpoint | None = None
+    chosen: AutoChoices = field(default_factory=AutoChoices)
     state_check: "state_check.StateCheck | None" = None
     loss_contract: str | None = None  # in words, if the batch is cut and the run began now
     is_over: bool = False  # the run is finished and nothing of it is missing: the session writes nothing
 
 
-def opened(parts: RunComponents, *, configuration: str | None) -> Opened:
+def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
     """Open a run; rank 0 writes the directory, with `configuration` as config.toml, or one for a script. Collective."""
     parts.follow_trainable()  # what was frozen since the run was built
     if parts.directory is None or parts.checkpointing is None:
-        return _begun(parts)
+        return _begin(parts)
     if parts.world.is_main:
         parts.directory.open()
         parts.directory.remember("config.toml", *parts.files)
         if not parts.directory.is_locked:
             parts.say(f"note: the file system of {parts.directory.path} has no locks: start no second run there")
-    found, accepted = parts.checkpointing.newest(), list[dict[str, Any]]()
-    if found is None:
-        now = _begun_in(parts.directory, parts.checkpointing, parts, configuration)
+    checkpoint, accepted = parts.checkpointing.newest(), list[dict[str, Any]]()
+    if checkpoint is None:
+        now = _begin_in(parts.directory, parts.checkpointing, parts, configuration)
     else:
-        _go_on(parts, parts.checkpointing, found)
-        now = Opened(found, state_check=_state_check(parts))
-        parts.checkpointing.resumed(found.step)
-        if parts.finished and not found.saved.evaluation_due and _evaluated_at_end(parts, found):
+        _go_on(parts, parts.checkpointing, checkpoint)
+        now = OpenedRun(checkpoint, state_check=_state_check(parts))
+        parts.checkpointing.resumed(checkpoint.step)
+        if parts.finished and not checkpoint.saved.evaluation_due and _evaluated_at_end(parts, checkpoint):
             return replace(now, is_over=True)
-        accepted = parts.fingerprints["accepted"][len(found.saved.fingerprints["accepted"]) :]
+        accepted = parts.fingerprints["accepted"][len(checkpoint.saved.fingerprints["accepted"]) :]
         if parts.world.is_main and (configuration is not None or accepted):
             text = configuration or messages.script_toml(parts.identity)
             parts.directory.write_text("config.toml", with_choices(text, parts.identity))
@@ -82,13 +82,13 @@ def _evaluated_at_end(parts: RunComponents, checkpoint: Checkpoint) -> bool:
     return checkpoint.saved.ended or not parts.evaluator.names(at_end=True)
 
 
-def _begun(parts: RunComponents) -> Opened:
+def _begin(parts: RunComponents) -> OpenedRun:
     """Settle what is left open until a run begins, and look at its first micro-batch; leaves its state as it was. Collective."""
     chosen = settle_choices(parts)
     if parts.compiling.late:
         parts.compile()
-    if (told := start_from_init(parts)) is not None:
-        parts.say(told)
+    if (message := start_from_init(parts)) is not None:
+        parts.say(message)
     check, verdict = _state_check(parts), None
     if check is not None and parts.run_state.user_state.is_complete:  # nothing can be kept any more
         check.check_passes((parts.task.loss, parts.pipeline.first()))
@@ -98,7 +98,7 @@ def _begun(parts: RunComponents) -> Opened:
         with suppress(Exception):  # it will come again in the first step, where it is explained and reported
             holds, words = loss_contract(parts)
             verdict = f"loss    contract {words}" if holds else f"warning: {words}"
-    return Opened(None, chosen, check, verdict)
+    return OpenedRun(None, chosen, check, verdict)
 
 
 def start_from_init(parts: RunComponents) -> str | None:
@@ -108,10 +108,10 @@ def start_from_init(parts: RunComponents) -> str | None:
     from surefoot.checkpoint.init_weights import load_initial_weights
 
     refuse_other_format(Path(parts.settings.init_from))
-    told = load_initial_weights(parts.state.models, Path(parts.settings.init_from), world=parts.world)
+    message = load_initial_weights(parts.state.models, Path(parts.settings.init_from), world=parts.world)
     for name, average in parts.state.ema_models.items():
         average.restart(parts.state.models[name])
-    return told
+    return message
 
 
 def _state_check(parts: RunComponents) -> "state_check.StateCheck | None":
@@ -123,12 +123,12 @@ def _state_check(parts: RunComponents) -> "state_check.StateCheck | None":
     return state_check.StateCheck(parts.task, parts.state, parts.run_state.user_state.objects, parts.world, exact)
 
 
-def _begun_in(
+def _begin_in(
     directory: RunDirectory, saving: Checkpointing, parts: RunComponents, configuration: str | None
-) -> Opened:
+) -> OpenedRun:
     from surefoot.train import state_check
 
-    now = _begun(parts)
+    now = _begin(parts)
     refuse_lossy(parts.state)
     parts.fingerprints = state_check.fingerprints(parts, at_beginning=True)
     if unknown := parts.fingerprints["not_looked_into"]:
@@ -138,28 +138,28 @@ def _begun_in(
     if parts.world.is_main:
         text = configuration or messages.script_toml(parts.identity)
         directory.write_text("config.toml", with_choices(text, parts.identity))
-        for name, held in parts.files.items():
-            directory.write_bytes(name, held.encode() if isinstance(held, str) else held)
+        for name, content in parts.files.items():
+            directory.write_bytes(name, content.encode() if isinstance(content, str) else content)
     saving.finish(0, parts.packed)
     return now
 
 
-def _go_on(parts: RunComponents, saving: Checkpointing, found: Checkpoint) -> None:
+def _go_on(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) -> None:
     from surefoot.train import state_check
 
     trainable = parts.state.trainable
-    parts.continue_from(found)
-    where, main, flags = parts.where(found), parts.world.is_main, trainable.flags
-    at_beginning = state_check.has_small_loss(parts) and _at_beginning(parts, saving, found)
+    parts.continue_from(checkpoint)
+    where, main, flags = parts.where(checkpoint), parts.world.is_main, trainable.flags
+    at_beginning = state_check.has_small_loss(parts) and _at_beginning(parts, saving, checkpoint)
     parts.fingerprints = state_check.fingerprints(parts, at_beginning=at_beginning)
-    state_dict.restore(parts.run_state, found, where=where, main=main)
+    state_dict.restore(parts.run_state, checkpoint, where=where, main=main)
     parts.follow_trainable()
     as_saved = [f"{line}, as the checkpoint has it" for line in trainable.changes(flags)]
-    for line in [] if parts.finished else [*as_saved, *parts.notes(found)]:
+    for line in [] if parts.finished else [*as_saved, *parts.notes(checkpoint)]:
         parts.say(f"note: {line}")
-    _warn_of_weights_not_finite(parts, f"step-{found.step:08d}")
-    parts.refuse_another_architecture(found)  # after tensors that do not fit, which are named
-    _compare_program(parts, found)
+    _warn_of_weights_not_finite(parts, f"step-{checkpoint.step:08d}")
+    parts.refuse_another_architecture(checkpoint)  # after tensors that do not fit, which are named
+    _compare_program(parts, checkpoint)
 
 
 def _warn_of_weights_not_finite(parts: RunComponents, checkpoint: str) -> None:
@@ -216,18 +216,18 @@ def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
     feedback = parts.run_state.feedback
     steering = [] if feedback is None else [feedback.plateau.score.split("/")[0]]
     changes, notes = find_changes(before, now, steering=steering)
-    data = [{"data": json.loads(json.dumps(one["data"]))} for one in (checkpoint.saved.identity, parts.identity)]
-    if another := differences(*data):  # which `continue_from` has let pass
-        changes.insert(0, Change(("data",), f"the training data are others: {another[0]}"))
+    data = [{"data": json.loads(json.dumps(each["data"]))} for each in (checkpoint.saved.identity, parts.identity)]
+    if data_changes := differences(*data):  # which `continue_from` has let pass
+        changes.insert(0, Change(("data",), f"the training data are others: {data_changes[0]}"))
     refuse_changes(changes, accepted=parts.accept_change, where=parts.where(checkpoint))
     for line in [] if parts.finished else [*notes, *(f"accepted: {change.text}" for change in changes)]:
         parts.say(f"note: {line}")
-    taken, accepted = dict(now), list(before["accepted"])
+    fingerprints, accepted = dict(now), list(before["accepted"])
     if changes:
         names = sorted({name for change in changes for name in change.names})
         accepted.append({"step": checkpoint.step, "changed": names, "what": [change.text for change in changes]})
     elif is_elsewhere(before, now):  # what was let pass is nothing to compare with from now on
-        taken = {**before, "sources": now["sources"]}
+        fingerprints = {**before, "sources": now["sources"]}
     elif now["loss"] is None:
-        taken |= {name: before[name] for name in ("loss", "draws", "failed", "format")}
-    parts.fingerprints = {**taken, "accepted": accepted}
+        fingerprints |= {name: before[name] for name in ("loss", "draws", "failed", "format")}
+    parts.fingerprints = {**fingerprints, "accepted": accepted}

@@ -113,7 +113,7 @@ class Run(RunSettings):
 
     def stop(self) -> None:
         """End after this step, saved, as `break` does; for code that does not stand in the loop's body."""
-        self._open("run.stop()").stop_requests.asked_to_stop = True
+        self._open("run.stop()").stop_requests.run_stop = True
 
     def register_state(self, name: str, obj: Any) -> Any:
         """Save an object of yours in every checkpoint, and restore it if this run was resumed; call it before the first step.
@@ -147,10 +147,10 @@ class Run(RunSettings):
         session, self.session = self._open("run.__exit__()"), None
         session.close(problem)
 
-    def _open(self, asked: str) -> Session:
+    def _open(self, call: str) -> Session:
         if self.session is None:
             raise ConfigError(
-                f"`{asked}` outside `with run:`\n"
+                f"`{call}` outside `with run:`\n"
                 "  without it an exception in your code could not be told from `break`, and a half-made step would be saved\n"
                 "  write `with run:` around it, or call run.train()"
             )
@@ -191,7 +191,7 @@ class Run(RunSettings):
         """Write a checkpoint in the background as soon as this step and its body are over."""
         if self.parts.checkpointing is None:
             raise ConfigError("this run has no directory to save to: give Run(run_dir=...)")
-        self._open("run.save()").stop_requests.asked_to_save = True
+        self._open("run.save()").stop_requests.run_save = True
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> list[str]:
         """Take the weights and all other state from a checkpoint, to evaluate or use them; other settings are allowed.
@@ -225,7 +225,7 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
             "the run is in the middle of a step: there are gradients that no update has used\n"
             "  try it before the loop, or between two steps of `for step in run`"
         )
-    tried = replace(
+    trial = replace(
         parts, run_state=RunState(state, precision, user_state=UserState(dict(parts.run_state.user_state.objects)))
     )
     models = {**state.models, **{f"average of {name}": each.model for name, each in state.ema_models.items()}}
@@ -236,10 +236,10 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
         stack.callback(lambda: setattr(clock, "since", clock.now() - spent_s))  # at last: putting back takes time too
         # what a checkpoint holds is put back from one; this has the rest, and the averages' buffers before they are refreshed
         stack.enter_context(
-            preserved(models, parts.task.loss, tried.run_state.user_state.objects, state.parameters, with_weights=False)
+            preserved(models, parts.task.loss, trial.run_state.user_state.objects, state.parameters, with_weights=False)
         )
         stack.enter_context(parts.numerics())
-        found = tried.packed()
+        checkpoint = trial.packed()
         try:
             if run.session is None:
                 settle_choices(parts)
@@ -248,7 +248,7 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
         finally:
             clear(state.parameters)
             state.buffers.undo()
-            state_dict.restore(tried.run_state, found, where="what was before the trial")
+            state_dict.restore(trial.run_state, checkpoint, where="what was before the trial")
             precision.name, precision.open = format_before
             parts.layout.channels_last, parts.layout.open = layout_before
             parts.identity.clear()

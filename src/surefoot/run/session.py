@@ -14,10 +14,10 @@ from surefoot.distributed.consistency import refuse_unequal
 from surefoot.run import crash_report, messages
 from surefoot.run.components import RunComponents
 from surefoot.run.periodic import Periodic
-from surefoot.run.resume import opened
+from surefoot.run.resume import open_run
 from surefoot.run.signals import Signals, to_terminal
 from surefoot.run.stop_requests import StopRequests
-from surefoot.seeding import generators_held
+from surefoot.seeding import hold_generators
 from surefoot.tracking.external.registry import refuse_missing
 from surefoot.tracking.record import Phase
 from surefoot.train.error_causes import explaining, of_compiler
@@ -52,7 +52,7 @@ class Session:
 
     def open(self) -> None:
         """Take over signals and the directory; go on from its newest intact checkpoint, or commit step 0."""
-        self.settings.enter_context(generators_held())  # before anything that would have to be put back
+        self.settings.enter_context(hold_generators())  # before anything that would have to be put back
         self.signals.install()
         self.heart.opened(
             logs=None if self.parts.directory is None else self.parts.directory.path / "logs",
@@ -62,21 +62,22 @@ class Session:
             refuse_unequal(self.parts.world, self.parts.compared())
             refuse_missing(self.parts.trackers)
             self.settings.enter_context(self.parts.numerics())
-            now = opened(self.parts, configuration=self.configuration)
-            if now.found is not None:
-                self.evaluations.resumed(now.found)
+            now = open_run(self.parts, configuration=self.configuration)
+            if now.checkpoint is not None:
+                self.evaluations.resumed(now.checkpoint)
             self.is_over = now.is_over
             if self.parts.directory is not None and self.parts.world.is_main and not self.is_over:
-                self.journal.open(
-                    self.parts.directory, step=self.state.step, saved=now.found, unit=self.parts.settings.count_unit
-                )
+                unit = self.parts.settings.count_unit
+                self.journal.open(self.parts.directory, step=self.state.step, saved=now.checkpoint, unit=unit)
                 self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.identity)
             if self.parts.console is not None and self.parts.world.is_main and not self.is_over:
                 from surefoot.run.live_findings import live_findings_of  # which reads all that diagnose knows
 
-                self.live_findings = live_findings_of(self.parts, resumed=now.found is not None)
+                self.live_findings = live_findings_of(
+                    self.parts, self.configuration, resumed=now.checkpoint is not None
+                )
                 self.journal.sinks.insert(1, self.live_findings)  # behind the console
-            if self.journal.metrics is not None and now.found is None:
+            if self.journal.metrics is not None and now.checkpoint is None:
                 self._look_at_data()
             self.parts.make_ready()
         except BaseException as problem:
@@ -101,13 +102,13 @@ class Session:
                     self._finish()
                 except Exception as failed:
                     crash_report.tell_others(failed, self.parts)
-                    crash_report.reported(failed, self.parts, step=self._step)
+                    crash_report.write_report(failed, self.parts, step=self._step)
                     raise
             else:
                 if isinstance(problem, Exception):
-                    crash_report.reported(problem, self.parts, step=self._step)
+                    crash_report.write_report(problem, self.parts, step=self._step)
                 else:
-                    crash_report.left(self.parts, step=self._step)
+                    crash_report.report_left(self.parts, step=self._step)
                 self._happened(crash_report.failed(problem))
         except BaseException as failed:
             self._happened(crash_report.failed(failed))
@@ -148,7 +149,7 @@ class Session:
         if evaluations.end_due() and self.stop_requests.ended_by is None:
             self.periodic.save_last()  # first: scoring may take minutes, in which much can happen
             self.run_state.clock.enter("evaluating")
-            evaluations.score_at_end(stop=self.stop_requests.told_to_stop)
+            evaluations.score_at_end(stop=self.stop_requests.stop_requested)
             self.run_state.clock.enter("saving")
         if parts.checkpointing is not None:
             parts.doing("saving")
@@ -168,16 +169,16 @@ class Session:
                 crash_report.ended(parts, self.stop_requests)
             )  # first: findings know by it that the run is over
             findings = "" if self.live_findings is None else self.live_findings.sentence()
-            skipped, told_by = self.periodic.skipped, self.stop_requests.told_by
-            parts.say(messages.ending(parts, evaluations, skipped=skipped, told_by=told_by, findings=findings))
+            skipped, stopped_by = self.periodic.skipped, self.stop_requests.stopped_by
+            parts.say(messages.ending(parts, evaluations, skipped=skipped, stopped_by=stopped_by, findings=findings))
 
     def _look_at_data(self) -> None:
         from surefoot.data.leakage_check import first_look
 
         pipeline, splits = self.parts.pipeline, self.parts.evaluator.splits
-        looked = first_look(pipeline.dataset, {name: split.data for name, split in splits.items()}, seed=pipeline.seed)
-        alike = [name for name, split in splits.items() if split.loss]
-        self.journal.write({"kind": "data_check", "step": self.state.step, **looked, "scored_by_training_loss": alike})
+        check = first_look(pipeline.dataset, {name: split.data for name, split in splits.items()}, seed=pipeline.seed)
+        names = [name for name, split in splits.items() if split.loss]
+        self.journal.write({"kind": "data_check", "step": self.state.step, **check, "scored_by_training_loss": names})
 
     def _happened(self, what: str) -> None:
         """Record what ended the session, and its time since the last record; no checkpoint holds that."""
@@ -212,7 +213,7 @@ class Session:
             self.run_state.clock.enter("evaluating")
             with self.periodic.progress.timed("evaluation"):
                 self.evaluations.score_at_start(
-                    stop=self.stop_requests.told_to_stop if self.periodic.alone else lambda: False
+                    stop=self.stop_requests.stop_requested if self.periodic.alone else lambda: False
                 )
             self.run_state.clock.enter("data_wait")
         self.feed.start(self.state.step, stop=parts.length.steps)
@@ -227,7 +228,7 @@ class Session:
                 parts.task,
                 self.state,
                 feed=self._fed,
-                record=self.periodic.made,
+                record=self.periodic.record,
                 clock=self._enter,
                 duties=self.periodic,
                 length=parts.length.steps,

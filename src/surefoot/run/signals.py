@@ -75,33 +75,33 @@ class _Answering:
 
     def __init__(self, answer: Callable[[str], None]) -> None:
         self.answer = answer
-        self.heard, self.told = socket.socketpair()
-        self.told.setblocking(False)
-        self.previous = signal.set_wakeup_fd(self.told.fileno(), warn_on_full_buffer=False)
-        _told.add(self.told.fileno())
+        self.receiver, self.sender = socket.socketpair()
+        self.sender.setblocking(False)
+        self.previous = signal.set_wakeup_fd(self.sender.fileno(), warn_on_full_buffer=False)
+        _wakeup_fds.add(self.sender.fileno())
         _leave_children_out()
         self.thread = threading.Thread(target=self._listen, name="surefoot answers signals", daemon=True)
         self.thread.start()
 
     def close(self) -> None:
         signal.set_wakeup_fd(self.previous)
-        _told.discard(self.told.fileno())
-        self.told.close()
+        _wakeup_fds.discard(self.sender.fileno())
+        self.sender.close()
         self.thread.join()
-        self.heard.close()
+        self.receiver.close()
 
     def _listen(self) -> None:
         if hasattr(signal, "pthread_sigmask"):  # they are for the main thread: it may sleep, and must wake
             signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
         answered = False
-        while numbers := self.heard.recv(64):
+        while numbers := self.receiver.recv(64):
             for number in numbers:
                 if number in STOP and not answered:
                     answered = True
                     self.answer(STOP[number])
 
 
-_told: set[int] = set()  # the sockets that Python writes to
+_wakeup_fds: set[int] = set()  # the sockets that Python writes to
 
 
 @cache
@@ -113,5 +113,5 @@ def _leave_children_out() -> None:
 
 def _be_left_out() -> None:
     before = signal.set_wakeup_fd(-1)
-    if before not in _told:
+    if before not in _wakeup_fds:
         signal.set_wakeup_fd(before)

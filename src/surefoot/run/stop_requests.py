@@ -20,11 +20,11 @@ class StopRequests:
         self.world, self.signals, self.saving = world, signals, saving
         self.agreement = Consensus(world, names=("signal", "stop", "save", "most", "least"))
         self.deadline = None if limit_s is None else Deadline(limit_s)
-        self.asked_to_stop = self.asked_to_save = False  # by the user's code, here
+        self.run_stop = self.run_save = False  # by the user's code, here
         self.agreed_signal: int | None = None
-        self.told_rank = 0  # the first that has had it
+        self.signal_rank = 0  # the first that has had it
         self.stop_agreed = self.save_agreed = False
-        self.out_of_time = self.save_told = False  # here
+        self.out_of_time = self.save_sent = False  # here
 
     @property
     def ended_by(self) -> int | None:
@@ -43,39 +43,39 @@ class StopRequests:
         saving_s = 0.0 if self.saving is None else self.saving.longest_s
         near = self.deadline is not None and self.deadline.near(keep_free_s=2 * saving_s + 1)
         self.out_of_time = self.out_of_time or near
-        asked = self.asked_to_stop or near
+        stop_requested = self.run_stop or near
         if self.world.size == 1:
-            return asked
-        tells = self._save_wanted and not self.save_told
-        self.save_told |= tells  # once: until it is done the wish stands
-        own = {"signal": self._own_signal, "stop": int(asked), "save": int(tells)}
-        self._heard(self.agreement.exchange(**own, most=trainable, least=_ABOVE - trainable))
+            return stop_requested
+        sends_save = self._save_wanted and not self.save_sent
+        self.save_sent |= sends_save  # once: until it is done the wish stands
+        own = {"signal": self._own_signal, "stop": int(stop_requested), "save": int(sends_save)}
+        self._receive(self.agreement.exchange(**own, most=trainable, least=_ABOVE - trainable))
         return self.ended_by is not None or self.stop_agreed
 
-    def alike(self) -> bool:
+    def same_on_all_ranks(self) -> bool:
         """Whether all ranks came to this step with the same number; only a rank whose own has changed asks, and waits."""
         largest = self.agreement.peek()
         return self.world.size == 1 or largest["most"] + largest["least"] == _ABOVE
 
-    def told_to_stop(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether a signal has come, on any rank; asked by all of them, where a step is given up for it."""
-        self._heard(self.agreement.exchange(signal=self._own_signal))
+        self._receive(self.agreement.exchange(signal=self._own_signal))
         return self.agreed_signal is not None
 
     def settle(self) -> None:
         """Hear at the end of all steps what was still on its way; collective."""
-        self._heard(self.agreement.now(signal=self._own_signal))
+        self._receive(self.agreement.now(signal=self._own_signal))
 
     def saved(self) -> None:
         """Take notice that a save has begun: whatever was wished for until now is granted."""
-        self.signals.save = self.asked_to_save = self.save_told = self.save_agreed = False
+        self.signals.save = self.run_save = self.save_sent = self.save_agreed = False
 
     @property
-    def told_by(self) -> str | None:
+    def stopped_by(self) -> str | None:
         """Which signal ended the session, and on which rank where this is not the one that speaks."""
         if self.ended_by is None:
             return None
-        return STOP[self.ended_by] + (f" on rank {self.told_rank}" if self.told_rank else "")
+        return STOP[self.ended_by] + (f" on rank {self.signal_rank}" if self.signal_rank else "")
 
     @property
     def _own_signal(self) -> int:
@@ -86,13 +86,13 @@ class StopRequests:
     @property
     def _save_wanted(self) -> bool:
         """Whether this rank would save after this step: for a signal, the user's code, the clock."""
-        return self.saving is not None and (self.signals.save or self.asked_to_save or self.saving.wanted())
+        return self.saving is not None and (self.signals.save or self.run_save or self.saving.wanted())
 
-    def _heard(self, agreed: Mapping[str, int]) -> None:
+    def _receive(self, agreed: Mapping[str, int]) -> None:
         number, before_last = divmod(agreed["signal"], self.world.size)
         if number and self.agreed_signal in (None, number):
             rank = self.world.size - 1 - before_last
-            self.told_rank = rank if self.agreed_signal is None else min(rank, self.told_rank)
+            self.signal_rank = rank if self.agreed_signal is None else min(rank, self.signal_rank)
             self.agreed_signal = number
         self.stop_agreed = self.stop_agreed or bool(agreed["stop"])
         self.save_agreed = self.save_agreed or bool(agreed["save"])

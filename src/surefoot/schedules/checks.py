@@ -66,7 +66,7 @@ def in_a_run(shape: str, explicit: Settings, length: Length) -> Fall:
     steps, warmup = fall.steps, fall.warmup
     if warmup >= steps:
         raise ConfigError(
-            f"schedule.warmup = {shown(warmup, written['warmup'])} does not fit in a run of {steps} steps:"
+            f"schedule.warmup = {as_text(warmup, written['warmup'])} does not fit in a run of {steps} steps:"
             " the full rate would never be reached\n"
             f"  try: --schedule.warmup 5%, or --length '{10 * warmup} steps'"
         )
@@ -74,14 +74,14 @@ def in_a_run(shape: str, explicit: Settings, length: Length) -> Fall:
         cooldown, available = settings["cooldown"], fall.last - warmup
         if cooldown > available or (cooldown == 0 and settings["min_lr_ratio"] > 0.0):
             raise ConfigError(
-                f"schedule.cooldown = {shown(cooldown, written['cooldown'])} does not fit in a run of {steps} steps:"
+                f"schedule.cooldown = {as_text(cooldown, written['cooldown'])} does not fit in a run of {steps} steps:"
                 f" the floor must be reached, and after warm-up {available} are left for it\n"
                 "  try: --schedule.cooldown 20%, or a longer --length"
             )
     if settings.get("cycle") == 0:
-        raise ConfigError(f"schedule.cycle = {shown(0, written['cycle'])} is no step at all\n  try: a longer cycle")
+        raise ConfigError(f"schedule.cycle = {as_text(0, written['cycle'])} is no step at all\n  try: a longer cycle")
     if any(later <= earlier for earlier, later in pairwise((warmup, *drops, steps))):
-        milestones = ", ".join(shown(step, text) for step, text in zip(drops, written["milestones"], strict=True))
+        milestones = ", ".join(as_text(step, text) for step, text in zip(drops, written["milestones"], strict=True))
         raise ConfigError(
             f"schedule.milestones = {milestones} in a run of {steps} steps with a warm-up of {warmup}:"
             " each must come after the one before, after warm-up and before the end\n"
@@ -105,10 +105,10 @@ def _milestones(
     return (f"every {text}",), (-(-numerator // denominator),), Fraction(numerator, denominator)
 
 
-def shown(steps: int, written: str | int) -> str:
+def as_text(steps: int, written: str | int) -> str:
     """A duration in steps, and as it was written if that says more.
 
-    >>> shown(5, "10%"), shown(5, 5)
+    >>> as_text(5, "10%"), as_text(5, 5)
     ('5 steps (10%)', '5 steps')
     """
     return f"{steps} steps" if isinstance(written, int) else f"{steps} steps ({written})"

@@ -6,7 +6,7 @@ from typing import Any
 from surefoot.config.durations import Length, in_steps
 from surefoot.config.keywords import known_keywords
 from surefoot.errors import ConfigError
-from surefoot.schedules.checks import shown
+from surefoot.schedules.checks import as_text
 from surefoot.schedules.curves import Factors
 from surefoot.schedules.lr_schedule import Schedule
 from surefoot.schedules.sampled import Groups, Sampled
@@ -56,7 +56,7 @@ class Joined:
         at = in_steps(self.at, length=length, setting="at")
         if not 0 < at < length.steps:
             raise ConfigError(
-                f"at = {shown(at, self.at)}: two joined schedules in a run of {length.steps} steps need one for each\n"
+                f"at = {as_text(at, self.at)}: two joined schedules in a run of {length.steps} steps need one for each\n"
                 "  try: at='50%'"
             )
         return at, replace(length, steps=at), replace(length, steps=length.steps - at)

@@ -78,7 +78,7 @@ def compute_again(
         )
     for block in {id(block): block for block in chosen.values()}.values():
         # partial, and not a closure: a deep copy of the block then holds its own forward, and not this one's
-        vars(block)["forward"] = partial(_computed_again, block, block.forward, how == "selective")
+        vars(block)["forward"] = partial(_checkpointed_forward, block, block.forward, how == "selective")
     return chosen
 
 
@@ -93,17 +93,17 @@ def in_words(how: str, blocks: Mapping[str, nn.Module]) -> str:
     )
 
 
-def _computed_again(
+def _checkpointed_forward(
     block: nn.Module, forward: Callable[..., Any], selective: bool, /, *inputs: Any, **named: Any
 ) -> Any:
     if not torch.is_grad_enabled():
         return forward(*inputs, **named)
-    selected = partial(create_selective_checkpoint_contexts, _kept)
+    selected = partial(create_selective_checkpoint_contexts, _recompute_policy)
     if not torch.compiler.is_compiling():
 
         def contexts() -> _Contexts:
-            first, again = selected() if selective else (nullcontext(), nullcontext())
-            return first, _AsBefore(again, block)
+            forward_context, recompute_context = selected() if selective else (nullcontext(), nullcontext())
+            return forward_context, _AsBefore(recompute_context, block)
 
         return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **named)
     # A compiled graph writes buffers once, whatever it computes again. A block that falls to pieces would run outside of it,
@@ -150,7 +150,7 @@ class _AsBefore:
         np.random.set_state(numpy)
 
 
-def _kept(_: Any, operator: Any, *inputs: Any, **named: Any) -> CheckpointPolicy:
+def _recompute_policy(_: Any, operator: Any, *inputs: Any, **named: Any) -> CheckpointPolicy:
     """Whether an operator's result is kept; attention that drops weights is not, since the generator has to move on again."""
     known = dict(zip((argument.name for argument in operator._schema.arguments), inputs, strict=False)) | named
     is_kept = operator.overloadpacket in _PRODUCTS and not known.get("dropout_p")

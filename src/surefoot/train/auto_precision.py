@@ -28,7 +28,7 @@ _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNor
 
 
 @dataclass(frozen=True)
-class Chosen:
+class AutoChoices:
     """Why a run that left them open has its precision (and layout of images), and why it is compiled or not; None if named.
 
     unknown: the table has nothing for the run, and `surefoot profile` could tell more. auto: what "auto" would have chosen in the
@@ -60,10 +60,10 @@ class Chosen:
                 parts.run_state.precision.name == "fp16" and parts.device.type == "cpu"
             ),
         }
-        return [line for line, is_said in lines.items() if is_said]
+        return [line for line, applies in lines.items() if applies]
 
 
-def settle_choices(parts: "Components") -> Chosen:
+def settle_choices(parts: "Components") -> AutoChoices:
     """Settle precision, layout of images and compiling of a run that has not begun, where they are "auto". Collective.
 
     Rank 0 decides for all. What it chose is part of the run from then on. A layout is looked up beside the precision: with a
@@ -84,7 +84,7 @@ def settle_choices(parts: "Components") -> Chosen:
         parts.compiling.settle(on)
         parts.identity["compile"] = on
         silent = silent or not known
-    return Chosen(why, why_compile, unknown=silent and parts.task.loss is not None, auto=auto)
+    return AutoChoices(why, why_compile, unknown=silent and parts.task.loss is not None, auto=auto)
 
 
 def _choice(parts: "Components") -> Choice:

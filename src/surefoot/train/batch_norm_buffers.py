@@ -77,12 +77,12 @@ class BatchStatistics:
         """As `finish`, over the passes of all ranks; counters too move by the mean of their changes, and a flag is
         turned if any pass turned it. Collective."""
         wide = torch.float32 if applied.device.type == "mps" else torch.float64
-        told = torch.cat(
+        sums = torch.cat(
             [change.reshape(-1).to(wide) for change in self._own_changes()]
             + [torch.full_like(applied, self.passes, dtype=wide).reshape(1)]
         )
-        world.add_up(told)
-        changes, passes = torch.split(told[:-1], [before.numel() for before in self.before]), told[-1].clamp(min=1)
+        world.add_up(sums)
+        changes, passes = torch.split(sums[:-1], [before.numel() for before in self.before]), sums[-1].clamp(min=1)
         for buffer, before, flat in zip(self.tensors(), self.before, changes, strict=True):
             change = flat.reshape(before.shape)
             mean = change / passes

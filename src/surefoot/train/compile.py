@@ -40,7 +40,7 @@ class Layout:
         )
 
 
-def layout(asked: object, models: Iterable[nn.Module]) -> Layout:
+def layout(channels_last: object, models: Iterable[nn.Module]) -> Layout:
     """The layout that a run's models will find their images in; "auto" is looked up beside the precision, else as they come.
 
     It is open too if the precision is named: a run that began with both left open may go on so.
@@ -49,15 +49,15 @@ def layout(asked: object, models: Iterable[nn.Module]) -> Layout:
     >>> layout(True, [convolution]).channels_last, convolution(torch.zeros(1, 2, 4, 5)).stride()
     (True, (60, 1, 15, 3))
     """
-    if not isinstance(asked, bool) and asked != "auto":
+    if not isinstance(channels_last, bool) and channels_last != "auto":
         raise ConfigError(
-            f"channels_last = {asked!r}: True, False, or 'auto', which is looked up beside precision = 'auto'"
+            f"channels_last = {channels_last!r}: True, False, or 'auto', which is looked up beside precision = 'auto'"
         )
-    with_images = [model for model in models if asked and any(isinstance(part, nn.Conv2d) for part in model.modules())]
-    found = Layout(asked is True and bool(with_images), open=asked == "auto" and bool(with_images))
-    for model in with_images:
-        model.register_forward_pre_hook(found.before)
-    return found
+    with_images = [model for model in models if any(isinstance(part, nn.Conv2d) for part in model.modules())]
+    chosen = Layout(channels_last is True and bool(with_images), open=channels_last == "auto" and bool(with_images))
+    for model in with_images if channels_last else ():
+        model.register_forward_pre_hook(chosen.before)
+    return chosen
 
 
 @dataclass
@@ -74,15 +74,15 @@ class Compiling:
             self.on, self.late, self.open = on, on, False
 
 
-def compiling(asked: object) -> Compiling:
+def compiling(setting: object) -> Compiling:
     """What the setting `compile` means: True, False, or "auto".
 
     >>> compiling(True).on, compiling("auto").on, compiling("auto").open
     (True, False, True)
     """
-    if not isinstance(asked, bool) and asked != "auto":
-        raise ConfigError(f"compile = {asked!r}: True, False, or 'auto', which looks it up in a table")
-    return Compiling(on=asked is True, open=asked == "auto")
+    if not isinstance(setting, bool) and setting != "auto":
+        raise ConfigError(f"compile = {setting!r}: True, False, or 'auto', which looks it up in a table")
+    return Compiling(on=setting is True, open=setting == "auto")
 
 
 def compiled(models: Mapping[str, nn.Module]) -> dict[str, Any]:

@@ -140,13 +140,13 @@ class Components:
         return step if self.directory is None else f"{self.directory.path} at {step}"
 
     @interprets
-    def continue_from(self, found: Checkpoint) -> None:
+    def continue_from(self, checkpoint: Checkpoint) -> None:
         """Make it the run that goes on from a checkpoint; `CheckpointError` names every setting that makes it another one.
 
         Percentages of the schedule are of the length with which the run began.
         """
-        where = self.where(found)
-        saved = dict(found.saved.identity)
+        where = self.where(checkpoint)
+        saved = dict(checkpoint.saved.identity)
         began = replace(self.length, steps=int(saved["schedule_of_steps"]))
         if self.identity["init_from"] is None:  # at step 0 it was loaded, and is of no use any more
             saved["init_from"] = None
@@ -163,7 +163,7 @@ class Components:
             if saved.get("plateau") and own.get("plateau"):
                 saved["plateau"] = saved["plateau"] | {"scored": own["plateau"]["scored"]}
         refuse_other_data(saved, own, where=where)
-        refuse_another_length(saved, self.length, schedule=schedule, step=found.step, where=where)
+        refuse_another_length(saved, self.length, schedule=schedule, step=checkpoint.step, where=where)
         self.timetable.every = cadences(self.settings, length=began)  # percentages are of the length it began with
         described = self.identity | {"schedule": schedule.to_dict(), "schedule_of_steps": began.steps}
         if self.run_state.feedback is not None:
@@ -194,33 +194,33 @@ class Components:
         self.task = replace(self.task, forward=sole_or_all(self.task.ranks.through(compiled(self.state.models))))
 
     @interprets
-    def refuse_another_architecture(self, found: Checkpoint) -> None:
+    def refuse_another_architecture(self, checkpoint: Checkpoint) -> None:
         """Raise `CheckpointError` where a model prints itself otherwise than when it was saved, by the same version of torch."""
-        if found.saved.machine["torch"] != torch.__version__:
+        if checkpoint.saved.machine["torch"] != torch.__version__:
             return  # whose modules may print themselves otherwise
         for name, text in self.architecture.items():
-            before = found.saved.architecture.get(name, "")
+            before = checkpoint.saved.architecture.get(name, "")
             for pair in zip_longest(before.splitlines(), text.splitlines(), fillvalue="nothing"):
-                was, now_is = (line.strip().removesuffix("(") for line in pair)
+                old_line, new_line = (line.strip().removesuffix("(") for line in pair)
                 if pair[0] != pair[1]:
                     raise CheckpointError(
-                        f"cannot resume {self.where(found)}: the model had {was}, and now has {now_is}\n"
+                        f"cannot resume {self.where(checkpoint)}: the model had {old_line}, and now has {new_line}\n"
                         "  with another one it would be another run: choose another --run-dir, or start from its weights with --init-from"
                     )
 
     @interprets
-    def notes(self, found: Checkpoint) -> list[str]:
+    def notes(self, checkpoint: Checkpoint) -> list[str]:
         """What is not as it was and changes no step, but what is seen of the run: the machine, and what is scored."""
-        other_machine = "; ".join(differences(found.saved.machine, self.machine()))
-        before, was = found.saved.splits, found.saved.fingerprints
-        other = [name for name in self.split_identity if name in before and self.split_identity[name] != before[name]]
+        other_machine = "; ".join(differences(checkpoint.saved.machine, self.machine()))
+        before, was = checkpoint.saved.splits, checkpoint.saved.fingerprints
+        changed = [name for name in self.split_identity if name in before and self.split_identity[name] != before[name]]
         if was["machine"] == self.fingerprints["machine"]:  # another one may read them to other bits
             read, now = was["splits"], self.fingerprints["splits"]
-            other += [name for name in now if name not in other and read.get(name, now[name]) != now[name]]
+            changed += [name for name in now if name not in changed and read.get(name, now[name]) != now[name]]
         goes_on = f"{other_machine}: the run goes on, equal to rounding and no longer bit for bit"
         return [goes_on] * bool(other_machine) + [
             f"{name} holds other data than before: its scores are not comparable with the earlier ones"
-            for name in other
+            for name in changed
         ]
 
     @contextmanager

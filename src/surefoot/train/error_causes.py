@@ -25,8 +25,8 @@ def explaining(step: Step | Callable[[], Step]) -> Iterator[None]:
     try:
         yield
     except Exception as problem:
-        made = step if isinstance(step, Step) else step()
-        cause = explained(problem, step=made.index, micro_batches=made.micro_batches)
+        failed_step = step if isinstance(step, Step) else step()
+        cause = explained(problem, step=failed_step.index, micro_batches=failed_step.micro_batches)
         if cause is None:
             raise
         raise cause from problem

@@ -219,8 +219,8 @@ class _Passes:
             )
         inputs, targets = batch
         if self.last_call is not None:
-            given, output, version = self.last_call
-            if given is inputs and output._version == version:
+            last_inputs, output, version = self.last_call
+            if last_inputs is inputs and output._version == version:
                 return output, targets
         with eagerly() if isinstance(batch, ChoiceBatch) else nullcontext():
             return self.model(inputs), targets

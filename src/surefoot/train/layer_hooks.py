@@ -19,7 +19,7 @@ _COMPILED = ("OptimizedModule", "ScriptModule", "RecursiveScriptModule", "TopLev
 
 
 @dataclass
-class Found:
+class ModuleActivity:
     """Of one module in one step: tensors on the device, one of each for every time that it was called."""
 
     norms: list[Tensor] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Activity:
     """Takes notice of modules (by name) as long as its block is entered, and only of those in training mode."""
 
     modules: Mapping[str, nn.Module]
-    found: dict[str, Found] = field(default_factory=dict)
+    by_module: dict[str, ModuleActivity] = field(default_factory=dict)
     hooks: list[Any] = field(default_factory=list)
 
     def __enter__(self) -> None:
@@ -58,16 +58,16 @@ class Activity:
         if type(values) is not Tensor or not values.is_floating_point() or not values.numel():
             return
         with torch.no_grad():
-            found = self.found.setdefault(name, Found())
-            found.norms.append(
+            activity = self.by_module.setdefault(name, ModuleActivity())
+            activity.norms.append(
                 torch.linalg.vector_norm(values.detach(), dtype=torch.promote_types(values.dtype, torch.float32))
             )
-            found.numbers += values.numel()
+            activity.numbers += values.numel()
             flat = FLAT_ENDS.get(type(module))
-            given = inputs[0] if inputs and type(inputs[0]) is Tensor else None
-            where = None if flat is None else flat(module, given, values.detach())
+            first_input = inputs[0] if inputs and type(inputs[0]) is Tensor else None
+            where = None if flat is None else flat(module, first_input, values.detach())
             if where is not None:
-                found.flat.append(torch.count_nonzero(where))
+                activity.flat.append(torch.count_nonzero(where))
 
 
 def observed(model: nn.Module) -> dict[str, nn.Module]:
@@ -89,16 +89,16 @@ def observed(model: nn.Module) -> dict[str, nn.Module]:
 
 def _uncompiled(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     """A module and all inside of it, each once, but for what is compiled."""
-    seen: set[nn.Module] = set()
-    left = [(name, module)]
-    while left:
-        name, held = left.pop(0)
-        is_compiled = any(kind.__name__ in _COMPILED for kind in type(held).__mro__)
-        if held in seen or held._compiled_call_impl is not None or is_compiled:
+    visited: set[nn.Module] = set()
+    queue = [(name, module)]
+    while queue:
+        name, submodule = queue.pop(0)
+        is_compiled = any(kind.__name__ in _COMPILED for kind in type(submodule).__mro__)
+        if submodule in visited or submodule._compiled_call_impl is not None or is_compiled:
             continue
-        seen.add(held)
-        yield name, held
-        left[:0] = [(f"{name}.{part}" if name else part, child) for part, child in held.named_children()]
+        visited.add(submodule)
+        yield name, submodule
+        queue[:0] = [(f"{name}.{part}" if name else part, child) for part, child in submodule.named_children()]
 
 
 # --- where activations are flat: for each class, which of the numbers that it gave lie there ------------------------
@@ -111,10 +111,10 @@ def _slope_below(slope: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tenso
     return lambda module, _, out: slope(module, out) < _STEEP
 
 
-def _far_below(least: float) -> Callable[[Any, Tensor | None, Tensor], Tensor | None]:
+def _far_below(bound: float) -> Callable[[Any, Tensor | None, Tensor], Tensor | None]:
     """By the input, for what bends once more: from there on down the derivative is between -1/75 and 0."""
-    return lambda module, given, out: (
-        None if given is None or given is out or (not isinstance(module, nn.GELU) and module.inplace) else given < least
+    return lambda module, x, out: (
+        None if x is None or x is out or (not isinstance(module, nn.GELU) and module.inplace) else x < bound
     )
 
 

@@ -62,37 +62,37 @@ class Watched:
         """The norms of gradients and weights, and a copy of the weights until `after`."""
         for name in names:
             parameters = self.parameters[name]
-            weights = [held.detach() for held in parameters.values()]
-            graded = {called: held.grad for called, held in parameters.items() if held.grad is not None}
+            weights = [p.detach() for p in parameters.values()]
+            graded = {key: p.grad for key, p in parameters.items() if p.grad is not None}
             self.gradients[name] = dict(zip(graded, _norms(list(graded.values())), strict=True))
             self.factors[name] = factor
             self.weights |= zip(parameters, _norms(weights), strict=True)
             self.rows_used |= {
-                called: (torch.count_nonzero(held.detach().flatten(1).any(dim=1)), len(held))
-                for called, held in graded.items()
-                if held.ndim > 1
+                key: (torch.count_nonzero(p.detach().flatten(1).any(dim=1)), len(p))
+                for key, p in graded.items()
+                if p.ndim > 1
             }
-            self._copies[name] = [held.clone() for held in weights]
+            self._copies[name] = [p.clone() for p in weights]
 
     @torch.no_grad()
     def after(self, names: Iterable[str]) -> None:
         """The norm of what changed since `before`: 0 where the update was not applied."""
         for name in names:
             changes = self._copies.pop(name)
-            torch._foreach_sub_(changes, [held.detach() for held in self.parameters[name].values()])
+            torch._foreach_sub_(changes, [p.detach() for p in self.parameters[name].values()])
             self.updates |= zip(self.parameters[name], _norms(changes), strict=True)
 
     def _gradients(self) -> list[Tensor]:
-        return [held.grad for named in self.parameters.values() for held in named.values() if held.grad is not None]
+        return [p.grad for named in self.parameters.values() for p in named.values() if p.grad is not None]
 
 
 def _norms(tensors: list[Tensor]) -> list[Tensor]:
-    found: dict[int, Tensor] = {}
-    for dtype in dict.fromkeys(held.dtype for held in tensors):
-        places = [place for place, held in enumerate(tensors) if held.dtype == dtype]
+    norms: dict[int, Tensor] = {}
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        indices = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
         wide = torch.promote_types(dtype, torch.float32)
-        found |= zip(places, torch._foreach_norm([tensors[place] for place in places], 2, wide), strict=True)
-    return [found[place] for place in range(len(tensors))]
+        norms |= zip(indices, torch._foreach_norm([tensors[index] for index in indices], 2, wide), strict=True)
+    return [norms[index] for index in range(len(tensors))]
 
 
 class Layers:
@@ -111,17 +111,17 @@ class Layers:
         world: World,
         local_times: float | None,
         compiled: bool,
-        seen: set[str],
+        updated: set[str],
     ) -> None:
-        self.world, self.local_times, self.seen = world, local_times, seen
+        self.world, self.local_times, self.updated = world, local_times, updated
         before = {name: f"{name}." if len(models) > 1 else "" for name in models}
         self.parameters: dict[str, dict[str, nn.Parameter]] = {}
         for model, parameters in trained.items():
-            names: dict[Tensor, str] = {held: name for name, held in models[model].named_parameters()}
-            held = {name_of(parameter, names): parameter for parameter in parameters}
-            self.parameters[model] = {before[model] + name: held[name] for name in names.values() if name in held}
+            names: dict[Tensor, str] = {each: name for name, each in models[model].named_parameters()}
+            by_name = {name_of(parameter, names): parameter for parameter in parameters}
+            self.parameters[model] = {before[model] + name: by_name[name] for name in names.values() if name in by_name}
         self.rows: dict[str, Rows | None] = {
-            name: rows_of(held) for named in self.parameters.values() for name, held in named.items()
+            name: rows_of(each) for named in self.parameters.values() for name, each in named.items()
         }
         self.modules: dict[str, nn.Module] = {
             before[model] + name: part
@@ -134,22 +134,22 @@ class Layers:
 
         count: targets of the whole batch.
         """
-        told = self.world.gathered(self._own(watched, count))
-        gradients = {name: self._norm("gradient", name, told) for name in told[0]["gradient"]}
-        if not told[0]["weight"]:
+        by_rank = self.world.gathered(self._own(watched, count))
+        gradients = {name: self._norm("gradient", name, by_rank) for name in by_rank[0]["gradient"]}
+        if not by_rank[0]["weight"]:
             return None
-        self.seen.update(name for name, norm in gradients.items() if norm != 0)
+        self.updated.update(name for name, norm in gradients.items() if norm != 0)
         return {
             "kind": "layer_stats",
             "step": watched.index + 1,
             "measured_step": watched.index,
             "grad_norm": gradients,
-            "weight_norm": {name: self._norm("weight", name, told) for name in told[0]["weight"]},
-            "update_norm": {name: self._norm("update", name, told) for name in told[0]["update"]},
-            "zero_grad_row_fraction": {name: self._zero_rows(name, told) for name in told[0]["rows"]},
-            **_of_modules(told),
-            **_noise(told[0]["noise"], gradients),
-            "never_updated": [name for name in self.rows if name not in self.seen],
+            "weight_norm": {name: self._norm("weight", name, by_rank) for name in by_rank[0]["weight"]},
+            "update_norm": {name: self._norm("update", name, by_rank) for name in by_rank[0]["update"]},
+            "zero_grad_row_fraction": {name: self._zero_rows(name, by_rank) for name in by_rank[0]["rows"]},
+            **_of_modules(by_rank),
+            **_noise(by_rank[0]["noise"], gradients),
+            "never_updated": [name for name in self.rows if name not in self.updated],
         }
 
     def _own(self, watched: Watched, count: Tensor | float) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class Layers:
             (factor,) = factors.values() or (math.nan,)
             small_count, norm = (float(held) for held in watched.first)
             noise = [small_count, float(count), norm * factor / self.local_times]
-        modules = watched.activity.found
+        modules = watched.activity.by_module
         calls = {name: range(len(each.norms)) for name, each in modules.items()}
         sizes = _fetched({(name, nth): modules[name].norms[nth] for name in calls for nth in calls[name]})
         flat = _fetched({name: torch.stack(each.flat).sum() for name, each in modules.items() if each.flat})
@@ -187,26 +187,26 @@ class Layers:
             "first_replica": next((held.replica == 0 for held in self.rows.values() if held is not None), True),
         }
 
-    def _norm(self, what: str, name: str, told: Sequence[Mapping[str, Any]]) -> float:
+    def _norm(self, what: str, name: str, by_rank: Sequence[Mapping[str, Any]]) -> float:
         """Of the whole parameter."""
-        return math.hypot(*self._parts(what, name, told))
+        return math.hypot(*self._parts(what, name, by_rank))
 
-    def _zero_rows(self, name: str, told: Sequence[Mapping[str, Any]]) -> float:
-        used, rows = map(sum, zip(*self._parts("rows", name, told), strict=True))
+    def _zero_rows(self, name: str, by_rank: Sequence[Mapping[str, Any]]) -> float:
+        used, rows = map(sum, zip(*self._parts("rows", name, by_rank), strict=True))
         return 1.0 - used / rows if rows else 0.0
 
-    def _parts(self, what: str, name: str, told: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def _parts(self, what: str, name: str, by_rank: Sequence[Mapping[str, Any]]) -> list[Any]:
         """What was found of a parameter by the ranks that hold it together."""
-        holders = told[:1] if self.rows[name] is None else [own for own in told if own["first_replica"]]
+        holders = by_rank[:1] if self.rows[name] is None else [own for own in by_rank if own["first_replica"]]
         return [own[what][name] for own in holders if name in own[what]]
 
 
-def _of_modules(told: Sequence[Mapping[str, Any]]) -> Record:
-    held = {
-        name: [own["modules"][name] for own in told if name in own["modules"]]
-        for name in dict.fromkeys(name for own in told for name in own["modules"])
+def _of_modules(by_rank: Sequence[Mapping[str, Any]]) -> Record:
+    by_module = {
+        name: [own["modules"][name] for own in by_rank if name in own["modules"]]
+        for name in dict.fromkeys(name for own in by_rank for name in own["modules"])
     }
-    flat = {name: [own for own in owns if own["flat"] is not None] for name, owns in held.items()}
+    flat = {name: [own for own in owns if own["flat"] is not None] for name, owns in by_module.items()}
     return {
         "saturated_fraction": {
             name: sum(own["flat"] for own in owns) / sum(own["numbers"] for own in owns)
@@ -215,7 +215,7 @@ def _of_modules(told: Sequence[Mapping[str, Any]]) -> Record:
         },
         "activation_rms": {
             name: math.hypot(*(own["norm"] for own in owns)) / math.sqrt(max(1, sum(own["numbers"] for own in owns)))
-            for name, owns in held.items()
+            for name, owns in by_module.items()
         },
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from surefoot.optim.clipping import clear, gradient_norm, refuse_unused
 from surefoot.optim.skip_step import should_skip
 from surefoot.optim.trainable import Trainable
 from surefoot.seeding import fold, seed_generators
-from surefoot.tracking.record import refuse_own
+from surefoot.tracking.record import Phase, refuse_own
 from surefoot.train.batch_norm_buffers import BatchStatistics
 from surefoot.train.loss_accumulator import LossSum
 from surefoot.train.step_watch import UNWATCHED, Watch
@@ -35,7 +35,6 @@ if TYPE_CHECKING:  # what a step is handed
     from surefoot.train.precision import Precision
 
 Loss = Callable[[Any, Any], Any]
-Phase = Literal["training", "data_wait", "evaluating", "saving", "user"]
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,8 @@ class State:
     def model(self) -> nn.Module:
         """The only model; `ConfigError` if there are several."""
         if len(self.models) > 1:
-            cure = f"take one by name: state.models[{next(iter(self.models))!r}]"
-            raise ConfigError(f"state.model: this run has several models, {', '.join(self.models)}\n  {cure}")
+            names = ", ".join(self.models)
+            raise ConfigError(f"state.model of several models, {names}\n  take one by name: state.models['NAME']")
         return next(iter(self.models.values()))
 
     @property
@@ -84,23 +83,24 @@ class Step:
 
     index: int  # from 0; records count steps made
     micro_batches: Sequence[MicroBatch]
-    task: Task
+    _task: Task = field(repr=False)
     state: State
     loss: Tensor | None = None  # mean over everything counted in the global batch
     target_count: Tensor | float = 0
+    lr: float | None = None  # base learning rate, of the first optimizer that was updated
     grad_norm: Tensor | None = None  # of the whole gradient, of all optimizers together, before clipping
     grad_norms: dict[str, Tensor] = field(default_factory=dict)  # of each optimizer's
     clip_fractions: dict[str, Tensor | None] = field(default_factory=dict)  # how much of each was limited, 0 to 1
     skipped: Tensor | None = None  # 1.0 where the update was not applied, else 0.0
     metrics: dict[str, float] = field(default_factory=dict)  # filled where this step was evaluated
-    logged: dict[str, Any] = field(default_factory=dict)
-    pending: tuple[Tensor, Tensor | float] | None = None  # loss and nominal/total of the gradients not yet used
-    watch: Watch = UNWATCHED
+    _logged: dict[str, Any] = field(default_factory=dict, repr=False)
+    _pending: tuple[Tensor, Tensor | float] | None = field(default=None, repr=False)  # loss, factor of unused gradients
+    _watch: Watch = field(default=UNWATCHED, repr=False)
 
     def log(self, **values: Tensor | float | Mean) -> None:
         """Add values to the records, averaged over the log interval; a tensor waits on the device until then, as it is now."""
         refuse_own(values)
-        self.logged |= {name: as_logged(name, value) for name, value in values.items()}
+        self._logged |= {name: as_logged(name, value) for name, value in values.items()}
 
 
 class Duties(Protocol):
@@ -137,7 +137,7 @@ def steps(
     state.buffers.undo()
     while state.step < length and not duties.stopping:
         clock("data_wait")
-        step = Step(state.step, feed(state.step), task, state, watch=watch(state.step))
+        step = Step(state.step, feed(state.step), task, state, _watch=watch(state.step))
         clock("training")
         if opened:
             seed_generators(fold(task.key, step.index))  # what the body draws before its first pass, a resume draws too
@@ -179,12 +179,12 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     of its total divided once by its count. Each micro-batch draws its random numbers from (seed, step, its index): a second
     call in a step repeats them.
     """
-    task, state, ranks = step.task, step.state, step.task.ranks
+    task, state, ranks = step._task, step.state, step._task.ranks
     loss = loss or task.loss
     if loss is None:
         raise ConfigError("this run has no loss of its own: forward_backward(step, loss) needs one")
     sums = LossSum(ranks.nominal or sum(micro_batch.count for micro_batch in step.micro_batches) or 1)
-    scale, loss = task.precision.loss_scale, step.watch.over(loss, step.micro_batches)
+    scale, loss = task.precision.loss_scale, step._watch.over(loss, step.micro_batches)
     state.trainable.follow(in_step=True)
     for micro_batch in step.micro_batches:
         seed_generators(fold(task.key, step.index, micro_batch.index))
@@ -196,7 +196,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
             result = loss(task.forward, micro_batch.batch)
         part, further = sums.add(result, micro_batch.count)
         del result  # outputs beside the loss need not outlive the backward pass
-        add_each(step.logged, further)
+        add_each(step._logged, further)
         if last:
             ranks.begin_sum(sums.total, sums.plain if sums.counted is None else sums.counted)
         ranks.started(part, None if scale is None else scale.scale).backward()  # type: ignore[no-untyped-call]
@@ -206,7 +206,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     total, total_count = ranks.summed(total, sums.counted)
     factor = correction(sums.nominal, total_count, like=total)
     mean = total if total_count is None else total * factor
-    step.pending = (mean, factor)
+    step._pending = (mean, factor)
     if step.loss is None:
         step.loss, step.target_count = mean, sums.plain if total_count is None else total_count
     return mean
@@ -218,14 +218,14 @@ def update(step: Step, *names: str) -> None:
     A gradient or loss that is not finite leaves parameters, optimizer state, averages and buffers as they were, bit for bit;
     that is decided on the device, and so is the latch after `max_bad_steps` of them in a row.
     """
-    state, scale = step.state, step.task.precision.loss_scale
-    if step.pending is None:
+    state, scale = step.state, step._task.precision.loss_scale
+    if step._pending is None:
         raise ConfigError("update(step) without a gradient: call forward_backward(step) first")
-    (loss, factor), step.pending = step.pending, None
+    (loss, factor), step._pending = step._pending, None
     factor = factor if scale is None else factor / scale.scale
-    step.watch.before(names or state.optimizers, factor)
+    step._watch.before(names or state.optimizers, factor)
     skipped = reduce(torch.maximum, [_update_one(step, name, loss, factor) for name in names or state.optimizers])
-    step.watch.after(names or state.optimizers)
+    step._watch.after(names or state.optimizers)
     if scale is not None:  # once all gradients made under it are used
         scale.update(skipped > 0)
     step.grad_norm = reduce(torch.hypot, step.grad_norms.values())
@@ -235,7 +235,7 @@ def update(step: Step, *names: str) -> None:
 
 
 def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> Tensor:
-    task, trained, scale = step.task, step.state.optimizers[name], step.task.precision.loss_scale
+    task, trained, scale = step._task, step.state.optimizers[name], step._task.precision.loss_scale
     gradients = trained.gradients()
     step.grad_norms[name] = norm = task.ranks.whole_norm(gradient_norm(gradients, factor=factor))
     limit, factor_of_scale = task.settings.max_bad_steps, None if scale is None else scale.scale
@@ -243,6 +243,7 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     step.clip_fractions[name] = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
     momentum = None if task.momentum is None else task.momentum(step.index)
     trained.set_rate(task.factors(step.index) * step.state.lr_factor, momentum=momentum)
+    step.lr = trained.optimizer.param_groups[0]["lr"] if step.lr is None else step.lr
     trained.skip.apply(trained.optimizer, skipped)
     if name in step.state.ema_models:
         step.state.ema_models[name].update(1.0 - skipped)

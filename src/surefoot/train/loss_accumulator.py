@@ -35,15 +35,15 @@ class LossSum:
         What counts nothing adds nothing: its backward pass is made only to keep step with other ranks.
         """
         result, further, _ = loss_parts(result)
-        whole = scalar(result.total if isinstance(result, Mean) else result)
+        loss_total = scalar(result.total if isinstance(result, Mean) else result)
         if count == 0:
-            return whole, {}
+            return loss_total, {}
         if isinstance(result, Mean):
-            part = whole / self.nominal
+            part = loss_total / self.nominal
             self._counted = result.count if self._counted is None else self._counted + result.count
         else:
             share = count / self.nominal
-            part = whole if share == 1.0 else whole * share
+            part = loss_total if share == 1.0 else loss_total * share
             self.plain += count
         self.total = part.detach() if self.total is None else self.total + part.detach()
         return part, further

@@ -38,7 +38,7 @@ class Meter:
             else _mean(step.clip_fractions.values())
         )
         self.rows.append((step.index, step.loss, step.target_count, step.grad_norm, clipped, step.skipped))
-        self.logged.append((step.index, step.logged))
+        self.logged.append((step.index, step._logged))
 
     def read(self, *, first_steps: Sequence[int] = ()) -> tuple[dict[str, Any], list[int]]:
         """Wait for the device and average over the rows, for a record; also the steps not applied. Starts a new window.
@@ -75,7 +75,7 @@ class Meter:
         values |= {name: float(Mean(table[:, 1].sum(), table[:, 2].sum()).value) for name, table in logged.items()}
         return values, [int(index) for index in step[~applied]]
 
-    def saw(self, skipped: list[int], *, done: int) -> None:
+    def note_skipped(self, skipped: list[int], *, done: int) -> None:
         """Take notice of the skipped steps among those read, when `done` steps are made."""
         for step in skipped:
             self.skipped_in_a_row = (
@@ -91,11 +91,11 @@ class Meter:
         """
         if world.size == 1:
             return
-        told = world.gathered({name: table.tolist() for name, table in self.logged_table().items()})
-        found = [
-            (int(index), {name: Mean(*mean)}) for own in told for name, rows in own.items() for index, *mean in rows
+        by_rank = world.gathered({name: table.tolist() for name, table in self.logged_table().items()})
+        entries = [
+            (int(index), {name: Mean(*mean)}) for own in by_rank for name, rows in own.items() for index, *mean in rows
         ]
-        self.logged = sorted(found, key=lambda pair: pair[0]) if world.is_main else []
+        self.logged = sorted(entries, key=lambda pair: pair[0]) if world.is_main else []
 
     def table(self) -> Tensor:
         """The rows as float64 on the host: step, loss, count, norm, clipped, skipped (NaN where not measured)."""
@@ -109,14 +109,14 @@ class Meter:
 
     def logged_table(self) -> dict[str, Tensor]:
         """The user's values as float64 on the host: for each name rows of step, total, count."""
-        found: dict[str, list[tuple[float, Any, Any]]] = {}
+        rows_by_name: dict[str, list[tuple[float, Any, Any]]] = {}
         for index, values in self.logged:
             for name, value in values.items():
                 mean = value if isinstance(value, Mean) else Mean(value, 1)
-                found.setdefault(name, []).append((float(index), mean.total, mean.count))
+                rows_by_name.setdefault(name, []).append((float(index), mean.total, mean.count))
         return {
             name: torch.stack([_column(column) for column in zip(*rows, strict=True)], dim=1)
-            for name, rows in found.items()
+            for name, rows in rows_by_name.items()
         }
 
     def tensors(self) -> dict[str, Tensor]:
@@ -154,8 +154,8 @@ def _weighted(measured: NDArray[np.float64]) -> float:
 
 def _mean(values: Iterable[Tensor | None]) -> Tensor | None:
     """The mean over several optimizers, on the device; None where none of them has a limit."""
-    held = [value.float() for value in values if value is not None]
-    return torch.stack(held).mean() if held else None
+    fractions = [value.float() for value in values if value is not None]
+    return torch.stack(fractions).mean() if fractions else None
 
 
 def _column(values: Sequence[Tensor | float]) -> Tensor:

@@ -42,10 +42,10 @@ class Results:
         self.device, self.prefixed = device, isinstance(metrics, Mapping)
         self.functions: list[tuple[str, MetricFunction]] = []
         self.objects: list[tuple[str, Any]] = []  # of torchmetrics
-        self.whole: list[tuple[str, WholeSplitMetric]] = []
+        self.whole_split: list[tuple[str, WholeSplitMetric]] = []
         for name, metric in named_metrics(metrics):
             if isinstance(metric, WholeSplitMetric):
-                self.whole.append((name, metric))
+                self.whole_split.append((name, metric))
             elif is_torchmetric(metric):
                 self.objects.append((name, self._fresh(metric, shared=self.world is not None)))
             else:
@@ -58,7 +58,7 @@ class Results:
     def add(self, means: dict[str, Mean], pair: tuple[Any, Any] | None, *, is_padding: bool) -> None:
         """Count a batch: what its loss returned, and (outputs, targets)."""
         if pair is not None:
-            self.collected.append([_on_cpu(metric.per_batch(*pair)) for _, metric in self.whole])
+            self.collected.append([_on_cpu(metric.per_batch(*pair)) for _, metric in self.whole_split])
             self.padding.append(is_padding)
             self.only_pair = pair if len(self.padding) == 1 and self.world is not None else None
         if is_padding:
@@ -102,7 +102,7 @@ class Results:
         return Mean(value * samples, samples) if isinstance(value, int | float) else None
 
     def _of_whole_split(self) -> dict[str, Any]:
-        if not self.whole or (self.world is None and not self.collected):
+        if not self.whole_split or (self.world is None and not self.collected):
             return {}
         batches = self.collected
         if self.world is not None:
@@ -110,7 +110,7 @@ class Results:
 
         def computed() -> dict[str, Any]:
             values: dict[str, Any] = {}
-            for (name, metric), parts in zip(self.whole, zip(*batches, strict=True), strict=True):
+            for (name, metric), parts in zip(self.whole_split, zip(*batches, strict=True), strict=True):
                 own = by_name(metric.whole(*join_batches(parts)), name, prefixed=self.prefixed)
                 refuse_twice([*values, *own])
                 values |= own
@@ -211,7 +211,7 @@ class Messages:
         if isinstance(value, np.ndarray | np.generic):
             return {"array": _bytes(torch.from_numpy(np.array(value)))}
         if isinstance(value, dict):
-            return {"dict": [[self._taken_apart(key), self._taken_apart(held)] for key, held in value.items()]}
+            return {"dict": [[self._taken_apart(key), self._taken_apart(entry)] for key, entry in value.items()]}
         if is_dataclass(value) and not isinstance(value, type):
             parts = [getattr(value, field.name) for field in fields(value) if field.init]
         elif isinstance(value, list | tuple):
@@ -227,24 +227,24 @@ class Messages:
             self.classes[kind] = type(value)
         return {kind: [self._taken_apart(part) for part in parts]}
 
-    def _put_together(self, told: Any) -> Any:
-        if not isinstance(told, dict):
-            return told
-        ((kind, held),) = told.items()
+    def _put_together(self, message: Any) -> Any:
+        if not isinstance(message, dict):
+            return message
+        ((kind, payload),) = message.items()
         if kind in ("tensor", "array"):
-            tensor = load(base64.b64decode(held))["held"]
+            tensor = load(base64.b64decode(payload))["held"]
             return tensor if kind == "tensor" else tensor.numpy()
         if kind == "dict":
-            return {self._put_together(key): self._put_together(value) for key, value in held}
-        parts = [self._put_together(part) for part in held]
+            return {self._put_together(key): self._put_together(value) for key, value in payload}
+        parts = [self._put_together(part) for part in payload]
         if kind in ("list", "tuple"):
             return parts if kind == "list" else tuple(parts)
         if kind not in self.classes:
             raise ConfigError(f"another rank's outputs are of the class {kind}, and none was made here")
-        made = self.classes[kind]
-        if is_dataclass(made):
-            return made(**dict(zip([field.name for field in fields(made) if field.init], parts, strict=True)))
-        return made(*parts) if "_fields" in vars(made) else made(parts)  # of a named tuple each part is an argument
+        cls = self.classes[kind]
+        if is_dataclass(cls):
+            return cls(**dict(zip([field.name for field in fields(cls) if field.init], parts, strict=True)))
+        return cls(*parts) if "_fields" in vars(cls) else cls(parts)  # of a named tuple each part is an argument
 
 
 def _plain(value: Any) -> Any:

@@ -17,7 +17,7 @@ from surefoot.train.loop import State
 @interprets
 def load_weights(
     model: nn.Module,
-    found: Checkpoint,
+    checkpoint: Checkpoint,
     *,
     name: str = "model",
     device: str = "auto",
@@ -29,30 +29,31 @@ def load_weights(
     """
     if weights not in ("auto", "averaged", "trained"):
         raise ConfigError(f"weights = {weights!r}: auto, averaged or trained")
-    is_trained = weights == "trained" or (weights == "auto" and file_name("ema", name) not in found.files)
-    file = file_name("model" if is_trained else "ema", name)
-    if file not in found.files:
-        raise CheckpointError(f"step {found.step} holds no {file}; there are: {', '.join(sorted(found.files))}")
-    module_state.load_model(model, model_state(found, file, name), where=f"step {found.step}")()
+    is_trained = weights == "trained" or (weights == "auto" and file_name("ema", name) not in checkpoint.files)
+    file, where = file_name("model" if is_trained else "ema", name), f"step {checkpoint.step}"
+    if file not in checkpoint.files:
+        raise CheckpointError(f"{where} holds no {file}; there are: {', '.join(sorted(checkpoint.files))}")
+    module_state.load_model(model, model_state(checkpoint, file, name), where=where)()
     return model.to(device_called(device)).eval()
 
 
 @contextmanager
-def weights_of(state: State, found: Checkpoint) -> Iterator[None]:
+def weights_of(state: State, checkpoint: Checkpoint) -> Iterator[None]:
     """The models and their averages with the weights of a checkpoint of the same run; afterwards with their own again."""
     for name, average in state.ema_models.items():
         average.refresh(state.models[name])  # later than this it would be made of the weights that are lent
+    loaded_step = f"step {checkpoint.step}"
     own = [(kind, name, model, module_state.model_tensors(model)) for kind, name, model in models_of(state)]
     try:
         loaded = [
-            module_state.load_model(model, model_state(found, file_name(kind, name), name), where=f"step {found.step}")
+            module_state.load_model(model, model_state(checkpoint, file_name(kind, name), name), where=loaded_step)
             for kind, name, model, _ in own
         ]
         for check in loaded:
             check()
         yield
     finally:
-        where = f"step {state.step}, after step {found.step} was scored"
+        where = f"step {state.step}, after {loaded_step} was scored"
         for check in [module_state.copy_into(model, before, where=where, own_rows=True) for _, _, model, before in own]:
             check()
 
@@ -86,10 +87,10 @@ def models_of(state: State) -> list[tuple[str, str, nn.Module]]:
     return [(kind, *each) for kind, models in (("model", state.models), ("ema", averages)) for each in models.items()]
 
 
-def model_state(found: Checkpoint, file: str, name: str) -> module_state.ModelState:
+def model_state(checkpoint: Checkpoint, file: str, name: str) -> module_state.ModelState:
     """One model's tensors, aliases and extra state in a checkpoint."""
-    aliases, extra = found.saved.aliases.get(name, {}), found.saved.extra.get(file, {})
-    return module_state.ModelState(found.files[file], aliases, extra)
+    aliases, extra = checkpoint.saved.aliases.get(name, {}), checkpoint.saved.extra.get(file, {})
+    return module_state.ModelState(checkpoint.files[file], aliases, extra)
 
 
 def file_name(kind: str, name: str) -> str:

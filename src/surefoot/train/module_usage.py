@@ -38,14 +38,14 @@ class Watch:
         self.at_work: Counter[int] = Counter()
         self.is_single = len(models) == 1
         self.modules = {
-            id(part): ".".join(filter(None, [name, place]))
+            id(part): ".".join(filter(None, [name, path]))
             for name, model in models.items()
-            for place, part in model.named_modules()
+            for path, part in model.named_modules()
         }
         self.parameters = {
-            id(parameter): f"{name}.{place}"
+            id(parameter): f"{name}.{path}"
             for name, model in models.items()
-            for place, parameter in model.named_parameters()
+            for path, parameter in model.named_parameters()
         }
         self.gathered = {id(part): self.modules[id(part)] for part in gathered}
         # what a parameter is gathered with: the innermost that has it
@@ -67,7 +67,7 @@ class Watch:
     def over(self, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """The loss, watched from its call to its return."""
 
-        def watched_loss(given: Any, batch: Any) -> Any:
+        def watched_loss(models: Any, batch: Any) -> Any:
             with ExitStack() as stack:
                 stack.callback(register_module_forward_pre_hook(self._entered).remove)
                 if self.sharded:
@@ -76,38 +76,38 @@ class Watch:
                 self.running = True
                 stack.callback(self.at_work.clear)
                 stack.callback(setattr, self, "running", False)
-                return loss(given, batch)
+                return loss(models, batch)
 
         self.loss_code = watched_loss.__code__
         return watched_loss
 
     def problems(self) -> list[str]:
-        found = self.outside_problems() + [
+        errors = self.outside_problems() + [
             f"{weight} is used while {part} is not being called, and with that it would be gathered\n"
             f"  do not gather {part} by itself: name other blocks (--fsdp.blocks), or use --parallel ddp"
             for part, weight in list(self.displaced.items())[:1]
         ]
         if self.differentiated:
-            found.append(
+            errors.append(
                 "the loss takes gradients of gradients (torch.autograd.grad(..., create_graph=True)), for which FSDP\n"
                 "  does not gather weights once more\n  use --parallel ddp"
             )
-        if not found and not self.called:
+        if not errors and not self.called:
             which = "the model that it is" if self.is_single else "any of the models that it is"
-            found.append(
+            errors.append(
                 f"the loss never calls {which} given: no gradient would be added up over processes\n"
                 "  call it: def loss(model, batch): outputs = model(...)"
             )
-        return found
+        return errors
 
     def outside_problems(self) -> list[str]:
         if not self.outside:
             return []
         uses = [f"{what} in {where}" for where, what in self.outside.items()]
-        shown = [*uses[:_SHOWN], *([f"and {len(uses) - _SHOWN} more"] if len(uses) > _SHOWN else [])]
+        listed = [*uses[:_SHOWN], *([f"and {len(uses) - _SHOWN} more"] if len(uses) > _SHOWN else [])]
         lost = "its weights are not gathered" if self.sharded else "its gradients would not be added up"
         return [
-            f"the loss uses the model outside of its call, where {lost} over processes:\n  {'; '.join(shown)}"
+            f"the loss uses the model outside of its call, where {lost} over processes:\n  {'; '.join(listed)}"
             "\n  call the model that the loss is given, model(...), and compute all with parameters in its forward,\n"
             "  which may take what it needs: model(inputs, targets=targets)"
         ]
@@ -166,9 +166,9 @@ class _Uses(TorchFunctionMode):
         self.watch = watch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor) and made.requires_grad:
+        returned = func(*args, **(kwargs or {}))
+        if isinstance(returned, Tensor) and returned.requires_grad:
             for used in pytree.tree_leaves((args, kwargs)):
-                if id(used) in self.watch.parameters and made is not used:
+                if id(used) in self.watch.parameters and returned is not used:
                     self.watch.used(used)
-        return made
+        return returned

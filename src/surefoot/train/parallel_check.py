@@ -65,15 +65,15 @@ def check_first_pass(
     watch, passed = Watch(models, gathered=gathered), True
     try:
         unused = _passed(models, loss, micro_batch, precision, watch)
-        found = watch.problems() or ([_about_unused(unused)] if unused and not allow_unused else [])
+        errors = watch.problems() or ([_about_unused(unused)] if unused and not allow_unused else [])
     except ConfigError as refused:
-        found = watch.problems() or [str(refused)]
+        errors = watch.problems() or [str(refused)]
     except Exception:
-        found, passed = watch.outside_problems(), False
-    told: list[tuple[list[str], list[str] | None]] = world.gathered((found, watch.order if passed else None))
-    every = list(dict.fromkeys(problem for of_rank, _ in told for problem in of_rank))
-    if every or (every := _about_order([order for _, order in told])):
-        raise ConfigError("\n".join(every))
+        errors, passed = watch.outside_problems(), False
+    by_rank: list[tuple[list[str], list[str] | None]] = world.gathered((errors, watch.order if passed else None))
+    all_errors = list(dict.fromkeys(problem for of_rank, _ in by_rank for problem in of_rank))
+    if all_errors or (all_errors := _about_order([order for _, order in by_rank])):
+        raise ConfigError("\n".join(all_errors))
 
 
 def make_ready(
@@ -103,9 +103,9 @@ def _passed(
     watch: Watch,
 ) -> list[str]:
     """Names of the trained parameters that got no gradient."""
-    given = sole_or_all({name: Called(model, partial(watch.through, model)) for name, model in models.items()})
+    forward = sole_or_all({name: Called(model, partial(watch.through, model)) for name, model in models.items()})
     settings = TrainSettings(length="1 steps", batch_size=len(micro_batch.sample_ids))
-    task = Task(given, watch.over(loss), 0, precision, factors=lambda _: 1.0, settings=settings)
+    task = Task(forward, watch.over(loss), 0, precision, factors=lambda _: 1.0, settings=settings)
     used: set[Tensor] = set()
 
     def note(parameter: Tensor) -> None:
@@ -127,12 +127,12 @@ def _passed(
 
 def _about_order(orders: Sequence[Sequence[str] | None]) -> list[str]:
     """What ranks call that gather weights together must be the same; in words where it is not (None: a pass that failed)."""
-    (begun, reference), *others = [(rank, order) for rank, order in enumerate(orders) if order is not None] or [(0, ())]
+    (base, reference), *others = [(rank, order) for rank, order in enumerate(orders) if order is not None] or [(0, ())]
     for rank, order in others:
         for first, other in zip_longest(reference, order, fillvalue="nothing more"):
             if first != other:
                 return [
-                    f"rank {rank} calls {other} where rank {begun} calls {first}: FSDP gathers each block from all ranks at once,\n"
+                    f"rank {rank} calls {other} where rank {base} calls {first}: FSDP gathers each block from all ranks at once,\n"
                     "  so all must call the same ones in every pass (are some left out at random, or for some inputs?)\n"
                     "  name blocks that are always called (--fsdp.blocks), or try:\n"
                     "  --parallel ddp --ddp.find-unused-parameters True"
@@ -141,10 +141,10 @@ def _about_order(orders: Sequence[Sequence[str] | None]) -> list[str]:
 
 
 def _about_unused(names: Sequence[str]) -> str:
-    shown, several = ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN), len(names) != 1
+    listed, several = ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN), len(names) != 1
     return (
         f"{len(names)} parameter{'s' * several} get{'s' * (not several)} no gradient, and other processes would wait for"
-        f" {'them' if several else 'it'}: {shown}\n"
+        f" {'them' if several else 'it'}: {listed}\n"
         "  do not train what is not used: requires_grad_(False), or surefoot.optim.frozen(...) among the optimizer's rates;\n"
         "  or, where that changes from batch to batch, allow it: parallel=surefoot.ddp(find_unused_parameters=True)"
     )

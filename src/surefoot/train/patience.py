@@ -54,13 +54,13 @@ class ReduceLROnPlateau:
 
     def __post_init__(self) -> None:
         parsed(self.monitor)
-        ratio, least = self.min_lr_ratio, self.min_delta
+        ratio, min_delta = self.min_lr_ratio, self.min_delta
         needs = {
             f"patience = {self.patience}: how many evaluations to wait, 1 or more": self.patience >= 1,
             f"factor = {self.factor}: what the learning rate is multiplied by, between 0 and 1": 0 < self.factor < 1,
             f"min_lr_ratio = {ratio}: the lowest factor on the schedule, from 0 to below 1": 0 <= ratio < 1,
             f"cooldown = {self.cooldown}: how many evaluations, 0 or more": self.cooldown >= 0,
-            f"min_delta = {least}: a number from 0 on": 0 <= least < math.inf,
+            f"min_delta = {min_delta}: a number from 0 on": 0 <= min_delta < math.inf,
         }
         if problems := [f"plateau: {problem}" for problem, is_met in needs.items() if not is_met]:
             raise ConfigError("\n".join(problems))
@@ -165,11 +165,11 @@ def following(plateau: ReduceLROnPlateau, before: Standing, *, step: int, score:
     best = sign * math.inf if before.best is None else before.best
     improved = sign * (best - score) > plateau.min_delta  # never for infinity against infinity, which is NaN
     waited = 0 if improved or before.cooling else before.waited + 1
-    seen = replace(before, step=step, best=score if improved else before.best)
+    updated = replace(before, step=step, best=score if improved else before.best)
     if waited < plateau.patience:
-        return replace(seen, waited=waited, cooling=max(0, before.cooling - 1))
+        return replace(updated, waited=waited, cooling=max(0, before.cooling - 1))
     lowered = max(before.factor * plateau.factor, plateau.min_lr_ratio)
-    return replace(seen, waited=0, cooling=plateau.cooldown, factor=lowered)
+    return replace(updated, waited=0, cooling=plateau.cooldown, factor=lowered)
 
 
 @dataclass
@@ -179,7 +179,7 @@ class Feedback:
     plateau: ReduceLROnPlateau
     standing: Standing = Standing()
 
-    def saw(self, step: int, score: float) -> str | None:
+    def update(self, step: int, score: float) -> str | None:
         """Take notice of the score after `step` steps; what there is to tell of it, in one line."""
         before, plateau = self.standing, self.plateau
         self.standing = now = following(plateau, before, step=step, score=score)

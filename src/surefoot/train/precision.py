@@ -53,9 +53,9 @@ class LossScale:
         """Take notice of one step; `overflowed` is a boolean on the device. Waits for nothing."""
         grown = self.good_steps + 1 >= self.interval
         doubled = self.scale * 2.0  # not past float32: an infinite scale would never halve again
-        kept = torch.where(grown & torch.isfinite(doubled), doubled, self.scale)
+        unchanged = torch.where(grown & torch.isfinite(doubled), doubled, self.scale)
         self.good_steps = torch.where(overflowed | grown, 0, self.good_steps + 1)
-        self.scale = torch.where(overflowed, self.scale * 0.5, kept)
+        self.scale = torch.where(overflowed, self.scale * 0.5, unchanged)
 
 
 @dataclass
@@ -193,13 +193,13 @@ def _refuse_tf32(device: torch.device) -> None:
 
 
 def _refuse_fp8(device: torch.device) -> None:
-    found, capability = device.type, (0, 0)
-    if found == "cuda":
+    device_name, capability = device.type, (0, 0)
+    if device_name == "cuda":
         capability = torch.cuda.get_device_capability(device)
-        found = f"{torch.cuda.get_device_name(device)}, of {capability[0]}.{capability[1]}"
+        device_name = f"{torch.cuda.get_device_name(device)}, of {capability[0]}.{capability[1]}"
     if device.type != "meta" and capability < _FP8_FROM:
         raise ConfigError(
-            f"precision = fp8 needs a GPU of compute capability {_FP8_FROM[0]}.{_FP8_FROM[1]} or more, this device is {found}\n"
+            f"precision = fp8 needs a GPU of compute capability {_FP8_FROM[0]}.{_FP8_FROM[1]} or more, this device is {device_name}\n"
             "  try: --precision bf16"
         )
 

@@ -25,10 +25,10 @@ def differences(saved: Described, now: Described) -> list[str]:
 
 def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
     """Raise `CheckpointError` naming every setting in which a run differs from the saved one."""
-    if found := differences(saved, now):
+    if changes := differences(saved, now):
         raise CheckpointError(
-            f"cannot resume {where}: {found[0]}"
-            + "".join(f"\n  also {line}" for line in shortened(found[1:], 2))
+            f"cannot resume {where}: {changes[0]}"
+            + "".join(f"\n  also {line}" for line in shortened(changes[1:], 2))
             + "\n  with these settings it would be another run: choose another --run-dir, or start from its weights with --init-from"
         )
 
@@ -40,17 +40,17 @@ def has_same_samples(saved: Described, now: Described) -> bool:
 
 def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
     """Raise `CheckpointError` where the data are others, by type or hash: that alone is said first, then what goes with it."""
-    own = [{name: value for name, value in one["data"].items() if name != "plan"} for one in (saved, now)]
-    found = differences({"data": own[0]}, {"data": own[1]})
-    if not any(line.split()[0].endswith(_WHICH_DATA) for line in found):
+    own = [{name: value for name, value in identity["data"].items() if name != "plan"} for identity in (saved, now)]
+    changes = differences({"data": own[0]}, {"data": own[1]})
+    if not any(line.split()[0].endswith(_WHICH_DATA) for line in changes):
         return
-    with_it = [{name: one[name] for name in ("length", "seed", "identity")} for one in (saved, now)]
+    with_it = [{name: identity[name] for name in ("length", "seed", "identity")} for identity in (saved, now)]
     cure = "this would be another run: choose another --run-dir"
     if has_same_samples(saved, now):
         cure += "; to go on with these data all the same: --accept-change data"
     raise CheckpointError(
         f"cannot resume {where}: it was trained on another data set"
-        + "".join(f"\n  {line}" for line in shortened([*found, *differences(*with_it)], 3))
+        + "".join(f"\n  {line}" for line in shortened([*changes, *differences(*with_it)], 3))
         + f"\n  {cure}"
     )
 

@@ -56,27 +56,27 @@ class Evaluator:
         With a sharded model all ranks pass their batches in step; `predict` may call it as often as it likes, with whole weights.
         """
         forward, models = self._forward(), self.models().values()
-        found: dict[str, Any] = {}
+        metrics: dict[str, Any] = {}
         for name in names:
             split = self.splits[name]
             with nullcontext() if split.predict is None else self.ranks.whole(models):
                 batches = self.pipeline.split(split.data, batch_size=split.batch_size)
                 values = evaluate_batches(forward, batches, split, stop=stop, world=self.pipeline.world, **self._how())
             values |= {metric: function(values) for metric, function in split.derived.items()}
-            found |= {f"{name}/{metric}": value for metric, value in values.items()}
-        return found
+            metrics |= {f"{name}/{metric}": value for metric, value in values.items()}
+        return metrics
 
     def seconds(self, name: str, *, batches: int = 3) -> float:
         """About how long it takes to evaluate a split now, measured with a few of its batches."""
         split, forward = self.splits[name], self._forward()
-        took_s, seen = 0.0, 0
+        took_s, samples = 0.0, 0
         for batch in self.pipeline.split(split.data, batch_size=split.batch_size, max_batches=batches):
-            begun = perf_counter()
+            start_s = perf_counter()
             metric_by_batch(
                 forward, [batch], split, metric="loss", **self._how()
             )  # a part may be too little for other metrics
-            took_s, seen = took_s + perf_counter() - begun, seen + len(batch.sample_ids)
-        return took_s * sample_count(split.data) / max(1, seen)
+            took_s, samples = took_s + perf_counter() - start_s, samples + len(batch.sample_ids)
+        return took_s * sample_count(split.data) / max(1, samples)
 
     def training_samples(self, names: Sequence[str]) -> float:
         """How many samples of the training data hold as many values as these splits, by one sample of each; computes no pass."""

@@ -70,7 +70,7 @@ class StateCheck:
 
     def check_step(self, step: Step) -> None:
         """After each of the first two steps: look at what its updates changed; pass what a user's own steps have passed."""
-        step.watch, changed = self.inner, self.changed
+        step._watch, changed = self.inner, self.changed
         self.changed = {name for each in self.updates for name in changes(*each, exact=self.exact)}
         if step.index:
             refuse_unsaved(self.world.gathered(sorted(changed & self.changed)), when="in every update")
@@ -148,7 +148,7 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     pipeline, task, models, loss = parts.pipeline, parts.task, parts.state.models, parts.task.loss
     unknown: dict[str, None] = {}
     hashed = partial(hashes_of_samples, seed=pipeline.seed, gather=pipeline.collate is None, unknown=unknown)
-    found: dict[str, Any] = {
+    fingerprint: dict[str, Any] = {
         "machine": parts.machine(),
         "format": "bf16" if parts.parallel.gather_dtype == "bf16" else task.precision.name,
         "samples": hashed(pipeline.dataset),
@@ -169,18 +169,18 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     micro_batch = pipeline.beginning()
     if micro_batch is not None:
         with suppress(Exception):  # of the user's objects in it
-            found["micro_batch"] = {
+            fingerprint["micro_batch"] = {
                 "sha256": hash_of(micro_batch.batch, unknown),
                 "count": micro_batch.count,
                 "samples": len(micro_batch.sample_ids),
             }
     possible = at_beginning and has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
     if all(parts.world.gathered(possible)) and micro_batch is not None:
-        value, found["draws"] = first_loss(
+        value, fingerprint["draws"] = first_loss(
             models, micro_batch, task=task, user_state=parts.run_state.user_state.objects
         )
-        found |= {"loss": None if value is None else repr(value), "failed": value is None}
-    return dict(parts.world.from_main(found | {"not_looked_into": list(unknown)}))
+        fingerprint |= {"loss": None if value is None else repr(value), "failed": value is None}
+    return dict(parts.world.from_main(fingerprint | {"not_looked_into": list(unknown)}))
 
 
 def has_small_loss(parts: Components) -> bool:
@@ -206,18 +206,18 @@ def loss_contract(parts: Components) -> tuple[bool, str]:
     means = []
     state, user_state = parts.state, parts.run_state.user_state.objects
     with preserved(state.models, parts.task.loss, user_state, state.parameters) as put_back, parts.numerics():
-        for one, seed in ((batch, 0), (batch, 1), (halves[0], 0), (halves[1], 0)):
-            means.append(_mean(parts, one, seed))
+        for piece, seed in ((batch, 0), (batch, 1), (halves[0], 0), (halves[1], 0)):
+            means.append(_mean(parts, piece, seed))
             put_back()  # as in a step, of which each micro-batch begins with the same buffers
-    together, again, apart = (float(each.value) for each in (means[0], means[1], means[2] + means[3]))
+    together, repeated, halved = (float(each.value) for each in (means[0], means[1], means[2] + means[3]))
     tolerance = FORMATS[parts.run_state.precision.name].tolerance * max(1.0, abs(together))
-    if not math.isfinite(together) or abs(together - apart) <= tolerance:
-        return True, f"holds: {together:.6g} for a batch, {apart:.6g} for its halves together"
-    if abs(together - again) > tolerance:
+    if not math.isfinite(together) or abs(together - halved) <= tolerance:
+        return True, f"holds: {together:.6g} for a batch, {halved:.6g} for its halves together"
+    if abs(together - repeated) > tolerance:
         return True, "not checked: the loss draws random numbers in evaluation mode too"
     return False, (
         f"the loss of a batch is {together:.6g}, of its two halves together (counting {halves[0].count} and {halves[1].count})"
-        f" {apart:.6g}\n"
+        f" {halved:.6g}\n"
         "  the loss is a mean over something else than is counted: say over what, with Run(count_fn=lambda batch: ...),\n"
         "  or return surefoot.Mean(total, count); a loss that couples samples of a batch (a contrastive one) is another one in\n"
         "  every cut: leave micro_batch_size out, in one process (--micro-batch-size)"
@@ -239,14 +239,14 @@ def _mean(parts: Components, batch: MicroBatch, seed: int) -> Mean:
     return means[0]
 
 
-def _halves(whole: MicroBatch, parts: Components) -> list[MicroBatch] | None:
+def _halves(micro_batch: MicroBatch, parts: Components) -> list[MicroBatch] | None:
     """The same nest with half the rows of every tensor; None where something in it is no tensor of so many rows."""
-    size, count = len(whole.sample_ids), parts.pipeline.count or rows
-    leaves, nest = pytree.tree_flatten(whole.batch)
+    size, count = len(micro_batch.sample_ids), parts.pipeline.count or rows
+    leaves, nest = pytree.tree_flatten(micro_batch.batch)
     if size < 2 or any(not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != size for leaf in leaves):
         return None
     halves = []
     for half in (slice(0, size // 2), slice(size // 2, size)):
         batch = pytree.tree_unflatten([leaf[half] for leaf in leaves], nest)
-        halves.append(MicroBatch(batch, count(batch), 0, whole.sample_ids[half], whole.epochs[half]))
+        halves.append(MicroBatch(batch, count(batch), 0, micro_batch.sample_ids[half], micro_batch.epochs[half]))
     return halves

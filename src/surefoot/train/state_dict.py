@@ -32,12 +32,12 @@ class UserState:
     unclaimed: dict[str, Any] = field(default_factory=dict)
     is_complete: bool = False  # no object is added before the first step
 
-    def add(self, name: str, held: Any) -> None:
+    def add(self, name: str, stateful: Any) -> None:
         """Keep an object from now on; it is put back as it was saved, where it was."""
-        self.objects[name] = held
+        self.objects[name] = stateful
         if name in self.unclaimed:
-            restore_object(held, self.tensors, self.unclaimed.pop(name), name=name)
-        pack_state({name: held})  # what cannot be saved is refused here, not at the first save
+            restore_object(stateful, self.tensors, self.unclaimed.pop(name), name=name)
+        pack_state({name: stateful})  # what cannot be saved is refused here, not at the first save
 
     def refuse_unclaimed(self) -> None:
         """Raise `CheckpointError` where something saved was not asked for: it would be lost with the next checkpoint."""
@@ -59,35 +59,35 @@ class RunState:
     meter: Meter = field(default_factory=Meter)
     clock: Clock = field(default_factory=Clock)
     user_state: UserState = field(default_factory=UserState)
-    seen: set[str] = field(default_factory=set)  # parameters that have had a gradient in some watched step
+    updated_parameters: set[str] = field(default_factory=set)  # those that had a gradient in some watched step
 
 
-def packed(whole: RunState, *, main: bool = True, **facts: Any) -> Checkpoint:
+def packed(run_state: RunState, *, main: bool = True, **facts: Any) -> Checkpoint:
     """A copy of everything, on the host; waits for the device. `facts` are JSON that describes the run, not its state.
 
     Of several ranks each copies the rows that it holds and is to save, and the `main` one all that is the same on every rank.
     """
-    state = whole.state
+    state = run_state.state
     for name, average in state.ema_models.items():
         average.refresh(state.models[name])
     models = {
         file_name(kind, name): module_state.model_tensors(each, include_unsharded=main)
         for kind, name, each in models_of(state)
     }
-    held = {file: each.tensors for file, each in models.items()}
+    by_file = {file: each.tensors for file, each in models.items()}
     rows = {file: each.rows for file, each in models.items()}
     optimizer: dict[str, Any] = {}
     for name, trained in state.optimizers.items():
         file, names = file_name("optimizer", name), parameter_names(state.models[name])
-        held[file], optimizer[name], rows[file] = optimizer_tensors(trained.optimizer, names, include_unsharded=main)
-    files, pieces = _divided(held, rows)
+        by_file[file], optimizer[name], rows[file] = optimizer_tensors(trained.optimizer, names, include_unsharded=main)
+    files, pieces = _divided(by_file, rows)
     if not main:
         return Checkpoint(state.step, {}, pieces=pieces)
     groups = {name: group_numbers(trained.optimizer) for name, trained in state.optimizers.items()}
-    loose = {"precision": whole.precision.tensors(), "meter": whole.meter.tensors()}
+    loose = {"precision": run_state.precision.tensors(), "meter": run_state.meter.tensors()}
     loose["bad_in_a_row"] = {name: trained.bad_in_a_row for name, trained in state.optimizers.items()}
     loose |= {f"clipping/{name}": trained.clipping.remembered for name, trained in state.optimizers.items()}
-    loose["kept"], kept = pack_state(whole.user_state.objects)
+    loose["kept"], user_state = pack_state(run_state.user_state.objects)
     loose["optimizer"], optimizer = pack_state(optimizer)
     loose["groups"], numbers = pack_state(groups)
     files["state"] = {
@@ -104,62 +104,64 @@ def packed(whole: RunState, *, main: bool = True, **facts: Any) -> Checkpoint:
             name: [part for part, module in model.named_modules() if not module.training]
             for name, model in state.models.items()
         },
-        monitor=None if whole.watch is None else whole.watch.state(),
-        plateau=None if whole.feedback is None else whole.feedback.state(),
-        skipped_in_a_row=whole.meter.skipped_in_a_row,
-        clock=whole.clock.state(),
-        seen=sorted(whole.seen),
-        user_state=kept,
+        monitor=None if run_state.watch is None else run_state.watch.state(),
+        plateau=None if run_state.feedback is None else run_state.feedback.state(),
+        skipped_in_a_row=run_state.meter.skipped_in_a_row,
+        clock=run_state.clock.state(),
+        seen=sorted(run_state.updated_parameters),
+        user_state=user_state,
     )
     return Checkpoint(state.step, files, saved.to_json(), pieces=pieces)
 
 
 def _divided(
-    held: Mapping[str, Mapping[str, Tensor]], rows: Mapping[str, Mapping[str, Rows]]
+    by_file: Mapping[str, Mapping[str, Tensor]], rows: Mapping[str, Mapping[str, Rows]]
 ) -> tuple[dict[str, dict[str, Tensor]], Pieces | None]:
     """What every rank has, and this rank's rows of all else; none on a rank whose rows another one saves."""
-    lying = next((each for named in rows.values() for each in named.values()), None)
-    if lying is None or lying.group.size() == 1:
-        return {file: dict(tensors) for file, tensors in held.items()}, None
-    place, count = lying.group.rank(), lying.group.size()
+    first_rows = next((each for named in rows.values() for each in named.values()), None)
+    if first_rows is None or first_rows.group.size() == 1:
+        return {file: dict(tensors) for file, tensors in by_file.items()}, None
+    rank, count = first_rows.group.rank(), first_rows.group.size()
     for file, named in rows.items():
         for name, each in named.items():
-            if (each.start, each.stop) != bounds(each.shape[0], place, count):
+            if (each.start, each.stop) != bounds(each.shape[0], rank, count):
                 raise CheckpointError(
                     f"cannot save {file}: {name} lies over the ranks in another way than by equal rows\n"
                     "  each rank saves the rows that it holds of a parameter\n"
                     "  let the module's state_dict hold parameters as they are, or use parallel='ddp' (--parallel ddp)"
                 )
-    whole = {file: {name: each for name, each in held[file].items() if name not in rows[file]} for file in held}
-    if lying.replica > 0:
-        return whole, None
-    spread = {file: {name: held[file][name] for name in named} for file, named in rows.items()}
+    replicated = {
+        file: {name: each for name, each in by_file[file].items() if name not in rows[file]} for file in by_file
+    }
+    if first_rows.replica > 0:
+        return replicated, None
+    spread = {file: {name: by_file[file][name] for name in named} for file, named in rows.items()}
     shapes = {file: {name: each.shape for name, each in named.items()} for file, named in rows.items()}
-    return whole, Pieces(place, count, shapes, spread)
+    return replicated, Pieces(rank, count, shapes, spread)
 
 
 @interprets
-def restore(whole: RunState, found: Checkpoint, *, where: str, main: bool = True) -> None:
+def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bool = True) -> None:
     """Make everything what it was when `packed` was called, on any number of ranks; what does not fit raises `CheckpointError`."""
-    saved, state = found.saved, whole.state
-    wanted = {
+    saved, state = checkpoint.saved, run_state.state
+    expected = {
         file_name(kind, name)
-        for kind, held in (("model", state.models), ("optimizer", state.optimizers), ("ema", state.ema_models))
-        for name in held
+        for kind, each in (("model", state.models), ("optimizer", state.optimizers), ("ema", state.ema_models))
+        for name in each
     }
-    if wanted | {"state"} != set(found.files):
+    if expected | {"state"} != set(checkpoint.files):
         raise CheckpointError(
-            f"cannot resume {where}: it holds {', '.join(sorted(found.files))}, this run needs {', '.join(sorted(wanted))}"
+            f"cannot resume {where}: it holds {', '.join(sorted(checkpoint.files))}, this run needs {', '.join(sorted(expected))}"
         )
-    loose = found.tensors("state")
+    loose = checkpoint.tensors("state")
     state.trainable.load_state(saved.trainable, where=where)  # first: averages of what joins begin anew
-    checks = load_models(state, found, where=where)
+    checks = load_models(state, checkpoint, where=where)
     for name, model in state.models.items():
         for part, module in model.named_modules():
             module.training = part not in saved.eval_mode[name]
     for name, trained in state.optimizers.items():
         tensors, plain = (
-            found.files[file_name("optimizer", name)],
+            checkpoint.files[file_name("optimizer", name)],
             join_state(saved.optimizer[name], _under("optimizer/", loose)),
         )
         load_optimizer(trained.optimizer, tensors, plain, parameter_names(state.models[name]))
@@ -167,34 +169,34 @@ def restore(whole: RunState, found: Checkpoint, *, where: str, main: bool = True
         decided_on = trained.bad_in_a_row.device  # that of the weights, which may be kept on the CPU
         trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(decided_on)
         trained.clipping.remembered = {
-            key: held.to(decided_on) for key, held in _under(f"clipping/{name}/", loose).items()
+            key: each.to(decided_on) for key, each in _under(f"clipping/{name}/", loose).items()
         }
     for check in checks:
         check()
-    whole.precision.load_tensors(_under("precision/", loose))
-    whole.meter.load_tensors(_under("meter/", loose))
+    run_state.precision.load_tensors(_under("precision/", loose))
+    run_state.meter.load_tensors(_under("meter/", loose))
     if not main:  # what was logged on any rank is rank 0's from then on
-        whole.meter.logged = []
-    whole.meter.skipped_in_a_row = list(saved.skipped_in_a_row)
-    whole.clock.load_state(saved.clock)
-    whole.seen.clear()
-    whole.seen.update(saved.seen)
-    if whole.watch is not None:
-        whole.watch.load_state(saved.monitor)
-    if whole.feedback is not None:
-        whole.feedback.load_state(saved.plateau)
-        state.lr_factor = whole.feedback.standing.factor
-    whole.user_state.tensors, whole.user_state.unclaimed = _under("kept/", loose), dict(saved.user_state)
-    for name, held in list(whole.user_state.objects.items()):
-        whole.user_state.add(name, held)
-    state.step = found.step
+        run_state.meter.logged = []
+    run_state.meter.skipped_in_a_row = list(saved.skipped_in_a_row)
+    run_state.clock.load_state(saved.clock)
+    run_state.updated_parameters.clear()
+    run_state.updated_parameters.update(saved.seen)
+    if run_state.watch is not None:
+        run_state.watch.load_state(saved.monitor)
+    if run_state.feedback is not None:
+        run_state.feedback.load_state(saved.plateau)
+        state.lr_factor = run_state.feedback.standing.factor
+    run_state.user_state.tensors, run_state.user_state.unclaimed = _under("kept/", loose), dict(saved.user_state)
+    for name, each in list(run_state.user_state.objects.items()):
+        run_state.user_state.add(name, each)
+    state.step = checkpoint.step
 
 
-def restore_known(objects: Mapping[str, Any], found: Checkpoint) -> None:
+def restore_known(objects: Mapping[str, Any], checkpoint: Checkpoint) -> None:
     """Put back those of the user's objects that a checkpoint knows; `CheckpointError` if one does not take its state back."""
-    tensors = _under("kept/", found.tensors("state"))
-    for name in [name for name in objects if name in found.saved.user_state]:
-        restore_object(objects[name], tensors, found.saved.user_state[name], name=name)
+    tensors = _under("kept/", checkpoint.tensors("state"))
+    for name in [name for name in objects if name in checkpoint.saved.user_state]:
+        restore_object(objects[name], tensors, checkpoint.saved.user_state[name], name=name)
 
 
 def parameter_names(model: nn.Module) -> dict[Tensor, str]:
@@ -203,4 +205,4 @@ def parameter_names(model: nn.Module) -> dict[Tensor, str]:
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): held for name, held in tensors.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

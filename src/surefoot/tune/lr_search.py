@@ -119,7 +119,7 @@ def _base_rate(parts: RunComponents) -> float:
 
 
 def draw(test: LRRangeTest, directory: Path, *, title: str) -> list[Path]:
-    """Write find-lr.png and find-lr.svg into a directory; `ConfigError` where they cannot be as_text."""
+    """Write find-lr.png and find-lr.svg into a directory; `ConfigError` if they cannot be written."""
     return figures.draw([chart_of(test)], directory / "find-lr", title=title)
 
 

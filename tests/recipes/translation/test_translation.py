@@ -155,8 +155,8 @@ def test_the_scores_of_a_run_are_those_of_its_own_translations(folder: Path) -> 
     search = Search(tokenizer, tokenizer, beam_size=2, length_penalty=1.0)
     said = [translate(model, [one], search)[0] for one, _ in sentences]
     references = [other for _, other in sentences]
-    assert scores["validation/bleu"] == pytest.approx(corpus_bleu(said, [references], force=True).score, abs=1e-9)
-    assert scores["validation/chrf"] == pytest.approx(corpus_chrf(said, [references]).score, abs=1e-9)
+    assert scores["val/bleu"] == pytest.approx(corpus_bleu(said, [references], force=True).score, abs=1e-9)
+    assert scores["val/chrf"] == pytest.approx(corpus_chrf(said, [references]).score, abs=1e-9)
     nats = count = 0.0
     for one, other in sentences:
         target = torch.tensor([BEGIN, *tokenizer.encode(other).tolist(), END])
@@ -164,8 +164,8 @@ def test_the_scores_of_a_run_are_those_of_its_own_translations(folder: Path) -> 
             logits = model(torch.tensor([[*tokenizer.encode(one).tolist(), END]]), target[None, :-1])
         nats += float(F.cross_entropy(logits[0].double(), target[1:], reduction="sum"))
         count += len(target) - 1
-    assert scores["validation/loss"] == pytest.approx(nats / count, rel=1e-5)
-    assert scores["validation/perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-5)
+    assert scores["val/loss"] == pytest.approx(nats / count, rel=1e-5)
+    assert scores["val/perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-5)
 
 
 def test_translations_are_judged_by_the_tokenizer_that_their_language_needs() -> None:
@@ -199,8 +199,8 @@ def test_it_learns_to_translate(folder: Path) -> None:
     scores = trained(
         config(folder, length="200 steps", evaluate_every="200 steps", batch_size=32, **changes)
     ).evaluate()
-    assert scores["validation/exact"] > 0.25  # by guessing less than one in a hundred
-    assert scores["validation/accuracy"] > 0.8
+    assert scores["val/exact"] > 0.25  # by guessing less than one in a hundred
+    assert scores["val/accuracy"] > 0.8
 
 
 # --- law 5 ---------------------------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_pairs_that_are_too_long_are_told_once_and_all_are_scored(
     said = capsys.readouterr().err
     assert said.startswith("note: ")
     assert "of 1,000 pairs to train on are longer than 4 and 128 tokens" in said
-    assert len(run.parts.evaluator.splits["validation"].data) == 40
+    assert len(run.parts.evaluator.splits["val"].data) == 40
 
 
 def test_a_pair_of_a_validation_file_that_the_model_cannot_take_is_named_by_its_line(folder: Path) -> None:
@@ -319,9 +319,9 @@ def test_a_long_pair_held_out_of_the_training_file_is_neither_trained_on_nor_sco
     run = translation.build(config(folder, **SHORT, **{"data.path": str(folder / "own.tsv"), "data.val_fraction": 0.1}))
     said = capsys.readouterr().err
     assert "held out are longer than the model's context of 32 tokens (model.context) and not scored" in said
-    splits = [len(made.parts.evaluator.splits["validation"].data) for made in (before, run)]
+    splits = [len(made.parts.evaluator.splits["val"].data) for made in (before, run)]
     assert splits[0] == splits[1]
-    assert run.evaluate()["validation/bleu"] >= 0  # as many translations as references
+    assert run.evaluate()["val/bleu"] >= 0  # as many translations as references
 
 
 SHORT = {"model.context": 32, "data.max_source_tokens": 32, "data.max_target_tokens": 32}
@@ -415,8 +415,8 @@ def test_a_checkpoint_is_the_best_by_what_was_asked_for(folder: Path) -> None:
     }
     assert watched["bleu"] is not None
     assert watched["loss"] is not None
-    assert (watched["bleu"].direction, watched["bleu"].score) == ("max", "validation/bleu")
-    assert (watched["loss"].direction, watched["loss"].score) == ("min", "validation/loss")
+    assert (watched["bleu"].direction, watched["bleu"].score) == ("max", "val/bleu")
+    assert (watched["loss"].direction, watched["loss"].score) == ("min", "val/loss")
 
 
 def test_phrases_are_what_there_is_without_a_path() -> None:

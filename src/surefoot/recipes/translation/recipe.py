@@ -73,8 +73,8 @@ def build(config: Config) -> "sf.Run":
         source, target = corpus.source.decode(source_BS[0].tolist()), corpus.target.decode(target_BT[0].tolist())
         return f"{first_lines(source)}\n  -> {first_lines(target)}"
 
-    best = "max validation/bleu" if config.best == "bleu" else "min validation/loss"
-    splits = {"validation": split(scored, while_training, at_end=False)}
+    best = "max val/bleu" if config.best == "bleu" else "min val/loss"
+    splits = {"val": split(scored, while_training, at_end=False)}
     if corpus.test is not None:
         splits["test"] = split(corpus.test, at_end, at_end=True)
     return sf.Run(
