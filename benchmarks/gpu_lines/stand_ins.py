@@ -177,7 +177,7 @@ def _text(text: str) -> str:
 class NoCurves:
     """A sink in the place of TensorBoard's that writes nothing."""
 
-    def __init__(self, directory: Path, *, from_step: int) -> None: ...
+    def __init__(self, directory: Path, *, from_step: int, unit: str) -> None: ...
 
     @property
     def appended(self) -> NoCurves:

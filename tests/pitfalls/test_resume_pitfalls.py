@@ -504,7 +504,7 @@ def test_where_a_run_began_from_may_be_left_out_or_named_otherwise(
     for name, again in (("a", "first"), ("b", str(tmp_path / "first")), ("c", None)):
         build(name, init_from="first", stop_after="3 steps").train()
         build(name, init_from=again).train()
-    with pytest.raises(sf.CheckpointError, match="init was"):
+    with pytest.raises(sf.CheckpointError, match="init_from was"):
         build("a", init_from="b").train()
 
 
