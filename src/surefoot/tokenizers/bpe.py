@@ -159,7 +159,7 @@ class BPETokenizer:
 
 
 def from_json(text: str) -> Tokenizer:
-    """The tokenizer that some tokenizer's `to_json` parse_description.
+    """The tokenizer that some tokenizer's `to_json` described.
 
     >>> from_json(CharacterTokenizer("xy").to_json()).encode("yx").tolist()
     [1, 0]

@@ -35,7 +35,7 @@ class Screen(Sink, Protocol):
 
 
 @dataclass(eq=False)
-class Writer:
+class TextWriter:
     """Text on a stream (default: standard output, looked up when it is written), for as long as it takes any."""
 
     stream: TextIO | None
@@ -79,7 +79,7 @@ class Console:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.length, self.unit, self.every_record, self.now = length, unit, every_record, now
-        self.writer = Writer(stream)
+        self.writer = TextWriter(stream)
         self.printed_at: float | None = None
         self.latest: Record | None = None  # of training, newer than what was printed
         self.epoch: Record | None = None  # that is over, with no line yet

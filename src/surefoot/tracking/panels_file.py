@@ -111,7 +111,7 @@ def build_panels(
 
 
 def read_panels(run: Path | str) -> Panels | None:
-    """The panels of a run's directory; None without a file. `DataError` for a file that surefoot has not panel_to_dict."""
+    """The panels of a run's directory; None without a file. `DataError` for a file that surefoot did not write."""
     path = local_path(run, setting="run") / FILE
     try:
         with open_regular(path) as file:
