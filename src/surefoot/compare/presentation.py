@@ -89,8 +89,11 @@ def _title(comparison: Comparison) -> str:
 
 
 def _below(comparison: Comparison) -> list[str]:
-    messages = (f"{in_line(row.label)}: {in_line(row.said)}" for row in comparison.rows if row.said)
-    return [*messages, *comparison.notes, *_best_settings(comparison)]
+    return [
+        *(f"{in_line(row.label)}: {in_line(row.said)}" for row in comparison.rows if row.said),
+        *comparison.notes,
+        *_best_settings(comparison),
+    ]
 
 
 def _cells(comparison: Comparison) -> list[list[str]]:
