@@ -188,7 +188,7 @@ def test_choosing_leaves_no_trace(table: Table) -> None:
     assert random.getstate() == drawn[0]
     assert np.random.get_state()[1].tolist() == drawn[1]  # type: ignore[index, union-attr]
     assert torch.equal(torch.get_rng_state(), drawn[2])
-    assert auto_precision.settle_choices(run.parts) == auto_precision.Chosen()  # settled
+    assert auto_precision.settle_choices(run.parts) == auto_precision.AutoChoices()  # settled
 
 
 def test_data_that_cannot_be_read_fail_in_the_first_step_where_it_is_explained(tmp_path: Path, table: Table) -> None:

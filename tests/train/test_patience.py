@@ -188,13 +188,13 @@ def test_a_loop_of_ones_own_has_the_same_rates(tmp_path: Path) -> None:
 
 
 def test_the_rate_of_a_step_is_that_of_its_record_whenever_it_is_read(tmp_path: Path) -> None:
-    """Before its update, after an evaluation that lowers the rate, and when the run is over."""
+    """After its update, after an evaluation that lowers the rate, and when the run is over."""
     with (own := build(tmp_path / "own", schedule=sf.schedules.cosine())):
         for step in own.steps():
-            read = step.lr
+            assert step.lr is None
             sf.forward_backward(step)
             sf.update(step)
-            assert step.lr == read
+            assert step.lr == own.state.optimizers["model"].optimizer.param_groups[0]["lr"]
     with (run := build(tmp_path / "run", schedule=sf.schedules.cosine())):
         steps = [(step, step.lr) for step in run]
     recorded = [rate for _, rate in sorted(written(tmp_path / "run", "train", "lr"))]

@@ -1,4 +1,4 @@
-"""Checkpoints: what one is on disk, which exist, and how a run becomes one and comes back from it."""
+"""Checkpoints: the format on disk, the store, and the way from a run to a checkpoint and back."""
 
 import lazy_loader
 

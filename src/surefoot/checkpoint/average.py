@@ -1,4 +1,4 @@
-"""The mean of the weights of several checkpoints, often a little better than any of them.
+"""The mean of the weights of several checkpoints, which often scores slightly better than each of them.
 
 Vaswani et al. 2017, section 6.1: the last 5 or 20 checkpoints of a run (https://arxiv.org/abs/1706.03762).
 """
@@ -16,11 +16,11 @@ from surefoot.errors import CheckpointError
 
 
 def average_weights(store: Store, count: int) -> Checkpoint:
-    """The newest checkpoint with the mean weights of the `count` newest ones, step 0 not among them.
+    """Return the newest checkpoint with the mean weights of the `count` newest checkpoints, not counting step 0.
 
-    Averaged are models and their moving averages, summed in float64; whole numbers, state of a module's own
-    (`get_extra_state`) and all else are the newest one's: it is for scoring, and not for going on. Raises `CheckpointError` if
-    there are fewer, one is damaged, or they are not of one model, or differ in codes of 8 bits (quantised weights).
+    Averages models and their moving averages, summed in float64. Integer tensors, extra state (`get_extra_state`) and
+    everything else come from the newest checkpoint. The result is for scoring, not for resuming. Raises `CheckpointError` for
+    fewer checkpoints, damage, different models or different 8-bit codes (quantized weights).
 
     >>> import tempfile, torch
     >>> store = Store(tempfile.mkdtemp())
@@ -57,7 +57,7 @@ def average_weights(store: Store, count: int) -> Checkpoint:
 
 
 def last_steps(store: Store, count: int) -> list[int]:
-    """The steps of the `count` newest checkpoints, step 0 not among them; fewer where there are fewer."""
+    """Return the steps of the `count` newest checkpoints, not counting step 0; fewer steps if fewer checkpoints exist."""
     return [step for step in store.steps() if step > 0][-count:]
 
 

@@ -1,4 +1,4 @@
-"""Every operation on files that saving or reading a checkpoint performs, one method each, so that a test can let it fail."""
+"""The file operations that save or read a checkpoint. Each operation is one method, so that a test can make it fail."""
 
 import os
 import shutil
@@ -8,31 +8,31 @@ from pathlib import Path
 
 
 class Disk:
-    """The real file system; a method fails with `OSError`. Only what is flushed is safe from a power cut.
+    """The real file system. Each method raises `OSError` on failure. Only flushed data survive a power cut.
 
-    Windows cannot flush a directory: there a power cut (not a kill) may take back the newest checkpoint.
+    Windows cannot flush a directory: on Windows a power cut (not a kill) may remove the newest checkpoint.
     """
 
-    make_directory = staticmethod(os.mkdir)  # make one directory, which must not exist yet, in one that does
-    close = staticmethod(os.close)  # give the handle back, also where this fails
-    rename = staticmethod(os.rename)  # on the same file system, at once or not at all
+    make_directory = staticmethod(os.mkdir)  # make one new directory in an existing directory
+    close = staticmethod(os.close)  # release the handle, even if closing fails
+    rename = staticmethod(os.rename)  # rename atomically within one file system
     remove = staticmethod(os.remove)  # remove a file
     remove_directory = staticmethod(os.rmdir)  # remove an empty directory
-    is_directory = staticmethod(os.path.isdir)  # whether there is a directory of this name
-    is_link = staticmethod(os.path.islink)  # whether there is a link of this name, wherever it leads
-    names = staticmethod(os.listdir)  # what lies in a directory
+    is_directory = staticmethod(os.path.isdir)  # return True if the path is a directory
+    is_link = staticmethod(os.path.islink)  # return True if the path is a link, valid or not
+    names = staticmethod(os.listdir)  # list the names in a directory
 
     def create(self, path: Path) -> int:
-        """Make a file, which must not exist yet, and return a handle to it."""
+        """Create a file that does not exist yet, and return a handle to the file."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
 
     def append(self, handle: int, data: memoryview) -> None:
-        """Write all of `data` at the end."""
+        """Append all of `data` to the file."""
         while data:
-            data = data[os.write(handle, data) :]  # a full disk or a signal can cut a write short
+            data = data[os.write(handle, data) :]  # a full disk or a signal can interrupt a write
 
     def flush(self, handle: int) -> None:
-        """Return when the file's bytes are on the medium. That its name is there needs `flush_directory`."""
+        """Flush the bytes of a file to the disk. The name of the file is flushed by `flush_directory`."""
         if sys.platform == "darwin":
             import fcntl
 
@@ -41,7 +41,7 @@ class Disk:
             os.fsync(handle)
 
     def flush_directory(self, path: Path) -> None:
-        """Return when the names in a directory are on the medium: files made in it, renamed and removed."""
+        """Flush the names in a directory to the disk, after files were created, renamed or removed."""
         if sys.platform != "win32":
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -50,19 +50,19 @@ class Disk:
                 os.close(handle)
 
     def size(self, path: Path) -> int:
-        """Length in bytes of a regular file; anything else under that name (a pipe, say) is an `OSError`."""
+        """Return the length of a regular file in bytes; raise `OSError` for anything else, such as a pipe."""
         if not stat.S_ISREG((status := os.stat(path)).st_mode):
             raise OSError("not a regular file")
         return status.st_size
 
     def read(self, path: Path, *, start: int, length: int) -> bytes:
-        """At most `length` bytes from `start` on; fewer only where the file ends."""
+        """Return at most `length` bytes from position `start`; fewer bytes only at the end of the file."""
         with open(path, "rb") as file:
             file.seek(start)
             return file.read(length)
 
     def free_bytes(self, path: Path) -> int:
-        """Room left for this user on the file system of a directory."""
+        """Return the free bytes for this user on the file system of a directory."""
         return shutil.disk_usage(path).free
 
 

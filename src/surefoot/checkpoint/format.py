@@ -1,11 +1,11 @@
-"""What one checkpoint is on disk: a directory of safetensors and JSON, and a manifest that proves the rest.
+"""The format of one checkpoint: a directory of safetensors and JSON files, and a manifest with their hashes.
 
     model.safetensors, ...   named tensors, one file for each entry of `Checkpoint.files`
-    model.00001-of-00002.safetensors, ...   in the place of one, where tensors lie over ranks (`manifest.py`)
+    model.00001-of-00002.safetensors, ...   instead of one file, if tensors are sharded over ranks (`manifest.py`)
     state.json               everything that is not a tensor
-    manifest.json            written last: the step, and length and SHA-256 of all files (`manifest.py`)
+    manifest.json            written last: the step, and the length and SHA-256 of each file (`manifest.py`)
 
-No byte of it is ever executed: there is no pickle here. `reader.py` reads and checks it.
+The format has no pickle, so reading executes no code from a checkpoint. `reader.py` reads and checks the files.
 """
 
 import json
@@ -27,18 +27,18 @@ from surefoot.checkpoint.state_json import SavedState, typed_state
 from surefoot.checkpoint.tensor_file import NAMES, Stored, file_of
 from surefoot.errors import CheckpointError, first_line
 
-Entries = dict[str, tuple[int, str]]  # length and SHA-256 by file
-SHARDED = "sharded"  # in state.json, where there are pieces
-_HASHED_AT_ONCE = 1 << 18  # bytes, hashed in a fifth of a millisecond: what a thread costs to start
+Entries = dict[str, tuple[int, str]]  # length and SHA-256 of each file
+SHARDED = "sharded"  # key in state.json if tensors are sharded
+_HASHED_AT_ONCE = 1 << 18  # bytes; hashing them takes 0.2 ms, as long as starting a thread
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after `step` updates: named tensors by file ("model", "optimizer", ...), and JSON.
+    """The state of a run after `step` updates: JSON, and named tensors for each file ("model", "optimizer", ...).
 
-    `log` is the length in bytes and the SHA-256 of metrics.jsonl at this step. Tensors to be written must be on the host,
-    contiguous, share no memory, and not change until they are; `pieces` are this rank's rows of those that lie over several.
-    Tensors that were read are whole, in memory or still on disk.
+    `log` is the length in bytes and the SHA-256 of metrics.jsonl at this step. Tensors to write must be contiguous on the
+    host, share no memory, and not change before the write ends. `pieces` holds this rank's rows of sharded tensors. Tensors
+    read from disk are complete, in memory or still on disk.
 
     >>> import torch
     >>> Checkpoint(step=3, files={"model": {"weight": torch.ones(2)}}).step
@@ -50,11 +50,11 @@ class Checkpoint:
     state: Mapping[str, Any] = field(default_factory=dict)
     log: tuple[int, str] | None = None
     pieces: Pieces | None = None
-    directory: Path | None = field(default=None, compare=False)  # where it was read
+    directory: Path | None = field(default=None, compare=False)  # the directory that the checkpoint was read from
 
     @cached_property
     def saved(self) -> SavedState:
-        """The state of a run, typed; `CheckpointError` if it lacks a part: one of another version of surefoot, perhaps."""
+        """The state of a run as a typed dict. Raises `CheckpointError` if a part is missing, perhaps after another version of surefoot."""
         try:
             return typed_state(self.state)
         except ValueError as problem:
@@ -63,13 +63,13 @@ class Checkpoint:
             ) from problem
 
     def tensors(self, file: str) -> dict[str, Tensor]:
-        """All tensors of a file, in memory."""
+        """Return all tensors of a file, loaded into memory."""
         return {name: each.load() if isinstance(each, Stored) else each for name, each in self.files[file].items()}
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A checkpoint that is not what was saved, and what is wrong with it; as text, one line for the user."""
+    """A checkpoint that differs from the saved one, and the problem found in it. Its text is one line for the user."""
 
     path: Path
     problem: str
@@ -79,7 +79,7 @@ class Damage:
 
 
 class DamageError(CheckpointError):
-    """A checkpoint that cannot be used; `damage` says which and why."""
+    """A checkpoint that cannot be used. `damage` holds the checkpoint and the reason."""
 
     def __init__(self, path: Path, problem: str) -> None:
         self.damage = Damage(path, problem)
@@ -90,19 +90,19 @@ class Others(Protocol):
     """The other ranks that write pieces of the same checkpoint."""
 
     def begin(self) -> None:
-        """Let them write; the directory is there now."""
+        """Let the other ranks write: the directory exists now."""
 
     def entries(self) -> Entries:
-        """Wait for all of them; what they have written. `CheckpointError` where one could not."""
+        """Wait for all ranks, and return their files. Raises `CheckpointError` if a rank failed."""
 
     def abandon(self) -> None:
-        """Return when none of them writes any more, since nothing comes of this one."""
+        """Return after all ranks have stopped writing this checkpoint, which is given up."""
 
 
 def write(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK, others: Others | None = None) -> None:
-    """Write a checkpoint into a new directory and flush it; until the manifest is there, it is none.
+    """Write a checkpoint into a new directory and flush it. Without a manifest the directory is not a checkpoint.
 
-    Raises `CheckpointError` for what cannot be written as it is (a tuple or a NaN in `state`), `OSError` for a failing disk.
+    Raises `CheckpointError` for values without a saved form (a tuple or a NaN in `state`), and `OSError` if the disk fails.
     """
     pieces = checkpoint.pieces
     state = _state_bytes(checkpoint.state if pieces is None else {**checkpoint.state, SHARDED: as_json(pieces)})
@@ -123,7 +123,7 @@ def write(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK, others:
 
 
 def write_tensors(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK) -> Entries:
-    """Write the files of tensors that are this rank's into a directory, flushed each; their lengths and hashes."""
+    """Write and flush the tensor files of this rank in a directory, and return their lengths and hashes."""
     pieces = checkpoint.pieces
     mine, entries = {} if pieces is None else pieces.files, Entries()
     for name in dict.fromkeys([*checkpoint.files, *mine]):
@@ -136,16 +136,16 @@ def write_tensors(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK)
 
 
 def size_bytes(checkpoint: Checkpoint) -> int:
-    """What a checkpoint takes on disk, rounded up: tensors, their headers, a megabyte for the rest; of all ranks."""
+    """Return the size of a checkpoint on disk over all ranks, rounded up: tensors, headers, and 1 MiB for other files."""
     files = [*checkpoint.files.values()]
-    if checkpoint.pieces is not None:  # the first rank's rows are never fewer than another's
+    if checkpoint.pieces is not None:  # no rank holds more rows than the first rank
         files += checkpoint.pieces.count * [*checkpoint.pieces.files.values()]
     named = [named for tensors in files for named in tensors.items()]
     return sum(math.prod(each.shape) * each.dtype.itemsize + 256 + 6 * len(name) for name, each in named) + (1 << 20)
 
 
 def _write_file(data: Sequence[memoryview], path: Path, *, disk: Disk) -> tuple[int, str]:
-    """Write a file and flush it; its length and its hash, which is computed meanwhile."""
+    """Write and flush a file, and return its length and its hash, which is computed during the write."""
 
     def hash_of_all() -> str:
         digest = sha256()
@@ -157,11 +157,11 @@ def _write_file(data: Sequence[memoryview], path: Path, *, disk: Disk) -> tuple[
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="surefoot-hash") as beside:
             hashed = None
-            with suppress(RuntimeError):  # no more threads allowed, or the interpreter is about to end
+            with suppress(RuntimeError):  # the thread limit is reached, or the interpreter is about to exit
                 hashed = beside.submit(hash_of_all) if sum(map(len, data)) > _HASHED_AT_ONCE else None
             for stretch in data:
                 disk.append(handle, stretch)
-            # On the handle that wrote: one opened later is not surely told of an error while writing back.
+            # Flush the writing handle: a handle opened later may miss an error of the write-back.
             disk.flush(handle)
             entry = sum(map(len, data)), hash_of_all() if hashed is None else hashed.result()
     except BaseException:
@@ -193,7 +193,7 @@ def _state_bytes(state: Mapping[str, Any]) -> bytes:
 
 
 def _check_json(value: Any, where: str) -> None:
-    """Refuse what JSON would give back changed: a tuple as a list, the key 1 as "1", NaN not at all."""
+    """Raise for values that change in JSON: a tuple becomes a list, the key 1 becomes "1", and NaN has no form."""
     if isinstance(value, dict):
         for key, entry in value.items():
             if not isinstance(key, str):
@@ -211,5 +211,5 @@ def _check_json(value: Any, where: str) -> None:
 
 
 def reason_of(problem: BaseException) -> str:
-    """What an exception says in its first line, or else its kind."""
+    """Return the first line of an exception's message, or else its type name."""
     return first_line(problem).strip() or type(problem).__name__

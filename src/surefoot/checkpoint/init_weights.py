@@ -1,4 +1,4 @@
-"""Weights to start from, which need not fit whole: what was loaded, renamed, skipped and new is told in a table."""
+"""Initial weights that may fit only in part. A table lists the loaded, renamed, skipped and new tensors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,26 +18,26 @@ from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
 
-_WRAPPERS = ("module.", "_orig_mod.", "model.")  # DDP, torch.compile, trainers that hold the model as an attribute
-_NAMES = 3  # shown of each kind
+_WRAPPERS = ("module.", "_orig_mod.", "model.")  # DDP, torch.compile, and trainers with a model attribute
+_NAMES = 3  # names printed for each group of the table
 
 
 def load_initial_weights(models: Mapping[str, nn.Module], path: Path, *, world: World) -> str:
-    """Copy every tensor of `path` that fits by name and shape; return a table of those that did and those that did not.
+    """Copy every tensor of `path` that matches by name and shape; return a table of matches and mismatches. Collective.
 
-    `path` is a .safetensors file, a directory of such with their index, a checkpoint's directory, or a run's (its newest
-    intact checkpoint). Of several models each takes its own from a checkpoint, and what fits by name from a file. GPT-2's
-    weights as transformers names them must fit a `GPT` whole. Raises `CheckpointError` if nothing can be read or fits. Collective.
+    `path` is a .safetensors file, a directory of such files with an index, a checkpoint's directory, or a run directory
+    (newest intact checkpoint). Several models take their own tensors from a checkpoint, or those with matching names from a
+    file. GPT-2 weights of transformers must fit a `GPT` completely. Raises `CheckpointError` if nothing is readable or matches.
     """
     sources, source = _sources(path, models, world)
     rows: dict[str, list[tuple[str, Tensor | Stored]]] = {"loaded": [], "renamed": [], "skipped": [], "new": []}
     filled: dict[int, tuple[str, Tensor | Stored]] = {}
-    states = {name: live_state(model)[0] for name, model in models.items()}  # kept: `filled` knows tensors by their ids
+    states = {name: live_state(model)[0] for name, model in models.items()}  # `filled` holds ids: keep them alive
     for name, model in models.items():
         live, fitting = states[name], dict[str, Tensor | Stored]()
         for saved_name, tensor in sources.get(name, {}).items():
             own = _own_name(saved_name, live)
-            if own is None or own.startswith("extra/"):  # state of a module that is not one tensor
+            if own is None or own.startswith("extra/"):  # module state that is not a single tensor
                 rows["skipped"].append((f"{saved_name} (not in this model)", tensor))
             elif live[own].shape != tensor.shape and not own.endswith(EXTRA):
                 rows["skipped"].append((f"{saved_name} ({list(tensor.shape)}, here {list(live[own].shape)})", tensor))
@@ -63,7 +63,7 @@ def _equal(first: Tensor | Stored, second: Tensor | Stored) -> bool:
 
 
 def _sources(path: Path, models: Mapping[str, nn.Module], world: World) -> tuple[dict[str, Saved], str]:
-    """The tensors for each model by name, and what they come from."""
+    """Return the tensors for each model by name, and a description of their source."""
     if not path.exists():
         raise CheckpointError(f"no such file or directory: {path} (given as init)")
     if path.is_file() or (has_weights(path) and not (path / MANIFEST).exists()):
@@ -81,7 +81,7 @@ def _sources(path: Path, models: Mapping[str, nn.Module], world: World) -> tuple
     for name in models:
         trained, averaged = ("model", "ema") if name == "model" else (f"model-{name}", f"ema-{name}")
         saved = checkpoint.files.get(averaged, checkpoint.files.get(trained, {}))
-        aliases = checkpoint.state.get("aliases", {}).get(name, {})  # of any checkpoint, also one that holds no run
+        aliases = checkpoint.state.get("aliases", {}).get(name, {})  # also without a run's state
         sources[name] = {**saved, **{alias: saved[first] for alias, first in aliases.items() if first in saved}}
         source += " (averaged weights)" * (averaged in checkpoint.files)
     return sources, source
@@ -108,7 +108,7 @@ def _read_checkpoint(path: Path, world: World) -> tuple[Checkpoint, str]:
 
 
 def _own_name(name: str, live: Mapping[str, Tensor]) -> str | None:
-    """The name in this model, with or without a wrapper's prefix; None where it has none."""
+    """Return the name in this model, found with or without the prefix of a wrapper; None if no name matches."""
     while name not in live and name.startswith(_WRAPPERS):
         name = name.split(".", 1)[1]
     return name if name in live else None

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: length and SHA-256 of all that is in it, itself included. No file in here. Torch-free."""
+"""The manifest of a checkpoint: the length and SHA-256 of every file and of itself. Opens no file; imports no torch."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _PIECE = re.compile(r"(?P<name>.+)\.(?P<number>\d{5,})-of-(?P<count>\d{5,})")
 
 @dataclass(frozen=True)
 class Pieces:
-    """What one of `count` ranks holds of the tensors that lie over all of them; `rank` counts from 0."""
+    """The rows that rank `rank` of `count` ranks holds of the sharded tensors; `rank` counts from 0."""
 
     rank: int
     count: int
-    shapes: Mapping[str, Mapping[str, tuple[int, ...]]]  # of whole tensors, by file and name
+    shapes: Mapping[str, Mapping[str, tuple[int, ...]]]  # shapes of the complete tensors, by file and name
     files: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
 
 def piece_file(name: str, rank: int, count: int) -> str:
-    """The file of a rank's rows.
+    """Return the file name of a rank's rows.
 
     >>> piece_file("model", 0, 2)
     'model.00001-of-00002'
@@ -35,7 +35,7 @@ def piece_file(name: str, rank: int, count: int) -> str:
 
 
 def logical_name(file: str) -> str:
-    """The name of what a file, given without its ending, is a piece of; a whole one's is its own.
+    """Return the entry of `Checkpoint.files` for a file name without its ending; a file that is no piece keeps its name.
 
     >>> logical_name("model.00001-of-00002"), logical_name("model-generator")
     ('model', 'model-generator')
@@ -45,7 +45,7 @@ def logical_name(file: str) -> str:
 
 
 def bounds(rows: int, rank: int, count: int) -> tuple[int, int]:
-    """The first of `rows` rows that a rank holds, and the one after its last.
+    """Return the range of the `rows` rows that a rank holds: the first row, and the row after the last.
 
     >>> [bounds(5, rank, 4) for rank in range(4)]
     [(0, 2), (2, 4), (4, 5), (5, 5)]
@@ -55,7 +55,7 @@ def bounds(rows: int, rank: int, count: int) -> tuple[int, int]:
 
 
 def as_json(pieces: Pieces) -> dict[str, Any]:
-    """What a checkpoint says of its pieces."""
+    """Return the JSON that a checkpoint holds about its pieces."""
     return {
         "pieces": pieces.count,
         "shapes": {file: {name: list(shape) for name, shape in each.items()} for file, each in pieces.shapes.items()},
@@ -63,7 +63,7 @@ def as_json(pieces: Pieces) -> dict[str, Any]:
 
 
 def from_json(body: Any) -> Pieces | None:
-    """What `as_json` gave, None for None; `ValueError` for anything else."""
+    """Return the `Pieces` of the JSON from `as_json`, or None for None; raise `ValueError` for anything else."""
     match body:
         case None:
             return None
@@ -81,7 +81,7 @@ def _shapes(file: str, entry: Any) -> dict[str, tuple[int, ...]]:
 
 
 FORMAT_VERSION = 5
-FORMAT_OF_PIECES = 6  # where tensors lie over several files, which those who read the first would not find
+FORMAT_OF_PIECES = 6  # for sharded tensors, which readers of older formats would miss
 FORMATS = (FORMAT_VERSION, FORMAT_OF_PIECES)
 MANIFEST, STATE = "manifest.json", "state.json"
 TENSORS = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)\.safetensors")
@@ -89,7 +89,7 @@ TENSORS = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)\.safetensors")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says it holds: (bytes, SHA-256) of each file, and of metrics.jsonl at its step."""
+    """The expected content of a checkpoint: (bytes, SHA-256) of each file, and of metrics.jsonl at its step."""
 
     step: int
     files: Mapping[str, tuple[int, str]]
@@ -97,7 +97,7 @@ class Manifest:
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """The only way to write a manifest: other bytes are damage, even where they would mean the same.
+    """Return the manifest as bytes in canonical form: any other bytes count as damage, even with an equal meaning.
 
     >>> from_bytes(to_bytes(Manifest(7, {"state.json": (3, "ab")}, None)))
     Manifest(step=7, files={'state.json': (3, 'ab')}, log=None)
@@ -113,7 +113,7 @@ def to_bytes(manifest: Manifest) -> bytes:
 
 
 def from_bytes(data: bytes) -> Manifest:
-    """What `to_bytes` wrote; a `ValueError` in one line for anything else, such as a name that leads out of the directory."""
+    """Return the manifest from the bytes of `to_bytes`; raise `ValueError` for others, such as a path outside the directory."""
     body = json.loads(data)
     if not isinstance(body, dict):
         raise ValueError(f"holds a {type(body).__name__}, not named values")

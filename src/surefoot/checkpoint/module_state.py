@@ -1,6 +1,6 @@
-"""Between live models and the named tensors and JSON of a checkpoint, through their `state_dict` and `load_state_dict`.
+"""Convert live models to the named tensors and JSON of a checkpoint and back, through `state_dict` and `load_state_dict`.
 
-Where tensors lie over several ranks, each takes and gives back the rows that it holds; on disk every tensor is whole.
+If tensors are sharded over ranks, each rank saves and loads its own rows. On disk every tensor is complete.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -16,25 +16,25 @@ from surefoot.errors import CheckpointError, first_line
 
 
 def shortened(problems: list[str], limit: int = 4) -> Iterable[str]:
-    """The first problems of a long list, and how many more there are."""
+    """Return the first problems of a long list, and the number of further problems."""
     return problems if len(problems) <= limit else [*problems[: limit - 1], f"... and {len(problems) - limit + 1} more"]
 
 
 Saved = Mapping[str, Tensor | Stored]
-EXTRA = "_extra_state"  # ends the name of what `get_extra_state` gives; its shape may change
+EXTRA = "_extra_state"  # suffix of the names of `get_extra_state` values, whose shape may change
 
 
 class ModelState(NamedTuple):
-    """What a model saves: tensors by their first name, {alias: name} of tied ones, and what else is in its state_dict, as JSON."""
+    """The saved state of a model: tensors by their first name, {alias: name} of tied tensors, and other state_dict values as JSON."""
 
     tensors: Mapping[str, Any]  # in memory or on disk
     aliases: Mapping[str, str]
     extra: Mapping[str, Any]
-    rows: Mapping[str, Rows] = {}  # how those of `tensors` lie in the whole that lie over several ranks
+    rows: Mapping[str, Rows] = {}  # the row range of each sharded tensor of `tensors`
 
 
 def live_state(model: nn.Module) -> tuple[Named, dict[str, Any]]:
-    """The tensors that a model saves, as they lie in it, and what else is in its state_dict, as JSON (`split_state`)."""
+    """Return a model's own tensors, without copies, and the other values of its state_dict as JSON (`split_state`)."""
     tensors, extra = Named(), dict[str, Any]()
     for name, value in saved_state(model).items():
         if isinstance(value, Tensor):
@@ -45,7 +45,7 @@ def live_state(model: nn.Module) -> tuple[Named, dict[str, Any]]:
 
 
 def model_tensors(model: nn.Module, *, include_unsharded: bool = True) -> ModelState:
-    """Copies on the host of all that a model saves, tied tensors once; without `include_unsharded` only this rank's rows of shared ones."""
+    """Return host copies of a model's state, tied tensors once; only this rank's shards unless `include_unsharded`."""
     live, extra = live_state(model)
     first = {id(value): name for name, value in reversed(live.items())}
     local = {name: held_of(live[name]) for name in live if first[id(live[name])] == name}
@@ -55,7 +55,7 @@ def model_tensors(model: nn.Module, *, include_unsharded: bool = True) -> ModelS
 
 
 def load_model(model: nn.Module, state: ModelState, *, where: str) -> Callable[[], None]:
-    """Put a model's state back from whole tensors, or name all differences; returns the check of `copy_into`."""
+    """Load a model's state from complete tensors, or raise an error with all differences; return the check of `copy_into`."""
     saved, live = without_extra_state(_with_aliases(state)), without_extra_state(live_state(model)[0])
     problems = [
         f"{name} {list(saved[name].shape)} is saved, but not in this model" for name in saved if name not in live
@@ -76,11 +76,11 @@ def load_model(model: nn.Module, state: ModelState, *, where: str) -> Callable[[
 def copy_into(
     model: nn.Module, state: ModelState, *, where: str, own_rows: bool = False, partial: bool = False
 ) -> Callable[[], None]:
-    """Copy saved tensors to where they lie in a model, cast to its number formats, then hand all to its `load_state_dict`.
+    """Copy saved tensors into a model's tensors, cast to the dtypes of the model, then call its `load_state_dict` with all.
 
-    If `load_state_dict` refuses, as that of bitsandbytes does, the copies stand. `own_rows`: the tensors are `model_tensors`
-    of this rank; `partial`: they are not all. Returns a check, to be called when all else is loaded too, that raises
-    `CheckpointError` if the model would save anything else; it costs a second reading.
+    If `load_state_dict` fails, as in bitsandbytes, the copies remain. `own_rows`: the tensors are this rank's
+    `model_tensors`. `partial`: some tensors are missing. Returns a check to call after everything is loaded; the check reads
+    all tensors again. The check raises `CheckpointError` if the model would save other values.
     """
     saved, refusal = _with_aliases(state), ""
 
@@ -101,7 +101,7 @@ def copy_into(
                     tensor = read(inner, local, rows)
                     if (local.dtype, local.shape, 0 in local.stride()) == (tensor.dtype, tensor.shape, False):
                         local.copy_(tensor)
-                    else:  # extra state of another shape, or numbers that stand for several
+                    else:  # extra state of another shape, or an expanded tensor (stride 0)
                         state_dict[name] = tensor.to(local.device, copy=True)
         try:
             model.load_state_dict(state_dict)
@@ -126,11 +126,11 @@ def copy_into(
 
 
 def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> None:
-    """Raise `CheckpointError` if a parameter would not come back from what its model saves; else every bit is as before.
+    """Raise `CheckpointError` if a save and a load would change a parameter; otherwise leave every bit unchanged.
 
-    Only those are tried that state_dict does not give as they are: filled with other numbers they are saved and loaded.
+    Tests only the parameters that state_dict converts: they are filled with test values, saved and loaded.
     """
-    live = live_state(model)[0]  # which keeps ids from being used again
+    live = live_state(model)[0]  # keeps the tensors alive, so that ids stay unique
     saved = {id(each) for each in live.values()}
     parts = {key: part for name, each in model.named_parameters() for key, part in plain_tensors(name, each).items()}
     if not (apart := {key: part for key, part in parts.items() if id(part) not in saved and part.is_floating_point()}):
@@ -142,7 +142,7 @@ def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> No
     saved_fill, filled = model_tensors(model), [each.clone() for each in parameters]
     torch._foreach_zero_(parameters)
     copy_into(model, saved_fill, where=name, own_rows=True)
-    compared = zip(apart, parameters, filled, strict=True)  # a frozen one may not be saved: it is built again
+    compared = zip(apart, parameters, filled, strict=True)  # a model may rebuild a frozen parameter without saving it
     lost = [key for key, now, then in compared if not equal_bits(now, then) and (key in trained or now.any())]
     torch._foreach_copy_(parameters, before)
     copy_into(model, own, where=name, own_rows=True)
@@ -156,7 +156,7 @@ def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> No
 
 
 def read_rows(saved: Tensor | Stored, rows: Rows | None) -> Tensor:
-    """What a rank needs of a saved tensor, all of it where it holds no rows of its own; of one on disk nothing else is read."""
+    """Return the rows of a saved tensor that this rank holds, or the complete tensor if `rows` is None. Reads no other rows."""
     if rows is None:
         return saved.load() if isinstance(saved, Stored) else saved
     return saved.rows(rows.start, rows.stop) if isinstance(saved, Stored) else saved[rows.start : rows.stop]
@@ -167,5 +167,5 @@ def _with_aliases(state: ModelState) -> dict[str, Tensor | Stored]:
 
 
 def without_extra_state(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors of a model without state of its modules' own (`get_extra_state`), which may grow."""
+    """Return the tensors of a model without extra state (`get_extra_state`), which may grow."""
     return {name: each for name, each in tensors.items() if not (name.startswith("extra/") or name.endswith(EXTRA))}

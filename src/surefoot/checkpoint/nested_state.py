@@ -1,6 +1,6 @@
-"""State of live objects: as named tensors and JSON and back, compared, put back in its place, refused where a run would lose it.
+"""State of live objects: converted to named tensors and JSON and back, compared, restored, and checked for losses.
 
-As tensors and JSON are saved objects that a user keeps, and what modules and optimizers save in a form of their own.
+This form is for objects that the user registers, and for values that modules and optimizers save in their own format.
 """
 
 import random
@@ -20,24 +20,24 @@ from surefoot.errors import CheckpointError, ConfigError, first_line
 from surefoot.metrics.contract import torchmetrics_in
 
 Named = dict[str, Tensor]
-_ROUNDING = 1e-4  # relative, between two passes where kernels are not deterministic
+_ROUNDING = 1e-4  # relative difference of two forward and backward passes with nondeterministic kernels
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object that gives and takes its state: nested dictionaries and lists of tensors and JSON values."""
+    """An object that saves and loads its state: nested dictionaries and lists of tensors and JSON values."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any], /) -> object: ...
 
 
 def pack_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
-    """The user's own objects as tensors and JSON: nested state, a generator of torch, or anything `Stateful`."""
+    """Return the user's objects as tensors and JSON: nested state, a torch generator, or any `Stateful` object."""
     tensors, plain = Named(), dict[str, Any]()
     for name, live in objects.items():
         state = live.state_dict() if isinstance(live, Stateful) else live
         state = live.get_state() if isinstance(live, torch.Generator) else state
-        # whose state_dict leaves out how often they were updated, and most of their state
+        # the state_dict of a torchmetrics metric lacks its update count and most of its state
         if metrics := torchmetrics_in(live):
             state = {"module": state, "metrics": [[each.metric_state, each.update_count] for each in metrics]}
         if not isinstance(state, Tensor | dict | list):
@@ -50,7 +50,7 @@ def pack_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
 
 
 def restore_object(live: Any, tensors: Mapping[str, Tensor], plain: Any, *, name: str) -> None:
-    """Put one of the user's objects back as it was, in place; `CheckpointError` if it would now save anything else."""
+    """Restore one of the user's objects in place; raise `CheckpointError` if the object would now save other values."""
     try:
         _load_state(live, join_state(plain, tensors))
         now_tensors, now = pack_state({name: live})
@@ -66,7 +66,7 @@ def restore_object(live: Any, tensors: Mapping[str, Tensor], plain: Any, *, name
 
 
 def split_state(path: str, value: Any, tensors: Named) -> Any:
-    """`value` as JSON, with every tensor moved to `tensors` and named in its place."""
+    """Return `value` as JSON: each tensor moves to `tensors`, and its name takes the tensor's position."""
     if isinstance(value, Tensor):
         tensors[path] = host_copy(value)
         return {"tensor": path}
@@ -74,13 +74,13 @@ def split_state(path: str, value: Any, tensors: Named) -> Any:
         if wrong := [key for key in value if type(key) not in (str, int)]:
             raise CheckpointError(f"cannot keep {path!r}: the key {wrong[0]!r} is neither a string nor an integer")
         pairs = [[key, split_state(f"{path}/{_escape(key)}", each, tensors)] for key, each in value.items()]
-        # in a dictionary of JSON integers would become strings
+        # JSON turns integer keys of a dictionary into strings
         return {"dict": dict(pairs)} if all(isinstance(key, str) for key in value) else {"pairs": pairs}
     if isinstance(value, list | tuple):
         parts = [split_state(f"{path}/{index}", part, tensors) for index, part in enumerate(value)]
         return {"list": parts} if isinstance(value, list) else {"tuple": parts}
     if isinstance(value, float):
-        return {"float": repr(float(value))}  # NumPy's are floats too, and write themselves otherwise
+        return {"float": repr(float(value))}  # NumPy floats are floats too, with another repr
     if value is None or isinstance(value, bool | int | str):
         return {"value": value}
     raise CheckpointError(
@@ -91,7 +91,7 @@ def split_state(path: str, value: Any, tensors: Named) -> Any:
 
 
 def join_state(plain: Any, tensors: Mapping[str, Tensor | Stored]) -> Any:
-    """Put the tensors of `split_state` back in their places."""
+    """Return the value that `split_state` converted, with its tensors."""
     match plain:
         case {"tensor": path}:
             return _read(tensors[path])
@@ -111,7 +111,7 @@ def join_state(plain: Any, tensors: Mapping[str, Tensor | Stored]) -> Any:
 def first_difference(
     saved: Any, now: Any, saved_tensors: Mapping[str, Tensor | Stored], now_tensors: Mapping[str, Tensor]
 ) -> str | None:
-    """In what two states, both taken apart, differ by any bit; None if they are equal."""
+    """Return the path of the first bitwise difference between two converted states, or None if they are equal."""
     if saved != now:
         return "its keys or numbers are not as they were"
     unlike = (path for path, each in now_tensors.items() if not equal_bits(_read(saved_tensors[path]), each))
@@ -119,7 +119,7 @@ def first_difference(
 
 
 def host_copy(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the host that later updates cannot reach."""
+    """Return a contiguous host copy, which later updates do not change."""
     wrapper: Any = tensor
     if is_traceable_wrapper_subclass(wrapper):
         raise CheckpointError(f"cannot save a {type(tensor).__name__}: only its class can put its parts together again")
@@ -127,7 +127,7 @@ def host_copy(tensor: Tensor) -> Tensor:
 
 
 def _escape(key: str | int) -> str:
-    """A part of a path that holds no slash, different for different keys (as in RFC 6901; an integer begins with ~2)."""
+    """Return a path component without slashes, unique for each key (as in RFC 6901; an integer begins with ~2)."""
     return f"~2{key}" if isinstance(key, int) else key.replace("~", "~0").replace("/", "~1")
 
 
@@ -145,7 +145,7 @@ def _load_state(live: Any, saved: Any) -> None:
                 setattr(metric, key, value.to(metric.device) if isinstance(value, Tensor) else value)
             metric._update_count, metric._computed = updates, None
         saved = saved["module"] if metrics else saved
-        # its own has the versions of its parts, without which it takes them for old ones
+        # a module's own state_dict has version metadata; without them modules treat the state as an old format
         if isinstance(live, nn.Module):
             state = live.state_dict()
             state.clear()
@@ -157,7 +157,7 @@ def _load_state(live: Any, saved: Any) -> None:
 
 
 def _restore_into(live: Any, saved: Any) -> Any:
-    """`saved` in the tensors, dicts and lists that are there, so that whoever else holds one has it too; what takes the place."""
+    """Copy `saved` into the existing tensors, dicts and lists, so that other references see it; return the final value."""
     if isinstance(live, Tensor) and isinstance(saved, Tensor):
         if (live.shape, live.dtype) != (saved.shape, saved.dtype):
             return saved.to(live.device)
@@ -180,14 +180,14 @@ def _restore_into(live: Any, saved: Any) -> Any:
 
 
 class Counted(NamedTuple):
-    """A tensor too large to be copied, by its shape and its counter of changes in place."""
+    """The shape and the version counter (in-place changes) of a tensor that is too large to copy."""
 
     shape: tuple[int, ...]
     version: int
 
 
 def generator_state(generator: Any) -> tuple[Any, Callable[[Any], None]]:
-    """The state of a generator of torch, Python or NumPy, and what sets it."""
+    """Return the state of a torch, Python or NumPy generator, and the function that sets the state."""
     match generator:
         case np.random.Generator(bit_generator=bits):
             return bits.state, partial(setattr, bits, "state")
@@ -197,9 +197,9 @@ def generator_state(generator: Any) -> tuple[Any, Callable[[Any], None]]:
 
 
 def same(earlier: Any, later: Any, *, exact: bool = True) -> bool:
-    """Whether two values are of one type and equal, tensors and floats to the bit or (not `exact`) to rounding.
+    """Return True if two values have one type and are equal: to the bit if `exact`, else floats within rounding.
 
-    A tensor that only one observation had room to copy counts as equal: nothing is known of it.
+    A tensor counts as equal if only one observation had memory for a copy.
     """
     if isinstance(earlier, Counted) != isinstance(later, Counted):
         return True
@@ -216,15 +216,15 @@ def same(earlier: Any, later: Any, *, exact: bool = True) -> bool:
 
 
 def reset_tensor(tensor: Tensor, local: Tensor, numbers: Tensor) -> None:
-    """Give a tensor its memory and its numbers back; what has not changed is not written."""
+    """Restore the memory and the values of a tensor; equal values are not written again."""
     if held_of(tensor)[0].data_ptr() != local.data_ptr():
-        tensor.data = local  # other memory was put in its place
+        tensor.data = local  # the tensor was moved to other memory
     if not same(local.cpu(), numbers.cpu()):
         local.copy_(numbers)
 
 
 def reset(live: Any, before: Any) -> None:
-    """Give a dict, list, deque or set back the entries that it had, unless they are the same."""
+    """Restore the entries of a dict, list, deque or set, if the entries have changed."""
     flat = (lambda each: [*each, *each.values()]) if isinstance(live, dict) else list
     if len(live) != len(before) or any(new is not old for new, old in zip(flat(live), flat(before), strict=True)):
         live.clear()
@@ -232,7 +232,7 @@ def reset(live: Any, before: Any) -> None:
 
 
 def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None:
-    """Raise `ConfigError` if values change `when` ("in every pass") that no checkpoint holds."""
+    """Raise `ConfigError` if values that no checkpoint holds change `when` ("in every pass")."""
     first, *others = dict.fromkeys([name for names in names_by_rank for name in names]) or [""]
     if first:
         also = f" (nor {', '.join(others[:2])}{', ...' * (len(others) > 2)})" * bool(others)
@@ -245,4 +245,4 @@ def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None
 
 
 class NotPutBackError(ConfigError):
-    """Something that a pass changed could not be changed back."""
+    """A change made by a forward or backward pass that could not be undone."""

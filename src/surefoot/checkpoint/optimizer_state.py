@@ -1,4 +1,4 @@
-"""Between live optimizers and the named tensors and JSON of a checkpoint, through their `state_dict` and `load_state_dict`."""
+"""Convert live optimizers to named tensors and JSON and back, through `state_dict` and `load_state_dict`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,14 +14,14 @@ from surefoot.distributed.shards import Rows, name_of, rows_of, rows_of_state
 from surefoot.errors import CheckpointError
 from surefoot.optim.flat_parameters import APART
 
-_OWN = "own"  # among an optimizer's plain state, whose other names have a slash
+_OWN = "own"  # key in the optimizer's plain state; all other keys contain a slash
 
 
 def optimizer_tensors(
     optimizer: Optimizer, names: Mapping[Tensor, str], *, include_unsharded: bool = True
 ) -> tuple[Named, dict[str, Any], dict[str, Rows]]:
-    """Copies of all state, of a parameter's as PARAMETER/KEY, and the rows of shared tensors; `include_unsharded` as for a model."""
-    # what an optimizer has there for all parameters together is by other keys
+    """Return copies of all state (PARAMETER/KEY for a parameter), plain state, and row ranges; `include_unsharded` as for a model."""
+    # state that all parameters share has keys that are not tensors
     states = [(parameter, state) for parameter, state in optimizer.state.items() if isinstance(parameter, Tensor)]
     entries = {f"{name_of(owner, names)}/{key}": (owner, state[key]) for owner, state in states for key in state}
     local = {
@@ -33,8 +33,8 @@ def optimizer_tensors(
 
 
 def load_optimizer(optimizer: Optimizer, tensors: Saved, plain: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
-    """Put an optimizer's state back from whole tensors, through its own `load_state_dict` if its class has one."""
-    # those that are frozen now too: what else is not as it was says more
+    """Load an optimizer's state from complete tensors, through `load_state_dict` if its class overrides that method."""
+    # also the parameters frozen by now: another check explains other differences better
     parameters = {name: parameter for parameter, name in names.items()}
     parameters |= {name_of(each, names): each for group in optimizer.param_groups for each in group["params"]}
     own = plain[_OWN]
@@ -44,7 +44,7 @@ def load_optimizer(optimizer: Optimizer, tensors: Saved, plain: Mapping[str, Any
     _load_entries(optimizer, entries, parameters)
     if own["more"] or type(optimizer).load_state_dict is not Optimizer.load_state_dict:
         optimizer.load_state_dict({**optimizer.state_dict(), **own["more"]})
-        _load_entries(optimizer, entries, parameters)  # some cast what they are given
+        _load_entries(optimizer, entries, parameters)  # some `load_state_dict` methods cast their tensors
         (then_tensors, then), (now_tensors, now) = pack_state({_OWN: own}), pack_state(_own_state(optimizer))
         if (wrong := first_difference(then[_OWN], now[_OWN], then_tensors, now_tensors)) is not None:
             raise CheckpointError(
@@ -63,26 +63,26 @@ def _load_entries(optimizer: Optimizer, entries: Mapping[str, Any], parameters: 
             )
         parameter, restored = parameters[name], value
         if isinstance(value, Tensor | Stored):
-            read = read_rows(value, rows_of(parameter) if value.shape else None)  # a number is the same on every rank
+            read = read_rows(value, rows_of(parameter) if value.shape else None)  # a scalar is equal on every rank
             now = optimizer.state[parameter].get(entry)
             if isinstance(now, Tensor) and now.device == parameter.device and equal_bits(now, read):
                 continue
             restored = read.to(parameter.device, copy=True)
-            if restored.shape == parameter.shape:  # fused kernels walk memory: state must lie as its parameter does
+            if restored.shape == parameter.shape:  # fused kernels need state in the parameter's memory format
                 restored = torch.empty_like(parameter, dtype=restored.dtype, requires_grad=False).copy_(restored)
         optimizer.state[parameter][entry] = restored
 
 
 def _own_state(optimizer: Optimizer) -> dict[str, Any]:
-    """What an optimizer saves besides groups and the state of parameters, by names that are no parameters or in its state_dict."""
+    """Return the optimizer state outside groups and parameters, under non-parameter keys or further state_dict keys."""
     of_torch = type(optimizer).state_dict is Optimizer.state_dict and not optimizer._optimizer_state_dict_post_hooks
-    named = {} if of_torch else optimizer.state_dict()  # of torch's own it would import the compiler, for nothing more
+    named = {} if of_torch else optimizer.state_dict()  # torch's state_dict would import the compiler and add nothing
     state = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
     return {_OWN: {"state": state, "more": {k: v for k, v in named.items() if k not in ("state", "param_groups")}}}
 
 
 def group_numbers(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What each group holds besides parameters: rates and decays, which user code may change, and what some optimizers count."""
+    """Return each group's values except parameters: learning rates and decays, which user code may change, and counters."""
     kinds = (bool, int, float, str, Tensor, tuple)
     return [
         {key: value for key, value in group.items() if key != "params" and isinstance(value, kinds)}
@@ -91,7 +91,7 @@ def group_numbers(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Put `group_numbers`, taken apart by `pack_state`, back."""
+    """Restore the values of `group_numbers` from the result of `pack_state`."""
     groups = join_state(plain, tensors)
     if len(groups) != len(optimizer.param_groups):
         raise CheckpointError(
@@ -99,7 +99,7 @@ def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, T
             "  were other parameters frozen, or other decays chosen?"
         )
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
-        group.pop(APART, None)  # by a step that this takes back
+        group.pop(APART, None)  # set by a step that this load undoes
         for key, value in saved.items():
             now = group.get(key)
             if now is not None and _shape_of(now) != _shape_of(value):

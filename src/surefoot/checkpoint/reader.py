@@ -1,4 +1,4 @@
-"""A checkpoint on disk as it is read: every byte checked against the manifest, whole or by rows, by one rank or several."""
+"""Read a checkpoint from disk, and check every byte against the manifest; complete or by rows, by one rank or several."""
 
 import traceback
 from collections import deque
@@ -33,14 +33,14 @@ from surefoot.errors import CheckpointError, first_line, passed_others
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_MANIFEST_BYTES = 16 << 20  # far more than a manifest needs; a larger one is not read
+_MANIFEST_BYTES = 16 << 20  # far above the size of any manifest; larger files are not read
 
 
 @contextmanager
 def interpreted(directory: Path | None) -> Iterator[None]:
-    """Make an error over the state of a checkpoint `DamageError`: no value ends in a traceback.
+    """Turn errors over the state of a checkpoint into `DamageError`, so that no saved value causes a traceback.
 
-    Errors that came through the user's code, or a package's, stay what they are; all do if `directory` is None (not read).
+    Errors from the user's code or from a package stay unchanged, and so do all errors if `directory` is None (not read).
     """
     try:
         yield
@@ -53,7 +53,7 @@ def interpreted(directory: Path | None) -> Iterator[None]:
 
 
 def interprets(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Decorate what reads the state of a checkpoint, one of its arguments (`interpreted`)."""
+    """Decorate a function that reads the state of a checkpoint, which is one of its arguments (`interpreted`)."""
 
     @wraps(function)
     def interpreting(*arguments: _P.args, **more: _P.kwargs) -> _R:
@@ -64,21 +64,21 @@ def interprets(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def read(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Checkpoint:
-    """Read a checkpoint, every byte of it checked against the manifest; anything wrong is a `DamageError`.
+    """Read a checkpoint, and check every byte of it against the manifest; raise `DamageError` for any mismatch.
 
-    `only` names the entries of `Checkpoint.files` to read and check; the state always comes. A name that the checkpoint never
-    had is a plain `CheckpointError`.
+    `only` names the entries of `Checkpoint.files` to read and check. The state is always read. An unknown name raises a plain
+    `CheckpointError`.
     """
     return _join_files(_Source(directory, disk), only, _load)
 
 
 def opened(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Checkpoint:
-    """A checkpoint whose tensors stay on disk, unchecked, until they are asked for, whole or by rows; `only` as for `read`."""
+    """Return a checkpoint whose tensors stay on disk, unchecked, until they are loaded in full or by rows; `only` as for `read`."""
     return _join_files(_Source(directory, disk), only, _open)
 
 
 def check(directory: Path, files: Collection[str], *, disk: Disk = DISK) -> list[str]:
-    """All that is wrong with some files of a checkpoint, each line naming its file; they are never in memory whole."""
+    """Return all problems in some files of a checkpoint, each line with its file; no file is loaded completely into memory."""
     source, problems = _Source(directory, disk), list[str]()
     for file in files:
         try:
@@ -89,7 +89,7 @@ def check(directory: Path, files: Collection[str], *, disk: Disk = DISK) -> list
 
 
 def verify(directory: Path, *, disk: Disk = DISK) -> list[str]:
-    """All that is wrong with a checkpoint, each line naming its file; an empty list for an intact one."""
+    """Return all problems in a checkpoint, each line with its file; an empty list means an intact checkpoint."""
     try:
         return check(directory, _Source(directory, disk).manifest.files, disk=disk)
     except DamageError as error:
@@ -97,7 +97,7 @@ def verify(directory: Path, *, disk: Disk = DISK) -> list[str]:
 
 
 def read_manifest(directory: Path, *, disk: Disk = DISK) -> Manifest:
-    """Read and check the manifest alone, and that each file has the length it states: no tensor is read."""
+    """Read and check only the manifest and the length of each file, without reading any tensor."""
     source = _Source(directory, disk)
     for file in source.manifest.files:
         source.check_length(file)
@@ -107,7 +107,7 @@ def read_manifest(directory: Path, *, disk: Disk = DISK) -> Manifest:
 def read_together(
     directory: Path, world: World, *, only: Collection[str] | None = None, step: int | None = None, disk: Disk = DISK
 ) -> Checkpoint:
-    """A checkpoint, named after `step`, whose every byte one of the ranks has checked, opened; all raise alike. Collective."""
+    """Open a checkpoint, which must be of `step`. Each rank checks a share of the bytes; all ranks raise the same error. Collective."""
     contents: Checkpoint | None = None
     try:
         manifest = read_manifest(directory, disk=disk)
@@ -125,14 +125,14 @@ def read_together(
 
 
 def files_of(manifest: Manifest, only: Collection[str] | None = None) -> list[str]:
-    """The files of a checkpoint that hold what is asked for, the state among them; all where `only` is None."""
+    """Return the files of the wanted entries of a checkpoint, and always the state; all files if `only` is None."""
     if only is None:
         return list(manifest.files)
     return [file for file in manifest.files if file == STATE or logical_name(file.removesuffix(".safetensors")) in only]
 
 
 class _Source:
-    """The files of a checkpoint, each as the manifest says that it is; anything else is a `DamageError`."""
+    """The files of a checkpoint, checked against the manifest. Any mismatch raises `DamageError`."""
 
     def __init__(self, directory: Path, disk: Disk) -> None:
         self.directory, self.disk = directory, disk
@@ -144,7 +144,7 @@ class _Source:
 
     @contextmanager
     def damage_in(self, file: str) -> Iterator[None]:
-        """What in a file cannot be read is damage."""
+        """Turn read errors of a file into `DamageError`."""
         try:
             yield
         except FileNotFoundError as problem:
@@ -162,7 +162,7 @@ class _Source:
         return length
 
     def chunks(self, file: str) -> Iterator[bytes]:
-        """All bytes of a file; only after the last of them is their hash compared."""
+        """Yield all bytes of a file; the hash is compared only after the last byte."""
         length, digest = self.check_length(file), sha256()
         with self.damage_in(file):
             for start in range(0, length, CHUNK_BYTES):
@@ -176,7 +176,7 @@ class _Source:
 def _join_files(
     source: _Source, only: Collection[str] | None, parts_of: Callable[[_Source, str], Mapping[str, Tensor | Stored]]
 ) -> Checkpoint:
-    """A checkpoint, each tensor of which is joined from the parts that its files have."""
+    """Return a checkpoint, with each tensor joined from its parts in the files."""
     with source.damage_in(STATE):
         state = parse_state(b"".join(source.chunks(STATE)))
         _check_complete(state, source.manifest)
@@ -195,7 +195,7 @@ def _join_files(
 
 
 def _check_complete(state: Mapping[str, Any], manifest: Manifest) -> None:
-    """Raise `ValueError` unless the state tells of each model and optimizer whose tensors are there."""
+    """Raise `ValueError` unless the state describes each model and optimizer with saved tensors."""
     tells = {"model": ("aliases", "eval_mode"), "optimizer": ("param_groups", "optimizer")}
     for file in manifest.files:
         kind, _, name = logical_name(file.removesuffix(".safetensors")).partition("-")
@@ -205,7 +205,7 @@ def _check_complete(state: Mapping[str, Any], manifest: Manifest) -> None:
 
 
 def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] | None) -> dict[str, list[str]]:
-    """The files of each entry of `Checkpoint.files` that is wanted, in the order of their rows."""
+    """Return the files of each wanted entry of `Checkpoint.files`, in the order of their rows."""
     there = [match["name"] for file in source.manifest.files if (match := TENSORS.fullmatch(file))]
     spread, count = ({}, 1) if pieces is None else (pieces.shapes, pieces.count)
     names = [logical_name(file) if logical_name(file) in spread else file for file in there]
@@ -229,7 +229,7 @@ def _load(source: _Source, file: str) -> dict[str, Tensor]:
     data = b"".join(source.chunks(file))
     try:
         return safetensors.torch.load(data)
-    except Exception as problem:  # whatever a file made by someone else brings the parser to say
+    except Exception as problem:  # a foreign file can make the parser raise anything
         raise DamageError(source.directory, f"{file}: not safetensors: {reason_of(problem)}") from problem
 
 

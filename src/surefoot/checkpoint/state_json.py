@@ -1,4 +1,4 @@
-"""The one schema of state.json, everything in a checkpoint that is no tensor: written from it, checked by it. Torch-free."""
+"""The schema of state.json, which holds everything in a checkpoint except tensors. It drives writing and checking. Torch-free."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_orig
 from surefoot.errors import first_line
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What code that meets a value of another shape than it expects may raise."""
+"""Exceptions of code that reads a value with an unexpected type or shape."""
 
 
 def _planned_steps(length: str) -> int:
@@ -19,7 +19,7 @@ def _planned_steps(length: str) -> int:
 
 
 def _check_nested(value: Any) -> None:
-    """Raise unless it is nested state, taken apart by `nested_state.split_state`."""
+    """Raise unless the value is nested state in the form of `nested_state.split_state`."""
     match value:
         case {"tensor": str()} | {"value": _}:
             parts: list[Any] = []
@@ -49,12 +49,12 @@ def _check_groups(value: Any) -> None:
         group["dict"].items()
 
 
-Number = Annotated[str, partial(float)]  # text of a float, finite or not; `float` itself would ask for a number
+Number = Annotated[str, partial(float)]  # text of a float, finite or not; `float` itself would require a JSON number
 Nested = Annotated[Mapping[str, Any], _check_nested]
 
 
 class Machine(TypedDict):
-    """What bit-equal results depend on besides the configuration; more may stand there."""
+    """The machine settings that bit-equal results depend on. Further keys are allowed."""
 
     surefoot: str
     torch: str
@@ -68,7 +68,7 @@ class Machine(TypedDict):
 
 
 class Identity(TypedDict):
-    """The settings that every run has; more may stand there."""
+    """The settings that every run has. Further keys are allowed."""
 
     compile: bool
     data: dict[str, Any]
@@ -80,7 +80,7 @@ class Identity(TypedDict):
 
 
 class MicroBatchHash(TypedDict):
-    """The first micro-batch of step 0."""
+    """The hash of the first micro-batch of step 0."""
 
     sha256: str
     count: float
@@ -88,7 +88,7 @@ class MicroBatchHash(TypedDict):
 
 
 class Accepted(TypedDict):
-    """Changes of the program that the user let pass, from a step on."""
+    """The program changes that the user accepted at a step."""
 
     step: int
     changed: list[str]
@@ -96,7 +96,7 @@ class Accepted(TypedDict):
 
 
 class Sources(TypedDict):
-    """Hashes of the texts of the user's own code, by the name of each function or class."""
+    """Hashes of the user's source code, by the name of each function or class."""
 
     loss: dict[str, str]
     model: dict[str, str]
@@ -106,7 +106,7 @@ class Sources(TypedDict):
 
 
 class Fingerprints(TypedDict):
-    """What the program computed when the run began: hashes of samples and sources, and the loss of the first micro-batch."""
+    """Results from the start of the run: hashes of samples and source code, and the loss of the first micro-batch."""
 
     machine: Machine
     format: str
@@ -122,14 +122,14 @@ class Fingerprints(TypedDict):
 
 
 class Trainable(TypedDict):
-    """Names of parameters."""
+    """Names of the trainable parameters."""
 
     frozen: list[str]
     in_no_optimizer: list[str]
 
 
 class Watched(TypedDict):
-    """The best value of the score that the run watches, its step, and evaluations since."""
+    """The best value of the monitored score, its step, and the number of evaluations since."""
 
     direction: Literal["min", "max"]
     score: str
@@ -139,7 +139,7 @@ class Watched(TypedDict):
 
 
 class Lowered(TypedDict):
-    """How far a plateau has lowered the learning rates."""
+    """The factor by which a plateau has lowered the learning rates."""
 
     factor: float
     best: Number | None
@@ -150,7 +150,7 @@ class Lowered(TypedDict):
 
 
 class Seconds(TypedDict):
-    """Seconds by phase over all sessions, those since the last record, and the steps among them with which sessions began."""
+    """Seconds by phase over all sessions and since the last record, and the first steps of sessions since that record."""
 
     total_s: dict[str, Number]
     window_s: dict[str, Number]
@@ -159,7 +159,7 @@ class Seconds(TypedDict):
 
 @dataclass(frozen=True)
 class SavedState:
-    """state.json of a run's checkpoint, in the order of its keys."""
+    """The state.json of a run's checkpoint, in the order of its keys."""
 
     identity: Annotated[dict[str, Any], Identity]
     architecture: dict[str, str]
@@ -189,16 +189,16 @@ class SavedState:
 
     @property
     def best_step(self) -> int | None:
-        """The step of the best score; None if no score is watched, or none was seen yet."""
+        """The step of the best score, or None before the first monitored score."""
         return None if self.monitor is None else self.monitor["step"]
 
     def to_json(self) -> dict[str, Any]:
-        """Return a copy that shares nothing with the live run."""
+        """Return a copy that shares no memory with the live run."""
         return dict(json.loads(json.dumps(vars(self))))
 
 
 def parse_state(data: bytes) -> dict[str, Any]:
-    """Parse a state.json, of which any key may be missing; a `ValueError` in one line for anything else."""
+    """Parse a state.json, in which any key may be missing; raise a one-line `ValueError` for invalid content."""
     try:
         state = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -212,7 +212,7 @@ def parse_state(data: bytes) -> dict[str, Any]:
 
 
 def typed_state(state: Mapping[str, Any]) -> SavedState:
-    """The state of a run, typed; a `ValueError` that names the keys it lacks."""
+    """Return the typed state of a run; raise `ValueError` with the names of missing keys."""
     if missing := sorted(hints_of(SavedState).keys() - state.keys()):
         raise ValueError(f"lacks {', '.join(missing)}")
     return SavedState(**{name: state[name] for name in hints_of(SavedState)})
@@ -220,18 +220,18 @@ def typed_state(state: Mapping[str, Any]) -> SavedState:
 
 @cache
 def hints_of(owner: type) -> dict[str, Any]:
-    """The types of the fields of a class, read once."""
+    """Return the field types of a class, computed once."""
     return get_type_hints(owner, include_extras=True)
 
 
 def misshapen(value: Any, hint: Any, where: str) -> str | None:
-    """Say which part of a value is not of its type; None if all are. A TypedDict allows further keys.
+    """Return a message about the first part of a value with a wrong type, or None. A TypedDict allows further keys.
 
     >>> misshapen({"a": [1, "x"]}, dict[str, list[int]], "counts")
     'counts/a/1 is "x", which does not belong there'
     """
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:  # of TypedDicts, and functions that raise for what they do not take
+    if origin is Annotated:  # the arguments are TypedDicts, and functions that raise for invalid values
         return _first(misshapen(value, each, where) for each in (arguments[0], *hint.__metadata__))
     if origin in (Union, UnionType):
         problems = [misshapen(value, each, where) for each in arguments]

@@ -1,9 +1,9 @@
-"""A directory of checkpoints: which exist, how one more comes to be at once or not at all, which are let go.
+"""A directory of checkpoints: listing them, saving atomically, and deleting old ones.
 
-step-00000600             complete: it got this name only after every byte of it was on the medium
+step-00000600             complete: it gets this name after all of its bytes are flushed
 .partial-step-00000600    being written
-.replaced-step-00000600   the one whose place another of the same step is just taking
-.deleted-step-00000300    being deleted; the next save clears what a kill left with a dot
+.replaced-step-00000600   the older checkpoint, while a new one of the same step replaces it
+.deleted-step-00000300    being deleted; the next save cleans up dotted directories that a kill left behind
 """
 
 import errno
@@ -29,15 +29,15 @@ _Remains = list[tuple[Path, OSError]]
 
 
 class NotPrunedError(CheckpointError):
-    """A checkpoint was saved, and an older one that is no longer needed could not be removed."""
+    """A checkpoint was saved, but an older checkpoint that is no longer needed could not be removed."""
 
 
 class Store:
-    """The checkpoints under one directory; one process writes, any number read.
+    """The checkpoints in one directory. One process writes; any number of processes read.
 
-    After a save the newest `keep_last` stay of those that this process wrote or read in full, so a damaged one never counts.
-    Besides them stay step 0, what `keep_every` is true for, and what is `protected`. `guard` is called before anything is
-    renamed or removed, and may raise `OSError`.
+    A save keeps the newest `keep_last` checkpoints that this process wrote or read in full, so damaged checkpoints never
+    count. Step 0, steps with a true `keep_every`, and `protected` steps are kept too. `guard` runs before each rename or
+    removal, and may raise `OSError`.
     """
 
     def __init__(
@@ -56,19 +56,19 @@ class Store:
         self.intact: set[int] = set()
 
     def path(self, step: int) -> Path:
-        """The directory that the checkpoint of a step has, or would have."""
+        """Return the directory of a step's checkpoint, which may not exist."""
         return self.directory / f"step-{step:08d}"
 
     def partial(self, step: int) -> Path:
-        """The directory in which the checkpoint of a step is written."""
+        """Return the directory in which a step's checkpoint is written."""
         return self.directory / f".partial-{self.path(step).name}"
 
     def steps(self) -> list[int]:
-        """The steps that checkpoints exist for, ascending, judged by their names alone."""
+        """Return the steps with checkpoints, ascending, from the directory names alone."""
         return sorted({step for step, _ in self.all()})
 
     def newest_step(self) -> int | None:
-        """The newest step with a sound manifest and files as long as that states; no tensor is read."""
+        """Return the newest step with a valid manifest and files of the right lengths; no tensor is read."""
         for step, path in self.all():
             with suppress(DamageError):
                 if read_manifest(path, disk=self.disk).step == step:
@@ -78,10 +78,10 @@ class Store:
     def newest_intact(
         self, *, only: Only = None, up_to: float = math.inf, world: World | None = None
     ) -> tuple[Checkpoint, list[Damage]] | None:
-        """The newest checkpoint of at most `up_to` steps that is whole, every byte of it checked, and the newer damaged ones.
+        """Return the newest intact checkpoint of at most `up_to` steps, with every byte checked, and the newer damaged ones.
 
-        `only` as for `read`. The ranks of a `world` find the same, each checks a share of the bytes, and tensors stay on disk
-        until they are asked for; collective. None if there is no checkpoint, a `CheckpointError` if all are damaged.
+        `only` as for `read`. With a `world` (collective), each rank checks a share of the bytes, and tensors stay on disk
+        until use. Returns None without checkpoints; raises `CheckpointError` if all are damaged.
         """
         damaged: list[Damage] = []
         for step, path in [each for each in self._list_on_all_ranks(world) if each[0] <= up_to]:
@@ -96,7 +96,7 @@ class Store:
         raise CheckpointError("\n  ".join([*lines, "put a sound copy back, or start afresh elsewhere: --run-dir DIR"]))
 
     def at(self, step: int, *, only: Only = None, world: World | None = None) -> Checkpoint:
-        """The checkpoint of one step; a `CheckpointError` where it is damaged or absent. `world` as for `newest_intact`."""
+        """Return the checkpoint of one step; raise `CheckpointError` if it is damaged or absent. `world` as for `newest_intact`."""
         error: CheckpointError | None = None
         for path in [path for saved_step, path in self._list_on_all_ranks(world) if saved_step == step]:
             try:
@@ -108,7 +108,7 @@ class Store:
         )
 
     def best_step(self, newest: Checkpoint) -> int:
-        """The step of the best checkpoint, as the newest one notes it; `CheckpointError` if none is the best."""
+        """Return the step of the best checkpoint recorded in the newest one; raise `CheckpointError` if no best checkpoint exists."""
         if newest.saved.best_step is None:
             raise CheckpointError(
                 f"{self.directory.parent} has no best checkpoint\n"
@@ -118,24 +118,24 @@ class Store:
         return newest.saved.best_step
 
     def save(self, checkpoint: Checkpoint, *, protected: Collection[int] = (), others: Others | None = None) -> Path:
-        """Write a checkpoint, which exists whole or not at all, then let old ones go; returns its directory.
+        """Write a checkpoint atomically, then delete old checkpoints; return its directory.
 
-        One of the same step is replaced. `others` are the ranks that write pieces of it. After a `CheckpointError` nothing is
-        saved and no other checkpoint touched; after `NotPrunedError` all is saved, but something old resists removal.
+        Replaces a checkpoint of the same step. `others` are the ranks that write pieces of it. After a `CheckpointError`
+        nothing is saved or removed. After a `NotPrunedError` the checkpoint is saved, but an old one remains on disk.
         """
         target = self.path(checkpoint.step)
         try:
             self._prepare(checkpoint)
             write(checkpoint, directory=self.partial(checkpoint.step), disk=self.disk, others=others)
             self.intact.discard(checkpoint.step)
-            self.guard()  # writing took a while
+            self.guard()  # check again, since the write took a while
             if target.name in self.disk.names(self.directory):
                 self.disk.rename(target, target.with_name(f".replaced-{target.name}"))
             self.disk.rename(self.partial(checkpoint.step), target)
             self.disk.flush_directory(self.directory)
         except Exception as problem:
             if others is not None:
-                others.abandon()  # before the ground is taken from under their feet
+                others.abandon()  # other ranks must stop before their files are removed
             with suppress(OSError):
                 self._clear()
             if isinstance(problem, OSError):
@@ -156,17 +156,17 @@ class Store:
             self.disk.flush_directory(path.parent)
         for path, problem in self._clear():
             if path.name.endswith(self.path(checkpoint.step).name):
-                raise problem  # what resists removal is in the way
+                raise problem  # the directory that cannot be removed blocks this save
         needed, free = size_bytes(checkpoint), self.disk.free_bytes(self.directory)
         if free < needed:
             raise OSError(errno.ENOSPC, f"{needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free")
 
     def _clear(self) -> _Remains:
-        """Remove what was left behind, or put it back where it is all there is; returns what resists."""
+        """Remove leftover directories, or restore a directory that is the only copy; return the failures."""
         self.guard()
         names = self.disk.names(self.directory)
         litter = [name for name in names if name.startswith((".partial-step-", ".replaced-step-", ".deleted-step-"))]
-        if litter:  # a rename cut off by a kill must hold before what it renamed, or took the place of, is removed
+        if litter:  # flush renames cut off by a kill before removing the renamed or replaced directories
             self.disk.flush_directory(self.directory)
         remains = _Remains()
         for name in sorted(litter):
@@ -182,7 +182,7 @@ class Store:
         return remains
 
     def _prune(self, saved: int, protected: Collection[int]) -> _Remains:
-        """Give old checkpoints another name, so that none is ever there in part, and then remove them."""
+        """Rename old checkpoints before removing them, so that no checkpoint is ever incomplete."""
         steps = self.steps()
         counted = sorted(self.intact.intersection(steps) - {0})
         remains = _Remains()
@@ -202,7 +202,7 @@ class Store:
 
     def _remove(self, directory: Path) -> None:
         self.guard()
-        if self.disk.is_link(directory):  # the link itself: what it leads to is not ours
+        if self.disk.is_link(directory):  # remove only the link, never its target
             self.disk.remove(directory)
         else:
             for name in self.disk.names(directory):
@@ -219,7 +219,7 @@ class Store:
         return checkpoint
 
     def _list_on_all_ranks(self, world: World | None) -> list[tuple[int, Path]]:
-        """What `all` gives, on every rank as rank 0 sees the directory."""
+        """Return the result of `all` on rank 0, on every rank."""
         if world is None:
             return self.all()
         listing: Any = None
@@ -234,7 +234,7 @@ class Store:
         return [(step, self.directory / name) for step, name in listing]
 
     def all(self) -> list[tuple[int, Path]]:
-        """Every checkpoint by its name, the newest first; one being replaced comes after its replacement."""
+        """Return every checkpoint by name, newest first; a checkpoint being replaced follows its replacement."""
         if not self.disk.is_directory(self.directory):
             return []
         try:
@@ -242,11 +242,11 @@ class Store:
         except OSError as problem:
             raise CheckpointError(f"cannot list {self.directory}: {problem.strerror or problem}") from problem
         entries = [(int(match[2]), match[1] is not None, name) for name in names if (match := _NAME.fullmatch(name))]
-        entries.sort(key=lambda each: (-each[0], each[1]))  # "step-000000600" is nobody's
+        entries.sort(key=lambda each: (-each[0], each[1]))  # surefoot never writes a name like "step-000000600"
         return [(step, self.directory / name) for step, _, name in entries if name.endswith(self.path(step).name)]
 
     def not_saved(self, step: int, problem: OSError) -> CheckpointError:
-        """What to say where the file system has failed a save."""
+        """Return the error for a save that the file system failed."""
         newest = None
         with suppress(CheckpointError):
             newest = self.newest_step()

@@ -1,6 +1,6 @@
-"""A file of tensors (safetensors) read by rows and written piece by piece: in memory is only what is asked for.
+"""Read a safetensors file by rows, and write it piece by piece; only the requested rows are in memory.
 
-The format: https://huggingface.co/docs/safetensors#format. The library reads whole files; to write one it would first copy it.
+The format: https://huggingface.co/docs/safetensors#format. The library reads complete files and copies them before a write.
 """
 
 import json
@@ -18,8 +18,8 @@ from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.errors import CheckpointError
 
 CHUNK_BYTES = 16 << 20
-_SMALL_BYTES = 1 << 20  # of a tensor that is not worth a write of its own
-_HEADER_BYTES = 100 << 20  # the library's own limit
+_SMALL_BYTES = 1 << 20  # smaller tensors are written together
+_HEADER_BYTES = 100 << 20  # the limit of the safetensors library
 _TYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -40,22 +40,22 @@ _TYPES = {
     "I64": torch.int64,
     "U64": torch.uint64,
 }
-# Of numbers that come back; the library writes some that it does not read
+# dtypes that can be read back; the library writes some dtypes that it cannot read
 NAMES = {dtype: name for name, dtype in _TYPES.items()}
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes; faster to compare than single bytes
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes; faster to compare than bytes
 
 
 class Stretch(NamedTuple):
-    """Rows of a tensor in one file; their bytes are those from `start` on."""
+    """Rows of a tensor in one file. Their bytes begin at `start`."""
 
     path: Path
     start: int
-    rows: int  # 1 for a single number
+    rows: int  # 1 for a scalar
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor that is on disk, whole in one file or by rows in several, and is read when it is asked for."""
+    """A tensor on disk, in one file or by rows in several files, which is read on demand."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -63,7 +63,7 @@ class Stored:
     disk: Disk = DISK
 
     def followed_by(self, others: Iterable["Stored"]) -> "Stored":
-        """One whose next rows are in other files."""
+        """Return the tensor with the rows of `others`, in other files, appended."""
         stretches = tuple(stretch for each in (self, *others) for stretch in each.stretches)
         return replace(
             self, shape=torch.Size((sum(each.rows for each in stretches), *self.shape[1:])), stretches=stretches
@@ -73,7 +73,7 @@ class Stored:
         return self.rows(0, self.shape[0] if self.shape else 1).view(self.shape)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """The rows from `start` up to `stop`; nothing else is read."""
+        """Return the rows from `start` up to `stop`, without reading other rows."""
         read = torch.empty((stop - start, *self.shape[1:]), dtype=self.dtype)
         target, offset, first = bytes_of(read), 0, 0
         for stretch in self.stretches:
@@ -85,7 +85,7 @@ class Stored:
         return read
 
     def chunks(self) -> Iterator[bytes]:
-        """All its bytes in the order of rows, a few megabytes at a time."""
+        """Yield all bytes in row order, a few megabytes at a time."""
         for stretch in self.stretches:
             yield from self._chunks(stretch, 0, stretch.rows)
 
@@ -104,7 +104,7 @@ class Stored:
 
 
 def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
-    """The tensors of a file, by its header alone; a `ValueError` in one line for what is no such file."""
+    """Return the tensors of a file from its header alone; raise a one-line `ValueError` for an invalid file."""
     size, length = disk.size(path), int.from_bytes(disk.read(path, start=0, length=8), "little")
     if not 2 <= length <= min(size - 8, _HEADER_BYTES):
         raise ValueError("not safetensors: its header has no length that can be")
@@ -119,9 +119,9 @@ def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
 
 
 def file_header(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str]) -> bytes:
-    """The beginning of a file that holds tensors of these types and shapes, whose bytes follow in this order.
+    """Return the header of a file with tensors of these dtypes and shapes, whose bytes follow in this order.
 
-    Raises `ValueError` unless the widest types come first: then every number lies at a multiple of its width.
+    Raises `ValueError` unless the widest dtypes come first, so that every value is aligned to its width.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start, narrowest = 0, math.inf
@@ -148,9 +148,9 @@ def _stored(path: Path, disk: Disk, name: str, entry: Any, *, begin: int, size: 
 
 
 def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[memoryview]:
-    """A file that holds these tensors, stretch after stretch: small ones put together, large ones where they lie in memory.
+    """Return the memory segments of a file with these tensors: small tensors merged, large tensors without a copy.
 
-    Raises `ValueError` or `TypeError` for a tensor that is not in one stretch on the host, or shares memory with another.
+    Raises `ValueError` or `TypeError` for a tensor that is not contiguous on the host, or shares memory with another tensor.
     """
     in_order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     if apart := [k for k in in_order if tensors[k].layout != torch.strided or not tensors[k].is_contiguous()]:
@@ -179,13 +179,13 @@ def _stretches(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a tensor that lies in one stretch on the host."""
+    """Return the memory of a contiguous host tensor."""
     numbers: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(numbers)
 
 
 def equal_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same type, shape and bits (NaN equals NaN, 0.0 is not -0.0); on the host if they are apart.
+    """Return True if two tensors have equal dtype, shape and bits: NaN equals NaN, 0.0 is not -0.0. Across devices, compare on the host.
 
     >>> equal_bits(torch.tensor([torch.nan]), torch.tensor([torch.nan])), equal_bits(torch.zeros(1), -torch.zeros(1))
     (True, False)

@@ -1,7 +1,7 @@
-"""What a model, a loss or an optimizer remembers and no checkpoint holds: found by walking through them, compared, put back.
+"""Find, compare and restore the state of a model, a loss or an optimizer that no checkpoint holds.
 
-Lost with the process are buffers that are not persistent, attributes, variables of closures, globals of functions, and
-generators. Of installed packages the walk enters modules, optimizers and the loss itself. It reads no tensor on the host.
+Such state is lost with the process: nonpersistent buffers, attributes, closure variables, globals of functions, and
+generators. In installed packages the walk visits only modules, optimizers and the loss. No tensor is read on the host.
 """
 
 import random
@@ -33,8 +33,8 @@ from surefoot.errors import first_line
 from surefoot.metrics.contract import torchmetrics_in
 
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
-_MAX_ENTRIES, _MAX_OBJECTS = 10_000, 100_000  # of a longer list only the length is compared
-# of what no checkpoint holds, in all: tensors beyond that are compared by their counters of changes in place, and not put back
+_MAX_ENTRIES, _MAX_OBJECTS = 10_000, 100_000  # a longer container is compared only by its length
+# limit of copied unsaved bytes: tensors beyond it are compared by version counters, and not restored
 _MAX_BYTES = 1 << 28
 _OF_MODULES = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
 _OF_OPTIMIZERS = {"state", "param_groups", "defaults", "params", "lr", "initial_lr"}
@@ -45,10 +45,10 @@ _PROTOCOLS = {
 
 
 class Observation:
-    """A walk through a run's models, `with_weights` and persistent buffers or without, its loss and optimizers.
+    """A snapshot of a run's models, loss and optimizers; with `with_weights`, also of weights and persistent buffers.
 
-    What is reached twice is visited once, under the first name. `user_state` are the objects of `run.register_state`, by name.
-    Tensors are copied on their device, or to the host `with_weights`.
+    An object reached twice is visited once, under its first name. `user_state` holds the objects of `run.register_state` by
+    name. Tensors are copied on their device, or to the host if `with_weights`.
     """
 
     def __init__(
@@ -60,32 +60,32 @@ class Observation:
         user_state: Mapping[str, Any],
         with_weights: bool = False,
     ) -> None:
-        self.values: dict[str, Any] = {}  # that no checkpoint holds, by the name under which a user knows them
-        self.undo: list[tuple[bool, Callable[[], None]]] = []  # whether a checkpoint holds it, and the way back
-        self.visited: dict[int, Any] = {}  # holds what it names: no other object gets its address meanwhile
-        self.copied_bytes = 0  # of what no checkpoint holds
+        self.values: dict[str, Any] = {}  # unsaved values by user-visible name
+        self.undo: list[tuple[bool, Callable[[], None]]] = []  # (saved in a checkpoint?, undo function)
+        self.visited: dict[int, Any] = {}  # keeps the objects alive, so that ids stay unique
+        self.copied_bytes = 0  # of unsaved tensors
         self.with_weights, of_user = with_weights, [each for each in user_state.values() if isinstance(each, nn.Module)]
         self.saved_modules = {id(module) for each in [*models.values(), *of_user] for module in each.modules()}
-        # not entered from an object of `run.register_state`, which may refer to all of the run
+        # not visited through an object of `run.register_state`, which may refer to the complete run
         self.later = self.saved_modules | {id(optimizer) for optimizer in (optimizers or {}).values()}
-        metrics = {name: torchmetrics_in(each) for name, each in user_state.items()}  # all of them is saved
+        metrics = {name: torchmetrics_in(each) for name, each in user_state.items()}  # their state is always saved
         self.later -= {id(metric) for of_object in metrics.values() for metric in of_object}
         for module in () if with_weights else (module for model in models.values() for module in model.modules()):
             tensors = (module._parameters | module._buffers).items()
             self.visited |= {id(each): each for name, each in tensors if name not in module._non_persistent_buffers_set}
-        for name, each in user_state.items():  # first, so that what else refers to them finds them visited
+        for name, each in user_state.items():  # first, so that other references find them visited
             for part in [each, *metrics[name]]:
                 self.visit(name, part, True, is_root=True)
         for name, each in [*models.items(), ("loss", loss)]:
             self.visit(name, each, is_root=True)
         for name, optimizer in (optimizers or {}).items():
             self._optimizer("optimizer" if list(models) == ["model"] else f"optimizer[{name!r}]", optimizer)
-        for name, each in user_state.items():  # modules, of which the state_dict is saved
+        for name, each in user_state.items():  # modules, whose state_dict is saved
             self.visit(name, each)
 
     @torch.no_grad()
     def put_back(self, *, only_saved: bool = False) -> None:
-        """Make everything visited what it was, or only what a checkpoint holds; raises `NotPutBackError` after all it can do."""
+        """Restore all visited state, or only saved state if `only_saved`; continue after failures, then raise `NotPrunedError`."""
         problems = []
         for is_saved, undo in self.undo:
             if is_saved or not only_saved:
@@ -101,7 +101,7 @@ class Observation:
             )
 
     def visit(self, path: str, thing: Any, is_saved: bool = False, *, is_root: bool = False) -> None:
-        """Take note of one thing and of all that it refers to, as far as it lets itself be looked into."""
+        """Record one object and all objects that it refers to, as far as they can be inspected."""
         if thing is None or isinstance(thing, _PLAIN):
             self._note(path, thing, is_saved)
         elif not (
@@ -150,7 +150,7 @@ class Observation:
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_inference():
             return
         local = held_of(tensor)[0].detach()
-        if (parts := plain_tensors(path, local)).keys() != {path}:  # of a quantised tensor, say
+        if (parts := plain_tensors(path, local)).keys() != {path}:  # a quantized tensor, for example
             for name, part in parts.items():
                 self.visit(name, part, is_saved)
         elif not is_saved and self.copied_bytes + local.nbytes > _MAX_BYTES:
@@ -182,7 +182,7 @@ class Observation:
         for owner in type(thing).__mro__:
             names = vars(owner).get("__slots__", ())
             for name in (names,) if isinstance(names, str) else names:
-                slot = vars(owner).get(name)  # under a private name it is not found
+                slot = vars(owner).get(name)  # a private name is mangled and not found
                 if isinstance(slot, MemberDescriptorType) and hasattr(thing, name):
                     attribute = slot.__get__(thing)
                     self._note("", None, is_saved, slot.__set__, thing, attribute)
@@ -190,7 +190,7 @@ class Observation:
 
     def _module(self, path: str, module: nn.Module, is_saved: bool) -> None:
         is_known = id(module) in self.saved_modules
-        # one with a protocol of its own says itself which of its attributes are saved; but a metric's leaves out its numbers
+        # a module with its own save methods decides which attributes are saved; but a metric's methods omit its values
         says_itself = _overrides(module, nn.Module) and module not in torchmetrics_in(module)
         all_saved = is_saved or (is_known and (says_itself or bool(module._state_dict_hooks)))
         for entries in (vars(module), module._parameters, module._buffers, module._modules):
@@ -199,7 +199,7 @@ class Observation:
         for slots in (module._parameters, module._buffers):
             for name, tensor in slots.items():
                 is_persistent = is_known and name not in module._non_persistent_buffers_set
-                if is_persistent:  # a pass may put another tensor in its place
+                if is_persistent:  # a forward pass may replace the tensor
                     self._note("", None, True, slots.__setitem__, name, tensor)
                 self.visit(f"{path}.{name}", tensor, all_saved or is_persistent)
         for name, child in module._modules.items():
@@ -207,7 +207,7 @@ class Observation:
 
     def _function(self, path: str, function: FunctionType, is_saved: bool) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if cell != CellType():  # it is assigned
+            if cell != CellType():  # the cell is assigned
                 self._note("", None, is_saved, setattr, cell, "cell_contents", cell.cell_contents)
                 self.visit(f"{path}.{name}", cell.cell_contents, is_saved)
         self.visit(f"{path}.__defaults__", function.__defaults__, is_saved)
@@ -220,20 +220,20 @@ class Observation:
                 self.visit(f"{module}.{name}", variables[name], is_saved)
 
     def _optimizer(self, path: str, optimizer: Optimizer) -> None:
-        """Of the run: state and groups are saved, but for what in the groups is no plain value."""
+        """Visit an optimizer of the run: its state and groups are saved, except group entries that are not plain values."""
         self.visited |= {id(optimizer): optimizer, id(optimizer.state): optimizer.state}
         for index, (group, saved) in enumerate(zip(optimizer.param_groups, group_numbers(optimizer), strict=True)):
             rest = {name: each for name, each in group.items() if name not in _OF_OPTIMIZERS | saved.keys()}
             self._attributes(f"{path}.param_groups[{index}]", rest)
-        # one with a protocol of its own says itself what of it is saved
+        # an optimizer with its own save methods decides what is saved
         all_saved = _overrides(optimizer, Optimizer) or bool(optimizer._optimizer_state_dict_post_hooks)
-        own = _is_own(type(optimizer).__module__)  # what torch's and surefoot's remember besides is no state
+        own = _is_own(type(optimizer).__module__)  # other attributes of torch's and surefoot's are no state
         names = [name for name in vars(optimizer) if name not in _OF_OPTIMIZERS and (own or name.endswith("_hooks"))]
         self._attributes(path, {name: vars(optimizer)[name] for name in names}, all_saved)
 
 
 def changes(before: Observation, after: Observation, *, exact: bool) -> list[str]:
-    """Names of the values that differ, the outer of two nested ones; floats to rounding unless `exact`."""
+    """Return the names of the values that differ, of nested names the outer; floats within rounding unless `exact`."""
     names = before.values.keys() & after.values.keys()
     differ = sorted(name for name in names if not same(before.values[name], after.values[name], exact=exact))
     return [name for name in differ if not any(name.startswith((f"{each}.", f"{each}[")) for each in differ)]
@@ -241,7 +241,7 @@ def changes(before: Observation, after: Observation, *, exact: bool) -> list[str
 
 @cache
 def _is_own(module: str) -> bool:
-    """Whether a module is a file of the user's own, not of an installed package."""
+    """Return True if a module is the user's own file, not part of an installed package."""
     file = vars(sys.modules[module]).get("__file__") if module in sys.modules else None
     installed = file is not None and {"site-packages", "dist-packages"}.intersection(Path(file).parts)
     return not installed and module.partition(".")[0] not in {*sys.stdlib_module_names, "torch", "surefoot"}

@@ -1,6 +1,6 @@
-"""Weights in files as others load them, written tensor by tensor: model.safetensors, or several and an index beside them.
+"""Write weights tensor by tensor for other libraries: model.safetensors, or several files and their index.
 
-The names are those of Hugging Face's libraries. No more than one tensor is in memory at a time.
+The file names are those of Hugging Face's libraries. At most one tensor is in memory at a time.
 """
 
 import json
@@ -26,7 +26,7 @@ _OURS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.in
 
 @dataclass(frozen=True)
 class Written:
-    """A tensor to be written: under which name, from where, and whether rows become columns."""
+    """A tensor to write: its name, its source, and a flag for transposition."""
 
     name: str
     stored: Stored
@@ -41,7 +41,7 @@ class Written:
         return self.stored.shape.numel() * self.stored.dtype.itemsize
 
     def chunks(self) -> Iterator[bytes | memoryview]:
-        """Its bytes as they are written; all of it is read at once only where it is turned."""
+        """Yield the bytes to write; only a transposed tensor is read completely at once."""
         if not self.turned:
             yield from self.stored.chunks()
         else:
@@ -59,13 +59,13 @@ def write_weights(
     aliases: Mapping[str, str],
     beside: Iterable[tuple[str, bytes]] = (),
 ) -> list[str]:
-    """Write tensors into a directory, one file or several of at most `max_bytes`, and files `beside` them; their names.
+    """Write tensors in a directory, as files of at most `max_bytes`, with the files `beside` them; return the file names.
 
-    A larger tensor has a file of its own. `aliases` are further names of tied ones, for the files' metadata, where
-    `safetensors.torch.load_model` looks for them. Weights that are there are replaced: their index is removed first and the
-    new one written after all weights, so that a directory cut off in between is not taken for whole.
+    A larger tensor gets its own file. `aliases` maps further names of tied tensors, which `safetensors.torch.load_model`
+    reads in the files' metadata. Old weights are replaced: their index is removed first, and the new index is written last.
+    An interrupted write thus never looks complete.
     """
-    groups, filled = [list[Written]()], 0  # in their order, each file as full as it may be
+    groups, filled = [list[Written]()], 0  # in order, each file as full as possible
     for tensor in tensors:
         if groups[-1] and filled + tensor.size_bytes > max_bytes:
             groups, filled = [*groups, []], 0
@@ -95,9 +95,9 @@ def write_weights(
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file, or of a directory that `write_weights`, or a library that names files so, has written; in memory.
+    """Load all tensors of a file, or of a directory written by `write_weights` or by another library with these names.
 
-    Raises `CheckpointError` where one of the files is missing or is none.
+    Raises `CheckpointError` if one of the files is missing or invalid.
     """
     directory, files = (path, [WEIGHTS]) if path.is_dir() else (path.parent, [path.name])
     try:
@@ -112,7 +112,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def has_weights(directory: Path) -> bool:
-    """Whether a directory holds weights, in one file or in several."""
+    """Return True if a directory holds weights, in one file or in several."""
     return (directory / WEIGHTS).is_file() or (directory / INDEX).is_file()
 
 

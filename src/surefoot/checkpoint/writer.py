@@ -1,7 +1,7 @@
-"""Saving beside the training: one thread for each save, which several ranks agree on by messages, without a process group.
+"""Save checkpoints during training: one thread per save. Ranks coordinate by messages, without a process group.
 
-Rank 0 makes the directory and says "begin"; the ranks that hold pieces write theirs and report lengths and hashes, or that they
-failed; rank 0 commits when all have reported, or gives up, and tells all the outcome.
+Rank 0 creates the directory and sends "begin". Ranks with pieces write their files and report lengths and hashes, or a
+failure. Rank 0 commits after all reports, or gives up, and sends the outcome to all ranks.
 """
 
 import json
@@ -20,17 +20,17 @@ from surefoot.checkpoint.format import Checkpoint, Entries, write_tensors
 from surefoot.checkpoint.store import NotPrunedError, Store
 from surefoot.errors import CheckpointError, first_line
 
-_PATIENCE_S = 1800.0  # with a rank that says nothing; one that has died is noticed much earlier, by its heartbeat
-_LAST_PATIENCE_S = 20.0  # where this process wants to end, or those that it waits for are ended
-_PAUSE_S = 0.2  # at most, between two looks
+_PATIENCE_S = 1800.0  # for a silent rank; the heartbeat detects a dead rank much earlier
+_LAST_PATIENCE_S = 20.0  # if this process or the other ranks are about to exit
+_PAUSE_S = 0.2  # the maximum between two checks
 
 
 class Writer:
-    """Saves into a store in the background, one checkpoint at a time, and outlives saves that fail.
+    """Saves checkpoints in the background, one at a time, and continues after failed saves.
 
-    The thread is not a daemon: an interpreter that ends waits for the save in flight. The store belongs to that save: call
-    `wait` before using it. `saved` is the last step that was saved. Each of several ranks has one, with a `mail`box between
-    them: they submit the same steps, and learn the same of each.
+    The thread is not a daemon: the interpreter waits for the current save before it exits. Call `wait` before using the
+    store, since a running save owns it. `saved` is the last saved step. Each of several ranks has a writer, connected by
+    `mail`: all submit the same steps and receive the same outcomes.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class Writer:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store, self.rank, self.mail, self.now = store, rank, mail, now
-        self.took_s = 0.0  # the last finished save
+        self.took_s = 0.0  # duration of the last finished save
         self.saved: int | None = None
-        self.not_pruned: NotPrunedError | None = None  # of the last save, which is on disk all the same
-        self.failure: CheckpointError | None = None  # of the last finished save, unless it succeeded
+        self.not_pruned: NotPrunedError | None = None  # of the last save, which succeeded nevertheless
+        self.failure: CheckpointError | None = None  # of the last finished save, None after a success
         self._thread: threading.Thread | None = None
         self._save_count = 0
         self._hurried = threading.Event()
 
     def submit(self, checkpoint: Checkpoint, *, protected: Collection[int] = ()) -> None:
-        """Begin to save, after the save in flight, and return. The tensors must not change any more."""
+        """Start a save after the current save, and return. The tensors must not change afterwards."""
         self.wait()
         self._save_count += 1
         thread = threading.Thread(
@@ -59,19 +59,19 @@ class Writer:
         )
         try:
             thread.start()
-        except RuntimeError:  # no more threads allowed, or the interpreter is about to end
+        except RuntimeError:  # the thread limit is reached, or the interpreter is about to exit
             self._save(checkpoint, protected)
         else:
             self._thread = thread
 
     def wait(self) -> None:
-        """Return when no save is in flight."""
+        """Wait until no save is running."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def hurry(self) -> None:
-        """Wait for other ranks a moment at most from now on: this one fails, and that ends them."""
+        """Shorten all waits for other ranks from now on, since a failure of this rank ends the other ranks too."""
         self._hurried.set()
 
     def _save(self, checkpoint: Checkpoint, protected: Collection[int]) -> None:
@@ -86,7 +86,7 @@ class Writer:
                 else:
                     save_following(self.store, checkpoint, board, rank=self.rank)
             self.saved, self.failure = step, None
-        except Exception as problem:  # a bug must reach the caller too: nobody reads a thread's traceback
+        except Exception as problem:  # a bug must reach the caller too: a thread's traceback would be lost
             del checkpoint
             _clear_tracebacks(problem)
             if isinstance(problem, NotPrunedError):
@@ -99,7 +99,7 @@ class Writer:
 
 
 class Board:
-    """The messages of one save, by its number; `hurried` tells whether to wait for others no longer than a moment."""
+    """The messages of one save, addressed by its number. While `hurried` returns True, waits for other ranks are short."""
 
     def __init__(
         self, mail: Mail, *, save: int, patience_s: float = _PATIENCE_S, hurried: Callable[[], bool] = lambda: False
@@ -107,14 +107,14 @@ class Board:
         self.mail, self.save, self.patience_s, self.hurried = mail, save, patience_s, hurried
 
     def send(self, what: str, value: Any) -> None:
-        """Leave a message; `CheckpointError` where nobody takes it."""
+        """Send a message; raise `CheckpointError` if the connection is lost."""
         try:
             self.mail.set(f"{self.save}/{what}", json.dumps(value))
         except RuntimeError as problem:
             raise _cut_off(problem) from problem
 
     def receive(self, *what: str, of: str) -> tuple[str, Any]:
-        """The first of some messages to be there, and which it is; waits for it, `of` whom the error would tell."""
+        """Wait for the first of several messages, and return its name and value; `of` names the sender in errors."""
         start, pause_s = time.monotonic(), 0.005
         ending: float | None = None
         while True:
@@ -134,11 +134,11 @@ class Board:
 
 
 class Writers:
-    """The ranks besides rank 0 that write pieces, as rank 0 sees them (`format.Others`)."""
+    """The ranks besides rank 0 that write pieces, as seen by rank 0 (`format.Others`)."""
 
     def __init__(self, board: Board, store: Store, checkpoint: Checkpoint) -> None:
         self.board, self.store, self.step, self.started = board, store, checkpoint.step, False
-        # in the order of rows
+        # in row order
         self.awaited = list(range(1, 1 if checkpoint.pieces is None else checkpoint.pieces.count))
 
     def begin(self) -> None:
@@ -150,7 +150,7 @@ class Writers:
         while self.awaited:
             rank = self.awaited.pop(0)
             report = self.board.receive(f"piece-{rank}", of=f"the rank of piece {rank + 1}")[1]
-            with suppress(RuntimeError):  # nobody else will look for it
+            with suppress(RuntimeError):  # no other rank needs this key
                 self.board.mail.delete_key(f"{self.board.save}/piece-{rank}")
             merged |= {file: (int(length), str(digest)) for file, (length, digest) in report["files"].items()}
             failed = failed or report["failed"]
@@ -170,7 +170,7 @@ class Writers:
 
 
 def save_leading(store: Store, checkpoint: Checkpoint, board: Board, *, protected: Collection[int]) -> None:
-    """Rank 0's part of a save, and its outcome to all; raises as `Store.save` does."""
+    """Run rank 0's part of a save, and send its outcome to all ranks; raise the errors of `Store.save`."""
     try:
         store.save(checkpoint, protected=protected, others=Writers(board, store, checkpoint))
     except Exception as problem:
@@ -181,7 +181,7 @@ def save_leading(store: Store, checkpoint: Checkpoint, board: Board, *, protecte
 
 
 def save_following(store: Store, checkpoint: Checkpoint, board: Board, *, rank: int) -> None:
-    """The part of another rank: its pieces, where it has some; returns and raises as rank 0's."""
+    """Run another rank's part of a save: write its pieces, if any; return or raise as on rank 0."""
     pieces = checkpoint.pieces
     kind, message = board.receive(*(["begin"] if pieces is not None else []), "outcome", of="rank 0")
     if pieces is not None and kind == "begin":
@@ -194,7 +194,7 @@ def save_following(store: Store, checkpoint: Checkpoint, board: Board, *, rank: 
 
 
 def _write_pieces(store: Store, checkpoint: Checkpoint, *, leader_step: int, rank: int) -> dict[str, Any]:
-    """Write the pieces of a rank; what it reports."""
+    """Write the pieces of a rank, and return its report."""
     step, where = checkpoint.step, f"rank {rank} on {socket.gethostname()}"
     try:
         if leader_step != step:
@@ -223,7 +223,7 @@ def _cut_off(problem: RuntimeError) -> CheckpointError:
 
 
 def _clear_tracebacks(problem: BaseException | None) -> None:
-    """Clear the frames that an exception remembers: or who keeps it keeps every tensor too."""
+    """Clear the frames of an exception's tracebacks, which would keep every tensor alive."""
     while problem is not None:
         clear_frames(problem.__traceback__)
         problem = problem.__cause__ or problem.__context__

@@ -1,4 +1,4 @@
-"""Data of each step: which samples it sees (plan), how they get there (feed), and the data sets."""
+"""Data sets, the plan that assigns samples to each training step, and the feed that loads those samples."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Batches of samples of about equal length, as many as a number of tokens allows: which samples, by step; shuffled anew each epoch."""
+"""Batches of samples of similar length, limited by a number of tokens; the batches are reshuffled every epoch."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -8,24 +8,24 @@ from surefoot.data.order import Ids, folded, permutation
 from surefoot.errors import DataError
 from surefoot.seeding import fold, stream_key
 
-_WIDER = 1.1  # the longest sample of a bucket is at most so many times as long as its shortest
-_NOISE = 3.0  # tokens: samples of a bucket that differ by less in their other sides come in any order
+_WIDER = 1.1  # the largest ratio of the longest to the shortest sample of a bucket
+_NOISE = 3.0  # tokens: samples of a bucket are in random order if their total lengths differ by less
 
 
 @runtime_checkable
 class Lengthy(Protocol):
-    """A data set that says how long its samples are: (samples,) or (samples, sides), as whole numbers of tokens; or one for all."""
+    """A data set with an attribute `lengths`, the integer number of tokens of each sample."""
 
     @property
     def lengths(self) -> Ids | int:
-        """By sample."""
+        """Lengths of shape (samples,) or (samples, sides), or one integer if all samples have the same length."""
 
 
 class Buckets:
-    """Step -> the samples of each of its micro-batches, which hold at most `tokens` each, with the padding.
+    """Plan of the samples of each micro-batch; a micro-batch has at most `tokens` tokens, padding included.
 
-    lengths: (samples,) or (samples, sides). A micro-batch of n rows takes n times the longest side of any of its samples.
-    Every step of an epoch has `pieces` micro-batches, but the last ones of its last step may be empty.
+    lengths: (samples,) or (samples, sides). A micro-batch of n rows counts as n times the longest side of its samples.
+    Every step has `pieces` micro-batches. In the last step of an epoch, the last micro-batches may be empty.
 
     >>> plan = Buckets(0, lengths=np.array([3, 3, 3, 4, 9]), tokens=9, pieces=1)
     >>> plan.samples, plan.steps, sorted(ids.tolist() for step in range(3) for ids, _ in plan.micro_batches(step))[-1]
@@ -49,7 +49,7 @@ class Buckets:
         self.cached_order: tuple[int, Ids] = (-1, np.empty(0, np.int64))
 
     def micro_batches(self, step: int) -> list[tuple[Ids, Ids]]:
-        """The samples of each micro-batch of a step, and the epoch of each."""
+        """Return (sample ids, epochs) for each micro-batch of a step."""
         epoch, batch_index = divmod(step, self.steps)
         first, last = batch_index * self.pieces, min((batch_index + 1) * self.pieces, len(self.ends))
         batches = permutation(fold(self.batch_key, epoch), len(self.ends), np.arange(first, last, dtype=np.int64))
@@ -59,7 +59,7 @@ class Buckets:
         return [(ids, np.full_like(ids, epoch)) for ids in batch_ids]
 
     def padded_fraction(self, epoch: int = 0) -> float:
-        """Which share of all places in the batches of an epoch holds no token: each side is as wide as its longest."""
+        """Return the fraction of padding in the batches of an epoch; each side is padded to its longest row."""
         widest = np.maximum.reduceat(self.sides[self._order(epoch)], self.starts, axis=0)
         return 1.0 - float(self.sides.sum() / (widest * (self.ends - self.starts)[:, None]).sum())
 
@@ -67,7 +67,7 @@ class Buckets:
         return {"order": "length buckets per epoch", "samples": self.samples, "batches": len(self.ends)}
 
     def _order(self, epoch: int) -> Ids:
-        """All samples, bucket by bucket: within one by the length of all sides, give or take some noise of this epoch's."""
+        """Return all sample ids sorted by bucket, then by total length plus noise drawn for this epoch."""
         if self.cached_order[0] != epoch:
             numbers = np.arange(self.samples, dtype=np.uint64)
             drawn = folded(np.full_like(numbers, fold(self.key, epoch)), numbers)
@@ -77,26 +77,26 @@ class Buckets:
 
 
 def _cut(longest: Ids, tokens: int) -> tuple[Ids, Ids]:
-    """The bucket of every sample, and where each batch ends in an order by bucket."""
+    """Return the bucket of every sample, and the end index of each batch in the order sorted by bucket."""
     order = np.argsort(longest, kind="stable")
     of_sample = np.empty(len(longest), np.int64)
     ends: list[Ids] = []
     for number, (first, last, length) in enumerate(_buckets(longest[order], tokens)):
         of_sample[order[first:last]] = number
         batches = -(-(last - first) // (tokens // length))
-        # of equal size to one sample, so that none is left with a few
+        # batch sizes differ by one sample at most, so the last batch is not much smaller
         ends.append(first + np.arange(1, batches + 1, dtype=np.int64) * (last - first) // batches)
     return of_sample, np.concatenate(ends)
 
 
 def _buckets(lengths: Ids, tokens: int) -> list[tuple[int, int, int]]:
-    """First position, end and longest of each range of sorted lengths: it fills a batch, or is as narrow as `_WIDER`."""
+    """Split sorted lengths into (start, end, longest); a bucket ends once it fills a batch and exceeds `_WIDER`."""
     values, counts = (column.tolist() for column in np.unique(lengths, return_counts=True))
     buckets: list[tuple[int, int, int]] = []
     first, size, shortest = 0, 0, values[0]
     for length, count, following in zip(values, counts, [*values[1:], None], strict=True):
         size += count
-        if following is None and buckets and size * length < tokens:  # too few at the end for one of their own
+        if following is None and buckets and size * length < tokens:  # the rest does not fill a batch: merge it
             buckets.append((buckets.pop()[0], len(lengths), length))
         elif following is None or (size * length >= tokens and following > shortest * _WIDER):
             buckets.append((first, first + size, length))

@@ -1,4 +1,4 @@
-"""Checks of a data set before training: addressable, not empty, the same when read again; and its fingerprint."""
+"""Checks that a data set is indexable, not empty and repeatable before training, and the fingerprint of its data."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from surefoot.data.gathering import Gather, gather_fn, is_tensors, leaves, sampl
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
-_NAMED_PARTS = 64  # of a data set of more parts one hash tells for all
+_NAMED_PARTS = 64  # a data set of more parts gets one hash of all parts
 _DRAWS_UNSEEDED = (
     "differs when it is read again under the same seed\n"
     "  it seems to hold a random generator of its own (random.Random(), np.random.default_rng(), torch.Generator()),\n"
@@ -24,23 +24,23 @@ _GATHERS_OTHERWISE = (
     "differs when it is gathered again: gather(ids, epochs) must be a function of these two\n"
     "  draw from np.random.default_rng((seed, epoch, id)), or leave gather out: __getitem__ is seeded for every sample"
 )
-_READINGS = 8  # of sample 0, half of them of two others: a coin comes out the same every time once in 128
+_READINGS = 8  # reads of sample 0; two other samples get half of them. 8 coin flips agree with probability 1/128
 
 
 @runtime_checkable
 class Fingerprinted(Protocol):
-    """A data set that says itself which data it holds."""
+    """A data set that computes its own fingerprint."""
 
     def fingerprint(self) -> dict[str, Any]:
-        """JSON that differs where the data differ."""
+        """Return JSON values that differ if the data differ."""
 
 
 def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> int:
-    """The number of samples; raises `DataError` if a data set cannot be addressed by step or is not a function of its seed.
+    """Return the number of samples; raise `DataError` if the data set is not indexable or not repeatable.
 
-    Reads the first, middle and last samples several times under the same seed (under different ones if they are gathered). A
-    generator of the data set's own would show: seeds do not reach it, and a resumed run would see other samples. The global
-    generators are left as they were. `batch_size` of a step tells a list of batches from one of samples.
+    The first, middle and last samples are read several times under one seed (gathered samples under different seeds). The reads
+    differ if the data set owns a random generator, and then a resumed run would see other samples. The state of the global
+    generators is restored. A list is refused as a list of batches if its first entry has `batch_size` rows.
     """
     name = type(dataset).__name__
     if instead := _what_instead(dataset, batch_size=batch_size):
@@ -69,7 +69,7 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
 
 
 def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | None:
-    """Why an object is not a usable data set, and what to do about it; None if it is one."""
+    """Return the reason why an object is not a usable data set, and the remedy. Returns None if the object is usable."""
     parts = list(dataset) if isinstance(dataset, tuple | list) and len(dataset) <= 8 else []
     arrays = [isinstance(part, np.ndarray | Tensor) and part.ndim > 0 for part in parts]
     if isinstance(dataset, Tensor):
@@ -95,7 +95,7 @@ def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | 
 
 
 def _are_columns(parts: Sequence[Any]) -> bool:
-    """Whether arrays of one length are columns of samples, and not samples: they differ in shape or kind."""
+    """Return True if the arrays look like columns, not samples: equal lengths, but different row shapes or dtypes."""
     kinds = {(part.shape[1:], str(part.dtype)) for part in parts}
     return len(set(map(len, parts))) == 1 and len(parts[0]) > 1 and len(kinds) > 1
 
@@ -108,7 +108,7 @@ def _is_batch(first: Any, batch_size: int) -> bool:
 
 
 def check_split(name: str, dataset: Any, *, seed: int) -> None:
-    """Raise `DataError` for a split that cannot be scored, and `ConfigError` for a name that would be no score's."""
+    """Raise `DataError` if a split cannot be evaluated, and `ConfigError` if its name is empty or has a slash."""
     if not name or "/" in name:
         raise ConfigError(f"split {name!r}: scores are called SPLIT/SCORE, so its name needs a character, and no slash")
     try:
@@ -118,7 +118,7 @@ def check_split(name: str, dataset: Any, *, seed: int) -> None:
 
 
 def read(dataset: Any, sample: int, *, step: int) -> Any:
-    """One sample; an exception inside the data set becomes a `DataError` that names sample and step."""
+    """Return one sample; convert an exception of the data set into a `DataError` that names the sample and the step."""
     try:
         return dataset[sample]
     except SurefootError:
@@ -131,7 +131,7 @@ def read(dataset: Any, sample: int, *, step: int) -> Any:
 
 
 def rows(batch: Any) -> int:
-    """The first dimension of the first tensor in a nested batch: over how many samples a mean loss is taken."""
+    """Return the first dimension of the first tensor in a nested batch, which is the sample count of a mean loss."""
     tensor = next((leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)), None)
     if tensor is None or tensor.ndim == 0:
         raise DataError(
@@ -142,10 +142,10 @@ def rows(batch: Any) -> int:
 
 
 def fingerprint(dataset: Any) -> dict[str, Any]:
-    """A fingerprint of the data as JSON: type and length, and for tensors a hash of up to 16 MiB, in rows spread over each.
+    """Return a JSON fingerprint of the data: type, length, and a hash of the contents.
 
-    A data set may say so itself with a method `fingerprint()`. The indices of a `Subset` are hashed too, and lists, tuples,
-    dictionaries and arrays by their content. Parts of a `ConcatDataset` or `StackDataset` have one each, or one hash if many.
+    Evenly spaced rows of tensors are hashed, up to 16 MiB each; lists, tuples, dictionaries, arrays and indices of a `Subset` too. Parts
+    of a `ConcatDataset` or `StackDataset` get a fingerprint each, or one hash if over 64. A method `fingerprint()` has precedence.
     """
     if isinstance(dataset, Fingerprinted):
         return {"type": type(dataset).__name__, **dataset.fingerprint()}
@@ -158,7 +158,7 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
             "of": fingerprint(dataset.dataset),
         }
     fields: dict[str, Any] = {"type": type(dataset).__name__}
-    if hasattr(dataset, "__len__"):  # what a subset is taken from need not have a length
+    if hasattr(dataset, "__len__"):  # the parent of a subset may lack a length
         fields["samples"] = sample_count(dataset)
     if tensors := tensors_of(dataset):
         fields["sha256"] = hash_of(tensors)

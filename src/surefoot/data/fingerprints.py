@@ -1,6 +1,6 @@
-"""Hashes of data: a few samples, a micro-batch, a list of samples. Equal values have equal hashes.
+"""Hashes of samples, micro-batches and lists of samples; equal values have equal hashes.
 
-Which data a data set says it holds is `dataset_checks.fingerprint`; hashes of two starts are compared in `checkpoint/changes.py`.
+`dataset_checks.fingerprint` describes a whole data set. `checkpoint/changes.py` compares the hashes of two sessions.
 """
 
 import re
@@ -20,32 +20,32 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset
 from surefoot.data.gathering import by_sample, gather_fn
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
-_MAX_BYTES = 1 << 24  # of one tensor, and of one list of samples
+_MAX_BYTES = 1 << 24  # hashed per tensor, and per list of samples
 
 
 @runtime_checkable
 class Picture(Protocol):
-    """A picture of PIL."""
+    """An image of PIL."""
 
     mode: str
     size: tuple[int, int]
 
     def tobytes(self) -> bytes:
-        """Its pixels."""
+        """Return the bytes of the pixels."""
 
 
 @runtime_checkable
 class Concatenated(Protocol):
-    """A data set that is several others, one after the other."""
+    """A data set that concatenates other data sets."""
 
     def concatenated(self) -> Mapping[str, Any]:
-        """The others by name."""
+        """Return the concatenated data sets by name, in order."""
 
 
 def hash_of(value: Any, unknown: dict[str, None] | None = None) -> str:
-    """A hash of a nested value; `unknown` takes the kinds of objects that are not looked into.
+    """Return a hash of a nested value; the names of types that cannot be hashed by content are added to `unknown`.
 
-    Mappings and sets count in any order; of a text neither addresses nor the folders of an absolute path count.
+    The order of mappings and sets is ignored. Memory addresses in strings and the directories of absolute paths are ignored.
 
     >>> hash_of({"x": torch.ones(2), "y": 3}) == hash_of({"y": 3, "x": torch.ones(2)}), hash_of(1.0) == hash_of(2.0)
     (True, False)
@@ -57,17 +57,17 @@ def hash_of(value: Any, unknown: dict[str, None] | None = None) -> str:
 
 
 def hash_of_list(samples: Sequence[Any]) -> str:
-    """A hash of a list of samples: of up to 2,000 of them and 16 MiB, evenly spread, the ends among them."""
+    """Return a hash of up to 2,000 evenly spaced samples and about 16 MiB; the first and last samples are included."""
     size_bytes = max(1, sum(map(len, _pieces(samples[0], {}))))
     count = min(len(samples), max(3, min(2_000, _MAX_BYTES // size_bytes)))
     return hash_of([samples[index] for index in np.linspace(0, len(samples) - 1, count).astype(int).tolist()])
 
 
 def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[str, None]) -> dict[str, str]:
-    """Hashes of the first, middle and last sample, of two that the seed draws, and of one of up to 64 parts, by their names.
+    """Return hashes by name: of the first, middle and last sample, two random samples, and one sample of up to 64 parts.
 
-    Each is read as in the first epoch, under its own random numbers. An unreadable one is left out: the step that needs it reports
-    why. `gather` tells whether batches are gathered where a data set can do that. The global generators are left as they were.
+    Each sample is read as in the first epoch, under its own seed. Unreadable samples are skipped; training reports their errors.
+    `gather`: gather samples if the data set supports gathering. The state of the global generators is restored.
     """
     gathered = gather_fn(dataset) if gather else None
     dataset = by_sample(dataset)
@@ -84,13 +84,13 @@ def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[st
             try:
                 read = dataset[sample] if gathered is None else gathered(np.array([sample]), np.zeros(1, np.int64))
                 hashes[label] = hash_of(read, unknown)
-            except Exception:  # of the user's code, whatever it is
+            except Exception:  # user code may raise anything
                 continue
     return hashes
 
 
 def parts_of(dataset: Any) -> Mapping[str, Any]:
-    """The data sets that one is made of, by name; none for any other."""
+    """Return the parts of a concatenated or stacked data set by name; other data sets give an empty mapping."""
     if type(dataset) not in (ConcatDataset, StackDataset):
         return dataset.concatenated() if isinstance(dataset, Concatenated) else {}
     inner = dataset.datasets
@@ -98,14 +98,14 @@ def parts_of(dataset: Any) -> Mapping[str, Any]:
 
 
 def all_within(dataset: Any) -> Iterator[Any]:
-    """A data set, and those that it is a subset of or made of."""
+    """Yield a data set, then recursively the parent of a subset and the parts of a concatenation."""
     yield dataset
     for part in [dataset.dataset] if type(dataset) is Subset else parts_of(dataset).values():
         yield from all_within(part)
 
 
 def _ranges(dataset: Any, start: int = 0, prefix: str = "") -> Iterator[tuple[str, int, int]]:
-    """Name, first sample and end of each part of a concatenation, of parts of parts too."""
+    """Yield (name, first sample, end) for each innermost part of a nested concatenation."""
     for name, part in {} if type(dataset) is StackDataset else parts_of(dataset).items():
         yield from list(_ranges(part, start, f"{prefix}{name}.")) or [(f"{prefix}{name}", start, start + len(part))]
         start += len(part)

@@ -1,4 +1,4 @@
-"""Data sets that make a whole micro-batch at once: tensors in memory, and whatever has a method `gather`."""
+"""Data sets that build a whole micro-batch in one call: tensors in memory, and classes with a method `gather`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -16,22 +16,22 @@ Gather = Callable[[Ids, Ids], Any]
 
 @runtime_checkable
 class Gathers(Protocol):
-    """A data set that makes a whole micro-batch from ids and epochs.
+    """A data set that builds a whole micro-batch from sample ids and epochs.
 
-    It is not seeded: derive its random numbers from (seed, epoch, id), as in `np.random.default_rng((seed, epoch, id))`.
+    `gather` is not seeded: derive random numbers from (seed, epoch, id), as in `np.random.default_rng((seed, epoch, id))`.
     """
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
 
     def gather(self, ids: Ids, epochs: Ids) -> Any:
-        """The batch of these samples, each as it is in its epoch."""
+        """Return the batch of these samples, each augmented as in its epoch."""
 
 
 def gather_fn(dataset: Any) -> Gather | None:
-    """How to gather from a data set, a function of ids and epochs; None where it must be read sample by sample.
+    """Return the function of (ids, epochs) that gathers a batch, or None if samples must be read individually.
 
-    Tensors (a `TensorDataset`, or a tuple of tensors), a data set with `gather`, and a `Subset` or a `Mixture` of such.
+    A tuple of tensors, a `TensorDataset`, a class with `gather`, and a `Subset` or `Mixture` of these can be gathered.
     """
     if tensors := tensors_of(dataset):
         return partial(_rows_of, tensors)
@@ -42,27 +42,27 @@ def gather_fn(dataset: Any) -> Gather | None:
 
 
 def is_tensors(dataset: Any) -> bool:
-    """Whether a data set is a tuple of tensors."""
+    """Return True if a data set is a nonempty tuple of tensors."""
     return isinstance(dataset, tuple) and bool(dataset) and all(isinstance(part, Tensor) for part in dataset)
 
 
 def tensors_of(dataset: Any) -> tuple[Tensor, ...]:
-    """The columns of a `TensorDataset` or a tuple of tensors; empty for other data sets."""
+    """Return the columns of a `TensorDataset` or a tuple of tensors; other data sets give an empty tuple."""
     return dataset.tensors if type(dataset) is TensorDataset else dataset if is_tensors(dataset) else ()
 
 
 def sample_count(dataset: Any) -> int:
-    """How many samples a data set has; of a tuple of tensors their rows."""
+    """Return the number of samples of a data set; a tuple of tensors has one sample per row."""
     return len(dataset[0]) if is_tensors(dataset) else len(dataset)
 
 
 def by_sample(dataset: Any) -> Any:
-    """A data set that `dataset[sample]` reads: a tuple of tensors becomes a `TensorDataset`."""
+    """Convert a tuple of tensors to a `TensorDataset`, which indexes samples; return other data sets unchanged."""
     return TensorDataset(*dataset) if is_tensors(dataset) else dataset
 
 
 def leaves(batch: Any) -> Iterator[Any]:
-    """All leaves of nested lists, tuples and dictionaries, in order.
+    """Yield all leaves of nested lists, tuples and dictionaries, in order.
 
     >>> list(leaves({"x": [1, 2], "y": (3, {"z": "a"})}))
     [1, 2, 3, 'a']
@@ -77,7 +77,7 @@ def leaves(batch: Any) -> Iterator[Any]:
 
 
 def first_few(ids: Ids) -> str:
-    """The numbers of some samples for a message.
+    """Format the first four sample ids for a message.
 
     >>> first_few(np.arange(5))
     '0, 1, 2, 3 ...'

@@ -1,4 +1,4 @@
-"""A look at the data before the first step: whether targets differ at all, and whether a split holds samples that are trained on."""
+"""Checks of the data before the first step: the variety of the targets, and training samples leaked into a split."""
 
 from collections.abc import Callable, Mapping
 from time import perf_counter
@@ -14,38 +14,38 @@ from surefoot.data.gathering import gather_fn, leaves, sample_count, tensors_of
 from surefoot.data.order import Ids
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
-_MAX_SAMPLES, _MAX_BYTES = 20_000, 1 << 24  # of one data set: as much as its fingerprint looks at
-_MAX_SAMPLES_READ, _READING_S = 2_000, 0.2  # of one that is read sample by sample; seconds over all of them
-_PROBED = 16  # samples from which the size of all is told
-IGNORED = -100  # what cross-entropy leaves out
+_MAX_SAMPLES, _MAX_BYTES = 20_000, 1 << 24  # per data set; the fingerprint has the same limit of bytes
+_MAX_SAMPLES_READ, _READING_S = 2_000, 0.2  # per data set that is read by sample; seconds for all data sets together
+_PROBED = 16  # samples that estimate the size of a sample
+IGNORED = -100  # the default ignore_index of cross-entropy
 
 Batch = tuple[list[bytes], Ids | None]
 
 
 @runtime_checkable
 class Stored(Protocol):
-    """A data set that has its samples as they are before anything random is done to them."""
+    """A data set that returns its samples before random augmentation."""
 
     def stored(self, ids: Ids) -> Batch:
-        """These samples as bytes, and all their targets where those are whole numbers."""
+        """Return the bytes of these samples, and all their targets if those are integers."""
 
 
 @runtime_checkable
 class Cut(Protocol):
-    """A data set of windows over something longer: two that are cut elsewhere from the same place have no sample in common."""
+    """A data set of windows over a longer sequence; overlapping windows at different offsets are different samples."""
 
     def passages(self, ids: Ids) -> Batch:
-        """A passage out of each of these windows, and all their targets."""
+        """Return a passage of each of these windows, and all targets of the windows."""
 
 
 def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
-    """The record on the data: `samples`, the number `checked`, `targets`, and the `overlap` of each split.
+    """Return the record on the data: `samples`, the number `checked`, `targets`, and the `overlap` of each split.
 
-    `targets`: the number of `distinct` ones and the `most_common_fraction`; absent if targets are not whole numbers. They are the
-    second part of a sample (input, target), or its entry target or label. `overlap`: the number of samples `checked`, and of those
-    that are training samples too, `overlapping` by their bytes. `among_all`: indices tell it of all. `passages`: passages of
-    windows were searched in the training text. `same`: the split is the training data. Unreadable samples are skipped. The global
-    random generators are left as they were.
+    `targets`: the number of `distinct` targets and the `most_common_fraction`; absent if targets are not integers. A target is the
+    second part of a sample (input, target), or the entry "target", "targets", "label" or "labels" of a mapping. `overlap`: the
+    number of samples `checked`, and the number `overlapping` with training samples (equal bytes). `among_all`: all indices of two
+    subsets were compared. `passages`: passages of windows were compared. `same`: the split is the training data. Unreadable samples
+    are skipped. The state of the global generators is restored.
 
     >>> inputs, labels = torch.arange(6.0), torch.tensor([0, 1, 0, 1, 0, 0])
     >>> look = first_look((inputs, labels), {"val": (inputs[4:], labels[4:])}, seed=0)
@@ -67,7 +67,7 @@ def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str,
 
 
 def rows_as_bytes(*arrays: NDArray[Any]) -> list[bytes]:
-    """For each row its bytes in all arrays, end to end.
+    """Return the bytes of each row, concatenated over all arrays.
 
     >>> rows_as_bytes(np.array([[1, 2], [3, 4]], np.uint8), np.array([7, 8], np.uint8))
     [b'\\x01\\x02\\x07', b'\\x03\\x04\\x08']
@@ -78,10 +78,10 @@ def rows_as_bytes(*arrays: NDArray[Any]) -> list[bytes]:
 
 
 def passages(windows_NT: NDArray[Any], *, most: int = 64) -> list[bytes]:
-    """One passage of each window over tokens, of at most `most` tokens and 25% of it, chosen by its content.
+    """Return one passage of each window of tokens: at most `most` tokens and at most 25% of the window.
 
-    It begins where a hash of four tokens is least, so that windows cut elsewhere from the same text often have the same one:
-    Schleimer, Wilkerson and Aiken 2003, section 3 (https://doi.org/10.1145/872757.872770).
+    A passage begins at the minimal hash of four tokens, so overlapping windows of the same text often share a passage
+    (Schleimer, Wilkerson and Aiken 2003, section 3: https://doi.org/10.1145/872757.872770).
 
     >>> text = np.random.default_rng(0).integers(0, 50, 100)
     >>> passages(text[None, 10:90]) == passages(text[None, 13:93])
@@ -90,7 +90,7 @@ def passages(windows_NT: NDArray[Any], *, most: int = 64) -> list[bytes]:
     long = max(1, min(most, windows_NT.shape[1] // 4))
     gram, positions = min(4, long), windows_NT.shape[1] - long + 1
     rows: list[bytes] = []
-    for start in range(0, len(windows_NT), 256):  # few at a time: they stay in the processor's cache
+    for start in range(0, len(windows_NT), 256):  # small blocks stay in the CPU cache
         part_NT = windows_NT[start : start + 256].astype(np.int64)
         hashes_NT = np.zeros((len(part_NT), positions), dtype=np.uint64)
         for offset in range(gram):
@@ -123,7 +123,7 @@ def _is_same(first: Any, second: Any) -> bool:
 
 
 def _read_samples(dataset: Any, *, seed: int, reading_s: float) -> tuple[list[int], Ids | None]:
-    """A number for each sample that was looked at, equal where the samples are, and the targets of all of them."""
+    """Return an integer hash of each checked sample, and the targets of all checked samples."""
     try:
         return _hash_samples(dataset, key=stream_key(seed, "first look"), reading_s=reading_s)
     except Exception:  # a record must not end a run that may never need this sample
@@ -131,10 +131,10 @@ def _read_samples(dataset: Any, *, seed: int, reading_s: float) -> tuple[list[in
 
 
 def _hash_samples(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int], Ids | None]:
-    """Look at as many samples as bytes and time allow, some at a time: the first few say too little about the time of all."""
+    """Hash samples in blocks until the limit of bytes or time; the first samples alone are a poor estimate of the time."""
 
     def read_one(ids: Ids) -> Batch:
-        seed_generators(key)  # all under the same random numbers
+        seed_generators(key)  # the same seed for all samples
         sample = dataset[int(ids[0])]
         return [b"".join(_bytes(part) for part in leaves(sample))], _target(sample)
 
@@ -146,7 +146,7 @@ def _hash_samples(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int
         each = max(1, sum(map(len, probe)) // len(probe))
         chosen, at_a_time = _choose(samples, max(_PROBED, min(_MAX_SAMPLES, _MAX_BYTES // each)), generator), 512
         if chosen.size > at_a_time:
-            chosen = generator.permutation(chosen)  # so that those for which there is time come from everywhere
+            chosen = generator.permutation(chosen)  # so that a time limit leaves a random subset
     rows: list[int] = []
     targets: list[Ids | None] = []
     for start in range(0, len(chosen), at_a_time):
@@ -160,7 +160,7 @@ def _hash_samples(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int
 
 
 def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
-    """How samples of a data set are had as they are stored, or at least in whole batches; None where neither can be."""
+    """Return a function of ids that reads samples without augmentation, or gathers batches. Returns None if neither is possible."""
     if isinstance(dataset, Stored):
         return dataset.stored
     if isinstance(dataset, Cut):
@@ -184,26 +184,26 @@ def _bytes(leaf: Any) -> bytes:
         leaf = leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
     elif isinstance(leaf, int | float):
         leaf = np.asarray(leaf)
-    if hasattr(leaf, "tobytes"):  # a picture of PIL has it too
+    if hasattr(leaf, "tobytes"):  # PIL images too
         return bytes(leaf.tobytes())
     return leaf if isinstance(leaf, bytes) else repr(leaf).encode()
 
 
 def _target(sample: Any) -> Ids | None:
-    """The whole numbers that a sample or batch asks to predict; None if it has no such numbers or does not name them."""
+    """Return the integer targets of a sample or batch, or None if the targets are not integers or cannot be identified."""
     label: Any = None
     if isinstance(sample, Mapping):
         label = next((sample[name] for name in ("target", "targets", "label", "labels") if name in sample), None)
     elif isinstance(sample, list | tuple) and len(sample) > 1:
         label = sample[1]
-    if isinstance(label, Tensor) and not label.is_floating_point():  # of bfloat16 NumPy knows nothing
+    if isinstance(label, Tensor) and not label.is_floating_point():  # NumPy has no bfloat16
         label = label.detach().cpu().numpy()
     array = np.asarray(label if isinstance(label, int | np.integer | np.ndarray) else None)
     return array.reshape(-1).astype(np.int64) if array.dtype.kind in "iu" else None
 
 
 def _choose(samples: int, limit: int, generator: np.random.Generator) -> Ids:
-    """All samples, or `limit` of them in order; two data sets of one length give the same."""
+    """Return all sample ids, or a sorted random choice of `limit` ids that depends only on the generator and the length."""
     if samples <= limit:
         return np.arange(samples, dtype=np.int64)
     return np.sort(generator.choice(samples, size=limit, replace=False, shuffle=False)).astype(np.int64)

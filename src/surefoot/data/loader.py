@@ -1,4 +1,4 @@
-"""From step to micro-batches on the device: a plan, a data set, and loader workers where samples are read one by one."""
+"""Micro-batches of each step on the device, read from a data set by a plan; loader workers read individual samples."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,33 +17,33 @@ from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Samples for one forward and backward pass: tensors on the device, and which samples they are."""
+    """Samples of one forward and backward pass: tensors on the device, sample ids and epochs."""
 
     batch: Any
     count: int
-    """Over how many things the loss is a mean; known to the host."""
+    """The number of targets that the mean loss averages over, as an integer on the host."""
     index: int
-    """Within the global batch of its step."""
+    """The index of the micro-batch within the global batch of its step."""
     sample_ids: Ids
-    """The samples, by their place in the data set."""
+    """The indices of the samples in the data set."""
     epochs: Ids
-    """The pass over the data that each belongs to."""
+    """The epoch of each sample."""
     is_padding: bool = False
-    """Read only to keep step with other ranks; its results are dropped."""
+    """True if the batch only keeps ranks in step; its results are dropped."""
 
 
 class Feed:
-    """Gives `micro_batches(step)` for one step after the other, from the step it was started at.
+    """Reader of the micro-batches of consecutive steps; `start(step)` sets the first step.
 
-    A plan of whole steps is cut into micro-batches of `micro_batch_size` (None: it is one). A batch's `count` is taken on the host
-    before it is moved: by default its first dimension. A data set that gathers whole batches (see `gather_fn`) is read in this
-    process, whatever `workers` is; with `collate`, tensors are read one by one too.
+    A step of the plan is cut into micro-batches of `micro_batch_size` (None: one micro-batch). `count` maps a batch to its number
+    of targets on the host, before the copy to the device; the default is the first dimension. Data sets that gather whole batches
+    (see `gather_fn`) ignore `workers`: this process reads them. If `collate` is given, tensors are read by sample.
 
-    `own`: which micro-batches of each step are read here, one of several ranks (default: all). There an empty one comes with
-    the samples of another, and a count of 0: each rank has to make a pass.
+    `own`: indices of the micro-batches of each step that this rank reads (default: all). If `own` is given, an empty micro-batch is
+    replaced by another one with a count of 0, because each rank must run a forward and backward pass.
 
-    `puts_back`: reading in this process leaves the global generators as they were (default), which takes longer than to read a
-    small batch. `say` reports a worker that hangs.
+    `puts_back`: restore the global generators after a read in this process (default); the restore takes longer than the read of a
+    small batch. `say` is called with a warning if a worker hangs.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class Feed:
                 f"collate_fn is given, but {type(dataset).__name__} makes whole batches itself: leave collate_fn out"
             )
         self.gather = gather_fn(dataset) if collate is None else None
-        self.pins = self.gather is not None and device.type == "cuda"  # workers pin what they read themselves
+        self.pins = self.gather is not None and device.type == "cuda"  # workers pin their own batches
         self.reading = Reading(single, self.plan, seed=seed, collate=collate or default_collate)
-        self.ahead: list[MicroBatch] | None = None  # on CUDA: the next step, its copies on their way
+        self.ahead: list[MicroBatch] | None = None  # on CUDA: the next step, whose copies are in flight
         self.reads: Workers | None = None
         self.step, self.stop = 0, -1
-        self.latest: int | None = None  # the step last asked for
+        self.latest: int | None = None  # the last requested step
 
     def start(self, step: int, *, stop: int | None = None) -> None:
-        """The next step asked for will be `step`, the last one before `stop`; starts the workers where there are any."""
+        """Set the next step to `step` and the end to `stop` (exclusive), and start the workers if any are configured."""
         self.close()
         self.step, self.stop = step, -1 if stop is None else stop
         if self.workers and self.gather is None:
@@ -94,14 +94,14 @@ class Feed:
             )
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
-        """The micro-batches of a step, which must follow the one asked for before."""
+        """Return the micro-batches of a step; raise `ValueError` if the step does not follow the previous step."""
         if step != self.step:
             raise ValueError(f"feed stands at step {self.step}, asked for {step}: start({step}) first")
         self.step, self.latest = step + 1, step
         if self.device.type != "cuda" or (self.reads is None and self.gather is None):
             return self._build(step)
         current = self._build(step) if self.ahead is None else self.ahead
-        # one step ahead on a device with its own clock, so that the copy runs beside the step
+        # read one step ahead on CUDA, so that the copy overlaps with the step
         self.ahead = self._build(step + 1) if self.step != self.stop else None
         return current
 
@@ -118,14 +118,14 @@ class Feed:
             if not len(ids) and self.shared:
                 substitute = next(nth for nth, (piece_ids, _) in enumerate(pieces) if len(piece_ids))
                 batch = self._read(step, substitute, *pieces[substitute])
-            # views of what the plan keeps: nobody may write there (set after gathering, torch warns of such arrays)
+            # views of the plan's arrays are made read-only; after gathering, because torch warns about read-only arrays
             ids.flags.writeable = epochs.flags.writeable = False
             there = batch if self.device.type == "cpu" else to_device(batch, self.device, pin=self.pins)
             micro_batches.append(MicroBatch(there, self.count(batch) if len(ids) else 0, index, ids, epochs))
         return micro_batches
 
     def _read(self, step: int, index: int, ids: Ids, epochs: Ids) -> Any:
-        if not len(ids):  # the last ones of an epoch, where a step's samples are not of a fixed number
+        if not len(ids):  # the end of an epoch, if the number of samples per step varies
             return None
         if self.gather is None:
             return self.reading.here(step, index, puts_back=self.puts_back)
@@ -152,11 +152,11 @@ def in_order(
     rank: int = 0,
     ranks: int = 1,
 ) -> Iterator[MicroBatch]:
-    """Every sample of a data set once, first to last; the last batch holds the rest, and the workers end with it.
+    """Yield every sample of a data set once, in order; the last batch holds the rest, and then the workers end.
 
-    A run's `collate` is for samples: a data set that has none, only whole batches, is gathered without it. With `max_batches`, at
-    most this number of batches is read, spread evenly, in this process. Rank r reads batches r, r + ranks, ...; ranks with one
-    batch fewer get a padding batch marked `is_padding`.
+    `collate` is ignored for a data set without `__getitem__`, which only gathers whole batches. If `max_batches` is given, at most
+    this number of evenly spaced batches is read, in this process. Rank r reads batches r, r + ranks, ...; ranks with one batch
+    fewer get a padding batch marked `is_padding`.
     """
     plan = InOrder(samples=sample_count(dataset), batch_size=batch_size, rank=rank, ranks=ranks)
     feed = Feed(
@@ -185,9 +185,9 @@ def in_order(
 
 
 def to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
-    """The same nested lists, tuples and dictionaries with every tensor on the device; copies are not waited for.
+    """Copy every tensor of nested lists, tuples and dictionaries to the device, without waiting for the copies.
 
-    `pin` first copies host tensors into page-locked memory: CUDA waits for copies from other memory.
+    If `pin` is true, host tensors are first copied to page-locked memory, because copies from pageable memory block on CUDA.
     """
     if device.type == "cpu":
         return batch

@@ -18,10 +18,10 @@ from surefoot.errors import DataError
 
 @known_keywords
 class Mixture:
-    """Data sets by name with their weights: {"web": (pages, 0.7), "books": (books, 0.3)}.
+    """Weighted mixture of data sets by name: {"web": (pages, 0.7), "books": (books, 0.3)}.
 
-    A run draws from each in proportion to its weight, exactly in every 1,000 samples, in its own order and passes. Weights need
-    not sum to 1. As a data set it is the concatenation of all. Those that only `gather` do not mix with those read one by one.
+    Every 1,000 samples hold each data set in exact proportion to its weight. Each data set has its own order and epochs. Weights need
+    not sum to 1. Indexing sees the concatenation. A data set with only `gather` cannot mix with a data set without `gather`.
 
     >>> from torch import zeros
     >>> len(Mixture({"web": ((zeros(30), zeros(30)), 0.7), "books": ((zeros(10), zeros(10)), 0.3)}))
@@ -35,11 +35,11 @@ class Mixture:
         self.weights = [float(weight) for _, weight in parts.values()]
         self.sizes = [_checked_size(name, dataset) for name, (dataset, _) in parts.items()]
         self.datasets = [by_sample(dataset) for dataset, _ in parts.values()]
-        quotas(self.weights)  # refuses what cannot be kept
+        quotas(self.weights)  # raises if a weight is invalid or too small
         self.ends = list(accumulate(self.sizes))
         self.gathered = [gather_fn(dataset) for dataset in self.datasets]
         single = [name for name, part in zip(self.names, self.gathered, strict=True) if part is None]
-        if not single:  # without this method it is read sample by sample
+        if not single:  # without this method the mixture is read by sample
             self.gather = self._gather
         batched = [name for name, dataset in self.concatenated().items() if not hasattr(dataset, "__getitem__")]
         if batched and single:
@@ -58,11 +58,11 @@ class Mixture:
         return self.datasets[source][sample - self.ends[source] + self.sizes[source]]
 
     def concatenated(self) -> dict[str, Any]:
-        """The data sets by name, in order."""
+        """Return the data sets by name, in order."""
         return dict(zip(self.names, self.datasets, strict=True))
 
     def fingerprint(self) -> dict[str, Any]:
-        """The fingerprints of all parts, with their weights."""
+        """Return the fingerprints and weights of all parts."""
         parts = zip(self.names, self.datasets, self.weights, strict=True)
         return {"parts": {name: {"weight": weight, **fingerprint(dataset)} for name, dataset, weight in parts}}
 
@@ -88,7 +88,7 @@ def _checked_size(name: str, dataset: Any) -> int:
 
 
 def _interleave(batches: Sequence[Any], order: Tensor) -> Any:
-    """Nested batches end to end, then with their rows in this order."""
+    """Concatenate nested batches and reorder the rows."""
     first = batches[0]
     if isinstance(first, Tensor):
         return torch.cat(list(batches)).index_select(0, order.to(first.device, non_blocking=True))

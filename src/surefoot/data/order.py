@@ -1,6 +1,6 @@
-"""The samples of each step: a pure function of (seed, step), at the same cost for step 1,000,000 as for step 0.
+"""Sample order as a pure function of (seed, step); step 1,000,000 costs as much as step 0.
 
-Step k takes positions [k * B, (k + 1) * B) of one permutation per epoch, each a keyed bijection that is never stored.
+Step k reads positions [k * B, (k + 1) * B) of the concatenated permutations of the epochs. Permutations are computed, never stored.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,28 +15,28 @@ from surefoot.seeding import fold, stream_key
 Ids = NDArray[np.int64]
 
 _ROUNDS = 6
-_ROUNDS_SMALL = 10  # half a dozen bits are mixed less by a round: so many make all orders of few samples equally likely
-# so many positions are computed together, at first and later: NumPy's cost per call is shared by several steps
+_ROUNDS_SMALL = 10  # a round mixes six bits less well; 10 rounds make all orders of few samples equally likely
+# positions computed per NumPy call, at first and later; several steps share the overhead of a call
 _FIRST_SAMPLES, _BLOCK_SAMPLES = 512, 16384
-_SLOTS = 1000  # a mixture keeps its weights exactly in every block of so many samples
+_SLOTS = 1000  # block size, in samples, in which the proportions of a mixture are exact
 
 
 @runtime_checkable
 class MicroBatches(Protocol):
-    """Step -> the samples of each of its micro-batches; every step has `pieces` of them, and some may be empty."""
+    """Plan of the samples of each micro-batch; every step has `pieces` micro-batches, some of them empty."""
 
     samples: int
     pieces: int
 
     def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
-        """For each micro-batch its samples and the epoch each belongs to, both (samples of it,)."""
+        """Return (sample ids, epochs) for each micro-batch of a step; both arrays have one entry per sample."""
 
     def to_dict(self) -> dict[str, Any]:
-        """All that the order depends on besides the seed, as JSON."""
+        """Return the parameters of the order except the seed, as JSON values."""
 
 
 class Cut:
-    """The steps of a plan, cut into micro-batches of equal size; the last of a step may be smaller."""
+    """Plan whose steps are cut into micro-batches of equal size; the last micro-batch of a step may be smaller."""
 
     def __init__(self, plan: "Plan", micro_batch_size: int) -> None:
         self.plan, self.size, self.samples = plan, micro_batch_size, plan.samples
@@ -54,14 +54,14 @@ class Cut:
 
 
 def samples_of(plan: MicroBatches, steps: Sequence[int]) -> int:
-    """The number of samples in steps, of all ranks together."""
+    """Return the number of samples in the steps, summed over all ranks."""
     if isinstance(plan, Cut):
         return plan.plan.batch_size * len(steps)
     return sum(len(ids) for step in steps for ids, _ in plan.micro_batches(step))
 
 
 class Order:
-    """One permutation of all samples per epoch, one after the other; every step is full.
+    """Order with one permutation of all samples per epoch; every step is full and may span two epochs.
 
     >>> order = Order(0, samples=5, batch_size=5)
     >>> sorted(order.ids(7)[0].tolist()), order.ids(7)[1].tolist()
@@ -74,7 +74,7 @@ class Order:
         self.blocks = _Blocks(self._at, batch_size)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
-        """The samples of a step and the epoch each belongs to, both (batch_size,)."""
+        """Return the sample ids of a step and their epochs, both (batch_size,)."""
         return self.blocks.step(step)
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,10 +86,10 @@ class Order:
 
 
 class MixtureOrder:
-    """Several sources in fixed proportions, each in its own order and with its own epochs.
+    """Order that mixes several sources in fixed proportions; each source has its own order and epochs.
 
-    Every block of 1,000 samples holds each source's exact quota (largest remainder), shuffled. Ids are global: a source's offset
-    plus the id within it. One epoch of the mixture is as many samples as all sources hold.
+    Every block of 1,000 samples holds each source's exact quota (largest remainder), shuffled. Ids are global: the offset of the
+    source plus the id within the source. One epoch of the mixture has as many samples as all sources together.
     """
 
     def __init__(self, seed: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int) -> None:
@@ -111,7 +111,7 @@ class MixtureOrder:
         blocks, slots = np.divmod(positions, _SLOTS)
         shuffled = _by_epoch(self.slot_key, _SLOTS, blocks, slots)
         sources = self.source_of_slot[shuffled]
-        # the how-manieth sample of its source: the quotas of all blocks before, and the place among those of this block
+        # the running index within the source: the quotas of all earlier blocks, plus the index within this block
         places = blocks * self.quotas[sources] + shuffled - self.first_slots[sources]
         ids, epochs = np.empty_like(positions), np.empty_like(positions)
         for source in np.unique(sources):
@@ -122,9 +122,9 @@ class MixtureOrder:
 
 
 class InOrder:
-    """Every sample once, first to last, for evaluation: the last step holds the rest.
+    """Order of evaluation: every sample once, first to last; the last step holds the rest.
 
-    Rank r has batches r, r + ranks, ...; a rank without a last batch gets its previous one again.
+    Rank r reads batches r, r + ranks, ...; a rank that runs out of batches reads the last batch of the data set.
 
     >>> plan = InOrder(samples=5, batch_size=2, rank=1, ranks=2)
     >>> plan.batches, [plan.ids(step)[0].tolist() for step in range(2)]
@@ -144,14 +144,14 @@ class InOrder:
         return {"order": "in order", "samples": self.samples}
 
 
-Plan = Order | MixtureOrder | InOrder  # step -> samples: `samples` make one pass, and a step holds `batch_size` of them
+Plan = Order | MixtureOrder | InOrder  # maps a step to its samples; `samples` is the size of an epoch
 
 
 def permutation(key: int, size: int, positions: Ids) -> Ids:
-    """Where a keyed permutation of range(size) sends each of `positions`.
+    """Map positions through the permutation of range(size) that `key` selects.
 
-    A Feistel network over the smallest even number of bits that holds `size`, repeated until it falls inside (Black and Rogaway
-    2002, sections 3 and 4: https://doi.org/10.1007/3-540-45760-7_9). At most four walks are expected.
+    A Feistel network over the smallest even number of bits for `size` is applied until the value is below `size` (Black and Rogaway
+    2002, sections 3 and 4: https://doi.org/10.1007/3-540-45760-7_9). The expected number of applications is at most four.
 
     >>> sorted(permutation(7, 6, np.arange(6)).tolist())
     [0, 1, 2, 3, 4, 5]
@@ -160,7 +160,7 @@ def permutation(key: int, size: int, positions: Ids) -> Ids:
 
 
 def quotas(weights: Sequence[float]) -> list[int]:
-    """How many of 1,000 slots each source gets: the largest remainder method, ties to the earlier source.
+    """Divide 1,000 slots among the sources by the largest remainder method; ties go to the earlier source.
 
     >>> quotas([1, 1, 1])
     [334, 333, 333]
@@ -179,7 +179,7 @@ def quotas(weights: Sequence[float]) -> list[int]:
 
 
 def folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`seeding.fold` of one part into each key, for whole arrays.
+    """Apply `seeding.fold` to arrays: fold each part into its key.
 
     >>> from surefoot.seeding import fold
     >>> int(folded(np.array([7], np.uint64), np.array([3], np.uint64))[0]) == fold(7, 3)
@@ -192,7 +192,7 @@ def folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.ui
 
 
 class _Blocks:
-    """Several steps computed together: few after a single request, many for consecutive ones."""
+    """Cache of steps computed in one call; a block is larger for consecutive steps than after a jump."""
 
     def __init__(self, at: Callable[[Ids], tuple[Ids, Ids]], batch_size: int) -> None:
         self.at, self.batch_size = at, batch_size
@@ -209,14 +209,14 @@ class _Blocks:
 
 
 def _by_epoch(key: int, size: int, epochs: Ids, offsets: Ids) -> Ids:
-    """Each offset under the permutation of its epoch; the positions of one epoch need not stand together."""
+    """Map each offset through the permutation of its epoch; epochs may be in any order."""
     first, last = int(epochs.min()), int(epochs.max())
     own_keys = folded(np.full(last - first + 1, key, np.uint64), np.arange(first, last + 1, dtype=np.uint64))
     return _permute(size, offsets, _round_keys(own_keys, size), epochs - first)
 
 
 def _half(size: int) -> int:
-    """Half of the smallest even number of bits that holds `size`."""
+    """Return half of the smallest even number of bits for the values below `size`."""
     return max(1, -(-(size - 1).bit_length() // 2))
 
 

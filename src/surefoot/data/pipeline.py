@@ -1,4 +1,4 @@
-"""The data of one run: from the user's data set to the plan that turns samples into steps, and to their reader."""
+"""Data pipeline of one run: batch sizes, the plan of samples for each step, and the feed that reads them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ def planned_sizes(
     ranks: int = 1,
     began: int | str | None = None,
 ) -> Batching:
-    """The sizes of a step and its micro-batches; tokens only where the samples differ in length.
+    """Return the sizes of a step and its micro-batches, in tokens only if samples differ in length.
 
-    Without a `micro_batch_size` each of `ranks` makes one; a run that has begun keeps the size it began with.
+    If `micro_batch_size` is None, each of `ranks` reads one micro-batch; a resumed run keeps its first size, `began`.
     """
     if micro_batch_size is None:
         micro_batch_size = began or one_each(batch_size, ranks=ranks)
@@ -45,7 +45,7 @@ def planned_sizes(
 
 
 def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroBatches:
-    """Which samples a micro-batch sees: one permutation a pass, a weighted mixture of them, or batches of equal length."""
+    """Return the plan of samples: one permutation per epoch, a weighted mixture, or batches of similar length."""
     if sizes.unit == "tokens":
         lengths = np.asarray(train.lengths)
         is_valid = lengths.ndim in (1, 2) and len(lengths) == samples and lengths.dtype.kind in "iu"
@@ -62,12 +62,12 @@ def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroB
 
 
 def steps_of_epoch(plan: MicroBatches, sizes: Batching) -> tuple[int, int]:
-    """The length of an epoch and of a step, as whole numbers: in samples, or in steps if steps vary in samples."""
+    """Return the length of an epoch and of a step in samples, or in steps if steps differ in samples."""
     return (plan.steps, 1) if isinstance(plan, Buckets) else (plan.samples, sizes.batch_size)
 
 
 def refuse_compiled(plan: MicroBatches, *, compiled: bool) -> None:
-    """Raise if code compiled for one shape would get another shape in almost every step."""
+    """Raise `ConfigError` if compiled code would get a new shape in almost every step."""
     if compiled and isinstance(plan, Buckets):
         raise ConfigError(
             "compile: batches by tokens have another shape in almost every step, and each would be compiled anew\n"
@@ -77,7 +77,7 @@ def refuse_compiled(plan: MicroBatches, *, compiled: bool) -> None:
 
 @dataclass(frozen=True)
 class DataPipeline:
-    """The training data with their plan, and how samples become batches on the device."""
+    """The training data, their plan, and the settings of their reader."""
 
     dataset: Any
     plan: MicroBatches
@@ -89,41 +89,41 @@ class DataPipeline:
     collate: Callable[[list[Any]], Any] | None
 
     def feed(self, *, workers: int, say: Callable[[str], None] = print) -> Feed:
-        """This rank's micro-batches by step, not yet started; for a loop, which seeds the global generators after each step's."""
+        """Return this rank's feed, not yet started; the caller must seed the global generators after each read."""
         return self._feed(workers=workers, own=self._own if self.world.size > 1 else None, puts_back=False, say=say)
 
     def samples(self, step: int) -> list[list[int]]:
-        """Which samples this rank's micro-batches of a step hold, by the plan: none is read."""
+        """Return the sample ids of this rank's micro-batches of a step, from the plan; no sample is read."""
         try:
             pieces = self.plan.micro_batches(step)
-        except Exception:  # a plan of the user's own: an error being reported must not be hidden by another
+        except Exception:  # an error of the plan must not hide the error that is being reported
             return []
         return [pieces[index][0].tolist() for index in self._own]
 
     def first(self, step: int = 0) -> MicroBatch | None:
-        """The first micro-batch that this rank makes in a step, read ahead; None where it cannot be read."""
+        """Read this rank's first micro-batch of a step; return None if the read fails."""
         return next(iter(self.again(step, own=self._own[:1])), None)
 
     def beginning(self) -> MicroBatch | None:
-        """The first micro-batch of the whole run, the same on every rank; None where it cannot be read."""
+        """Read the first micro-batch of the run, the same on every rank; return None if the read fails."""
         return next(iter(self.again(0, own=range(1))), None)
 
     def again(self, step: int, *, own: range | None = None) -> Sequence[MicroBatch]:
-        """The micro-batches of any step, those of `own` or of all ranks, read once more; none where the data cannot be read."""
+        """Read the micro-batches of any step, those of `own` or of all ranks; return an empty list if the read fails."""
         feed = self._feed(own=own)
         with untouched():
             try:
                 feed.start(step, stop=step + 1)
                 return feed.micro_batches(step)
-            except Exception:  # an error being reported must not be hidden by reading once more
+            except Exception:  # a failed read must not hide the error that is being reported
                 return []
             finally:
                 feed.close()
 
     def split(self, dataset: Any, *, batch_size: int | None, max_batches: int | None = None) -> Iterator[MicroBatch]:
-        """Every sample of another data set once, in order, shared with the other ranks; at most `max_batches` of them, here."""
+        """Yield the samples of another data set once, divided among ranks; `max_batches` limits them and reads all on this rank."""
         rows = self.sizes.micro_batch_size
-        if isinstance(self.plan, Buckets):  # so many fit a micro-batch, however long they are
+        if isinstance(self.plan, Buckets):  # the rows that fit if all have the maximal length
             rows = max(1, rows // int(self.plan.longest.max()))
         return in_order(
             dataset,
@@ -140,7 +140,7 @@ class DataPipeline:
 
     @property
     def _own(self) -> range:
-        """Which micro-batches of a step are this rank's."""
+        """The indices of this rank's micro-batches in a step."""
         share = self.plan.pieces // self.world.size
         return range(self.world.rank * share, (self.world.rank + 1) * share)
 

@@ -1,4 +1,4 @@
-"""Reading sample by sample, and the loader processes that do it; each sample is seeded by (seed, epoch, sample)."""
+"""Reading of individual samples, in this process or in loader workers; each read is seeded by (seed, epoch, sample)."""
 
 import atexit
 import gc
@@ -30,16 +30,16 @@ Collate = Callable[[list[Any]], Any]
 
 _LEFT_TO_THE_PARENT = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 _WAIT_S = 5.0
-_SOCKET = 107  # characters of its path on Linux
-_HANGS_AFTER = 4  # such waits, that is 20 s, for one micro-batch; twice as many of a worker each time it has been named
+_SOCKET = 107  # the maximal length of a socket's path on Linux
+_HANGS_AFTER = 4  # waits of 5 s for one micro-batch before a warning; doubled for a worker after each warning
 
 
 class Reading(Dataset[Any]):
-    """A data set of micro-batches, addressed by (step, index within the step).
+    """A data set of micro-batches, indexed by (step, index within the step).
 
-    Every sample is read under its own seed. To seed Python's and NumPy's generators takes longer than to read a sample from
-    memory: as long as nothing draws from them in this process, only torch's are seeded. A micro-batch that drew from them is read
-    once more. Code that draws from them and puts back their state is not noticed.
+    Every sample is read under its own seed. Seeding Python's and NumPy's generators takes longer than a read from memory. Therefore
+    only torch's generators are seeded until a read draws from Python's or NumPy's generators; that micro-batch is read again. Code
+    that draws from these generators and restores their state is not detected.
     """
 
     def __init__(self, dataset: Any, plan: MicroBatches, *, seed: int, collate: Collate) -> None:
@@ -48,19 +48,19 @@ class Reading(Dataset[Any]):
         self.undrawn: GeneratorWatch | None = GeneratorWatch()  # None from the first draw on
 
     def __getitem__(self, address: tuple[int, int]) -> Any:
-        """A micro-batch, or an error of surefoot as a result: a loader would wrap a raised one in its traceback."""
+        """Return a micro-batch or a `SurefootError`; the loader would wrap a raised error in its traceback."""
         try:
             return self._read(*address)
         except SurefootError as problem:
-            if (cause := behind(problem)) is not None:  # which does not travel between processes
+            if (cause := behind(problem)) is not None:  # the cause is lost between processes
                 problem.add_note("".join(traceback.format_exception(cause)))
             problem.of_user = comes_of_user(problem)
             return problem
 
     def here(self, step: int, index: int, *, puts_back: bool) -> Any:
-        """The micro-batch, read in this process as a worker would: on one thread. `puts_back`: so are the global generators."""
+        """Read the micro-batch in this process on one thread; restore the global generators if `puts_back` is true."""
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # a sum over more threads is rounded otherwise
+        torch.set_num_threads(1)  # the rounding of sums depends on the number of threads
         try:
             with untouched() if puts_back else nullcontext():
                 return self._read(step, index)
@@ -68,10 +68,10 @@ class Reading(Dataset[Any]):
             torch.set_num_threads(threads)
 
     def _read(self, step: int, index: int) -> Any:
-        """The micro-batch; leaves the global generators set to anything."""
+        """Read the micro-batch; the global generators are left in any state."""
         if self.undrawn is not None:
             self.undrawn.begin()
-            with suppress(DataError):  # it may come of what was drawn: seeded, it is that of the sample
+            with suppress(DataError):  # unseeded draws may cause an error: read again with seeds
                 batch = self._build(step, index, seed=seed_torch)
                 if self.undrawn.untouched():
                     return batch
@@ -84,7 +84,7 @@ class Reading(Dataset[Any]):
             return None
         samples, of_epoch, key = [], -1, 0
         for sample, epoch in zip(ids.tolist(), epochs.tolist(), strict=True):
-            if epoch != of_epoch:  # nearly always one, which is folded in once
+            if epoch != of_epoch:  # almost always one epoch per batch: fold its key once
                 of_epoch, key = epoch, fold(self.sample_key, epoch)
             seed(fold(key, sample))
             samples.append(read(self.dataset, sample, step=step))
@@ -101,9 +101,9 @@ class Reading(Dataset[Any]):
 
 
 def _check_temporary_directory() -> None:
-    """Raise if the socket through which a worker sends tensors would have too long a path: Linux only, `unix(7)`.
+    """Raise `ConfigError` if the path of a worker's socket would be too long (Linux only, `unix(7)`).
 
-    The worker's thread would fail, and the run would wait for its batch without a word.
+    Without this check, a thread of the worker fails and the run waits forever for the batch.
     """
     path = tempfile.gettempdir()
     limit = _SOCKET - len("/pymp-12345678/listener-12345678")  # as multiprocessing names it
@@ -116,7 +116,7 @@ def _check_temporary_directory() -> None:
 
 
 class Workers:
-    """Loader processes that read micro-batches ahead, from one step up to another; they live until `close`."""
+    """Loader processes that prefetch the micro-batches of steps `first` to `stop`; `close` ends the processes."""
 
     def __init__(
         self,
@@ -132,10 +132,10 @@ class Workers:
         _check_temporary_directory()
         self.plan, self.first, self.pieces, self.workers, self.say = reading.plan, first, pieces, workers, say
         self.taken = 0  # micro-batches
-        self.named_after = dict.fromkeys(range(workers), _HANGS_AFTER)  # waits for a micro-batch, by worker
+        self.named_after = dict.fromkeys(range(workers), _HANGS_AFTER)  # waits before the next warning, by worker
         were = set(multiprocessing.active_children())
         with warnings.catch_warnings(), _deaths_told():
-            # how many workers are too many is for whoever sets them to say
+            # the user chooses the number of workers
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             steps = count(first) if stop is None else range(first, stop)
             loader = DataLoader(
@@ -146,19 +146,19 @@ class Workers:
                 collate_fn=_as_it_is,
                 pin_memory=pin,
                 worker_init_fn=partial(_begin, os.getpid(), gc.isenabled()),
-                timeout=_WAIT_S,  # of one wait, after which it is looked whether a worker has died
+                timeout=_WAIT_S,  # after each wait, the loader checks for dead workers
                 multiprocessing_context="fork" if sys.platform == "linux" else None,
-                generator=torch.Generator(),  # otherwise it draws a number from the global one
+                generator=torch.Generator(),  # otherwise the loader draws from the global generator
             )
             with _forking():
                 self.batches: Any = iter(loader)
             self.processes = set(multiprocessing.active_children()) - were
-            # at exit, Python would wait for processes that ignore SIGTERM: end them before it asks
+            # at exit, Python waits for processes, which ignore SIGTERM: end them first
             atexit.register(self.close)
 
     def next(self) -> Any:
-        """The next micro-batch in the order of addresses; errors of a worker are raised here."""
-        worker = self.taken % self.workers  # a loader takes their micro-batches in turns
+        """Return the next micro-batch in order; raise the error of a worker."""
+        worker = self.taken % self.workers  # the loader reads from the workers in turn
         for waits in count(1):
             try:
                 with _deaths_told():
@@ -187,9 +187,9 @@ class Workers:
         )
 
     def close(self) -> None:
-        """End the processes, those too that are in the middle of a sample after five seconds."""
+        """End the processes; kill a process that still reads a sample after five seconds."""
         atexit.unregister(self.close)
-        # what its __del__ does, done now: the traceback of an error may keep the iterator alive
+        # the traceback of an error may keep the iterator alive: do the work of its __del__ now
         self.batches._shutdown_workers()
         for process in self.processes:
             if process.is_alive():
@@ -198,8 +198,8 @@ class Workers:
 
 
 def _begin(parent: int, collects: bool, _worker: int) -> None:
-    """Leave signals (which reach every process) and inherited resources to the parent, and end when it is gone."""
-    # to collect inherited garbage would copy its memory, and a store in it would wait for threads that are not here
+    """Ignore signals that the parent handles, leave inherited objects alone, and exit if the parent ends."""
+    # garbage collection would copy inherited memory, and an inherited store would wait for threads of the parent
     gc.freeze()
     if collects:
         gc.enable()
@@ -207,7 +207,7 @@ def _begin(parent: int, collects: bool, _worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_THE_PARENT)
-    # torch's own watch waits for the queue first, and does not end a worker that is blocked on a full pipe
+    # torch's watchdog waits for the queue first, so it does not end a worker that is blocked on a full pipe
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
@@ -219,7 +219,7 @@ def _end_with(parent: int) -> None:
 
 @contextmanager
 def _deaths_told() -> Iterator[None]:
-    """A worker's death, which torch reports from a signal handler, as an error of its own."""
+    """Convert torch's `RuntimeError` about a dead worker into a `DataError`."""
     try:
         yield
     except RuntimeError as problem:
@@ -233,7 +233,7 @@ def _deaths_told() -> Iterator[None]:
 
 @contextmanager
 def _forking() -> Iterator[None]:
-    """Nothing is collected, and signals that come wait until both sides are ready: a worker not yet so would die of them."""
+    """Disable garbage collection and block signals during the fork; an early signal would kill a new worker."""
     collects = gc.isenabled()
     has_masks = hasattr(signal, "pthread_sigmask")  # Windows has none
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_PARENT) if has_masks else set()

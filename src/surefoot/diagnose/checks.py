@@ -51,9 +51,9 @@ CHECKS: Sequence[Check] = (
 
 
 def verdicts(history: History, *, broken: Callable[[Check, Exception], None] | None = None) -> list[Verdict]:
-    """The verdict of every check, in the order of `CHECKS`.
+    """Return the verdict of every check, in the order of `CHECKS`.
 
-    A check that raises is a fault of surefoot: `broken` gets it, and the others run; without `broken` it raises.
+    A check that raises is a bug in surefoot. `broken` receives the exception and the other checks run; without `broken`, it propagates.
     """
     all_verdicts = []
     for check in CHECKS:
@@ -67,12 +67,12 @@ def verdicts(history: History, *, broken: Callable[[Check, Exception], None] | N
 
 
 def findings(history: History) -> list[Finding]:
-    """The problems of a run and facts worth knowing, errors first. A pure function of its records and settings."""
+    """Return the problems of a run and notable facts, errors first. The result depends only on the records and settings."""
     return worst_first(verdicts(history))
 
 
 def format_findings(history: History, verdicts: Sequence[Verdict], *, every: bool = False) -> str:
-    """One block per finding, errors first; with `every`, or without findings, also the other checks."""
+    """Format one block per finding, errors first. With `every`, or without findings, list the other checks too."""
     sorted_findings = worst_first(verdicts)
     unclear = [verdict for verdict in verdicts if isinstance(verdict, Unknown)]
     of_all = f"; too little is recorded for {len(unclear)} of {len(verdicts)} findings" if unclear else ""
@@ -84,7 +84,7 @@ def format_findings(history: History, verdicts: Sequence[Verdict], *, every: boo
 
 
 def in_a_line(finding: Finding, *, command: str | None) -> str:
-    """A finding as a message during the run; `command` explains it, and is None if the run has no directory.
+    """Format a finding as a one-line message during the run. `command` explains the finding; None if the run has no directory.
 
     >>> finding = Finding("loss-spikes", "warning", "The loss jumped once.", try_=("look",))
     >>> in_a_line(finding, command="surefoot diagnose runs/a")
@@ -95,7 +95,7 @@ def in_a_line(finding: Finding, *, command: str | None) -> str:
 
 
 def _more_records(history: History) -> list[str]:
-    """The text to type so that a run of this many steps has enough records."""
+    """Return the option that gives a run of this length enough records."""
     every = history.step // (2 * FEWEST)
     if not history.over or every < 1 or len(history.train) >= FEWEST:
         return []
@@ -117,7 +117,7 @@ def _headline(history: History, ranked: Sequence[Finding], *, else_said: str) ->
 
 
 def _rows(title: str, verdicts: Sequence[Healthy | Unknown], after: Sequence[str] = ()) -> list[str]:
-    """A block with a line for each and lines after them; [] without verdicts."""
+    """Format a block with one line per verdict and the lines `after`. Returns [] without verdicts."""
     wide = max((len(verdict.name) for verdict in verdicts), default=0)
     rows = [wrapped(verdict.message, f"  {verdict.name:<{wide}}  ", wide + 4) for verdict in verdicts]
     return ["\n".join([title, *chain.from_iterable(rows), *after])] if rows else []

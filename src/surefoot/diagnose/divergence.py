@@ -1,4 +1,4 @@
-"""Findings on divergence and its beginning, on steps that were not finite, and on losses that jump."""
+"""Checks for divergence, its first signs, non-finite steps, and loss spikes."""
 
 import math
 
@@ -31,7 +31,7 @@ ABOVE = 0.25
 
 @check("diverged")
 def diverged(history: History) -> Verdict:
-    """A loss that gave back half of its progress for good, or a run that ended in steps that are not finite."""
+    """Check for a loss that permanently lost half of its progress, and for a run that ended in non-finite steps."""
     loss = history.loss
     if (history.ended_by or "").startswith("diverged") or _bad_at_the_end(history) > history.described.max_bad_steps:
         skipped = skipped_steps(history)
@@ -45,7 +45,7 @@ def diverged(history: History) -> Verdict:
     start = max(float(course[0]), float(loss.value[0]))
     lowest = int(np.argmin(course))
     best, last, wobble = float(course[lowest]), level(loss.value[-width:]), noise(loss.value)
-    wobble = min(wobble, noise(loss.value[: lowest + width]) or wobble)  # before it broke
+    wobble = min(wobble, noise(loss.value[: lowest + width]) or wobble)  # before the divergence
     gained = start - best
     lost_half = gained > 4 * wobble and last > best + LOST * gained + 4 * wobble
     rose = gained <= 4 * wobble and last > RISEN * start + 4 * wobble and start > 0
@@ -61,7 +61,7 @@ def diverged(history: History) -> Verdict:
 
 @check("non-finite-steps", needs=lambda history: need(history.train, "no step was recorded yet"))
 def non_finite_steps(history: History) -> Verdict:
-    """Steps that were not applied, for a loss or gradient that was not finite."""
+    """Check for steps skipped because of a non-finite loss or gradient."""
     described, skipped = history.described, int(history.total("skipped"))
     well(not skipped, f"every one of {history.step:,} steps was finite")
     indexes = skipped_steps(history)
@@ -93,14 +93,14 @@ def non_finite_steps(history: History) -> Verdict:
 
 @check("loss-spikes")
 def loss_spikes(history: History) -> Verdict:
-    """The largest loss of a step in each record, relative to those of its neighbors."""
+    """Compare the largest step loss in each record with those of neighboring records."""
     series = history.column("loss_max").finite
     series = series if len(series) >= FEWEST else history.loss
     need(len(series) >= FEWEST, f"{len(series)} records of the loss are too few (at least {FEWEST})")
     spikes = []
     for row in range(3, len(series)):
         here, before = series.value[row], series.value[max(0, row - NEIGHBOURS) : row]
-        if here <= before.max():  # most are not: their medians need not be known
+        if here <= before.max():  # most records stop here without computing medians
             continue
         around = np.concatenate([before, series.value[row + 1 : row + 1 + NEIGHBOURS]])
         middle = level(around)
@@ -135,7 +135,7 @@ def loss_spikes(history: History) -> Verdict:
 
 
 def skipped_steps(history: History) -> list[int]:
-    """The indexes of skipped steps, as far as they are recorded."""
+    """Return the indexes of recorded skipped steps."""
     return sorted({int(step) for record in history.train for step in record.get("skipped_steps") or ()})
 
 
@@ -151,7 +151,7 @@ def _divergence(history: History, first_bad: int, message: str, evidence: str, *
         described.typed("schedule.warmup", "5%") if described.warmup < 0.05 * (described.schedule_steps or 0) else "",
         described.typed("clip", "norm 1.0") if described.clip is not None and described.clip[0] == "off" else "",
     )
-    if bad and first_bad == 0:  # no update was made, so no rate is the cause
+    if bad and first_bad == 0:  # no update was applied, so the learning rate is not the cause
         causes, tries = ("inputs, starting weights or a loss that are not finite before any update is made",), ()
     return wrong(
         "error",
@@ -165,8 +165,8 @@ def _divergence(history: History, first_bad: int, message: str, evidence: str, *
 
 
 def _first_to_grow(history: History, first_bad: int) -> str:
-    """The layer whose gradient or update first rose far above its usual level, from shortly before the divergence on."""
-    grown: list[tuple[int, float, str]] = []  # the step, how many times, and a sentence
+    """Return a sentence on the layer whose gradient or update first rose far above its usual level, from shortly before the divergence."""
+    grown: list[tuple[int, float, str]] = []  # the step, the growth factor, and a sentence
     for kind, quantity in (("grad_norm", "gradient"), ("update_norm", "update"), ("activation_rms", "output")):
         for name, series in history.watched(kind).items():
             before, later = series.value[series.step < first_bad], series.since(first_bad - 2)
@@ -185,7 +185,7 @@ def _first_to_grow(history: History, first_bad: int) -> str:
 
 
 def _bad_at_the_end(history: History) -> int:
-    """The number of last steps skipped in a row, as far as complete records show."""
+    """Count the consecutive skipped steps at the run's end, as far as the records are complete."""
     count = 0
     for record, window in zip(reversed(history.train), reversed(history.windows.value), strict=True):
         skipped = int(record.get("skipped") or 0)
@@ -196,7 +196,7 @@ def _bad_at_the_end(history: History) -> int:
 
 
 def _passes(history: History, indexes: list[int]) -> str:
-    """A sentence if about one step per epoch was skipped, as one bad sample causes it."""
+    """Return a sentence if about one step per epoch was skipped, which suggests one bad sample. Returns "" otherwise."""
     samples, batch = history.described.samples, history.described.batch_size
     of_tokens = "tokens" in str(history.described.identity.get("batch_size"))
     if samples is None or batch is None or len(indexes) < 2 or of_tokens:

@@ -13,15 +13,15 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
 _WIDE = 80
-_HEAD = 11  # columns of what stands before evidence, causes and things to try
+_HEAD = 11  # columns of the label before evidence, causes and remedies
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem of a run, or a fact worth knowing, with its evidence and remedies.
+    """A problem of a run or a notable fact, with its evidence and remedies.
 
-    `evidence` has sentences with numbers and steps, `numbers` the values that were compared with thresholds. `step` is where it
-    began (None: all of the run). `causes` has the likely ones first, `try_` flags or code with the current value.
+    `evidence` has sentences with values and steps. `numbers` has the values compared with thresholds. `step` is the first
+    affected step (None: the whole run). `causes` lists likely causes first. `try_` has flags or code with the current values.
 
     >>> Finding("loss-spikes", "warning", "The loss jumped.", step=40).to_dict()["name"]
     'loss-spikes'
@@ -41,7 +41,7 @@ class Finding:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Write the finding as `surefoot diagnose` does: message, evidence, causes and things to try, 80 columns wide."""
+        """Format the finding as `surefoot diagnose` prints it: message, evidence, causes and remedies, 80 columns wide."""
         lines = [f"{self.severity.upper()}  {self.name}", *wrapped(self.message, "  ", 2, width=_WIDE - 2)]
         for head, texts in (("evidence", self.evidence), ("causes", self.causes), ("try", self.try_)):
             for index, text in enumerate(texts):
@@ -49,7 +49,7 @@ class Finding:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values; `try_` is called "try" there."""
+        """Return the finding as JSON values. The key of `try_` is "try"."""
         return {
             "name": self.name,
             "severity": self.severity,
@@ -63,21 +63,21 @@ class Finding:
 
 
 def wrapped(text: str, first: str, indent: int, *, width: int = _WIDE) -> list[str]:
-    """Wrap a text into lines; commands and paths in it stay whole."""
+    """Wrap a text into lines without breaking commands and paths."""
     return TextWrapper(width, first, " " * indent, break_long_words=False, break_on_hyphens=False).wrap(text)
 
 
 @dataclass(frozen=True)
 class Healthy:
-    """The verdict of a check without a problem; `message` has the evidence."""
+    """The verdict of a check that found no problem. `message` has the evidence."""
 
     message: str
-    name: str = ""  # its check's
+    name: str = ""  # the check's name
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """The verdict of a check that the records do not suffice for; `message` names the missing part."""
+    """The verdict of a check that lacks records. `message` names the missing records."""
 
     message: str
     name: str = ""
@@ -88,24 +88,24 @@ Needs = Callable[[History], None]
 
 
 class EndedError(Exception):
-    """Raised by `need` and `well` to end a check; its argument is the check's verdict."""
+    """An exception that `need` and `well` raise to end a check. Its argument is the check's verdict."""
 
 
 def need(holds: object, lacking: str) -> None:
-    """End a check as unknown unless `holds`; `lacking` names the missing part of the records."""
+    """End a check as unknown if `holds` is false. `lacking` names the missing records."""
     if not holds:
         raise EndedError(Unknown(lacking))
 
 
 def well(holds: object, message: str) -> None:
-    """End a check as healthy if `holds`; `message` has the evidence."""
+    """End a check as healthy if `holds` is true. `message` has the evidence."""
     if holds:
         raise EndedError(Healthy(message))
 
 
 @dataclass(frozen=True)
 class Check:
-    """A check of a run: its name, its preconditions (`needs`, shared with others), and the function that measures."""
+    """A check of a run: its name, its preconditions (`needs`, shared with other checks), and the measuring function."""
 
     name: str
     needs: Needs
@@ -121,7 +121,7 @@ class Check:
 
 
 def check(name: str, needs: Needs = lambda _: None) -> Callable[[Callable[[History], Verdict]], Check]:
-    """A decorator that makes a `Check` of the function that measures."""
+    """Return a decorator that turns the measuring function into a `Check`."""
     return lambda measure: Check(name, needs, measure)
 
 
@@ -135,7 +135,7 @@ def wrong(
     step: int | None = None,
     numbers: Mapping[str, float],
 ) -> Finding:
-    """A finding that does not have the check's name yet; empty texts are left out.
+    """Build a finding without empty texts. The check adds its name later.
 
     >>> wrong("note", "The loss jumped.", ("once", ""), causes=(), try_=(), numbers={}).evidence
     ('once',)
@@ -145,7 +145,7 @@ def wrong(
 
 
 def worst_first(verdicts: Iterable[Verdict]) -> list[Finding]:
-    """The findings: errors, warnings, notes; within each in the given order.
+    """Sort findings by severity: errors, warnings, notes. Findings of equal severity keep their order.
 
     >>> [one.name for one in worst_first([Finding("a", "note", ""), Finding("b", "error", "")])]
     ['b', 'a']
@@ -154,7 +154,7 @@ def worst_first(verdicts: Iterable[Verdict]) -> list[Finding]:
 
 
 def join_names(names: Sequence[object], *, limit: int = 4) -> str:
-    """Names in a line, and the number of those left out.
+    """Join names with commas and append the number of omitted names.
 
     >>> join_names(["a", "b", "c"], limit=2)
     'a, b and 1 more'

@@ -1,4 +1,4 @@
-"""Findings on overfitting, leakage between splits, targets without information, and smoothed perplexity."""
+"""Checks for overfitting, overlap between splits, constant targets, and label-smoothed perplexity."""
 
 import math
 from dataclasses import replace
@@ -30,12 +30,12 @@ PASSAGES_SHARED = 0.1
 one text cut in two ways a fifth of the windows have the same one. A shared passage is a part of a window, so a score moves less."""
 MOSTLY_SHARED = 0.5
 """Of a split: its score is one of the training data."""
-_MOST_SCORES = 3  # that are told beside a loss
+_MOST_SCORES = 3  # printed beside a loss
 
 
 @check("overfitting")
 def overfitting(history: History) -> Verdict:
-    """A split's loss that rises after its best evaluation while the training loss falls."""
+    """Check for a split's loss that rises after its best evaluation while the training loss falls."""
     need(
         any(len(series) >= EVALUATIONS for series in history.splits.values()),
         f"no split was scored {EVALUATIONS} times yet",
@@ -77,7 +77,7 @@ def overfitting(history: History) -> Verdict:
 
 
 def _rise(history: History, series: Series) -> float:
-    """The rise of a split's loss since its best; 0 if that is noise, or if the training loss has not fallen since."""
+    """Return the rise of a split's loss since its best. Returns 0 if the rise is noise or the training loss has not fallen since."""
     row = int(np.argmin(series.value))
     after = series.value[row + 1 :]
     if len(series) < EVALUATIONS or len(after) < 2 or not _fell_since(history, int(series.step[row])):
@@ -87,17 +87,17 @@ def _rise(history: History, series: Series) -> float:
     surely = BY_CHANCE * noise(series.value) if len(series) >= MANY_EVALUATIONS else 0.0
     if lost < max(NOTHING * abs(first), surely):
         return 0.0
-    return lost / (best if best > 0 else max(-best, first - best))  # below 0 a loss is as large as what was gained
+    return lost / (best if best > 0 else max(-best, first - best))  # a loss below 0 is scaled by its total improvement
 
 
 @check("train-validation-overlap")
 def overlap(history: History) -> Verdict:
-    """Samples of a split that are samples of the training data, or windows over a text that share a passage with it."""
+    """Check for samples of a split that also occur in the training data, and for text windows that share a passage."""
     recorded = history.data.get("overlap")
     splits = {
         split: counts
         for split, counts in (recorded.items() if isinstance(recorded, dict) else ())
-        if isinstance(counts, dict) and counts.get("checked") and not counts.get("same")  # which is on purpose
+        if isinstance(counts, dict) and counts.get("checked") and not counts.get("same")  # "same": overlap is intended
     }
     need(splits, "the records do not say how many samples are in both parts")
     verdicts = [_overlap_of(split, counts, history) for split, counts in splits.items() if counts.get("overlapping")]
@@ -118,7 +118,7 @@ def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding
     if 2 * known >= trained_on:
         where = "training text too, as in most texts: its score is hardly touched"
     of_samples = "take duplicates out before splitting; split by source (document, patient, speaker), not by sample"
-    texts = {  # of text, and of few: what is found, and what to try
+    texts = {  # keyed by text data and small overlap: the finding and its remedy
         (False, False): (f"{'At least ' * part}{share:.0%} of {split} are samples of the training data.", of_samples),
         (False, True): (f"A few samples of {split} are training data too.", of_samples),
         (True, False): (
@@ -142,7 +142,7 @@ def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding
 
 @check("constant-targets")
 def constant_targets(history: History) -> Verdict:
-    """Targets that are all, or nearly all, the same."""
+    """Check whether all or nearly all targets are equal."""
     distinct = int(history.targets.get("distinct") or 0)
     share = float(history.targets.get("most_common_fraction") or 0.0)
     need(distinct, "the records do not say which targets there are")
@@ -166,7 +166,7 @@ def constant_targets(history: History) -> Verdict:
 
 @check("smoothed-perplexity")
 def smoothed_perplexity(history: History) -> Verdict:
-    """A metric called perplexity although the training loss is smoothed: its exponential is not a perplexity."""
+    """Check for a metric named perplexity with label smoothing. The exponential of a smoothed loss is not a perplexity."""
     described, smoothing = history.described, history.described.label_smoothing
     scores = [score for score in history.score_names if "perplexity" in score.lower() or score.lower().endswith("ppl")]
     trained_on = history.data.get("scored_by_training_loss")
@@ -180,7 +180,7 @@ def smoothed_perplexity(history: History) -> Verdict:
     for reason, holds in reasons.items():
         well(holds, reason)
     distinct = int(history.targets.get("distinct") or 0)
-    # below which a smoothed loss cannot fall
+    # the lower bound of a smoothed loss
     floor = smoothed_floor(smoothing, distinct) if distinct > 1 else -math.inf
     for score in of_loss:
         values = [record[score] for record in history.scores if isinstance(record.get(score), int | float)]
@@ -207,7 +207,7 @@ def smoothed_perplexity(history: History) -> Verdict:
 
 
 def smoothed_floor(smoothing: float, classes: int) -> float:
-    """The minimum of a label-smoothed cross-entropy, in nats: the entropy of its target (Szegedy et al. 2016, section 7).
+    """Return the minimum of a label-smoothed cross-entropy in nats: the target's entropy (Szegedy et al. 2016, section 7).
 
     >>> round(math.exp(smoothed_floor(0.1, 1000)), 1), round(math.exp(smoothed_floor(0.1, 32000)), 1)
     (2.8, 3.9)
@@ -217,7 +217,7 @@ def smoothed_floor(smoothing: float, classes: int) -> float:
 
 
 def _other_scores(history: History, split: str, best: int) -> list[str]:
-    """The course of the split's other metrics since: accuracy may still rise while wrong answers get more confident."""
+    """Return sentences on the split's other metrics since. Accuracy may rise while wrong answers gain confidence."""
     names = [name for name in history.score_names if name.rpartition("/")[0] == split and not name.endswith("/loss")]
     texts = []
     for name in names[:_MOST_SCORES]:
@@ -228,13 +228,13 @@ def _other_scores(history: History, split: str, best: int) -> list[str]:
 
 
 def _fell_since(history: History, step: int) -> bool:
-    """Whether the training loss has fallen since a step by more than its noise."""
+    """Return whether the training loss has fallen since a step by more than its noise."""
     loss = history.loss
     surely = 1.6 * noise(loss.value)  # two standard errors of the difference of two medians of five
     return len(loss) >= EVALUATIONS and _level_near(loss, int(loss.step[-1])) < _level_near(loss, step) - surely
 
 
 def _level_near(loss: Series, step: int) -> float:
-    """The level of the five records around a step."""
+    """Return the median loss of the five records around a step."""
     first = max(0, min(int(np.searchsorted(loss.step, step)) - 2, len(loss) - 5))
     return level(loss.value[first : first + 5])

@@ -1,4 +1,4 @@
-"""Findings on the gradient: clipped in most steps, growing, vanishing towards the input, and too noisy for the batch."""
+"""Checks for gradients that are clipped in most steps, grow, vanish towards the input, or are too noisy for the batch."""
 
 import math
 
@@ -34,7 +34,7 @@ NOISY = 10.0
 
 @check("often-clipped")
 def often_clipped(history: History) -> Verdict:
-    """The fraction of clipped steps in the second half of the run, and the ratio of the norm to the limit."""
+    """Measure the fraction of clipped steps in the second half of the run, and the ratio of the gradient norm to the clipping limit."""
     described, (kind, limit) = history.described, history.described.clip or ("", math.nan)
     well(
         kind in ("off", "auto"),
@@ -68,7 +68,7 @@ def often_clipped(history: History) -> Verdict:
 
 @check("growing-gradient")
 def growing_gradient(history: History) -> Verdict:
-    """The norm of the gradient in the last third of the run against the first, and in which layers it grew most."""
+    """Compare the gradient norm in the last third of the run with the first third, and name the layers with the largest growth."""
     norms = history.column("grad_norm").finite.since(history.described.warmup)
     need(len(norms) >= FEWEST, f"{len(norms)} records of the norm after the warm-up are too few (at least {FEWEST})")
     before, now = first_and_last_third(norms.value)
@@ -98,7 +98,7 @@ def growing_gradient(history: History) -> Verdict:
 
 @check("vanishing-gradient")
 def vanishing_gradient(history: History) -> Verdict:
-    """Gradients of layers, each times its weight, relative to the largest; and gradients that are 0 everywhere."""
+    """Compare each layer's gradient times weight with the largest, and find gradients that are 0 everywhere."""
     norms = history.column("grad_norm").finite
     quarter = len(norms) // 4
     gradients, weights = (_settled(history, kind) for kind in ("grad_norm", "weight_norm"))
@@ -147,7 +147,7 @@ def vanishing_gradient(history: History) -> Verdict:
 
 @check("batch-too-small")
 def noisy_batch(history: History) -> Verdict:
-    """The gradient noise scale against the batch: McCandlish et al. 2018, appendix A.1, both means taken before dividing."""
+    """Compare the gradient noise scale with the batch size: McCandlish et al. 2018, appendix A.1. Means are taken before the division."""
     measured = [record["grad_noise"] for record in history.layers if isinstance(record.get("grad_noise"), dict)]
     keys = ("small_count", "small_squared", "big_count", "big_squared")
     rows = np.array([[noise.get(key) or math.nan for key in keys] for noise in measured]).reshape(-1, 4)
@@ -157,7 +157,7 @@ def noisy_batch(history: History) -> Verdict:
     batch = float(np.median(rows[:, 2]))
     gradients, noises = gradient_and_noise(rows)
     gradient, error = float(gradients.mean()), float(gradients.std(ddof=1)) / math.sqrt(len(rows))
-    at_least = float(noises.mean()) / max(gradient + 2 * error, 1e-300)  # were the gradient as large as it may be
+    at_least = float(noises.mean()) / max(gradient + 2 * error, 1e-300)  # from the largest plausible gradient
     known = gradient > 2 * error
     scale = noise_scale(rows) if known else at_least
     small = at_least > NOISY * batch
@@ -184,9 +184,9 @@ def noisy_batch(history: History) -> Verdict:
 
 
 def noise_scale(rows: NDArray[np.float64]) -> float:
-    """The number of targets at which noise and gradient are equal, from rows of (small count, squared norm, big count, squared norm).
+    """Return the targets per batch at which noise equals gradient, from rows of (small count, squared norm, big count, squared norm).
 
-    Infinite where the gradient is lost in the noise. McCandlish et al. 2018, equations A.2 and A.3.
+    Returns infinity if the noise hides the gradient. McCandlish et al. 2018, equations A.2 and A.3.
 
     >>> noise_scale(np.array([[1.0, 1.0 + 8.0, 4.0, 1.0 + 2.0]]))  # gradient 1, noise 8 / count
     8.0
@@ -196,14 +196,14 @@ def noise_scale(rows: NDArray[np.float64]) -> float:
 
 
 def gradient_and_noise(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Unbiased estimates per row: the true gradient's squared norm, and the variance of one target's gradient."""
+    """Return unbiased estimates per row: the true gradient's squared norm, and the variance of one target's gradient."""
     small, small_squared, big, big_squared = rows.T
     noise = (small_squared - big_squared) / (1 / small - 1 / big)
     return (big * big_squared - small * small_squared) / (big - small), noise
 
 
 def _settled(history: History, kind: str) -> dict[str, Series]:
-    """The measured steps after the warm-up, without the first: before that, weights that start at 0 have hardly moved."""
+    """Return the measured steps after the warm-up without the first. Earlier, weights initialized to 0 have hardly moved."""
     return {
         name: series.where((series.step >= history.described.warmup) & (series.step > series.step[0]))
         for name, series in history.watched(kind).items()

@@ -1,6 +1,6 @@
-"""The records of a run as arrays, with its settings: all that findings are made from. Torch-free.
+"""The records of a run as arrays with the run's settings: the input of all checks. Torch-free.
 
-Missing values are not an error, because older versions recorded less: they are NaN, and missing series are empty arrays.
+Missing values are not an error, because older versions recorded fewer values. A missing value is NaN; a missing series is empty.
 """
 
 import math
@@ -18,7 +18,7 @@ from surefoot.tracking.record import Record
 
 @dataclass(frozen=True)
 class Series:
-    """One quantity: steps made, and its value there."""
+    """One quantity: the numbers of completed steps and the value at each."""
 
     step: NDArray[np.int64]
     value: NDArray[np.float64]
@@ -52,13 +52,13 @@ class History:
 
     @cached_property
     def step(self) -> int:
-        """Steps made, according to the records."""
+        """The number of completed steps in the records."""
         last = (*self.train[-1:], *self.scores[-1:], *([self.last_event] if self.last_event else ()))
         return max((int(record["step"]) for record in last), default=0)
 
     @property
     def ended_by(self) -> str | None:
-        """The end of the last session: "finished", "stopped by SIGTERM", "diverged" ...; None where it goes on or was killed."""
+        """The outcome of the last session: "finished", "stopped by SIGTERM", "diverged" ... None if the session runs or was killed."""
         return None if self.last_event is None else str(self.last_event.get("event"))
 
     @property
@@ -67,17 +67,17 @@ class History:
 
     @property
     def complete(self) -> bool:
-        """Whether all steps were made, or early stopping ended the run."""
+        """Whether all steps are complete or early stopping ended the run."""
         steps = self.described.steps
         return (steps is not None and self.step >= steps) or self.ended_by in ("finished", "stopped early")
 
     def column(self, name: str) -> Series:
-        """A value of the training records that have it; null is NaN."""
+        """Return one column of the training records that contain the value. null becomes NaN."""
         return _column(self.train, name)
 
     @cached_property
     def loss(self) -> Series:
-        """The training loss of the steps that were applied, where it is a number."""
+        """The training loss of the applied steps, without records that lack a loss."""
         return _series([(record["step"], loss_applied(record)) for record in self.train]).finite
 
     @cached_property
@@ -87,13 +87,13 @@ class History:
         return Series(steps, np.maximum(np.diff(steps, prepend=0), 1).astype(np.float64))
 
     def total(self, name: str) -> float:
-        """The sum of a value over all training records, and over the last event, which has the time after the last of them."""
+        """Return the sum of a value over all training records and the last event, which covers the time after the last training record."""
         ending = _number((self.last_event or {}).get(name))
         return float(self.column(name).finite.value.sum()) + (ending if math.isfinite(ending) else 0.0)
 
     @cached_property
     def splits(self) -> dict[str, Series]:
-        """The losses of the splits that are evaluated during training, by name."""
+        """The losses of the splits evaluated during training, by split name."""
         names = dict.fromkeys(name for record in self.scores for name in record if name.endswith("/loss"))
         losses = {name.removesuffix("/loss"): _column(self.scores, name).finite for name in names}
         return {name: series for name, series in losses.items() if len(series)}
@@ -104,12 +104,12 @@ class History:
 
     @property
     def targets(self) -> Mapping[str, Any]:
-        """Facts about the targets, from the check of the data."""
+        """Facts about the targets from the data check."""
         targets = self.data.get("targets")
         return targets if isinstance(targets, dict) else {}
 
     def watched(self, kind: str) -> dict[str, Series]:
-        """A quantity of the layers, such as "update_norm", at every watched step (its index); NaN where a record lacks a name."""
+        """Return a per-layer quantity such as "update_norm" at every measured step (its index). A missing layer is NaN."""
         if kind not in self._watched:
             having = [record for record in self.layers if isinstance(record.get(kind), dict)]
             self._watched[kind] = {
@@ -122,7 +122,7 @@ class History:
 
 
 def loss_applied(record: Record) -> Any:
-    """The training loss of the applied steps of a record; None if no step was applied, which is recorded as 0.
+    """Return the training loss of a record's applied steps. Returns None if no step was applied (recorded as 0).
 
     >>> loss_applied({"loss": 2.0}), loss_applied({"loss": None, "skipped": 2, "loss_applied": 0.0})
     (2.0, None)
@@ -141,5 +141,5 @@ def _series(points: Sequence[tuple[Any, Any]]) -> Series:
 
 
 def _number(value: Any) -> float:
-    """A number; NaN for anything else."""
+    """Return a numeric value as a float. Returns NaN for any other value."""
     return float(value) if isinstance(value, int | float) else math.nan

@@ -1,4 +1,4 @@
-"""Findings on layers: weights that do not move, unusual update-to-weight ratios, and units that are dead or saturated."""
+"""Checks for weights that do not move, unusual update-to-weight ratios, and dead or saturated units."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -36,7 +36,7 @@ def watched_steps(history: History) -> None:
 
 @check("never-updated", needs=watched_steps)
 def never_updated(history: History) -> Verdict:
-    """Parameters without any gradient, and parameters whose weights do not move."""
+    """Check for parameters without a gradient, and for parameters whose weights do not move."""
     without = [str(parameter) for parameter in history.layers[-1].get("never_updated") or ()]
     moved = history.watched("update_norm")
     still = [parameter for parameter in unmoved(history) if parameter not in without]
@@ -67,7 +67,7 @@ def never_updated(history: History) -> Verdict:
 
 @check("unusual-updates")
 def unusual_updates(history: History) -> Verdict:
-    """The median of update over weight, for each matrix, at the higher rates of the run."""
+    """Measure each matrix's median update-to-weight ratio at high learning rates of the run."""
     medians, watched = _ratios(history)
     need(medians, f"{watched} watched steps at the higher rates are too few (at least {WATCHED})")
     low, middle, high = USUAL[0] / FAR, math.sqrt(USUAL[0] * USUAL[1]), USUAL[1] * FAR
@@ -101,19 +101,19 @@ def unusual_updates(history: History) -> Verdict:
 
 
 def unmoved(history: History) -> list[str]:
-    """Parameters whose weights no measured step has changed, among those measured often enough."""
+    """Return the frequently measured parameters whose weights never changed."""
     moved = {parameter: series.finite.value for parameter, series in history.watched("update_norm").items()}
     return [parameter for parameter, values in moved.items() if values.size >= WATCHED and not values.any()]
 
 
 def ratio_at_full_rate(history: History) -> float:
-    """The median update-to-weight ratio of all layers, at the higher rates of the run; NaN with too few measured steps."""
+    """Return the median update-to-weight ratio of all layers at high learning rates. Returns NaN with too few measured steps."""
     medians, _ = _ratios(history)
     return float(np.median(list(medians.values()))) if medians else math.nan
 
 
 def matrices(history: History, names: Iterable[str]) -> list[str]:
-    """The parameters that are matrices, by their names and the classes of their modules; biases and norms do not count."""
+    """Select the parameters that are matrices by their names and module classes. Biases and norm weights are not matrices."""
 
     def is_matrix(parameter: str) -> bool:
         module, _, leaf = parameter.rpartition(".")
@@ -124,7 +124,7 @@ def matrices(history: History, names: Iterable[str]) -> list[str]:
 
 
 def _ratios(history: History) -> tuple[dict[str, float], int]:
-    """Update over weight of matrices, the median at half of the highest rate or more, and of how many steps; weights near 0 aside."""
+    """Return median update-to-weight ratios of matrices (half the peak learning rate or more, weights not near 0) and the step count."""
     moved, weights = history.watched("update_norm"), history.watched("weight_norm")
     rates, medians, watched = history.column("lr").finite, dict[str, float](), 0
     for parameter in matrices(history, [name for name in moved if name in weights]):
@@ -136,7 +136,7 @@ def _ratios(history: History) -> tuple[dict[str, float], int]:
         watched = int(full.sum())
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = moved[parameter].value / weight
-            settled = weight >= 0.5 * weight[-1]  # a head that starts at 0 moves by all of itself at first
+            settled = weight >= 0.5 * weight[-1]  # a head initialized to 0 changes completely at first
         usable = ratio[full & settled & np.isfinite(ratio) & (ratio > 0)]
         if usable.size >= WATCHED:
             medians[parameter] = float(np.median(usable))
@@ -145,7 +145,7 @@ def _ratios(history: History) -> tuple[dict[str, float], int]:
 
 @check("dead-units", needs=watched_steps)
 def dead_units(history: History) -> Verdict:
-    """Rows of a matrix without a gradient, and rectifiers whose outputs are almost all 0."""
+    """Check for matrix rows without a gradient, and for rectifiers whose outputs are almost all 0."""
     unused = history.layers[-1].get("never_updated") or ()
     rows = {
         name: series
@@ -177,7 +177,7 @@ def dead_units(history: History) -> Verdict:
 
 @check("saturated-units")
 def saturated_units(history: History) -> Verdict:
-    """Saturating activations whose outputs lie where the slope is almost 0."""
+    """Check for saturating activations whose outputs have almost zero slope."""
     flat = _flat(history, squashing=True)
     well(not flat, "no module squashes its input (tanh, sigmoid), as far as the records tell")
     watched = max(map(len, flat.values()))
@@ -202,7 +202,7 @@ def saturated_units(history: History) -> Verdict:
 
 
 def died(history: History) -> list[str]:
-    """Layers with at most 10% dead units at some time in the first third, and 50% or more in the last third."""
+    """Return the layers with at most 10% dead units in part of the first third, and 50% or more in the last third."""
     dead = []
     for parameter, series in history.watched("zero_grad_row_fraction").items():
         third = len(series) // 3
@@ -213,7 +213,7 @@ def died(history: History) -> list[str]:
 
 
 def _flat(history: History, *, squashing: bool) -> dict[str, Series]:
-    """The fraction of saturated outputs of each activation."""
+    """Return the fraction of saturated outputs of each activation."""
     return {
         module: series
         for module, series in history.watched("saturated_fraction").items()
@@ -222,7 +222,7 @@ def _flat(history: History, *, squashing: bool) -> dict[str, Series]:
 
 
 def _above(columns: Mapping[str, Series], limit: float) -> list[tuple[float, int, str]]:
-    """The columns whose median (without the first step, if there are more) is at least `limit`: median, first such step, and name."""
+    """Select columns with a median of at least `limit`, ignoring the first of several steps. Returns median, first such step, and name."""
     middles = {name: level(each.value[1:] if len(each) > WATCHED else each.value) for name, each in columns.items()}
     above = {name: columns[name].where(columns[name].value >= limit) for name in middles if middles[name] >= limit}
     return sorted(((middles[name], int(above[name].step[0]), name) for name in above), key=lambda column: -column[0])
@@ -233,7 +233,7 @@ def _shares(columns: Iterable[tuple[float, int, str]], of_what: str) -> str:
 
 
 def _is_lookup(history: History, parameter: str) -> bool:
-    """Whether it is a lookup table, where a batch needs only a few rows."""
+    """Return whether a parameter is an embedding table, where a batch uses only a few rows."""
     kind = history.described.kinds.get(parameter.rpartition(".")[0])
     words = ("emb", "wte", "wpe", "token", "position")
     return "Embedding" in kind if kind else any(word in parameter.lower() for word in words)

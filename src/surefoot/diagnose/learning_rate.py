@@ -1,4 +1,4 @@
-"""Findings on losses that do not fall, and on the learning rate as their cause."""
+"""Checks for losses that do not fall, and for a learning rate that causes this."""
 
 import math
 from dataclasses import dataclass
@@ -49,21 +49,21 @@ class Course:
 
     @property
     def fallen(self) -> bool:
-        """Whether the loss was ever lower than its start, beyond the noise."""
+        """Whether the loss ever fell below its start by more than the noise."""
         return self.start - self.best > max(CERTAIN * math.sqrt(2) * self.error, SMALLEST_FALL * abs(self.start))
 
 
 def course(loss: Series) -> Course:
-    """The course of a loss of at least `FEWEST` records; where the first lies far above its quarter, it is the start."""
+    """Summarize a loss of at least `FEWEST` records. The start is the first value if that lies far above the first quarter."""
     parts = np.array_split(loss.value, 4)
     wobble = noise(loss.value)
     start, first = level(parts[0]), float(loss.value[0])
-    start = first if first - start > 6 * wobble else start  # it fell within the first quarter; six: no chance
+    start = first if first - start > 6 * wobble else start  # a fall within the first quarter; 6: not chance
     return Course(start, tuple(level(part) for part in parts), _error(wobble, min(len(part) for part in parts)))
 
 
 def _error(wobble: float, count: int) -> float:
-    """The standard error of the median of `count` values: sqrt(pi / 2) times that of their mean."""
+    """Return the standard error of the median of `count` values: sqrt(pi / 2) times that of the mean."""
     return 1.2533 * wobble / math.sqrt(count)
 
 
@@ -73,11 +73,11 @@ def _too_few(history: History) -> str:
 
 @check("loss-not-falling")
 def loss_not_falling(history: History) -> Verdict:
-    """The level of the loss in later quarters of the run, relative to its start."""
+    """Compare the loss in later quarters of the run with its start."""
     need(len(history.loss) >= FEWEST and history.step > 2 * history.described.warmup, _too_few(history))
     loss = course(history.loss)
     well(loss.fallen, f"the loss fell from {loss.start:.4g} to {loss.best:.4g}")
-    # half of what a cross-entropy is at least without knowledge of the inputs: -log of the commonest target's share
+    # half the cross-entropy of guessing without inputs, which is at least -log of the commonest target's share
     share = history.targets.get("most_common_fraction")
     knows_already = isinstance(share, float) and 0 < share < 1 and 0 < loss.start < -0.5 * math.log(share)
     trained = history.described.identity.get("init_from") is not None or knows_already
@@ -105,7 +105,7 @@ def loss_not_falling(history: History) -> Verdict:
 
 @check("rate-too-high")
 def rate_too_high(history: History) -> Verdict:
-    """Updates of 10% of the weights or more, or a loss above its first value."""
+    """Check for updates of 10% of the weights or more, and for a loss above its first value."""
     loss, described = history.loss, history.described
     ratio = ratio_at_full_rate(history)
     need(len(loss) >= FEWEST or not math.isnan(ratio), _too_few(history))
@@ -115,7 +115,7 @@ def rate_too_high(history: History) -> Verdict:
     if len(loss) >= FEWEST:
         quarters = course(loss)
         began = level(loss.value[:3])
-        if max(began, quarters.quarters[0]) - loss.value[0] > 6 * noise(loss.value):  # it rose at once; six: no chance
+        if max(began, quarters.quarters[0]) - loss.value[0] > 6 * noise(loss.value):  # rose at once; 6: not chance
             began = float(loss.value[0])
         worst = max(quarters.quarters)
         if worst > ABOVE_START * began + CERTAIN * quarters.error and began > 0:
@@ -129,7 +129,7 @@ def rate_too_high(history: History) -> Verdict:
         not signs,
         "the loss stays below where it began" + (f", updates are {ratio:.2g} of the weights" if ratio else ""),
     )
-    # no evidence by itself: in large models that are well, units die too (Voita et al. 2023, arXiv:2309.04827)
+    # not sufficient evidence: healthy large models have dead units too (Voita et al. 2023, arXiv:2309.04827)
     dead = died(history)
     clipped = level(history.column("clip_fraction").value[-max(1, len(loss) // 2) :])
     return wrong(
@@ -159,7 +159,7 @@ def rate_too_high(history: History) -> Verdict:
 
 @check("rate-too-low")
 def rate_too_low(history: History) -> Verdict:
-    """A loss that falls little and as a straight line over the sum of all rates, or updates that hardly move the weights."""
+    """Check for a loss that falls slowly and linearly in the summed learning rate, and for updates that hardly move the weights."""
     described = history.described
     ratio = ratio_at_full_rate(history)
     curve = None if len(history.loss) < FEWEST else _halves(history)
@@ -201,12 +201,12 @@ _RATIO = "a step at the highest rates changes the weights by {:.2g} of their nor
 
 
 def _rebound(history: History) -> str:
-    """A sentence where the loss fell in the first third of the run, rose, and stayed above that for as long as the rate was high."""
+    """Return a sentence if the loss fell in the first third, rose, and stayed above its minimum while the learning rate was high."""
     loss, rates = history.loss, history.column("lr").finite
     width = max(3, len(loss) // 10)
     course = levels(loss.value, width)
     third = len(course) // 3
-    # these rise on purpose
+    # the learning rate of these schedules rises on purpose
     if third < 2 or not len(rates) or history.described.shape in _MAY_RISE:
         return ""
     lowest = int(np.argmin(course[:third]))
@@ -224,7 +224,7 @@ def _rebound(history: History) -> str:
 
 
 def _halves(history: History) -> tuple[float, float, float, float] | None:
-    """The start, and by how much the loss fell over the first and the second half of all rate; with the error of a level."""
+    """Return the start, the falls of the loss in the first and second half of the summed learning rate, and the error of a level."""
     loss, rates = history.loss, history.column("lr").finite
     if len(rates) < FEWEST:
         return None

@@ -1,4 +1,4 @@
-"""A finding on memory that grows throughout the run."""
+"""A check for memory that grows throughout the run."""
 
 import numpy as np
 
@@ -23,8 +23,8 @@ LEAST_SHARE = 0.02
 
 @check("growing-memory")
 def growing_memory(history: History) -> Verdict:
-    """The slope of the process's memory over steps, and the time until the machine's memory is full."""
-    first_step = max(history.resumed, default=0)  # a process of its own, whose memory began anew
+    """Measure the growth of the process's memory per step, and the time until the machine's memory is full."""
+    first_step = max(history.resumed, default=0)  # a resume starts a new process with new memory
     settled = first_step + (history.step - first_step) // 4
     names = ("host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
     series_of_all = ((name, history.column(name).finite.since(settled)) for name in names)
@@ -39,7 +39,7 @@ def growing_memory(history: History) -> Verdict:
 
 
 def _growth(series: Series) -> float | None:
-    """Bytes per step, if their growth is certain."""
+    """Return the growth in bytes per step. Returns None if the growth is uncertain."""
     before, now = first_and_last_third(series.value)
     sure = trend(series.value) >= SURE and trend(series.value[len(series) // 2 :]) >= SURE / 2
     if now - before < max(LEAST_BYTES, LEAST_SHARE * before) or not sure:
@@ -66,7 +66,7 @@ def _finding(history: History, series: Series, per_step: float, *, device: bool)
     return wrong(
         "error"
         if serious
-        else "note",  # allocators and caches of healthy runs grow too, as far as no limit is in sight
+        else "note",  # allocators and caches of healthy runs grow too, so a distant limit is only a note
         f"Memory {'of the device ' if device else ''}grows by {with_unit(per_step, 'B')} a step.",
         (
             f"{with_unit(series.value[0], 'B')} at step {first_step:,}, {with_unit(now, 'B')} at step {last_step:,}",

@@ -1,6 +1,6 @@
-"""The history of a run: collected while it trains, or from its directory, be it running, dead or resumed. Torch-free.
+"""The history of a running, dead or resumed run, collected during training or read from its directory. Torch-free.
 
-Settings are those that its newest checkpoint notes; config.toml adds what changes no result. Unreadable records are left out.
+The newest checkpoint provides the settings; config.toml adds settings that do not affect results. Unreadable records are skipped.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from surefoot.tracking.run_reader import Session, read_records, read_run, standi
 
 
 def history_in(path: Path | str) -> History:
-    """The history of the run in a directory; `ConfigError` without one."""
+    """Read the history of the run in a directory. Raises `ConfigError` if the directory has no run."""
     run = local_path(path, setting="path")
     if not (run / "config.toml").is_file() and not (run / "metrics.jsonl").is_file():
         raise ConfigError(
@@ -31,7 +31,7 @@ def history_in(path: Path | str) -> History:
 
 
 def description_of(run: Path) -> RunDescription:
-    """The settings of the run in a directory, as far as its files hold them."""
+    """Return the settings that the files of a run's directory contain."""
     files = read_run(run)
     script, last = files.config.script, files.sessions[-1] if files.sessions else Session()
     return RunDescription(
@@ -56,7 +56,7 @@ _INDEXES = 20
 
 
 class RecordCollector:
-    """Collects records as they are written, and makes a history of them; it keeps at most `times` x `MOST` of each kind."""
+    """A collector that builds a history from records during training. Keeps at most `times` x `MOST` records of each kind."""
 
     def __init__(self, records: Iterable[Record] = (), *, times: int = 5) -> None:
         self.kinds: dict[str, list[Record]] = {}
@@ -65,11 +65,11 @@ class RecordCollector:
             self.add(record)
 
     def add(self, record: Record) -> None:
-        """Keep a record without its texts."""
+        """Store a record without its texts."""
         kind = record["kind"]
         if kind == "sample":
             return
-        if kind == "resume":  # what ended the sessions before is over
+        if kind == "resume":  # a resume clears the end of the earlier sessions
             self.kinds.pop("event", None)
         records = self.kinds.setdefault(kind, [])
         records.append(record)
@@ -94,7 +94,7 @@ class RecordCollector:
 
 
 def thinned(records: Sequence[Record]) -> list[Record]:
-    """Halve the records of one kind: training records are merged in pairs, others lose every second one.
+    """Halve the records of one kind. Training records are merged in pairs; other kinds drop every second record.
 
     >>> thinned([{"kind": "train", "step": 1, "loss": 2.0, "targets": 1}, {"kind": "train", "step": 2, "loss": 1.0, "targets": 3}])
     [{'kind': 'train', 'step': 2, 'loss': 1.25, 'targets': 4}]
@@ -103,7 +103,7 @@ def thinned(records: Sequence[Record]) -> list[Record]:
 
 
 def _as_one(first: Record, second: Record) -> Record:
-    """Two adjacent training records as one record of all their steps: sums, means over targets, and maxima."""
+    """Merge two adjacent training records: sums, means over targets, and maxima."""
     merged: dict[str, Any] = first | second
     share, of_other = first.get("targets", 1), second.get("targets", 1)
     for name in (*_SUMMED, *_LARGEST, *_AVERAGED):
@@ -122,7 +122,7 @@ def _as_one(first: Record, second: Record) -> Record:
 
 
 def _better(first: Record, second: Record) -> Record:
-    """The one of two evaluations whose first loss is lower, so that the best is never lost; else the second record."""
+    """Return the evaluation with the lower first loss, so that the best is kept. Otherwise return the second record."""
     name = next((name for name in second if name.endswith("/loss")), "")
     one, other = first.get(name), second.get(name)
     return first if isinstance(one, int | float) and isinstance(other, int | float) and one < other else second

@@ -1,4 +1,4 @@
-"""The settings of a run that findings depend on, and the text to type for other values."""
+"""The run settings that findings depend on, and the flag or code that changes each setting."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,10 +15,10 @@ _NESTED = ("optimizer", "schedule", "model", "data", "augmentation")
 
 @dataclass(frozen=True)
 class RunDescription:
-    """The settings of a run; unknown ones are None.
+    """The settings of a run. Unknown settings are None.
 
-    `identity` is compared when it goes on (`identity` in a checkpoint's state.json); `written` are settings by dotted
-    name, as in config.toml; `program`, "recipe", "file" or "script", says how a setting is given.
+    `identity` is compared at a resume (`identity` in a checkpoint's state.json). `written` has settings by dotted
+    name, as in config.toml. `program` is "recipe", "file" or "script" and determines the form of a setting.
     """
 
     identity: Mapping[str, Any] = field(default_factory=dict)
@@ -26,19 +26,19 @@ class RunDescription:
     program: str = "script"
     kinds: Mapping[str, str] = field(default_factory=dict)  # the class of each module by its name
     standing: Standing = "unknown"
-    name: str = "RUN"  # as `surefoot resume` takes it
+    name: str = "RUN"  # the directory in the form for `surefoot resume`
     processors: int | None = None
-    memory_bytes: int | None = None  # of the machine
-    saved_step: int = 0  # of the newest checkpoint; records may be missing, or not written yet
+    memory_bytes: int | None = None  # the machine's memory
+    saved_step: int = 0  # step of the newest checkpoint, which may be ahead of the records
 
     @property
     def steps(self) -> int | None:
-        """The length of the run."""
+        """The total number of steps."""
         return _parse_number(self.identity.get("length"))
 
     @property
     def schedule_steps(self) -> int | None:
-        """The length that the schedule was made for."""
+        """The number of steps of the learning-rate schedule."""
         return _parse_number(self.identity.get("schedule_of_steps")) or self.steps
 
     @property
@@ -48,7 +48,7 @@ class RunDescription:
 
     @property
     def warmup(self) -> int:
-        """Steps until the full rate; 0 if unknown."""
+        """The number of warm-up steps. 0 if unknown."""
         schedule = _mapping(self.identity.get("schedule"))
         while "first" in schedule:
             schedule = _mapping(schedule["first"])
@@ -56,7 +56,7 @@ class RunDescription:
 
     @property
     def optimizer(self) -> Mapping[str, Any]:
-        """Name and settings, of the first model if there are several."""
+        """The optimizer's name and settings. Those of the first model if the run has several models."""
         optimizer = _mapping(self.identity.get("optimizer"))
         return optimizer if "name" in optimizer else _mapping(next(iter(optimizer.values()), {}))
 
@@ -67,7 +67,7 @@ class RunDescription:
 
     @property
     def clip(self) -> tuple[str, float] | None:
-        """Kind and limit of clipping the gradient."""
+        """The kind and limit of gradient clipping."""
         try:
             return clipping(self.identity.get("clip"))
         except ConfigError:
@@ -75,35 +75,35 @@ class RunDescription:
 
     @property
     def batch_size(self) -> int | None:
-        """Samples or tokens of one step."""
+        """Samples or tokens per step."""
         return _parse_number(self.identity.get("batch_size"))
 
     @property
     def samples(self) -> int | None:
-        """Samples of one epoch."""
+        """Samples per epoch."""
         data = _mapping(self.identity.get("data"))
         return _parse_number(_mapping(data.get("plan")).get("samples")) or _parse_number(data.get("samples"))
 
     @property
     def workers(self) -> int:
-        """Processes that read samples; 0 if unknown."""
+        """The number of data loader processes. 0 if unknown."""
         return _parse_number(self.written.get("workers")) or 0
 
     @property
     def label_smoothing(self) -> float:
-        """Label smoothing of the training loss; 0 if the settings have none."""
+        """The label smoothing of the training loss. 0 if the settings have no label smoothing."""
         named = [*_named(self.identity.get("identity")), *self.written.items()]
         values = (value for name, value in named if name.rpartition(".")[2] == "label_smoothing")
         return max((float(value) for value in values if isinstance(value, int | float)), default=0.0)
 
     @property
     def max_bad_steps(self) -> int:
-        """The number of steps in a row that may be skipped; 0 is valid."""
+        """The allowed number of consecutive skipped steps. 0 is valid."""
         limit = _parse_number(self.identity.get("max_bad_steps"))
         return TrainSettings.max_bad_steps if limit is None else limit
 
     def present(self, name: str) -> Any:
-        """The value of a setting by its dotted name; None if unknown."""
+        """Return the value of a setting by its dotted name. Returns None if unknown."""
         warmup = f"{self.warmup} steps" if self.identity.get("schedule") else None
         nested = {"schedule.warmup": warmup, "schedule.name": self.shape} | {
             f"optimizer.{key}": value for key, value in {**self.optimizer, "lr": self.lr}.items()
@@ -115,12 +115,12 @@ class RunDescription:
 
     @property
     def rate_test(self) -> str:
-        """The text to type to test learning rates from the run's start; a finished run has no next steps for it."""
+        """The command or code for a learning-rate test from the run's start, because a finished run cannot test its next steps."""
         in_script = "print(surefoot.tune.find_lr(run)) where this run is built, into a new directory"
         return in_script if self.program == "script" else f"surefoot find-lr {self.name} --checkpoint 0"
 
     def go_on(self, length: str = "") -> str:
-        """The text to type to continue the run, or to make it longer; a script is started again."""
+        """Return the command or code that continues the run or extends it to `length`. A script is started again."""
         return (
             "start its script again" + (f" with Run(length={length!r})" if length else "")
             if self.program == "script"
@@ -134,15 +134,15 @@ class RunDescription:
 
     @property
     def lr_in_text(self) -> str:
-        """As it stands behind "the learning rate"."""
+        """The value of the learning rate as text after "the learning rate"."""
         return "" if self.lr is None else f", {self.lr:g},"
 
     def lr_divided(self, by: float, *, digits: int = 3, otherwise: str = "") -> str:
-        """The text to type for a fraction of the base rate; `otherwise` if that is not known."""
+        """Return the flag or code for a fraction of the base learning rate. Returns `otherwise` if the base is unknown."""
         return self.typed("optimizer.lr", float(f"{self.lr / by:.{digits}g}")) if self.lr else otherwise
 
     def typed(self, name: str, value: Any) -> str:
-        """The text to type for another value of a setting, with the current one: a flag, or code if the run is not a recipe's.
+        """Return the flag (of a recipe) or code that sets another value, followed by the current value.
 
         >>> RunDescription(program="recipe", identity={"optimizer": {"name": "adamw", "lr": 3e-3}}).typed("optimizer.lr", 3e-4)
         '--optimizer.lr 0.0003 (now 0.003)'
@@ -170,13 +170,13 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _parse_number(value: Any) -> int | None:
-    """A number of samples, steps or tokens: 64, or "4096 tokens"."""
+    """Parse a number of samples, steps or tokens: 64, or "4096 tokens"."""
     match = re.fullmatch(r"(\d+)(?: \w+)?", str(value))
     return int(match[1]) if match and not isinstance(value, bool) else None
 
 
 def _named(value: Any) -> Iterator[tuple[str, Any]]:
-    """The names and values in nested settings."""
+    """Yield the names and values in nested settings."""
     for name, setting in _mapping(value).items():
         yield name, setting
         yield from _named(setting)
@@ -186,14 +186,14 @@ _LINE = re.compile(r"( *)\((\w+(?:-\w+)?)\): (?:(\d+) x )?(\w+)\(")
 
 
 def kinds_of_modules(printed: str) -> dict[str, str]:
-    """The class of each module by its dotted name, from the `repr` of a model; the model itself is "".
+    """Map each module's dotted name to its class, from the `repr` of a model. The model itself is "".
 
     >>> kinds_of_modules("Net(\\n  (act): ReLU()\\n  (blocks): ModuleList(\\n    (0-1): 2 x Linear(in_features=1)\\n  )\\n)")
     {'': 'Net', 'act': 'ReLU', 'blocks': 'ModuleList', 'blocks.0': 'Linear', 'blocks.1': 'Linear'}
     """
     opening, *lines = printed.splitlines() or [""]
     kinds = {"": opening.partition("(")[0]} if "(" in opening else {}
-    names = {0: [""]}  # of the last line at each depth: several where a line stands for several modules
+    names = {0: [""]}  # names of the last line per depth; a line may describe several modules
     for match in filter(None, map(_LINE.match, lines)):
         depth = len(match[1]) // 2
         parents = names.get(depth - 1, [""])
@@ -203,7 +203,7 @@ def kinds_of_modules(printed: str) -> dict[str, str]:
 
 
 def kinds_of_models(printed: Mapping[str, str]) -> dict[str, str]:
-    """The same of a run's models by name: where there are several, their modules are called MODEL.MODULE, as in its records."""
+    """Map module names to classes for all models of a run. With several models, the name is MODEL.MODULE, as in the records."""
     return {
         f"{model}.{name}" if len(printed) > 1 else name: kind
         for model, text in printed.items()
@@ -212,7 +212,7 @@ def kinds_of_models(printed: Mapping[str, str]) -> dict[str, str]:
 
 
 def _leaves(written: str) -> list[str]:
-    """The names that "3" or "0-3" stands for."""
+    """Expand "3" or "0-3" into the names of the modules."""
     first, _, last = written.partition("-")
     if not (first.isdigit() and last.isdigit()):
         return [written]

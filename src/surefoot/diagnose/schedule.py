@@ -1,4 +1,4 @@
-"""Findings on a run's length and schedule: ended early, a long warm-up, a rate that is high at the end, a loss that still falls."""
+"""Checks of a run's length and schedule: an early end, a long warm-up, a high final learning rate, a still falling loss."""
 
 from surefoot.diagnose.finding import Unknown, Verdict, check, need, well, wrong
 from surefoot.diagnose.history import History
@@ -16,12 +16,12 @@ STILL = 0.02
 (Kaplan et al. 2020, section 3: exponents of 0.05 to 0.1), and twice the length would gain 7 %."""
 EVALUATIONS = 4
 """The fewest, of which two or more lie at the end."""
-EXACT = ("constant", "inverse_sqrt")  # schedules with which a run is made longer to the same bits
+EXACT = ("constant", "inverse_sqrt")  # schedules whose run can be extended with bitwise-equal results
 
 
 @check("ended-early")
 def ended_early(history: History) -> Verdict:
-    """A run that is over with steps left that its schedule was made for."""
+    """Check for a run that ended before the last step of its schedule."""
     described, how = history.described, history.ended_by
     steps, step = described.steps, max(history.step, described.saved_step)
     need(history.over, "the run goes on")
@@ -61,7 +61,7 @@ def ended_early(history: History) -> Verdict:
 
 @check("long-warm-up")
 def long_warmup(history: History) -> Verdict:
-    """The warm-up as a share of what the schedule was made for."""
+    """Measure the warm-up as a fraction of the schedule's length."""
     described = history.described
     steps, warmup = described.schedule_steps, described.warmup
     if steps is None or described.shape is None:
@@ -85,7 +85,7 @@ def _end(history: History) -> None:
 
 @check("still-improving", needs=_end)
 def still_improving(history: History) -> Verdict:
-    """A finished run whose last evaluation is the best, and by how much it improved over the last fifth."""
+    """Check for a finished run whose last evaluation is the best, and measure its improvement over the last fifth."""
     described = history.described
     often = {split: series for split, series in history.splits.items() if len(series) >= EVALUATIONS}
     need(often, f"no split was scored {EVALUATIONS} times, and the loss of training falls with the rate")
@@ -118,7 +118,7 @@ def still_improving(history: History) -> Verdict:
 
 @check("high-rate-at-end", needs=_end)
 def high_rate_at_end(history: History) -> Verdict:
-    """The last rate of a finished run against its highest."""
+    """Compare the last learning rate of a finished run with its highest."""
     described = history.described
     rate, highest = _rates(history)
     need(
@@ -147,6 +147,6 @@ def high_rate_at_end(history: History) -> Verdict:
 
 
 def _rates(history: History) -> tuple[float, float]:
-    """The last rate, and the highest."""
+    """Return the last and the highest learning rate."""
     rates = history.column("lr").finite
     return (float(rates.value[-1]), float(rates.value.max())) if len(rates) else (0.0, 0.0)

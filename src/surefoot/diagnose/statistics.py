@@ -1,4 +1,4 @@
-"""Statistics that a few strange values do not move: levels, noise, slopes and trends of short series.
+"""Robust statistics of short series: levels, noise, slopes and trends.
 
 Hampel 1974 (median and median absolute deviation), Theil 1950 and Sen 1968 (slope), Mann 1945 and Kendall 1975 (trend).
 """
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.float64]
 FEWEST = 12
 """Records of a loss, of which a fifth or more make a level."""
-_MOST = 200  # values for which all pairs are looked at: 20,000 of them, under a millisecond
-_OF_NORMAL = 1.4826  # of a normal distribution: its standard deviation over its median absolute deviation
+_MOST = 200  # values; their 20,000 pairs take less than a millisecond
+_OF_NORMAL = 1.4826  # ratio of standard deviation to median absolute deviation of a normal distribution
 
 
 def level(values: Numbers) -> float:
-    """The median of the finite values; NaN without any.
+    """Return the median of the finite values. Returns NaN without finite values.
 
     >>> level(np.array([1.0, 2.0, np.nan, 900.0]))
     2.0
@@ -26,7 +26,7 @@ def level(values: Numbers) -> float:
 
 
 def levels(values: Numbers, width: int) -> Numbers:
-    """The median of each `width` neighbors.
+    """Return the medians of sliding windows of `width` values.
 
     >>> levels(np.array([1.0, 2.0, 9.0, 4.0]), 3)
     array([2., 4.])
@@ -35,7 +35,7 @@ def levels(values: Numbers, width: int) -> Numbers:
 
 
 def first_and_last_third(values: Numbers) -> tuple[float, float]:
-    """The levels of both.
+    """Return the medians of the first and the last third.
 
     >>> first_and_last_third(np.array([1.0, 5.0, 2.0]))
     (1.0, 2.0)
@@ -45,7 +45,7 @@ def first_and_last_third(values: Numbers) -> tuple[float, float]:
 
 
 def spread(values: Numbers) -> float:
-    """The standard deviation as the median absolute deviation tells it.
+    """Estimate the standard deviation from the median absolute deviation.
 
     >>> round(spread(np.array([1.0, 2.0, 3.0, 4.0, 900.0])), 4)
     1.4826
@@ -55,17 +55,17 @@ def spread(values: Numbers) -> float:
 
 
 def noise(values: Numbers) -> float:
-    """The standard deviation of a series around its own slow course, from the distance of each value to the line of its neighbors.
+    """Estimate the standard deviation around a slowly varying mean, from each value's distance to the line through its neighbors.
 
     >>> noise(np.arange(10.0)), round(noise(np.array([1.0, -1.0] * 50)), 2)
     (0.0, 2.42)
     """
-    bends = np.diff(values[np.isfinite(values)], n=2)  # of noise alone: sqrt(1 + 4 + 1) times its deviation
+    bends = np.diff(values[np.isfinite(values)], n=2)  # sqrt(1 + 4 + 1) times the deviation for pure noise
     return _OF_NORMAL * float(np.median(np.abs(bends))) / math.sqrt(6) if bends.size else math.nan
 
 
 def slope(steps: Numbers, values: Numbers) -> float:
-    """The median of the slopes between all pairs: Sen 1968. NaN for fewer than two values.
+    """Return the median slope of all pairs: Sen 1968. Returns NaN for fewer than two values.
 
     >>> slope(np.arange(5.0), np.array([0.0, 2.0, 4.0, 900.0, 8.0]))
     2.0
@@ -78,9 +78,9 @@ def slope(steps: Numbers, values: Numbers) -> float:
 
 
 def trend(values: Numbers) -> float:
-    """How surely a series rises (above 0) or falls, in standard deviations: Mann-Kendall, without ties.
+    """Return the significance of a rise (above 0) or fall in standard deviations: Mann-Kendall, without ties.
 
-    Between -2 and 2 it may well be chance; 0 for fewer than four values.
+    Values between -2 and 2 may be chance. Returns 0 for fewer than four values.
 
     >>> round(trend(np.arange(10.0)), 2), trend(np.array([1.0, 3.0, 2.0]))
     (4.02, 0.0)
@@ -95,7 +95,7 @@ def trend(values: Numbers) -> float:
 
 
 def _thinned(steps: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
-    """The finite values, and of many at most `_MOST`, evenly spread, with the first and the last."""
+    """Return the finite values, reduced to `_MOST` evenly spaced values with the first and the last."""
     finite = np.isfinite(values)
     x, y = steps[finite].astype(np.float64), values[finite]
     if x.size > _MOST:

@@ -1,4 +1,4 @@
-"""Findings on time: waiting for data, evaluating, saving; and on a throughput that falls or varies."""
+"""Checks of time: waiting for data, evaluation, checkpoints, and a throughput that falls or varies."""
 
 import math
 
@@ -37,7 +37,7 @@ UNEVEN = 0.25
 
 @check("data-bound")
 def data_bound(history: History) -> Verdict:
-    """The share of a step's time in which it waits for data, without the first record, in which workers start."""
+    """Measure the fraction of step time spent waiting for data. Skips the first record, when workers start."""
     described = history.described
     waiting, training = (history.column(column).value[1:] for column in ("data_wait_s", "training_s"))
     waited_s, trained_s = (float(spent[np.isfinite(spent)].sum()) for spent in (waiting, training))
@@ -68,9 +68,9 @@ def data_bound(history: History) -> Verdict:
 
 
 def workers_needed(waited_s: float, trained_s: float, *, workers: int) -> int:
-    """The number of workers that read a step's samples in its training time; at least one more than now.
+    """Return the number of workers that load a step's samples within its training time, at least one more than now.
 
-    Without workers, the wait is the reading time of one process; with workers, all of them together need the time of a step.
+    Without workers, the wait is the loading time of one process. With workers, all of them together need the step's time.
 
     >>> workers_needed(3.0, 1.0, workers=0), workers_needed(1.0, 1.0, workers=2)
     (3, 4)
@@ -81,18 +81,18 @@ def workers_needed(waited_s: float, trained_s: float, *, workers: int) -> int:
 
 @check("evaluating-too-long")
 def evaluating_too_long(history: History) -> Verdict:
-    """The share of all time that evaluations and samples take."""
+    """Measure the fraction of time spent on evaluations and samples."""
     return _overhead(history, "evaluating_s", EVALUATING, doing="Evaluating", setting="evaluate_every")
 
 
 @check("saving-too-long")
 def saving_too_long(history: History) -> Verdict:
-    """The share of all time in which training waits for checkpoints."""
+    """Measure the fraction of time that training waits for checkpoints."""
     return _overhead(history, "saving_s", SAVING, doing="Saving", setting="save_every")
 
 
 def _speeds(history: History) -> Series:
-    """Targets per second, without the first record, whose steps warm up."""
+    """Return targets per second without the first record, which includes warm-up."""
     speed = history.column("targets_per_s").finite
     return speed.where(np.arange(len(speed)) > 0)
 
@@ -107,7 +107,7 @@ def _enough_speeds(history: History) -> None:
 
 @check("falling-throughput", needs=_enough_speeds)
 def falling_throughput(history: History) -> Verdict:
-    """Targets per second in the last third of the run, relative to the first third."""
+    """Compare targets per second in the last third of the run with the first third."""
     speed = _speeds(history)
     before, now = first_and_last_third(speed.value)
     sure = -trend(speed.value)
@@ -136,7 +136,7 @@ def falling_throughput(history: History) -> Verdict:
 
 @check("jittering-throughput", needs=_enough_speeds)
 def jittering_throughput(history: History) -> Verdict:
-    """The variation of targets per second from one record to the next."""
+    """Measure the variation of targets per second between adjacent records."""
     speed = _speeds(history).value
     middle = level(speed)
     share = noise(speed) / middle if middle > 0 else 0.0
@@ -172,7 +172,7 @@ def _overhead(history: History, column: str, limit: float, *, doing: str, settin
         (f"{spent_s:.1f} s of {all_s:.1f} s",),
         causes=(f"it is done too often: {setting} is {history.described.present(setting) or 'not known'}",),
         try_=(
-            _more_seldom(history, setting, share * (1 - WANTED) / (WANTED * (1 - share))),  # then it takes WANTED
+            _more_seldom(history, setting, share * (1 - WANTED) / (WANTED * (1 - share))),  # to reach WANTED
             "a smaller part of the split while training, all of it at the end (Split(at_end=True)); a larger Split(batch_size=...)"
             if column == "evaluating_s"
             else "best: a score that improves at every evaluation is saved at every evaluation",
@@ -182,7 +182,7 @@ def _overhead(history: History, column: str, limit: float, *, doing: str, settin
 
 
 def _more_seldom(history: History, setting: str, times: float) -> str:
-    """An interval setting multiplied; that of evaluations by the steps between them in the records."""
+    """Return the text that multiplies an interval setting. For evaluations, the records provide the current interval."""
     if setting == "save_every":
         return history.described.typed(setting, "15 min" if history.described.present(setting) == "auto" else "auto")
     at = [record["step"] for record in history.scores]
@@ -192,7 +192,7 @@ def _more_seldom(history: History, setting: str, times: float) -> str:
 
 
 def _grew(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-    """The last third over the first, without the first record."""
+    """Return the ratio of the last third to the first third, without the first record."""
     third = max(1, (len(values) - 1) // 3)
     before, now = level(values[1 : 1 + third]), level(values[-third:])
     return now / before if before > 0 else 1.0

@@ -1,4 +1,4 @@
-"""Generation from a trained model: sampling and beam search."""
+"""Text generation from a trained model: sampling and beam search."""
 
 import lazy_loader
 

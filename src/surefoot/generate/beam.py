@@ -1,7 +1,7 @@
-"""The likeliest target of a source, by an encoder-decoder: beam search, and with a beam of 1 greedy search.
+"""Beam search for the likeliest target of a source with an encoder-decoder; a beam of 1 is greedy search.
 
-The target of a source does not depend on those it is searched with (but for the rounding of larger matrices). Shapes: B
-sources, S time of the source, K open hypotheses of each, N candidates for one of them, V vocabulary, T tokens so far.
+The target of a source does not depend on the other sources of its batch, except for rounding. Shapes: B sources, S source tokens,
+K open hypotheses per source, N candidates per hypothesis, C candidates per source, V vocabulary, T target tokens so far.
 """
 
 import math
@@ -16,12 +16,12 @@ from surefoot.models.seq2seq import PADDING, Decoding, Seq2Seq
 from surefoot.seeding import untouched
 from surefoot.train.evaluate import evaluation_mode
 
-BEGIN, END = 1, 2  # as `tokenizers/subwords.py` has them
+BEGIN, END = 1, 2  # equal to the tokens in `tokenizers/subwords.py`
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A target: its tokens without begin and end, and the logarithm of its probability over the length penalty.
+    """A target sequence: tokens without begin and end, and the log-probability divided by the length penalty.
 
     >>> Hypothesis(tokens=[5, 6], score=-0.7).tokens
     [5, 6]
@@ -32,7 +32,7 @@ class Hypothesis:
 
 
 def twice_and_ten(source_tokens: int) -> int:
-    """The largest number of target tokens for this number of source tokens, the end included in both.
+    """Return 2 n + 10, the default limit of target tokens for n source tokens; both counts include the end token.
 
     >>> twice_and_ten(12)
     34
@@ -41,10 +41,10 @@ def twice_and_ten(source_tokens: int) -> int:
 
 
 def penalty(length: int, alpha: float) -> float:
-    """The divisor of the log-probability of a target of `length` tokens, the end included.
+    """Return the length penalty, the divisor of the log-probability of a target of `length` tokens (end included).
 
-    ((5 + length) / 6) ** alpha: Wu et al. 2016, equation 14 (https://arxiv.org/abs/1609.08144). 0 compares probabilities, which
-    prefers short targets; larger values prefer longer ones.
+    The penalty is ((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14: https://arxiv.org/abs/1609.08144). With alpha = 0,
+    scores are log-probabilities, which favor short targets. A larger alpha favors longer targets.
 
     >>> penalty(1, 0.6), round(penalty(7, 1.0), 6)
     (1.0, 2.0)
@@ -61,11 +61,11 @@ def beam_search(
     max_new_tokens_fn: Callable[[int], int] = twice_and_ten,
     batch_size: int = 64,
 ) -> list[Hypothesis]:
-    """Search the likeliest target of each source (tokens, the end among them), in the order of the sources.
+    """Search for the likeliest target of each source (tokens with the end token); return one hypothesis per source, in order.
 
-    A beam of 1 is greedy search. Up to `batch_size` sources of about one length are searched together. A source of n tokens gets at
-    most `max_new_tokens_fn(n)` tokens, by default 2 n + 10. The modes of the model's parts and the global generators stay as they
-    were. Waits for the device at every token.
+    A beam of 1 is greedy search. Up to `batch_size` sources of similar length are searched together. A source of n tokens gets at
+    most `max_new_tokens_fn(n)` target tokens, by default 2 n + 10. The training modes of modules and the state of the global
+    generators are restored. The host waits for the device at every token.
 
     >>> from surefoot.models import Seq2SeqConfig
     >>> model = Seq2Seq(Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, mlp_width=16, vocab_size=10))
@@ -97,12 +97,12 @@ def _search_batch(
     length_penalty: float = 0.6,
     max_new_tokens_fn: Callable[[int], int] = twice_and_ten,
 ) -> list[Hypothesis]:
-    """The best target for each row of a padded batch of sources, on the model's device.
+    """Return the best target of each row of a padded batch of sources on the model's device.
 
-    The `beam_size` likeliest hypotheses of each source stay open. At each token every one of them is followed by all tokens. Those
-    of the `beam_size` likeliest results that end are finished; the likeliest others stay open. The search of a source ends if
-    `beam_size` have ended, if no open one can win, or after `max_new_tokens_fn(tokens of the source)` tokens. Then the likeliest
-    open one is taken if no other has ended.
+    Each step extends the `beam_size` open hypotheses of a source by every token. An extension is finished if it ends and is among the
+    `beam_size` likeliest extensions. The likeliest extensions without an end stay open. The search of a source stops after `beam_size`
+    finished hypotheses, after `max_new_tokens_fn(source tokens)` tokens, or if no open hypothesis can win. The likeliest open
+    hypothesis is returned if no hypothesis has finished.
     """
     if beam_size < 1:
         raise ConfigError(f"beam_size = {beam_size}: at least 1 hypothesis is kept open; 1 is greedy search")
@@ -118,11 +118,11 @@ def _search_batch(
         search = _Search(model, source_BS, limits, beam_size=beam_size, alpha=length_penalty)
         while search.alive:
             search.lengthen()
-    return [best for best in search.best if best is not None]  # each has one: `lengthen` sees to it
+    return [best for best in search.best if best is not None]  # `lengthen` sets all of them
 
 
 class _Search:
-    """Hypotheses of the sources that are not done; `alive` says which of all sources each row is."""
+    """Open hypotheses of the unfinished sources; `alive` maps rows to source indices."""
 
     def __init__(self, model: Seq2Seq, source_BS: Tensor, limits: list[int], *, beam_size: int, alpha: float) -> None:
         self.beam_size, self.alpha, self.limits = beam_size, alpha, limits
@@ -134,8 +134,8 @@ class _Search:
         self.best: list[Hypothesis | None] = [None] * len(limits)
 
     def lengthen(self) -> None:
-        """Add a token to each open hypothesis."""
-        length = self.tokens_BKT.shape[2]  # with the new one, without the begin
+        """Add one token to each open hypothesis."""
+        length = self.tokens_BKT.shape[2]  # with the new token, without the begin token
         scores_BC, parents_BC, tokens_BC = self._candidates()
         ends_BC = tokens_BC == END
         ending_BC = ends_BC & (torch.arange(ends_BC.shape[1], device=ends_BC.device) < self.beam_size)
@@ -150,7 +150,7 @@ class _Search:
         going_on = []
         for row, (source, open_score) in enumerate(zip(self.alive, self.scores_BK[:, 0].tolist(), strict=True)):
             best, limit = self.best[source], self.limits[source]
-            # probabilities only fall, and the penalty helps most at the greatest length
+            # log-probabilities only fall, and the penalty is largest at the maximal length
             may_win = best is None or open_score / penalty(limit, self.alpha) > best.score
             if length == limit and best is None:
                 self.best[source] = Hypothesis(
@@ -165,7 +165,7 @@ class _Search:
             self.decoding.select(kept_B, parents_BK[kept_B])
 
     def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The likeliest 2 K continuations of each source, as K may end, best first: scores, parents among hypotheses, tokens."""
+        """Return scores, parent hypotheses and tokens of the best 2 K extensions per source, best first; K of them may end."""
         logits_BKV = self.decoding.logits(self.tokens_BKT[:, :, -1])
         logits_BKV = logits_BKV.to(torch.promote_types(logits_BKV.dtype, torch.float32))
         total_BK1 = logits_BKV.logsumexp(dim=2, keepdim=True)
@@ -182,7 +182,7 @@ class _Search:
         return scores_BC, places_BC // following, tokens_BKN.flatten(1).gather(1, places_BC)
 
     def _end(self, length: int, scores_BC: Tensor, parents_BC: Tensor) -> None:
-        """Take notice of the candidates that end, those whose score is not minus infinity."""
+        """Count the finished candidates (finite scores), and update the best hypothesis of each source."""
         ended_B = scores_BC.isfinite().sum(dim=1).tolist()
         best_B, places_B = scores_BC.max(dim=1)
         parents_B = parents_BC.gather(1, places_B[:, None])[:, 0].tolist()

@@ -1,4 +1,4 @@
-"""Text from a model that predicts the next token: sampling, or the likeliest token at each place.
+"""Sampling of text from a language model, or greedy decoding at temperature 0.
 
 Shapes: B batch, T time, V vocabulary.
 """
@@ -14,7 +14,7 @@ from surefoot.errors import ConfigError, DivergedError
 from surefoot.seeding import fold, untouched
 from surefoot.train.evaluate import evaluation_mode
 
-_COLDEST = 1e-6  # below, the likeliest token is certain, and float32 would overflow
+_COLDEST = 1e-6  # below this temperature, decoding is greedy, because float32 would overflow
 
 
 def sample(
@@ -30,7 +30,7 @@ def sample(
     eos_id: int | None = None,
     use_cache: bool = False,
 ) -> list[int]:
-    """`tokens` (T, at least one) and up to `max_new_tokens` more after them; all that `stream` yields, in one list.
+    """Return the prompt `tokens` (T >= 1) and up to `max_new_tokens` sampled tokens in one list; arguments as in `stream`.
 
     >>> class Counting(nn.Module):
     ...     def forward(self, tokens_BT):
@@ -58,13 +58,13 @@ def stream(
     eos_id: int | None = None,
     use_cache: bool = False,
 ) -> Iterator[int]:
-    """Up to `max_new_tokens` tokens after `tokens` (T, at least one), one after the other; none after `eos_id`, which is not yielded.
+    """Yield up to `max_new_tokens` sampled tokens after the prompt `tokens` (T >= 1); stop before `eos_id`.
 
-    model: (1, T) to logits (1, T, V), on its own device, in evaluation mode. After `context` tokens it continues from the last half
-    of them. `use_cache`: the model takes a cache, made by its `new_cache(batch)`, and then only the new tokens. Temperature 0 takes
-    the likeliest token. `top_k` leaves only k to choose from; `top_p` the likeliest that together have this probability (Holtzman
-    et al. 2020, section 3.1: https://arxiv.org/abs/1904.09751). The same seed gives the same text; the modes of the modules and the
-    global generators stay as they were. Waits for the device at every token.
+    model: maps tokens (1, T) to logits (1, T, V) on its own device, in evaluation mode. If the text exceeds `context` tokens, the model
+    continues from the last half of the context. `use_cache`: pass the model its `new_cache(batch)` and only the new tokens.
+    `temperature`: 0 selects the likeliest token. `top_k`: sample from the k likeliest tokens. `top_p`: sample from the smallest set of
+    likeliest tokens with this total probability (Holtzman et al. 2020, section 3.1: https://arxiv.org/abs/1904.09751). The text depends
+    only on the seed. Training modes and global generators are restored. The host waits for the device at every token.
 
     >>> class Counting(nn.Module):
     ...     def forward(self, tokens_BT):
@@ -99,10 +99,10 @@ def sample_batch(
     use_cache: bool = False,
     batch_size: int = 16,
 ) -> list[list[int]]:
-    """Each prompt with up to `max_new_tokens` tokens after it, in the order of the prompts; those of one length go together.
+    """Return each prompt with up to `max_new_tokens` sampled tokens, in order; prompts of equal length form batches.
 
-    Every prompt draws from (seed, its index), so its text does not depend on the others or on `batch_size` (except for rounding in
-    larger matrices). The settings are those of `stream`.
+    Each prompt is sampled under (seed, prompt index). Its text does not depend on `batch_size` or other prompts, except for rounding
+    in larger matrices. The other arguments are those of `stream`.
 
     >>> class Counting(nn.Module):
     ...     def forward(self, tokens_BT):
@@ -128,14 +128,14 @@ def sample_batch(
             ended |= {nth for nth, row in enumerate(rows) if row[-1] == eos_id}
             if len(ended) == len(rows):
                 break
-        for nth in ended:  # it goes on after its end, so that all stay of one length
+        for nth in ended:  # cut the tokens after eos_id; rows of a batch keep one length
             del rows[nth][rows[nth].index(cast("int", eos_id), length) :]
     return texts
 
 
 @dataclass(frozen=True)
 class _Sampler:
-    """How tokens are drawn; the settings of `stream`."""
+    """The sampling settings of `stream`."""
 
     max_new_tokens: int
     context: int
@@ -145,7 +145,7 @@ class _Sampler:
     seed: int
 
     def check_prompt(self, tokens: Sequence[int] | Tensor) -> None:
-        """Raise `ConfigError` with all that is wrong with the settings and a prompt."""
+        """Raise `ConfigError` with all problems of the settings and a prompt."""
         needs = {
             f"seed = {self.seed}: give a number from 0 to 2**64 - 1": 0 <= self.seed < 1 << 64,
             "no token to start from: give at least one, for example that of a line break": len(tokens) > 0,
@@ -168,7 +168,7 @@ class _Sampler:
     def extend(
         self, model: nn.Module, rows: list[list[int]], generators: Sequence[torch.Generator], *, use_cache: bool
     ) -> Iterator[None]:
-        """Add a token to each of some rows of one length, `max_new_tokens` times; the model is as it was at every `yield`."""
+        """Append `max_new_tokens` tokens to each row, yielding after each token; the model's modes are restored at every `yield`."""
         step = _NextLogits(model, context=self.context, use_cache=use_cache)
         for _ in range(self.max_new_tokens):
             with torch.no_grad(), untouched(), evaluation_mode([model]):
@@ -181,33 +181,33 @@ class _Sampler:
         if self.temperature < _COLDEST:
             return int(logits_V.argmax())
         candidates = torch.arange(len(logits_V))
-        if self.top_k is not None:  # by place, not by value: of equal logits no more than `top_k` stay
+        if self.top_k is not None:  # ties are cut too: exactly `top_k` candidates stay
             logits_V, candidates = logits_V.topk(min(self.top_k, len(logits_V)))
         chances_V = torch.softmax((logits_V - logits_V.max()) / self.temperature, dim=0)
         if self.top_p is not None:
             ordered_V, order = chances_V.sort(descending=True, stable=True)
-            # `cumsum - itself` is the probability of all that are likelier: the first is always left
+            # `cumsum - ordered` is the total probability of likelier tokens: the first token always stays
             count = int((ordered_V.cumsum(0) - ordered_V < self.top_p).sum())
             chances_V, candidates = ordered_V[:count], candidates[order[:count]]
         return int(candidates[torch.multinomial(chances_V, 1, generator=generator)])
 
 
 class _NextLogits:
-    """The logits after rows of tokens that grow by one at a time, with a cache if the model has one."""
+    """Computes next-token logits of growing rows of tokens, with a cache if `use_cache` is true."""
 
     def __init__(self, model: nn.Module, *, context: int, use_cache: bool) -> None:
         self.model, self.context, self.use_cache = model, context, use_cache
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        self.first = self.cached = 0  # where the tokens begin that the model is shown; up to where the cache holds them
+        self.first = self.cached = 0  # start of the model's window; end of the cached tokens
         self.cache: Any = None
 
     def next_logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """(B, V) on the CPU, in float32."""
+        """Return the logits (B, V) of the next token, float32 on the CPU."""
         length = len(rows[0])
         if self.cached == 0:
             self.first = max(0, length - self.context)
         elif length - self.first > self.context:
-            # not the last `context` of them: the window would move with every token, and a cache would be of no use
+            # halve the window: a window of the last `context` tokens would move at every token and invalidate the cache
             self.first = length - max(1, self.context // 2)
             self.cache = None
         start = self.first if self.cache is None else self.cached

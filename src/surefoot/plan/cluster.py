@@ -1,4 +1,4 @@
-"""A run on many GPUs in numbers: the bytes of each GPU under a strategy by purpose, and whether they fit."""
+"""A run on many GPUs: the memory of each GPU by purpose under a strategy, and whether the memory suffices."""
 
 from dataclasses import dataclass, replace
 
@@ -8,12 +8,12 @@ from surefoot.plan.network_model import Machine, Timing, timing
 from surefoot.plan.workload import Spread, Workload
 from surefoot.run.components import RunComponents
 
-_SPARE = 0.9  # of a GPU's memory: CUDA, NCCL and fragments take their part of the rest
+_SPARE = 0.9  # usable fraction of a GPU's memory; CUDA, NCCL and fragmentation use some of the rest
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that one GPU holds, by what they are for; `total` is the most at one time. `host` is in the memory beside it."""
+    """The bytes of one GPU by purpose. `total` is the peak. `host` is the host memory."""
 
     parameters: int
     gradients: int
@@ -21,26 +21,26 @@ class Memory:
     averages: int
     buffers: int
     whole_gradients: int  # kept unsharded until the last micro-batch
-    gathered: int  # parameters of blocks at work
-    exchanged: int  # what gradients are copied into, to be sent
-    passing: int  # activations, and what is made between them
-    updating: int  # copies while the optimizer works: when nothing is passing
+    gathered: int  # parameters of the current blocks
+    exchanged: int  # communication buffers of the gradients
+    passing: int  # activations and temporaries of a forward and backward pass
+    updating: int  # copies during the optimizer update, which does not overlap `passing`
     host: int = 0
 
     @property
     def total(self) -> int:
-        """The permanent memory, and the larger of the additions by a pass and by an update."""
+        """The permanent memory plus the larger of a pass's and an update's additional memory."""
         stays = self.parameters + self.gradients + self.optimizer + self.averages + self.buffers
         return stays + max(self.whole_gradients + self.gathered + self.exchanged + self.passing, self.updating)
 
 
 def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
-    """Memory of the fullest GPU if each rank makes `micro_batches` in a step.
+    """Estimate the memory of the fullest GPU if each rank computes `micro_batches` per step.
 
-    Sharding as in Rajbhandari et al. 2020, section 5 (https://arxiv.org/abs/1910.02054), stage 3, by FSDP2's rows. Beside its
-    own rows a GPU has the block at work gathered and the next one on its way (Zhao et al. 2023, section 3.3:
-    https://arxiv.org/abs/2304.11277), all blocks where they are not resharded, and of one block the gradients and the buffer
-    from which these are sent.
+    Sharding follows FSDP2's rows: Rajbhandari et al. 2020, section 5 (https://arxiv.org/abs/1910.02054), stage 3. Beside its
+    own rows, a GPU holds the current block gathered and the next block in transit (Zhao et al. 2023, section 3.3:
+    https://arxiv.org/abs/2304.11277), or all blocks without resharding. The GPU also holds the gradients of one block
+    and their communication buffer.
 
     >>> from surefoot.plan.workload import Spread, Weight, Workload
     >>> block = (Weight((1024, 1024)),)
@@ -78,14 +78,14 @@ def _gathered_bytes(work: Workload, strategy: Spread) -> int:
 
 
 def _exchanged_bytes(work: Workload, strategy: Spread) -> int:
-    """A block's gradients as the pass computes them, and in float32 for sending."""
+    """Return the bytes of a block's gradients in the precision of the pass, plus their float32 copy for communication."""
     units = [[weight for weight in unit if weight.trained] for unit in (work.outside, *work.blocks)]
     return max(strategy.unit_bytes(unit) + replace(strategy, gather_dtype="fp32").unit_bytes(unit) for unit in units)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy with its estimates: bytes of a GPU, and the time of a step."""
+    """A strategy with its estimates: the memory of a GPU and the time of a step."""
 
     name: str
     strategy: Spread
@@ -103,9 +103,9 @@ class Case:
 
 
 def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:
-    """Samples of a micro-batch, micro-batches of each rank, and the errors that `train` would raise for them."""
+    """Return a micro-batch's samples, each rank's micro-batches, and the errors that `train` would raise for these sizes."""
     sizes, rows, each = parts.pipeline.sizes, len(parts.pipeline.again(0)[0].sample_ids), 1
-    if sizes.pieces == 1:  # without a size of its own each rank makes one
+    if sizes.pieces == 1:  # without an explicit size, each rank computes one
         rows, shared_by_all = max(1, round(rows / ranks)), sizes.batch_size
     else:
         each, shared_by_all = max(1, round(sizes.pieces / ranks)), sizes.pieces
@@ -117,7 +117,7 @@ def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:
 
 
 def tokens_each(parts: RunComponents) -> float | None:
-    """Tokens of a sample with its padding, if the data have the lengths of samples."""
+    """Return the tokens per sample with padding. Returns None if the data do not report the lengths of samples."""
     pipeline = parts.pipeline
     if pipeline.sizes.unit == "tokens":
         return pipeline.sizes.micro_batch_size / len(pipeline.again(0)[0].sample_ids)
@@ -126,15 +126,15 @@ def tokens_each(parts: RunComponents) -> float | None:
 
 
 def spread(parts: RunComponents, *, ranks: int) -> Spread:
-    """The layout of a run over `ranks` ranks."""
+    """Return the parallel strategy of a run over `ranks` ranks."""
     how = parts.parallel
-    assert how.kind != "auto"  # `chosen` has decided
+    assert how.kind != "auto"  # `chosen` has replaced "auto"
     assert how.sync != "auto"
     return Spread(how.kind, ranks, how.replicas, how.reshard_after_forward, how.sync, how.gather_dtype, how.cpu_offload)
 
 
 def fits(memory: Memory, machine: Machine) -> str:
-    """A sentence on whether the memory of a machine is enough."""
+    """Return a sentence on whether a machine's memory suffices."""
     if memory.total > machine.memory_bytes:
         return f"{in_words(memory.total - machine.memory_bytes)} too much"
     return "hardly fits" if memory.total > _SPARE * machine.memory_bytes else "fits"

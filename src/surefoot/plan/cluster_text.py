@@ -1,4 +1,4 @@
-"""`surefoot plan --world-size N`: the memory of a run and the time of a step on many GPUs, in words."""
+"""The text of `surefoot plan --world-size N`: the memory of a run and the time of a step on many GPUs."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,7 +15,7 @@ from surefoot.plan.workload import Spread, workload
 from surefoot.run.components import RunComponents
 from surefoot.tracking.format import counted, measured_time, text_table, three_digits, with_unit
 
-_PURPOSES = {  # what a field of `Memory` is for, and whether FSDP alone has it
+_PURPOSES = {  # the purpose of each `Memory` field, and whether only FSDP uses it
     "parameters": "parameters",
     "gradients": "gradients",
     "optimizer": "optimizer state",
@@ -30,7 +30,7 @@ _PURPOSES = {  # what a field of `Memory` is for, and whether FSDP alone has it
 
 
 def sections(parts: RunComponents, machine: Machine) -> list[Section]:
-    """The machine that is assumed, the step, and memory, bytes and time of the run's strategy and of others."""
+    """Return the assumed machine, the step, and the memory, traffic and time of the run's strategy and of others."""
     if parts.task.loss is None:
         raise ConfigError("this run has no loss of its own, so that a pass over its model cannot be computed")
     world, tokens, refused = parts.world.on_meta, tokens_each(parts), refusal(parts)
@@ -65,7 +65,7 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
 
 
 def refusal(parts: RunComponents) -> ConfigError | None:
-    """The reason why this run cannot be sharded; None if it can."""
+    """Return the reason why the run cannot be sharded. Returns None if sharding is possible."""
     try:
         for model in parts.state.models.values():
             refuse_unshardable(model)
@@ -77,7 +77,7 @@ def refusal(parts: RunComponents) -> ConfigError | None:
 
 
 def strategies_of(own: Spread, *, node_size: int) -> dict[str, Spread]:
-    """The strategy of the run and those to compare it with, by name; replicas are of one node each, where there are several."""
+    """Return the run's strategy and its alternatives by name. If there are several nodes, each replica spans one node."""
     if own.kind == "none":
         return {"one process": own}
     world = own.world
@@ -99,7 +99,7 @@ def strategies_of(own: Spread, *, node_size: int) -> dict[str, Spread]:
 
 
 def assumptions(machine: Machine, *, world: int) -> list[str]:
-    """Every assumed number about the machine, and its source."""
+    """List every assumed value about the machine with its source."""
     texts = {
         "node_size": f"{counted(world, 'GPU')}, {counted(-(-world // machine.node_size), 'node')} of {machine.node_size}",
         "flops": f"{machine.flops / 1e12:.4g} TFLOP/s a GPU",
@@ -112,7 +112,7 @@ def assumptions(machine: Machine, *, world: int) -> list[str]:
 
 
 def step(parts: RunComponents, case: Case, passed: Pass, *, tokens: float | None, note: str | None) -> list[str]:
-    """The number of samples, and the results of the dry pass."""
+    """Describe the number of samples and the results of the dry pass."""
     world, rows, each = case.strategy.world, passed.samples, case.micro_batches
     forward, backward = passed.flops
     return [
@@ -126,7 +126,7 @@ def step(parts: RunComponents, case: Case, passed: Pass, *, tokens: float | None
 
 
 def memory_lines(parts: RunComponents, case: Case) -> list[str]:
-    """A line for each purpose that takes memory, and their sum against what there is."""
+    """List the memory of each purpose, and compare the sum with the available memory."""
     memory = case.memory
     table = [(what, in_words(getattr(memory, name)), "") for name, what in _PURPOSES.items() if getattr(memory, name)]
     table.append(("together, at most", in_words(memory.total), fits(memory, case.machine)))
@@ -139,7 +139,7 @@ def memory_lines(parts: RunComponents, case: Case) -> list[str]:
 
 
 def traffic_lines(case: Case) -> list[str]:
-    """The transfers beside each pass, how often they occur, and their sum."""
+    """List the communication during each pass, how often it occurs, and the sum."""
     shards, copies = case.strategy.shards, case.strategy.copies
     lines = []
     for window in windows(case.work, case.strategy, micro_batches=case.micro_batches):
@@ -156,7 +156,7 @@ def traffic_lines(case: Case) -> list[str]:
 
 
 def time_lines(case: Case, *, tokens: float | None) -> list[str]:
-    """Seconds of computing and sending, and the batch size from which computing hides sending."""
+    """List the seconds of computation and communication, and the batch size from which computation hides communication."""
     timing, world, samples = case.timing, case.strategy.world, case.timing.hidden_from
     hidden_s = timing.communication_s - timing.exposed_s
     samples_per_s = world * case.micro_batches * case.work.samples / timing.step_s
@@ -174,7 +174,7 @@ def time_lines(case: Case, *, tokens: float | None) -> list[str]:
 
 
 def table(cases: Iterable[Case]) -> list[str]:
-    """The cases as a table, one line each."""
+    """Format the cases as a table with one line each."""
     head = ("strategy", "memory", "", "sent", "hides from", "exposed", "step")
     rows = [
         (
@@ -192,6 +192,6 @@ def table(cases: Iterable[Case]) -> list[str]:
 
 
 def _samples(samples: int, tokens: float | None) -> str:
-    """A number of samples, and of their tokens if known."""
+    """Format a number of samples, and the number of their tokens if known."""
     text = counted(samples, "sample")
     return text if tokens is None else f"{text} ({round(samples * tokens):,} tokens)"

@@ -1,4 +1,4 @@
-"""One micro-batch forward and backward, to measure its time and memory; its gradients are let go."""
+"""The measured time and memory of the forward and backward pass of one micro-batch. The gradients are discarded."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -13,12 +13,12 @@ from surefoot.run.components import RunComponents
 from surefoot.tracking.format import duration, measured_time
 from surefoot.train.scratch import timed_pass
 
-_LOOKED_AT = 100_000  # steps of which the evaluations are counted
+_LOOKED_AT = 100_000  # steps in which evaluations are counted
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One micro-batch forward and backward: targets counted, bytes that the backward pass holds, median seconds."""
+    """One micro-batch forward and backward: targets, bytes stored for the backward pass, median seconds."""
 
     targets: int
     activation_bytes: int
@@ -26,7 +26,7 @@ class Measurement:
 
 
 def measure(parts: RunComponents) -> Measurement:
-    """Pass the first micro-batch forward and backward a few times. The memory of recomputed blocks is the maximum at any time."""
+    """Run the first micro-batch forward and backward a few times. The memory of checkpointed blocks is their peak."""
     micro_batch = parts.pipeline.again(0)[0]
     saved_bytes: dict[int, int] = {}
     weights = {parameter.untyped_storage().data_ptr() for parameter in parts.state.parameters}
@@ -49,7 +49,7 @@ def measure(parts: RunComponents) -> Measurement:
 
 
 def memory_and_time(parts: RunComponents, measured: Measurement) -> list[str]:
-    """Bytes of weights, gradients, optimizer state, averages and activations; seconds of a step and of the run."""
+    """List the bytes of weights, gradients, optimizer state, averages and activations, and the seconds of a step and of the run."""
     state = parts.state
     optimizer_bytes = [state_bytes(trained.optimizer) for trained in state.optimizers.values()]
     sizes = {
@@ -74,7 +74,7 @@ def memory_and_time(parts: RunComponents, measured: Measurement) -> list[str]:
 
 
 def evaluation_time(parts: RunComponents) -> list[str]:
-    """Seconds of one evaluation, of all evaluations of the run, and of those at its end, from a few batches of each split."""
+    """List the seconds of one evaluation, of all evaluations, and of the final evaluations, from a few batches of each split."""
     evaluator = parts.evaluator
     if not evaluator.splits:
         return []
@@ -87,7 +87,7 @@ def evaluation_time(parts: RunComponents) -> list[str]:
     lines, often, end = [], evaluator.names(at_end=False), evaluator.names(at_end=True)
     if often:
         steps, due = parts.length.steps, parts.timetable.evaluate_due
-        known = min(steps, _LOOKED_AT)  # in a run of millions of steps it is about that
+        known = min(steps, _LOOKED_AT)  # approximate in a run of millions of steps
         one_s, times = sum(took_s[name] for name in often), round(sum(map(due, range(1, known + 1))) * steps / known)
         lines.append(
             f"about {measured_time(one_s)} an evaluation of {', '.join(often)}, {measured_time(one_s * times)} for {times:,} of them"

@@ -1,6 +1,6 @@
 """A dry pass over a model on torch's meta device: the memory and operations of one forward and backward pass.
 
-Results there take no memory. Done here by hand, as a GPU would: autocast's casts, attention in one kernel, dropout's mask.
+Meta tensors take no memory. The module emulates a GPU's autocast casts, one-kernel attention and dropout mask.
 """
 
 from dataclasses import dataclass
@@ -24,20 +24,20 @@ from surefoot.train.precision import FORMATS
 
 @dataclass(frozen=True)
 class Pass:
-    """One micro-batch, forward and backward, with existing gradients."""
+    """One micro-batch forward and backward, with existing gradients."""
 
     samples: int
-    kept_bytes: int  # of the forward pass for the backward pass, without the weights
-    peak_bytes: int  # all that is made and held at one time, gradients on their way to their weights among it
-    flops: tuple[float, float]  # multiplications and additions of the forward, and of the backward pass
+    kept_bytes: int  # stored by the forward pass for the backward pass, without the weights
+    peak_bytes: int  # of all tensors that coexist, including gradients in transit to their weights
+    flops: tuple[float, float]  # multiplications and additions of the forward pass, and of the backward pass
 
 
 def dry_pass(parts: RunComponents, *, rows: int | None = None, weights_narrow: bool = False) -> Pass:
-    """Pass the first micro-batch of a run on the meta device through its model, as if it had `rows` samples if that is given.
+    """Run the first micro-batch through the model on the meta device, resized to `rows` samples if given.
 
-    `weights_narrow`: weights come in bfloat16 already, as where they are gathered so. Counted are multiplications and additions
+    `weights_narrow`: the weights are already bfloat16, as after a bfloat16 gather. The operations are multiplications and additions
     of products, convolutions and attention (all of it, causal or not), by torch's own formulas. Raises `ConfigError` for a
-    loss that cannot be computed without numbers.
+    loss that needs tensor values.
     """
     batch, samples = _first_batch(parts, rows)
     narrow = torch.bfloat16 if weights_narrow else FORMATS[parts.run_state.precision.name].autocast
@@ -58,7 +58,7 @@ def dry_pass(parts: RunComponents, *, rows: int | None = None, weights_narrow: b
 
 
 def _leaves(casts: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
-    """Casts as weights of their own, whose gradients are there already."""
+    """Return casts as leaf weights with existing gradients."""
     leaves = {weight: cast.detach().requires_grad_() for weight, cast in casts.items()}
     for cast in leaves.values():
         cast.grad = torch.empty_like(cast)
@@ -66,10 +66,10 @@ def _leaves(casts: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
 
 
 class _Arithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts by torch's formulas; its own `FlopCounterMode` keeps what a checkpoint computes again from being freed."""
+    """Counts FLOPs by torch's formulas. torch's `FlopCounterMode` would keep recomputed activations alive."""
 
     def __init__(self) -> None:
-        from torch.utils.flop_counter import flop_registry  # which makes loggers when it is imported
+        from torch.utils.flop_counter import flop_registry  # this import creates loggers
 
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops, self.formulas = 0, flop_registry
@@ -104,11 +104,11 @@ def _count_pass(
         forward = counted.flops
         kept_bytes = sum(storage.nbytes() for storage in storages)
         storages.clear()
-        if casts is None:  # autocast's block is left: what a checkpoint computes again, is cast again
+        if casts is None:  # after autocast's block, checkpoint recomputation casts again
             mode.casts.clear()
             mode.keeping = False
         del result
-        # as `loss.backward()`, which would itself be handed to the mode, and leave it: checkpoints compute again in it
+        # as `loss.backward()`, which would leave the mode as a handled function; checkpoints must recompute inside the mode
         engine: Any = torch.autograd.Variable._execution_engine
         engine.run_backward(
             (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
@@ -118,7 +118,7 @@ def _count_pass(
 
 
 def _first_batch(parts: RunComponents, rows: int | None) -> tuple[Any, int]:
-    """The first micro-batch with samples, and its samples, with `rows` rows if that is given."""
+    """Return the first nonempty micro-batch and its sample count, resized to `rows` rows if given."""
     micro_batch = next((each for each in parts.pipeline.again(0) if each.count), None)
     if micro_batch is None:
         raise DataError("the first micro-batch cannot be read: see surefoot plan without --world-size for the reason")
@@ -133,18 +133,18 @@ def _first_batch(parts: RunComponents, rows: int | None) -> tuple[Any, int]:
 
 
 def _functions(functional: str, top: str, of_tensor: str) -> set[Any]:
-    """Functions by their names in `torch.nn.functional`, in `torch`, and of `torch.Tensor`."""
+    """Return functions by their names in `torch.nn.functional`, in `torch`, and of `torch.Tensor`."""
     homes = ((F, functional), (torch, top), (Tensor, of_tensor))
     return {getattr(home, name) for home, names in homes for name in names.split()}
 
 
-_NARROW = _functions(  # computed in 16 bits under autocast, after torch's list for CUDA
+_NARROW = _functions(  # run in 16 bits under autocast, after torch's list for CUDA
     "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"
     " scaled_dot_product_attention multi_head_attention_forward",
     "matmul mm bmm mv addmm baddbmm einsum conv1d conv2d conv3d prelu",
     "matmul __matmul__ __rmatmul__ mm bmm",
 )
-_WIDE = _functions(  # in float32
+_WIDE = _functions(  # run in float32
     "layer_norm rms_norm group_norm softmax log_softmax cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss kl_div"
     " binary_cross_entropy_with_logits softplus normalize cosine_similarity",
     "softmax log_softmax exp log pow rsqrt sum prod cumsum norm logsumexp",
@@ -153,9 +153,9 @@ _WIDE = _functions(  # in float32
 
 
 class MetaMode(TorchFunctionMode):
-    """Torch functions called in its block act as on a GPU, under autocast to `narrow` unless that is None.
+    """A mode in which torch functions act as on a GPU, under autocast to `narrow` unless `narrow` is None.
 
-    `casts` are the weights in 16 bits, each made once while `keeping`, as autocast does until its block is left.
+    `casts` caches the 16-bit weights, cast once each while `keeping`, as autocast does until its block ends.
     """
 
     def __init__(self, narrow: torch.dtype | None, *, casts: dict[Tensor, Tensor] | None = None) -> None:
@@ -184,7 +184,7 @@ class MetaMode(TorchFunctionMode):
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Dropout with a mask of one byte per number, as the kernel on GPUs keeps it."""
+    """Apply dropout with a mask of one byte per element, as the GPU kernel stores."""
     if not x.is_meta or not training or p == 0.0:
         return F.dropout(x, p, training, inplace)
     y: Tensor = torch.native_dropout(x, p, True)[0]
@@ -200,7 +200,7 @@ def _attention(
     is_causal: bool = False,
     **others: Any,
 ) -> Tensor:
-    """In one kernel, which keeps a number for each row of its weights: Dao et al. 2022, section 3.1 (https://arxiv.org/abs/2205.14135)."""
+    """Compute attention in one kernel, which stores one value per row of weights: Dao et al. 2022, section 3.1 (arXiv:2205.14135)."""
     if not query.is_meta or query.ndim != 4 or others.get("enable_gqa"):
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **others)
     aten: Any = torch.ops.aten

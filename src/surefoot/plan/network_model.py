@@ -1,4 +1,4 @@
-"""How many bytes a GPU sends in a step under a strategy, beside which pass, and how long the step takes."""
+"""A model of the bytes that a GPU sends in a step, of the overlapping passes, and of the step's time."""
 
 import math
 from collections.abc import Mapping
@@ -10,21 +10,21 @@ from surefoot.plan.workload import Spread, Workload
 
 @dataclass(frozen=True)
 class Machine:
-    """One GPU among many, as a data sheet has it; `mfu` is the fraction of its FLOP/s that training uses."""
+    """One GPU of a cluster, from its data sheet. `mfu` is the fraction of the FLOP/s that training uses."""
 
     flops: float
     mfu: float
     memory_bytes: int
-    bandwidth: float  # bytes per second to other nodes, and as many received: this GPU's share of the network
-    node_bandwidth: float  # the same to others of its node
+    bandwidth: float  # bytes per second sent to other nodes, and as many received: this GPU's share of the network
+    node_bandwidth: float  # the same between GPUs of one node
     node_size: int = 8
-    origins: Mapping[str, str] = field(default_factory=dict)  # of each number, where it comes from
+    origins: Mapping[str, str] = field(default_factory=dict)  # the source of each value
 
 
 def ring_gathered(number: float, ranks: int) -> float:
-    """Bytes that each of `ranks` sends while they gather `number` bytes, or add them up and keep a part each.
+    """Return the bytes that each of `ranks` ranks sends in an all-gather or reduce-scatter of `number` bytes.
 
-    Patarasuk and Yuan 2009 (https://doi.org/10.1016/j.jpdc.2008.09.002): n - 1 rounds, a part of n in each; no
+    Patarasuk and Yuan 2009 (https://doi.org/10.1016/j.jpdc.2008.09.002): n - 1 rounds, 1/n of the bytes in each; no
     algorithm sends less.
 
     >>> ring_gathered(800.0, 8)
@@ -34,7 +34,7 @@ def ring_gathered(number: float, ranks: int) -> float:
 
 
 def ring_reduced(number: float, ranks: int) -> float:
-    """Bytes that each of `ranks` sends while they add `number` bytes up and all have the sum: both halves of it, after each other.
+    """Return the bytes that each of `ranks` ranks sends in an all-reduce of `number` bytes: a reduce-scatter and an all-gather.
 
     >>> ring_reduced(800.0, 8)
     1400.0
@@ -44,20 +44,20 @@ def ring_reduced(number: float, ranks: int) -> float:
 
 @dataclass(frozen=True)
 class Window:
-    """A forward or backward pass of a micro-batch, and bytes that each GPU sends beside it: to its shards, to its replicas."""
+    """A forward or backward pass of a micro-batch, and the bytes that each GPU sends meanwhile to its shards and its replicas."""
 
     part: Literal["forward", "backward"]
-    times: int  # in a step
+    times: int  # per step
     to_shards: float
     to_replicas: float
 
 
 def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Window]:
-    """Everything that a GPU sends in a step, beside which pass.
+    """Return all communication of a GPU in a step, by the pass that overlaps the communication.
 
-    DDP adds gradients up once, Psi numbers twice over the ring; FSDP gathers parameters for the forward pass and, resharded,
-    for the backward pass, and scatters the sums of gradients: 3 Psi (Rajbhandari et al. 2020, section 7.2). Parameters outside of
-    blocks stay gathered between the two passes. With replicas the sums of a shard are added up over them (Zhao et al. 2023, 3.2.2).
+    DDP all-reduces gradients once, 2 Psi elements in the ring. FSDP gathers parameters for the forward pass and, if resharded,
+    for the backward pass, and reduce-scatters gradients: 3 Psi (Rajbhandari et al. 2020, section 7.2). Parameters outside of
+    blocks stay gathered between the passes. Replicas all-reduce the gradients of each shard (Zhao et al. 2023, 3.2.2).
 
     >>> from surefoot.plan.workload import Spread, Weight, Workload
     >>> work = Workload((), ((Weight((1024, 1024)),),) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1.0, 2.0), 1)
@@ -80,9 +80,9 @@ def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Win
 
 
 def ring_bandwidth(machine: Machine, *, members: int, stride: int) -> float:
-    """Bytes per second that each member of a ring sends; its ranks are `stride` apart, and nodes are filled rank by rank.
+    """Return the bytes per second that each member of a ring sends. Its ranks are `stride` apart; nodes are filled rank by rank.
 
-    Several members in a node make as many rings, each through another one's share of the network. Together they have those shares,
+    Several members in a node form as many rings, each through another member's share of the network. Together they use these shares,
     up to the bandwidth inside the node: NCCL's bus bandwidth.
 
     >>> machine = Machine(1e15, 0.4, 80 * 10**9, bandwidth=50e9, node_bandwidth=450e9)
@@ -97,7 +97,7 @@ def ring_bandwidth(machine: Machine, *, members: int, stride: int) -> float:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a step without its update: computing, and beside or after that sending, of which some is exposed."""
+    """The seconds of a step without its update: computation, communication, and the exposed part of the communication."""
 
     compute_s: float
     communication_s: float
@@ -107,12 +107,12 @@ class Timing:
 
     @property
     def step_s(self) -> float:
-        """Seconds of computing, and of communication that it does not hide."""
+        """The seconds of computation and of exposed communication."""
         return self.compute_s + self.exposed_s
 
 
 def timing(work: Workload, strategy: Spread, machine: Machine, *, micro_batches: int) -> Timing:
-    """The time of a step: communication runs beside its pass, and only its excess over the pass is exposed.
+    """Estimate the time of a step. Communication overlaps its pass, and only the excess over the pass is exposed.
 
     >>> from surefoot.plan.workload import Spread, Weight, Workload
     >>> work = Workload((), ((Weight((1024, 1024)),),) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1e9, 2e9), 1)

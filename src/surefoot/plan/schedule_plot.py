@@ -1,4 +1,4 @@
-"""Learning-rate schedules of one run as PNG and SVG: all in one field, and each in its own with what is marked on it."""
+"""Pictures of a run's learning-rate schedules as PNG and SVG: all in one plot, and each in its own annotated plot."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ from surefoot.report.figures import draw
 from surefoot.schedules.joined import AnySchedule, bound
 from surefoot.tracking.format import shortened, text_table
 
-_LOOKED_AT = 1_000_000  # steps of one schedule; of a longer run every second, third ...
+_LOOKED_AT = 1_000_000  # steps of one schedule; longer runs are sampled evenly
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The factors of one schedule over a run: `factors[i]` is that of step `steps[i]`; the last step is among them."""
+    """The factors of one schedule over a run. `factors[i]` is the factor of step `steps[i]`. The last step is included."""
 
     name: str
     steps: NDArray[np.int64]
     factors: NDArray[np.float64]
     warmup: int
-    """The step at which warm-up ends; 0 without warm-up."""
+    """The step at which the warm-up ends; 0 without warm-up."""
 
     @property
     def peak(self) -> tuple[int, float]:
@@ -35,13 +35,13 @@ class Trace:
 
     @property
     def lowest(self) -> tuple[int, float]:
-        """The first step with the lowest factor from the peak on, and that factor: the floor, where there is one."""
+        """The first step with the lowest factor after the peak, and that factor."""
         begin = int(self.factors.argmax())
         return self._at(begin + int(self.factors[begin:].argmin()))
 
     @property
     def mean(self) -> float:
-        """The area under the curve, relative to that of a constant rate."""
+        """The mean factor: the area under the curve relative to a constant learning rate."""
         return float(np.average(self.factors, weights=np.diff(self.steps, append=self.steps[-1] + 1)))
 
     def _at(self, index: int) -> tuple[int, float]:
@@ -49,7 +49,7 @@ class Trace:
 
 
 def trace_schedules(schedules: Mapping[str, AnySchedule], length: Length) -> list[Trace]:
-    """A trace of each schedule in a run of that length; one `ConfigError` names all schedules that do not fit.
+    """Trace each schedule over a run of that length. One `ConfigError` names all schedules that do not fit.
 
     >>> from surefoot.schedules.lr_schedule import linear
     >>> trace, = trace_schedules({"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1))
@@ -73,7 +73,7 @@ def trace_schedules(schedules: Mapping[str, AnySchedule], length: Length) -> lis
 
 
 def table(traces: Sequence[Trace], *, rate: float | None = None) -> str:
-    """The traces as text: a row each, as factors, or as rates where the base `rate` is known.
+    """Format the traces as a table with one row each: factors, or learning rates if the base `rate` is given.
 
     >>> from surefoot.schedules.lr_schedule import linear
     >>> print(table(trace_schedules({"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1)), rate=0.1))
@@ -89,17 +89,17 @@ def table(traces: Sequence[Trace], *, rate: float | None = None) -> str:
 
 
 _POINTS = 160  # of a line, besides its jumps
-_JUMP = 0.02  # between two steps, of the full rate
+_JUMP = 0.02  # between two steps, relative to the full learning rate
 _LONGEST_NAME = 40
 
 
 def plot_schedules(
     schedules: Mapping[str, AnySchedule], length: str | Length, *, out: str | Path, rate: float | None = None
 ) -> list[Path]:
-    """Draw schedules of a run of `length` ("1000 steps") side by side into OUT.png and OUT.svg; returns both paths.
+    """Draw schedules of a run of `length` ("1000 steps") side by side into OUT.png and OUT.svg, and return both paths.
 
-    Each has its peak, its lowest rate, the end of its warm-up and the mean of its factors marked. With `rate`, the base
-    learning rate, the curves are rates, else factors on it. The same arguments give the same bytes.
+    Each plot marks the peak, the lowest point, the end of the warm-up and the mean factor. With `rate`, the base
+    learning rate, the curves are learning rates, else factors. Equal arguments give equal bytes.
     Raises `ConfigError` for schedules that do not fit the run, or if the files cannot be written.
 
     >>> import tempfile
@@ -117,7 +117,7 @@ def plot_schedules(
 
 
 def draw_traces(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> list[Path]:
-    """Write the picture of traces that are there already; as `plot_schedules`."""
+    """Draw existing traces as `plot_schedules` does."""
     path = local_path(out, setting="out")
     if path.suffix in (".png", ".svg"):
         path = path.with_suffix("")
@@ -126,7 +126,7 @@ def draw_traces(traces: Sequence[Trace], *, out: str | Path, rate: float | None)
 
 
 def steps_alone(text: str) -> Length:
-    """A length in steps, because data for counting epochs are absent.
+    """Parse a length in steps. Epochs need data, which are absent here.
 
     >>> steps_alone("1000 steps").steps
     1000
@@ -139,7 +139,7 @@ def steps_alone(text: str) -> Length:
 
 
 def charts(traces: Sequence[Trace], *, rate: float) -> list[Chart]:
-    """Several schedules in one field, and each in its own with what is marked on it."""
+    """Return a chart of all schedules, and one annotated chart per schedule."""
     top = 1.25 * rate * max(trace.peak[1] for trace in traces)
     each = []
     for index, trace in enumerate(traces):
@@ -161,7 +161,7 @@ def charts(traces: Sequence[Trace], *, rate: float) -> list[Chart]:
 
 
 def _points(trace: Trace) -> list[tuple[int, float]]:
-    """Enough of a trace for a smooth line, and both sides of each jump."""
+    """Select enough points of a trace for a smooth line, with both sides of each jump."""
     last = len(trace.steps) - 1
     even = np.linspace(0, last, min(last + 1, _POINTS)).round().astype(np.int64)
     jumps = np.flatnonzero(np.abs(np.diff(trace.factors)) > _JUMP)

@@ -1,4 +1,4 @@
-"""A preview of a run in words and numbers: no training, no writing."""
+"""A text preview of a run, without training and writing."""
 
 import re
 from collections import Counter, defaultdict
@@ -19,7 +19,7 @@ from surefoot.tracking.format import counted, text_table
 from surefoot.train.auto_precision import AutoChoices, settle_choices
 from surefoot.train.state_dict import parameter_names
 
-_LOOKED_AT = 100_000  # steps, in search of the fastest
+_LOOKED_AT = 100_000  # steps searched for the highest learning rate
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Section:
 
 
 def sections(parts: RunComponents) -> list[Section]:
-    """Parameters, batch arithmetic, learning rates, memory and time, and what was chosen where settings are "auto"."""
-    where = _directory(parts)  # a run that is there has its precision already
+    """Return parameters, batch arithmetic, learning rates, memory and time, and the choices for "auto" settings."""
+    where = _directory(parts)  # an existing run has a fixed precision
     auto = settle_choices(parts)
     measured, costs = None, list[str]()
     if parts.task.loss is not None:
@@ -55,7 +55,7 @@ def sections(parts: RunComponents) -> list[Section]:
 
 
 def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
-    """Each direct part of each model with its type and number of parameters; a list of equal blocks is one line."""
+    """List each direct submodule of each model with its type and parameter count. A list of equal blocks takes one line."""
     rows: list[tuple[str, str, int]] = []
     for name, model in models.items():
         prefix, first = f"{name}." if len(models) > 1 else "", len(rows)
@@ -77,7 +77,7 @@ def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
 
 
 def parameters_by_group(parts: RunComponents) -> list[str]:
-    """For each optimizer its groups with base rate, decay, size and (where rates differ) names; frozen parameters; how it skips."""
+    """List each optimizer's groups (base learning rate, decay, size, names if learning rates differ), frozen parameters, and skip rule."""
     lines = []
     for name, trained in parts.state.optimizers.items():
         optimizer, names = trained.optimizer, parameter_names(parts.state.models[name])
@@ -90,7 +90,7 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
             lines.append(f"  each rank updates its own rows, {kind.on_shards}")
         for index, group in enumerate(optimizer.param_groups):
             members, which = [name_of(each, names) for each in group["params"]], ""
-            if "by" in group:  # parameters are divided between optimizers: which ones are whose
+            if "by" in group:  # the parameters are divided between optimizers
                 which = f", by {group['by']}: {_abbreviate(members)}"
             elif rates_differ:
                 which = f": {first_and_last(members)}"
@@ -105,7 +105,7 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
 
 
 def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list[str]:
-    """Ranks, accumulation and micro-batch; steps and passes; targets per step, from the first micro-batch."""
+    """List ranks, accumulation, micro-batch, steps and epochs, and the targets per step, measured on the first micro-batch."""
     length, sizes, plan = parts.length, parts.pipeline.sizes, parts.pipeline.plan
     ranks, pieces, size, unit = parts.world.ranks, sizes.pieces, sizes.micro_batch_size, sizes.unit
     each, per_epoch = pieces // ranks, length.samples_per_epoch / length.batch_size
@@ -129,7 +129,7 @@ def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list
 
 
 def learning_rates(parts: RunComponents) -> list[str]:
-    """The rate of the first group at the first, the fastest, the middle and the last step; and rates of others, and after a plateau."""
+    """List the first group's learning rate at the first, highest, middle and last step, other groups' rates, and a plateau's."""
     steps = parts.length.steps
     groups = next(iter(parts.state.optimizers.values())).optimizer.param_groups
     base = groups[0]["initial_lr"]
@@ -152,13 +152,13 @@ def learning_rates(parts: RunComponents) -> list[str]:
 
 
 def chosen(parts: RunComponents, where: list[str], auto: AutoChoices) -> list[str]:
-    """The choices of settings that say "auto", with reasons; and `where` the run would write."""
+    """List the choices for "auto" settings with reasons, and the checkpoint lines `where`."""
     precision = auto.in_words(parts.run_state.precision, channels_last=parts.layout.channels_last)
     return [f"device {parts.device}, precision {precision}", *auto.lines(parts), *where]
 
 
 def _directory(parts: RunComponents) -> list[str]:
-    """The place of checkpoints, and whether a run exists there."""
+    """Describe the checkpoint directory and whether a run exists there."""
     if parts.directory is None or parts.checkpointing is None:
         return ["nothing is saved: no out was given"]
     path = parts.directory.path
@@ -173,7 +173,7 @@ def _directory(parts: RunComponents) -> list[str]:
 
 
 def _abbreviate(names: Iterable[str]) -> str:
-    """All names; only the first and the last of equal ones in a row of blocks.
+    """Join all names, but only the first and the last of equal names in consecutive blocks.
 
     >>> _abbreviate(["embedding.weight", "blocks.0.up.weight", "blocks.1.up.weight", "blocks.2.up.weight"])
     'embedding.weight, blocks.0-2.up.weight'

@@ -1,4 +1,4 @@
-"""A run on the meta device in numbers: weights by block, optimizer state, and the memory and operations of a pass."""
+"""A run on the meta device: weights by block, optimizer state, and the memory and operations of a pass."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,19 +18,19 @@ from surefoot.run.components import RunComponents
 
 @dataclass(frozen=True)
 class Spread:
-    """A strategy over `world` ranks; the settings are those of `--parallel` and `--fsdp.*`, none of them "auto"."""
+    """A strategy over `world` ranks. The fields are the settings `--parallel` and `--fsdp.*` without "auto"."""
 
     kind: Literal["none", "ddp", "fsdp"]
     world: int
     replicas: int = 1  # of sharded groups: a mesh of replicas x shards
-    reshard_after_forward: bool = True  # let gathered parameters go after the forward pass
-    sync: Literal["last", "every"] = "last"  # gradients with which micro-batch
+    reshard_after_forward: bool = True  # free gathered parameters after the forward pass
+    sync: Literal["last", "every"] = "last"  # the micro-batches whose backward pass reduces gradients
     gather_dtype: Literal["fp32", "bf16"] = "fp32"
-    cpu_offload: bool = False  # parameters, gradients and optimizer state in the host's memory
+    cpu_offload: bool = False  # parameters, gradients and optimizer state in host memory
 
     @property
     def shards(self) -> int:
-        """The number of ranks that a parameter is cut over.
+        """The number of ranks that share a parameter.
 
         >>> Spread("fsdp", 512, replicas=64).shards, Spread("ddp", 512).shards
         (8, 1)
@@ -39,17 +39,17 @@ class Spread:
 
     @property
     def copies(self) -> int:
-        """The number of ranks that hold the same numbers and add up their gradients."""
+        """The number of ranks that hold the same elements and all-reduce their gradients."""
         return self.replicas if self.kind == "fsdp" else self.world
 
     def unit_bytes(self, unit: "Iterable[Weight]") -> int:
-        """Weights that are gathered together."""
+        """Return the bytes of weights that are gathered together."""
         return sum(weight.gathered_bytes(self.shards, self.gather_dtype) for weight in unit)
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter: its shape, bytes of a number, and whether it is trained."""
+    """A parameter: its shape, bytes per element, and whether the parameter is trained."""
 
     shape: tuple[int, ...]
     item_bytes: int = 4
@@ -60,7 +60,7 @@ class Weight:
         return math.prod(self.shape) * self.item_bytes
 
     def shard_bytes(self, shards: int) -> int:
-        """Bytes of the first rank's rows, the largest share: FSDP2 cuts dimension 0 into chunks of ceil(n / shards).
+        """Return the bytes of rank 0's rows, the largest shard. FSDP2 splits dimension 0 into chunks of ceil(n / shards).
 
         >>> Weight((10, 3)).shard_bytes(4), Weight((10, 3)).shard_bytes(1)
         (36, 120)
@@ -68,7 +68,7 @@ class Weight:
         return math.prod(shard_shape(self.shape, shards)) * self.item_bytes
 
     def gathered_bytes(self, shards: int, gather_dtype: Literal["fp32", "bf16"]) -> int:
-        """Bytes of all ranks' rows together, padded to equal size, in the format in which they are gathered.
+        """Return the bytes of all ranks' rows, padded to equal size, in the dtype of the gather.
 
         >>> Weight((10, 3)).gathered_bytes(4, "fp32"), Weight((10, 3)).gathered_bytes(4, "bf16")
         (144, 72)
@@ -79,16 +79,16 @@ class Weight:
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, its optimizer, and one micro-batch of one rank; nothing in it depends on the strategy."""
+    """A model, its optimizer, and one micro-batch of one rank, independent of the strategy."""
 
-    outside: tuple[Weight, ...]  # the weights that belong to no block
+    outside: tuple[Weight, ...]  # the weights outside of blocks
     blocks: tuple[tuple[Weight, ...], ...]  # gathered block by block
     state_bytes: Callable[[int], int]  # of one rank, by the number of shards
-    update_bytes: Callable[[int], int]  # of copies that an update makes for its time, the same way
-    averages: int  # twins of the model
+    update_bytes: Callable[[int], int]  # of temporary copies during an update, by the number of shards
+    averages: int  # averaged copies of the model
     buffer_bytes: int
-    pass_bytes: int  # that a forward and backward pass holds at most beside weights and gradients
-    flops: tuple[float, float]  # forward, and backward with what checkpointing computes again
+    pass_bytes: int  # peak of a forward and backward pass without weights and gradients
+    flops: tuple[float, float]  # forward; backward with checkpoint recomputation
     samples: int
 
     @property
@@ -97,7 +97,7 @@ class Workload:
 
 
 def workload(parts: RunComponents, passed: Pass) -> Workload:
-    """The numbers for scaling, of a run on the meta device and its dry pass; unknown optimizer state counts as 0."""
+    """Return the scaling inputs of a run on the meta device and its dry pass. Unknown optimizer state counts as 0."""
     models, trained = parts.state.models, list(parts.state.optimizers.values())
     outside, blocks = units(models, parts.parallel.blocks)
     return Workload(
@@ -116,9 +116,9 @@ def workload(parts: RunComponents, passed: Pass) -> Workload:
 def units(
     models: Mapping[str, nn.Module], named: Sequence[str] = ()
 ) -> tuple[tuple[Weight, ...], tuple[tuple[Weight, ...], ...]]:
-    """The weights that belong to no block, and those of each block, as FSDP gathers them together.
+    """Return the weights outside of blocks and the weights of each block, as FSDP gathers them.
 
-    `named` are names as `blocks_of` takes them; without any the model's own are meant. A block that shares a weight with the
+    `named` has names for `blocks_of`; without names, the model's own blocks are used. A block that shares a weight with the
     outside is gathered with the surrounding modules.
 
     >>> blocks = [nn.Sequential(nn.Linear(4, 4)) for _ in range(2)]
@@ -138,7 +138,7 @@ def units(
 
 
 def _is_alone(block: nn.Module, model: nn.Module) -> bool:
-    """True where no module outside of a block holds a parameter of it."""
+    """Return whether no module outside of a block shares the block's parameters."""
     others = set(model.modules()) - set(block.modules())
     return set(block.parameters()).isdisjoint(weight for each in others for weight in each.parameters(recurse=False))
 

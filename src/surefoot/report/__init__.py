@@ -1,4 +1,4 @@
-"""Run directories as pages: one self-contained file of HTML, of one run or of several."""
+"""Reports of run directories: one self-contained HTML file for one run or several runs."""
 
 import lazy_loader
 

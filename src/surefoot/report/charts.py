@@ -1,4 +1,4 @@
-"""The content of a chart, apart from its drawing: lines, marks, and the unit of its numbers."""
+"""The content of a chart without its drawing: lines, marks, and the unit of the values."""
 
 import math
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ Points = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Line:
-    """Points joined by a line. `series` selects one of 7 colors and 5 dashes; lines of one `series` are toggled together.
+    """A polyline. `series` selects one of 7 colors and 5 dash patterns. The page toggles lines with the same `series` together.
 
-    `faint` lines lie behind the others. Lines that are not `named` are left out of the legend.
+    `faint` lines are drawn behind the others. The legend omits lines that are not `named`.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point, or a vertical line if `y` is None. "strange" is a value that is not finite, drawn at the upper edge."""
+    """A point, or a vertical line if `y` is None. "strange" marks a non-finite value, drawn at the upper edge."""
 
     kind: Literal["best", "event", "strange"]
     x: float
@@ -39,21 +39,21 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over steps. `scale` "auto" is logarithmic if the largest value would flatten all others; `zero` includes 0."""
+    """Lines over steps. Scale "auto" is logarithmic if the largest value would flatten all others. `zero` includes 0."""
 
-    name: str  # of the chart, unlike all others of a page
+    name: str  # unique name of the chart on a page
     title: str
     lines: tuple[Line, ...]
     marks: tuple[Mark, ...] = ()
     unit: Unit = "number"
     scale: Literal["auto", "linear", "log"] = "auto"
     x_scale: Literal["linear", "log"] = "linear"
-    x_from: float = 0.0  # runs begin at 0
+    x_from: float = 0.0  # the first step of the axis
     zero: bool = False
     note: str = ""
     wide: bool = False
     x_name: str = "step"
-    within: tuple[float, float] | None = None  # the least and the largest value shown; absent: of the points
+    within: tuple[float, float] | None = None  # the least and the largest value shown; None: the range of the points
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Axis:
     unit: Unit = "number"
 
     def position(self, value: float) -> float:
-        """The position of a value, from 0 to 1; values outside are moved to the edge.
+        """Return the position of a value from 0 to 1. Values outside the range are clipped to the edge.
 
         >>> Axis(0.0, 8.0).position(2.0), Axis(1.0, 100.0, logarithmic=True).position(10.0), Axis(0.0, 1.0).position(7.0)
         (0.25, 0.5, 1.0)
@@ -78,11 +78,11 @@ class Axis:
         return min(1.0, max(0.0, part))
 
 
-_FLATTENED = 30.0  # times the median: what is so large takes an even scale's room from all others
+_FLATTENED = 30.0  # times the median: larger values would flatten a linear scale
 
 
 def axes(chart: Chart) -> tuple[Axis, Axis] | None:
-    """The axes that hold every point and mark of a chart; None without points.
+    """Return the horizontal and vertical axis that contain all points and marks. Returns None for a chart without points.
 
     >>> horizontal, vertical = axes(Chart("a", "a", (Line("a", ((0, 1.0), (10, 3.0))),)))
     >>> horizontal.high, vertical.low < 1.0, vertical.high > 3.0
@@ -121,7 +121,7 @@ _POWERS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def ticks(axis: Axis, *, limit: int = 6) -> list[float]:
-    """About `limit` round values inside an axis, evenly spaced on it.
+    """Return about `limit` evenly spaced round values inside an axis.
 
     >>> ticks(Axis(0.0, 600.0)), ticks(Axis(0.0, 1.0)), ticks(Axis(1e-5, 2e-2, logarithmic=True))
     ([0.0, 100.0, 200.0, 300.0, 400.0, 500.0, 600.0], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [1e-05, 0.0001, 0.001, 0.01])
@@ -138,7 +138,7 @@ def ticks(axis: Axis, *, limit: int = 6) -> list[float]:
 
 
 def _powers_of_ten(axis: Axis, limit: int) -> list[float]:
-    """Powers of ten, with their multiples by 2, 3 or 5 if there is room for them."""
+    """Return powers of ten, with their multiples by 2, 3 or 5 if the limit allows."""
     first, last = math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high))
     for factors in ((1, 2, 5), (1, 3), (1,)):
         powers = [float(f"{factor}e{power}") for power in range(first, last + 1) for factor in factors]
@@ -149,7 +149,7 @@ def _powers_of_ten(axis: Axis, limit: int) -> list[float]:
 
 
 def format_value(value: float, unit: Unit = "number") -> str:
-    """A number with its unit, for people.
+    """Format a value with its unit.
 
     >>> format_value(0.25, "fraction"), format_value(3 * 2**30, "bytes"), format_value(75.0, "seconds"), format_value(0.00012)
     ('25%', '3 GiB', '1m15s', '0.00012')
@@ -168,7 +168,7 @@ def format_value(value: float, unit: Unit = "number") -> str:
 
 
 def format_tick(value: float, unit: Unit = "number") -> str:
-    """A number in the short form of axis labels.
+    """Format a value in the short form of axis labels.
 
     >>> format_tick(0.0), format_tick(1500.0), format_tick(20000.0), format_tick(2500000.0), format_tick(0.0001), format_tick(0.25)
     ('0', '1,500', '20k', '2.5M', '1e-4', '0.25')

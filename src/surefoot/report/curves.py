@@ -1,12 +1,12 @@
-"""A curve of any length in bounded memory: the points to draw, its minimum and maximum, and its smoothed form."""
+"""A curve of any length in bounded memory: its points to draw, its minimum and maximum, and its smoothed form."""
 
 import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
-STRETCHES = 300  # of a curve, each of two points: about as many as a screen has columns for
-_STRANGE = 50  # steps with a value that is not finite, of which the number is kept
+STRETCHES = 300  # of a curve, each drawn as two points: about one per screen column
+_STRANGE = 50  # steps with a non-finite value that are stored
 
 
 @dataclass(slots=True)
@@ -17,13 +17,13 @@ class Stretch:
     low: float
     high_at: int
     high: float
-    steps: float  # summed up, as `total` is
+    steps: float  # the sum of the steps, as `total` is of the values
     total: float
     count: int
 
 
 def _merge(a: Stretch, b: Stretch) -> Stretch:
-    """Merge two adjacent stretches; the first of equal values stays."""
+    """Merge two adjacent stretches. The earlier of equal values wins."""
     low = (b.low_at, b.low) if b.low < a.low else (a.low_at, a.low)
     high = (b.high_at, b.high) if b.high > a.high else (a.high_at, a.high)
     return Stretch(*low, *high, a.steps + b.steps, a.total + b.total, a.count + b.count)
@@ -31,7 +31,7 @@ def _merge(a: Stretch, b: Stretch) -> Stretch:
 
 @dataclass(eq=False)
 class Curve:
-    """Values by step, added in order. Up to `stretches` of them are kept as they are; beyond that, pairs of neighbors are merged.
+    """Values by step, added in order. Up to `stretches` values are stored exactly; beyond that, neighbors are merged in pairs.
 
     >>> curve = Curve(stretches=2)
     >>> for step, value in enumerate([3.0, 1.0, 2.0, 9.0, 2.0, 2.0]):
@@ -46,10 +46,10 @@ class Curve:
     count: int = 0  # finite values
     first: tuple[int, float] | None = None
     last: tuple[int, float] | None = None
-    strange: list[int] = field(default_factory=list)  # the first steps with a value that is not finite
+    strange: list[int] = field(default_factory=list)  # the first steps with a non-finite value
 
     def add(self, step: int, value: float) -> None:
-        """Add the value of a step later than all before it."""
+        """Add the value of a step. Steps must increase."""
         if not math.isfinite(value):
             if len(self.strange) < _STRANGE:
                 self.strange.append(step)
@@ -73,25 +73,25 @@ class Curve:
         buckets.append(Stretch(step, value, step, value, float(step), value, 1))
 
     def points(self, stretches: int | None = None) -> list[tuple[int, float]]:
-        """The points to draw: the first, the last, and the minimum and maximum of each stretch; `stretches` limits their number."""
+        """Return the first, last, minimum and maximum point of each stretch. `stretches` limits their number."""
         buckets = _merge_down(self.buckets, stretches)
         points = [point for each in buckets for point in sorted({(each.low_at, each.low), (each.high_at, each.high)})]
         points += [end for end in (self.first, self.last) if end is not None]
-        return sorted(dict(points).items())  # of two values at one step the later one
+        return sorted(dict(points).items())  # the later of two values at one step wins
 
     def means(self) -> list[tuple[float, float, int]]:
-        """Mean step, mean value and number of values of each stretch."""
+        """Return the mean step, mean value and number of values of each stretch."""
         return [(bucket.steps / bucket.count, bucket.total / bucket.count, bucket.count) for bucket in self.buckets]
 
     def best(self, direction: str) -> tuple[int, float] | None:
-        """The step of the largest ("max") or the smallest value, the first of equals, and that value; None without values."""
+        """Return the first step of the largest ("max") or smallest value, and that value. Returns None without values."""
         sign = -1 if direction == "max" else 1
         points = [(bucket.high_at, bucket.high) if sign < 0 else (bucket.low_at, bucket.low) for bucket in self.buckets]
         return min(points, key=lambda point: (sign * point[1], point[0]), default=None)
 
 
 def smooth(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]:
-    """A curve without its noise: means of stretches, weighted with their neighbors by a Gaussian of this `width`.
+    """Smooth a curve: average its stretches with Gaussian weights of relative `width`.
 
     >>> flat = Curve()
     >>> for step in range(100):

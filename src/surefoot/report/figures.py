@@ -1,4 +1,4 @@
-"""Charts as one picture, by matplotlib: the main curves of the page, and the pictures of other verbs."""
+"""Charts as one picture, drawn with matplotlib: the main curves of the page and the pictures of other subcommands."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,17 +10,17 @@ from surefoot.config.paths import write_whole
 from surefoot.errors import ConfigError
 from surefoot.report.charts import Axis, Chart, axes, format_tick, ticks
 
-# Okabe and Ito 2008, distinguishable with every kind of color vision: https://jfly.uni-koeln.de/color/ (yellow is too pale for lines)
+# Okabe and Ito 2008, distinguishable with every color vision: https://jfly.uni-koeln.de/color/ (yellow is too pale for lines)
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
-# with the colors, 35 pairs
+# 35 combinations with the colors
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (10, 3)))
 
 _SETTINGS: Any = {
-    "svg.hashsalt": "surefoot",  # the same figure gives the same file
-    "svg.fonttype": "none",  # text that can be searched
+    "svg.hashsalt": "surefoot",  # the same figure produces the same file
+    "svg.fonttype": "none",  # searchable text
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib
+    "font.sans-serif": ["DejaVu Sans"],  # included with matplotlib
     "font.size": 9.0,
 }
 
@@ -29,7 +29,7 @@ _WITHOUT_DATE: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Set matplotlib's options while a figure is drawn and written; imported here, because the import creates loggers."""
+    """Set matplotlib's options while a figure is drawn and written. Imports matplotlib here because the import creates loggers."""
     import matplotlib as mpl
 
     with mpl.rc_context(_SETTINGS):
@@ -37,7 +37,7 @@ def drawing() -> Iterator[None]:
 
 
 def make_directory(directory: Path) -> Path:
-    """Create a directory for pictures if it is missing; `ConfigError` if that fails."""
+    """Create a directory for pictures if necessary. Raises `ConfigError` if the creation fails."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -48,7 +48,7 @@ def make_directory(directory: Path) -> Path:
 
 
 def write(figure: Any, path: Path) -> list[Path]:
-    """Write a figure to PATH.png and PATH.svg, atomically; returns both. `ConfigError` if a file cannot be written."""
+    """Write a figure to PATH.png and PATH.svg atomically and return both paths. Raises `ConfigError` if a write fails."""
     if not path.name:
         raise ConfigError(f"cannot write to {path}: it has no name\n  choose another place: --out PATH")
     pictures = {}
@@ -60,7 +60,7 @@ def write(figure: Any, path: Path) -> list[Path]:
 
 
 def write_file(path: Path, content: bytes) -> Path:
-    """Write a file atomically and return its path; `ConfigError` if that fails."""
+    """Write a file atomically and return its path. Raises `ConfigError` if the write fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
@@ -71,13 +71,13 @@ def write_file(path: Path, content: bytes) -> Path:
 
 
 _WIDTH, _DPI = 10.0, 100  # inches: 1,000 pixels
-_INSIDE, _SHORT = 4, 60  # names, and letters of one, that a legend inside of a field has room for
+_INSIDE, _SHORT = 4, 60  # maximum names, and characters per name, of a legend inside the plot
 
 
 def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
-    """Draw charts as PATH.png and PATH.svg, two in a row except wide ones; returns both paths.
+    """Draw charts as PATH.png and PATH.svg, two per row except wide charts, and return both paths.
 
-    The same charts give the same bytes. `ConfigError` if the list is empty or a file cannot be written.
+    Equal charts give equal bytes. Raises `ConfigError` if the list is empty or a file cannot be written.
     """
     if not charts:
         raise ConfigError(f"nothing to draw: {title} has no records of training or scores")
@@ -96,13 +96,13 @@ def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
 
 
 def _height(chart: Chart) -> float:
-    """Height in inches, including the legend below the field."""
+    """Return the height in inches, including the legend below the plot."""
     columns, names = _legend(chart)
     return (3.4 if chart.wide else 2.5) + (0.17 * -(-names // columns) if columns else 0.0)
 
 
 def _legend(chart: Chart) -> tuple[int, int]:
-    """The number of columns of the legend below a field (0 if the field has room for it), and the number of names."""
+    """Return the number of columns of the legend below a plot (0 if the legend fits inside), and the number of names."""
     names = [line.name for line in chart.lines if line.named]
     longest = max(map(len, names), default=0)
     return 0 if len(names) <= _INSIDE and longest <= _SHORT else 1 if longest > 48 else 2, len(names)
@@ -135,7 +135,7 @@ def _draw(field: Any, chart: Chart) -> None:
             label=line.name if line.named else None,
         )
     for mark in chart.marks:
-        color, across = COLORS[mark.series % len(COLORS)], field.get_xaxis_transform()  # height 1 is the top
+        color, across = COLORS[mark.series % len(COLORS)], field.get_xaxis_transform()  # a height of 1 is the top
         match mark.kind:
             case "event":
                 field.axvline(mark.x, color="0.6", linestyle=":", linewidth=0.9)

@@ -1,4 +1,4 @@
-"""The outcome of a run: one number, and one sentence."""
+"""The outcome of a run: its main metric and one sentence."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,17 +8,17 @@ from surefoot.report.curves import Curve, smooth
 from surefoot.report.series import ReportedRun
 
 State = Literal["running", "finished", "stopped", "diverged", "failed", "dead"]
-# in names of what is better when larger
+# metric names with these parts are better when larger
 _RISES = ("accuracy", "bleu", "chrf", "f1", "top", "acc", "correct", "rate", "score")
 _ENDS: dict[str, State] = {"left": "stopped", "stopped": "stopped"}  # by the first word of the event
 _ENDS |= {"finished": "finished", "diverged": "diverged", "failed": "failed"}
-_LATE = 0.8  # of a run: what is after that is its end
-_MOVED = 0.02  # of all that a score has moved in the run; half of that, of what it was before, is a movement too
+_LATE = 0.8  # fraction of a run before its end section
+_MOVED = 0.02  # fraction of a score's total movement; half as large a relative change is a movement too
 
 
 @dataclass(frozen=True)
 class Headline:
-    """The main metric of a run: its last value, its best, and the direction that is better."""
+    """The main metric of a run: its last value, its best value, and its better direction."""
 
     name: str
     last_step: int
@@ -33,7 +33,7 @@ class Headline:
 
 
 def state_of(run: ReportedRun) -> State:
-    """The state of a run."""
+    """Return the state of a run."""
     recorded = run.recorded
     first = next(iter((recorded.over or "").split()), "")
     if (state := _ENDS.get(first.rstrip(":"))) is not None:
@@ -49,7 +49,7 @@ def state_of(run: ReportedRun) -> State:
 
 
 def headline(run: ReportedRun) -> Headline | None:
-    """The metric that the run monitors, else its first loss, its first metric, or the training loss; None without records."""
+    """Return the monitored metric, else the first loss, the first metric, or the training loss. Returns None without records."""
     scores = {name: curve for name, curve in run.recorded.scores.items() if curve.last is not None}
     watch = None if run.files.state is None else run.files.state.monitor
     if watch is not None and watch["score"] in scores:
@@ -62,7 +62,7 @@ def headline(run: ReportedRun) -> Headline | None:
 
 
 def direction_of(name: str) -> str:
-    """The direction in which a metric is better, by its name.
+    """Return the better direction of a metric, "min" or "max", from its name.
 
     >>> direction_of("val/loss"), direction_of("cloze/accuracy")
     ('min', 'max')
@@ -72,7 +72,7 @@ def direction_of(name: str) -> str:
 
 
 def verdict(run: ReportedRun, state: State) -> str:
-    """One sentence on the end of the run, the course of its main metric, and its trend at the end."""
+    """Return one sentence on the end of the run, the course of its main metric, and the metric's final trend."""
     recorded, main = run.recorded, headline(run)
     parts = [_how_it_ended(run, state)]
     if main is not None:
@@ -133,7 +133,7 @@ def _describe_change(main: Headline, curve: Curve, *, running: bool) -> list[str
 
 
 def _trend(main: Headline, curve: Curve) -> str:
-    """The trend of a metric in the last fifth of the run, relative to its whole range; "" if too little is known.
+    """Return the trend of a metric in the last fifth of the run relative to its full range. Returns "" with too few data.
 
     >>> curve = Curve()
     >>> for step in range(10):

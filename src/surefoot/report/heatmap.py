@@ -1,6 +1,6 @@
-"""Layer statistics as heat maps: one row per layer, one column per measured step (or per few neighboring ones).
+"""Layer statistics as heat maps: one row per layer, one column per measured step (or per few adjacent steps).
 
-Each is a picture with one pixel for each value, since rectangles for tens of thousands of values would be megabytes.
+A heat map is an image with one pixel per value, because rectangles for tens of thousands of values would take megabytes.
 """
 
 import math
@@ -16,9 +16,9 @@ from surefoot.report.charts import Axis, Unit, format_tick, format_value
 from surefoot.tracking.record import Record
 
 ROWS = 48
-# the colour map cividis, told apart alike with every colour vision: Nunez, Anderton and Renslow 2018, doi:10.1371/journal.pone.0199239
+# colormap cividis, for every color vision: Nunez, Anderton and Renslow 2018, doi:10.1371/journal.pone.0199239
 CIVIDIS = ("#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838")
-_COLOURS = 100  # of the palette; one more is for what is not there, and one for what is not finite
+_COLOURS = 100  # of the palette; two more mark absent and non-finite values
 _MISSING, _STRANGE = _COLOURS, _COLOURS + 1
 COLUMNS = 120
 _KINDS = ("grad_norm", "weight_norm", "update_norm", "saturated_fraction", "activation_rms")
@@ -27,15 +27,15 @@ _Table = dict[str, dict[str, float]]  # kind -> name -> value
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A heat map of the page. Each row is its name, its last value, and all of its values in words."""
+    """A heat map of the page. Each row has a name, its last value, and all values as text."""
 
     name: str
     title: str
     note: str
     rows: tuple[tuple[str, str, str], ...]
-    picture: str  # a data address
+    picture: str  # a data URL
     steps: tuple[str, ...]
-    scale: tuple[str, ...]  # values at even distances along the colours
+    scale: tuple[str, ...]  # evenly spaced values of the color scale
     summary: str
 
 
@@ -48,9 +48,9 @@ def heat_map(
     unit: Unit = "number",
     note: str = "",
 ) -> HeatMap | None:
-    """A heat map of one row per name and one column per step; None without finite values. Absent values are empty, non-finite ones red.
+    """Build a heat map with one row per name. Absent values are empty; non-finite values are red. Returns None without finite values.
 
-    The scale is logarithmic but for fractions, and a 0 has the lowest color.
+    The scale is linear for fractions and logarithmic otherwise. A 0 has the lowest color.
     """
     logarithmic = unit != "fraction"
     known = [
@@ -80,7 +80,7 @@ def heat_map(
 
 
 def _png(cells: Sequence[Sequence[int]]) -> bytes:
-    """A PNG file with one pixel per cell, which is an entry of the palette."""
+    """Encode a PNG file with one pixel per cell. A cell is an index into the palette."""
     from PIL import Image
 
     palette, file = _palette(), BytesIO()
@@ -92,7 +92,7 @@ def _png(cells: Sequence[Sequence[int]]) -> bytes:
 
 
 def group_names(names: Sequence[str], *, limit: int = ROWS) -> dict[str, list[str]]:
-    """Group parameters by their modules, as deep as at most `limit` groups allow; the order stays.
+    """Group parameters by module, at the largest depth with at most `limit` groups. The order is preserved.
 
     >>> group_names(["a.0.weight", "a.0.bias", "a.1.weight", "head"], limit=3)
     {'a.0': ['a.0.weight', 'a.0.bias'], 'a.1': ['a.1.weight'], 'head': ['head']}
@@ -132,11 +132,11 @@ def _palette() -> list[tuple[int, int, int, int]]:
 
 @dataclass
 class Layers:
-    """The "layers" records of a run: at most twice `COLUMNS` of them, each the maximum over its neighbors."""
+    """The layer statistics of a run: at most twice `COLUMNS` records, each the maximum over adjacent records."""
 
     steps: list[int] = field(default_factory=list)
     tables: list[_Table] = field(default_factory=list)
-    size: int = 1  # watched steps in each column but the last
+    size: int = 1  # measured steps in each column but the last
     in_last: int = 0
     never_updated: list[str] = field(default_factory=list)
 
@@ -161,7 +161,7 @@ class Layers:
         self.in_last = 1
 
     def maps(self) -> list[HeatMap]:
-        """Heat maps of gradient norm, update-to-weight ratio and saturated outputs, as far as they were recorded."""
+        """Return the recorded heat maps of gradient norm, update-to-weight ratio and saturated outputs."""
         several = f" Each column is the maximum over {self.size} measured steps." if self.size > 1 else ""
         kinds: list[tuple[str, str, Unit, str]] = [
             ("grad_norm", "Gradient norm of each layer", "number", "Before clipping. Lighter is larger."),

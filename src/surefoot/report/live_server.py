@@ -1,6 +1,6 @@
-"""The page of a running run, served to browsers on this machine only, and rendered again when records are added.
+"""A server for the page of a running run. Serves only browsers on this machine; renders again after new records.
 
-Other paths, methods and host names are refused, so that a page from another host cannot read it through DNS.
+Other paths, methods and host names are refused, so that a foreign website cannot read the page by DNS rebinding.
 """
 
 import hashlib
@@ -21,10 +21,10 @@ from surefoot.tracking.run_reader import is_running
 
 HERE = "127.0.0.1"
 EVERY_S = 3.0
-_PATIENCE_S = 10.0  # for a request
+_PATIENCE_S = 10.0  # timeout of a request
 _LAST_PORT = 65_535
 _SHOWN = {"metrics.jsonl", "config.toml", "environment.json", "panels.json", "crash", "checkpoints"}
-# the body is exchanged, not loaded again: scroll position, toggles, focus and open details stay
+# the script replaces the body without a reload: scroll position, toggles, focus and open details stay
 _SCRIPT = """
 (function () {
   var tag = "";
@@ -70,7 +70,7 @@ _POLICY = f"{POLICY}; script-src 'sha256-{_HASH}'; connect-src 'self'"
 
 
 def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
-    """A server of the page of some runs on the loopback interface. The caller calls `serve_forever`. Port 0: any free port."""
+    """Create a server of the runs' page on the loopback interface; the caller calls `serve_forever`. Port 0 selects a free port."""
     if port > _LAST_PORT:
         raise ConfigError(
             f"--port {port} is none: the last one is {_LAST_PORT}\n  choose another --port, or none for a free one"
@@ -79,7 +79,7 @@ def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer
 
     @lru_cache(maxsize=1)
     def page_at(signatures: tuple[object, ...]) -> tuple[bytes, str]:
-        """The page, rendered again if the records of a run have changed, and a tag that changes with it."""
+        """Return the page, rendered again after changes of the records, and a tag that changes with the page."""
         tag = hashlib.sha256(repr(signatures).encode()).hexdigest()[:16]
         return page_of(paths, script=_SCRIPT, policy=_POLICY).encode(), f'"{tag}"'
 
@@ -90,13 +90,13 @@ def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer
     now()
 
     class Handler(BaseHTTPRequestHandler):
-        """Answer with the page, or refuse."""
+        """A request handler that sends the page or refuses."""
 
         timeout = _PATIENCE_S
         server_version, sys_version = "surefoot", ""
 
         def do_GET(self) -> None:
-            """Send the page, and only to requests for a name of this machine."""
+            """Send the page if the requested host is this machine."""
             if self.headers.get("Host") not in allowed:
                 self.send_error(421, "Misdirected Request")
             elif self.path != "/":
@@ -114,7 +114,7 @@ def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer
                     self.wfile.write(page)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Write no log: the only reader is a person on this machine."""
+            """Write no log, because the only client is a person on this machine."""
 
     server = ThreadingTCPServer((HERE, port), Handler, bind_and_activate=False)
     server.daemon_threads, server.allow_reuse_address = True, True
@@ -141,8 +141,8 @@ _HEADERS = (
 
 
 def _signature(path: Path) -> tuple[object, ...]:
-    """A value that changes whenever the page of a run would."""
-    with suppress(OSError):  # a file may go meanwhile
+    """Return a value that changes whenever a run's page would change."""
+    with suppress(OSError):  # a file may be deleted meanwhile
         stats = {entry.name: entry.stat() for entry in os.scandir(path) if entry.name in _SHOWN}
         return is_running(path), *sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
     return ()

@@ -1,6 +1,6 @@
-"""The page of one run, and of several: one HTML file of at most a megabyte, without scripts and without requests.
+"""The page of one run or several: one HTML file of at most a megabyte, without scripts and network requests.
 
-`plot` in parts.html makes inline SVG: its lines stretch to the available width, and its letters keep their size.
+`plot` in parts.html draws inline SVG. Lines stretch to the available width; text keeps its size.
 """
 
 import re
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1_000_000
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-_TURNING = re.compile(r"[\u202a-\u202e\u2066-\u2069]")  # the words that follow, too
-_WIDTH, _HEIGHT = 2000, 1000  # of the stretched picture
-_BANDS = 60  # in which the pointer finds values
-_FULL_NATS = 6.0  # of loss: as strong as it gets
-_DARKEST = 78  # percent, so that letters can be read
+_TURNING = re.compile(r"[\u202a-\u202e\u2066-\u2069]")  # text-direction controls also affect later text
+_WIDTH, _HEIGHT = 2000, 1000  # size of the stretched picture
+_BANDS = 60  # stripes in which the pointer shows values
+_FULL_NATS = 6.0  # loss of the strongest tint
+_DARKEST = 78  # percent, so that text stays readable
 
 
 def tint_tokens(text: TextHeatmap) -> list[tuple[str, int | None, str]]:
-    """Each piece with the strength of its tint in percent (None: untinted) and its number in words.
+    """Return each piece with its tint in percent (None: untinted) and its value as text.
 
     >>> panel = TextHeatmap(title="a", legend="b", unit="fraction", pieces=(("so", None), (" it", 0.5), (" goes", 0.0)))
     >>> tint_tokens(panel)
@@ -56,7 +56,7 @@ def tint_tokens(text: TextHeatmap) -> list[tuple[str, int | None, str]]:
 
 
 def shade_cells(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int, bool]]]]:
-    """Rows of a confusion matrix: the class, and for each cell the count, a shade (root of its share), and whether it is correct.
+    """Return each row's class and, per cell, the count, the shade (root of the row's fraction), and whether the class is correct.
 
     >>> shade_cells(ConfusionMatrix(title="a", classes=("cat", "dog"), counts=((4, 0), (1, 3))))[1]
     ('dog', [(1, 39, False), (3, 68, True)])
@@ -70,7 +70,7 @@ def shade_cells(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int,
 
 
 def chart_of(panel: Curves) -> Chart:
-    """A panel of curves as a chart; a point without a value is left out."""
+    """Convert a panel of curves to a chart without points that lack a value."""
     lines = []
     for index, (name, curve) in enumerate(panel.curves.items()):
         points = tuple((float(step), value) for step, value in curve if value is not None)
@@ -79,7 +79,7 @@ def chart_of(panel: Curves) -> Chart:
 
 
 def summary(chart: Chart) -> str:
-    """A chart in words, for screen readers.
+    """Describe a chart as text for screen readers.
 
     >>> summary(Chart("loss", "Loss", (Line("training", ((10, 3.0), (20, 2.5))),)))
     'Loss. training: 3 at step 10, 2.5 at step 20, between 2.5 and 3'
@@ -96,24 +96,24 @@ def summary(chart: Chart) -> str:
 
 
 def coordinates(line: Line, horizontal: Axis, vertical: Axis) -> list[tuple[int, int]]:
-    """The coordinates of a line's points in the stretched picture; repeated points are dropped."""
+    """Return the coordinates of a line's points in the stretched picture, without repeated points."""
     points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
     pixels = [(round(_WIDTH * horizontal.position(x)), round(_HEIGHT * (1 - vertical.position(y)))) for x, y in points]
     return [pixel for pixel, _ in groupby(pixels)]
 
 
 class Band(NamedTuple):
-    """A vertical stripe of a chart, which shows its values while it is under the pointer or has the focus."""
+    """A vertical stripe of a chart. The stripe's values appear under the pointer or with the focus."""
 
     width: int  # in 1/10,000 of the chart
-    center: int  # where in the stripe its step is, in percent of it
-    is_right: bool  # the first one of the right half
+    center: int  # the step's position in the stripe in percent
+    is_right: bool  # the first stripe of the right half
     step: str
     values: list[tuple[int | None, str]]  # series and value of each line; title of each mark
 
 
 def bands(chart: Chart, horizontal: Axis) -> list[Band]:
-    """The stripes of a chart, from left to right; together they cover it.
+    """Divide a chart into stripes that cover it from left to right.
 
     >>> from surefoot.report.charts import Mark
     >>> chart = Chart("a", "a", (Line("loss", ((0, 2.0), (10, 1.0))),), (Mark("event", 10, None, "finished"),))
@@ -148,15 +148,15 @@ def bands(chart: Chart, horizontal: Axis) -> list[Band]:
 
 
 def _value_in(near: Sequence[tuple[float, float]], center: float, unit: Unit, *, faint: bool) -> str:
-    """The value of a line in a stripe: the one nearest to its step, or the range of a faint line."""
+    """Return the value of a line nearest to a stripe's step, or the range of a faint line."""
     low, high = min(y for _, y in near), max(y for _, y in near)
     if faint and low != high:
         return f"{format_value(low, unit)} \u2013 {format_value(high, unit)}"
     return format_value(min(near, key=lambda point: abs(point[0] - center))[1], unit)
 
 
-# tried one after the other until the page is small enough: stretches of a curve, samples, rows of settings and of events,
-# letters of a setting, and what the page says of that
+# size limits, applied in order until the page is small enough: stretches of a curve, samples, rows of settings and of
+# events, characters of a setting, and the page's note
 _ROOMS: tuple[tuple[int | None, int, int, int, str], ...] = (
     (None, 9, 300, 400, ""),
     (75, 3, 200, 200, "Curves are thinned further, and samples left out, to keep the page small."),
@@ -173,7 +173,7 @@ def run_page(
     script: str = "",
     policy: str = POLICY,
 ) -> str:
-    """The page of one run. `script` runs in it and must be allowed by `policy`, its Content-Security-Policy."""
+    """Render the page of one run. `policy`, the page's Content-Security-Policy, must allow the `script`."""
     recorded, state, surroundings = run.recorded, state_of(run), tables.surroundings(run)
     common = {
         "run": run,
@@ -211,7 +211,7 @@ def run_page(
 
 
 def runs_page(runs: Sequence[ReportedRun], *, script: str = "", policy: str = POLICY) -> str:
-    """The page of several runs: the settings that differ, their metrics, and their curves over each other."""
+    """Render the page of several runs: differing settings, metrics, and overlaid curves."""
     states = [state_of(run) for run in runs]
     common = {"states": states, "script": script, "policy": policy, "state": "", "left_out": ""}
     rooms = (max(20, 300 // len(runs)), 40, 20)
@@ -219,7 +219,7 @@ def runs_page(runs: Sequence[ReportedRun], *, script: str = "", policy: str = PO
 
 
 def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
-    """The newest saved error, unless the run has got further since."""
+    """Return the newest saved error. Returns None if the run has made later progress."""
     if not run.files.crashes or state in ("finished", "running"):
         return None
     newest = run.files.crashes[0]
@@ -231,11 +231,11 @@ def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
 
 
 def _render(name: str, common: dict[str, Any], parts: Iterable[dict[str, Any]]) -> str:
-    """The page with the first of `parts` that is small enough, else with the last."""
+    """Render the page with the first of `parts` that is small enough, else with the last."""
     page, written_at = b"", time.strftime("%Y-%m-%d %H:%M:%S %z")
     for fitted in parts:
         text = environment().get_template(name).render(**common, **fitted, written_at=written_at)
-        page = _TURNING.sub("�", visible(text)).encode(errors="replace")  # a model may write anything
+        page = _TURNING.sub("�", visible(text)).encode(errors="replace")  # a model may generate any text
         if len(page) <= MOST_BYTES:
             break
     return page.decode()
@@ -243,7 +243,7 @@ def _render(name: str, common: dict[str, Any], parts: Iterable[dict[str, Any]]) 
 
 @cache
 def environment() -> "Environment":
-    """The templates beside this file; values put into them are escaped. Imported here: a run that writes no page needs none."""
+    """Load the templates beside this file with HTML escaping. Imported here, because other runs need no jinja2."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 

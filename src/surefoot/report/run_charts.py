@@ -1,4 +1,4 @@
-"""The charts of a run, and the marks on them."""
+"""The charts of a run and their marks."""
 
 from dataclasses import replace
 
@@ -7,23 +7,23 @@ from surefoot.report.curves import Curve, smooth
 from surefoot.report.headline import headline
 from surefoot.report.series import ReportedRun
 
-_SMOOTHED = 40  # points; fewer are few enough to be seen
+_SMOOTHED = 40  # points; shorter curves are not smoothed
 _DOTS = 60
-_MOST_METRICS, _MOST_USERS = 16, 8  # charts of the kind
-_MOST_LINES = 14  # of a chart
-_LATE = 8  # points of the second half that are worth a chart of their own
-_LOG_X = 12  # points, from which on the same on logarithmic axes tells more
+_MOST_METRICS, _MOST_USERS = 16, 8  # charts of metrics, and of user values
+_MOST_LINES = 14  # lines of a chart
+_LATE = 8  # points in the second half that justify a separate chart
+_LOG_X = 12  # points that justify logarithmic axes
 
 
 def charts(run: ReportedRun, *, stretches: int | None = None) -> list[Chart]:
-    """All charts of one run, the loss first; charts without points are left out."""
+    """Return all charts of one run, the loss first, without empty charts."""
     kinds = (loss_charts, _metric_charts, _train_charts, _users_charts)
     all_charts = (chart for kind in kinds for chart in kind(run, stretches))
     return [chart for chart in all_charts if any(line.points for line in chart.lines)]
 
 
 def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
-    """Training loss, raw and smoothed, with the losses of splits; again with logarithmic axes; and its second half."""
+    """Return charts of the training loss (raw and smoothed) and the splits' losses: linear, logarithmic, and the second half."""
     train, scores = run.recorded.train, run.recorded.scores
     losses = {name: scores[name] for name in [name for name in scores if name.endswith("/loss")][:_MOST_LINES]}
     lines, marks = [], []
@@ -58,7 +58,7 @@ def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
 
 
 def _metric_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
-    """One chart per metric other than the loss, with all splits in it."""
+    """Return one chart per metric except the loss, with all splits in each chart."""
     by_score: dict[str, dict[str, Curve]] = {}
     for name, curve in run.recorded.scores.items():
         split, _, score = name.rpartition("/")
@@ -82,7 +82,7 @@ def _metric_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
 
 
 def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
-    """Learning rate and gradient, speed and memory; a line without points is left out."""
+    """Return charts of learning rate, gradient, speed and memory, without empty lines."""
 
     def lines(*curves: tuple[str, str, int]) -> tuple[Line, ...]:
         drawn = [(name, points_of(train.get(key), stretches), series) for key, name, series in curves]
@@ -129,7 +129,7 @@ def _users_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
 
 
 def points_of(curve: Curve | None, stretches: int | None) -> Points:
-    """The points that are drawn of a curve; () without a curve."""
+    """Return the points of a curve to draw. Returns () without a curve."""
     return () if curve is None else tuple((float(step), value) for step, value in curve.points(stretches))
 
 

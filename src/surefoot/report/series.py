@@ -1,4 +1,4 @@
-"""The content of a run's records (curves, events, samples, layers and times), read one record at a time; and the run itself."""
+"""The curves, events, samples, layers and times in a run's records, read one record at a time; and the run itself."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -23,16 +23,16 @@ PHASES = {
 
 _DRAWN = {"loss", "grad_norm", "grad_norm_max", "clip_fraction", "lr", "targets_per_s"}
 _DRAWN |= {"host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes"}
-_MOST_CURVES = 60  # names of one kind: more are left out
+_MOST_CURVES = 60  # names of one kind; further names are left out
 _MOST_EVENTS = 200
-_LONGEST_EVENT = 500  # letters
+_LONGEST_EVENT = 500  # characters
 _MOST_SAMPLES = 8
-_LONGEST_SAMPLE = 6_000  # letters
+_LONGEST_SAMPLE = 6_000  # characters
 
 
 @dataclass(frozen=True)
 class Event:
-    """An event, and the number of steps made before it."""
+    """An event and the number of completed steps before the event."""
 
     step: int
     what: str
@@ -44,25 +44,25 @@ class Recorded:
     """The content of a run's records."""
 
     train: dict[str, Curve] = field(default_factory=dict)
-    users: dict[str, Curve] = field(default_factory=dict)  # what `step.log` added
+    users: dict[str, Curve] = field(default_factory=dict)  # values of `step.log`
     scores: dict[str, Curve] = field(default_factory=dict)
-    at_end: dict[str, float] = field(default_factory=dict)  # scored once, when the run was over
+    at_end: dict[str, float] = field(default_factory=dict)  # computed once at the end of the run
     at_end_of_step: int | None = None
     kept_samples: list[tuple[int, str]] = field(default_factory=list)
     last_sample: tuple[int, str] | None = None
     sampled: int = 0
-    sampled_every: int = 1  # of so many samples one is kept
+    sampled_every: int = 1  # one sample in this number is stored
     layers: Layers = field(default_factory=Layers)
     events: list[Event] = field(default_factory=list)
     more_events: int = 0
-    trained_spent_s: dict[str, float] = field(default_factory=dict)  # by the records of training
-    ending_spent_s: dict[str, float] = field(default_factory=dict)  # after the last of them; a resume counts it anew
-    targets: float = 0.0  # without those of the first steps
+    trained_spent_s: dict[str, float] = field(default_factory=dict)  # from the training records
+    ending_spent_s: dict[str, float] = field(default_factory=dict)  # after the last training record, until a resume
+    targets: float = 0.0  # without the first steps
     skipped: int = 0
     last_step: int = 0
     count: int = 0
     eta_s: float | None = None
-    over: str | None = None  # the last event, where nothing came after it
+    over: str | None = None  # the last event, if no record followed
 
     def add(self, record: Record) -> None:
         self.count += 1
@@ -95,7 +95,7 @@ class Recorded:
                 self._add(self.train if name in _DRAWN else self.users, name, step, value)
         applied = record.get("loss_applied")
         if _is_number(applied) and applied and not math.isfinite(record.get("loss") or 0.0):
-            self._add(self.train, "loss", step, applied)  # 0 where no step was
+            self._add(self.train, "loss", step, applied)  # 0 if no step was applied
         _add_seconds(self.trained_spent_s, record)
         self.targets += (_number_in(record, "targets") or 0.0) - (_number_in(record, "starting_targets") or 0.0)
         self.eta_s = _number_in(record, "eta_s")
@@ -114,7 +114,7 @@ class Recorded:
             curves[name].add(step, value)
 
     def _add_sample(self, step: int, text: str) -> None:
-        """Keep samples at even distances; if there are too many, drop every second one."""
+        """Store evenly spaced samples. If there are too many, drop every second sample."""
         cut = text if len(text) <= _LONGEST_SAMPLE else f"{text[:_LONGEST_SAMPLE]} \u2026"
         if self.sampled % self.sampled_every == 0:
             self.kept_samples.append((step, cut))
@@ -126,12 +126,12 @@ class Recorded:
 
     @property
     def spent_s(self) -> dict[str, float]:
-        """Seconds of all sessions by phase, as the clock of the run counts them (`train/timer.py`)."""
+        """The seconds of all sessions by phase, from the clock of the run (`train/timer.py`)."""
         return {phase: self.trained_spent_s.get(phase, 0.0) + self.ending_spent_s.get(phase, 0.0) for phase in PHASES}
 
     @property
     def samples(self) -> list[tuple[int, str]]:
-        """Steps and texts of samples: a selection if there were many, always with the last."""
+        """The steps and texts of samples, thinned if there were many. The last sample is always included."""
         last = [] if self.last_sample is None or self.last_sample in self.kept_samples[-1:] else [self.last_sample]
         return self.kept_samples + last
 
@@ -144,7 +144,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """The data of a run's directory for a report; `running`: a process was training into it at the time."""
+    """The data of a run's directory for a report. `running` is true if a process was training in the directory."""
 
     files: RunFiles
     recorded: Recorded
@@ -154,12 +154,12 @@ class ReportedRun:
 
     @property
     def count_unit(self) -> str:
-        """The word of this run for targets, such as "tokens"."""
+        """The unit of the run's targets, such as "tokens"."""
         return str(self.files.sessions[-1].get("count_unit", "targets")) if self.files.sessions else "targets"
 
 
 def read_reported_run(path: Path, *, also: Callable[[Record], object] = lambda record: None) -> ReportedRun:  # noqa: ARG005
-    """Read the data of a report except findings and panels, and pass every record to `also`; `ConfigError` without a directory."""
+    """Read a report's data except findings and panels, and call `also` with each record. Raises `ConfigError` without a directory."""
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory of a run")
     refuse_other_format(path)
@@ -177,7 +177,7 @@ def read_reported_run(path: Path, *, also: Callable[[Record], object] = lambda r
 
 
 def _add_seconds(spent_s: dict[str, float], record: Record) -> dict[str, float]:
-    """Add the seconds of a record to those by phase."""
+    """Add the seconds of a record to the seconds by phase."""
     for phase in PHASES:
         seconds = _number_in(record, f"{phase}_s")
         if seconds is not None and math.isfinite(seconds):

@@ -1,4 +1,4 @@
-"""Several runs on one page: one color each, their curves over each other, and only the settings that differ."""
+"""Several runs on one page: one color per run, overlaid curves, and only the differing settings."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from surefoot.report.series import ReportedRun
 
 _MOST_METRICS = 12
 _DOTS = 60
-_LONGEST_TITLE = 60  # letters
+_LONGEST_TITLE = 60  # characters
 _MORE = {
     "lr": "Learning rate",
     "grad_norm": "Gradient norm, mean of each record",
@@ -22,7 +22,7 @@ _MORE = {
 
 
 def page_values(runs: Sequence[ReportedRun], *, stretches: int) -> dict[str, Any]:
-    """The values that the page of several runs shows, in the order of `runs`."""
+    """Return the template values for the page of several runs, in the order of `runs`."""
     names = list(dict.fromkeys(name for run in runs for name in run.recorded.scores))[:_MOST_METRICS]
     called = labels(runs)
     title = " · ".join(called)
@@ -39,7 +39,7 @@ def page_values(runs: Sequence[ReportedRun], *, stretches: int) -> dict[str, Any
 
 
 def labels(runs: Sequence[ReportedRun]) -> list[str]:
-    """The name of each run's directory, with as much of its path as makes it unique."""
+    """Return a unique label per run: its directory's name, with parent directories if necessary."""
     parts = [run.files.path.resolve().parts for run in runs]
     for depth in range(1, max(len(path) for path in parts) + 1):
         names = ["/".join(path[-depth:]) for path in parts]
@@ -49,7 +49,7 @@ def labels(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def _without_common_begin(names: list[str]) -> list[str]:
-    """Names without the settings that all of them begin with.
+    """Remove the settings that all names begin with.
 
     >>> _without_common_begin(["lr=0.1,width=8", "lr=0.1,width=16"]), _without_common_begin(["a", "a,b"])
     (['width=8', 'width=16'], ['a', 'a,b'])
@@ -64,7 +64,7 @@ def _without_common_begin(names: list[str]) -> list[str]:
 def overlaid_charts(
     labels: Sequence[str], runs: Sequence[ReportedRun], metric_names: Sequence[str], stretches: int
 ) -> list[Chart]:
-    """Charts of training loss, each metric, learning rate, gradient norm and speed, with one line per run."""
+    """Return charts of training loss, each metric, learning rate, gradient norm and speed, with one line per run."""
     trained = [run.recorded.train for run in runs]
     losses = [tuple(smooth(train.get("loss", Curve()))) for train in trained]
     charts = [Chart("loss", "Training loss, smoothed", _lines(labels, losses), wide=True)]
@@ -80,7 +80,7 @@ def overlaid_charts(
 
 
 def _lines(labels: Sequence[str], curves: Sequence[Points], *, dots: bool = False) -> tuple[Line, ...]:
-    """One line for each run that has the curve, in the run's color."""
+    """Return one line, in the run's color, for each run that has the curve."""
     return tuple(
         Line(label, points, index, dots=dots)
         for index, (label, points) in enumerate(zip(labels, curves, strict=True))
@@ -89,7 +89,7 @@ def _lines(labels: Sequence[str], curves: Sequence[Points], *, dots: bool = Fals
 
 
 def _best_of_all(curves: Sequence[Curve], direction: str) -> tuple[Mark, ...]:
-    """The best value of any run."""
+    """Return a mark at the best value of all runs."""
     bests = [(index, curve.best(direction)) for index, curve in enumerate(curves)]
     known = [(index, *best) for index, best in bests if best is not None]
     if not known:
@@ -99,7 +99,7 @@ def _best_of_all(curves: Sequence[Curve], direction: str) -> tuple[Mark, ...]:
 
 
 def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]]:
-    """The best value of a metric in each run, its step if that was not the last, and whether it is the best of all runs."""
+    """Return per run the metric's best value, its step if not the last, and whether the value is the best of all runs."""
     direction = direction_of(name)
     curves = [run.recorded.scores.get(name, Curve()) for run in runs]
     bests = [curve.best(direction) for curve in curves]
@@ -115,7 +115,7 @@ def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]
 
 
 def _verdict(labels: Sequence[str], runs: Sequence[ReportedRun]) -> str:
-    """The best run by the main metric of the first run."""
+    """Return a sentence on the best run by the main metric of the first run."""
     heads = [headline(run) for run in runs]
     first = heads[0]
     if first is None:

@@ -1,4 +1,4 @@
-"""Settings, environment and times of a run as rows of tables."""
+"""Settings, environment and times of a run as table rows."""
 
 import json
 from collections.abc import Sequence
@@ -9,19 +9,19 @@ from surefoot.report.headline import Headline, State, headline
 from surefoot.report.series import PHASES, ReportedRun
 from surefoot.tracking.run_reader import Session
 
-_LONGEST = 400  # letters of a value
+_LONGEST = 400  # characters of a value
 _MOST = 300  # rows
 
 
 def settings(run: ReportedRun, *, limit: int, max_length: int) -> list[tuple[str, str, str]]:
-    """Settings as (dotted name, value, origin); the origin is "" if unknown."""
+    """Return settings as (dotted name, value, origin). The origin is "" if unknown."""
     config = run.files.config
     there = [(name, value) for name, value in config.flat.items() if value is not None][:limit]
     return [(name, format_setting(value, max_length=max_length), config.origins.get(name, "")) for name, value in there]
 
 
 def differing_settings(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
-    """The settings that differ between runs, with each run's value; the run's directory does not count."""
+    """Return the settings that differ between runs, except the run's directory, with each run's value."""
     settings = [run.files.config.flat for run in runs]
     names = dict.fromkeys(name for each in settings for name in each if name not in ("out", "preset"))
     rows = [(name, [format_setting(each.get(name)) for each in settings]) for name in names]
@@ -29,7 +29,7 @@ def differing_settings(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]
 
 
 def format_setting(value: Any, *, max_length: int = _LONGEST) -> str:
-    """A setting as one line.
+    """Format a setting as one line.
 
     >>> format_setting(3e-4), format_setting(True), format_setting(None), format_setting(["a", 1]), format_setting("5%")
     ('0.0003', 'true', '–', 'a, 1', '5%')
@@ -46,7 +46,7 @@ def format_setting(value: Any, *, max_length: int = _LONGEST) -> str:
 
 
 def shares(run: ReportedRun) -> list[tuple[str, float, float, str]]:
-    """The time of all sessions by phase, in a fixed order: name, seconds, fraction of all, and color on the page."""
+    """Return the time of all sessions by phase, in a fixed order: name, seconds, fraction of the total, and color on the page."""
     spent = run.recorded.spent_s
     total = sum(spent.values()) or 1.0
     rows = [
@@ -56,7 +56,7 @@ def shares(run: ReportedRun) -> list[tuple[str, float, float, str]]:
 
 
 def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
-    """The first row of the page: names, values and remarks. The main metric comes first, then loss, steps, time, speed."""
+    """Return the names, values and remarks of the page's first row: the main metric, then loss, steps, time and speed."""
     recorded, main, loss = run.recorded, headline(run), run.recorded.train.get("loss")
     row = [] if main is None else [_headline_tile(main)]
     if loss is not None and loss.last is not None and (main is None or main.name != "training loss"):
@@ -95,7 +95,7 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
 
 
 def surroundings(run: ReportedRun) -> list[tuple[str, str]]:
-    """Versions, hardware, and when the run began; values of the last session if there were several."""
+    """Return versions, hardware and the start time of a run. A resumed run has the values of its last session."""
     if not run.files.sessions:
         return []
     first, *later = run.files.sessions

@@ -21,15 +21,15 @@ from surefoot.data.loader import in_order
 from surefoot.errors import ConfigError
 from surefoot.tracking.panels import ConfusionMatrix, Image, ImageGrid, Panel
 
-_ALL_CLASSES = 30  # of more, those with the most mistakes are shown
-_SIDE = 56  # pixels, of the larger side of a picture: sixteen of them fit a page
-_SAMPLES = 10_000  # are looked at, spread over a data set that has more
+_ALL_CLASSES = 30  # classes; beyond that, those with the most errors are shown
+_SIDE = 56  # pixels of the larger side; sixteen images fit a page
+_SAMPLES = 10_000  # evenly spread samples of a larger data set
 _LONGEST_S = 30.0
 _AT_ONCE = 64
 
 
 def encode_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> str:
-    """An image of 1 or 3 channels as a small PNG in base64; `mean` and `std` undo its normalization, if it is not in 0..1.
+    """Encode an image of 1 or 3 channels as a small base64 PNG. `mean` and `std` undo its normalization if the values are not in 0..1.
 
     >>> encode_png(torch.zeros(1, 8, 8))[:8]
     'iVBORw0K'
@@ -38,7 +38,7 @@ def encode_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequen
 
 
 def png_file(image_CHW: Tensor, *, mean: Sequence[float], std: Sequence[float], side: int | None = None) -> bytes:
-    """The bytes of a PNG file of the image, with no side longer than `side` pixels (None: not resized).
+    """Return the image as a PNG file with sides of at most `side` pixels (None: not resized).
 
     >>> png_file(torch.zeros(1, 8, 8), mean=(0.0,), std=(1.0,))[1:4]
     b'PNG'
@@ -51,7 +51,7 @@ def png_file(image_CHW: Tensor, *, mean: Sequence[float], std: Sequence[float], 
     bytes_HWC = (pixels_CHW.nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     picture = fromarray(bytes_HWC[:, :, 0] if bytes_HWC.shape[2] == 1 else np.ascontiguousarray(bytes_HWC))
     if side is not None:
-        picture.thumbnail((side, side))  # which makes none larger
+        picture.thumbnail((side, side))  # `thumbnail` never enlarges
     file = io.BytesIO()
     picture.save(file, "png", optimize=True)
     return file.getvalue()
@@ -67,11 +67,11 @@ def classification_panels(
     name: str = "val",
     images: int = 16,
 ) -> Iterator[Panel]:
-    """The confusion matrix of a data set of (image, label), and the images with the largest losses.
+    """Yield the confusion matrix of a data set of (image, label), and the images with the largest losses.
 
     As `Run(panels_fn=...)`: `lambda model: sf.report.classification_panels(model, held_out, classes=names)`. `mean` and `std` are
-    those of the images' normalization. A large data set is read in 10,000 spread samples, for at most 30 s.
-    images: their number; 0 if the inputs are not images.
+    the values of the images' normalization. A large data set is reduced to 10,000 spread samples and read for at most 30 s.
+    images: the number of images to show; 0 if the inputs are not images.
 
     >>> data = torch.eye(3).view(3, 1, 1, 3), torch.tensor([0, 1, 0])
     >>> confusion, wrong = classification_panels(nn.Flatten(), data, classes=("a", "b", "c"))
@@ -83,7 +83,7 @@ def classification_panels(
     total, samples_read, start = sample_count(dataset), 0, perf_counter()
     for inputs, labels_B in _spread(dataset, total, device=next(iter(model.parameters()), torch.empty(0)).device):
         log_chances_BK = F.log_softmax(model(inputs).float(), dim=1)
-        # NaN is infinite: none is worse
+        # NaN counts as infinite, the worst loss
         losses_B = F.nll_loss(log_chances_BK, labels_B, reduction="none").nan_to_num(math.inf, math.inf)
         chances_B, guesses_B = log_chances_BK.max(dim=1)
         labels, guesses = labels_B.tolist(), guesses_B.tolist()
@@ -106,7 +106,7 @@ def classification_panels(
 
 
 def _picture(label: str, guess: str, loss: float, log_chance: float, png: str) -> Image:
-    """One image with the model's prediction; `log_chance` is the log probability of its guess."""
+    """Build one image with the model's prediction. `log_chance` is the log probability of the predicted class."""
     finite = math.isfinite(loss)
     return Image(
         png=png,
@@ -120,7 +120,7 @@ def _picture(label: str, guess: str, loss: float, log_chance: float, png: str) -
 
 
 def _spread(dataset: Any, total: int, *, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of samples from everywhere in a data set, shuffled, so that a reader who stops early has seen all kinds."""
+    """Yield batches of shuffled samples from the whole data set, so that an early stop leaves a representative selection."""
     ids = np.unique(np.linspace(0, total - 1, min(total, _SAMPLES)).round().astype(np.int64))
     mixed = np.random.default_rng(0).permutation(ids)
     some = tuple(part[mixed] for part in dataset) if is_tensors(dataset) else Subset(dataset, mixed.tolist())

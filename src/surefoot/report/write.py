@@ -1,4 +1,4 @@
-"""Write reports: on request, and at the end of every run that has a directory."""
+"""Report files, written on request and at the end of every run with a directory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,10 +19,10 @@ FILE = "report.html"  # in a run's directory
 
 
 def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
-    """Write one page of HTML on a run, or on several with their curves over each other; returns its path.
+    """Write one HTML page on one run or several runs with overlaid curves, and return its path.
 
-    paths: directories of runs, finished, running or dead; nothing in them is changed but the page itself.
-    out: the file to write. Default: report.html in the run's directory, or in the current directory if there are several runs.
+    paths: directories of finished, running or dead runs; only the page itself is written.
+    out: the file to write. Default: report.html in the run's directory, or in the current directory for several runs.
     The page needs no network and no other file, and has at most a megabyte. It is written atomically. Raises `ConfigError`
     if a path is not the directory of a run, or the file cannot be written.
 
@@ -40,7 +40,7 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
 
 
 def page_of(paths: Sequence[Path], *, script: str = "", policy: str = POLICY) -> str:
-    """The page on some runs as they are now; `ConfigError` if a directory does not hold a run."""
+    """Render the page of some runs in their current state. Raises `ConfigError` if a directory does not contain a run."""
     for path in paths:
         if path.is_dir() and not (path / "metrics.jsonl").exists() and not (path / "config.toml").exists():
             raise ConfigError(f"{path} is no directory of a run: it has neither config.toml nor metrics.jsonl")
@@ -56,16 +56,16 @@ def page_of(paths: Sequence[Path], *, script: str = "", policy: str = POLICY) ->
 
 
 def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
-    """Write the page of a run that this process has just trained; a failure becomes one warning."""
+    """Write the page of the run that this process has just trained. A failure becomes one warning."""
     try:
         write_file(path / FILE, page_of([path]).encode())
-    except Exception as problem:  # looking at a run never breaks it
+    except Exception as problem:  # a report failure never breaks a run
         kind = "" if isinstance(problem, ConfigError) else f"{type(problem).__name__}: "
         warn(f"warning: no {path / FILE}: {kind}{first_line(problem)}")
 
 
 def _with_findings(path: Path) -> tuple[ReportedRun, list[Finding]]:
-    """A run and its findings, from one reading; an internal error in a finding costs the page only the findings."""
+    """Read a run and its findings in one pass over its records. An internal error in a check removes only the findings."""
     collected, run_findings = RecordCollector(), list[Finding]()
     fault: Exception | None = None
 

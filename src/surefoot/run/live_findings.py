@@ -150,7 +150,7 @@ def write_page(directory: Path, *, warn: Callable[[str], None]) -> None:
     report_at_end(directory, warn=warn)
 
 
-def live_findings_of(parts: RunComponents, *, resumed: bool, configuration: str | None) -> LiveFindings:
+def live_findings_of(parts: RunComponents, configuration: str | None, *, resumed: bool) -> LiveFindings:
     """The findings of a run that trains now."""
     directory = parts.directory
     metrics = directory.metrics if resumed and directory is not None and directory.metrics.exists() else None

@@ -74,7 +74,7 @@ class Session:
                 from surefoot.run.live_findings import live_findings_of  # which reads all that diagnose knows
 
                 self.live_findings = live_findings_of(
-                    self.parts, resumed=now.checkpoint is not None, configuration=self.configuration
+                    self.parts, self.configuration, resumed=now.checkpoint is not None
                 )
                 self.journal.sinks.insert(1, self.live_findings)  # behind the console
             if self.journal.metrics is not None and now.checkpoint is None:

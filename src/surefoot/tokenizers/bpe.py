@@ -1,6 +1,6 @@
-"""Byte pairs (Sennrich et al. 2016: https://arxiv.org/abs/1508.07909), trained on a text or GPT-2's own.
+"""Byte-pair encoding (Sennrich et al. 2016: https://arxiv.org/abs/1508.07909), trained on text or loaded from GPT-2.
 
-Byte-level, as Radford et al. 2019, section 2.2, have it: no text is unknown, and every token is a whole number of bytes.
+Tokenizers are byte-level (Radford et al. 2019, section 2.2): every text can be encoded, and a token is one or more bytes.
 """
 
 import json
@@ -38,12 +38,12 @@ _GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 def tokens_by_word(
     texts: Sequence[str], encode: Callable[[list[str]], list[NDArray[Any]]], dtype: Any
 ) -> list[NDArray[Any]]:
-    """The tokens of texts of ASCII; `encode` gives those of words, and is called once.
+    """Return the tokens of ASCII texts; `encode` is called once, with all distinct words.
 
     >>> tokens_by_word(["a bb a a"], lambda words: [np.array([len(word)] * len(word)) for word in words], np.uint16)[0].tolist()
     [1, 3, 3, 3, 2, 2, 2, 2]
     """
-    number: dict[str, int] = defaultdict(count().__next__)  # of each word, in the order in which they are met
+    number: dict[str, int] = defaultdict(count().__next__)  # word -> number, in order of first appearance
     numbers = [np.fromiter(map(number.__getitem__, words), np.int32, len(words)) for words in map(_WORD.findall, texts)]
     tokens = encode(list(number))
     lengths = np.array([len(each) for each in tokens], dtype=np.int64)
@@ -52,14 +52,14 @@ def tokens_by_word(
     token_arrays = []
     for chosen in numbers:
         counts = lengths[chosen]
-        # a word's tokens begin in the text where those before it end
+        # the tokens of a word begin after the tokens of the previous words
         shifts = first[chosen] - (np.cumsum(counts) - counts)
         token_arrays.append(row[np.arange(counts.sum()) + np.repeat(shifts, counts)])
     return token_arrays
 
 
 def splits_into_words(tokenizer: "tokenizers.Tokenizer") -> bool:
-    """Whether a byte-level tokenizer takes texts apart as GPT-2's does, and by nothing else."""
+    """Return True if a byte-level tokenizer splits text exactly as GPT-2's tokenizer does, without further rules."""
     if tokenizer.pre_tokenizer is None or tokenizer.normalizer is not None:
         return False
     pieces = json.loads(tokenizer.pre_tokenizer.__getstate__())
@@ -68,7 +68,7 @@ def splits_into_words(tokenizer: "tokenizers.Tokenizer") -> bool:
 
 
 class BPETokenizer:
-    """One token per byte or frequent row of bytes; the library `tokenizers` does the work.
+    """Byte-level BPE tokenizer, implemented by the library `tokenizers`.
 
     >>> tokenizer = BPETokenizer.train(["low lower lowest"] * 9, vocab_size=264)
     >>> tokenizer.decode(tokenizer.encode("lower")), len(tokenizer.encode("lower")) < 5
@@ -76,7 +76,7 @@ class BPETokenizer:
     """
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
-        self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # a text that happens to hold END is text
+        self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # the characters of END in a text are text
         self.vocab_size: int = tokenizer.get_vocab_size()
         self.eos_id: int | None = tokenizer.token_to_id(END)
         self.dtype = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
@@ -84,7 +84,7 @@ class BPETokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> Self:
-        """The tokenizer of `vocab_size` tokens that a text calls for; the same for the same text."""
+        """Train a tokenizer of up to `vocab_size` tokens on texts; training is deterministic."""
         from tokenizers import pre_tokenizers, trainers
 
         if vocab_size < 257:
@@ -101,7 +101,7 @@ class BPETokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """From a file that `to_json` or the library wrote, or a directory with GPT-2's (encoder.json and vocab.bpe)."""
+        """Load a file of `to_json` or of the library, or a directory with GPT-2's encoder.json and vocab.bpe."""
         path = local_path(path, setting="path")
         for vocabulary, merges in _GPT2_FILES:
             if (path / vocabulary).is_file() and (path / merges).is_file():
@@ -123,27 +123,27 @@ class BPETokenizer:
         return cls(_from_library(json.dumps(parse_description(text, "bpe")["tokenizer"]), where="the description"))
 
     def to_json(self) -> str:
-        """All tokens and merges, as the library writes them."""
+        """Return all tokens and merges as JSON, in the format of the library."""
         return json.dumps({"kind": "bpe", "tokenizer": json.loads(self.tokenizer.to_str())}, ensure_ascii=False)
 
     @property
     def byte_counts(self) -> NDArray[Any]:
-        """The bytes that each token stands for; 0 for `eos_id`."""
+        """The number of UTF-8 bytes of each token, (vocab_size,); 0 for `eos_id`."""
         counts = np.zeros(self.vocab_size, dtype=np.int64)
         for token, token_id in self.tokenizer.get_vocab().items():
-            counts[token_id] = len(token)  # of bytes as letters: one letter is one byte
+            counts[token_id] = len(token)  # tokens write each byte as one letter
         for token_id, added in self.tokenizer.get_added_tokens_decoder().items():
-            counts[token_id] = len(added.content.encode())  # written as they are
-        if self.eos_id is not None:  # which is an ordinary token in GPT-2's files
+            counts[token_id] = len(added.content.encode())  # added tokens are plain text
+        if self.eos_id is not None:  # GPT-2's files have it as an ordinary token
             counts[self.eos_id] = 0
         return counts
 
     def encode(self, text: str) -> NDArray[Any]:
-        """The tokens of a text."""
+        """Return the tokens of a text."""
         return np.array(self.tokenizer.encode(encodable(text), add_special_tokens=False).ids, dtype=self.dtype)
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """The tokens of many texts: those of ASCII word by word, others by the library on all cores."""
+        """Return the tokens of each text; ASCII texts are encoded word by word, other texts by the library on all cores."""
         plain = [self.by_word and text.isascii() for text in texts]
         by_word = iter(tokens_by_word([*compress(texts, plain)], self._by_library, self.dtype))
         by_library = iter(self._by_library([text for text, is_plain in zip(texts, plain, strict=True) if not is_plain]))
@@ -154,12 +154,12 @@ class BPETokenizer:
         return [np.array(encoding.ids, dtype=self.dtype) for encoding in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these tokens; invalid UTF-8 (a sample may end inside a character) becomes U+FFFD, `eos_id` nothing."""
+        """Return the text of tokens without `eos_id`; invalid UTF-8 (a cut character) becomes U+FFFD."""
         return self.tokenizer.decode([token for token in as_ids(ids, self.vocab_size) if token != self.eos_id])
 
 
 def from_json(text: str) -> Tokenizer:
-    """The tokenizer that some tokenizer's `to_json` described.
+    """Return the tokenizer whose `to_json` wrote the text; raise `DataError` for any other text.
 
     >>> from_json(CharacterTokenizer("xy").to_json()).encode("yx").tolist()
     [1, 0]
@@ -173,9 +173,9 @@ def from_json(text: str) -> Tokenizer:
 
 
 def load(path: Path | str) -> Tokenizer:
-    """The tokenizer in a file that some `to_json` or the library `tokenizers` wrote, or in a directory that holds one.
+    """Load a tokenizer from a directory, or from a file that `to_json` or the library `tokenizers` wrote.
 
-    Such a directory has a tokenizer.json (as every run's has), or GPT-2's encoder.json and vocab.bpe. Raises `DataError`.
+    A directory needs tokenizer.json (as in a run directory), or GPT-2's encoder.json and vocab.bpe. Raises `DataError` if none exists.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "tokenizer.json"
@@ -191,7 +191,7 @@ def load(path: Path | str) -> Tokenizer:
 
 
 def _byte_level(*files: str) -> "tokenizers.Tokenizer":
-    """A tokenizer of no merges yet, or of those in files of GPT-2's kind."""
+    """Return a tokenizer without merges, or with the merges of GPT-2 files."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE.from_file(*files) if files else models.BPE())
@@ -227,7 +227,7 @@ def _from_library(text: str, *, where: str) -> "tokenizers.Tokenizer":
 
 
 def _keeps_text(tokenizer: "tokenizers.Tokenizer") -> bool:
-    """Whether a text with all kinds of bytes and spaces, and with each added token, comes back as it was."""
+    """Return True if a text with all kinds of bytes, spaces and added tokens is decoded to itself."""
     codes = (*range(256), 0x7FF, *range(0x800, 0xD800, 0x800), *range(0x10000, 0x110000, 0x10000))
     added = " ".join(f" {token.content} " for token in tokenizer.get_added_tokens_decoder().values())
     text = f"Hello, WORLD 12 dogs\n\n  a\tb {''.join(map(chr, codes))}{added} end "

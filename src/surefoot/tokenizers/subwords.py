@@ -1,6 +1,6 @@
-"""Subwords for translation: byte pairs or a unigram model, trained on the text; every text comes back as it was.
+"""Subword tokenizers for translation: BPE or a unigram model, trained on text; decoding restores every text exactly.
 
-Both work on bytes written as letters (Radford et al. 2019, section 2.2); digits stand alone. A text begins with a space.
+Both models work on bytes written as letters (Radford et al. 2019, section 2.2). Each digit is a token; a text begins with a space.
 """
 
 import json
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 Kind = Literal["bpe", "unigram"]
 
-PADDING, BEGIN, END = 0, 1, 2  # what fills rows up, what stands before a target, and after a source and a target
+PADDING, BEGIN, END = 0, 1, 2  # padding of rows, start of a target, end of a source or target
 _SPECIAL = ["<padding>", "<begin>", "<end>"]
 
 
 class SubwordTokenizer:
-    """Text <-> tokens from 3 to `vocab_size` - 1; 0, 1 and 2 are for padding, begin and end. `tokenizers` does the work.
+    """Subword tokenizer of the library `tokenizers`; tokens 0, 1 and 2 are padding, begin and end.
 
     >>> tokenizer = SubwordTokenizer.train(["low lower lowest"] * 9, vocab_size=270)
     >>> tokenizer.decode(tokenizer.encode("lower")), len(tokenizer.encode("lower")) < 5
@@ -33,16 +33,16 @@ class SubwordTokenizer:
     """
 
     min_vocab_size = 256 + len(_SPECIAL)
-    """The smallest vocabulary: all bytes, and padding, begin and end."""
+    """The smallest vocabulary size: all bytes, and padding, begin and end."""
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
-        self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # a text that happens to hold <end> is text
+        self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # the characters <end> in a text are text
         self.vocab_size: int = tokenizer.get_vocab_size()
         self.kind: Kind = "bpe" if type(tokenizer.model).__name__ == "BPE" else "unigram"
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int, kind: Kind = "bpe") -> Self:
-        """A tokenizer of up to `vocab_size` tokens, trained on the texts; fewer if the texts hold no more different ones.
+        """Train a tokenizer of up to `vocab_size` tokens on the texts; small texts give fewer tokens.
 
         bpe: Sennrich et al. 2016 (https://arxiv.org/abs/1508.07909); unigram: Kudo 2018 (https://arxiv.org/abs/1804.10959).
         """
@@ -71,7 +71,7 @@ class SubwordTokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The tokenizer that `to_json` described; `DataError` for anything else."""
+        """Return the tokenizer whose `to_json` wrote the text; raise `DataError` for any other text."""
         from tokenizers import Tokenizer
 
         try:
@@ -87,32 +87,32 @@ class SubwordTokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """From a file with the result of `to_json`."""
+        """Load a tokenizer from a file with the result of `to_json`."""
         try:
             return cls.from_json(read_regular(local_path(path, setting="path"), limit=200_000_000).decode())
         except (OSError, UnicodeDecodeError) as problem:
             raise DataError(f"no tokenizer can be read from {path}: {problem}") from problem
 
     def to_json(self) -> str:
-        """All tokens and merges or weights, as the library writes them."""
+        """Return all tokens and merges or weights as JSON, in the format of the library."""
         return json.dumps({"kind": "subwords", "tokenizer": json.loads(self.tokenizer.to_str())}, ensure_ascii=False)
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """The tokens of a text, without begin and end."""
+        """Return the tokens of a text, without begin and end."""
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """The tokens of many texts, on all cores."""
+        """Return the tokens of each text, encoded on all cores, without begin and end."""
         encoded = self.tokenizer.encode_batch_fast([f" {encodable(text)}" for text in texts], add_special_tokens=False)
         return [np.array(one.ids, dtype=np.int32) for one in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these tokens; padding, begin and end are nothing, and invalid UTF-8 becomes U+FFFD."""
+        """Return the text of tokens without padding, begin and end; invalid UTF-8 becomes U+FFFD."""
         return self.tokenizer.decode([token for token in as_ids(ids, self.vocab_size) if token > END]).removeprefix(" ")
 
 
 def _repeatable(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
-    """A unigram tokenizer without its random parts: the order of pruned letters, and the last digits of weights."""
+    """Make a unigram tokenizer deterministic: sort its tokens, round the weights, and fix the weights of pruned letters."""
     described = json.loads(tokenizer.to_str())
     weights = {token: round(weight, 6) for token, weight in described["model"]["vocab"][len(_SPECIAL) :]}
     lowest = min((weight for token, weight in weights.items() if len(token) > 1), default=0.0)

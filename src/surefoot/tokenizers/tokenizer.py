@@ -1,4 +1,4 @@
-"""From text to tokens and back: one token per byte, or one per character. Byte pairs are in `tokenizers/bpe.py`."""
+"""Tokenizers of bytes and of characters, and the protocol of all tokenizers; `tokenizers/bpe.py` has BPE."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -12,35 +12,35 @@ from surefoot.errors import DataError
 
 
 class Tokenizer(Protocol):
-    """Text <-> numbers from 0 to `vocab_size` - 1."""
+    """Map from text to integer tokens from 0 to `vocab_size` - 1, and back."""
 
     @property
     def vocab_size(self) -> int:
-        """How many different tokens there are."""
+        """The number of different tokens."""
 
     @property
     def eos_id(self) -> int | None:
-        """The token after a document, or None."""
+        """The token that ends a document, or None if the tokenizer lacks such a token."""
 
     @property
     def byte_counts(self) -> NDArray[Any]:
-        """For each token how many bytes of UTF-8 it stands for; 0 for `eos_id`."""
+        """The number of UTF-8 bytes of each token, (vocab_size,); 0 for `eos_id`."""
 
     def encode(self, text: str) -> NDArray[Any]:
-        """The tokens of a text, 1-dimensional and unsigned."""
+        """Return the tokens of a text, 1-dimensional and unsigned."""
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """The tokens of many texts."""
+        """Return the tokens of each text."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
 
     def to_json(self) -> str:
-        """Everything that `from_json` needs."""
+        """Return a JSON description from which `from_json` rebuilds the tokenizer."""
 
 
 class ByteTokenizer:
-    """The bytes of UTF-8, and a token for the end of a document: nothing is unknown.
+    """Tokenizer of UTF-8 bytes, with one token for the end of a document; every text can be encoded.
 
     >>> ByteTokenizer().encode("hé").tolist()
     [104, 195, 169]
@@ -51,23 +51,23 @@ class ByteTokenizer:
 
     @property
     def byte_counts(self) -> NDArray[Any]:
-        """One each."""
+        """The number of UTF-8 bytes of each token, (257,): 1, and 0 for `eos_id`."""
         return np.array([1] * 256 + [0])
 
     def encode(self, text: str) -> NDArray[np.uint16]:
-        """One token per byte; raises `DataError` for half of a surrogate pair, which UTF-8 has no bytes for."""
+        """Return one token per byte; raise `DataError` for half of a surrogate pair, which UTF-8 cannot encode."""
         return np.frombuffer(encodable(text).encode(), dtype=np.uint8).astype(np.uint16)
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """The tokens of many texts."""
+        """Return the tokens of each text."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these bytes; invalid UTF-8 (a sample may start inside a character) becomes U+FFFD, `eos_id` nothing."""
+        """Return the text of bytes without `eos_id`; invalid UTF-8 (a cut character) becomes U+FFFD."""
         return bytes(token for token in as_ids(ids, self.vocab_size) if token != self.eos_id).decode(errors="replace")
 
     def to_json(self) -> str:
-        """Only its name: there is nothing to remember."""
+        """Return a JSON description with only the kind of the tokenizer."""
         return json.dumps({"kind": "bytes"})
 
     @classmethod
@@ -77,7 +77,7 @@ class ByteTokenizer:
 
 
 class CharacterTokenizer:
-    """One token per character of a given set, numbered in its order.
+    """Tokenizer of a fixed set of characters; a token is the index of a character in the set.
 
     >>> tokenizer = CharacterTokenizer.from_text("banana")
     >>> tokenizer.characters, tokenizer.encode("nab").tolist(), tokenizer.decode([2, 0])
@@ -101,16 +101,16 @@ class CharacterTokenizer:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """The tokenizer of all characters that a text holds, sorted."""
+        """Return the tokenizer of all characters in a text, sorted."""
         return cls("".join(sorted(set(text))))
 
     @property
     def byte_counts(self) -> NDArray[Any]:
-        """As many as UTF-8 has for each character."""
+        """The number of UTF-8 bytes of each character, (vocab_size,)."""
         return np.array([len(character.encode(errors="surrogatepass")) for character in self.characters])
 
     def encode(self, text: str) -> NDArray[Any]:
-        """One token per character; raises `DataError` for one that is not in the set, naming it and where it stands."""
+        """Return one token per character; raise `DataError` for an unknown character, with its position."""
         codes = _codes(text)
         ids = np.where(codes < len(self.numbers), self.numbers[np.minimum(codes, len(self.numbers) - 1)], -1)
         if (ids < 0).any():
@@ -122,15 +122,15 @@ class CharacterTokenizer:
         return ids.astype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """The tokens of many texts."""
+        """Return the tokens of each text."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these tokens."""
+        """Return the text of tokens."""
         return "".join(self.characters[token] for token in as_ids(ids, self.vocab_size))
 
     def to_json(self) -> str:
-        """The characters in their order."""
+        """Return a JSON description with the characters in order."""
         return json.dumps({"kind": "characters", "characters": self.characters})
 
     @classmethod
@@ -139,7 +139,7 @@ class CharacterTokenizer:
 
 
 def parse_description(text: str, kind: str | None) -> dict[str, Any]:
-    """The contents that `to_json` wrote for a tokenizer of one kind (None: of any); `DataError` for anything else."""
+    """Parse the result of `to_json` of a tokenizer of one kind (None: any kind); raise `DataError` for any other text."""
     needed = {"bytes": {"kind"}, "characters": {"kind", "characters"}, "bpe": {"kind", "tokenizer"}}
     _, fields = read_json(text, problem="no description of a tokenizer")
     if not isinstance(fields, dict) or fields.get("kind") not in needed or set(fields) != needed[fields["kind"]]:
@@ -150,7 +150,7 @@ def parse_description(text: str, kind: str | None) -> dict[str, Any]:
 
 
 def read_json(source: str | Path, *, problem: str) -> tuple[str, Any]:
-    """A text or that of a file, and its JSON values; `DataError` with `problem` if it is not JSON."""
+    """Read a text or a file, and return the text and its JSON value; raise `DataError` with `problem` if parsing fails."""
     try:
         text = source if isinstance(source, str) else source.read_text(encoding="utf-8")
         return text, json.loads(text)
@@ -159,13 +159,13 @@ def read_json(source: str | Path, *, problem: str) -> tuple[str, Any]:
 
 
 def _codes(text: str) -> NDArray[np.uint32]:
-    # half surrogates pass: they are characters to Python, and must be found unknown or known like any other
+    # half surrogates are Python characters, and are known or unknown like other characters
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
 
 
 def as_ids(ids: Any, vocab_size: int) -> list[int]:
-    """Tokens as plain integers; `DataError` for one outside the vocabulary."""
-    # not above: the processes that prepare token shards start in a tenth of the time without torch
+    """Convert tokens to Python integers; raise `DataError` for a token outside the vocabulary."""
+    # a local import: the processes that prepare token shards start 10x faster without torch
     from torch import Tensor
 
     tokens = ids.tolist() if isinstance(ids, np.ndarray | Tensor) else [int(token) for token in ids]
@@ -178,7 +178,7 @@ def as_ids(ids: Any, vocab_size: int) -> list[int]:
 
 
 def encodable(text: str) -> str:
-    """The text; `DataError` where it holds half a character, which no bytes stand for.
+    """Return the text unchanged; raise `DataError` if the text holds half a surrogate pair, which UTF-8 cannot encode.
 
     >>> encodable("a")
     'a'

@@ -1,4 +1,4 @@
-"""The commands to type next for a run: resume, replay, diagnose, and its first command."""
+"""The shell commands that resume, replay, diagnose or repeat a run."""
 
 import re
 import shlex
@@ -9,33 +9,33 @@ from pathlib import Path
 
 from surefoot.tracking.run_reader import RunFiles, Session
 
-_TYPED_IN = {"", "-", "-c", "ipykernel_launcher.py"}  # names of programs that are typed in, or a notebook
+_TYPED_IN = {"", "-", "-c", "ipykernel_launcher.py"}  # program names of an interactive session or a notebook
 
 
 def resume_command(directory: Path) -> str:
-    """The command that continues the run in a directory; for code that no command can start, a sentence says so."""
+    """Return the command that resumes the run in a directory, or a sentence if no command can start its code."""
     if by_command():
         return f"{typed(Path(sys.argv[0]))} resume {shlex.quote(str(directory))}"
     if Path(sys.argv[0]).name in _TYPED_IN:
         return "the same code again"
-    return f"{typed(Path(sys.executable), 'python')} {shlex.join(sys.orig_argv[1:])}"  # unlike sys.argv it has the interpreter's -m
+    return f"{typed(Path(sys.executable), 'python')} {shlex.join(sys.orig_argv[1:])}"  # sys.argv omits the interpreter's -m
 
 
 def replay_command(directory: Path, step: int) -> str:
-    """The command that replays and shows a step."""
+    """Return the command that replays a step and displays it."""
     if by_command():
         return f"{typed(Path(sys.argv[0]))} replay {shlex.quote(str(directory))} --step {step}"
     return f"print(surefoot.load(run).replay({step})) where this run is built, in place of training it"
 
 
 def diagnose_command(directory: Path) -> str:
-    """The command that explains the problems of a run."""
+    """Return the command that explains the problems of a run."""
     command = typed(Path(sys.argv[0]) if by_command() else Path(sys.executable).with_name("surefoot"))
     return f"{command} diagnose {shlex.quote(str(directory))}"
 
 
 def typed(program: Path, name: str | None = None) -> str:
-    """The text to type for a program: its name if that finds it, else its path from here."""
+    """Return the text to type for a program: its name if the shell finds the name, else its path relative to here."""
     name, here = name or program.name, program.absolute()
     on_path = Path(shutil.which(name) or "")
     if not here.is_file() or (on_path.resolve() == program.resolve() and on_path.parent == here.parent):
@@ -44,12 +44,12 @@ def typed(program: Path, name: str | None = None) -> str:
 
 
 def by_command() -> bool:
-    """Whether this process is the command `surefoot` and not a script."""
+    """Return whether this process is the command `surefoot` and not a script."""
     return Path(sys.argv[0]).name == "surefoot"
 
 
 def commands(run: RunFiles, *, finished: bool) -> dict[str, str]:
-    """The commands for a run by purpose, as lines to type; {} if its first command is unknown."""
+    """Return the shell commands for a run by purpose. Returns {} if the first command of the run is unknown."""
     first, last = (run.sessions[index] if run.sessions else Session() for index in (0, -1))
     began = first.get("command")
     if not began:
@@ -65,7 +65,7 @@ def commands(run: RunFiles, *, finished: bool) -> dict[str, str]:
 
 
 def _again(words: list[str]) -> str:
-    """The command of a first start, as it is typed."""
+    """Return the command of the first start as text to type."""
     if words[0] in _TYPED_IN:
         return "# typed in, or a notebook: the same code again"
     if words[0] == "surefoot":
@@ -74,7 +74,7 @@ def _again(words: list[str]) -> str:
 
 
 def _without_out(words: list[str]) -> list[str]:
-    """The same command with another directory, because the run's own would resume it."""
+    """Return the same command with another run directory, because the original directory would resume the run."""
     others = [
         word
         for before, word in pairwise(["", *words])
@@ -84,7 +84,7 @@ def _without_out(words: list[str]) -> list[str]:
 
 
 def _with_place(line: str, session: Session) -> str:
-    """A command with the directory and the commit of its session."""
+    """Return a command preceded by the working directory and the commit of its session."""
     directory, commit = session.get("directory"), session.get("git_commit")
     lines = [f"cd {shlex.quote(directory)}"] if directory else []
     if commit and re.fullmatch(r"[0-9a-f]{7,64}", commit):

@@ -1,4 +1,4 @@
-"""Records as plain lines, one per record: `key=value`, no color, no redrawing. For files, pipes and dumb terminals."""
+"""Records as plain lines of `key=value`, one per record, without color or redrawing. For files, pipes and dumb terminals."""
 
 import os
 import sys
@@ -16,18 +16,18 @@ from surefoot.tracking.format import duration, in_line, number, visible
 from surefoot.tracking.record import OWN, Record, Sink, scores_in
 
 _SHOWN = ("loss", "loss_applied", "skipped", "lr", "grad_norm", "clip_fraction", "targets_per_s")
-_BETWEEN_S = 10.0  # lines of training
-_LONG_S = 60.0  # of doing the same, after which that is said
+_BETWEEN_S = 10.0  # seconds between two lines of training
+_LONG_S = 60.0  # seconds of one activity before a line reports it
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-_MOST = 1 << 16  # characters that wait for a place
+_MOST = 1 << 16  # characters that a rank log buffers
 
 
 class Screen(Sink, Protocol):
-    """The output of a run for people."""
+    """The console output of a run."""
 
     @property
     def fresh_line(self) -> str:
-        """The prefix that puts a message of another writer on a line of its own."""
+        """Return the prefix that puts another writer's message on a new line."""
 
     def say(self, text: str) -> None: ...
     def started(self, spent_s: float) -> None: ...
@@ -36,35 +36,35 @@ class Screen(Sink, Protocol):
 
 @dataclass(eq=False)
 class TextWriter:
-    """Text on a stream (default: standard output, looked up when it is written), for as long as it takes any."""
+    """A writer of text to a stream until the stream fails. The default, standard output, is looked up at each write."""
 
     stream: TextIO | None
     gone: bool = False
 
     def put(self, text: str) -> None:
-        """Write and flush; after a failure (`... | head`, a closed window, a full disk), write no more."""
+        """Write and flush the text. After a failure (`... | head`, a closed window, a full disk), write nothing more."""
         stream = self.stream or sys.stdout
-        if self.gone or stream is None:  # closed before the start
+        if self.gone or stream is None:  # the stream was closed before the start
             return
-        encoding = stream.encoding or "utf-8"  # a StringIO has none
+        encoding = stream.encoding or "utf-8"  # a StringIO has no encoding
         try:
             print(text.encode(encoding, "replace").decode(encoding), end="", file=stream, flush=True)
-        except OSError:  # a pipe without reader, a closed window, a full disk: none of them ends a run
+        except OSError:  # a pipe without reader, a closed window or a full disk does not end a run
             self.gone = True
-            if self.stream is None:  # or Python would try to flush it once more at exit, and complain
+            if self.stream is None:  # otherwise Python would flush the stream again at exit and print an error
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def can_redraw(stream: TextIO | None) -> bool:
-    """Whether a stream is a terminal that can redraw a line; a notebook (`!python train.py`) would keep every redrawn one."""
+    """Return whether a stream is a terminal that can redraw a line. A notebook (`!python train.py`) keeps every redrawn line."""
     plain = os.environ.get("TERM") in ("dumb", "unknown") or "JPY_PARENT_PID" in os.environ
     return stream is not None and stream.isatty() and not plain
 
 
 class Console:
-    """Lines on a stream: all records, but for training at most one in ten seconds, the first, the last and those before messages.
+    """Print records as lines on a stream. Training prints at most one line per ten seconds.
 
-    With `every_record` each of training has a line too.
+    The first and last training records and those before messages are always printed. `every_record` prints all of them.
     """
 
     fresh_line = "\n"
@@ -81,10 +81,10 @@ class Console:
         self.length, self.unit, self.every_record, self.now = length, unit, every_record, now
         self.writer = TextWriter(stream)
         self.printed_at: float | None = None
-        self.latest: Record | None = None  # of training, newer than what was printed
-        self.epoch: Record | None = None  # that is over, with no line yet
+        self.latest: Record | None = None  # the newest training record without a line
+        self.epoch: Record | None = None  # a finished epoch without a line
         self.what = ""
-        self.activity_start: float | None = None  # when that which is being done was begun; None once that was said
+        self.activity_start: float | None = None  # of the current activity; None after its line
 
     def write(self, record: Record) -> None:
         self.what = ""
@@ -96,7 +96,7 @@ class Console:
                 if self.every_record or step >= self.length or is_due:
                     self._print_latest()
             case "epoch":
-                self.epoch, self.latest = record, None  # whose line says it too
+                self.epoch, self.latest = record, None  # the printed line includes the epoch
                 if not record["is_evaluated"]:
                     self._print_scores({"step": step})
             case "eval":
@@ -109,23 +109,23 @@ class Console:
         self._print(text)
 
     def started(self, spent_s: float) -> None:
-        """Lines tell no time."""
+        """Do nothing, because the lines contain no times."""
 
     def doing(self, what: str) -> None:
-        """Write one line if the same activity lasts over a minute; other lines report finished work."""
+        """Write one line if the same activity lasts over a minute. Other lines report finished work."""
         if what != self.what:
             self.what, self.activity_start = what, self.now()
         elif self.activity_start is not None and self.now() - self.activity_start >= _LONG_S:
-            self.activity_start = None  # said
+            self.activity_start = None  # the activity is reported
             self.say(f"still {what} ...")
 
     def close(self) -> None:
         self._print_latest()
-        if self.epoch is not None:  # its evaluation was given up
+        if self.epoch is not None:  # the evaluation of the epoch was aborted
             self._print_scores({"step": self.epoch["step"]})
 
     def _print_scores(self, record: Record) -> None:
-        """Print the scores of a record, with the epoch that ended at its step."""
+        """Print the scores of a record and the epoch that ended at the record's step."""
         values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]
         step, epoch, self.epoch = f"step={record['step']}/{self.length}", self.epoch, None
         if epoch is None or epoch["step"] != record["step"]:
@@ -153,21 +153,21 @@ class Console:
 
 
 class RankLog(StringIO):
-    """The messages of a rank above 0, buffered until it gets a file to append them to; without a file the buffer stays small."""
+    """The messages of a rank above 0. Until `open` names a file, a small buffer holds the messages."""
 
     def __init__(self) -> None:
         super().__init__()
         self.path: Path | None = None
 
     def open(self, path: Path) -> None:
-        """Append the time, the buffered text, and all later text to a file; its directory is created."""
+        """Append the time, the buffered text and all later text to a file. Create the file's directory if necessary."""
         make_no_follow(path.parent)
         self.path = path
         self.at_once(f"--- {datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z} ---")
         self.flush()
 
     def flush(self) -> None:
-        """Write the buffered text to the file, if it has one."""
+        """Write the buffered text to the file if a file is open."""
         if self.path is None and self.tell() <= _MOST:
             return
         text = self.getvalue()
@@ -180,7 +180,7 @@ class RankLog(StringIO):
             file.write(text)
 
     def at_once(self, text: str) -> None:
-        """Append a line to the file, if it has one, past all buffers: for signal handlers and other threads."""
+        """Append a line to the open file without buffering, for signal handlers and other threads."""
         if self.path is None:
             return
         with suppress(OSError):

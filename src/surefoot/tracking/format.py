@@ -1,16 +1,16 @@
-"""Numbers, times, sizes and names as text for people: on the console, the page, in tables and charts."""
+"""Formatting of values, times, sizes and names as text for the console, the page, tables and charts."""
 
 import re
 import textwrap
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters that command a terminal
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # terminal control characters
 _LETTERS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def visible(text: str) -> str:
-    """Text without control characters of the terminal, because a model may write anything.
+    """Replace terminal control characters, because a model may generate any text.
 
     >>> visible("so it\\x1b[2J goes\\n")
     'so it\ufffd[2J goes\\n'
@@ -19,7 +19,7 @@ def visible(text: str) -> str:
 
 
 def in_line(name: str) -> str:
-    """A name as a part of one line.
+    """Return a name without line breaks.
 
     >>> in_line("two\\nlines")
     'two lines'
@@ -28,7 +28,7 @@ def in_line(name: str) -> str:
 
 
 def wrapped(line: str, *, indent: int = 2, width: int = 80) -> str:
-    """A line broken between words, and its other lines indented; a word that is longer stays as it is.
+    """Wrap a line at spaces and indent the continuation lines. A word longer than the width stays unbroken.
 
     >>> print(wrapped("device  cpu, 1 thread, no accelerator", indent=8, width=20))
     device  cpu, 1
@@ -41,7 +41,7 @@ def wrapped(line: str, *, indent: int = 2, width: int = 80) -> str:
 
 
 def shortened(text: str, limit: int, *, keep: Literal["start", "end", "both"] = "start") -> str:
-    """At most `limit` letters of a text; `keep` selects the part.
+    """Shorten a text to at most `limit` characters. `keep` selects the part to keep.
 
     >>> shortened("aten::convolution", 12), shortened("blocks.3.mlp.up", 12, keep="end")
     ('aten::con...', '...3.mlp.up')
@@ -55,7 +55,7 @@ def shortened(text: str, limit: int, *, keep: Literal["start", "end", "both"] = 
 
 
 def number(value: float) -> str:
-    """A number to five significant digits, whole where it is an integer or above 10,000; never rounded to 0, never long.
+    """Format a value with five significant digits, as an integer if exact or above 10,000. Small values are not rounded to 0.
 
     >>> number(0.00003), number(2.34567), number(51234.0), number(1e30), number(float("nan"))
     ('3e-05', '2.3457', '51234', '1e+30', 'nan')
@@ -66,7 +66,7 @@ def number(value: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """A speed or a count, to three digits.
+    """Format a speed or a count with three significant digits.
 
     >>> three_digits(83_541.9), three_digits(12.345)
     ('83,500', '12.3')
@@ -75,7 +75,7 @@ def three_digits(value: float) -> str:
 
 
 def compact(value: float) -> str:
-    """A number in at most six characters, for glancing at.
+    """Format a value in at most six characters.
 
     >>> compact(3.14159), compact(987.6), compact(15400.0), compact(2.5e6)
     ('3.1', '988', '15.4k', '2.5M')
@@ -87,7 +87,7 @@ def compact(value: float) -> str:
 
 
 def with_unit(value: float, unit: str) -> str:
-    """A large number to three digits, with the letter of its power of ten before the unit.
+    """Format a large value with three significant digits and an SI prefix of the unit.
 
     >>> with_unit(3.2e9, "FLOP"), with_unit(950, "B"), with_unit(1.25e13, "FLOP/s")
     ('3.2 GFLOP', '950 B', '12.5 TFLOP/s')
@@ -97,7 +97,7 @@ def with_unit(value: float, unit: str) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things.
+    """Format a count with its noun, in the singular or plural.
 
     >>> counted(1, "record"), counted(1200, "record")
     ('1 record', '1,200 records')
@@ -106,7 +106,7 @@ def counted(number: int, what: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration for people.
+    """Format a duration in seconds, minutes or hours.
 
     >>> duration(42), duration(192), duration(7260)
     ('42s', '3m12s', '2h01m')
@@ -120,7 +120,7 @@ def duration(seconds: float) -> str:
 
 
 def measured_time(seconds: float) -> str:
-    """A time to three digits, in the unit that fits it, from nanoseconds to hours.
+    """Format a time with three significant digits in a suitable unit, from nanoseconds to hours.
 
     >>> measured_time(0.0571), measured_time(2.5e-6), measured_time(1.234), measured_time(75.0)
     ('57.1 ms', '2.5 us', '1.23 s', '1m15s')
@@ -134,7 +134,7 @@ def measured_time(seconds: float) -> str:
 
 
 def as_typed(value: Any, *, digits: int | None = None) -> str:
-    """A value of a setting as typed: a float in its shortest exact form, or to some digits; a list separated by blanks.
+    """Format a setting's value as command-line text: exact shortest floats or `digits` digits, and lists separated by spaces.
 
     >>> as_typed(0.0001), as_typed((0.9, 0.95)), as_typed(None), as_typed("5%"), as_typed(True), as_typed(0.123456, digits=3)
     ('0.0001', '0.9 0.95', 'None', '5%', 'True', '0.123')
@@ -148,7 +148,7 @@ def as_typed(value: Any, *, digits: int | None = None) -> str:
 
 
 def text_table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), indent: str = "") -> list[str]:
-    """A line for each row; the columns in `left` are left-aligned, all others (numbers) right-aligned.
+    """Format rows as aligned lines. Columns in `left` are left-aligned; all others (numeric) are right-aligned.
 
     >>> for line in text_table([("phase", "ms", "share"), ("forward", "12.5", "40%")]):
     ...     print(line)

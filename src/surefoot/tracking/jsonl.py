@@ -1,7 +1,7 @@
-"""Records as append-only lines of JSON: the truth that reports and diagnosis read.
+"""Records as append-only lines of JSON, read by reports and diagnosis.
 
-Numbers that are not finite are null, and `nonfinite` holds them (those of a dictionary as "NAME/NAME"). A resumed run
-appends a `resumed` record; `stream_records` then drops earlier records past that step, except for events.
+A non-finite value is null, and `nonfinite` holds its text ("NAME/NAME" for nested values). A resumed run
+appends a resume record. `stream_records` then drops earlier records after that step, except events.
 """
 
 import json
@@ -19,12 +19,12 @@ from surefoot.config.paths import open_no_follow, open_regular
 from surefoot.tracking.record import Record
 
 _READ_BYTES = 1 << 20
-_LONGEST = 8_000_000  # bytes of one line: more is no record
-_decoded = json.JSONDecoder().decode  # json.loads looks for the encoding of each text first
+_LONGEST = 8_000_000  # bytes of one line; a longer line is not a record
+_decoded = json.JSONDecoder().decode  # json.loads would detect the encoding of each text first
 
 
 class AppendedFile:
-    """A file that bytes are appended to; bytes that do not fit on the disk wait in memory for the next call."""
+    """A file opened for appending. Bytes that do not fit on the disk stay in memory until the next call."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.waiting = path, b""
@@ -35,27 +35,27 @@ class AppendedFile:
         return self.file.read(length)
 
     def append(self, content: bytes) -> None:
-        """Append bytes. The operating system has them when this returns; if this raises `OSError`, they wait."""
+        """Append bytes and hand them to the operating system. If `append` raises `OSError`, the bytes stay in memory."""
         self.waiting += content
-        while self.waiting:  # one write may take only a part
+        while self.waiting:  # one write may accept only a part
             self.waiting = self.waiting[self.file.write(self.waiting) :]
 
     def was_deleted(self) -> bool:
-        """Whether the file's name is gone, or belongs to another file now."""
+        """Return whether the file's path is missing or belongs to another file."""
         return not is_named(self.path, self.file)
 
     def make_again(self) -> None:
-        """Write the content of a deleted file again, under its name."""
+        """Recreate a deleted file with its content at the same path."""
         deleted, start = self.file, 0
         self.file = self._opened()
         self.file.truncate(0)
         deleted.seek(0)
-        while chunk := deleted.read(_READ_BYTES):  # an open file stays readable after it was deleted
+        while chunk := deleted.read(_READ_BYTES):  # an open file stays readable after its deletion
             start += self.file.write(chunk)
         deleted.close()
 
     def close(self) -> None:
-        """Close the file; `OSError` if that loses bytes."""
+        """Close the file. Raises `OSError` if bytes are lost."""
         try:
             self.append(b"")
         finally:
@@ -66,7 +66,7 @@ class AppendedFile:
 
 
 def is_named(path: Path, file: IO[bytes]) -> bool:
-    """Whether an open file is the one that has this name now."""
+    """Return whether an open file is still the file at this path."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -74,10 +74,10 @@ def is_named(path: Path, file: IO[bytes]) -> bool:
 
 
 class JsonLines:
-    """A file of records, with the length and hash of what it holds, which a checkpoint notes."""
+    """A file of records. A checkpoint saves the file's length and hash."""
 
     def __init__(self, path: Path, *, noted_bytes: int = 0) -> None:
-        """Open the file to append; a torn last line is cut off, unless it is among the bytes that a checkpoint has noted."""
+        """Open the file for appending. A torn last line is cut off, unless a checkpoint's `noted_bytes` include the line."""
         self.appended, self.hash = AppendedFile(path), sha256()
         self.length = os.fstat(self.appended.file.fileno()).st_size
         whole_lines = self._whole_lines()
@@ -90,11 +90,11 @@ class JsonLines:
             self._append(b"\n")
 
     def write(self, record: Record) -> None:
-        """Append one line. If that raises `OSError`, the line waits in memory for the next call and is not lost."""
+        """Append one line. If `write` raises `OSError`, the line stays in memory until the next call and is not lost."""
         self._append(line(record).encode(errors="backslashreplace") + b"\n")
 
     def holds(self, length: int, digest: str) -> bool:
-        """Whether the file still begins with the bytes that a checkpoint noted."""
+        """Return whether the file still begins with the bytes that a checkpoint recorded."""
         begin, start = sha256(), 0
         while start < length and (chunk := self.appended.read(start, min(length - start, _READ_BYTES))):
             begin.update(chunk)
@@ -102,11 +102,11 @@ class JsonLines:
         return start == length and begin.hexdigest() == digest
 
     def state(self) -> tuple[int, str]:
-        """Length in bytes and SHA-256 of the file as written so far."""
+        """Return the length in bytes and the SHA-256 of all lines written so far."""
         return self.length, self.hash.hexdigest()
 
     def close(self) -> None:
-        """Close the file; `OSError` if that loses lines."""
+        """Close the file. Raises `OSError` if lines are lost."""
         self.appended.close()
 
     def _append(self, content: bytes) -> None:
@@ -115,7 +115,7 @@ class JsonLines:
         self.appended.append(content)
 
     def _whole_lines(self) -> int:
-        """Length of the file up to its last end of line."""
+        """Return the length of the file up to its last line break."""
         end = self.length
         while end > 0:
             start = max(0, end - _READ_BYTES)
@@ -127,7 +127,7 @@ class JsonLines:
 
 
 def line(record: Record) -> str:
-    """A record as one line of JSON.
+    """Format a record as one line of JSON.
 
     >>> line({"step": 3, "loss": float("nan"), "norms": {"up": float("inf")}})
     '{"step": 3, "loss": null, "norms": {"up": null}, "nonfinite": {"loss": "nan", "norms/up": "inf"}}'
@@ -150,17 +150,17 @@ def _is_strange(value: object) -> bool:
 
 
 def records(path: Path) -> list[Record]:
-    """The records of a run as one curve, without half-written lines and without those that a later resume has superseded."""
+    """Read the records of a run as one curve, without incomplete lines and without records superseded by a later resume."""
     return list(stream_records(path))
 
 
 def stream_records(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
-    """The records of one curve, one at a time. The file is read twice, first to find its resumes.
+    """Yield the records of one curve one at a time. The file is read twice, first to find the resume records.
 
-    It leaves out lines appended meanwhile, bytes beyond the first `size_bytes`, half-written lines and lines that are not records.
+    Skips lines appended meanwhile, bytes beyond the first `size_bytes`, incomplete lines and lines that are not records.
     """
     ends, steps, size = _resumed(path, size_bytes)
-    for index in range(len(steps) - 2, -1, -1):  # of all resumes from here on, the earliest step
+    for index in range(len(steps) - 2, -1, -1):  # the earliest step of all resumes from here on
         steps[index] = min(steps[index], steps[index + 1])
     end = 0
     with open_regular(path) as file:
@@ -174,7 +174,7 @@ def stream_records(path: Path, *, size_bytes: int | None = None) -> Iterator[Rec
 
 
 def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], int]:
-    """The positions after the lines of resumes, the steps that these resumed from, and the number of bytes to read."""
+    """Return the byte positions after the resume records, their steps, and the number of bytes to read."""
     ends, steps, size = list[int](), list[int](), 0
     with open_regular(path) as file:
         while (most_bytes is None or size < most_bytes) and (text := file.readline(_LONGEST)):
@@ -187,21 +187,21 @@ def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], 
 
 
 def parse_record(text: bytes) -> Record | None:
-    """The record in a line, with its non-finite numbers restored; None if the line does not hold one."""
+    """Parse the record in a line and restore its non-finite values. Returns None if the line is not a record."""
     try:
         record = _decoded(text.decode())
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         return None
-    if type(record.get("step")) is not int or record["step"] < 0:  # true is no step
+    if type(record.get("step")) is not int or record["step"] < 0:  # true is not a step
         return None
     strange = record.pop("nonfinite", None)
     for name, written in strange.items() if isinstance(strange, dict) else ():
         outer, _, inner = name.partition("/")
         group = record.get(outer)
         with suppress(TypeError, ValueError):
-            if name in record or not isinstance(group, dict):  # a score has a slash in its name too
+            if name in record or not isinstance(group, dict):  # a metric's name also contains a slash
                 record[name] = float(written)
             else:
                 group[inner] = float(written)

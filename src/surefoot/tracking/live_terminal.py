@@ -1,6 +1,6 @@
-"""A run in a terminal: a table that grows by one row per evaluation, and one live line under it.
+"""The terminal view of a run: a table with one row per evaluation, and one live line below the table.
 
-Only the live line is drawn again. No thread, no hidden cursor: every way to end the process leaves the terminal as it was.
+Only the live line is redrawn. No thread runs and the cursor stays visible, so the terminal is intact however the process ends.
 """
 
 import os
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 _ERASE = "\r\x1b[2K"
 _GAP = "  "
-_BAR = (5, 16)  # columns: fewer are no bar
-_BESIDE_BAR = 58  # columns: loss, time left, rate, norm and targets per second, each of its usual width
-_ECHO = 3  # columns: the terminal's "^C" must not wrap, and in some terminals the last column does
+_BAR = (5, 16)  # columns; a shorter bar is left out
+_BESIDE_BAR = 58  # columns: loss, time left, learning rate, norm and targets per second, each of its usual width
+_ECHO = 3  # columns: the terminal's "^C" must not wrap, and some terminals wrap at the last column
 _CELL = 9  # columns of a score
 _TIME = 6
 _STYLES = {
@@ -32,7 +32,7 @@ _STYLES = {
     "finished": "bold green",
 }
 _EPOCH = 20  # columns of "epoch 12/30 in 1m05s"
-_WRITTEN: dict[str, Callable[[float], str]] = {  # on the live line, in this order
+_WRITTEN: dict[str, Callable[[float], str]] = {  # the fields of the live line, in this order
     "eta_s": lambda value: f"left {duration(value)}",
     "lr": lambda value: f"lr {value:.3g}".replace("e-0", "e-"),
     "grad_norm": lambda value: f"norm {value:.3g}".replace("e-0", "e-"),
@@ -42,7 +42,7 @@ _WRITTEN: dict[str, Callable[[float], str]] = {  # on the live line, in this ord
 
 
 class Terminal:
-    """The terminal that `stream` (default: standard output) is. NO_COLOR is honored; only the eight plain colors are used."""
+    """The live view on the terminal `stream` (default: standard output). Honors NO_COLOR and uses only the eight plain colors."""
 
     def __init__(
         self,
@@ -53,34 +53,34 @@ class Terminal:
         every_record: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        from rich.console import Console  # 60 ms, and only terminals need it
+        from rich.console import Console  # the import takes 60 ms, and only terminals need rich
 
-        self.unit, self.every_record = unit, every_record  # of training has a row too
-        self.row_due, self.row_step = False, 0  # of the last training record; the step of the last row
+        self.unit, self.every_record = unit, every_record  # whether each training record has a row too
+        self.row_due, self.row_step = False, 0  # whether the last training record needs a row; the step of the last row
         self.length, self.now, self.start_s = length, now, now()
         self.stream = stream or sys.stdout
         self.rich = Console(file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self.writer = TextWriter(self.stream)
-        self.guests = ExitStack()  # standard output and error as others have them while the line stands
+        self.guests = ExitStack()  # standard streams of other writers while the live line is visible
         self.bar = ("━", "─")
         try:
             "━─".encode(self.stream.encoding or "utf-8")
         except UnicodeEncodeError:
             self.bar = ("#", "-")
-        self.train: Record | None = None  # the last one
-        self.phrase = ""  # what is being done, where that takes long
+        self.train: Record | None = None  # the last training record
+        self.phrase = ""  # the current long activity
         self.columns: list[tuple[str, ...]] | None = None  # titles in the table
-        self.names: list[str] = []  # of the metrics in the table
-        self.epoch: Record | None = None  # the last one that ended
-        self.drawn = self.unfinished = False  # the live line; a guest's line
+        self.names: list[str] = []  # metric names in the table
+        self.epoch: Record | None = None  # the last finished epoch
+        self.drawn = self.unfinished = False  # the live line is visible; another writer's line is unfinished
 
     @property
     def fresh_line(self) -> str:
-        """The text that erases the live line; "" if standard error goes elsewhere."""
+        """Return the text that erases the live line, or "" if standard error is not this terminal."""
         return _ERASE if os.isatty(2) else ""
 
     def write(self, record: Record) -> None:
-        """Take one record: a row for scores, text for a sample; the live line is drawn again."""
+        """Print one record: a row for scores, or the text of a sample. Then redraw the live line."""
         self.phrase = ""
         match record["kind"]:
             case "train":
@@ -100,7 +100,7 @@ class Terminal:
         self._draw()
 
     def _print_row(self, record: Record | None = None) -> None:
-        """Add the row of an evaluation to the table; without one, of the last training record, if one is due."""
+        """Print the table row of an evaluation. Without a record, print the pending row of the last training record, if any."""
         if record is None and self.row_due and self.train is not None:
             record = {"step": self.train["step"]}
         if record is not None:
@@ -108,13 +108,13 @@ class Terminal:
             self._above(*self._row(record))
 
     def say(self, text: str) -> None:
-        """Text above the live line, broken between words; its first word in colour where that has a meaning."""
+        """Print text above the live line, wrapped at spaces. The first word is colored if it names a severity."""
         self._print_row()
         self._above(*map(self._worded, visible(text).split("\n")))
         self._draw()
 
     def started(self, spent_s: float) -> None:
-        """Start the clock of the rows; the run has already taken `spent_s`."""
+        """Start the clock of the rows. The run has already taken `spent_s` seconds."""
         self.start_s = self.now() - spent_s
 
     def doing(self, what: str) -> None:
@@ -124,7 +124,7 @@ class Terminal:
             self._draw()
 
     def close(self) -> None:
-        """Erase the live line, so that the next text stands on a line of its own."""
+        """Erase the live line, so that later text begins on an empty line."""
         self._print_row()
         self.guests.close()
         if self.drawn or self.unfinished:
@@ -132,7 +132,7 @@ class Terminal:
         self.train, self.phrase, self.drawn, self.unfinished = None, "", False, False
 
     def give_way(self, text: str) -> None:
-        """Make room for text of another writer."""
+        """Erase the live line for another writer's text."""
         if self.drawn:
             self.writer.put(_ERASE)
             self.drawn = False
@@ -140,7 +140,7 @@ class Terminal:
             self.unfinished = not text.endswith("\n")
 
     def _start(self) -> str:
-        """The text that moves the cursor to an empty line."""
+        """Return the text that moves the cursor to an empty line."""
         return "\n" if self.unfinished else _ERASE
 
     def _above(self, *lines: "str | Text") -> None:
@@ -163,12 +163,12 @@ class Terminal:
         self.drawn, self.unfinished = True, False
 
     def _line(self) -> "Text":
-        """As many of its parts as fit, in the order of importance."""
+        """Return the parts of the live line that fit, in order of importance."""
         from rich.text import Text
 
         line, record, room = Text(), self.train, max(1, self.rich.width - _ECHO)
         spare = room - _BESIDE_BAR - 2 * len(str(self.length)) - 2
-        unit = f" {self.unit}/s" if spare > _BAR[1] + len(self.unit) else "/s"  # never changes: it gives way to the bar
+        unit = f" {self.unit}/s" if spare > _BAR[1] + len(self.unit) else "/s"  # constant: the bar goes first
         if record is not None:
             if (width := min(_BAR[1], spare)) >= _BAR[0]:
                 full = round(width * min(1.0, record["step"] / max(1, self.length)))
@@ -201,7 +201,7 @@ class Terminal:
         end = f"{_GAP}epoch {epoch['epoch']}/{epoch['epochs']} in {duration(epoch['epoch_s'])}" if epoch else ""
         step = max(5, len(str(self.length)))
         room = self.rich.width - 1 - step - len(_GAP) - _TIME
-        note = len(_GAP) + _EPOCH if self.epoch else 0  # which gives way to scores
+        note = len(_GAP) + _EPOCH if self.epoch else 0  # the epoch gives way to scores
         in_one_line, in_two = (
             (("train loss",), *((name,) for name in values)),
             (("train", "loss"), *map(_split, values)),
@@ -228,13 +228,13 @@ class Terminal:
 
 
 def screen(length: int, stream: TextIO | None = None, *, unit: str = "targets", every_record: bool = False) -> Screen:
-    """The live view where `stream` (default: standard output) is a terminal that can redraw a line, else plain lines."""
+    """Return the live view if `stream` (default: standard output) is a terminal that can redraw a line, else plain lines."""
     kind = Terminal if can_redraw(stream or sys.stdout) else Console
     return kind(length, stream, unit=unit, every_record=every_record)
 
 
 class _Guest:
-    """A standard stream for all other writers while a live line stands on the same terminal."""
+    """A standard stream for other writers while a live line is visible on the same terminal."""
 
     def __init__(self, stream: TextIO, give_way: Callable[[str], None]) -> None:
         self.stream, self.give_way = stream, give_way
@@ -252,7 +252,7 @@ class _Guest:
 
 
 def _values(record: Record, *, unit: str) -> list[tuple[str, str]]:
-    """The fields of the live line other than the step, with the style of each."""
+    """Return the fields of the live line after the step, each with its style."""
     values = [(f"{record['skipped']} skipped", "red")] if record.get("skipped") else []
     values += [(f"loss {loss}", "")] if (loss := _loss(record)) else []
     values += [(write(record[name]).replace("/s", unit), "") for name, write in _WRITTEN.items() if name in record]
@@ -260,13 +260,13 @@ def _values(record: Record, *, unit: str) -> list[tuple[str, str]]:
 
 
 def _loss(record: Record) -> str:
-    """The loss of the applied steps; "" without one."""
+    """Format the loss of the applied steps. Returns "" without a loss."""
     loss = record.get("loss_applied", record.get("loss"))
     return "" if loss is None else number(loss)
 
 
 def _cell(value: float) -> str:
-    """A score in a column of the table.
+    """Format a score for a table column.
 
     >>> _cell(3.36541), _cell(0.000123456), _cell(-1.2345e-100)
     ('3.3654', '0.000123', '-1.2e-100')
@@ -276,13 +276,13 @@ def _cell(value: float) -> str:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """A score's split and what it is, one above the other."""
+    """Split a score's name into its split and its metric, the two lines of a title."""
     split, _, score = name.rpartition("/")
     return split, score
 
 
 def _ends(titles: Sequence[tuple[str, ...]]) -> list[int]:
-    """Where each column ends, in cells."""
+    """Return the end position of each column in cells."""
     from rich.cells import cell_len
 
     return list(accumulate(len(_GAP) + max(_CELL, *map(cell_len, title)) for title in titles))

@@ -1,4 +1,4 @@
-"""The sinks of a session's records: console, metrics.jsonl, TensorBoard, trackers. A sink that fails does not end the run."""
+"""The sinks of a session's records: console, metrics.jsonl, TensorBoard and trackers. A failing sink does not end the run."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Journal:
-    """All sinks of records; after `open` also those of a run's directory."""
+    """All sinks of records. After `open`, the sinks include the files of a run's directory."""
 
     def __init__(self, console: Screen | None) -> None:
         self.console = console
@@ -24,10 +24,10 @@ class Journal:
         self.metrics: JsonLines | None = None
         self.board: TensorBoard | None = None
         self.trackers: list[Tracker] = []
-        self.failing: set[int] = set()  # ids of those that have been warned of
+        self.failing: set[int] = set()  # ids of the sinks with a printed warning
 
     def open(self, directory: RunDirectory, *, step: int, saved: Checkpoint | None, unit: str) -> None:
-        """Continue the files of a directory after `step` steps, from `saved`."""
+        """Open the files of a directory and continue them after `step` steps, from the checkpoint `saved`."""
         from surefoot.tracking.tensorboard import TensorBoard
 
         noted = None if saved is None else saved.log
@@ -41,7 +41,7 @@ class Journal:
         self.write({"kind": "resume", "step": step})
 
     def make_again(self, directory: RunDirectory) -> bool:
-        """Write the files of records again if they were deleted meanwhile; return whether any was."""
+        """Recreate deleted record files. Returns whether a file was recreated."""
         files = [
             sink.appended for sink in (self.metrics, self.board) if sink is not None and sink.appended.was_deleted()
         ]
@@ -52,7 +52,7 @@ class Journal:
         return bool(files)
 
     def follow(self, names: Sequence[str], directory: RunDirectory, *, settings: dict[str, Any]) -> None:
-        """Send new records to trackers too, beside the directory's own files."""
+        """Also send new records to trackers."""
         self.trackers = [Tracker(name, out=directory.path, settings=settings) for name in names]
         self.sinks += self.trackers
 
@@ -60,7 +60,7 @@ class Journal:
         self._hand(record, self.sinks)
 
     def show(self, record: Record) -> None:
-        """Pass a record to all sinks except the file of records; its content is elsewhere in the directory."""
+        """Send a record to all sinks except metrics.jsonl, because the directory already has its content."""
         self._hand(record, [sink for sink in self.sinks if sink is not self.metrics])
 
     def _hand(self, record: Record, sinks: Sequence[Sink]) -> None:
@@ -69,7 +69,7 @@ class Journal:
                 sink.write(record)
             except Exception as problem:
                 if sink is self.metrics and not isinstance(problem, OSError):
-                    raise  # the truth of a run is not given up for a fault of ours
+                    raise  # the main record file must not be lost by an internal error
                 if id(sink) not in self.failing:
                     self.failing.add(id(sink))
                     self._say(f"WARNING: records do not reach {self._name(sink)}: {_words(problem)}; training goes on")
@@ -77,15 +77,15 @@ class Journal:
                 self.failing.discard(id(sink))
 
     def close(self) -> None:
-        """Close all of them, also if some fail."""
-        for tracker in self.trackers:  # they finish at the same time
+        """Close all sinks, even if some fail."""
+        for tracker in self.trackers:  # the trackers finish concurrently
             tracker.ask_to_close()
         with ExitStack() as last_first:
             for sink in reversed(self.sinks):
                 last_first.callback(self._close, sink)
 
     def state(self) -> tuple[int, str] | None:
-        """The state of the file of records for a checkpoint; None without a file."""
+        """Return the length and hash of the record file for a checkpoint. Returns None without a file."""
         return None if self.metrics is None else self.metrics.state()
 
     def _close(self, sink: Sink) -> None:

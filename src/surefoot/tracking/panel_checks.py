@@ -1,4 +1,4 @@
-"""Checks of what a panel may hold: texts, numbers, counts and PNG files, all of a size that one page can show."""
+"""Validation of panels: texts, values, counts and PNG files within the size limits of one page."""
 
 import base64
 import math
@@ -9,18 +9,18 @@ from surefoot.errors import ConfigError
 
 LONGEST = 20_000  # characters of one text
 LARGEST = 1_024  # pixels of one side of an image
-_MOST = 5_000  # pieces, points, examples, images of one panel
+_MOST = 5_000  # pieces, points, examples or images of one panel
 _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 
 
 def check(holds: bool, otherwise: str) -> None:
-    """Raise `ConfigError` if something does not hold."""
+    """Raise `ConfigError` if a condition is false."""
     if not holds:
         raise ConfigError(f"a panel cannot be shown: {otherwise}")
 
 
 def check_texts(*texts: Any) -> None:
-    """Raise if one is not a text, is too long, or holds half a character, which no file can hold."""
+    """Raise if a value is not a string, is too long, or contains a lone surrogate, which a file cannot encode."""
     for text in texts:
         check(isinstance(text, str), f"a text is a {type(text).__name__}")
         check(len(text) <= LONGEST, f"a text has {len(text):,} characters, and {LONGEST:,} can be shown")
@@ -28,14 +28,14 @@ def check_texts(*texts: Any) -> None:
 
 
 def check_number(value: Any, what: str, *, least: float = -math.inf, most: float = math.inf) -> None:
-    """Raise if it is neither absent nor a finite number in these limits."""
+    """Raise if the value is not None and not a finite number within the limits."""
     if value is not None:
         check(isinstance(value, int | float) and not isinstance(value, bool), f"{what} is a {type(value).__name__}")
         check(math.isfinite(value) and least <= value <= most, f"{what} is {value}; None where there is none")
 
 
 def is_count(value: Any) -> bool:
-    """Whether it is a whole number from 0 on that others can hold too.
+    """Return whether the value is a non-negative integer and not a bool.
 
     >>> is_count(3), is_count(True), is_count(-1)
     (True, False, False)
@@ -44,12 +44,12 @@ def is_count(value: Any) -> bool:
 
 
 def check_count(parts: Sized, what: str) -> None:
-    """Raise if there are more parts than can be shown."""
+    """Raise if a panel has more parts than can be shown."""
     check(len(parts) <= _MOST, f"{len(parts):,} {what}, and {_MOST:,} can be shown")
 
 
 def check_png(text: Any) -> None:
-    """Raise if it is not the base64 of a PNG file of few pixels."""
+    """Raise if the text is not a base64-encoded PNG file of limited size."""
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)
     except (AttributeError, ValueError) as problem:

@@ -1,4 +1,4 @@
-"""Panels that a report shows beside its curves, as plain data; `report/task_panels.py` makes them from a model."""
+"""Panels of a report, as plain data; `report/task_panels.py` computes them from a model."""
 
 import math
 import random
@@ -12,7 +12,7 @@ from surefoot.tokenizers.tokenizer import Tokenizer
 from surefoot.tracking.panel_checks import check, check_count, check_number, check_png, check_texts, is_count
 
 _MOST_CLASSES = 100
-_ALL_CLASSES = 30  # of a matrix made of counts
+_ALL_CLASSES = 30  # classes of a confusion matrix
 
 
 Group = Literal["best", "worst", "random"]
@@ -20,9 +20,9 @@ Group = Literal["best", "worst", "random"]
 
 @dataclass(frozen=True, kw_only=True)
 class TextHeatmap:
-    """A text in pieces, each with a number that says how strongly it is tinted; the joined pieces are the text.
+    """A text in pieces. Each piece has a value that sets the strength of its tint. The joined pieces are the text.
 
-    unit: "nats" for losses (0 and more), "fraction" for 0..1. A piece that has no number is not tinted.
+    unit: "nats" for losses (0 or more), "fraction" for 0..1. A piece without a value is not tinted.
 
     >>> TextHeatmap(title="val", legend="loss", unit="nats", pieces=(("def", None), (" f", 0.7))).text
     'def f'
@@ -51,10 +51,10 @@ class TextHeatmap:
         tokenizer: Tokenizer,
         legend: str | None = None,
     ) -> Self:
-        """Tint the text of `tokens` by the loss in nats at each; the first token has no loss, so `losses` is one shorter.
+        """Tint the text of `tokens` by each token's loss in nats. `losses` has one value fewer, because the first token has no loss.
 
-        A piece is one token, or the tokens of one character that is spread over several, with the sum of their losses. The
-        pieces put together are what the tokenizer decodes. The end of a document has no text, and its loss is left out.
+        A piece is one token, or the tokens of one character, with the sum of their losses. The joined pieces are the
+        tokenizer's decoded text. The end-of-document token has no text, and its loss is left out.
 
         >>> from surefoot.tokenizers import ByteTokenizer
         >>> TextHeatmap.from_losses("", [104, 195, 169], [1.0, 0.5], tokenizer=ByteTokenizer()).pieces
@@ -68,9 +68,9 @@ class TextHeatmap:
         for index, loss in enumerate([None, *losses]):
             if tokens[index] == tokenizer.eos_id:
                 continue
-            total += 0.0 if loss is None else max(loss, 0.0)  # in this order, which lets NaN pass
+            total += 0.0 if loss is None else max(loss, 0.0)  # in this order `max` propagates NaN
             decoded = tokenizer.decode(tokens[: index + 1])
-            if len(decoded) > done and text.startswith(decoded):  # no character is cut
+            if len(decoded) > done and text.startswith(decoded):  # the text ends at a complete character
                 pieces.append((decoded[done:], total if index and math.isfinite(total) else None))
                 done, total = len(decoded), 0.0
         if done < len(text):
@@ -80,13 +80,13 @@ class TextHeatmap:
 
     @property
     def text(self) -> str:
-        """The whole text."""
+        """The joined text of all pieces."""
         return "".join(text for text, _ in self.pieces)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A model's output for one source, with its reference; `group` says why it was chosen.
+    """A model's output for one source and its reference. `group` is "best", "worst" or "random".
 
     >>> Example(source="one", reference="eins", output="ein", score=0.5, group="worst").output
     'ein'
@@ -101,7 +101,7 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Texts side by side; `legend` says what the score is."""
+    """Texts side by side. `legend` describes the score."""
 
     kind: ClassVar[str] = "examples"
     title: str
@@ -121,7 +121,7 @@ class Examples:
     def best_and_worst(
         cls, title: str, legend: str, scored: Sequence[tuple[str, str, str, float]], *, each: int = 5
     ) -> Self:
-        """Choose the best, the worst and some random ones of (source, reference, output, score): `each` of a kind, none twice.
+        """Select the `each` best, worst and random rows of (source, reference, output, score), without repetition.
 
         >>> scored = [("a", "A", "A", 100.0), ("b", "B", "C", 0.0), ("c", "C", "C", 90.0)]
         >>> [(one.source, one.group) for one in Examples.best_and_worst("", "", scored, each=1).examples]
@@ -141,7 +141,7 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """Values over steps that the run's records do not have: {name: ((step, value), ...)}.
+    """User-computed values over steps, absent from the run's records: {name: ((step, value), ...)}.
 
     >>> Curves(title="temperature", legend="of the softmax", curves={"head": ((1, 1.0), (100, 0.7))}).kind
     'curves'
@@ -180,7 +180,7 @@ class ConfusionMatrix:
 
     @classmethod
     def from_counts(cls, title: str, counts: Sequence[Sequence[int]], *, classes: Sequence[str]) -> Self:
-        """Show a matrix of counts; of more than 30 classes show the 29 with the most mistakes, and the others as one.
+        """Build the panel from counts. Beyond 30 classes, keep the 29 with the most errors and merge the rest into one class.
 
         >>> ConfusionMatrix.from_counts("val", [[3, 1], [0, 4]], classes=("cat", "dog")).counts
         ((3, 1), (0, 4))
@@ -200,7 +200,7 @@ class ConfusionMatrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """A small image (a PNG file as base64), its true class, its prediction and the error of that.
+    """A small image (a PNG file as base64), its true class, its prediction and the loss of the prediction.
 
     >>> Image(png="iVBORw0KGgo=", label="cat", guess="dog", loss=2.3).guess
     'dog'
@@ -210,14 +210,14 @@ class Image:
     caption: str = ""
     label: str | None = None
     guess: str | None = None
-    probability: float | None = None  # that the model gave its guess
-    label_probability: float | None = None  # that it gave the right class
+    probability: float | None = None  # of the predicted class
+    label_probability: float | None = None  # of the true class
     loss: float | None = None  # in nats
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageGrid:
-    """Images in a row.
+    """A grid of images.
 
     >>> ImageGrid(title="the largest losses", images=()).kind
     'image-grid'

@@ -1,4 +1,4 @@
-"""Panels as `panels.json` in a run's directory: make, limit, write and read them."""
+"""Panels as `panels.json` in a run's directory: build, limit, write and read panels."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -13,9 +13,9 @@ from surefoot.tracking.panel_checks import check, is_count
 from surefoot.tracking.panels import Example, Image, Panel
 
 FILE = "panels.json"
-VERSION = 2  # of the format
-MOST_BYTES = 300_000  # it becomes a part of one page
-LONGEST_S = 60.0  # after which no further panel is begun
+VERSION = 2  # of the file format
+MOST_BYTES = 300_000  # the file becomes a part of one page
+LONGEST_S = 60.0  # the time limit to start another panel
 
 PANELS: dict[str, type[Panel]] = {panel.kind: panel for panel in get_args(Panel)}
 
@@ -28,13 +28,13 @@ class Panels:
     panels: tuple[Panel, ...]
 
     def __str__(self) -> str:
-        """Name the step, and each panel with its kind."""
+        """List the step, and each panel with its kind."""
         return "\n".join(
             [f"panels of step {self.step:,}", *(f"  {panel.kind:<16} {panel.title}" for panel in self.panels)]
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values, as `panels.json` holds it.
+        """Return the panels as JSON values, in the format of `panels.json`.
 
         >>> Panels(step=3, panels=()).to_dict()
         {'format_version': 2, 'step': 3, 'panels': []}
@@ -42,12 +42,12 @@ class Panels:
         return {"format_version": VERSION, "step": self.step, "panels": [panel_to_dict(panel) for panel in self.panels]}
 
     def to_json(self) -> str:
-        """Write `to_dict()` as the text of `panels.json`."""
+        """Return `to_dict()` as the text of `panels.json`."""
         return json.dumps(self.to_dict(), allow_nan=False) + "\n"
 
 
 def panel_to_dict(panel: Panel) -> dict[str, Any]:
-    """A panel as JSON has it, its `kind` first.
+    """Return a panel as a JSON dictionary, with `kind` as its first key.
 
     >>> from surefoot.tracking.panels import ConfusionMatrix
     >>> panel_to_dict(ConfusionMatrix(title="val", classes=("cat",), counts=((4,),)))
@@ -57,7 +57,7 @@ def panel_to_dict(panel: Panel) -> dict[str, Any]:
 
 
 def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
-    """The panels that fit on a page, in their order, and the rest.
+    """Split panels into those that fit on a page, in their order, and the rest.
 
     >>> from surefoot.tracking.panels import ConfusionMatrix
     >>> fitting([ConfusionMatrix(title="val", classes=(), counts=())])[1]
@@ -79,9 +79,9 @@ def build_panels(
     stop: Callable[[], bool] = lambda: False,
     now: Callable[[], float] = perf_counter,
 ) -> tuple[list[Panel], list[str]]:
-    """The panels of a model, until `stop` is true or a minute has passed, and the reason if some are missing; never raises.
+    """Build the panels of a model until `stop` returns True or a minute has passed. Returns the panels and warnings; never raises.
 
-    Panels that the function yielded before it failed stay.
+    Panels yielded before an exception are kept.
 
     >>> build_panels(lambda model: 1 / 0, None)
     ([], ['no panels: ZeroDivisionError: division by zero'])
@@ -99,7 +99,7 @@ def build_panels(
             if now() - start_s > LONGEST_S:
                 notes.append(f"no more panels than {len(panels)}: they took more than {LONGEST_S:.0f} seconds")
                 break
-    except Exception as problem:  # whatever a user's function raises ends no run
+    except Exception as problem:  # an exception in a user's function does not end the run
         which = f"after panel {len(panels)} none" if panels else "no panels"
         kind = "" if isinstance(problem, ConfigError) else f"{type(problem).__name__}: "
         notes.append(f"{which}: {kind}{first_line(problem)}")
@@ -111,7 +111,7 @@ def build_panels(
 
 
 def read_panels(run: Path | str) -> Panels | None:
-    """The panels of a run's directory; None without a file. `DataError` for a file that surefoot did not write."""
+    """Read the panels of a run's directory. Returns None without a file. Raises `DataError` if surefoot did not write the file."""
     path = local_path(run, setting="run") / FILE
     try:
         with open_regular(path) as file:
@@ -129,7 +129,7 @@ def read_panels(run: Path | str) -> Panels | None:
 
 
 def panels_from_json(text: str) -> Panels:
-    """Read the text that `Panels.to_json` wrote; `ConfigError` for any other.
+    """Parse the text that `Panels.to_json` returned. Raises `ConfigError` for any other text.
 
     >>> panels_from_json(Panels(step=3, panels=()).to_json())
     Panels(step=3, panels=())
@@ -147,7 +147,7 @@ def panels_from_json(text: str) -> Panels:
 
 
 def _panel(kind: str, values: dict[str, Any]) -> Panel:
-    """A panel from its JSON, whose lists become tuples; the panel checks its values itself."""
+    """Build a panel from its JSON values and convert lists to tuples. The panel validates its own values."""
     for name, part in (("examples", Example), ("images", Image)):
         if name in values:
             values[name] = [part(**one) for one in values[name]]

@@ -1,4 +1,4 @@
-"""A run's directory: the files in it besides checkpoints and metrics, and the lock of its writer."""
+"""A run's directory: its files except checkpoints and metrics, and the lock of the training process."""
 
 import errno
 import json
@@ -26,18 +26,18 @@ from surefoot.tracking.run_reader import HELD, Session, read_sessions, surefoot_
 
 _DIRECTORIES = ("checkpoints", "crash", "logs", "tensorboard", "trackers")
 _APPENDED_TO = ("metrics.jsonl", ".lock")
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of a server, perhaps: nobody can lock it
-_REPLACED = ("config.toml", "environment.json", "panels.json")  # whole, so that links are not followed
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors without lock support, such as on some servers
+_REPLACED = ("config.toml", "environment.json", "panels.json")  # replaced atomically, so links are not followed
 
 
 @dataclass(eq=False)
 class RunDirectory:
-    """One run's directory, locked by one process at a time."""
+    """A run's directory, locked by one process at a time."""
 
     path: Path
     lock: IO[bytes] | None = None
-    is_locked: bool = False  # not on a file system without locks
-    small_files: dict[str, bytes] = field(default_factory=dict)  # config.toml and others: written again if deleted
+    is_locked: bool = False  # False on a file system without locks
+    small_files: dict[str, bytes] = field(default_factory=dict)  # config.toml and others, rewritten if deleted
 
     @property
     def checkpoints(self) -> Path:
@@ -48,9 +48,9 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     def open(self) -> None:
-        """Create and lock the directory; refuse a second process that trains into it, and links under our names in it."""
+        """Create and lock the directory. Raises if another process trains in the directory or if a file to write is a link."""
         resolved = self.path.resolve()
-        if resolved in HELD:  # a process may lock a file as often as it likes
+        if resolved in HELD:  # one process can lock the same file repeatedly
             raise ConfigError(f"this process is training into {self.path} already: choose another --run-dir")
         try:
             _make(resolved)
@@ -74,13 +74,13 @@ class RunDirectory:
         HELD.add(resolved)
 
     def remember(self, *names: str) -> None:
-        """Read the small files there into memory, so that `make_again` can write them."""
+        """Read the named small files into memory, so that `make_again` can restore them."""
         self.small_files |= {name: (self.path / name).read_bytes() for name in names if (self.path / name).is_file()}
 
     def make_again(self) -> bool:
-        """Create and lock a directory again if it or its lock was deleted, with its small files; return whether that was so.
+        """Recreate and lock a deleted directory or lock file, and restore the small files. Returns whether anything was recreated.
 
-        `CheckpointError` if another process trains into it since then.
+        Raises `CheckpointError` if another process has since started training in the directory.
         """
         if self.lock is None:
             return False
@@ -107,7 +107,7 @@ class RunDirectory:
         return True
 
     def refuse_links(self) -> None:
-        """Raise `OSError` (ELOOP) if a name that the run writes to is a link: nothing may be written or removed then."""
+        """Raise `OSError` (ELOOP) if a file that the run writes is a link. Nothing may be written or removed in this case."""
         if (link := self._link()) is not None:
             words = f"a link to {os.readlink(link)}, and a run follows no link out of its directory"
             raise OSError(errno.ELOOP, words, str(link))
@@ -133,7 +133,7 @@ class RunDirectory:
                 )
 
     def _locked(self) -> tuple[IO[bytes], bool | None]:
-        """Lock the directory while this process lives; False if another has it, None if the file system has no locks."""
+        """Lock the directory for this process. Returns the lock and True, False (another process has it) or None (no lock support)."""
         lock = os.fdopen(open_no_follow(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b")
         if sys.platform == "win32":
             return lock, True
@@ -180,7 +180,7 @@ class RunDirectory:
 
 
 def directory_of_start(run: Path) -> str | None:
-    """The working directory of the command that began a run; None if unknown."""
+    """Return the working directory of a run's first command. Returns None if unknown."""
     try:
         return str(read_sessions(run)[0]["directory"])
     except (OSError, ValueError, LookupError):
@@ -188,7 +188,7 @@ def directory_of_start(run: Path) -> str | None:
 
 
 def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
-    """Check a recipe's small files for the directory; `ConfigError` for a name that is not plain, or is one of ours."""
+    """Validate a recipe's small files. Raises `ConfigError` for a file name with a path or a reserved file name."""
     ours = {*_DIRECTORIES, *_APPENDED_TO, *_REPLACED, "report.html"}
     if wrong := [name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours]:
         raise ConfigError(f"files: {wrong[0]!r} is no plain name, or one that surefoot uses itself: choose another")
@@ -196,7 +196,7 @@ def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
 
 
 def machine(device: torch.device, *, deterministic: bool) -> dict[str, Any]:
-    """The facts about the machine that bit-equal results depend on."""
+    """Return the hardware and software facts that bitwise-equal results depend on."""
     return {
         "surefoot": surefoot_version(),
         "torch": torch.__version__,
@@ -209,7 +209,7 @@ def machine(device: torch.device, *, deterministic: bool) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """The start of this session: place, command, machine."""
+    """Describe the start of this session: working directory, command and machine."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
@@ -224,15 +224,15 @@ def environment() -> dict[str, Any]:
 
 
 def machine_memory_bytes() -> int | None:
-    """The memory of this machine; None if the system does not report it."""
+    """Return the machine's memory in bytes. Returns None if the system does not report the size."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # the first: on Windows there is no sysconf
+    except (AttributeError, ValueError, OSError):  # AttributeError: Windows has no sysconf
         return None
 
 
 def _make(path: Path) -> None:
-    """Make a directory and those above it that are missing, so that their names outlive a power failure too."""
+    """Create a directory and its missing parents durably, so that they survive a power failure."""
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for directory in missing:

@@ -1,6 +1,6 @@
-"""The one reader of a run's directory: settings, sessions, crashes, the newest state.json, records. Torch-free; locks nothing.
+"""The reader of a run's directory: settings, sessions, crashes, the newest state.json, and records. Torch-free; takes no lock.
 
-`read_run` names missing or damaged files in `RunFiles.problems`; `read_settings`, `read_sessions` and `read_state` raise.
+`read_run` lists missing or damaged files in `RunFiles.problems`. `read_settings` and `read_sessions` raise.
 """
 
 import json
@@ -25,18 +25,18 @@ from surefoot.tracking.jsonl import stream_records
 from surefoot.tracking.record import Record
 
 Standing = Literal["running", "over", "unknown"]
-HELD: set[Path] = set()  # directories that runs of this process hold
+HELD: set[Path] = set()  # directories locked by runs of this process
 _MAX_CRASHES = 10
 _OTHER_FORMAT = (
     "another version of surefoot wrote {} (format {}, and this version reads"
     f" {' and '.join(map(str, FORMATS))}): install that version, or train a new run in another directory"
 )
 _DARWIN = sys.platform == "darwin"
-_FLOCK = "qqihh" if _DARWIN else "hhqqi0q"  # fcntl.h
+_FLOCK = "qqihh" if _DARWIN else "hhqqi0q"  # struct flock in fcntl.h
 
 
 class Session(TypedDict, total=False):
-    """One start or resume in environment.json; files of other tools may lack any of its keys."""
+    """One start or resume in environment.json. Any key may be missing if another tool wrote the file."""
 
     step: int
     time: str
@@ -56,7 +56,7 @@ class Session(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """The content of config.toml: settings by dotted name, the origin of each, [program]; and the nested settings of a script."""
+    """The content of config.toml: settings and their origins by dotted name, [program], and the nested settings of a script."""
 
     flat: Mapping[str, Any]
     origins: Mapping[str, str]
@@ -65,30 +65,30 @@ class Settings:
 
     @property
     def script(self) -> bool:
-        """Whether a script of the user's own made the run, so that no verb can build it again."""
+        """Whether a user's script built the run, so that no subcommand can rebuild the run."""
         return self.program.get("kind") == "script"
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The small files of a run's directory. `step` is that of the newest checkpoint whose `state` can be read."""
+    """The small files of a run's directory. `step` is the step of the newest checkpoint with a readable `state`."""
 
     path: Path
     config: Settings
     sessions: tuple[Session, ...]
-    crashes: tuple[Mapping[str, Any], ...]  # the last first, with the "words" that stand beside it
+    crashes: tuple[Mapping[str, Any], ...]  # newest first, with the "words" of the text file beside each
     step: int
     state: SavedState | None
     problems: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """As charts call it."""
+        """The name of the run in charts."""
         return self.path.resolve().name or str(self.path)
 
     @property
     def planned_steps(self) -> int | None:
-        """The planned number of steps; None if unknown."""
+        """The planned number of steps. None if unknown."""
         if self.state is not None:
             return self.state.planned_steps
         length = self.config.flat.get("length")
@@ -121,13 +121,13 @@ def read_run(path: Path) -> RunFiles:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Read the records of one curve one at a time; an absent file has no records. `OSError` if it cannot be read."""
+    """Yield the records of one curve one at a time. Yields nothing if the file is absent. Raises `OSError` if the file is unreadable."""
     metrics = path / "metrics.jsonl"
     return stream_records(metrics) if metrics.exists() else iter(())
 
 
 def read_settings(path: Path) -> Settings:
-    """Read config.toml; `OSError`, `UnicodeDecodeError` or `ConfigError` if it is missing or damaged."""
+    """Read config.toml. Raises `OSError`, `UnicodeDecodeError` or `ConfigError` if the file is missing or damaged."""
     file = path / "config.toml"
     text = read_regular(file).decode()
     flat, made_by, noted = values(text, where=str(file)), program(text, where=str(file)), None
@@ -138,7 +138,7 @@ def read_settings(path: Path) -> Settings:
 
 
 def read_sessions(path: Path) -> tuple[Session, ...]:
-    """Read environment.json; `OSError` if it is missing, `ValueError` if it tells of no sessions."""
+    """Read environment.json. Raises `OSError` if the file is missing, `ValueError` if the file lists no sessions."""
     try:
         environment = json.loads(read_regular(path / "environment.json"))
     except RecursionError as error:
@@ -150,7 +150,7 @@ def read_sessions(path: Path) -> tuple[Session, ...]:
 
 
 def read_state(path: Path, step: int) -> SavedState | None:
-    """Read the state.json of one checkpoint, its hash unchecked; None if it is missing or damaged."""
+    """Read a checkpoint's state.json without checking its hash. Returns None if the file is missing or damaged."""
     try:
         return typed_state(parse_state(read_regular(path / "checkpoints" / f"step-{step:08d}" / "state.json")))
     except (OSError, ValueError):
@@ -158,14 +158,14 @@ def read_state(path: Path, step: int) -> SavedState | None:
 
 
 def began_with(path: Path, batch_size: int | str) -> int | str | None:
-    """The micro-batch size of a run that is there, if its batches are as large; whether it is intact is asked later."""
+    """Return the micro-batch size of an existing run with the same batch size. Returns None otherwise. Does not check the run's files."""
     state = newest_state(path)[1]
     described: Mapping[str, Any] = {} if state is None else state.identity
     return described.get("micro_batch_size") if described.get("batch_size") == batch_size else None
 
 
 def newest_state(path: Path) -> tuple[int, SavedState | None]:
-    """Read the newest readable state.json, and its step; 0 and None without one."""
+    """Return the step and content of the newest readable state.json. Returns 0 and None without a readable file."""
     for directory in sorted((path / "checkpoints").glob("step-*"), reverse=True):
         number = directory.name.removeprefix("step-")
         if number.isdecimal() and (state := read_state(path, int(number))) is not None:
@@ -174,7 +174,7 @@ def newest_state(path: Path) -> tuple[int, SavedState | None]:
 
 
 def other_format(path: Path) -> str | None:
-    """Why the directory of a run cannot be read, in one sentence, if another version of surefoot wrote its checkpoints; else None."""
+    """Return one sentence if another surefoot version wrote the run's checkpoints in an unreadable format. Returns None otherwise."""
     for file in sorted((path / "checkpoints").glob(f"step-*/{MANIFEST}"), reverse=True):
         with suppress(OSError, ValueError, RecursionError):
             manifest = json.loads(read_regular(file))
@@ -185,14 +185,14 @@ def other_format(path: Path) -> str | None:
 
 
 def refuse_other_format(path: Path) -> None:
-    """Raise `CheckpointError` with the sentence of `other_format`, if there is one."""
+    """Raise `CheckpointError` with the sentence of `other_format`, if any."""
     if (why := other_format(path)) is not None:
         raise CheckpointError(why)
 
 
 def standing_of(run: Path) -> Standing:
-    """Whether a process trains into a directory now, by its lock, which is tested and not kept."""
-    if run.resolve() in HELD:  # to open and close its lock would let go of it
+    """Return whether a process is training in a directory, by testing the lock without taking the lock."""
+    if run.resolve() in HELD:  # opening and closing the lock file would release the lock
         return "running"
     if sys.platform == "win32":
         return "unknown"
@@ -202,19 +202,19 @@ def standing_of(run: Path) -> Standing:
     try:
         with open_regular(run / ".lock") as lock:
             answer = struct.unpack(_FLOCK, fcntl.fcntl(lock, fcntl.F_GETLK, struct.pack(_FLOCK, *whole_file)))
-    except OSError:  # there is none, it is another user's, or a file system without locks
+    except OSError:  # the lock is missing, belongs to another user, or the file system has no locks
         return "unknown"
     return "over" if answer[3 if _DARWIN else 0] == fcntl.F_UNLCK else "running"
 
 
 def is_running(run: Path) -> bool:
-    """Whether a process surely trains into a directory now."""
+    """Return whether a process is certainly training in a directory."""
     return standing_of(run) == "running"
 
 
 @cache
 def surefoot_version() -> str:
-    """The version that is installed."""
+    """Return the installed version."""
     try:
         return version("surefoot")
     except PackageNotFoundError:
@@ -222,7 +222,7 @@ def surefoot_version() -> str:
 
 
 def _crashes(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """The errors that ended the run; an unreadable file is left out."""
+    """Read the errors that ended the run, without unreadable files."""
     crashes = []
     for file in sorted((path / "crash").glob("step-*.json"), reverse=True)[:_MAX_CRASHES]:
         with suppress(OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Records as TensorBoard scalars, texts, images and hparams; points that a resume supersedes are purged."""
+"""Records as TensorBoard scalars, texts, images and hparams. Points superseded by a resume are purged."""
 
 import base64
 import itertools
@@ -18,14 +18,14 @@ from surefoot.tracking.format import compact
 from surefoot.tracking.jsonl import AppendedFile
 from surefoot.tracking.record import Record
 
-_CELL = 28  # pixels of one count
-_LETTER = 7  # pixels of one letter's width, about
-_TILE = 64  # pixels of one picture
+_CELL = 28  # pixels per matrix cell
+_LETTER = 7  # approximate pixels of a letter's width
+_TILE = 64  # pixels per image
 _LONGEST_NAME = 16
 
 
 def pictured(panel: Mapping[str, Any]) -> Image.Image | None:
-    """A confusion matrix or the images of a panel (from `panels.written`) as one image; None for any other kind.
+    """Draw a confusion matrix or image panel (a dictionary of `panel_to_dict`) as one image. Returns None for other kinds.
 
     >>> pictured({"kind": "confusion-matrix", "title": "", "classes": ("a", "b"), "counts": ((3, 1), (0, 4))}).size
     (71, 71)
@@ -39,7 +39,7 @@ def pictured(panel: Mapping[str, Any]) -> Image.Image | None:
 
 
 def _matrix(classes: Any, counts: Any) -> Image.Image:
-    """A cell is darker if its share of the row is larger; rows are the true classes, as the labels say."""
+    """Draw a confusion matrix. A larger fraction of the row is darker; the rows are the true classes, as labeled."""
     names = [name[:_LONGEST_NAME] for name in classes]
     margin = 8 + _LETTER * max((len(name) for name in names), default=0)
     side = margin + _CELL * len(names)
@@ -61,7 +61,7 @@ def _matrix(classes: Any, counts: Any) -> Image.Image:
 
 
 def _tiles(pngs: list[bytes]) -> Image.Image:
-    """Pictures side by side, row after row, each pixel as large as fits."""
+    """Tile images row by row, each scaled to the tile size."""
     across = min(8, len(pngs))
     image = Image.new("RGB", (across * (_TILE + 2), -(-len(pngs) // across) * (_TILE + 2)), "white")
     for index, data in enumerate(pngs):
@@ -73,15 +73,15 @@ def _tiles(pngs: list[bytes]) -> Image.Image:
     return image
 
 
-_files = itertools.count()  # of this process
-_NO_CURVES = {"layer_stats", "data_check", "event"}  # nested, or words
+_files = itertools.count()  # counter of this process
+_NO_CURVES = {"layer_stats", "data_check", "event"}  # nested values or texts
 
 
 class TensorBoard:
-    """An event directory; `from_step` is the step of the resume, and later points of older sessions are hidden."""
+    """An event directory. `from_step` is the step of the resume; TensorBoard hides later points of older sessions."""
 
     def __init__(self, directory: Path, *, from_step: int, unit: str = "targets") -> None:
-        # protobuf and more: half a second
+        # importing protobuf and others takes half a second
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -90,14 +90,14 @@ class TensorBoard:
         make_no_follow(directory)
         name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{socket.gethostname()}.{os.getpid()}.{next(_files)}"
         self.appended = AppendedFile(directory / name)
-        # no thread of torch's writer: one that meets a full disk prints a traceback, and loses what follows
+        # no writer thread of torch: on a full disk that thread prints a traceback and loses later events
         self.writer = RecordWriter
         self._append(self.event(wall_time=time.time(), file_version="brain.Event:2"))
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._append(self.event(wall_time=time.time(), step=from_step + 1, session_log=start))
 
     def write(self, record: Record) -> None:
-        """Add the numbers of a record under its kind, at its step; the pictures of panels, and a run's outcome as hparams."""
+        """Write a record's values under its kind at its step, panel images, and the run's outcome as hparams."""
         match record["kind"]:
             case "sample":
                 from torch.utils.tensorboard.summary import text
@@ -117,10 +117,10 @@ class TensorBoard:
                     record,
                 )
             case _:
-                self.appended.append(b"")  # what waits for room
+                self.appended.append(b"")  # nothing new; only waiting bytes are written
 
     def close(self) -> None:
-        """Close the file; `OSError` if that loses values."""
+        """Close the file. Raises `OSError` if values are lost."""
         self.appended.close()
 
     def _add_pictures(self, record: Record) -> None:
@@ -135,7 +135,7 @@ class TensorBoard:
         self._add(values, record)
 
     def _add_outcome(self, record: Record) -> None:
-        """Settings for TensorBoard's table that compares runs; the metrics stand there as scalars already."""
+        """Write the settings as hparams, TensorBoard's table of runs. The metrics of the table are existing scalars."""
         from torch.utils.tensorboard.summary import hparams
 
         scores = [*record["scores"], *record.get("scores_at_end", {})]
@@ -144,16 +144,16 @@ class TensorBoard:
             for name, value in record["settings"].items()
             if value is not None
         }
-        # the values are those of the scalars
+        # the table takes its values from the scalars
         for part in hparams(settings, dict.fromkeys(scores, 0.0)):  # type: ignore[no-untyped-call]
             self._add(part.value, record)
 
     def _add(self, values: Any, record: Record) -> None:
-        # all in one event: one by one they cost ten times as much
+        # one event for all: separate events take ten times as long
         self._append(self.event(wall_time=time.time(), step=record["step"], summary=self.summary(value=values)))
 
     def _append(self, event: Any) -> None:
-        """Write an event in the format of TFRecord; a full disk raises `OSError`, and what waits is written later."""
+        """Write an event in the TFRecord format. A full disk raises `OSError`, and the next call writes the waiting bytes."""
         packed = BytesIO()
         self.writer(packed).write(event.SerializeToString())
         self.appended.append(packed.getvalue())

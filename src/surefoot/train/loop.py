@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from surefoot.optim.clipping import clear, gradient_norm, refuse_unused
 from surefoot.optim.skip_step import should_skip
 from surefoot.optim.trainable import Trainable
 from surefoot.seeding import fold, seed_generators
-from surefoot.tracking.record import refuse_own
+from surefoot.tracking.record import Phase, refuse_own
 from surefoot.train.batch_norm_buffers import BatchStatistics
 from surefoot.train.loss_accumulator import LossSum
 from surefoot.train.step_watch import UNWATCHED, Watch
@@ -35,7 +35,6 @@ if TYPE_CHECKING:  # what a step is handed
     from surefoot.train.precision import Precision
 
 Loss = Callable[[Any, Any], Any]
-Phase = Literal["training", "data_wait", "evaluating", "saving", "user"]
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,8 @@ class State:
     def model(self) -> nn.Module:
         """The only model; `ConfigError` if there are several."""
         if len(self.models) > 1:
-            cure = f"take one by name: state.models[{next(iter(self.models))!r}]"
-            raise ConfigError(f"state.model: this run has several models, {', '.join(self.models)}\n  {cure}")
+            names = ", ".join(self.models)
+            raise ConfigError(f"state.model of several models, {names}\n  take one by name: state.models['NAME']")
         return next(iter(self.models.values()))
 
     @property
@@ -88,6 +87,7 @@ class Step:
     state: State
     loss: Tensor | None = None  # mean over everything counted in the global batch
     target_count: Tensor | float = 0
+    lr: float | None = None  # base learning rate, of the first optimizer that was updated
     grad_norm: Tensor | None = None  # of the whole gradient, of all optimizers together, before clipping
     grad_norms: dict[str, Tensor] = field(default_factory=dict)  # of each optimizer's
     clip_fractions: dict[str, Tensor | None] = field(default_factory=dict)  # how much of each was limited, 0 to 1
@@ -96,16 +96,6 @@ class Step:
     _logged: dict[str, Any] = field(default_factory=dict, repr=False)
     _pending: tuple[Tensor, Tensor | float] | None = field(default=None, repr=False)  # loss, factor of unused gradients
     _watch: Watch = field(default=UNWATCHED, repr=False)
-    _lr_factor: float = field(init=False, repr=False)  # the plateau's; an evaluation after the step may lower it
-
-    def __post_init__(self) -> None:
-        self._lr_factor = self.state.lr_factor
-
-    @property
-    def lr(self) -> float:
-        """The base learning rate of this step, as in the records: the first optimizer's if there are several."""
-        group = next(iter(self.state.optimizers.values())).optimizer.param_groups[0]
-        return float(group["initial_lr"] * (self._task.factors(self.index) * self._lr_factor))
 
     def log(self, **values: Tensor | float | Mean) -> None:
         """Add values to the records, averaged over the log interval; a tensor waits on the device until then, as it is now."""
@@ -253,6 +243,7 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     step.clip_fractions[name] = trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=skipped)
     momentum = None if task.momentum is None else task.momentum(step.index)
     trained.set_rate(task.factors(step.index) * step.state.lr_factor, momentum=momentum)
+    step.lr = trained.optimizer.param_groups[0]["lr"] if step.lr is None else step.lr
     trained.skip.apply(trained.optimizer, skipped)
     if name in step.state.ema_models:
         step.state.ema_models[name].update(1.0 - skipped)

@@ -1,1 +1,1 @@
-"""Images: arrays, folders, files, and augmentation."""
+"""Image data sets: arrays, class directories, files, and augmentation."""

@@ -1,4 +1,4 @@
-"""Images that fit into memory, as arrays with their labels: scikit-learn's digits, IDX files, CIFAR-10, and a made-up set."""
+"""Labeled images in memory: scikit-learn's digits, IDX files, CIFAR-10, and a synthetic data set."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,8 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 TRAINING_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 TEST_FILE = "test_batch.bin"
 _ROW = 1 + 3 * SIDE * SIDE
-_BYTES = 0x08  # the type of the numbers of an IDX file; others are not written for images
-_LARGEST_BYTES = 1 << 34  # what a header may claim
+_BYTES = 0x08  # the IDX type code of unsigned bytes, the usual dtype of images
+_LARGEST_BYTES = 1 << 34  # the largest accepted size in a header
 _IDX_PARTS = {"training": "train", "test": "t10k"}
 _IDX_KINDS = ("images-idx3", "labels-idx1")
 _DIGITS_TEST = 360  # of 1,797
@@ -26,7 +26,7 @@ _DIGITS_TEST = 360  # of 1,797
 
 @dataclass(frozen=True)
 class Arrays:
-    """Images (N, H, W, C) as bytes and labels (N,) of a training and a test part, and the names of the classes."""
+    """Training and test images (N, H, W, C) as bytes, their labels (N,), and the names of the classes."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
@@ -36,9 +36,9 @@ class Arrays:
 
 
 def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Images (N, 32, 32, 3) and labels (N,) of one file of the binary version.
+    """Return images (N, 32, 32, 3) and labels (N,) of one file of CIFAR-10's binary version.
 
-    Raises `DataError` for a missing file, an incomplete row, and a label that is not a class (naming the row).
+    Raises `DataError` for a missing file, an incomplete row, and a label that is not a class (with the row).
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -66,7 +66,7 @@ def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 
 def cifar_arrays(path: Path) -> Arrays:
-    """The six files of a directory."""
+    """Read the six files of CIFAR-10's binary version in a directory."""
     missing = [name for name in (*TRAINING_FILES, TEST_FILE) if not (path / name).is_file()]
     if missing:
         raise DataError(f"{path} holds CIFAR-10 without {', '.join(missing)}\n  unpack cifar-10-binary.tar.gz again")
@@ -76,7 +76,7 @@ def cifar_arrays(path: Path) -> Arrays:
 
 
 def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
-    """The array of an IDX file of unsigned bytes with this number of dimensions: 3 for images (N, H, W), 1 for labels (N,).
+    """Return the array of an IDX file of unsigned bytes; `dimensions` is 3 for images (N, H, W) and 1 for labels (N,).
 
     Raises `DataError` for a missing file, another magic number, and a size that differs from the header's.
 
@@ -104,9 +104,9 @@ def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
         sizes = [int.from_bytes(header[offset : offset + 4], "big") for offset in range(4, len(header), 4)]
         stated = int(np.prod(sizes, dtype=object))
         stated_size = f"its header says {' x '.join(map(str, sizes))} = {stated} bytes"
-        if stated > _LARGEST_BYTES:  # told before anything is unpacked
+        if stated > _LARGEST_BYTES:  # refused before decompression
             raise DataError(f"{path} is damaged: {stated_size}, and more than {_LARGEST_BYTES} are not read")
-        content = file.read(stated + 1)  # no more of what is compressed than that is unpacked
+        content = file.read(stated + 1)  # one byte more shows that a file is too long
     if len(content) != stated or len(header) < 4 + 4 * dimensions:
         short = len(content) <= stated
         raise DataError(
@@ -121,9 +121,9 @@ def _kind_name(dimensions: int) -> str:
 
 
 def digits() -> Arrays:
-    """The 1,797 real handwritten digits of 8 x 8 pixels that come with scikit-learn; 360 of them, always the same, to test.
+    """Return scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; the test part is a fixed choice of 360 digits.
 
-    They are the test part of Alpaydin and Kaynak 1998: https://doi.org/10.24432/C50P49
+    The digits are the test part of the data set of Alpaydin and Kaynak 1998: https://doi.org/10.24432/C50P49
 
     >>> digits().test_images.shape
     (360, 8, 8, 1)
@@ -138,7 +138,7 @@ def digits() -> Arrays:
 
 
 def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
-    """The four IDX files of a directory, each plain or with .gz. numbered: nothing else names classes, so each needs a training image."""
+    """Read four IDX files of a directory, plain or .gz; if `numbered`, raise `DataError` for a class without a training image."""
     parts = []
     for part, prefix in _IDX_PARTS.items():
         images, labels = (_idx_file(folder, prefix, kind) for kind in _IDX_KINDS)
@@ -163,7 +163,7 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
 
 
 def synthetic(*, images: int = 10_000, size: int = 32, channels: int = 3, classes: int = 10) -> Arrays:
-    """A pattern for each class under much noise, for measuring speed without data; a fifth as many to test.
+    """Return synthetic images for speed measurements: a noisy pattern per class, and 20% as many test images.
 
     >>> arrays = synthetic(images=20, size=8, channels=1, classes=2)
     >>> arrays.images.shape, arrays.test_images.shape, sorted(set(arrays.labels.tolist()))
@@ -173,14 +173,14 @@ def synthetic(*, images: int = 10_000, size: int = 32, channels: int = 3, classe
     patterns, number = generator.integers(64, 192, (classes, size, size, channels)), images + images // 5
     labels = np.arange(number, dtype=np.int64) % classes
     pixels = np.empty((number, size, size, channels), dtype=np.uint8)
-    for first in range(0, number, 1000):  # not all of the noise at once
+    for first in range(0, number, 1000):  # in blocks, to limit the memory for noise
         chosen = slice(first, first + 1000)
         pixels[chosen] = patterns[labels[chosen]] + generator.integers(-64, 64, pixels[chosen].shape)
     return Arrays(pixels[:images], labels[:images], pixels[images:], labels[images:], tuple(map(str, range(classes))))
 
 
 def arrays_in(folder: Path, *, numbered: bool = True) -> Arrays | None:
-    """The arrays in a directory; None if it has none, and may be one of pictures. numbered: see `idx_arrays`."""
+    """Read CIFAR-10 or IDX files from a directory; return None if neither exists. `numbered`: see `idx_arrays`."""
     for directory in (folder, folder / "cifar-10-batches-bin"):
         if any((directory / name).is_file() for name in (*TRAINING_FILES, TEST_FILE)):
             return cifar_arrays(directory)
@@ -195,6 +195,6 @@ def arrays_in(folder: Path, *, numbered: bool = True) -> Arrays | None:
 
 
 def _idx_file(folder: Path, prefix: str, kind: str) -> Path | None:
-    written = (kind, kind.replace("-", "."))  # the latter as some programs unpack them
+    written = (kind, kind.replace("-", "."))  # some programs unpack files under the second name
     names = [folder / f"{prefix}-{name}-ubyte{end}" for name in written for end in ("", ".gz")]
     return next(filter(Path.is_file, names), None)

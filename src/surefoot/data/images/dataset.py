@@ -1,7 +1,7 @@
-"""Labeled images as data sets: in memory, gathered and augmented a whole micro-batch at once; or in files, read one by one.
+"""Data sets of labeled images: in memory, with whole micro-batches gathered and augmented at once, or in files.
 
-Both give the same images for the same (seed, epoch, sample): float32 (C, H, W), normalized, and a class number. Shapes: N images, B
-batch, C channels, H height, W width.
+A sample is a normalized image, float32 (C, H, W), and a class index; it depends only on (seed, epoch, sample). Shapes: N images,
+B batch, C channels, H height, W width.
 """
 
 from copy import copy
@@ -24,13 +24,13 @@ from surefoot.seeding import fold, seeded_bits, stream_key
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 Dataset = TypeVar("Dataset", bound="ImageArrays | ImageFiles")
 
-_PIECE = 1000  # draws of the piece that is cut out begin here, apart from those of augmentation
+_PIECE = 1000  # first draw number of random crops; augmentation uses lower numbers
 
 
 class ImageArrays:
-    """Images in memory (N, H, W, C) as bytes, with their labels (N,); `gather` makes a whole batch.
+    """Data set of images in memory, bytes (N, H, W, C), with labels (N,); `gather` returns a whole batch.
 
-    `seed` is that of the run: the draws for an image come from (seed, epoch, sample). Without an augmentation nothing is.
+    `seed`: the run's seed; `gather` draws the augmentation of an image from (seed, epoch, sample).
 
     >>> images = ImageArrays(np.zeros((5, 8, 8, 1), np.uint8), np.arange(5), mean=(0.5,), std=(0.25,))
     >>> batch, labels = images.gather(np.array([3, 4]), np.array([0, 0]))
@@ -61,30 +61,30 @@ class ImageArrays:
         return len(self.images)
 
     def __getitem__(self, sample: int) -> tuple[Tensor, Tensor]:
-        """One image, as it is in the epoch that the generators are seeded for, and its label."""
+        """Return an image (C, H, W) and its label; the augmentation is drawn from the seeded global generators."""
         bits = np.array([seeded_bits()], dtype=np.uint64)
         return _inputs(self, self.images[sample : sample + 1], bits)[0], self.labels[sample]
 
     def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
-        """Images (B, C, H, W) and labels (B,)."""
+        """Return images (B, C, H, W) and labels (B,) of these samples, augmented as in their epochs."""
         return _inputs(self, self.images.take(ids, axis=0), sample_bits(self.key, ids, epochs)), self.labels[ids]
 
     def stored(self, ids: Ids) -> Batch:
-        """The images as bytes with their labels, neither normalized nor changed, and the labels."""
+        """Return the bytes of each original image with its label, and the labels."""
         labels = self.labels.numpy()[ids]
         return rows_as_bytes(self.images.take(ids, axis=0), labels), labels
 
     def fingerprint(self) -> dict[str, Any]:
-        """Their number, shape and augmentation, and a hash of up to 16 MiB of them spread over all."""
+        """Return the number, shape and augmentation of the images, and a hash of up to 16 MiB in evenly spaced images."""
         content = hash_of((self.images, self.labels))
         return {"samples": len(self), "shape": list(self.images.shape[1:]), "sha256": content, **_how(self)}
 
 
 class ImageFiles:
-    """Pictures in files, decoded when they are read: `DataError` names one that cannot be. Give the run workers.
+    """Data set of image files, decoded at each read; `DataError` names a file that cannot be decoded. Use loader workers.
 
-    With an augmentation and `fitting.crop == "resized"` a random piece is cut out first. The seed of all that is drawn is that
-    of the generators, which a run sets for each sample.
+    With an augmentation and `fitting.crop == "resized"`, each read starts with a random resized crop. Random draws depend on the global
+    generators, which a run seeds for each sample.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -109,13 +109,13 @@ class ImageFiles:
         augmentation: Augmentation | None = None,
     ) -> None:
         self.files, self.fitting, self.mean, self.std, self.augmentation = files, fitting, mean, std, augmentation
-        self.measured: Moments = (mean, std)  # tells which pictures these are, however they are normalised
+        self.measured: Moments = (mean, std)  # identifies the images, whatever their normalization
 
     def __len__(self) -> int:
         return len(self.files.paths)
 
     def __getitem__(self, sample: int) -> tuple[Tensor, int]:
-        """One picture (C, H, W), as it is in the epoch that the generators are seeded for, and its label."""
+        """Return an image (C, H, W) and its label; crop and augmentation are drawn from the seeded global generators."""
         bits = seeded_bits()
         picture = read_picture(self.files.paths[sample])
         if self.augmentation is not None and self.fitting.crop == "resized":
@@ -125,13 +125,13 @@ class ImageFiles:
         return _inputs(self, image[None], np.array([bits], dtype=np.uint64))[0], int(self.files.labels[sample])
 
     def stored(self, ids: Ids) -> Batch:
-        """The files as they are, with their labels, and the labels."""
+        """Return the bytes of each file with its label, and the labels."""
         labels = self.files.labels[ids]
         rows = zip(ids.tolist(), labels, strict=True)
         return [self.files.paths[index].read_bytes() + label.tobytes() for index, label in rows], labels
 
     def fingerprint(self) -> dict[str, Any]:
-        """Their number, hash of names and labels, measured mean and deviation (contents are not read again), and augmentation."""
+        """Return the number of files, a hash of names and labels, the measured mean and deviation, and the augmentation."""
         own = {"samples": len(self), "sha256": self.files.digest(), **vars(self.fitting)}
         return {**own, "measured": [list(part) for part in self.measured], **_how(self)}
 
@@ -148,14 +148,14 @@ def _inputs(dataset: ImageArrays | ImageFiles, images_BHWC: NDArray[np.uint8], b
 
 
 def normalised_with(dataset: Dataset, mean: tuple[float, ...], std: tuple[float, ...]) -> Dataset:
-    """The same images with another mean and deviation."""
+    """Return a shallow copy of a data set with another mean and standard deviation."""
     other = copy(dataset)
     other.mean, other.std = mean, std
     return other
 
 
 def normalize(images_BHWC: NDArray[np.uint8], *, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Bytes (B, H, W, C) as float32 (B, C, H, W): divided by 255, less `mean`, divided by `std`, each of one channel.
+    """Convert bytes (B, H, W, C) to float32 (B, C, H, W): divide by 255, subtract `mean`, and divide by `std` per channel.
 
     >>> normalize(np.full((1, 1, 1, 1), 255, np.uint8), mean=(0.5,), std=(0.25,)).item()
     2.0
@@ -168,7 +168,7 @@ def normalize(images_BHWC: NDArray[np.uint8], *, mean: tuple[float, ...], std: t
 def read_image(
     path: Path, *, size: int, channels: int, crop: Any, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Tensor:
-    """A picture of any kind and size as one input (1, C, H, W) for a model trained on images prepared in that way.
+    """Read an image file of any size as a model input (1, C, H, W), preprocessed as the training images.
 
     >>> import tempfile
     >>> from PIL import Image

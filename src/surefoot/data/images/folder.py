@@ -1,4 +1,4 @@
-"""Images in files, a folder for each class: found and checked here, decoded one by one, as a rule by loader workers."""
+"""Image files in one directory per class: listing, checks, decoding and resizing."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,20 +20,20 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".
 OnCorrupt = Literal["error", "skip"]
 Crop = Literal["padded", "resized"]
 
-_MAX_HEADERS = 10_000  # headers read before training begins: a tenth of a millisecond each
-_MARGIN = 8 / 7  # of what is cut to be the middle after "resized": 256 pixels for 224 of them
+_MAX_HEADERS = 10_000  # image headers read before training, 0.1 ms each
+_MARGIN = 8 / 7  # resized side over crop side in a center crop of "resized": 256 pixels for a crop of 224
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """How any picture becomes an array (size, size, channels)."""
+    """Conversion of images of any size to arrays (size, size, channels)."""
 
     size: int
     channels: int
     crop: Crop = "padded"
 
     def center_crop(self, picture: "Image.Image") -> NDArray[np.uint8]:
-        """The middle of the picture: its shorter side made `size` (a seventh more where crops are "resized"), then cut."""
+        """Return the center crop after a resize of the shorter side to `size` (8/7 of `size` if `crop` is "resized")."""
         picture = self._convert(picture)
         width, height = picture.size
         side = self.size if self.crop == "padded" else round(self.size * _MARGIN)
@@ -44,7 +44,7 @@ class Fitting:
         return self._array(picture.crop((left, top, left + self.size, top + self.size)))
 
     def random_crop(self, picture: "Image.Image", draw: Callable[[int], float]) -> NDArray[np.uint8]:
-        """A piece of 8 % to 100 % of the area and 3/4 to 4/3 as wide as high, resized: https://arxiv.org/abs/1409.4842, section 6."""
+        """Return a resized crop of 8% to 100% of the area, aspect ratio 3/4 to 4/3 (https://arxiv.org/abs/1409.4842, section 6)."""
         picture = self._convert(picture)
         area = picture.width * picture.height * (0.08 + 0.92 * draw(0))
         shape = (3 / 4) * (16 / 9) ** draw(1)
@@ -53,7 +53,7 @@ class Fitting:
         return self._array(_resize(picture, (self.size, self.size), (left, top, left + width, top + height)))
 
     def _convert(self, picture: "Image.Image") -> "Image.Image":
-        if picture.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255 instead of scaling
+        if picture.mode.startswith("I"):  # 16 bits: Pillow would clip at 255 instead of scaling
             from PIL.Image import fromarray
 
             picture = fromarray((np.asarray(picture).clip(0, 65535) // 257).astype(np.uint8))
@@ -65,7 +65,7 @@ class Fitting:
 
 @dataclass(frozen=True)
 class Files:
-    """Pictures by path with the number of their class."""
+    """Paths of image files and their class indices."""
 
     paths: list[Path]
     labels: NDArray[np.int64]
@@ -74,17 +74,17 @@ class Files:
         return replace(self, paths=[self.paths[index] for index in indices.tolist()], labels=self.labels[indices])
 
     def digest(self) -> str:
-        """A hash of each file's name and folder, wherever these lie, and of the labels."""
+        """Return a hash of the labels, and of each file's name with its class directory but no parent path."""
         names = [f"{path.parent.name}/{path.name}" for path in self.paths]
         return sha256(repr((names, self.labels.tolist())).encode(errors="surrogateescape")).hexdigest()
 
 
 def open_picture(path: Path) -> "Image.Image":
-    """The picture in a file, completely decoded; `DataError` names a file that is not a picture or is damaged."""
+    """Open and fully decode an image file; raise `DataError` if the file is not an image or is damaged."""
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with path.open("rb") as file:  # closed here: of a damaged picture Pillow leaves its own open
+        with path.open("rb") as file:  # closed here: Pillow does not close damaged files
             picture = Image.open(file)
             picture.load()
             return picture
@@ -93,13 +93,13 @@ def open_picture(path: Path) -> "Image.Image":
     except UnidentifiedImageError as problem:
         raise DataError(f"{path} is no picture that can be read (PNG, JPEG and the like)") from problem
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
-        if isinstance(problem, OSError) and problem.errno is not None:  # of the file, not of Pillow
+        if isinstance(problem, OSError) and problem.errno is not None:  # from the file system, not from Pillow
             raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
         raise DataError(f"{path} is a damaged picture: {problem}") from problem
 
 
 def read_picture(path: Path) -> "Image.Image":
-    """A picture of a data set, decoded whole; `DataError` says how to go on without a damaged one."""
+    """Decode an image of a data set; the `DataError` for a damaged file names the flag that skips such files."""
     try:
         return open_picture(path)
     except DataError as problem:
@@ -107,13 +107,13 @@ def read_picture(path: Path) -> "Image.Image":
 
 
 def class_folders(tree: Path) -> list[str]:
-    """The names of the class folders directly below `tree`, sorted; none where it is missing or holds no folder."""
+    """Return the sorted names of the directories in `tree`; a missing or empty `tree` gives an empty list."""
     folders = tree.iterdir() if tree.is_dir() else ()
     return sorted(folder.name for folder in folders if folder.is_dir() and not folder.name.startswith("."))
 
 
 def list_pictures(tree: Path, classes: Sequence[str]) -> Files:
-    """All pictures of the class folders below `tree`, by class and path; `DataError` for other folders and classes without any."""
+    """List all images in the class directories of `tree`, by class and path; raise `DataError` for unknown or empty classes."""
     outside = [name for name in class_folders(tree) if name not in classes]
     if outside:
         raise DataError(
@@ -134,7 +134,7 @@ def list_pictures(tree: Path, classes: Sequence[str]) -> Files:
 
 
 def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop) -> Fitting:
-    """Size and channels as given, or as all pictures have them; `DataError` where these differ and none is given."""
+    """Return a `Fitting`; size or channels of None are those of the images. Raise `DataError` if the images differ then."""
     if size is not None and channels is not None:
         return Fitting(size, channels, crop)
     sizes: dict[tuple[int, int], Path] = {}
@@ -164,7 +164,7 @@ def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop)
 
 
 def readable_files(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]]:
-    """The files that can be decoded, and the paths of those that cannot; reads every file once."""
+    """Decode every file once; return the readable files and the paths of the damaged files."""
 
     def sound(path: Path) -> bool:
         try:
@@ -173,7 +173,7 @@ def readable_files(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]
             return False
         return True
 
-    with ThreadPoolExecutor(threads) as pool:  # Pillow decodes outside Python's lock
+    with ThreadPoolExecutor(threads) as pool:  # Pillow releases the GIL while it decodes
         is_readable = np.array(list(pool.map(sound, files.paths)), dtype=bool)
     if not is_readable.any():
         raise DataError(f"none of {len(files.paths)} pictures can be read; the first is {files.paths[0]}")
@@ -182,7 +182,7 @@ def readable_files(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]
 
 
 def first_names(names: Sequence[str]) -> str:
-    """Names for a message: the first ten, and how many there are where these are not all."""
+    """Format the first ten names for a message, with the total number if more names exist."""
     return ", ".join(names[:10]) + (f" ... ({len(names)})" if len(names) > 10 else "")
 
 
@@ -193,7 +193,7 @@ def _header(path: Path) -> tuple[int, int, int] | None:
         with Image.open(path) as picture:
             return picture.width, picture.height, 1 if picture.mode in ("1", "L", "LA", "I", "I;16", "F") else 3
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-        return None  # told when it is read, or left out
+        return None  # a read reports the error, or skips the file
 
 
 def _resize(

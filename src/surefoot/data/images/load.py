@@ -1,6 +1,6 @@
-"""Labeled images in three parts: training, validation (held out of training), and test.
+"""Loading of labeled images as training, validation and test data sets.
 
-The held-out images depend only on the number of training images, so that every seed is evaluated on the same ones.
+The validation images depend only on the number of training images, so runs with different seeds share the same validation images.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,13 +32,13 @@ from surefoot.data.text.files import check_parts
 from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import stream_key
 
-_MEASURED_FILES = 2_000  # for mean and deviation
+_MEASURED_FILES = 2_000  # files that mean and deviation are measured on
 _TRAIN, _VALIDATION, _TEST = ("train", "training"), ("val", "valid", "validation"), ("test", "testing")
 
 
 @dataclass(frozen=True)
 class ImageDatasets:
-    """Three data sets with their classes, sizes and statistics. Only `train` is augmented; `test` is None without a test part.
+    """Training, validation and test data sets; only `train` is augmented, and `test` is None if no test part exists.
 
     >>> digits = load_images(val_fraction=0.2)
     >>> len(digits.train), len(digits.val), len(digits.classes)
@@ -50,15 +50,15 @@ class ImageDatasets:
     test: ImageArrays | ImageFiles | None
     classes: tuple[str, ...]
     fitting: Fitting
-    """Side, channels, and how a picture of another size is made to fit."""
+    """The side in pixels, the number of channels, and the crop of images of another size."""
     mean: tuple[float, ...]
-    """Mean of each channel over the training images, 0 to 1; measured even if other numbers normalize the images."""
+    """The mean of each channel over the training images, 0 to 1; measured even if another mean normalizes the images."""
     std: tuple[float, ...]
     left_out: list[Path]
-    """Files that could not be decoded, where such are skipped."""
+    """The damaged files that `on_corrupt="skip"` left out."""
 
     def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
-        """The same images, normalized as those that a model was trained on; `mean` and `std` remain the measured ones.
+        """Return the same data sets, normalized by another mean and deviation; the fields `mean` and `std` do not change.
 
         >>> load_images().normalised_with((0.5,), (0.25,)).train.mean
         (0.5,)
@@ -81,14 +81,14 @@ def load_images(
     crop: Crop = "padded",
     on_corrupt: OnCorrupt = "error",
 ) -> ImageDatasets:
-    """Labeled images in three parts: those at `path`, or the 8 x 8 digits of scikit-learn if it is None.
+    """Load labeled images as training, validation and test data sets; the default is scikit-learn's 8 x 8 digits.
 
-    path: a directory of IDX files (MNIST, Fashion-MNIST), of CIFAR-10's binary version, or of class folders, alone or below train/,
-    val/ (then the validation part) and test/. Or "synthetic".
-    classes: names by class number; for folders all of them, in that order. seed: that of the run, for augmentation.
-    size, channels, crop, on_corrupt: of pictures in folders (the first two of "synthetic" also).
+    path: "synthetic", or a directory of IDX files (MNIST, Fashion-MNIST), of CIFAR-10's binary version, or of class directories. Class
+    directories may be inside train/, val/ and test/; val/ replaces the split by `val_fraction`.
+    classes: the names of all classes, in order of class index. seed: the run's seed, for augmentation.
+    size, channels, crop, on_corrupt: settings for image files; "synthetic" takes size and channels too.
 
-    Raises `DataError` for files that cannot be read, `ConfigError` for settings that do not fit.
+    Raises `DataError` for unreadable files, and `ConfigError` for invalid settings.
 
     >>> digits = load_images()
     >>> len(digits.train), len(digits.val), len(digits.test), digits.fitting.size
@@ -131,7 +131,7 @@ def load_images(
 
 
 def refuse_fraction(val_fraction: float) -> None:
-    """Raise `ConfigError` for a fraction that leaves nothing to train on, or nothing to score, of however many images."""
+    """Raise `ConfigError` if the validation fraction is not between 0 and 1."""
     if not 0 < val_fraction < 1:
         raise ConfigError(f"data.val_fraction = {val_fraction}: between 0 and 1, such as 0.1")
 
@@ -200,7 +200,7 @@ def _of_folders(
     if held_out is None:
         training, held_out = map(training.select, _split_ids(len(training.paths), val_fraction))
     counts_CV = np.zeros((fits.channels, 256), dtype=np.int64)
-    # one after the other: thousands of pictures need not fit into memory
+    # one file at a time: thousands of images may exceed the memory
     for path in training.paths[:: -(-len(training.paths) // _MEASURED_FILES)]:
         counts_CV += _counts(fits.center_crop(read_picture(path)))
     mean, std = _moments(counts_CV)
@@ -224,17 +224,17 @@ def _split_ids(images: int, val_fraction: float) -> tuple[Ids, Ids]:
 
 
 def _counts(images: Pixels) -> Ids:
-    """How often each value is there, (C, 256), of one image (H, W, C) or many."""
+    """Return the histogram of pixel values per channel, (C, 256), of images (..., H, W, C)."""
     return np.stack([np.bincount(plane.reshape(-1), minlength=256) for plane in np.moveaxis(images, -1, 0)])
 
 
 def _moments(counts_CV: Ids) -> Moments:
-    """Mean and deviation of each channel, 0 to 1, from how often each value is there."""
+    """Return the mean and standard deviation of each channel, 0 to 1, from histograms (C, 256)."""
     values = np.arange(256) / 255
     means, deviations = [], []
     for counts in counts_CV:
         shares = counts / counts.sum()
         means.append(float(shares @ values))
-        # of one colour there is nothing to divide by
+        # a constant channel has deviation 0: avoid a division by zero
         deviations.append(max(float(shares @ (values - means[-1]) ** 2) ** 0.5, 1 / 255))
     return tuple(means), tuple(deviations)

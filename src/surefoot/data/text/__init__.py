@@ -1,1 +1,1 @@
-"""Text: files, documents, shards of tokens, windows and multiple-choice questions."""
+"""Text data sets: files, documents, token shards, windows and multiple-choice questions."""

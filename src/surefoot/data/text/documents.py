@@ -1,4 +1,4 @@
-"""Documents in files of any size, one after the other: text, JSON lines and Parquet, from any document on."""
+"""Streaming of documents from files of any size (text, JSON lines and Parquet), starting at any document."""
 
 import json
 from collections import Counter
@@ -19,7 +19,7 @@ _HINT = "\n  say where the text is: --column NAME"
 
 @dataclass(frozen=True)
 class DocumentFile:
-    """A file of documents: its path, its name below the given input, its bytes, and the time of its last change."""
+    """A file of documents: path, name relative to the input, size in bytes, and modification time in ns."""
 
     path: Path
     name: str
@@ -27,25 +27,25 @@ class DocumentFile:
     changed_ns: int
 
     def documents(self, *, column: str, start: int = 0) -> Iterator[str]:
-        """Its documents from number `start` on; "" for those that hold nothing.
+        """Yield the documents from index `start` on; an empty document gives "".
 
-        A text file is one document, a line of JSON and a row of Parquet are one each, and their text is in `column`. Raises
-        `DataError`, naming file and line, for text that cannot be read.
+        A text file is one document. Each JSON line and each Parquet row is a document, with its text in `column`. Raises `DataError`
+        with file and line for unreadable text.
         """
         if _kind(self.path) == _PARQUET:
             yield from _rows(self.path, column=column, start=start)
-        elif _kind(self.path) in (*_LINES, ".json"):  # the latter only where somebody says so, by its name
+        elif _kind(self.path) in (*_LINES, ".json"):  # .json only if the input names the file itself
             yield from _texts(self.path, column=column, start=start)
         elif start == 0:
             yield decode_utf8(b"".join(_lines(self.path)), str(self.path))
 
 
 def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> list[DocumentFile]:
-    """The files that are named, and those below directories, sorted by path; nothing below `out`, where the result goes.
+    """List the document files among the inputs and below input directories, sorted by path; files below `out` are skipped.
 
-    Below a directory they are text (.txt, .text, .md, .rst, .py) and JSON lines (.jsonl, .ndjson), gzipped or not, and .parquet. If
-    JSON lines or Parquet exist, .md and .py are skipped: they describe the data. A file that is named itself is JSON lines as .json
-    too, and text where its name says nothing else. Raises `DataError` for missing and empty inputs.
+    Directories are searched for text (.txt, .text, .md, .rst, .py), JSON lines (.jsonl, .ndjson), both plain or .gz, and .parquet. If
+    a directory has JSON lines or Parquet, .md and .py files are skipped, because they describe the data. An input file may also be
+    JSON lines named .json; a file with an unknown suffix is text. Raises `DataError` for missing and empty inputs.
     """
     files = []
     for path in [local_path(path, setting="inputs") for path in inputs]:
@@ -64,7 +64,7 @@ def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> 
 
 
 def kinds(files: Sequence[DocumentFile]) -> str:
-    """How many files of each kind there are, as a line.
+    """Format the number of files of each kind as one line.
 
     >>> kinds([DocumentFile(Path(name), name, size=1, changed_ns=0) for name in ("a.jsonl", "b.jsonl.gz", "c.txt", "d")])
     '4 files: 2 .jsonl, 1 .txt, 1 of no kind, read as text'
@@ -87,7 +87,7 @@ def _below(directory: Path, *, out: Path | None) -> list[Path]:
         and not (left_out is not None and (here / file.relative_to(directory)).is_relative_to(left_out))
     ]
     if any(_kind(file) in (*_LINES, _PARQUET) for file in files):
-        files = [file for file in files if _kind(file) not in (".md", ".py")]  # which tell of data, and read them
+        files = [file for file in files if _kind(file) not in (".md", ".py")]  # documentation and scripts of the data
     if not files:
         raise DataError(
             f"no documents in the directory {directory}: no file ends in {', '.join((*SUFFIXES, *_LINES, _PARQUET))}\n"
@@ -107,7 +107,7 @@ def _kind(path: Path) -> str:
 
 
 def json_lines(path: Path, *, start: int = 0) -> Iterator[tuple[str, Any]]:
-    """Values of the lines that are not blank, gzipped or not, from number `start` on, each with its file and line."""
+    """Yield ("FILE, line N", JSON value) for each nonblank line from index `start` on, of a plain or gzipped file."""
     lines = ((number, line) for number, line in enumerate(_lines(path), start=1) if line.strip())
     for number, line in islice(lines, start, None):
         where, text = f"{path}, line {number}", decode_utf8(line, str(path), first_line=number)

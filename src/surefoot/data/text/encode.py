@@ -1,4 +1,4 @@
-"""Texts into tokens in several processes, in order; without torch, so that the processes start quickly."""
+"""Encoding of texts in several processes, in order; this module avoids torch, so that processes start quickly."""
 
 import os
 import signal
@@ -16,22 +16,22 @@ from surefoot.errors import ConfigError, DataError
 from surefoot.tokenizers.bpe import from_json
 from surefoot.tokenizers.tokenizer import Tokenizer
 
-_of_this_process: list[Tokenizer] = []  # in a process of the pool: the one that encodes
+_of_this_process: list[Tokenizer] = []  # in a pool process: its tokenizer
 
 
 class RefusedTextError(DataError):
-    """A text that the tokenizer cannot encode: which of its batch, and why."""
+    """Error for a text that the tokenizer cannot encode: the index of the text in its batch, and the reason."""
 
     def __init__(self, index: int, why: str) -> None:
-        super().__init__(index, why)  # both, or it could not come from another process
+        super().__init__(index, why)  # both arguments, so that the error can be pickled
         self.index, self.why = index, why
 
 
 def encode_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, processes: int) -> Iterator[list[Tokens]]:
-    """The tokens of each text of each batch, in order, whatever the number of processes; each with the end token after it.
+    """Yield the tokens of each text of each batch, in order, with the end token after each text.
 
-    A text without characters has no tokens, and no end. Batches are read a few ahead of the encoding. One process is this one.
-    Raises `RefusedTextError`, once all batches before that text's are given.
+    An empty text has no tokens, not even the end token. Up to 2 batches per process are read ahead. If `processes` is 1, this process
+    encodes. Raises `RefusedTextError` after all batches before that of the refused text.
     """
     if processes == 1:
         yield from (_encode(tokenizer, batch) for batch in batches)
@@ -57,8 +57,8 @@ def encode_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, proces
 
 
 def refuse_script_read_again() -> None:
-    """Raise `ConfigError` where a process of the pool reads the script that started it, which would start another pool."""
-    # multiprocessing names a process before the script is read, and its parent only afterwards
+    """Raise `ConfigError` if a pool process re-imports the script that started it, which would start another pool."""
+    # multiprocessing sets the process name before it imports the script, and the parent process only afterwards
     if current_process().name != "MainProcess" and parent_process() is None:
         raise ConfigError(
             "each process that encodes reads the script again, and came upon the call that started it\n"
@@ -67,7 +67,7 @@ def refuse_script_read_again() -> None:
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
-    """The tokens of each text; `RefusedTextError` tells which of them cannot be encoded."""
+    """Return the tokens of each text; raise `RefusedTextError` with the index of a text that cannot be encoded."""
     try:
         return tokenizer.encode_all(texts)
     except DataError:
@@ -92,9 +92,9 @@ def _encode_here(texts: list[str]) -> list[Tokens]:
 
 
 def _init_worker(tokenizer: str) -> None:
-    """In a process of the pool: leave Ctrl-C to the one that started it, and end when that ends, even by SIGKILL."""
+    """Set up a pool process: ignore Ctrl-C, which the parent handles, and exit if the parent ends, even by SIGKILL."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread for each process
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread per process
     _of_this_process.append(from_json(tokenizer))
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

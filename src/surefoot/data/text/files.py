@@ -1,4 +1,4 @@
-"""Text to train on: files of yours, or the source of the Python that runs, which is there without any download."""
+"""Training text from the user's files, or from the source of Python's standard library (no download)."""
 
 import codecs
 import gzip
@@ -28,19 +28,19 @@ Part = TypeVar("Part", str, np.ndarray)
 
 
 def no_such(path: Path, *, kind: str = "file or directory") -> DataError:
-    """The error for a path at which nothing is."""
+    """Return the error for a path that does not exist."""
     return DataError(
         f"no {kind} {path} (looked in {Path.cwd()})\n  is it spelled right, and relative to where you are?"
     )
 
 
 def is_utf_16(data: bytes) -> bool:
-    """Whether bytes begin with the mark of UTF-16; UTF-8 never does."""
+    """Return True if bytes begin with a UTF-16 byte order mark; UTF-8 text never does."""
     return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
 def check_parts(training: int, held_out: int, val_fraction: float, *, what: str, cure: str) -> None:
-    """Raise `DataError` if a fraction leaves no samples of a kind, `what`, to train on or to evaluate."""
+    """Raise `DataError` if a split leaves no training or no validation samples; `what` names the samples in the message."""
     if not 0 < val_fraction < 1 or not training or not held_out:
         raise DataError(
             f"val_fraction = {val_fraction} of {training + held_out} {what} leaves {training} to train on and "
@@ -50,7 +50,7 @@ def check_parts(training: int, held_out: int, val_fraction: float, *, what: str,
 
 @contextmanager
 def open_unpacked(path: Path) -> Iterator[gzip.GzipFile | BufferedReader]:
-    """A file to read, unpacked where it is gzipped; an error becomes a `DataError` that names it."""
+    """Open a plain or gzipped file for reading; convert errors to a `DataError` that names the file."""
     try:
         with path.open("rb") as plain:
             zipped = plain.read(len(_GZIP)) == _GZIP
@@ -67,9 +67,9 @@ def open_unpacked(path: Path) -> Iterator[gzip.GzipFile | BufferedReader]:
 
 
 def decode_utf8(data: bytes, where: str, *, first_line: int = 1) -> str:
-    """UTF-8 as text, without the mark that it may begin with; `DataError` naming line and byte, both from 1.
+    """Decode UTF-8 without its byte order mark; raise `DataError` with line and byte, both counted from 1.
 
-    `where` names the file. Lines are counted from `first_line`: that of the first byte.
+    `where` names the file. `first_line` is the line number of the first byte.
 
     >>> decode_utf8(b"caf" + bytes([0xe9]), "menu.txt")
     Traceback (most recent call last):
@@ -79,7 +79,7 @@ def decode_utf8(data: bytes, where: str, *, first_line: int = 1) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
-        # the mark is cut off before bytes are counted: count in what was given
+        # `problem.start` excludes the byte order mark: convert it to a position in `data`
         position = problem.start + len(data) - len(problem.object)
         line, byte = data[:position].count(b"\n") + first_line, position - data.rfind(b"\n", 0, position)
         hint = "is it a binary or compressed file? Otherwise convert it: iconv -f latin1 -t utf-8"
@@ -92,10 +92,10 @@ def decode_utf8(data: bytes, where: str, *, first_line: int = 1) -> str:
 
 @known_keywords
 def load_documents(path: Path | str) -> dict[str, str]:
-    """A file, or all .txt, .text, .md, .rst and .py files below a directory, as {name: text}, sorted by path.
+    """Read a file, or all .txt, .text, .md, .rst and .py files below a directory, as {name: text}, sorted by path.
 
-    Files are read as UTF-8. If there are several, each gets a line end if it has none; empty ones are left out. Nothing else
-    changes. Raises `DataError` for a missing or empty file, and for one that is not UTF-8 (naming file and byte).
+    Files are decoded as UTF-8. In a directory, empty files are skipped, and a missing final newline is added. Raises `DataError` for
+    a missing or empty file, and for a file that is not UTF-8 (with the byte).
 
     >>> import tempfile
     >>> root = Path(tempfile.mkdtemp())
@@ -121,9 +121,9 @@ def load_documents(path: Path | str) -> dict[str, str]:
 
 
 def stdlib_documents() -> dict[str, str]:
-    """The source of the running Python's standard library without its tests, about 10 MB in 500 files, as {name: text}.
+    """Return the source of the running Python's standard library without tests, as {name: text}; about 10 MB in 500 files.
 
-    It differs between versions of Python; a run's data fingerprint tells them apart.
+    The text differs between versions of Python; a run's data fingerprint shows the difference.
 
     >>> "json/decoder.py" in stdlib_documents()
     True
@@ -138,10 +138,10 @@ def stdlib_documents() -> dict[str, str]:
 
 
 def split_documents(documents: Mapping[str, str], *, val_fraction: float) -> tuple[list[str], list[str]]:
-    """The documents to train on and those to score: whole ones, chosen by a hash of their names; of a single one its end.
+    """Split documents into training and validation documents by a hash of their names; split a single document at its end.
 
-    A folder that grows keeps most of them out. As many as make up the fraction, counted in characters, and never twice as much;
-    the smallest where all are too large for that. Raises `DataError` where a part would be empty.
+    Validation documents amount to `val_fraction` of the characters, at most to twice the fraction; if every document is too large, the
+    smallest document is chosen. Most choices stay the same if documents are added. Raises `DataError` if a part is empty.
 
     >>> split_documents({"a": "abcdefghij"}, val_fraction=0.2)
     (['abcdefgh'], ['ij'])
@@ -155,7 +155,7 @@ def split_documents(documents: Mapping[str, str], *, val_fraction: float) -> tup
     for name in sorted(documents, key=lambda name: blake2b(name.encode(errors="surrogateescape")).digest()):
         if so_far >= wanted:
             break
-        if so_far + len(documents[name]) <= 2 * wanted:  # one that is most of the text is for training
+        if so_far + len(documents[name]) <= 2 * wanted:  # a very large document stays in training
             held_out.add(name)
             so_far += len(documents[name])
     if not held_out:
@@ -172,7 +172,7 @@ def split_documents(documents: Mapping[str, str], *, val_fraction: float) -> tup
 
 
 def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
-    """The tokens of all documents in one row, each followed by the tokenizer's end of a document, where it has one.
+    """Return the tokens of all documents in one array, each followed by `eos_id` if the tokenizer has it.
 
     >>> from surefoot.tokenizers import ByteTokenizer
     >>> encode_documents(["ab", "c"], ByteTokenizer()).tolist()
@@ -184,7 +184,7 @@ def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarr
 
 
 def split_sequence(sequence: Part, *, val_fraction: float = 0.1) -> tuple[Part, Part]:
-    """Text or tokens in two parts: the first to train on, the end to evaluate.
+    """Split text or tokens into a training part and a validation part at the end.
 
     >>> split_sequence("abcdefghij", val_fraction=0.2)
     ('abcdefgh', 'ij')
@@ -197,8 +197,8 @@ def split_sequence(sequence: Part, *, val_fraction: float = 0.1) -> tuple[Part, 
 
 def _source_files(root: Path) -> Iterator[Path]:
     for folder, below, names in os.walk(root):
-        below[:] = [name for name in below if name not in _NOT_SOURCE | _TABLES]  # site-packages may hold very much
-        # _sysconfigdata is written when Python is built, and names the machine it was built on
+        below[:] = [name for name in below if name not in _NOT_SOURCE | _TABLES]  # site-packages may be very large
+        # _sysconfigdata is generated when Python is built, and differs between machines
         yield from (
             Path(folder, name) for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")
         )

@@ -1,4 +1,4 @@
-"""Multiple choice for language models: which of several endings does the model find likeliest after its context?
+"""Multiple-choice questions for language models: the model ranks several endings of a context by likelihood.
 
 Shapes: B questions, N choices, R rows (questions x choices), T time (tokens), E tokens of all endings together, V vocabulary.
 """
@@ -22,10 +22,10 @@ TokenRow = Sequence[int] | Tokens
 
 @dataclass(frozen=True)
 class Question:
-    """A multiple-choice question in tokens: the context and the ending of each choice, and `label`, the number of the right one.
+    """A multiple-choice question in tokens: a context and an ending per choice, and `label`, the index of the right choice.
 
-    Usually all contexts are the same; if the choice lies in the context, all endings are. None may be empty. `source` says in
-    messages where the question comes from, such as a file and a line.
+    Usually all contexts are equal; if the choice is in the context, all endings are equal. No context or ending may be empty. `source`
+    names the origin of the question in messages, such as a file and a line.
 
     >>> Question(contexts=[[5, 6]] * 2, endings=[[7], [8, 9]], label=1).endings[1]
     [8, 9]
@@ -38,11 +38,11 @@ class Question:
 
 
 class MultipleChoice:
-    """Questions as a data set for a `Split` with the metric `multiple_choice_accuracy` or `continuation_accuracy`.
+    """Data set of questions for a `Split` with the metric `multiple_choice_accuracy` or `continuation_accuracy`.
 
-    A row is a context and its ending. One longer than `context` + 1 tokens loses the start of its context; `shortened` counts such
-    questions. Questions stand from the longest to the shortest: the first batch needs the most memory. `max_targets` is how many
-    tokens the endings of one question have at most. All must have as many endings.
+    A row is a context and its ending. A row longer than `context` + 1 tokens loses the start of its context; `shortened` counts the
+    questions with such rows. Questions are sorted from longest to shortest, so the first batch needs the most memory. `max_targets`
+    is the largest number of ending tokens of a question. All questions must have the same number of endings.
 
     >>> dataset = MultipleChoice([Question([[1, 2]] * 2, [[3], [4, 5]], label=0)], context=8, byte_counts=[1] * 6)
     >>> dataset.gather(np.array([0]), np.array([0])).targets.tokens.tolist()
@@ -72,7 +72,7 @@ class MultipleChoice:
         return len(self.right)
 
     def gather(self, ids: Ids, _epochs: Ids) -> ChoiceBatch:
-        """These questions, filled up to the longest among them; epochs make no difference."""
+        """Return the batch of these questions, padded to the longest row; epochs are ignored."""
         questions = self.order[ids]
         rows_R = (questions[:, None] * self.choices + np.arange(self.choices)).flatten()
         starts_R, shown_R, endings_R = self.starts[rows_R], self.lengths[rows_R] - 1, self.endings[rows_R]
@@ -83,7 +83,7 @@ class MultipleChoice:
         within_E = np.arange(len(rows_E)) - np.repeat(np.cumsum(endings_R) - endings_R, endings_R)
         places_E = (shown_R - endings_R)[rows_E] + within_E
         targets_E = self.tokens[starts_R[rows_E] + places_E + 1].astype(np.int64)
-        # float64, which they are here, is nothing that MPS has
+        # int64, because bincount returns float64, which MPS lacks
         bytes_R = np.bincount(rows_E, self.byte_counts[targets_E], minlength=len(rows_R)).astype(np.int64)
         targets = ChoiceTargets(
             positions=torch.from_numpy(rows_E * len(span_T) + places_E),
@@ -96,7 +96,7 @@ class MultipleChoice:
         return ChoiceBatch(torch.from_numpy(tokens_RT), targets)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Which questions, and how much of them is shown."""
+        """Return the number of questions, a hash of their tokens and labels, and the context length."""
         parts = (self.tokens, self.lengths, self.endings, self.right)
         content = sha256(b"".join(part.astype("<i8").tobytes() for part in parts)).hexdigest()
         return {"questions": len(self), "sha256": content, "context": self.context}
@@ -124,10 +124,10 @@ def _refuse_malformed(question: Question, index: int, *, choices: int, context: 
 def cloze_questions(
     tokens: Tokens, *, context: int, questions: int, seed: int, choices: int = 4, ending: int = 16
 ) -> list[Question]:
-    """Questions from a text itself: which of several pieces of it really follows?
+    """Build multiple-choice questions from a text; the right ending is the true continuation of the context.
 
-    The right ending comes next in `tokens`, the others come from elsewhere. Each has `ending` tokens, after at most `context` -
-    `ending` of them. Chance is 1 in `choices`. The same text and seed give the same questions.
+    Wrong endings are random pieces of `tokens`. Each ending has `ending` tokens (at most half of `context`), and each context has
+    `context` - `ending` tokens. Chance accuracy is 1 in `choices`. The same text and seed give the same questions.
 
     >>> question = cloze_questions(np.arange(100), context=8, questions=1, seed=0)[0]
     >>> prefix, right = question.contexts[question.label], question.endings[question.label]
@@ -148,7 +148,7 @@ def cloze_questions(
         generator = np.random.default_rng(fold(stream_key(seed, "cloze"), number))
         prefix_start = int(generator.integers(places + 1))
         starts = [prefix_start + before]
-        for _ in range(100 * choices):  # endings that are the same text would be no choice
+        for _ in range(100 * choices):  # equal endings are not a choice
             start = int(generator.integers(len(tokens) - ending + 1))
             piece = tokens[start : start + ending]
             if not any(np.array_equal(piece, tokens[other : other + ending]) for other in starts):

@@ -1,6 +1,6 @@
-"""Token shards from text of any size: many processes, the same bytes whatever their number, resumed where it was killed.
+"""Preparation of token shards from text of any size in many processes; an interrupted call resumes.
 
-`prepare.json` beside them holds the inputs and settings, and for each shard on the disk where in the text the next one begins.
+The bytes do not depend on the number of processes. `prepare.json` stores the inputs, the settings, and the end position of each shard.
 """
 
 import json
@@ -30,12 +30,12 @@ from surefoot.errors import ConfigError, DataError
 from surefoot.tokenizers.tokenizer import Tokenizer
 
 _NOTES, _TOKENIZER = "prepare.json", "tokenizer.json"
-_CHARACTERS_AT_ONCE, _DOCUMENTS_AT_ONCE = 1 << 20, 1024  # of a batch for one process
+_CHARACTERS_AT_ONCE, _DOCUMENTS_AT_ONCE = 1 << 20, 1024  # the size of a batch for one process
 _PROGRESS_EVERY_S = 10.0
 
 
 class Position(NamedTuple):
-    """Where in the text a shard begins: a token of a document of a file."""
+    """Start of a shard in the text: the indices of file, document and token."""
 
     file: int
     document: int
@@ -43,7 +43,7 @@ class Position(NamedTuple):
 
 
 class PreparedShard(NamedTuple):
-    """A shard, and where the next one begins."""
+    """A shard, and the start of the next shard."""
 
     shard: Shard
     next: Position
@@ -59,14 +59,14 @@ def prepare_shards(
     shard_tokens: int = 100_000_000,
     say: Callable[[str], None] | None = None,
 ) -> TokenShards:
-    """Write the tokens of all documents in files and directories as shards, each document with the end token after it.
+    """Write the tokens of all documents in files and directories as shards, with the end token after each document.
 
-    A document is a text file, a line of JSON or a row of Parquet, with the text in `column`; empty ones are left out. `processes`
-    encode (absent: one for each core); a script's call must stand below `if __name__ == "__main__":`. The same call continues after
-    a kill, to the same bytes, and makes damaged shards again. `say` is given lines of progress.
+    A document is a text file, a JSON line or a Parquet row with its text in `column`; empty documents are skipped. `processes` encode
+    (None: one per core); a script must call this function below `if __name__ == "__main__":`. The same call resumes after a kill
+    with the same bytes, and rewrites damaged shards. `say` is called with each line of progress.
 
-    Raises `DataError` for text that cannot be read or encoded, and for shards of other settings or changed files (in name, size or
-    time); `ConfigError` for impossible numbers.
+    Raises `DataError` for text that cannot be read or encoded, for existing shards of other settings, and for files whose name, size
+    or modification time changed. Raises `ConfigError` if `processes` or `shard_tokens` is below 1.
 
     >>> import tempfile
     >>> from surefoot.tokenizers import ByteTokenizer
@@ -125,7 +125,7 @@ def prepare_shards(
 def _encode(
     files: Sequence[DocumentFile], begin: Position, *, tokenizer: Tokenizer, column: str, processes: int
 ) -> Iterator[tuple[Position, Tokens]]:
-    waiting: deque[list[Position]] = deque()  # of each batch that is being encoded
+    waiting: deque[list[Position]] = deque()  # the positions of each batch in the pool
 
     def batches() -> Iterator[list[str]]:
         texts: list[str] = []
@@ -155,7 +155,7 @@ def _encode(
 def _with_progress(
     documents: Iterator[tuple[Position, Tokens]], files: Sequence[DocumentFile], say: Callable[[str], None]
 ) -> Iterator[tuple[Position, Tokens]]:
-    """The same documents; every few seconds a line says how far they are."""
+    """Yield the documents unchanged, and report the progress every 10 s."""
     began = last_line = time.monotonic()
     count = 0
     for number, (position, tokens) in enumerate(documents, start=1):
@@ -171,7 +171,7 @@ def _with_progress(
 
 
 def _read_notes(directory: Path, settings: dict[str, Any], say: Callable[[str], None]) -> list[PreparedShard]:
-    """The shards that an earlier call made in a directory; `DataError` if its settings, or files in a shard, differ."""
+    """Return the shards of an earlier call; raise `DataError` if settings or files in these shards changed."""
     path = directory / _NOTES
     if not path.is_file():
         if (directory / INDEX).exists() or any(directory.glob("shard-*.bin")):
@@ -204,7 +204,7 @@ def _read_notes(directory: Path, settings: dict[str, Any], say: Callable[[str], 
 
 
 def _is_unread(before: Sequence[Any], settings: Mapping[str, Any], prepared: Sequence[PreparedShard]) -> bool:
-    """Whether all files with text in a shard are unchanged, and all shards full: the last one may hold a rest."""
+    """Return True if all files with text in a shard are unchanged and all shards are full (the last shard may hold a rest)."""
     read = prepared[-1].next.file + 1
     return before[:read] == settings["files"][:read] and all(
         one.shard.count == settings["shard_tokens"] for one in prepared

@@ -1,4 +1,4 @@
-"""Files of multiple-choice questions, one JSON object a line: HellaSwag, ARC, PIQA, OpenBookQA, COPA, WinoGrande, LAMBADA."""
+"""Multiple-choice questions from JSON lines: HellaSwag, ARC, PIQA, OpenBookQA, COPA, WinoGrande and LAMBADA."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from surefoot.tokenizers.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class _Record:
-    """A question in words: as many contexts as endings, these as they are encoded."""
+    """A question as text: equal numbers of contexts and endings; endings include their leading space."""
 
     contexts: Sequence[str]
     endings: Sequence[str]
@@ -29,7 +29,7 @@ class _Record:
     source: str
 
 
-# keys: of contexts, of endings (each one text or a list), and of the number of the right one
+# keys of the contexts, of the endings (each a text or a list), and of the index of the right ending
 _LAYOUTS: tuple[tuple[str, ...], ...] = (
     ("ctx", "endings", "label"),  # HellaSwag
     ("query", "choices", "gold"),  # ARC, PIQA, OpenBookQA, COPA
@@ -41,14 +41,14 @@ _LAYOUTS: tuple[tuple[str, ...], ...] = (
 def load_questions(
     path: Path | str, tokenizer: Tokenizer, *, number: int | None = None, seed: int = 0
 ) -> list[Question]:
-    """The questions of a file, in tokens; at most `number`, chosen by `seed`, in the file's order.
+    """Load the questions of a file as tokens, in file order; if `number` is given, `seed` chooses at most `number` questions.
 
-    One JSON object per line, gzipped or not, in UTF-8. Its keys are `ctx, endings, label` (HellaSwag), `query, choices, gold`,
-    `context_options, continuation, gold` (one ending after several contexts) or `context, continuation` (one ending alone). Others
-    are ignored. An ending is encoded by itself, with a blank before it where neither the context ends in white space nor the ending
-    begins with it.
+    The file has one JSON object per line, in UTF-8, plain or gzipped. The keys are `ctx, endings, label` (HellaSwag), `query, choices,
+    gold`, `context_options, continuation, gold` (one ending after several contexts) or `context, continuation` (one ending). Other
+    keys are ignored. An ending is encoded separately. A space is put before the ending if neither the context ends in white space
+    nor the ending begins with white space.
 
-    Raises `DataError`, naming file and line, for any other line; the whole file is checked, whatever is chosen.
+    Raises `DataError` with file and line for any invalid line of the file, including lines that are not chosen.
 
     >>> import tempfile
     >>> from surefoot.tokenizers import ByteTokenizer
@@ -84,7 +84,7 @@ def load_questions(
 
 
 def _layout(record: dict[str, Any], source: str) -> tuple[str, ...]:
-    """The layout with all its keys in a record; otherwise the one with the most, as the likely intention."""
+    """Return the layout with the largest fraction of its keys in a record; raise `DataError` if no key is known."""
     best = max(_LAYOUTS, key=lambda layout: sum(key in record for key in layout) / len(layout))
     if not any(key in record for key in best):
         known = "; ".join(map(", ".join, _LAYOUTS))
@@ -128,7 +128,7 @@ def _texts(value: Any, key: str, source: str) -> list[str]:
 
 
 def _right(value: Any, key: str, source: str, *, number: int) -> int:
-    """The number of the right ending; as text too, since some copies of HellaSwag have it so."""
+    """Parse the index of the right ending; accept a numeric string, as in some copies of HellaSwag."""
     is_text = isinstance(value, str) and value.isascii() and value.isdigit()
     plain = int(value) if is_text or (isinstance(value, int) and not isinstance(value, bool)) else -1
     if not 0 <= plain < number:
@@ -140,7 +140,7 @@ def _right(value: Any, key: str, source: str, *, number: int) -> int:
 
 
 def _encode(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]:
-    sources: dict[str, str] = {}  # of each text, the first one
+    sources: dict[str, str] = {}  # text -> its first source
     for record in records:
         for text in (*record.contexts, *record.endings):
             sources.setdefault(text, record.source)

@@ -1,6 +1,6 @@
-"""Tokens on disk: memory-mapped shards of 16- or 32-bit numbers beside a `tokens.json` that describes them.
+"""Token shards on disk: memory-mapped files of 16- or 32-bit integers, described by `tokens.json`.
 
-A shard is a bare little-endian array (`.bin`). `tokens.json` is written last, so a directory without it is an unfinished one.
+A shard is a raw little-endian array (`.bin`). `tokens.json` is written last, so a directory without `tokens.json` is incomplete.
 """
 
 import errno
@@ -29,7 +29,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dty
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of tokens: its name within the directory, how many it holds, and the sha256 of its bytes."""
+    """A file of tokens: its name in the directory, its number of tokens, and the SHA-256 of its bytes."""
 
     name: str
     count: int
@@ -38,7 +38,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class TokenShards:
-    """Tokens in files, mapped into memory: `arrays` holds one per shard, and nothing is read before it is used.
+    """Memory-mapped token shards; `arrays` has one array per shard, and tokens are read on access.
 
     >>> import tempfile
     >>> shards = write_shards(np.arange(10), tempfile.mkdtemp() + "/shards", vocab_size=10, shard_tokens=6)
@@ -53,9 +53,9 @@ class TokenShards:
 
     @classmethod
     def open(cls, directory: Path | str) -> Self:
-        """The shards of a directory; raises `DataError` where one is missing, empty, or of another size than when written.
+        """Open the shards of a directory; raise `DataError` if a shard is missing, empty, or of the wrong size.
 
-        Sizes are compared, contents are not: `refuse_damaged()` reads them.
+        Only sizes are checked here; `refuse_damaged()` checks the contents.
         """
         directory = local_path(directory, setting="directory")
         vocab_size, dtype, shards = _read_index(directory)
@@ -65,7 +65,7 @@ class TokenShards:
         return sum(len(array) for array in self.arrays)
 
     def divided(self, val_fraction: float) -> tuple[Self, Self]:
-        """All tokens but the last, and that fraction at the end; a shard may be cut in two. Nothing is read or copied."""
+        """Split off the last `val_fraction` of the tokens as views, without reads or copies; return (training, validation)."""
         held_out = round(len(self) * val_fraction)
         cut = len(self) - held_out
         check_parts(cut, held_out, val_fraction, what="tokens", cure="0.01")
@@ -78,9 +78,9 @@ class TokenShards:
         return replace(self, arrays=training), replace(self, arrays=end)
 
     def refuse_damaged(self, *, max_bytes: int = 4 << 30) -> int:
-        """Raise `DataError` naming the shards whose bytes are not those that were written; returns how many were read.
+        """Raise `DataError` with the names of damaged shards (wrong SHA-256); return the number of checked shards.
 
-        At most `max_bytes` of a larger set are read, spread over it. Several are read at once.
+        If all shards exceed `max_bytes`, only evenly spaced shards of about `max_bytes` in total are checked. Reads are concurrent.
         """
         size_bytes = sum(shard.count for shard in self.shards) * self.arrays[0].itemsize
         chosen = self.shards[:: max(1, -(-size_bytes // max_bytes))]
@@ -99,7 +99,7 @@ class TokenShards:
         return len(chosen)
 
     def fingerprint(self) -> dict[str, Any]:
-        """The hashes noted when the shards were written."""
+        """Return the number of tokens, the vocabulary size, and a hash of the recorded SHA-256 of all shards."""
         digest = sha256("".join(shard.sha256 for shard in self.shards).encode()).hexdigest()
         return {"tokens": len(self), "vocabulary": self.vocab_size, "sha256": digest}
 
@@ -107,10 +107,10 @@ class TokenShards:
 def write_shards(
     tokens: Tokens | Iterable[Tokens], directory: Path | str, *, vocab_size: int, shard_tokens: int = 100_000_000
 ) -> TokenShards:
-    """Write one array of tokens, or many one after the other, as shards of `shard_tokens` each, and open them.
+    """Write one array of tokens, or the concatenation of several arrays, as shards of `shard_tokens`, and open the shards.
 
-    `vocab_size` is the number of different tokens; up to 65,536 they take two bytes each, otherwise four. Raises `DataError`
-    for a token outside the vocabulary, for no tokens, and for a directory that holds shards already.
+    `vocab_size` is the number of different tokens; a token takes two bytes up to 65,536, otherwise four. Raises `DataError` for a
+    token outside the vocabulary, for empty input, and for a directory that already has shards.
 
     >>> import tempfile
     >>> len(write_shards([np.arange(5), np.arange(3)], tempfile.mkdtemp() + "/shards", vocab_size=5))
@@ -131,7 +131,7 @@ def write_shards(
 
 
 def write_shard(pieces: Sequence[Tokens], directory: Path, *, number: int, vocab_size: int) -> Shard:
-    """Write one shard and return its entry in the index; it is on the disk when this returns."""
+    """Write one shard durably to disk, and return its entry of the index."""
     path, dtype = directory / f"shard-{number:05d}.bin", _DTYPES[_dtype_name(vocab_size)]
     data = np.concatenate(pieces).astype(dtype).tobytes()
     write_whole(path, data)
@@ -139,7 +139,7 @@ def write_shard(pieces: Sequence[Tokens], directory: Path, *, number: int, vocab
 
 
 def write_index(shards: Sequence[Shard], directory: Path, *, vocab_size: int) -> TokenShards:
-    """Write the `tokens.json` that makes shards a whole, and open them."""
+    """Write `tokens.json`, which completes the directory, and open the shards."""
     noted = [vars(shard) for shard in shards]
     index = {"format_version": 1, "dtype": _dtype_name(vocab_size), "vocabulary": vocab_size, "shards": noted}
     write_whole(directory / INDEX, json.dumps(index, indent=1).encode())
@@ -170,7 +170,7 @@ def _check_tokens(parts: Iterable[Tokens], vocab_size: int) -> Iterator[Tokens]:
 def cut_shards(
     parts: Iterable[tuple[Part, Tokens]], shard_tokens: int, *, skip: int = 0
 ) -> Iterator[tuple[list[Tokens], Part, int]]:
-    """The tokens of each shard, and the part and token at which the next one begins; the first `skip` are in a shard."""
+    """Yield the tokens of each shard, and the part and token index after its end; the first `skip` tokens are skipped."""
     pieces: list[Tokens] = []
     room = shard_tokens
     for part, tokens in parts:
@@ -223,14 +223,14 @@ def _mmap(path: Path, shard: Shard, dtype: np.dtype[Any]) -> Tokens:
     if size != expected or size == 0:
         state = "is empty" if size == 0 else "is truncated" if size < expected else "is too long"
         raise DataError(f"token shard {path} {state}: {size} bytes, written were {expected}\n  {hint}")
-    # a plain array over the mapping: indexing np.memmap itself costs several times as much
+    # a plain array over the mapping: indexing of np.memmap is several times slower
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
 
 def is_damaged(directory: Path, shard: Shard) -> bool:
-    """Whether a shard's bytes are missing, unreadable on the disk, or not those that were written; reads all of them.
+    """Return True if a shard is missing, unreadable on disk, or has the wrong SHA-256; reads the whole file.
 
-    Raises `DataError` where they may be sound and only cannot be reached, for lack of a permission or otherwise.
+    Raises `DataError` if the file cannot be accessed but may be intact, for example without permission.
     """
     path = directory / shard.name
     try:

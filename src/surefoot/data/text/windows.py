@@ -1,4 +1,4 @@
-"""Windows over tokens, for language models: shuffled and shifted every epoch to train on, in order and complete to score.
+"""Windows over tokens for language models: training windows shift every epoch, evaluation windows cover all targets.
 
 Shape suffixes: B batch, T time (the context).
 """
@@ -19,10 +19,10 @@ from surefoot.seeding import fold, stream_key
 
 
 class TrainWindows:
-    """Windows of `context` tokens to train on, that never overlap within an epoch and are cut elsewhere in the next.
+    """Data set of training windows of `context` tokens; windows of an epoch do not overlap.
 
-    Each epoch starts at an offset from (seed, epoch). A window is (inputs, targets), the targets one token later, and lies
-    within one shard. Fewer than two windows' worth of tokens stay out of an epoch at a shard's ends, others in the next.
+    The first window starts at an offset from (seed, epoch). A window gives (inputs, targets) from one shard; targets are inputs
+    shifted by one token. Each epoch omits fewer than two windows of tokens at the ends of each shard.
 
     >>> windows = TrainWindows(np.arange(10), context=3, seed=0)
     >>> len(windows), [part.shape for part in windows.gather(np.array([0, 1]), np.array([0, 0]))]
@@ -50,11 +50,11 @@ class TrainWindows:
 
     @property
     def lengths(self) -> int:
-        """Tokens of every window, so that a batch may be given in tokens."""
+        """The number of tokens of every window; it allows batch sizes in tokens."""
         return self.context
 
     def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of these windows, both (B, T) int64."""
+        """Return inputs and targets of these windows, both (B, T) int64."""
         sources = np.searchsorted(self.ends, ids, side="right")
         first = int(epochs[0])
         if (epochs == first).all():
@@ -64,28 +64,28 @@ class TrainWindows:
                 [self.offsets(epoch)[source] for epoch, source in zip(epochs.tolist(), sources, strict=True)]
             )
         window_BT = _windows(self.arrays, sources, (ids - self.starts[sources]) * self.context + offsets, self.context)
-        # copies, so that both lie in memory row after row: a loss may `view` its targets
+        # contiguous copies, because a loss may `view` its targets
         return torch.from_numpy(window_BT[:, :-1].astype(np.int64)), torch.from_numpy(window_BT[:, 1:].astype(np.int64))
 
     def passages(self, ids: Ids) -> Batch:
-        """A passage out of each window of the first epoch (`leakage_check.passages`), and all targets."""
+        """Return a passage of each window of the first epoch (`leakage_check.passages`), and all targets."""
         return _passages(*self.gather(ids, np.zeros_like(ids)))
 
     def offsets(self, epoch: int) -> Ids:
-        """The token at which an epoch's first window starts, in each shard."""
-        # as many places as let the last window end with the shard, so that the tokens at its end have their turn too
+        """Return the start of the first window of an epoch in each shard."""
+        # the largest offset lets the last window end with the shard, so that the last tokens are used too
         return (np.uint64(fold(self.key, epoch)) % self.offset_counts).astype(np.int64)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Which tokens, how long the windows are, and the seed of their offsets."""
+        """Return the number and hash of the tokens, the context length and the seed of the offsets."""
         return self.identity
 
 
 class EvalWindows:
-    """Windows of `context` tokens in order, that hold every target exactly once; the last of a shard is filled up.
+    """Data set of evaluation windows of `context` tokens, in order, with every target exactly once.
 
-    Filling is 0 among inputs and -100 among targets, which cross-entropy leaves out. A shard's first token is never a target. With
-    `max_tokens`, at most that number of tokens, or a window more, is evaluated: windows that the seed chooses once, in order.
+    The last window of a shard is padded, with 0 in inputs and -100 (ignored by cross-entropy) in targets. A shard's first token is
+    never a target. If `max_tokens` is given, the seed chooses windows of about `max_tokens` in total (rounded up to a window).
 
     >>> EvalWindows(np.arange(6), context=3).gather(np.array([1]), np.array([0]))
     (tensor([[3, 4, 0]]), tensor([[   4,    5, -100]]))
@@ -107,7 +107,7 @@ class EvalWindows:
         self.starts = self.ends - counts
         self.lengths = np.array([len(array) for array in self.arrays])
         windows = int(self.ends[-1])
-        self.chosen: Ids | None = None  # all of them
+        self.chosen: Ids | None = None  # None: all windows
         if max_tokens is not None and max_tokens < windows * context:
             self.identity |= {"max_tokens": max_tokens, "seed": seed}
             first = np.arange(max(1, -(-max_tokens // context)), dtype=np.int64)
@@ -117,7 +117,7 @@ class EvalWindows:
         return int(self.ends[-1]) if self.chosen is None else len(self.chosen)
 
     def gather(self, ids: Ids, _epochs: Ids) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of these windows, both (B, T) int64; epochs make no difference."""
+        """Return inputs and targets of these windows, both (B, T) int64; epochs are ignored."""
         ids = ids if self.chosen is None else self.chosen[ids]
         sources = np.searchsorted(self.ends, ids, side="right")
         firsts = (ids - self.starts[sources]) * self.context
@@ -127,11 +127,11 @@ class EvalWindows:
         return torch.from_numpy(inputs_BT), torch.from_numpy(np.where(filled_BT, IGNORED, window_BT[:, 1:]))
 
     def passages(self, ids: Ids) -> Batch:
-        """A passage out of each window (`leakage_check.passages`), and all targets."""
+        """Return a passage of each window (`leakage_check.passages`), and all targets."""
         return _passages(*self.gather(ids, np.zeros_like(ids)))
 
     def fingerprint(self) -> dict[str, Any]:
-        """Which tokens, and how long the windows are."""
+        """Return the number and hash of the tokens, the context length, and `max_tokens` and seed if windows are chosen."""
         return self.identity
 
 
@@ -140,7 +140,7 @@ def _passages(inputs_BT: Tensor, targets_BT: Tensor) -> Batch:
 
 
 def _windows(arrays: Sequence[Tokens], sources: Ids, firsts: Ids, context: int) -> Tokens:
-    """`context` + 1 tokens from each of `firsts` on in the array of its source; past an array's end its last token."""
+    """Return `context` + 1 tokens from each start in `firsts`; the last token of an array is repeated past its end."""
     if len(arrays) == 1:
         return _cut(arrays[0], firsts, context)
     window_BT = np.empty((len(firsts), context + 1), dtype=arrays[0].dtype)
@@ -152,7 +152,7 @@ def _windows(arrays: Sequence[Tokens], sources: Ids, firsts: Ids, context: int) 
 
 def _cut(array: Tokens, firsts: Ids, context: int) -> Tokens:
     if array.flags.c_contiguous and firsts.size and firsts.max() < len(array) - context:
-        # all windows as rows of one view, that begin one token apart: a row is copied at once, not token by token
+        # a view whose rows start one token apart: whole rows are copied instead of single tokens
         rows: Tokens = np.ndarray((len(array) - context, context + 1), array.dtype, array, strides=array.strides * 2)
         return rows[firsts]
     return array.take(firsts[:, None] + np.arange(context + 1), mode="clip")
@@ -175,6 +175,6 @@ def _identity(tokens: Tokens | TokenShards, context: int) -> dict[str, Any]:
     if isinstance(tokens, TokenShards):
         return {**tokens.fingerprint(), "context": context}
     array = np.asarray(tokens)
-    # the whole up to 16 Mi tokens, beyond that as many spread over it: naming the data stays a matter of milliseconds
+    # all tokens up to 16 Mi, or 16 to 32 Mi evenly spaced tokens: the hash takes milliseconds
     digest = sha256(array[:: max(1, len(array) // (1 << 24))].astype("<i8").tobytes()).hexdigest()
     return {"tokens": len(array), "sha256": digest, "context": context}

@@ -1,1 +1,1 @@
-"""Pairs of sentences in two languages."""
+"""Translation data sets: pairs of sentences in two languages."""

@@ -1,4 +1,4 @@
-"""Sentences and their translations from files: two of plain text, line by line, or one of TSV or JSON lines."""
+"""Sentence pairs from two plain text files with aligned lines, or from one file of TSV or JSON lines."""
 
 import json
 from codecs import BOM_UTF8
@@ -15,7 +15,7 @@ from surefoot.data.text.files import check_parts, decode_utf8, no_such, open_unp
 from surefoot.errors import ConfigError, DataError
 
 Sentences = list[tuple[str, str]]  # a source and its translation
-OnEmpty = Literal["error", "skip"]  # what a pair with an empty side does
+OnEmpty = Literal["error", "skip"]  # the treatment of pairs with an empty side
 
 _VALIDATION = ("val", "valid", "validation", "dev")
 _TEST = ("test", "test_2016_flickr")
@@ -26,7 +26,7 @@ _OTHER_LANGUAGES = "other languages: --data.source ... --data.target ..."
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the pairs of a part were read: the file (of two, that of the source), and the line of each, from 1."""
+    """The origin of sentence pairs: the file (the source file if two files exist), and the line of each pair, from 1."""
 
     file: Path
     lines: Sequence[int]
@@ -37,9 +37,9 @@ class Origin:
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Sentence pairs to train on, to score while training, and to score once at the end (None: no such part).
+    """Training, validation and test sentence pairs; `test` is None if no test part exists.
 
-    Parts with files of their own have an origin. `left_out` counts skipped pairs with an empty side.
+    `val_origin` and `test_origin` are None if the part has no file of its own. `left_out` counts skipped pairs with an empty side.
 
     >>> ParallelText(train=[("one", "eins")], val=[("two", "zwei")], test=None).left_out
     0
@@ -63,16 +63,16 @@ class _Part(NamedTuple):
 def load_pairs(
     path: Path | str, *, source: str = "en", target: str = "de", val_fraction: float = 0.02, on_empty: OnEmpty = "error"
 ) -> ParallelText:
-    """Parallel text at `path`; `source` and `target` name the languages as the files do.
+    """Load parallel text; `source` and `target` are the language names in file suffixes, TSV headers or JSON keys.
 
-    A directory with train.en and train.de; val (or valid, validation, dev) and test beside them, Multi30k's test_2016_flickr too.
-    Or train.tsv or train.jsonl there, or the path of one such file, or of a plain one, corpus.en. Each may be compressed (.gz).
-    TSV: source and target are the first two columns, or those that a first line names. JSON lines: {"en": ..., "de": ...}, also
-    inside {"translation": ...}. If no validation part exists, `val_fraction` of the training pairs is held out, by a hash of the
-    source, so equal sources stay together.
+    `path` is a directory or a file, plain or .gz. A directory needs train.en and train.de, or train.tsv, or train.jsonl. Optional parts
+    are val (or valid, validation, dev) and test (or test_2016_flickr). A file may be corpus.en (next to corpus.de), .tsv or .jsonl.
+    TSV: source and target are the first two columns, unless a header line names their columns. JSON lines: {"en": ..., "de": ...}, also
+    inside {"translation": ...}. If no validation part exists, a hash of the source selects `val_fraction` of the training pairs for
+    validation; pairs with equal sources stay together.
 
-    Lines end in a line feed and nothing else; white space around a sentence is taken away. Raises `DataError` for unreadable text,
-    naming file and line, and for pairs with an empty side unless `on_empty` is "skip".
+    Only a line feed ends a line; surrounding white space is stripped. Raises `DataError` with file and line for unreadable text, and
+    for pairs with an empty side unless `on_empty` is "skip".
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "train.tsv"
@@ -108,7 +108,7 @@ def load_pairs(
 
 
 def split_pairs(pairs: Sentences, *, val_fraction: float) -> tuple[Sentences, Sentences]:
-    """The pairs to train on and those to score, by a hash of the source: about the fraction, whatever stands beside them.
+    """Split pairs into training and validation pairs by a hash of the source, independent of the other pairs.
 
     >>> training, held_out = split_pairs([(str(n), "x") for n in range(100)], val_fraction=0.2)
     >>> len(training) + len(held_out), 10 < len(held_out) < 30
@@ -123,7 +123,7 @@ def split_pairs(pairs: Sentences, *, val_fraction: float) -> tuple[Sentences, Se
 
 
 def _names(path: Path, source: str, target: str) -> list[str]:
-    """The parts in a directory, sorted: "train" of train.en and train.de.gz; usual names also if a side is missing."""
+    """Return the sorted names of the parts in a directory; parts with a usual name count even if one side is missing."""
     there = {file.name.removesuffix(".gz") for file in path.iterdir() if file.is_file()}
     tables = {name.removesuffix(end) for name in there for end in _TABLES if name.endswith(end)}
     first, second = (
@@ -231,7 +231,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _without_empty(pairs: Sentences, files: Sequence[Path], *, first_line: int, on_empty: OnEmpty) -> _Part:
-    """The pairs without an empty side; `DataError` counts the others, unless they may be skipped."""
+    """Drop pairs with an empty side, or raise `DataError` with their number if `on_empty` is "error"."""
     wrong = [index for index, pair in enumerate(pairs) if not all(pair)]
     if wrong and on_empty == "error":
         problems = ""

@@ -1,6 +1,6 @@
-"""Sentence pairs as tokens: a data set that makes whole batches, padded to the longest row of each side.
+"""Data set of tokenized sentence pairs; whole batches are padded to the longest row of each side.
 
-Shape suffixes: B batch, S time of the source, T time of the target.
+Shape suffixes: B batch, S source tokens, T target tokens.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ Tokens = NDArray[np.int32]
 
 
 class TokenPairs:
-    """Pairs of token rows. A source ends in `END`; a target begins with `BEGIN` and ends in `END`; `PADDING` fills up.
+    """Data set of token pairs: a source ends in `END`; a target has `BEGIN` and `END`; `PADDING` pads both.
 
-    Pairs with a side of more than `max_source_tokens` or `max_target_tokens` tokens (with the end) are left out: `left_out` of
-    them. `lengths` (pairs, 2): the places of a pair in a model, the source's tokens with the end, the target's with begin or end.
+    Pairs with more than `max_source_tokens` or `max_target_tokens` tokens (`END` included) are skipped; `left_out` counts the skipped
+    pairs. `lengths` (pairs, 2) are the tokens that the model sees: source with `END`, and target with either `BEGIN` or `END`.
 
     >>> pairs = TokenPairs([[7, 8], [9]], [[5], [6, 6]])
     >>> source_BS, target_BT = pairs.gather(np.array([1, 0]), np.array([0, 0]))
@@ -73,7 +73,7 @@ class TokenPairs:
         max_source_tokens: int | None = None,
         max_target_tokens: int | None = None,
     ) -> Self:
-        """The tokens of sentence pairs."""
+        """Encode sentence pairs with one tokenizer per side."""
         return cls(
             source.encode_all([one for one, _ in pairs]),
             target.encode_all([other for _, other in pairs]),
@@ -85,18 +85,18 @@ class TokenPairs:
         return len(self.lengths)
 
     def gather(self, ids: Ids, _epochs: Ids) -> tuple[Tensor, Tensor]:
-        """Source tokens (B, S) and target tokens (B, T) of these pairs, int64; epochs make no difference."""
+        """Return source tokens (B, S) and target tokens (B, T) of these pairs, int64; epochs are ignored."""
         return _rows(self.source, self.source_starts, ids), _rows(self.target, self.target_starts, ids)
 
     def stored(self, ids: Ids) -> Batch:
-        """The tokens of each pair without anything that fills up, and those of all targets."""
+        """Return the bytes of the unpadded tokens of each pair, and the tokens of all targets."""
         sides = (self.source, self.source_starts), (self.target, self.target_starts)
         sources, targets = ([flat[starts[id] : starts[id + 1]] for id in ids.tolist()] for flat, starts in sides)
         rows = [source.tobytes() + target.tobytes() for source, target in zip(sources, targets, strict=True)]
         return rows, np.concatenate(targets).astype(np.int64) if targets else None
 
     def fingerprint(self) -> dict[str, Any]:
-        """How many pairs and tokens, and a hash of all of them."""
+        """Return the number of pairs and tokens, and a hash of all tokens."""
         digest = sha256()
         for array in (self.source, self.source_starts, self.target, self.target_starts):
             digest.update(array.astype("<i8").tobytes())
@@ -104,7 +104,7 @@ class TokenPairs:
 
 
 def _flat(rows: Sequence[Sequence[int] | Tokens], *, before: list[int]) -> tuple[Tokens, NDArray[np.int64]]:
-    """All rows in one array, each with its end, and where each starts (one more than there are rows: the end)."""
+    """Return all rows, each with `END`, in one array, and the start of each row followed by the total length."""
     sequences = [np.array([*before, *row, END], dtype=np.int32) for row in rows]
     return np.concatenate([np.empty(0, np.int32), *sequences]), np.cumsum([0, *map(len, sequences)], dtype=np.int64)
 

@@ -1,6 +1,6 @@
-"""Phrases in two languages without any download: from Unicode's CLDR, rendered by Babel.
+"""Synthetic parallel phrases without a download, rendered by Babel from Unicode's CLDR.
 
-They teach a model the parts of translation (another order, another number format, words for words) in two minutes.
+A model learns word order, number formats and vocabulary from these phrases in two minutes.
 """
 
 import datetime
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Length = Literal["long", "short"]
 Kind = tuple[Callable[[Random], Any], Callable[[Any, "Locale"], str]]  # draws a content; renders it in a language
 
-_TRIES = 20  # drawings of one kind after each other that must not all have been there before
-_LARGEST = {  # of each unit of CLDR the largest number that is drawn
+_TRIES = 20  # a kind is exhausted after this number of consecutive repeated phrases
+_LARGEST = {  # CLDR unit -> largest random number
     "length": {
         "kilometer": 9999,
         **dict.fromkeys(("meter", "centimeter", "millimeter", "mile", "foot", "light-year"), 999),
@@ -45,10 +45,10 @@ _CURRENCIES = ("EUR", "USD", "GBP", "JPY", "CHF", "CNY", "INR", "PLN", "SEK", "B
 
 
 def cldr_phrases(source: str = "en", target: str = "de", *, count: int = 24_000, seed: int = 0) -> Sentences:
-    """`count` pairs with different sources, the same for the same seed and version of Babel; about 3 seconds.
+    """Generate `count` phrase pairs with distinct sources in about 3 s; the seed and the version of Babel determine the pairs.
 
-    `source` and `target` are locales ("en", "pt_BR", "sr-Latn"). Every kind of phrase that both languages have takes turns.
-    Raises `ConfigError` for a locale that CLDR does not have.
+    `source` and `target` are locales ("en", "pt_BR", "sr-Latn"). The kinds of phrases that both languages support alternate.
+    Raises `ConfigError` for a locale that CLDR lacks.
 
     >>> cldr_phrases("en", "de", count=3)[0]
     ('Tuesday, February 15, 2039', 'Dienstag, 15. Februar 2039')
@@ -59,7 +59,7 @@ def cldr_phrases(source: str = "en", target: str = "de", *, count: int = 24_000,
     if languages[0] == languages[1]:
         raise ConfigError(f"source and target are both {source!r}: name two languages, such as en and de")
     generator = Random(seed)
-    # kinds that are alike do not follow each other
+    # similar kinds do not follow each other
     turns = chain(*zip_longest(_times(), _names(languages), _amounts(languages)))
     kinds = [kind for kind in turns if kind is not None and _is_known(kind, languages)]
     phrases: dict[str, str] = {}
@@ -71,7 +71,7 @@ def cldr_phrases(source: str = "en", target: str = "de", *, count: int = 24_000,
                 if first not in phrases:
                     phrases[first] = second
                     break
-            else:  # all that there is of it has been drawn
+            else:  # the kind is exhausted
                 kinds.remove(kind)
             if len(phrases) == count:
                 break
@@ -79,7 +79,7 @@ def cldr_phrases(source: str = "en", target: str = "de", *, count: int = 24_000,
 
 
 def locale(name: str) -> "Locale":
-    """The locale of CLDR called `name`; `ConfigError` with similar names if it does not exist.
+    """Return the CLDR locale `name`; raise `ConfigError` with similar names if the locale does not exist.
 
     >>> locale("pt-BR").territory
     'BR'
@@ -103,12 +103,12 @@ def _is_known(kind: Kind, languages: "tuple[Locale, Locale]") -> bool:
     (draw, render), generator = kind, Random(0)
     try:
         return all(render(draw(generator), language).strip() for _ in range(8) for language in languages)
-    except (KeyError, ValueError, AttributeError, IndexError, TypeError):  # what Babel raises where data are missing
+    except (KeyError, ValueError, AttributeError, IndexError, TypeError):  # Babel's errors for missing data
         return False
 
 
 def _day(generator: Random) -> datetime.date:
-    # of a hundred years, so that two digits tell which
+    # a range of 100 years, so that two digits identify the year
     return datetime.date(1970, 1, 1) + datetime.timedelta(days=generator.randrange(36_524))
 
 
@@ -117,13 +117,13 @@ def _time(generator: Random) -> datetime.time:
 
 
 def _number(generator: Random, limit: int = 99_999) -> float:
-    """As many of one digit as of four; some with two decimals."""
+    """Draw a log-uniform number; 40% of the numbers get two decimals."""
     integer = float(round(float(limit) ** generator.random()))
     return integer if generator.random() < 0.6 else integer + generator.randrange(1, 100) / 100
 
 
 def _times() -> list[Kind]:
-    """Dates, times of day, and spans between them."""
+    """Return the kinds of dates, times of day, and time spans."""
     from babel import dates
 
     def date(style: Literal["full", "long", "medium", "short"]) -> Kind:
@@ -151,10 +151,10 @@ def _times() -> list[Kind]:
 
 
 def _amounts(languages: "tuple[Locale, Locale]") -> list[Kind]:
-    """Quantities with units, money, and numbers."""
+    """Return the kinds of quantities with units, money, and numbers."""
     from babel import lists, numbers, units
 
-    def has_words(unit: str) -> bool:  # of their own: Babel writes CLDR's code where a language has none
+    def has_words(unit: str) -> bool:  # Babel writes CLDR's code if a language lacks words
         ways = product((1, 2, 5.5), _LENGTHS, languages)
         return all(unit not in units.format_unit(value, unit, length, locale=one) for value, length, one in ways)
 
@@ -200,11 +200,11 @@ def _amounts(languages: "tuple[Locale, Locale]") -> list[Kind]:
 
 
 def _names(languages: "tuple[Locale, Locale]") -> list[Kind]:
-    """Countries and languages, alone, in lists, and together."""
+    """Return the kinds of countries and languages, alone, in lists, and combined."""
     from babel import lists, numbers
 
     def common(tables: list[Mapping[str, str]]) -> list[str]:
-        """The codes of two letters that both languages have a name for."""
+        """Return the two-letter codes that have a name in both languages."""
         codes = (code for code in tables[0] if len(code) == 2 and code.isalpha())
         return sorted(code for code in codes if all(table.get(code, code) != code for table in tables))
 

@@ -1,1 +1,1 @@
-"""Experiment trackers: Weights & Biases, MLflow and trackio, each in a process beside the training."""
+"""Experiment trackers: Weights & Biases, MLflow and trackio, each in a separate process."""

@@ -1,6 +1,6 @@
-"""A tracker as a sink: a separate process, and a bounded queue of records that it has not yet read.
+"""The training side of an experiment tracker: a sink with a bounded queue, and a separate tracker process.
 
-Its imports, threads, output and failures do not reach the training; no write waits, and `close` waits for a bounded time.
+The tracker's imports, threads, output and failures do not affect the training. `write` never waits; `close` waits for a bounded time.
 """
 
 import json
@@ -20,14 +20,14 @@ from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.tracking.external.registry import About, project_and_name
 from surefoot.tracking.record import Record
 
-WAITING = 10_000  # records that a tracker may be behind; past them the oldest are lost
-CLOSING_S = 30.0  # how long the end of a run waits for a tracker
+WAITING = 10_000  # records in the queue; beyond this limit the oldest records are dropped
+CLOSING_S = 30.0  # seconds that the end of a run waits for a tracker
 
 
 class Tracker:
-    """Weights & Biases, MLflow or trackio, by name. It writes under `out`/trackers, or where the user told the package.
+    """Weights & Biases, MLflow or trackio. The tracker writes under `out`/trackers or to the directory that the user configured.
 
-    Raises `OSError` from `write` or `close`, once, where something did not reach the tracker; later records are still tried.
+    `write` or `close` raises `OSError` once if data did not reach the tracker. Later records are still sent.
     """
 
     def __init__(self, name: str, *, out: Path, settings: dict[str, Any]) -> None:
@@ -35,10 +35,10 @@ class Tracker:
         self.log = self.directory / f"{name}.log"
         project, run = project_and_name(out)
         self.waiting: deque[bytes] = deque()
-        self.begun_line = self.heard = b""  # what is left of a line that was written, or read, in part
+        self.begun_line = self.heard = b""  # the rest of a partly written line, and of a partly read line
         self.problem: str | None = None
-        self.is_reported = False  # of the problem
-        self.until = math.inf  # when it must have finished
+        self.is_reported = False  # whether the problem was reported
+        self.until = math.inf  # the deadline of the tracker process
         self.process: subprocess.Popen[bytes] | None = None
         self._append(asdict(About(name, project, run, str(self.directory.resolve()), settings)))
         try:
@@ -47,8 +47,8 @@ class Tracker:
             self.problem = f"its process could not be started: {problem.strerror or problem}"
 
     def write(self, record: Record) -> None:
-        """Send as much of a record as the tracker takes now; the rest waits for the next call."""
-        if record["kind"] == "resume":  # a tracker's run just goes on
+        """Send as much of a record as the tracker accepts now. The next call sends the rest."""
+        if record["kind"] == "resume":  # a resume does not start a new tracker run
             return
         self._append(record)
         if len(self.waiting) > WAITING:
@@ -59,17 +59,17 @@ class Tracker:
         self._tell()
 
     def ask_to_close(self) -> None:
-        """Tell the tracker that no more records will come; its time to finish starts now."""
+        """Tell the tracker that no more records follow, and start its time limit."""
         if self.until == math.inf:
             self.until = time.monotonic() + CLOSING_S
             self._append({"kind": "close"})
             self._push()
 
     def close(self) -> None:
-        """Hand over what waits and let the tracker finish, for `CLOSING_S` seconds at most."""
+        """Send the queued records and wait at most `CLOSING_S` seconds for the tracker to finish."""
         self.ask_to_close()
         if self.process is not None:
-            with self.process as process:  # which closes its pipes
+            with self.process as process:  # the context manager closes the pipes
                 while process.poll() is None and time.monotonic() < self.until:
                     self._push()
                     self._hear()
@@ -78,7 +78,7 @@ class Tracker:
                     self.problem = self.problem or f"it did not finish within {CLOSING_S:g} s of the end, and was ended"
                     with suppress(OSError):
                         if sys.platform != "win32":
-                            os.killpg(process.pid, signal.SIGKILL)  # with those that it started
+                            os.killpg(process.pid, signal.SIGKILL)  # together with its child processes
                     process.kill()
                 process.wait()
                 self._hear()
@@ -95,8 +95,8 @@ class Tracker:
                 stderr=log,
                 bufsize=0,
                 env=os.environ
-                | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},  # imports what this one can
-                start_new_session=True,  # Ctrl-C is for the training, which tells it to finish
+                | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},  # the import path of this process
+                start_new_session=True,  # Ctrl-C reaches only the training, which then asks the tracker to finish
             )
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
@@ -115,7 +115,7 @@ class Tracker:
                 self.begun_line = self.begun_line[os.write(self.process.stdin.fileno(), self.begun_line) :]
             except BlockingIOError:
                 return
-            except OSError:  # it has ended; what it said of that is read next, or its status is
+            except OSError:  # the process has ended; its last message or its exit status is read next
                 self.waiting.clear()
                 self.begun_line = b""
 
@@ -132,7 +132,7 @@ class Tracker:
             self.heard += part
         *lines, self.heard = self.heard.split(b"\n")
         for line in lines:
-            with suppress(ValueError):  # what is no JSON was printed by something else, while that interpreter began
+            with suppress(ValueError):  # lines that are not JSON come from the interpreter's start
                 self.problem = self.problem or str(json.loads(line)["problem"])
         if not part and self.process.poll():
             self.problem = self.problem or f"its process ended with status {self.process.returncode}; see {self.log}"

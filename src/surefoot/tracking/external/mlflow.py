@@ -1,6 +1,6 @@
 """MLflow: metrics at their step, settings as parameters, samples as text artifacts.
 
-MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME are the user's; without them, an SQLite store and artifacts beside it in the run's directory.
+The user sets MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME. The default is an SQLite store with its artifacts in the run's directory.
 """
 
 import json
@@ -15,13 +15,13 @@ from surefoot.config.tree import flat
 from surefoot.tracking.external.registry import About, TrackerState, numbers_in, text_in
 from surefoot.tracking.record import Record
 
-_METRICS, _PARAMETERS = 1000, 100  # of one request
-_LONGEST = 6000  # characters of a parameter; and of a name 250
+_METRICS, _PARAMETERS = 1000, 100  # MLflow's limits per request
+_LONGEST = 6000  # characters of a parameter; a name has at most 250
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
 class Mlflow:
-    """A run of MLflow, identified by the id from the server."""
+    """An MLflow run, identified by the id that the server assigned."""
 
     def __init__(self, about: About, state: TrackerState, say: Callable[[str], None]) -> None:  # noqa: ARG002
         from mlflow import entities
@@ -60,7 +60,7 @@ class Mlflow:
         self.client.set_terminated(self.id, status=_STATUS[ending])
 
     def _tell(self, settings: dict[str, Any]) -> None:
-        """Log settings that are not there yet: a parameter cannot be changed, so one that a resume changes becomes a tag."""
+        """Log new settings as parameters. MLflow parameters are immutable, so a setting that a resume changes becomes a tag."""
         parameters = {_name(name): _text(value) for name, value in flat(settings).items()}
         logged = self.client.get_run(self.id).data.params
         new = [self.entities.Param(name, value) for name, value in parameters.items() if name not in logged]
@@ -76,7 +76,7 @@ class Mlflow:
 
 
 def _name(name: str) -> str:
-    """A name in the characters that MLflow takes."""
+    """Return a name that contains only characters allowed by MLflow."""
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)[:250]
 
 

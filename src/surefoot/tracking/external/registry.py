@@ -1,4 +1,4 @@
-"""The list of trackers and their packages; the facts that a tracker receives about a run, and the state saved for it. Torch-free."""
+"""The names and packages of the trackers, the run facts sent to a tracker, and the saved tracker state. Torch-free."""
 
 import json
 import re
@@ -17,12 +17,12 @@ from surefoot.tracking.record import Record
 PACKAGES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic"), "trackio": ("trackio",)}
 """Each tracker with what it imports. Its extra and its file have its name, and its class too, with a capital letter."""
 
-_USUAL = ("runs", "outputs", "experiments")  # directories of runs, which name no project
-_LONGEST = 100  # characters of a name: Weights & Biases takes 128
+_USUAL = ("runs", "outputs", "experiments")  # common parent directories that are not project names
+_LONGEST = 100  # characters of a name; Weights & Biases allows 128
 
 
 def trackers_of(trackers: str | Sequence[str] | None, *, out: str | Path | None) -> tuple[str, ...]:
-    """The trackers in "wandb,mlflow" or a sequence of names; `ConfigError` for an unknown one, one named twice, or a run without `run_dir`.
+    """Parse tracker names from "wandb,mlflow" or a sequence. Raises `ConfigError` for unknown or repeated names, or without `run_dir`.
 
     >>> trackers_of("wandb, mlflow", out="runs/first"), trackers_of(["trackio"], out="a"), trackers_of(None, out=None)
     (('wandb', 'mlflow'), ('trackio',), ())
@@ -44,12 +44,12 @@ def trackers_of(trackers: str | Sequence[str] | None, *, out: str | Path | None)
 
 
 def refuse_missing(names: Sequence[str]) -> None:
-    """Raise one `ConfigError` for all trackers whose packages are not installed here.
+    """Raise one `ConfigError` for all trackers whose packages are not installed.
 
     >>> refuse_missing([])
     """
     specs = {package: find_spec(package) for name in names for package in PACKAGES[name]}
-    # a directory of its name, such as the one that wandb leaves behind, has no origin and is no package
+    # a directory with the package's name (wandb creates such a directory) has no origin and is no package
     there = {package for package, spec in specs.items() if spec is not None and spec.origin is not None}
     wanted = {name: [package for package in PACKAGES[name] if package not in there] for name in names}
     if missing := {name: packages for name, packages in wanted.items() if packages}:
@@ -60,7 +60,7 @@ def refuse_missing(names: Sequence[str]) -> None:
 
 
 def project_and_name(out: Path) -> tuple[str, str]:
-    """The project and name of a run in a tracker: the parent directory ("runs" does not count), and its own directory.
+    """Return the tracker's project and run name: the parent directory (except "runs" and the like) and the run's own directory.
 
     >>> project_and_name(Path("/home/ann/poems/runs/first")), project_and_name(Path("/data/poems/second try"))
     (('poems', 'first'), ('poems', 'second_try'))
@@ -71,13 +71,13 @@ def project_and_name(out: Path) -> tuple[str, str]:
 
 
 def _plain(name: str) -> str:
-    """A name in characters that every tracker takes."""
+    """Return a name that contains only characters allowed by every tracker."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("_.-")[:_LONGEST]
 
 
 @dataclass(frozen=True)
 class About:
-    """The facts about a run that a tracker receives. `directory` is where the tracker may write: OUT/trackers."""
+    """The facts about a run that a tracker receives. The tracker may write to `directory`, which is OUT/trackers."""
 
     tracker: str
     project: str
@@ -88,16 +88,16 @@ class About:
 
 @dataclass
 class TrackerState:
-    """The id of the run in a tracker, and the last step sent to it; a file of the run's directory, NAME.json."""
+    """The run's id in a tracker and the last step sent, saved as NAME.json in the run's directory."""
 
     path: Path
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
-    started: bool = False  # the tracker knows it
-    sent: dict[str, int] = field(default_factory=dict)  # kind -> largest step
+    started: bool = False  # whether the run exists in the tracker
+    sent: dict[str, int] = field(default_factory=dict)  # the largest step of each record kind
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The state that an earlier session saved; a new run in the tracker if it is missing or unreadable."""
+        """Read the state that an earlier session saved. A missing or unreadable file returns the state of a new tracker run."""
         try:
             saved = json.loads(read_regular(path))
             return cls(path, str(saved["id"]), bool(saved["begun"]), {str(k): int(v) for k, v in saved["sent"].items()})
@@ -105,14 +105,14 @@ class TrackerState:
             return cls(path)
 
     def write(self) -> None:
-        """Save it atomically."""
+        """Save the state atomically."""
         write_whole(self.path, (json.dumps({"id": self.id, "begun": self.started, "sent": self.sent}) + "\n").encode())
 
 
 def numbers_in(record: Record) -> dict[str, float]:
-    """The numbers of a record by the names that they have in a tracker; those of a dictionary by its own names too.
+    """Return the numeric values of a record by their tracker names. Values of a nested dictionary become "NAME/KEY".
 
-    Metrics have their own names, "SPLIT/METRIC"; all else stands under its kind, as in TensorBoard.
+    Metrics keep their names, "SPLIT/METRIC". All other names are prefixed with the record's kind, as in TensorBoard.
 
     >>> numbers_in({"kind": "train", "step": 3, "loss": 0.5, "grad_noise": {"small": 1.0}})
     {'train/loss': 0.5, 'train/grad_noise/small': 1.0}
@@ -128,7 +128,7 @@ def numbers_in(record: Record) -> dict[str, float]:
 
 
 def text_in(record: Record) -> str | None:
-    """The text of a sample or an event; None for a record of numbers.
+    """Return the text of a sample or an event. Returns None for a record without text.
 
     >>> text_in({"kind": "sample", "step": 3, "text": "once"}), text_in({"kind": "train", "step": 3, "loss": 0.5})
     ('once', None)
@@ -138,7 +138,7 @@ def text_in(record: Record) -> str | None:
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dictionaries in a record as one level, with slashes in the names: those of parameters have dots."""
+    """Flatten nested dictionaries into one level. Slashes separate the keys because parameter names contain dots."""
     by_name: dict[str, Any] = {}
     for name, value in nested.items():
         by_name |= _flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}

@@ -1,6 +1,6 @@
-"""trackio: a local database, or the Space or server that the user's TRACKIO_SPACE_ID or TRACKIO_SERVER_URL names.
+"""trackio: a local database, or the Space or server in the user's TRACKIO_SPACE_ID or TRACKIO_SERVER_URL.
 
-TRACKIO_DIR is the user's too; without it the database lies in the run's directory. A run is found by its name, which is unique.
+The user may set TRACKIO_DIR. By default the database lies in the run's directory. trackio identifies a run by its unique name.
 """
 
 import os
@@ -14,13 +14,13 @@ from surefoot.tracking.record import Record
 
 
 class Trackio:
-    """A run of trackio."""
+    """A trackio run."""
 
     def __init__(self, about: About, state: TrackerState, say: Callable[[str], None]) -> None:
-        os.environ.setdefault("TRACKIO_DIR", str(Path(about.directory) / "trackio"))  # read when it is imported
+        os.environ.setdefault("TRACKIO_DIR", str(Path(about.directory) / "trackio"))  # read by trackio's import
         import trackio
 
-        warnings.showwarning = _warning_writer(say)  # it tells of what it could not log by warnings alone
+        warnings.showwarning = _warning_writer(say)  # trackio reports lost data only by warnings
         self.markdown = trackio.Markdown
         self.run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", about.project),
@@ -40,7 +40,7 @@ class Trackio:
             self.run.log(values, step=record["step"])
 
     def close(self, ending: str) -> None:
-        """Finish the upload; trackio has no status for the end of a run."""
+        """Finish the upload. trackio has no status for the end of a run."""
         del ending
         self.run.finish()
 

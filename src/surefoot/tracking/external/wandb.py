@@ -1,6 +1,6 @@
-"""Weights & Biases: numbers over `step`, samples as HTML, metrics evaluated once in the summary.
+"""Weights & Biases: values over `step`, samples as HTML, and metrics computed once in the summary.
 
-WANDB_MODE, WANDB_PROJECT, WANDB_DIR and the rest are the user's. Without a login, and with no mode asked for, it is offline.
+The user may set WANDB_MODE, WANDB_PROJECT, WANDB_DIR and other variables. Without a login and a mode, the run is offline.
 """
 
 import html
@@ -11,11 +11,11 @@ from typing import Literal
 from surefoot.tracking.external.registry import About, TrackerState, numbers_in, text_in
 from surefoot.tracking.record import Record, scores_in
 
-_FINISH_S = 25  # less than the end of a run waits
+_FINISH_S = 25  # seconds, less than the end of a run waits
 
 
 class Wandb:
-    """A run of Weights & Biases."""
+    """A Weights & Biases run."""
 
     def __init__(self, about: About, state: TrackerState, say: Callable[[str], None]) -> None:  # noqa: ARG002
         import wandb
@@ -34,7 +34,7 @@ class Wandb:
         self.html = wandb.Html
         try:
             self.run = init(None)
-        except wandb.errors.UsageError:  # nobody is logged in
+        except wandb.errors.UsageError:  # the user is not logged in
             if "WANDB_MODE" in os.environ:
                 raise
             self.run = init("offline")
@@ -51,5 +51,5 @@ class Wandb:
             self.run.summary.update(scores_in(record))
 
     def close(self, ending: str) -> None:
-        """Finish the upload, and mark a failed run as failed."""
+        """Finish the upload and mark a failed run as failed."""
         self.run.finish(exit_code=1 if ending == "failed" else 0)

@@ -1,6 +1,6 @@
-"""The process of one tracker: it reads records as lines of JSON, reports problems, and logs the prints of the package.
+"""The tracker process: reads records as lines of JSON, reports problems, and redirects the package's prints to a log.
 
-It ends at a closing line, or within `GONE_S` seconds after the training process is gone, even if something hangs.
+The process ends at a closing line, or at most `GONE_S` seconds after the training process ends, even if the package hangs.
 """
 
 import json
@@ -20,18 +20,18 @@ from surefoot.tracking.external.registry import About, TrackerState
 from surefoot.tracking.record import Record
 
 GONE_S = 60.0
-_LOOKS_S = 1.0  # between two looks at whether the training process is there
+_LOOKS_S = 1.0  # seconds between two checks for the training process
 
 
 class Package(Protocol):
-    """A tracker's package, with the run in it that records go to."""
+    """A tracker package with one open run."""
 
     def write(self, record: Record) -> None: ...
     def close(self, ending: str) -> None: ...  # "finished", "stopped" or "failed"
 
 
 def main() -> None:
-    """Follow the records on standard input. Standard output is for problems only: prints of packages go to the log."""
+    """Log the records from standard input. Standard output carries only problems; the package's prints go to the log file."""
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     print(f"--- {time.strftime('%Y-%m-%d %H:%M:%S %z')} ---", flush=True)
@@ -39,17 +39,17 @@ def main() -> None:
     def say(problem: str) -> None:
         try:
             print(json.dumps({"problem": problem}), file=answers, flush=True)
-        except OSError:  # whoever would have read it is gone
+        except OSError:  # the training process, which reads the pipe, has ended
             print(problem, flush=True)
 
     ok = follow(_until_over(sys.stdin.buffer, end_with(int(sys.argv[1]))), begin, say=say)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0 if ok else 1)  # what a package has for the interpreter's end may hang, and all is done
+    os._exit(0 if ok else 1)  # all data are sent, and the package's exit handlers may hang
 
 
 def end_with(training: int) -> threading.Event:
-    """End this process `GONE_S` seconds after the training process is gone or the event is set, even if something hangs."""
+    """End this process `GONE_S` seconds after the training process ends or the event is set, even if a thread hangs."""
     gone = threading.Event()
 
     def watch() -> None:
@@ -68,9 +68,9 @@ def follow(
     *,
     say: Callable[[str], None],
 ) -> bool:
-    """Pass each record to a tracker, except those that it got before a resume; False if some did not reach it.
+    """Send each record to a tracker, except records sent before a resume. Returns False if a record did not reach the tracker.
 
-    A step is noted before its record is passed on: a kill in between loses a point and never repeats one.
+    The step is saved before its record is sent, so a kill in between loses a point and never repeats a point.
     """
     each = iter(lines)
     about = About(**json.loads(next(each)))
@@ -116,26 +116,26 @@ def follow(
 
 
 def begin(about: About, state: TrackerState, say: Callable[[str], None]) -> Package:
-    """Start or resume the run in the tracker that `about` names."""
+    """Start or resume the run in the tracker named by `about`."""
     module = import_module(f"surefoot.tracking.external.{about.tracker}")
     package: Package = getattr(module, about.tracker.capitalize())(about, state, say)
     return package
 
 
 def _until_over(lines: Iterable[bytes], gone: threading.Event) -> Iterator[bytes]:
-    """The lines; an end without a closing line means that their writer is gone, which Windows reports in no other way."""
+    """Yield the lines. An end without a closing line means that the writer has ended; Windows has no other signal."""
     yield from lines
     gone.set()
 
 
 def _reported_end(record: Record) -> str | None:
-    """The end of the run that an event reports."""
+    """Return the run's outcome that an event reports."""
     word = str(record.get("event", "")).split(" ")[0].strip(":,") if record["kind"] == "event" else ""
     return {"failed": "failed", "diverged": "failed", "stopped": "stopped"}.get(word)
 
 
 def _alone(path: Path) -> IO[bytes] | None:
-    """Wait for the tracker's process of an earlier session, which ends by itself."""
+    """Wait for the tracker process of an earlier session, which ends by itself, and return the lock of this process."""
     if sys.platform == "win32":
         return None
     import fcntl
