@@ -1,4 +1,4 @@
-"""Replay steps of a run from its checkpoints, and inspect one of them."""
+"""Replay steps of a run from its checkpoints, and inspect one step."""
 
 import lazy_loader
 

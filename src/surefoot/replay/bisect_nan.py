@@ -18,9 +18,9 @@ from surefoot.train.components import Components
 def first_bad(
     parts: Components, known: Sequence[Record], *, out: Path, say: Callable[[str], None]
 ) -> tuple[int | None, str]:
-    """The first bad step of the run in a directory, or None, and a sentence; steps are made again with `parts`.
+    """Return the first bad step of a run, or None, and a sentence about it; steps are replayed with `parts`.
 
-    A step is bad if its loss, its gradient or a weight after it is not finite. An overflow that a smaller loss scale cures does not count.
+    A bad step has a nonfinite loss, gradient or updated weight. An overflow that a smaller loss scale cures does not count.
     """
     store = Store(out / "checkpoints")
     logged = max((int(record["step"]) for record in known if record["kind"] == "train"), default=0)
@@ -33,7 +33,7 @@ def first_bad(
     for first, until, how in sorted(stretches):
         if bad := _in_stretch(parts, known, store, first, min(until, parts.length.steps), say):
             return bad[0], f"first bad step: {bad[0]}, {bad[1]} is not finite ({how})"
-    if _skipped(known) and parts.run_state.precision.loss_scale is None:  # which skips steps that a smaller one cures
+    if _skipped(known) and parts.run_state.precision.loss_scale is None:  # a loss scale skips such steps too
         return None, (
             "no bad step: the records tell of skipped ones, and made again all are finite; they depended on what no\n"
             "  checkpoint holds (code of yours between steps, a model's own attributes), or on the machine"
@@ -42,7 +42,7 @@ def first_bad(
 
 
 def _skipped(known: Sequence[Record]) -> list[tuple[int, int, str]]:
-    """Ranges with skipped steps, by the records: the steps that they name, or all since the record before."""
+    """Return the ranges with skipped steps in the records: the steps named, or all steps since the previous record."""
     stretches, before = list[tuple[int, int, str]](), 0
     for record in (record for record in known if record["kind"] == "train"):
         named, step = record.get("skipped_steps") or [], int(record["step"])
@@ -56,7 +56,7 @@ def _skipped(known: Sequence[Record]) -> list[tuple[int, int, str]]:
 
 
 def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, str]]:
-    """The stretch between the last checkpoint whose weights are finite and the first in which one is not, by halving."""
+    """Bisect the checkpoints, and return the range from the last finite weights to the first nonfinite weights."""
     there, sound = store.steps(), list[int]()
     low, high = 0, len(there)
     while low < high:
@@ -81,7 +81,7 @@ def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, s
 
 
 def weights_finite(checkpoint: Checkpoint) -> bool:
-    """Whether the weights of the models in a checkpoint are finite; averages and optimizer state do not count.
+    """Return True if the model weights in a checkpoint are finite; averages and optimizer state do not count.
 
     >>> weights_finite(Checkpoint(0, {"model": {"weight": torch.tensor([1.0, math.inf])}}, {}))
     False
@@ -98,7 +98,7 @@ def weights_finite(checkpoint: Checkpoint) -> bool:
 def _in_stretch(
     parts: Components, known: Sequence[Record], store: Store, first: int, until: int, say: Callable[[str], None]
 ) -> tuple[int, str] | None:
-    """The first bad step before `until`, from the nearest checkpoint at or before step `first` on, and what is not finite."""
+    """Replay from the nearest checkpoint at or before `first`; return the first bad step before `until`, and its nonfinite part."""
     if first >= until:
         return None
     checkpoint, damaged = nearest_checkpoint(store, first)

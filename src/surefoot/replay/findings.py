@@ -1,4 +1,4 @@
-"""The result of inspecting one step, as plain data: it goes into `crash/`, between ranks as JSON, and onto a page as tables."""
+"""The result of inspecting one step, as plain data: JSON for `crash/` and between ranks, and tables for the terminal."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,24 +11,24 @@ from surefoot.tracking.format import in_line, number, shortened, text_table, vis
 
 @dataclass(frozen=True)
 class First:
-    """The first thing in a step that was not finite, in the order in which it was computed.
+    """The first nonfinite value of a step, in the order of computation.
 
     `what` is one of: "inputs" (the data; `name` is the tensor of the batch), "weight" or "buffer" (before the step), "input",
-    "output" or "gradient of output" (of module `name`), "loss", "gradient" (of parameter `name`). "norm" means that every number is
-    finite, and their squares are not.
+    "output" or "gradient of output" (of module `name`), "loss", "gradient" (of parameter `name`). "norm" means that all
+    gradients are finite, but their squares are not.
     """
 
     what: str
     name: str
-    kind: str = ""  # of the module
+    kind: str = ""  # the module's class
     micro_batch: int | None = None
     rank: int | None = None
     samples: tuple[int, ...] = ()
-    every_sample: bool = False  # all samples of the micro-batch, each by itself
-    reaches: str = ""  # the first module whose output is not finite for it
+    every_sample: bool = False  # each sample of the micro-batch fails alone
+    reaches: str = ""  # the first module with a nonfinite output for this input
 
     def __str__(self) -> str:
-        """As it stands in a sentence.
+        """Return the finding as part of a sentence.
 
         >>> print(First("output", "blocks.3.mlp.up", kind="Linear", micro_batch=0, samples=(8127,)))
         output of blocks.3.mlp.up (Linear), from sample 8127
@@ -57,7 +57,7 @@ class First:
 
 @dataclass(frozen=True)
 class OfModule:
-    """The outputs of a module, over all passes of the step."""
+    """The outputs of a module, over all its calls in the step."""
 
     name: str
     kind: str
@@ -67,11 +67,11 @@ class OfModule:
 
 @dataclass(frozen=True)
 class OfParameter:
-    """The gradient of a parameter in the step, before clipping. `share` is that of its square in the squared norm of all."""
+    """The gradient of a parameter in the step, before clipping. `share` is its fraction of the squared norm of all gradients."""
 
     name: str
     shape: tuple[int, ...]
-    weight: float  # norm
+    weight: float  # norm of the weight
     norm: float
     largest: float
     nonfinite: int
@@ -80,7 +80,7 @@ class OfParameter:
 
 @dataclass(frozen=True)
 class OfMicroBatch:
-    """One pass of the step."""
+    """One forward and backward pass of the step."""
 
     index: int
     rank: int | None
@@ -91,7 +91,7 @@ class OfMicroBatch:
 
 @dataclass(frozen=True)
 class OfSample:
-    """One sample of the step: its loss by itself, the norm of its own gradient where that was taken, and what it is."""
+    """One sample of the step: its own loss, its own gradient norm if computed, and its description."""
 
     id: int
     epoch: int
@@ -103,7 +103,7 @@ class OfSample:
 
 @dataclass(frozen=True)
 class Look:
-    """The inspection of one step, with its `loss` and `norm`; `notes` are remarks for the reader."""
+    """The inspection of one step, with its `loss` and `norm`. `notes` are remarks for the reader."""
 
     step: int
     loss: float
@@ -121,7 +121,7 @@ class Look:
 
     @property
     def verdict(self) -> str:
-        """In a sentence.
+        """The result in one sentence.
 
         >>> Look(3, 2.0, 1.0, None).verdict
         'everything in this step is finite'
@@ -134,12 +134,12 @@ class Look:
         return f"first non-finite: {self.first}{reaches}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values; a number that is not finite is null, and `nonfinite` beside it says what it was."""
+        """Return the inspection as JSON values; a nonfinite value becomes null, with an entry in `nonfinite` beside it."""
         return dict(json_values({"verdict": self.verdict, "finite": self.finite} | asdict(self)))
 
 
 def json_values(value: Any) -> Any:
-    """The same in what JSON can hold; numbers that are not finite become null, named in `nonfinite` beside them.
+    """Convert to JSON values; nonfinite values become null, with an entry in `nonfinite` beside them.
 
     >>> json_values({"loss": math.nan, "shape": (2, 3)})
     {'loss': None, 'shape': [2, 3], 'nonfinite': {'loss': 'nan'}}
@@ -154,12 +154,12 @@ def json_values(value: Any) -> Any:
 
 
 WIDE = 100
-_ROWS = 48  # of a table; what is not finite is always among them
+_ROWS = 48  # rows per table; nonfinite rows are always included
 _NAME = 30
 
 
 def sections(look: Look, *, samples: int) -> list[str]:
-    """The tables of a step: micro-batches, samples, modules, parameters."""
+    """Return the tables of a step: micro-batches, samples, modules, parameters."""
     return [*_micro_batches(look), *_samples(look, samples), *_modules(look), *_parameters(look)]
 
 
@@ -173,7 +173,7 @@ def _micro_batches(look: Look) -> list[str]:
 
 
 def _ids(ids: Sequence[int], width: int) -> str:
-    """As many as fit, and their number."""
+    """Return the ids that fit in `width`, and the number of all ids."""
     text = " ".join(map(str, ids))
     if len(text) <= width:
         return text
@@ -227,7 +227,7 @@ def _parameters(look: Look) -> list[str]:
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], what: str) -> list[str]:
-    """As many rows as fit on a page, non-finite ones (by the last column) first, and the number of those left out."""
+    """Return a table with as many rows as fit on a page, nonfinite rows (by the last column) first, and the number of omitted rows."""
     if not rows:
         return []
     wanted = [index for index, row in enumerate(rows) if row[-1] != "-"][: _ROWS // 2]

@@ -1,6 +1,6 @@
-"""Module hooks of one step: inputs and outputs of modules, and the gradients of the backward pass, in their order.
+"""Module hooks for one step: inputs and outputs of modules, and gradients of the backward pass, in order.
 
-Hooks are on the plain modules and change nothing. A block recomputed in the backward pass is traced once.
+Hooks are on the plain modules and do not change them. A block recomputed in the backward pass is traced once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,14 +22,14 @@ from surefoot.train.loop import Loss, Step, forward_backward
 
 @dataclass(frozen=True)
 class Event:
-    """Something that was seen of a tensor: `what` and `name` as in `First`."""
+    """An observation of a tensor, with `what` and `name` as in `First`."""
 
     what: str
     name: str
     micro_batch: int
     stats: Tally
-    kind: str  # of the module
-    rows: list[int] | None  # those that are not finite, where the tensor has a row for each sample
+    kind: str  # the module's class
+    rows: list[int] | None  # nonfinite rows, if the tensor has a row for each sample
 
     @property
     def bad(self) -> bool:
@@ -37,24 +37,24 @@ class Event:
 
 
 class ModuleHooks:
-    """The trace of a step: events in their order, and sums over modules."""
+    """The trace of a step: events in order, and sums over modules."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
         self.events: list[Event] = []
         self.of_modules: dict[str, OfModule] = {}
-        self.losses: dict[int, tuple[float, float]] = {}  # of each micro-batch: what it counted, and its mean
-        self.position = -1  # the micro-batch that is being passed, by its position in the step
+        self.losses: dict[int, tuple[float, float]] = {}  # (count, mean) of each micro-batch
+        self.position = -1  # index of the current micro-batch in the step
         self.forward = False
-        self.last: list[Tensor] = []  # what the module before has put out
+        self.last: list[Tensor] = []  # outputs of the previous module
 
     def first(self) -> Event | None:
-        """The first event that is not finite; minus infinity that what follows has absorbed, as a softmax does a mask's, does not count."""
+        """Return the first nonfinite event; minus infinity does not count if the next output is finite, as after a softmax mask."""
         bad = ((index, event) for index, event in enumerate(self.events) if event.bad)
         return next((event for index, event in bad if not (event.stats.only_minus and self._absorbed(index))), None)
 
     def reached(self, micro_batch: int) -> str:
-        """The first module with an output that is not finite in a micro-batch."""
+        """Return the first module with a nonfinite output in a micro-batch."""
         outputs = (event for event in self.events if (event.what, event.micro_batch) == ("output", micro_batch))
         return next((f"{event.name or 'the model'} ({event.kind})" for event in outputs if event.bad), "")
 
@@ -82,7 +82,7 @@ class ModuleHooks:
             yield
 
     def wrap_loss(self, loss: Loss) -> Loss:
-        """The loss, which says where forward begins and ends, and what each micro-batch came to."""
+        """Return the loss function with tracing: it marks the forward pass, and records the value of each micro-batch."""
 
         def traced_loss(model: Any, batch: Any) -> Any:
             later = range(self.position + 1, len(self.step.micro_batches))
@@ -102,23 +102,23 @@ class ModuleHooks:
 
     def _check_inputs(self, name: str, module: nn.Module, inputs: Any, named: Any) -> None:
         for tensor in floating((inputs, named)) if self.forward else ():
-            if not any(tensor is known for known in self.last):  # which was looked at as it came out
+            if not any(tensor is known for known in self.last):  # otherwise recorded as an output
                 self._record("input", name, tensor, type(module).__name__, only_bad=True)
 
     def _record_outputs(self, name: str, module: nn.Module, _: Any, outputs: Any) -> None:
         kind, tensors = type(module).__name__, floating(outputs)
         for tensor in tensors:
-            if tensor.requires_grad and not tensor.is_leaf:  # on a parameter it would stay
+            if tensor.requires_grad and not tensor.is_leaf:  # a hook on a parameter would remain
                 tensor.register_hook(partial(self._gradient, "gradient of output", name, kind=kind))  # type: ignore[no-untyped-call]
         if not self.forward or not tensors:
             return
         if len(tensors) == len(self.last) and all(a is b for a, b in zip(tensors, self.last, strict=True)):
-            return  # a container hands on what its last part has put out
+            return  # a container returns the output of its last module
         before, total = self.of_modules.get(name, OfModule(name, kind, 0, Tally())), Tally()
         for tensor in tensors:
             total = total + self._record("output", name, tensor, kind)
         self.last = tensors
-        if not isinstance(outputs, Mean):  # a loss that the model computes: no activation
+        if not isinstance(outputs, Mean):  # a loss computed by the model is no activation
             self.of_modules[name] = replace(before, calls=before.calls + 1, output=before.output + total)
 
     def _gradient(self, what: str, name: str, gradient: Tensor, *, kind: str = "") -> None:
@@ -146,7 +146,7 @@ def trace_step(step: Step, loss: Loss) -> ModuleHooks:
 
 
 def value_of(result: Any) -> tuple[float, float | None]:
-    """The value of a loss: its mean, and the number of targets if it has one; waits for the device.
+    """Return the mean of a loss, and its number of targets or None; waits for the device.
 
     >>> value_of(Mean(6.0, 3)), value_of((torch.tensor(0.5), {}))
     ((2.0, 3.0), (0.5, None))
@@ -157,7 +157,7 @@ def value_of(result: Any) -> tuple[float, float | None]:
 
 
 def parameters_of(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """The parameters of models by name, prefixed with the model's name if there are several."""
+    """Return the parameters of models by name, prefixed with the model's name if there are several models."""
     return {
         f"{model_name}.{name}" if len(models) > 1 else name: parameter
         for model_name, model in models.items()

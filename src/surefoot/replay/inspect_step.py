@@ -1,4 +1,4 @@
-"""Inspect one step: run it with hooks, and trace its first fault to module, tensor and samples. The state is as before."""
+"""Inspect one step: run it with hooks, and trace its first fault to module, tensor and samples. The state is restored."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +21,12 @@ from surefoot.replay.tensor_stats import Tally, bad_rows, describe_sample, named
 from surefoot.train.loop import Step
 from surefoot.train.scratch import preserved
 
-MOST_LOSSES = 512  # samples of which each loss is computed
-MOST_GRADIENTS = 64  # samples of which each gradient is
-_SHORT = 8  # samples that are described
+MOST_LOSSES = 512  # maximum number of samples with an own loss
+MOST_GRADIENTS = 64  # maximum number of samples with an own gradient
+_SHORT = 8  # number of samples to describe
 
 Describe = Callable[[Any], str]
-"""A batch of one sample in words."""
+"""A function that describes a batch of one sample."""
 
 
 def look(
@@ -40,9 +40,9 @@ def look(
 ) -> Look:
     """Compute the gradients of a step with hooks and report on them, without an update.
 
-    `samples` of the largest losses are described (0: no losses of single samples), by `describe`, and at most `passed_alone` passed
-    by themselves. `ranks` made the step's `pieces` micro-batches between them, in order. Weights, buffers, gradients, modes and
-    generators are afterwards as they were. Raises `ConfigError` for models that are spread over ranks.
+    `describe` describes the `samples` samples with the largest losses (0: compute no losses of single samples). At most
+    `passed_alone` samples run alone. `ranks` ranks computed the step's `pieces` micro-batches, in order. Weights, buffers,
+    gradients, modes and generators are restored. Raises `ConfigError` for models sharded over ranks.
     """
     loss, state = step._task.loss, step.state
     if loss is None or holders(state.parameters) is not None:
@@ -55,7 +55,7 @@ def look(
         before = _before(state.models)
         try:
             hooks = trace_step(step, loss)
-            assert step.loss is not None  # it was passed
+            assert step.loss is not None  # the forward pass has run
             assert step._pending is not None
             scale, factor = step._task.precision.loss_scale, step._pending[1]
             factor = factor if scale is None else factor / scale.scale
@@ -93,7 +93,7 @@ def look(
 
 
 def _norm(step: Step, factor: Tensor | float) -> Tensor:
-    """The norm that `update` uses, over all optimizers; notes of an optimizer on absent gradients are removed."""
+    """Return the norm that `update` uses, over all optimizers; remove the group entries that they add for absent gradients."""
     norms = []
     for trained in step.state.optimizers.values():
         groups = [(group, dict(group)) for group in trained.optimizer.param_groups]
@@ -105,13 +105,13 @@ def _norm(step: Step, factor: Tensor | float) -> Tensor:
 
 
 def _before(models: Mapping[str, nn.Module]) -> First | None:
-    """A weight or buffer that was not finite before the step; None if all were finite."""
+    """Return a weight or buffer that was not finite before the step, or None if all were finite."""
     for name, parameter in parameters_of(models).items():
         if tally(parameter).nonfinite:
             return First("weight", name)
     for model_name, model in models.items():
         for name, buffer in model.named_buffers():
-            # infinity may be a mask's
+            # an infinite buffer may be a mask
             if name in saved_state(model) and buffer.is_floating_point() and tally(buffer).nans:
                 return First("buffer", f"{model_name}.{name}" if len(models) > 1 else name)
     return None
@@ -131,7 +131,7 @@ def _gradients(models: Mapping[str, nn.Module], factor: float) -> list[OfParamet
 def _first(
     step: Step, hooks: ModuleHooks, parameters: Sequence[OfParameter], probes: Mapping[int, Probe]
 ) -> First | None:
-    """The first value that was not finite, and its samples."""
+    """Return the first nonfinite value and its samples."""
     event = hooks.first()
     if event is None:
         largest = max(parameters, key=lambda each: each.norm, default=None)
@@ -140,11 +140,11 @@ def _first(
     if (data := _in_data(micro_batch, event)) is not None:
         return replace(data, reaches=hooks.reached(event.micro_batch))
     count, bad = len(micro_batch.sample_ids), event.rows
-    if not bad or (len(bad) == count and count > 1):  # rows do not tell, or what couples samples has spread it
+    if not bad or (len(bad) == count and count > 1):  # rows unknown, or spread by a layer that mixes samples
         probe = probes[event.micro_batch]
         bad = probe.wrong_samples()
         if len(bad) == count > 1 and not all(probe.goes_wrong([row]) for row in bad):
-            bad = []  # only together
+            bad = []  # the samples fail only together
     return First(
         event.what,
         event.name,
@@ -156,7 +156,7 @@ def _first(
 
 
 def _in_data(micro_batch: MicroBatch, event: Event) -> First | None:
-    """The non-finite data of a micro-batch; None if all are finite, or only masked with minus infinity."""
+    """Return the nonfinite data of a micro-batch; None if all data are finite, or masked only with minus infinity."""
     bad_rows_of: dict[str, list[int]] = {}
     for name, tensor in named_tensors(micro_batch.batch):
         stats = tally(tensor) if tensor.is_floating_point() else Tally()
@@ -171,7 +171,7 @@ def _in_data(micro_batch: MicroBatch, event: Event) -> First | None:
 def _samples(
     probes: Mapping[int, Probe], first: First | None, limit: int, passed_alone: int, describe: Describe | None
 ) -> list[OfSample]:
-    """The samples of the step by their losses, what is not finite first; the first `limit` of them in words."""
+    """Return the samples of the step by loss, nonfinite samples first, with descriptions of the first `limit` samples."""
     if limit == 0:
         return []
     entries: list[tuple[OfSample, Probe, int]] = []
@@ -203,7 +203,7 @@ def _describe(probe: Probe, row: int, describe: Describe | None) -> str | None:
     one = probe.batch([row])
     try:
         return (describe or describe_sample)(one)
-    except Exception as problem:  # whatever it is: a page without these words is better than none
+    except Exception as problem:  # any error of the user's function: a page without descriptions is better than none
         return f"{describe_sample(one)}\n(describe_fn failed: {type(problem).__name__}: {problem})"
 
 

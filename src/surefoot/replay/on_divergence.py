@@ -1,4 +1,4 @@
-"""Inspect the first bad step of a run that has just diverged, with the current state: that of the last good step."""
+"""Inspect the first bad step of a run that has just diverged, with the current state, that of the last good step."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -17,7 +17,7 @@ _SAMPLES = 8
 
 @dataclass(frozen=True)
 class DivergenceReport:
-    """The traces of a step from all ranks, merged. `plain` is JSON, `text` for people; `first` the first fault of any rank."""
+    """The merged traces of a step from all ranks. `plain` is JSON, `text` is for people, `first` is the first fault of any rank."""
 
     finite: bool
     first: First | None
@@ -26,7 +26,7 @@ class DivergenceReport:
 
     @property
     def sentence(self) -> str | None:
-        """The fault in a sentence; None where none was found."""
+        """The fault in one sentence, or None without a fault."""
         if self.first is not None:
             reaches = f"; it reaches first {self.first.reaches}" if self.first.reaches else ""
             return f"first non-finite: {self.first}{reaches}"
@@ -34,9 +34,9 @@ class DivergenceReport:
 
 
 def inspect_diverged_step(parts: Components, bad: Sequence[int]) -> DivergenceReport | str:
-    """Inspect the first of some bad steps, or the last if the first is finite now, without changing anything; collective.
+    """Inspect the first bad step, or the last one if the first is finite now, without changing any state; collective.
 
-    Each rank looks at its own micro-batches, with the plain model. A text with the reason if that is impossible or fails.
+    Each rank inspects its own micro-batches with the plain model. Returns a text with the reason if the inspection fails.
     """
     alone = "surefoot replay looks at it in one process"
     why_not = {
@@ -57,7 +57,7 @@ def inspect_diverged_step(parts: Components, bad: Sequence[int]) -> DivergenceRe
 
 
 def _own(parts: Components, step: int) -> Look | str:
-    """The trace of this rank's own micro-batches; a text if tracing failed."""
+    """Return the trace of this rank's micro-batches, or a text if tracing failed."""
     try:
         with untouched(), closing(parts.pipeline.feed(workers=0)) as feed:
             feed.start(step, stop=step + 1)
@@ -75,7 +75,7 @@ def _own(parts: Components, step: int) -> Look | str:
 
 
 def _gather_reports(parts: Components, step: int, own: Look | str) -> DivergenceReport | str:
-    """The traces of all ranks, the same on all of them; collective."""
+    """Return the traces of all ranks, equal on every rank; collective."""
     reports: list[dict[str, Any]] = parts.world.gathered({"why": own} if isinstance(own, str) else _report_of(own))
     if not (inspected := [each for each in reports if "why" not in each]):
         return str(reports[0]["why"])

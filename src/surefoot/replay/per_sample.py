@@ -1,6 +1,6 @@
-"""Try the samples of a micro-batch one by one: the loss of each, the gradient of each, and the faulty ones.
+"""Run the samples of a micro-batch one by one: each loss, each gradient, and the faulty samples.
 
-The plain models are called, with the random numbers of the micro-batch; all is afterwards as it was.
+The plain models are called with the random state of the micro-batch. All state is restored afterwards.
 """
 
 import math
@@ -20,17 +20,17 @@ from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import Step, forward_backward
 
 Mode = Literal["evaluation", "training"]
-"""training: as in the step, but batch normalisation by its running statistics, since one sample has none of its own."""
+"""training: as in the step, except that batch normalization uses running statistics, since one sample has no batch statistics."""
 
 
 class Probe:
-    """One micro-batch of a step, cut by samples if its rows `can_cut`; use it inside `preserved`, which gives `put_back`."""
+    """One micro-batch of a step, split into samples if `can_cut`. Use it inside `preserved`, which supplies `put_back`."""
 
     def __init__(self, step: Step, micro_batch: MicroBatch, put_back: Callable[..., None]) -> None:
         self.step, self.micro_batch, self.put_back = step, micro_batch, put_back
         self.count = len(micro_batch.sample_ids)
         self.can_cut = self.count > 0 and rows(micro_batch.batch, [0], of=self.count) is not None
-        # with a loss scale a single sample's gradient would overflow where the mean's does not
+        # with a loss scale a sample's gradient could overflow where the mean gradient does not
         plain = replace(step._task.precision, loss_scale=None)
         self.task = replace(step._task, forward=sole_or_all(step.state.models), ranks=Alone(), precision=plain)
 
@@ -39,9 +39,9 @@ class Probe:
         return full if len(chosen) == self.count else rows(full, chosen, of=self.count)
 
     def loss(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
-        """The mean loss over some of the samples; None if it has no targets, or cannot be computed for so few."""
+        """Return the mean loss over some of the samples; None without targets, or if the pass fails for a batch of that size."""
         task, loss = self.task, self.task.loss
-        assert loss is not None  # who makes steps again has one
+        assert loss is not None  # every replayed step has a loss
 
         def passed() -> float | None:
             seed_generators(fold(task.key, self.step.index, self.micro_batch.index))
@@ -52,8 +52,8 @@ class Probe:
         return self._try(mode, passed)
 
     def gradient_norm(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
-        """The gradient norm of the mean loss over some of the samples; None if it cannot be computed for so few."""
-        few = replace(self.micro_batch, batch=self.batch(chosen), count=1)  # a mean over however many: its share is all
+        """Return the gradient norm of the mean loss over some of the samples; None if the pass fails for a batch of that size."""
+        few = replace(self.micro_batch, batch=self.batch(chosen), count=1)  # count=1: this mean has weight 1
         step = Step(self.step.index, [few], self.task, self.step.state)
 
         def passed() -> float:
@@ -61,19 +61,19 @@ class Probe:
             assert step._pending is not None
             parameters = parameters_of(step.state.models).values()
             norms = (wide_norm(parameter.grad) for parameter in parameters if parameter.grad is not None)
-            return float(step._pending[1]) * math.hypot(*norms)  # which does not overflow where that of the step does
+            return float(step._pending[1]) * math.hypot(*norms)  # does not overflow where the step's norm does
 
         return self._try(mode, passed)
 
     def goes_wrong(self, chosen: Sequence[int]) -> bool | None:
-        """Whether loss or gradient of some of the samples is not finite; None if that cannot be computed for so few."""
+        """Return True if the loss or gradient of some of the samples is nonfinite; None if a pass fails for a batch of that size."""
         for number in (self.loss, self.gradient_norm):
             if (value := number(chosen, mode="training")) is None or not math.isfinite(value):
                 return None if value is None else True
         return False
 
     def wrong_samples(self) -> list[int]:
-        """The rows of the faulty samples, by bisection: each by itself, or the smallest group that fails together."""
+        """Return the rows of the faulty samples, by bisection: each alone, or the smallest group that fails together."""
         every = list(range(self.count))
         return self._halved(every) if self.can_cut and self.goes_wrong(every) else []
 
@@ -85,7 +85,7 @@ class Probe:
         return [row for half in halves for row in self._halved(half)] if halves else chosen
 
     def _try(self, mode: Mode, passed: Callable[[], float | None]) -> float | None:
-        """The result of the pass from the state before the step; None if it fails."""
+        """Return the result of the pass from the state before the step, or None if the pass fails."""
         self.put_back()
         for model in self.step.state.models.values():
             for module in model.modules():
@@ -93,7 +93,7 @@ class Probe:
                     module.training = False
         try:
             return passed()
-        except Exception:  # so few samples, or another mode, may not be what a layer takes
+        except Exception:  # a layer may not accept this batch size or mode
             return None
         finally:
             self.step.state.buffers.undo()

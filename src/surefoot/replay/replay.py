@@ -1,4 +1,4 @@
-"""Replay and inspect one past step of a run, from the nearest checkpoint before it; the cost is announced first."""
+"""Replay and inspect one past step of a run from the nearest earlier checkpoint; report the cost first."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from surefoot.train.error_causes import explaining
 
 @dataclass(frozen=True)
 class Logged:
-    """The numbers of a step that the run recorded, against those of the replay. `where`: a record, or a checkpoint's rows."""
+    """The recorded values of a step, and the replayed values. `where` names a record, or a checkpoint's rows."""
 
     where: str
     names: tuple[str, ...]
@@ -30,7 +30,7 @@ class Logged:
     now: dict[str, float]
 
     def __str__(self) -> str:
-        """In a sentence."""
+        """Return the comparison as one sentence."""
         if self.equal:
             return f"{' and '.join(self.names)} are bit for bit those of {self.where}"
         differing = [f"{name} {self.then[name]!r}, now {self.now[name]!r}" for name in self.names]
@@ -39,7 +39,7 @@ class Logged:
 
 @dataclass(frozen=True)
 class Replay:
-    """A step that was made again; `print` it for the page. `start` is the step of the checkpoint, `length` that of the run.
+    """A replayed step; `print` shows its page. `start` is the step of the checkpoint, `length` the number of steps of the run.
 
     >>> look = Look(step=3, loss=2.0, norm=1.0, first=None)
     >>> replay = Replay("runs/a", look, length=10, start=0, logged=None, notes=(), learning_rate=0.1, samples=8)
@@ -57,7 +57,7 @@ class Replay:
     samples: int
 
     def __str__(self) -> str:
-        """The page, up to 100 columns wide."""
+        """Return the page, up to 100 columns wide."""
         look, steps = self.look, counted(self.look.step - self.start + 1, "step")
         lines = [
             f"{self.run}, step {look.step} of {self.length}",
@@ -70,7 +70,7 @@ class Replay:
         return "\n".join([*wrapped, *sections(look, samples=self.samples)])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
+        """Return the replay as JSON values."""
         return {
             "run": self.run,
             "length": self.length,
@@ -91,7 +91,7 @@ def replay_step(
     samples: int,
     say: Callable[[str], None] | None,
 ) -> Replay:
-    """Replay and inspect a step of a run, as `SavedRun.replay` says; the models of `parts`, which are not open, are changed."""
+    """Replay and inspect a step of a run, as in `SavedRun.replay`; the models of `parts`, which are not open, are changed."""
     notify = say or (lambda _: None)
     refuse_step(step, parts.length.steps, where=path)
     refuse_own_steps(parts, step=step)
@@ -133,7 +133,7 @@ def refuse_step(step: int, length: int, *, where: Path) -> None:
 
 
 def records_of(out: Path) -> list[Record]:
-    """The records of a run; [] without a file."""
+    """Return the records of a run, or [] without a file."""
     try:
         return records(out / "metrics.jsonl")
     except OSError:
@@ -143,7 +143,7 @@ def records_of(out: Path) -> list[Record]:
 def report_cost(
     start: int, until: int, damaged: Sequence[Damage], known: Sequence[Record], say: Callable[[str], None]
 ) -> None:
-    """Say how many steps to make from a checkpoint, about how long that takes by the records, and which later ones are damaged."""
+    """Report the number of steps to replay, their estimated time from the records, and damaged later checkpoints."""
     for damage in damaged:
         say(f"warning: {damage}: an older checkpoint is taken")
     steps, each_s = until - start, pace_s(known)
@@ -152,7 +152,7 @@ def report_cost(
 
 
 def pace_s(known: Sequence[Record]) -> float | None:
-    """The seconds of a step by the records, including the wait for its data; None if they do not have it.
+    """Return the seconds per step from the records, including the wait for data, or None without such records.
 
     >>> pace_s([{"kind": "train", "step": step, "training_s": 3.0, "data_wait_s": 1.0} for step in (8, 16)])
     0.5
@@ -175,7 +175,7 @@ def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) 
 
 
 def _compare_logged(rerun: Execution, known: Sequence[Record], out: Path, step: int) -> Logged | None:
-    """Make the step, and compare it with the run's own note; None if no record or checkpoint has a note of this step."""
+    """Replay the step, and compare it with the run's record or checkpoint rows; return None if neither has values of this step."""
     (finished,) = rerun.steps(step + 1)
     record = next((line for line in known if line["kind"] == "train" and line["step"] == step + 1), None)
     if record is not None and finished.window is not None:
@@ -196,4 +196,4 @@ def _compare_logged(rerun: Execution, known: Sequence[Record], out: Path, step: 
 
 def _comparison(where: str, names: Sequence[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> Logged:
     then, now = ({name: float(metrics[name]) for name in names} for metrics in (before, after))
-    return Logged(where, tuple(names), repr(then) == repr(now), then, now)  # bit for bit, NaN being as NaN
+    return Logged(where, tuple(names), repr(then) == repr(now), then, now)  # bitwise comparison: NaN equals NaN

@@ -1,6 +1,6 @@
-"""Replay steps of a run exactly, from a checkpoint, without touching its directory.
+"""Replay steps of a run exactly, from a checkpoint, without changing its directory.
 
-A step also depends on the learning rate that a plateau has lowered, which follows from the recorded metrics.
+A step also depends on the learning rate that a plateau has lowered, which the recorded metrics determine.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from surefoot.train.run_identity import differences
 
 
 class Numbers(NamedTuple):
-    """The numbers of a step, on the host."""
+    """The loss, the norm and the skip flag of a step, on the host."""
 
     loss: float
     norm: float
@@ -34,10 +34,10 @@ class Numbers(NamedTuple):
 
 @dataclass(frozen=True)
 class FinishedStep:
-    """A step that was made again; its tensors are on the device.
+    """A replayed step with its tensors on the device.
 
-    `window` has the values of a record written after this step (loss, targets, norm over the steps since the one before), without
-    values logged by the user's code. It is None without a record, or if a diverged run's last good state was saved amid its steps.
+    `window` has the values of a record after this step (loss, targets, norm over the steps since the last record), without
+    user-logged values. It is None without a record, or if a diverged run's last good state was saved within that window.
     """
 
     step: Step
@@ -48,29 +48,29 @@ class FinishedStep:
         return self.step.index
 
     def numbers(self) -> Numbers:
-        """Loss, norm and whether the update was skipped; waits for the device."""
+        """Return the loss, the norm and the skip flag of the update; waits for the device."""
         tensors = (self.step.loss, self.step.grad_norm, self.step.skipped)
-        loss, norm, skipped = (float(tensor) for tensor in tensors if tensor is not None)  # the step is made
+        loss, norm, skipped = (float(tensor) for tensor in tensors if tensor is not None)  # the step has run
         return Numbers(loss, norm, bool(skipped))
 
 
 class Execution:
-    """Steps made again with the `parts` of a run that went on from a checkpoint; equal bits where no `notes` say what changed."""
+    """Steps replayed with the `parts` of a run from a checkpoint. Bits are equal if `notes` reports no changed conditions."""
 
     def __init__(self, parts: Components, checkpoint: Checkpoint, records: Sequence[Record]) -> None:
         self.parts = parts
         self.logged = {int(record["step"]) for record in records if record["kind"] == "train"}
         self.scored = {int(record["step"]): record for record in records if record["kind"] == "eval"}
         self.notes = _notes(parts, checkpoint)
-        self._steer()  # by an evaluation that was owed when the checkpoint was written
+        self._steer()  # apply an evaluation still due when the checkpoint was written
 
     @property
     def done(self) -> int:
-        """Steps made, those before the checkpoint among them."""
+        """The number of completed steps, including those before the checkpoint."""
         return self.parts.state.step
 
     def steps(self, until: int) -> Iterator[FinishedStep]:
-        """Make steps until `until` are made in all, and yield each; work of the run's own loop between steps is not repeated."""
+        """Run steps until `until` steps are complete, and yield each step; the user's own code between steps is not repeated."""
         parts, state = self.parts, self.parts.state
         if self.done >= until:
             return
@@ -84,13 +84,13 @@ class Execution:
                 yield self.finish_step(step)
 
     def next_step(self) -> Step:
-        """The step that comes next, read and not made."""
+        """Return the next step with its data, before it runs."""
         with closing(self.parts.pipeline.feed(workers=0)) as feed:
             feed.start(self.done, stop=self.done + 1)
             return Step(self.done, feed.micro_batches(self.done), self.parts.task, self.parts.state)
 
     def finish_step(self, step: Step) -> FinishedStep:
-        """Count a step, and do the run's own work after it: the records' numbers, the plateau's rate."""
+        """Count a step, and do the run's work after it: the values of a record, the learning rate of a plateau."""
         run_state, state = self.parts.run_state, self.parts.state
         state.step += 1
         run_state.meter.add(step)
@@ -104,7 +104,7 @@ class Execution:
         return FinishedStep(step, values if whole_window else None)
 
     def _steer(self) -> None:
-        """Lower the learning rates as the scores after this step have lowered them."""
+        """Lower the learning rates by a plateau, as the recorded scores after this step did."""
         feedback, record = self.parts.run_state.feedback, self.scored.get(self.done)
         if feedback is None or record is None or feedback.standing.step >= self.done:
             return
@@ -115,12 +115,12 @@ class Execution:
 
 @contextmanager
 def execution(parts: Components, checkpoint: Checkpoint, *, records: Sequence[Record] = ()) -> Iterator[Execution]:
-    """The steps of a run made again from a checkpoint of it; afterwards torch's settings and generators are as they were.
+    """Yield an `Execution` of a run's steps from a checkpoint; on exit restore torch's settings and generators.
 
-    `parts` are those of a run that is built and not open: its models are changed, its directory is neither locked nor read nor
-    written. `records` are the run's, of which a plateau needs the scores. Computes with as many threads as the checkpoint says.
+    `parts` are those of a run that is built and not open: its models change, its directory is neither locked, read nor
+    written. `records` are the run's records, whose scores a plateau needs. Uses the checkpoint's number of threads.
 
-    Raises `ConfigError` for steps that only the user's own code can make, and `CheckpointError` where the run is another one.
+    Raises `ConfigError` for steps that need the user's own code, and `CheckpointError` for a checkpoint of another run.
     """
     refuse_own_steps(parts, step=checkpoint.step)
     threads = torch.get_num_threads()
@@ -142,7 +142,7 @@ def execution(parts: Components, checkpoint: Checkpoint, *, records: Sequence[Re
 
 
 def refuse_own_steps(parts: Components, *, step: int) -> None:
-    """Raise `ConfigError` for a run whose steps cannot be made by one process, or without code of the user's."""
+    """Raise `ConfigError` for a run whose steps need several processes, or the user's own code."""
     if parts.task.loss is None:
         raise ConfigError(
             f"the steps from {step} on cannot be made again: this run has no loss of its own, its script makes each step itself\n"
@@ -161,7 +161,7 @@ def refuse_own_steps(parts: Components, *, step: int) -> None:
 
 
 def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The conditions of equal bits that have changed, in words; empty if all are the same.
+    """Return the changed conditions of equal bits, in words; empty if all are the same.
 
     >>> describe_changes({"device": "cpu", "threads": 1}, {"device": "cpu", "threads": 4})
     'threads was 1, now 4'
@@ -173,7 +173,7 @@ def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def nearest_checkpoint(store: Store, step: int) -> tuple[Checkpoint, list[Damage]]:
-    """The newest intact checkpoint of `step` steps or fewer, every byte checked, and damaged later ones; else `CheckpointError`."""
+    """Return the newest intact checkpoint up to `step`, and damaged later ones; raise `CheckpointError` if no such checkpoint exists."""
     if (newest := store.newest_intact(up_to=step)) is not None:
         return newest
     existing = ", ".join(map(str, store.steps())) or "none"
@@ -196,13 +196,13 @@ def _explain_refusal() -> Iterator[None]:
 
 
 def _notes(parts: Components, checkpoint: Checkpoint) -> list[str]:
-    """The conditions that have changed since the steps were made, as far as the checkpoint records them."""
+    """Return the conditions that have changed since the original steps, as far as the checkpoint records them."""
     then, now = checkpoint.saved.machine, parts.machine()
     notes = []
     if then["ranks"] != now["ranks"] or then["parallel"] != now["parallel"]:
         ranks = counted(then["ranks"], "rank")
         notes.append(f"made by {ranks} ({then['parallel']}) and again by one process: equal to rounding")
-    # ranks are described already
+    # the ranks are described above
     if changes := describe_changes({**then, "ranks": now["ranks"], "parallel": now["parallel"]}, now):
         notes.append(f"{changes}: equal to rounding, and not bit for bit")
     return notes

@@ -1,4 +1,4 @@
-"""Statistics of tensors: mean, size, zeros, non-finite values, summed over tensors of one name; and batches by samples."""
+"""Statistics of tensors, summed over tensors of one name: mean, size, zeros, nonfinite values; and batches by samples."""
 
 import math
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-_TOGETHER = 1 << 22  # values that are counted at once, in float64
-_VALUES = 6  # of a tensor, in words
+_TOGETHER = 1 << 22  # values per float64 computation
+_VALUES = 6  # values of a tensor in a description
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Statistics of `numbers` values. Mean, root mean square and largest absolute value are over the finite ones; `zeros` is a
-    fraction of all.
+    """Statistics of `numbers` values: mean, root mean square and largest absolute value over the finite values. `zeros` is a
+    fraction of all values.
 
-    `nans`, `plus` and `minus` count what is not finite: NaN, infinity, and minus infinity.
+    `nans`, `plus` and `minus` count NaN, infinity and minus infinity.
     """
 
     numbers: int = 0
@@ -32,7 +32,7 @@ class Tally:
 
     @property
     def nonfinite(self) -> int:
-        """The number of values that are not finite.
+        """The number of nonfinite values.
 
         >>> tally(torch.tensor([1.0, math.inf, math.nan])).nonfinite
         2
@@ -41,11 +41,11 @@ class Tally:
 
     @property
     def only_minus(self) -> bool:
-        """Whether all non-finite values are minus infinity, as in a mask before a softmax."""
+        """True if all nonfinite values are minus infinity, as in a mask before a softmax."""
         return self.minus > 0 and not (self.nans or self.plus)
 
     def __add__(self, other: "Tally") -> "Tally":
-        """The statistics over the values of both.
+        """Return the statistics over the values of both.
 
         >>> both = tally(torch.tensor([3.0, 0.0])) + tally(torch.tensor([-4.0, 0.0]))
         >>> both.mean, round(both.rms, 12), both.largest, both.zeros
@@ -66,7 +66,7 @@ class Tally:
 
 
 def tally(tensor: Tensor) -> Tally:
-    """The numbers about one tensor of floating point; waits for the device.
+    """Return the statistics of one floating-point tensor; waits for the device.
 
     >>> stats = tally(torch.tensor([[1.0, -3.0], [0.0, math.nan]]))
     >>> stats.numbers, round(stats.mean, 3), stats.largest, stats.zeros, stats.nans
@@ -88,7 +88,7 @@ def tally(tensor: Tensor) -> Tally:
 
 
 def wide_norm(tensor: Tensor) -> float:
-    """The norm of one tensor, in float64 where the device has it; waits for the device."""
+    """Return the norm of one tensor, in float64 if the device supports it; waits for the device."""
     return float(torch.linalg.vector_norm(tensor.detach(), dtype=_wide(tensor)))
 
 
@@ -97,7 +97,7 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def bad_rows(tensor: Tensor, rows: int) -> list[int] | None:
-    """The rows (of dimension 0) with a value that is not finite; None if the tensor has fewer rows.
+    """Return the rows (of dimension 0) with a nonfinite value, or None if the tensor has fewer rows.
 
     >>> bad_rows(torch.tensor([[0.0], [math.inf]]), 2), bad_rows(torch.zeros(3), 2)
     ([1], None)
@@ -108,7 +108,7 @@ def bad_rows(tensor: Tensor, rows: int) -> list[int] | None:
 
 
 def floating(nested: Any) -> list[Tensor]:
-    """The tensors of floating point in nested tuples, lists and dictionaries.
+    """Return the floating-point tensors in nested tuples, lists and dictionaries.
 
     >>> [len(tensor) for tensor in floating({"a": (torch.zeros(2), 3), "b": torch.tensor([1])})]
     [2]
@@ -117,10 +117,10 @@ def floating(nested: Any) -> list[Tensor]:
 
 
 def rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
-    """The batch of some of its `of` samples; None if its rows cannot be assigned to samples.
+    """Return the batch of some of its `of` samples, or None if its rows cannot be assigned to samples.
 
-    They can if every tensor in it (in nested tuples, lists and dictionaries) has `of` as its first dimension. Values other
-    than tensors belong to all samples.
+    Rows are assignable if every tensor (in nested tuples, lists and dictionaries) has `of` as its first dimension. Values
+    other than tensors belong to all samples.
 
     >>> rows((torch.tensor([[1, 1], [2, 2]]), torch.tensor([5, 6])), [1], of=2)
     (tensor([[2, 2]]), tensor([6]))
@@ -135,7 +135,7 @@ def rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
 
 
 def named_tensors(batch: Any) -> list[tuple[str, Tensor]]:
-    """The tensors in a batch with the expression that reaches each.
+    """Return the tensors in a batch with the Python expression that reaches each tensor.
 
     >>> [name for name, _ in named_tensors({"x": torch.zeros(1), "y": (torch.zeros(1), 2)})]
     ["batch['x']", "batch['y'][0]"]
@@ -145,7 +145,7 @@ def named_tensors(batch: Any) -> list[tuple[str, Tensor]]:
 
 
 def describe_sample(batch: Any) -> str:
-    """A batch of one sample: the shapes of its tensors and their first values, a line each; of any data set.
+    """Return a text for a batch of one sample of any dataset: for each tensor, a line with its shape and first values.
 
     >>> print(describe_sample((torch.tensor([[0.5, 2.0]]), torch.tensor([3]))))
     batch[0]  (2)  0.5, 2

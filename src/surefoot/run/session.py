@@ -65,9 +65,8 @@ class Session:
             now = open_run(self.parts, configuration=self.configuration)
             if now.checkpoint is not None:
                 self.evaluations.resumed(now.checkpoint)
-            self.is_over = now.is_over
+            self.is_over, unit = now.is_over, self.parts.settings.count_unit
             if self.parts.directory is not None and self.parts.world.is_main and not self.is_over:
-                unit = self.parts.settings.count_unit
                 self.journal.open(self.parts.directory, step=self.state.step, saved=now.checkpoint, unit=unit)
                 self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.identity)
             if self.parts.console is not None and self.parts.world.is_main and not self.is_over:

@@ -1,6 +1,6 @@
-"""Compare saved values with recomputed ones: the numbers of a record, and every tensor of a checkpoint.
+"""Compare saved values with recomputed values: the values of a record, and every tensor of a checkpoint.
 
-On the machine of the run, equal means every bit; elsewhere floating-point numbers may differ by rounding (`rescale`).
+On the machine of the run, every bit must be equal. On other machines floating-point values may differ by rounding (`rescale`).
 """
 
 import math
@@ -17,12 +17,10 @@ from surefoot.checkpoint.tensor_file import Stored
 from surefoot.tracking.record import Record
 from surefoot.verify.verdict import Difference
 
-TOLERANCE = 1e-2  # relative; over a hundred steps rounding has been seen to grow to a tenth of it
+TOLERANCE = 1e-2  # relative; ten times the rounding error observed over a hundred steps
 
 _COUNTED = ("skipped", "targets")  # equal on any machine
-_BY_THRESHOLD = (
-    "clip_fraction",
-)  # rounding may put a step on the other side, so a fraction of steps says nothing there
+_BY_THRESHOLD = ("clip_fraction",)  # not comparable: rounding can move a step across the clipping threshold
 _OF_STATE_JSON = (
     "aliases",
     "extra",
@@ -33,13 +31,13 @@ _OF_STATE_JSON = (
     "skipped_in_a_row",
     "plateau",
 )
-_OF_THE_USER = ("kept/", "meter/logged/")  # what a loop's own body does is not done again
-_NOISE = 1e-4  # of the root mean square of a kind of state: what is smaller says that the gradient was rounding
+_OF_THE_USER = ("kept/", "meter/logged/")  # a replay does not run the body of the user's loop
+_NOISE = 1e-4  # relative to the RMS of a kind of state: with smaller state the gradient was rounding error
 _BUFFERS = "buffers"
 
 
 def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact: bool) -> list[Difference]:
-    """The numbers of a record that differ from the recomputed ones; names that are not `known` do not count."""
+    """Return the values of a record that differ from the recomputed values, except names that are not `known`."""
     differences = []
     for name, computed in window.items():
         counted, saved = name in _COUNTED, record.get(name)
@@ -51,10 +49,10 @@ def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact
 
 
 def tensors(saved: Checkpoint, computed: Checkpoint, *, exact: bool, without: tuple[str, ...] = ()) -> list[Difference]:
-    """The tensors and plain values of a checkpoint that differ from the recomputed state.
+    """Return the tensors and plain values of a checkpoint that differ from the recomputed state.
 
-    The tensors of a file are read one by one. Left out are objects and values of the user's own, and entries of the
-    state whose names begin as `without` says.
+    The tensors of a file are read one at a time. Excluded are the user's objects and values, and state entries whose names
+    begin with a prefix in `without`.
     """
     differences = []
     for file in dict.fromkeys([*saved.files, *computed.files]):
@@ -79,7 +77,7 @@ def tensors(saved: Checkpoint, computed: Checkpoint, *, exact: bool, without: tu
 
 
 def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
-    """The largest difference between two tensors, its index and both values; None if every bit is equal.
+    """Return the largest difference between two tensors, with its index and both values, or None if every bit is equal.
 
     >>> tensor("weight", torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.5]]))
     Difference(where='weight[0, 1]', relative=0.25, saved='2.0', computed='2.5', more='1 of 2 values', file='', name='', differing=0.5)
@@ -93,7 +91,7 @@ def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
         return None
     a, b = (x.detach().reshape(-1).to(torch.float64) for x in (saved.cpu(), computed.cpu()))
     apart = torch.where(unlike, (a - b).abs().nan_to_num(nan=math.inf), -1.0)
-    apart[unlike & a.isnan() & b.isnan()] = 0.0  # NaN of other bits
+    apart[unlike & a.isnan() & b.isnan()] = 0.0  # NaN values with different bits
     index = int(apart.argmax())
     largest = float(a[a.isfinite()].abs().max()) if bool(a.isfinite().any()) else 0.0
     if saved.ndim:
@@ -106,7 +104,7 @@ def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
 
 
 def _bits(entries: Tensor) -> Tensor:
-    """The entries as flat integers of the same width; they have at most eight bytes."""
+    """Return the entries, of at most eight bytes each, as flat integers of the same width."""
     flat = entries.detach().cpu().contiguous().reshape(-1)
     if flat.dtype == torch.bool or not (flat.is_floating_point() or flat.is_complex()):
         return flat
@@ -130,14 +128,14 @@ def _absent(where: str, *, saved: bool) -> Difference:
 
 
 def _without_learning_rates(nested: Any) -> Any:
-    """Nested values without the learning rates of the step: the schedule sets them anew, from `initial_lr`."""
+    """Return nested values without the learning rates, which the schedule recomputes from `initial_lr` in each step."""
     if isinstance(nested, dict):
         return {name: _without_learning_rates(each) for name, each in nested.items() if name != "lr"}
     return [_without_learning_rates(each) for each in nested] if isinstance(nested, list) else nested
 
 
 def _first_unlike(saved: Any, computed: Any) -> tuple[str, str]:
-    """The first difference between two nested values, as a short text."""
+    """Return the first difference between two nested values, as short texts."""
     while isinstance(saved, dict) and isinstance(computed, dict) and saved.keys() == computed.keys():
         name = next(name for name in saved if saved[name] != computed[name])
         saved, computed = saved[name], computed[name]
@@ -147,11 +145,11 @@ def _first_unlike(saved: Any, computed: Any) -> tuple[str, str]:
 def rescale(
     saved: Checkpoint, computed: Checkpoint, differences: Iterable[Difference], buffers: Collection[str]
 ) -> list[Difference]:
-    """The same differences, each relative to the size of its kind, and one more for each kind as a group.
+    """Return the same differences, each relative to the size of its kind, and one difference for each kind as a group.
 
-    A weight is relative to the largest entry of its tensor. Optimizer state is relative to that, or to the root mean square of its
-    kind in the whole model. All weights, all `buffers` (by their names), and each kind of state are compared by root mean squares.
-    Counts, and entries of only one of the two, stay infinitely far apart.
+    A weight is relative to the largest entry of its tensor. Optimizer state is relative to that entry, or to the root mean
+    square of its kind in the whole model. All weights, all named `buffers`, and each kind of state are compared by root mean
+    squares. Counts, and entries missing on one side, stay infinitely far apart.
     """
     rescaled: list[Difference] = []
     largest_of: dict[tuple[str, str], Difference] = {}
@@ -185,7 +183,7 @@ def _ratio(distance: float, size: float) -> float:
 
 
 def _kind(file: str, name: str, buffers: Collection[str]) -> str:
-    """The kind of an entry, with numbers of one size: all weights, all buffers, a key of the optimizer's state, or one tensor."""
+    """Return the kind of an entry, whose values have similar sizes: all weights, all buffers, an optimizer state key, or one tensor."""
     if file.startswith("optimizer"):
         return name.rpartition("/")[2]
     return name if file == "state" else _BUFFERS if name in buffers else ""
@@ -194,7 +192,7 @@ def _kind(file: str, name: str, buffers: Collection[str]) -> str:
 def _group_sizes(
     saved: Checkpoint, computed: Checkpoint, file: str, kind: str, buffers: Collection[str]
 ) -> tuple[float, float]:
-    """Root mean squares over a kind: of the saved numbers, and of their distances to the computed ones."""
+    """Return the root mean squares over a kind: of the saved values, and of their differences from the computed values."""
     squares, apart, count = 0.0, 0.0, 0
     for name in saved.files[file]:
         both = _comparable(saved, computed, file, name) if _kind(file, name, buffers) == kind else None
@@ -209,7 +207,7 @@ def _group_sizes(
 
 
 def _is_noise(saved: Checkpoint, file: str, name: str, weight: Tensor, size: Callable[[str, str], float]) -> Tensor:
-    """Which entries of a weight go where rounding takes them: those whose optimizer state is small against `size`, its kind's."""
+    """Return a mask of the weight entries that only rounding moves: their optimizer state is small against `size` of its kind."""
     kind, _, model = file.partition("-")
     state = f"optimizer-{model}" if model else "optimizer"
     small = []
@@ -223,7 +221,7 @@ def _is_noise(saved: Checkpoint, file: str, name: str, weight: Tensor, size: Cal
 
 
 def _comparable(saved: Checkpoint, computed: Checkpoint, file: str, name: str) -> tuple[Tensor, Tensor] | None:
-    """Both tensors of a name, if both are floating-point and have the same shape."""
+    """Return both tensors of a name, or None unless both are floating-point and have the same shape."""
     a, b = _read(saved, file, name), _read(computed, file, name)
     if a is None or b is None or a.shape != b.shape or not a.is_floating_point():
         return None

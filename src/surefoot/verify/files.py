@@ -1,4 +1,4 @@
-"""Check a run's directory without building the run: every byte of every checkpoint, and the consistency of its files."""
+"""Check the files of a run directory without building the run: every byte of every checkpoint, and consistency."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,12 @@ from surefoot.verify import metrics_log as logs
 from surefoot.verify.metrics_log import FILE, Log, Noted
 from surefoot.verify.verdict import Problem
 
-_MAY_CHANGE = ("length", "init_from")  # from one session to the next, of the identity
+_MAY_CHANGE = ("length", "init_from")  # identity settings that may change between sessions
 
 
 @dataclass(frozen=True)
 class StoredStep:
-    """An intact checkpoint: its tensors are on disk, and every byte of it has been checked."""
+    """An intact checkpoint with its tensors on disk. Every byte has been checked."""
 
     path: Path
     manifest: Manifest
@@ -44,7 +44,7 @@ class StoredStep:
 
 @dataclass(frozen=True)
 class Files:
-    """The content of a directory: intact checkpoints by step, the records, the sessions, and the problems."""
+    """The content of a run directory: intact checkpoints by step, records, sessions, and problems."""
 
     path: Path
     checkpoints: dict[int, StoredStep]
@@ -58,23 +58,23 @@ class Files:
         return self.checkpoints[max(self.checkpoints)]
 
     def machine_of(self, step: int, *, otherwise: Checkpoint) -> Mapping[str, Any]:
-        """The machine that made the step of that index: of its session, else of a checkpoint."""
-        # the last session that began at or before it: a later one that began there, or before, has made the step anew
+        """Return the machine that computed the step with this index: that of its session, or else of the checkpoint `otherwise`."""
+        # the last session that began at or before the step: each later session computes its steps anew
         return next(
             (each["machine"] for each in reversed(self.sessions) if each["step"] <= step), otherwise.saved.machine
         )
 
 
 def check_files(path: Path) -> Files:
-    """Check all files of a run's directory; changes nothing, takes no lock; `CheckpointError` without a checkpoint."""
+    """Check all files of a run directory, without changes or locks; raise `CheckpointError` if no checkpoint exists."""
     checkpoints, problems = _checkpoints(Store(path / "checkpoints"))
     if not checkpoints and not problems:
         raise CheckpointError(f"{path} holds no checkpoint: there is nothing to verify")
-    # after the checkpoints: what these have noted of it is then in the file, even where the run goes on
+    # read after the checkpoints: the file then contains all that they record, even if the run continues
     data = (path / FILE).read_bytes() if (path / FILE).is_file() else b""
     log = logs.read(data, [Noted(each.step, *each.manifest.log) for each in checkpoints.values() if each.manifest.log])
     sessions, unread = _sessions(path)
-    sessions = [] if (path / "environment.damaged.json").exists() else sessions  # it lacks what was in that
+    sessions = [] if (path / "environment.damaged.json").exists() else sessions  # the damaged file had further sessions
     problems += [*log.problems, *unread]
     notes: list[str] = []
     if checkpoints:
@@ -86,7 +86,7 @@ def check_files(path: Path) -> Files:
 
 
 def program_notes(path: Path) -> list[str]:
-    """Notes on the program: it has changed since the run last began or continued."""
+    """Return notes on the program: changes since the run last began or continued."""
     with suppress(OSError, UnicodeDecodeError, ConfigError):
         program = read_settings(path).program
         file, digest = program.get("path"), program.get("sha256")
@@ -112,14 +112,14 @@ def _checkpoints(store: Store) -> tuple[dict[int, StoredStep], list[Problem]]:
             wrong = [error.damage.problem]
         except CheckpointError as problem:
             wrong = [str(problem).splitlines()[0]]
-        for line in wrong if path.is_dir() else ():  # else a run that goes on has let it go while it was read
+        for line in wrong if path.is_dir() else ():  # otherwise a running run deleted it during the read
             file = line.partition(":")[0]
             problems.append(Problem("damaged", f"checkpoint {path.name} is damaged: {line}", step=step, file=file))
     return checkpoints, problems
 
 
 def _other_runs(checkpoints: Mapping[int, StoredStep]) -> list[Problem]:
-    """Checkpoints of one run must record the same settings, except those that may change at a resume."""
+    """Return a problem if checkpoints record different settings, except settings that may change at a resume."""
     newest, problems = checkpoints[max(checkpoints)], []
     for step, checkpoint in sorted(checkpoints.items()):
         then, now = _lasting(checkpoint.state.identity), _lasting(newest.state.identity)
@@ -137,7 +137,7 @@ def _lasting(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _other_scores(checkpoints: Mapping[int, StoredStep]) -> list[str]:
-    """Splits whose data changed between two sessions, which a resume allows."""
+    """Return the splits whose data changed between two sessions, which a resume allows."""
     newest = checkpoints[max(checkpoints)].state.splits
     return [
         f"split {name} held other data at step {step:,} than later: its scores are not comparable with those"
@@ -160,18 +160,18 @@ def _sessions(path: Path) -> tuple[Sequence[Session], list[Problem]]:
 
 
 def _wrong_sessions(checkpoints: Mapping[int, StoredStep], sessions: Sequence[Session], log: Log) -> list[Problem]:
-    """Compare the sessions in environment.json with the recorded resumes and the checkpoints that followed."""
+    """Compare the sessions in environment.json with the recorded resumes and the checkpoints after them."""
     if not sessions:
         return []
     problems = []
     session_steps = iter([session["step"] for session in sessions])
     resumed = (line.step for line in log.lines if line.kind == "resume")
-    lost = next((step for step in resumed if step not in session_steps), None)  # consumes: each in its order
+    lost = next((step for step in resumed if step not in session_steps), None)  # consumes the iterator, so order counts
     if lost is not None and not log.problems:
         problems.append(f"tells of no session that went on from step {lost}, and {FILE} does")
     for step, checkpoint in sorted(checkpoints.items()):
         machine = dict(checkpoint.state.machine)
-        now = {"threads": machine["threads"]}  # how many compute may be changed by the user at any time
+        now = {"threads": machine["threads"]}  # the user may change the number of threads
         if all(differences({**session["machine"], **now}, machine) for session in sessions):
             problems.append(f"tells of no session on the machine by which {checkpoint.path.name} was saved")
         data = [session["data"] for session in sessions if session.get("data") is not None]
@@ -194,5 +194,5 @@ def _script(path: Path, newest: StoredStep) -> list[Problem]:
 
 
 def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without those that may change, and without those that TOML cannot hold: None."""
+    """Return the settings without those that may change, and without None values, which TOML cannot hold."""
     return dict(without_none(json.loads(json.dumps(_lasting(identity)))))

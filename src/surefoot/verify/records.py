@@ -1,6 +1,6 @@
-"""Check the records of a run against each other, its checkpoints and its schedule, and step 0 against the run as built now.
+"""Check the records of a run against each other, its checkpoints and its schedule, and step 0 against the rebuilt run.
 
-Speeds and rates are compared to the last bit, since they were computed from numbers on record; times, which are sums, to a millionth.
+Speeds and learning rates must match to the last bit, since recorded values give them. Times, as sums, must match to 1e-6.
 """
 
 import math
@@ -16,11 +16,11 @@ from surefoot.verify.files import Files, StoredStep
 from surefoot.verify.metrics_log import FILE, Line, Log, curve
 from surefoot.verify.verdict import Kind, Problem, Verdict, as_problem
 
-_SHOWN = 3  # problems of one kind
+_SHOWN = 3  # problems listed of each kind
 
 
 def in_order(log: Log) -> Iterator[Problem]:
-    """Records of training, and those of scores, must go up in steps from each resume to the next."""
+    """Yield records of training or of scores whose steps do not increase between two resumes."""
     last: dict[str, int] = {}
     for line in log.lines:
         match line.kind:
@@ -29,14 +29,14 @@ def in_order(log: Log) -> Iterator[Problem]:
             case "train" | "eval":
                 if line.step <= last.get(
                     line.kind, -1 if line.kind == "eval" else 0
-                ):  # splits are evaluated at step 0 if asked for
+                ):  # splits can be evaluated at step 0
                     before = f"after those of step {last[line.kind]}" if line.kind in last else "before the first step"
                     yield _at(line, f"it tells of {line.kind} {before}")
                 last[line.kind] = line.step
 
 
 def speeds(log: Log) -> Iterator[Problem]:
-    """Targets per second times seconds must be the targets, both without first steps: exactly, as the speed was computed."""
+    """Yield records whose speed times seconds is not exactly the targets, both counted without first steps."""
     name = "targets_per_s"
     for line in log.lines_of("train", name):
         record = line.record
@@ -49,7 +49,7 @@ def speeds(log: Log) -> Iterator[Problem]:
 
 
 def times(log: Log, checkpoint: StoredStep) -> list[Problem]:
-    """The seconds of all records up to a checkpoint, and those not yet on record, must be those of its clock."""
+    """Return a problem if the seconds of all records up to a checkpoint, plus unrecorded seconds, differ from its clock."""
     if checkpoint.manifest.log is None or not has_times(log, checkpoint):
         return []
     lines = log.up_to(checkpoint.manifest.log[0])
@@ -58,7 +58,7 @@ def times(log: Log, checkpoint: StoredStep) -> list[Problem]:
         clock_s, data_wait_s = (float(clock[name].get(phase, "0")) for name in ("total_s", "window_s"))
         added_s, max_s = (
             data_wait_s + math.fsum(_number(line.record, f"{phase}_s") for line in counted if line.kind == "train")
-            for counted in (curve(lines), lines)  # after a divergence the clock has counted all lines
+            for counted in (curve(lines), lines)  # after a divergence the clock includes all lines
         )
         close = any(math.isclose(clock_s, each_s, rel_tol=1e-6, abs_tol=1e-6) for each_s in (added_s, max_s))
         if not close and not added_s < clock_s < max_s:
@@ -68,18 +68,18 @@ def times(log: Log, checkpoint: StoredStep) -> list[Problem]:
 
 
 def has_times(log: Log, checkpoint: StoredStep) -> bool:
-    """Whether the clock of a checkpoint can be compared: changed records cannot be summed."""
+    """Return True if the clock of a checkpoint is comparable; changed records cannot be summed."""
     return checkpoint.manifest.log is not None and checkpoint.manifest.log[0] <= log.proved_bytes
 
 
 def has_best(checkpoint: StoredStep) -> bool:
-    """Whether the best metric of a checkpoint can be compared: a metric may be monitored from any session on."""
+    """Return True if the best metric of a checkpoint is comparable; monitoring of a metric may begin in any session."""
     early, monitor = checkpoint.state.identity.get("early_stopping"), checkpoint.state.monitor
     return early is not None and monitor is not None and checkpoint.manifest.log is not None
 
 
 def best_metric(log: Log, checkpoint: StoredStep) -> list[Problem]:
-    """The best metric of a checkpoint, and its age in evaluations, must follow from the recorded metrics."""
+    """Return a problem if the recorded metrics do not give a checkpoint's best metric, or its age in evaluations."""
     early, saved = checkpoint.state.identity.get("early_stopping"), checkpoint.state.monitor
     if early is None or saved is None or checkpoint.manifest.log is None:
         return []
@@ -96,9 +96,9 @@ def best_metric(log: Log, checkpoint: StoredStep) -> list[Problem]:
 
 
 def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
-    """Every learning rate on the record must be the schedule's: `rate` of a step's index and the factor of a plateau."""
+    """Yield recorded learning rates that differ from the schedule; `rate` takes a step's index and the factor of a plateau."""
     name = "lr"
-    factors = [(0, 1.0)]  # from which step on; the rate of a step that is scored and logged was set before the scores
+    factors = [(0, 1.0)]  # (first step, factor); an evaluation changes the factor only for later steps
     for line in log.curve:
         if line.kind == "eval" and "lr_factor" in line.record:
             factors.append((line.step, _number(line.record, "lr_factor")))
@@ -111,7 +111,7 @@ def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
 
 
 def targets(log: Log, each: float) -> Iterator[Problem]:
-    """Check the targets if every step has the same number: that of the steps since the last record, or since a resumed divergence."""
+    """Yield records with wrong targets, for `each` targets per step since the last record or since a resumed divergence."""
     name, before, resumed = "targets", 0, 0
     for line in log.curve:
         resumed = line.step if line.kind == "resume" else resumed
@@ -126,10 +126,10 @@ def targets(log: Log, each: float) -> Iterator[Problem]:
 
 
 def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
-    """Compare the weights of step 0 with those of the run as it is built now.
+    """Compare the weights of step 0 with those of the run as built now.
 
-    A ready-made model, or one from another version of torch, was drawn differently, which proves nothing: then more than half of
-    some tensor differs. A model with a few different entries was changed.
+    If more than half of some tensor differs, the model was initialized differently, which proves nothing: by another torch
+    version, or outside the run. A model with only a few different entries was changed.
     """
     if 0 not in files.checkpoints or parts.state.step:
         return
@@ -138,7 +138,7 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
         verdict.not_proved.append(f"the weights of step 0: they came from {init}, and are taken as they are saved")
         return
     then = start.state.machine
-    moved = describe_changes(then, parts.machine() | {"threads": then["threads"]})  # no weight is drawn by several
+    moved = describe_changes(then, parts.machine() | {"threads": then["threads"]})  # weights do not depend on threads
     unequal = tensors(start.checkpoint, parts.packed(), exact=False)
     differing = [each for each in unequal if each.file.partition("-")[0] == "model"]
     changed = [
@@ -158,7 +158,7 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
 
 
 def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[Problem]:
-    """The first few problems of one kind; the last one has the number of those left out."""
+    """Return the first problems of one kind; the last one reports the number of omitted problems."""
     every = list(problems)
     first = every[:_SHOWN]
     if len(every) > _SHOWN:
@@ -167,7 +167,7 @@ def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[
 
 
 def _at(line: Line, text: str, *, kind: Kind = "inconsistent", name: str = "", computed: float = 0.0) -> Problem:
-    """A problem in a record; `name` is the number's, if it is in one, and the text has the expected value."""
+    """Return a problem in a record. `name` is the value's name, if any, and the text has the expected value."""
     problem = Problem(kind, f"{FILE}, line {line.number}, the record of step {line.step}: {text}", line.step, FILE)
     return (
         replace(problem, quantity=name, saved=repr(line.record.get(name)), computed=repr(computed)) if name else problem

@@ -1,4 +1,4 @@
-"""Windows of steps made again from a checkpoint, and compared with every record and checkpoint on the way."""
+"""Replay windows of steps from checkpoints, and compare every record and checkpoint inside each window."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -20,17 +20,17 @@ from surefoot.verify.metrics_log import FILE, curve
 from surefoot.verify.records import shortened
 from surefoot.verify.verdict import Difference, Outcome, Problem, Window, as_problem
 
-STEPS, WINDOWS = 100, 5  # where nobody says otherwise
+STEPS, WINDOWS = 100, 5  # the defaults
 
 
 def plan_windows(
     starts: Sequence[int], points: Sequence[int], *, steps: int | None, windows: int, seed: int | None = None
 ) -> list[Window]:
-    """At most `windows` windows of about `steps` steps; if `steps` is None, one of all steps after the first checkpoint.
+    """Return at most `windows` windows of about `steps` steps; if `steps` is None, one window from the first checkpoint to the end.
 
-    `starts` are the steps whose checkpoints can be begun with, `points` those at which there is something to compare, a record
-    or a checkpoint. A window ends at the last point within `steps` of its start, or else at the next one. No two overlap; the
-    first and the last possible are among them and the others lie evenly between, or all are drawn with `seed`.
+    `starts` are the steps of usable checkpoints; `points` are the steps with a record or a checkpoint to compare. A window
+    ends at its last point within `steps` of its start, or else at the next point. Windows never overlap. The first and the
+    last possible window are included and the rest evenly spaced, or `seed` draws all windows.
 
     >>> plan_windows([0, 80, 90, 100], range(10, 101, 10), steps=20, windows=2)
     [Window(start=0, stop=20), Window(start=80, stop=100)]
@@ -53,7 +53,7 @@ def plan_windows(
 
 
 def gaps(windows: Sequence[Window], *, end: int) -> list[Window]:
-    """The stretches up to `end` that no window covers.
+    """Return the ranges up to `end` that no window covers.
 
     >>> gaps([Window(0, 20), Window(80, 100)], end=110)
     [Window(start=20, stop=80), Window(start=100, stop=110)]
@@ -64,7 +64,7 @@ def gaps(windows: Sequence[Window], *, end: int) -> list[Window]:
 
 
 def cost_steps(gap: Window, starts: Sequence[int]) -> int | None:
-    """The number of steps to make for comparing all of a gap, from the checkpoint before it; None without one.
+    """Return the number of steps to replay for a gap, from the checkpoint before it, or None without such a checkpoint.
 
     >>> cost_steps(Window(20, 80), [0, 10, 80])
     70
@@ -79,7 +79,7 @@ def _from(start: int, points: Sequence[int], steps: int) -> Window:
 
 
 def _without_overlap(possible: Sequence[Window], *, end: int) -> list[Window]:
-    """Drop windows that overlap others: the last one stays, then the others from the first on."""
+    """Drop overlapping windows: the last window stays, then the other windows from the first on."""
     last = next((window for window in possible if window.stop == end), possible[-1])
     separate: list[Window] = []
     for window in possible:
@@ -91,9 +91,9 @@ def _without_overlap(possible: Sequence[Window], *, end: int) -> list[Window]:
 def replay_window(
     parts: RunComponents, files: Files, window: Window, *, tolerance: float, watch: Callable[[], None]
 ) -> Outcome:
-    """Make the steps of a window again and compare every record and checkpoint on the way with what came out.
+    """Replay the steps of a window, and compare every record and checkpoint inside it with the results.
 
-    If a checkpoint differs, the steps continue from the computed state; if the next one differs too, from the saved one.
+    After a checkpoint that differs, continue from the computed state; after two in a row, from the saved state.
     """
     replay = _WindowReplay(parts, files, window, tolerance=tolerance, watch=watch)
     start: StoredStep | None = files.checkpoints[window.start]
@@ -109,7 +109,7 @@ def replay_window(
 
 
 class _WindowReplay:
-    """The results of a window so far."""
+    """The partial results of a window."""
 
     def __init__(
         self, parts: RunComponents, files: Files, window: Window, *, tolerance: float, watch: Callable[[], None]
@@ -120,10 +120,10 @@ class _WindowReplay:
         self.known = {name for line in self.lines.values() for name in line.record}
         self.resumed = {int(record["step"]) for record in files.log.of("resume")}
         self.outcome = Outcome(window, exact=True)
-        self.astray = False  # whether the last checkpoint differed
+        self.astray = False  # True if the last checkpoint differed
 
     def replay_from(self, start: StoredStep) -> StoredStep | None:
-        """Make steps from a checkpoint; returns the saved checkpoint to continue from, None at the end."""
+        """Replay from a checkpoint; return the saved checkpoint to continue from, or None at the end."""
         with execution(self.parts, start.checkpoint, records=[line.record for line in self.files.log.curve]) as stand:
             self._on(stand, start.step, start.checkpoint)
             for finished in stand.steps(self.window.stop):
@@ -137,7 +137,7 @@ class _WindowReplay:
         return None
 
     def _on(self, stand: Execution, step: int, otherwise: Checkpoint) -> None:
-        """Compute the step of that index with its number of threads, and decide whether its bits must be equal."""
+        """Prepare the step with this index: set its number of threads, and decide if its bits must be equal."""
         if step >= self.window.stop:
             return
         machine = self.files.machine_of(step, otherwise=otherwise)
@@ -149,7 +149,7 @@ class _WindowReplay:
     def _record(self, finished: FinishedStep, stand: Execution) -> None:
         outcome, step = self.outcome, finished.index + 1
         outcome.met_records += step in self.lines
-        if step not in self.lines or finished.window is None:  # of steps before the checkpoint, which it does not hold
+        if step not in self.lines or finished.window is None:  # the record covers steps before the checkpoint
             return
         line = self.lines[step]
         rate = next(iter(stand.parts.state.optimizers.values())).optimizer.param_groups[0]["lr"]
@@ -172,7 +172,7 @@ class _WindowReplay:
         outcome.problems.append(Problem("differs", text, step, FILE, name, saved, now))
 
     def _checkpoint(self, checkpoint: StoredStep, stand: Execution) -> bool:
-        """Compare; returns whether later steps can continue from the computed state."""
+        """Compare a checkpoint; return True if later steps can continue from the computed state."""
         outcome, step = self.outcome, checkpoint.step
         cleared = self._cleared(checkpoint, stand)
         now = stand.parts.packed()
@@ -188,17 +188,17 @@ class _WindowReplay:
         return not (both or (cleared and step in self.resumed))
 
     def _cleared(self, checkpoint: StoredStep, stand: Execution) -> tuple[str, ...]:
-        """The entries that a diverged run cleared in the checkpoint at its end (`divergence.ended`)."""
+        """Return the prefixes of the entries that a diverged run cleared in its last checkpoint (`divergence.ended`)."""
         if checkpoint.manifest.log is None:
             return ()
         before = curve(self.files.log.up_to(checkpoint.manifest.log[0]))
         if any(line.kind == "train" and line.step > checkpoint.step for line in before):
-            return "meter/", "skipped_in_a_row"  # of the last good step: later ones were on record, and not applied
+            return "meter/", "skipped_in_a_row"  # of the last good step: later steps were recorded, not applied
         latched = periodic.latched(stand.parts.state, stand.parts.settings.max_bad_steps)
         return ("bad_in_a_row/", "skipped_in_a_row") if latched and not checkpoint.state.skipped_in_a_row else ()
 
     def _beyond(self, differences: list[Difference], what: str, kind: str) -> list[Difference]:
-        """The differences that rounding does not explain; the largest of the others is remembered."""
+        """Return the differences that rounding does not explain, and remember the largest other difference."""
         if self.outcome.exact:
             return differences
         for difference in differences:
@@ -210,8 +210,8 @@ class _WindowReplay:
 
 
 def _of_checkpoint(wrong: list[Difference], checkpoint: StoredStep) -> list[Problem]:
-    """One problem for each tensor that differs, the weights first; only the first few if there are many."""
-    first: dict[str, Difference] = {}  # a number that is too far by itself may be so with all others too
+    """Return a problem for each tensor that differs, weights first, and only the first few of many."""
+    first: dict[str, Difference] = {}  # a value may exceed the limit both alone and within its group
     for difference in wrong:
         first.setdefault(difference.where, difference)
     weights_first = sorted(first.values(), key=lambda each: not each.where.startswith("model"))

@@ -1,4 +1,4 @@
-"""The result of verifying a run: proved facts, unproved facts and problems, in sentences and as JSON."""
+"""The result of verifying a run: proved facts, unproved facts and problems, as sentences and as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -7,8 +7,8 @@ from typing import Any, Literal
 from surefoot.errors import CheckpointError, DataError
 
 Kind = Literal["damaged", "inconsistent", "data", "differs"]
-DIFFERS = 8  # exit status: steps that were made again came out otherwise
-_STATUS = {  # of several the first is the exit status
+DIFFERS = 8  # exit status: replayed steps gave other results
+_STATUS = {  # the first that occurs is the exit status
     "damaged": CheckpointError.exit_status,
     "inconsistent": CheckpointError.exit_status,
     "data": DataError.exit_status,
@@ -18,10 +18,10 @@ _STATUS = {  # of several the first is the exit status
 
 @dataclass(frozen=True)
 class Problem:
-    """A difference from the saved run. `text` says what and where; the rest is that again for programs.
+    """A difference from the saved run. `text` describes it for people; the other fields repeat it for programs.
 
-    "damaged": a file is not what its hash says. "inconsistent": files contradict each other. "data": the data have changed.
-    "differs": a replayed step has another result. `step` counts steps made.
+    "damaged": a file differs from its hash. "inconsistent": files contradict each other. "data": the data have changed.
+    "differs": a replayed step has another result. `step` counts completed steps.
     """
 
     kind: Kind
@@ -42,7 +42,7 @@ class Window:
 
     @property
     def steps(self) -> int:
-        """How many that are.
+        """The number of steps.
 
         >>> Window(100, 150).steps
         50
@@ -52,20 +52,20 @@ class Window:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two unequal values and their distance, relative to the saved one (infinite if that has no meaning)."""
+    """Two unequal values and their distance, relative to the saved value; infinite if no relative distance exists."""
 
     where: str
     relative: float
     saved: str
     computed: str
-    more: str = ""  # how much else differs beside it
-    file: str = ""  # of a checkpoint, as `Checkpoint.files` names it
+    more: str = ""  # further differences beside this one
+    file: str = ""  # the entry of `Checkpoint.files`
     name: str = ""  # of the tensor
-    differing: float = 1.0  # of its values, as a fraction
+    differing: float = 1.0  # the fraction of values that differ
 
 
 def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
-    """A difference in a checkpoint as a problem; `what` names the checkpoint."""
+    """Return a difference in a checkpoint as a problem; `what` names the checkpoint."""
     verb = "" if difference.more.startswith("with") else " differs" if difference.more.startswith("1 ") else " differ"
     more = f" ({difference.more}{verb})" if difference.more else ""
     where, saved, now = difference.where, difference.saved, difference.computed
@@ -76,10 +76,10 @@ def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
 
 @dataclass
 class Outcome:
-    """The result of a window: the records and checkpoints, by step, that came out as they were saved.
+    """The result of a window: the steps of the records and checkpoints that matched the saved run.
 
-    exact: whether equal bits were asked for; otherwise `unlike` says what is not as it was, and the largest differences are
-    held. `unknown` are values of records that a loop's own body has logged, which only that can compute.
+    `exact` is True if all bits had to be equal. Otherwise `unlike` names the changed conditions, and `largest` has the
+    largest differences. `unknown` names recorded values that only the user's loop can compute.
     """
 
     window: Window
@@ -88,17 +88,17 @@ class Outcome:
     records: list[int] = field(default_factory=list)
     checkpoints: list[int] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    met_records: int = 0  # on the way, comparable or not
-    largest: dict[str, Difference] = field(default_factory=dict)  # "records", "tensors"
+    met_records: int = 0  # records in the window, comparable or not
+    largest: dict[str, Difference] = field(default_factory=dict)  # keys: "records", "tensors"
     unknown: set[str] = field(default_factory=set)
-    loss_counts: bool = False  # its targets itself: how many a step has is known only when it is made
-    has_user_state: bool = False  # a checkpoint holds objects of the user's, which were not compared
-    lost: str | None = None  # why it ended early: a checkpoint that a run which goes on has let go
+    loss_counts: bool = False  # the loss counts its targets, so only a replay knows their number
+    has_user_state: bool = False  # a checkpoint holds user objects, which are not compared
+    lost: str | None = None  # reason for an early end: a running run deleted a checkpoint
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The proved and unproved facts about a run, and all of its problems; its text is the output of `surefoot verify`.
+    """The proved and unproved facts about a run, and all of its problems. Its text is the output of `surefoot verify`.
 
     >>> print(Verdict("runs/a", proved=["steps 0 to 40, bit for bit"], not_proved=[], problems=[]))
     proved
@@ -112,16 +112,16 @@ class Verdict:
     problems: list[Problem]
     outcomes: list[Outcome] = field(default_factory=list)
     hints: Sequence[str] = ()
-    whole: bool = False  # whether every step was made again, and the last one's state compared
+    whole: bool = False  # True if every step was replayed, and the last state compared
 
     @property
     def sound(self) -> bool:
-        """Whether no problem was found; unproved facts may still be wrong."""
+        """True if no problem was found. Unproved facts may still be wrong."""
         return not self.problems
 
     @property
     def exit_status(self) -> int:
-        """0 without problems, 4 for files that are damaged or contradict each other, 3 for changed data, 8 if steps differ.
+        """The exit status: 0 without problems, 4 for damaged or inconsistent files, 3 for changed data, 8 if steps differ.
 
         >>> Verdict("runs/a", [], [], [Problem("differs", "step 3 ..."), Problem("data", "...")]).exit_status
         3
@@ -150,7 +150,7 @@ class Verdict:
         return "\n".join([*lines, self.sentence])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values, as `surefoot verify --json` prints it."""
+        """Return the verdict as JSON values, as printed by `surefoot verify --json`."""
         return {
             "run": self.run,
             "exit_status": self.exit_status,
@@ -180,7 +180,7 @@ class Verdict:
 
 
 def steps_in_words(steps: Sequence[int], *, limit: int = 3) -> str:
-    """Several steps as text.
+    """Return several steps as text.
 
     >>> steps_in_words([4]), steps_in_words([4, 8]), steps_in_words(list(range(9)))
     ('step 4', 'steps 4 and 8', 'steps 0, 1, 2 and 6 more')

@@ -1,4 +1,4 @@
-"""Verify in order: files, records, data, then replayed steps; the result is one verdict."""
+"""Verify a run in order: files, records, data, then replayed steps. The result is one verdict."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,9 +24,9 @@ from surefoot.verify.verdict import Outcome, Problem, Verdict, Window
 
 Steps = int | Literal["auto", "all"]
 Watching = Callable[[int, int], None]
-"""Told after each step how many of how many are made again."""
+"""A function called after each step with the number of replayed steps and the total."""
 
-_SOON_S = 120.0  # so long all steps of a run may take for "auto" to make all of them
+_SOON_S = 120.0  # "auto" replays all steps of a run if they take at most this long
 
 
 def verify(
@@ -40,12 +40,12 @@ def verify(
     say: Callable[[str], None] | None,
     progress_fn: Watching | None,
 ) -> Verdict:
-    """Check all files of a run's directory, make steps of it again from its checkpoints, and compare every bit.
+    """Check all files of a run directory, replay steps from its checkpoints, and compare every bit.
 
-    `run` is built like the one in its directory, and not open; its state is the same afterwards. `files` are those of its
-    directory, checked; the other arguments are those of `SavedRun.verify`. `ConfigError` for a run of several ranks.
+    `run` is built like the run in the directory, and not open; its state is restored. `files` are the checked files of that
+    directory; the other arguments are those of `SavedRun.verify`. Raises `ConfigError` for a run on several ranks.
     """
-    parts = replace(run.parts, accept_change=CHANGES)  # a checkpoint of before a change is where what followed begins
+    parts = replace(run.parts, accept_change=CHANGES)  # replay also from checkpoints older than a change
     if parts.world.size > 1:
         raise ConfigError("a run is verified by one process: start it without torchrun or srun")
     verdict = _check_files(files)
@@ -63,11 +63,11 @@ def verify(
                 f"steps 0 to {since:,}: another program made them; it was changed then, and the change accepted"
             )
         points = {*files.checkpoints, *(int(record["step"]) for record in files.log.of("train"))}
-        end, step_s = max(points), pace_s(files.log.of("train"))  # after the last point there is nothing to compare
+        end, step_s = max(points), pace_s(files.log.of("train"))  # nothing can be compared after the last point
         if steps == "auto":
             steps = "all" if step_s is not None and (end - min(files.checkpoints)) * step_s <= _SOON_S else STEPS
         chosen = plan_windows(
-            sorted(step for step in files.checkpoints if step >= since),  # what this program has made
+            sorted(step for step in files.checkpoints if step >= since),  # made by the current program
             sorted(points),
             steps=None if steps == "all" else int(steps),
             windows=windows,
@@ -79,7 +79,7 @@ def verify(
         outcomes: list[Outcome] = []
         try:
             outcomes = _replay_windows(parts, files, chosen, tolerance=tolerance, watch=progress_fn)
-        except CheckpointError as problem:  # tensors that do not fit what is built now
+        except CheckpointError as problem:  # tensors that do not fit the rebuilt run
             text = "; ".join(line.strip() for line in str(problem).splitlines()[:3])
             verdict.problems.append(Problem("inconsistent", f"no step could be made again: {text}"))
         verdict.problems.extend(problem for outcome in outcomes for problem in outcome.problems)
@@ -95,7 +95,7 @@ def verify(
 
 
 def verify_files(files: Files, *, why: str, problem: DataError | None = None) -> Verdict:
-    """The facts that files and records prove of a run that is not rebuilt; `why` gives the reason, `problem` a fault of its data."""
+    """Return the facts that files and records prove without a rebuilt run; `why` is the reason, `problem` an error in its data."""
     verdict = _check_files(files)
     verdict.not_proved.append(f"no step was made again: {why}")
     if problem is not None:
@@ -104,7 +104,7 @@ def verify_files(files: Files, *, why: str, problem: DataError | None = None) ->
 
 
 def _check_files(files: Files) -> Verdict:
-    """The facts that files and records prove; these must agree among themselves and with the notes of checkpoints."""
+    """Return the facts that files and records prove; both must agree with each other and with the hashes in checkpoints."""
     kinds: list[Iterable[Problem]] = [consistency.in_order(files.log), consistency.speeds(files.log)]
     for _, checkpoint in sorted(files.checkpoints.items()):
         with interpreted(checkpoint.path):
@@ -119,12 +119,12 @@ def _check_files(files: Files) -> Verdict:
 
 
 def _why_not_replayed(parts: RunComponents, files: Files, problems: list[Problem]) -> str | None:
-    """The reason why no step can be replayed; None if all can. Settings of another run, and other data, are added to the problems."""
+    """Return the reason why no step can be replayed, or None; add other settings and changed data to the problems."""
     others = _changed_data(parts, files)
     problems += others
     if any(problem.quantity == "training data" for problem in others):
         return "the training data are others"
-    try:  # a setting, of config.toml or of the script, or a part of a model
+    try:  # for errors in config.toml, in the script, or in the model
         parts.continue_from(files.newest.checkpoint)
         parts.refuse_another_architecture(files.newest.checkpoint)
     except CheckpointError as problem:
@@ -136,7 +136,7 @@ def _why_not_replayed(parts: RunComponents, files: Files, problems: list[Problem
 
 
 def _changed_data(parts: RunComponents, files: Files) -> list[Problem]:
-    """The training data and the splits that have changed."""
+    """Return a problem for each of the training data and the splits that has changed."""
     saved = files.newest.state
     data, scored = json.loads(json.dumps([parts.identity["data"], parts.split_identity]))
     unlike = {"training data": differences({"data": saved.identity["data"]}, {"data": data})} | {
@@ -153,7 +153,7 @@ def _data_problem(lines: Sequence[str], what: str) -> Problem:
 
 
 def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
-    """Compare the learning rates on the record with the schedule."""
+    """Compare the recorded learning rates with the schedule."""
     group = next(iter(parts.state.optimizers.values())).optimizer.param_groups[0]
     rates = consistency.rates(
         files.log, lambda step, lowered: group["initial_lr"] * (parts.task.factors(step) * lowered)
@@ -165,7 +165,7 @@ def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
 
 
 def _without_freezing(verdict: Verdict, windows: Sequence[Window], files: Files) -> list[Window]:
-    """The windows without steps where a loop's own body froze or unfroze parameters; those steps are not proved."""
+    """Return the windows without steps whose loop body froze or unfroze parameters; those steps stay unproved."""
     for start, stop in pairwise(sorted(files.checkpoints)):
         if files.checkpoints[start].state.trainable != files.checkpoints[stop].state.trainable:
             cut = [
@@ -191,7 +191,7 @@ def _replay_windows(
 
 
 def _check_targets(parts: RunComponents, files: Files, outcomes: Sequence[Outcome]) -> list[Problem]:
-    """Check the targets of every record if each replayed step counted its samples: then all steps did."""
+    """Check the targets of every record if all replayed steps counted their samples: then all steps did."""
     of_samples = parts.pipeline.count is None and not isinstance(parts.pipeline.plan, Buckets)
     if not outcomes or not of_samples or any(outcome.loss_counts for outcome in outcomes):
         return []
@@ -200,7 +200,7 @@ def _check_targets(parts: RunComponents, files: Files, outcomes: Sequence[Outcom
 
 @contextmanager
 def as_before(parts: RunComponents) -> Iterator[None]:
-    """Restore the weights and all other state of a run at the end, so that a use of it leaves no trace."""
+    """Restore the weights and all other state of a run on exit."""
     before = parts.packed()
     try:
         yield
