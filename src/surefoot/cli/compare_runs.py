@@ -23,7 +23,7 @@ from surefoot.config.tree import layered
 from surefoot.errors import ConfigError, SurefootError, first_line
 from surefoot.recipes.program import build_run, in_directory, program_again, program_and_config
 from surefoot.run.signals import Signals, to_terminal
-from surefoot.tracking.console import Writer
+from surefoot.tracking.console import TextWriter
 from surefoot.tracking.format import counted
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.patience import parsed
@@ -57,11 +57,11 @@ def train_variants(new_plan: Planned | None, path: Path, options: Compare, *, ty
         finally:
             signals.restore()
         if signals.stop is not None:
-            Writer(None).put(f"stopped; go on with: surefoot compare {path}\n")
+            TextWriter(None).put(f"stopped; go on with: surefoot compare {path}\n")
             raise SystemExit(128 + signals.stop)
         plan = planned.read(path) or plan
         comparison = compared(_trained(plan, path), target=plan.target, baseline=plan.baseline, settled=plan.settled)
-        Writer(None).put("\n")
+        TextWriter(None).put("\n")
         _tell(comparison, directory, more=automatic_choices(plan.found, settings=plan.base))
         if not any(row.status == "finished" for row in comparison.rows):
             raise SystemExit(1)
@@ -232,4 +232,6 @@ def _tell(comparison: Comparison, directory: RunDirectory, *, more: Sequence[str
     for name, written in (("json", as_json), ("tsv", tsv), ("md", markdown)):
         directory.write_text(f"comparison.{name}", written(comparison))
     draw(comparison, directory.path / "comparison")
-    Writer(None).put(f"{text(comparison)}\nwritten: {directory.path}/comparison.png, .svg, .md, .tsv, .json{over}\n")
+    TextWriter(None).put(
+        f"{text(comparison)}\nwritten: {directory.path}/comparison.png, .svg, .md, .tsv, .json{over}\n"
+    )

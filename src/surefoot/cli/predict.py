@@ -43,9 +43,9 @@ def predict(arguments: list[str]) -> None:
         )
     request, _ = configured(program.names["Predict"], [], flags, verb=f"predict {options.run} INPUT", own=[Predict])
     checkpoint = choose_checkpoint(run_path, options.checkpoint)
-    from surefoot.tracking.console import Writer
+    from surefoot.tracking.console import TextWriter
 
-    console = Writer(None)
+    console = TextWriter(None)
     for piece in program.names["predict"](config, request, options.inputs, run=run_path, checkpoint=checkpoint):
         console.put(piece)
         if console.gone:  # nobody reads any more

@@ -51,7 +51,7 @@ def replay(arguments: list[str]) -> None:
         raise CheckpointError(f"{path} holds no checkpoint, so none of its steps can be made again")
     from surefoot.replay.bisect_nan import first_bad
     from surefoot.replay.replay import records_of, refuse_step, replay_step
-    from surefoot.tracking.console import Writer
+    from surefoot.tracking.console import TextWriter
 
     state = newest_state(path)[1]
     if step is not None and state is not None:  # before the run's program is executed
@@ -66,4 +66,4 @@ def replay(arguments: list[str]) -> None:
         text = json.dumps(first | ({} if page is None else page.to_dict()), allow_nan=False, indent=1)
     else:
         text = "\n".join(str(part) for part in (searched, page) if part is not None)
-    Writer(None).put(f"{text}\n")
+    TextWriter(None).put(f"{text}\n")

@@ -89,8 +89,11 @@ def _title(comparison: Comparison) -> str:
 
 
 def _below(comparison: Comparison) -> list[str]:
-    messages = (f"{in_line(row.label)}: {in_line(row.said)}" for row in comparison.rows if row.said)
-    return [*messages, *comparison.notes, *_best_settings(comparison)]
+    return [
+        *(f"{in_line(row.label)}: {in_line(row.said)}" for row in comparison.rows if row.said),
+        *comparison.notes,
+        *_best_settings(comparison),
+    ]
 
 
 def _cells(comparison: Comparison) -> list[list[str]]:
@@ -185,7 +188,7 @@ def charts(comparison: Comparison) -> list[Chart]:
     varied = dict.fromkeys(setting for row in comparison.rows for setting in row.varied)
     unlike = [name for name in varied if len({repr(row.varied.get(name)) for row in comparison.rows}) > 1]
     names = [_legend_name(row, unlike or list(varied), off=beyond.get(row.name)) for row in comparison.rows]
-    figures_drawn = []
+    chart_list = []
     for (title, losses, scores), (within, _) in zip(fields, bounds, strict=True):
         lines = []
         for series, (name, runs) in enumerate(zip(names, groups.values(), strict=True)):
@@ -196,8 +199,8 @@ def charts(comparison: Comparison) -> list[Chart]:
                     named = series < _SHOWN and run is runs[-1]
                     lines.append(Line(name, tuple(_finite(run.trained.scores)), series, dots=True, named=named))
         more = f"{len(names) - _SHOWN} more, without a name" if scores and len(names) > _SHOWN else ""
-        figures_drawn.append(Chart(title, title, tuple(lines), note=more, wide=True, within=within))
-    return figures_drawn
+        chart_list.append(Chart(title, title, tuple(lines), note=more, wide=True, within=within))
+    return chart_list
 
 
 def _legend_name(row: Row, settings: Sequence[str], *, off: str | None) -> str:

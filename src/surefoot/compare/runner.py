@@ -11,7 +11,7 @@ from surefoot.compare.search import Search
 from surefoot.compare.trained import refuse_missing_score, watched
 from surefoot.compare.trials import Outcome, Standing, Trial, Trials, is_over
 from surefoot.compare.variants import Direction
-from surefoot.tracking.console import Writer, can_redraw
+from surefoot.tracking.console import TextWriter, can_redraw
 from surefoot.tracking.format import duration, in_line, number, shortened, visible
 from surefoot.tracking.run_reader import read_run
 
@@ -25,7 +25,7 @@ class Lines:
     """Plain lines: of each variant at most one in ten seconds, and none where nothing is new."""
 
     def __init__(self, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
-        self.writer, self.now = Writer(stream), now
+        self.writer, self.now = TextWriter(stream), now
         self.printed: dict[str, tuple[float, list[str]]] = {}
 
     def say(self, text: str) -> None:
@@ -47,7 +47,7 @@ class Board:
     """A terminal: the running variants, one a line, drawn again in one write where something is new. No hidden cursor."""
 
     def __init__(self, stream: TextIO | None = None, *, width: int | None = None) -> None:
-        self.writer, self.width = Writer(stream), width
+        self.writer, self.width = TextWriter(stream), width
         self.drawn: list[str] = []
 
     def leave(self) -> None:

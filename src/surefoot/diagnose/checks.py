@@ -102,15 +102,18 @@ def _more_records(history: History) -> list[str]:
     return [f"  a run like this one tells more with {history.described.typed('log_every', f'{every} steps')}"]
 
 
-def _headline(history: History, findings_shown: Sequence[Finding], *, else_said: str) -> str:
+def _headline(history: History, ranked: Sequence[Finding], *, else_said: str) -> str:
     described, of_all = history.described, "" if history.described.steps is None else f" of {history.described.steps:,}"
-    standing = history.ended_by or ("finished" if history.complete else "not finished")
-    standing = "going on" if described.standing == "running" else standing
-    counts = [(severity, sum(finding.severity == severity for finding in findings_shown)) for severity in SEVERITIES]
-    severities = ", ".join(f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts if count) or else_said
+    standing = (
+        "going on"
+        if described.standing == "running"
+        else history.ended_by or ("finished" if history.complete else "not finished")
+    )
+    counts = [(severity, sum(finding.severity == severity for finding in ranked)) for severity in SEVERITIES]
+    summary = ", ".join(f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts if count) or else_said
     times = len(history.resumed)
     resumed = f", resumed {'once' if times == 1 else f'{times} times'}" if times else ""
-    return f"{described.name}: {history.step:,}{of_all} steps, {standing}{resumed}\n{severities}"
+    return f"{described.name}: {history.step:,}{of_all} steps, {standing}{resumed}\n{summary}"
 
 
 def _rows(title: str, verdicts: Sequence[Healthy | Unknown], after: Sequence[str] = ()) -> list[str]:

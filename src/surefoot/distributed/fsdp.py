@@ -184,7 +184,7 @@ def shard_model(model: nn.Module, world: World, parallel: Strategy) -> FullyShar
 
     Names stay. Every rank must come with equal weights and buffers; buffers stay whole. Afterwards a copy cannot be made of
     it, and its class is another: what looks at modules or parameters does so before. Raises `ConfigError` for what cannot be
-    shard_model.
+    sharded.
     """
     refuse_unshardable(model)
     mesh, group = _mesh(world, parallel)

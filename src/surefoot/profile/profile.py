@@ -42,7 +42,7 @@ def measure(
     """Measure time and memory of a run's steps, and variants that would make them faster.
 
     Steps are made on the run's own data, from its current step, with a learning rate of 0. Afterwards the run is the same, bit for
-    bit; its directory is not written to. `steps` are timed after a warm-up, two more run under torch's profiler, one is count_flops.
+    bit; its directory is not written to. `steps` are timed after a warm-up, two more run under torch's profiler, one is counted.
     Then each of `speedups` (`surefoot.profile.variants.NAMES`) is measured against the run as it is, step by step in turn.
 
     out: a directory for profile.json, profile.txt, trace.json.gz and memory.png and .svg; None writes nothing.

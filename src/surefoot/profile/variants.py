@@ -215,8 +215,7 @@ def _compiled(parts: RunComponents) -> list[Variant]:
 
 def _inputs_too(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(
-        one.contiguous(memory_format=torch.channels_last) if isinstance(one, Tensor) and one.ndim == 4 else one
-        for one in inputs
+        x.contiguous(memory_format=torch.channels_last) if isinstance(x, Tensor) and x.ndim == 4 else x for x in inputs
     )
 
 

@@ -35,7 +35,7 @@ class Screen(Sink, Protocol):
 
 
 @dataclass(eq=False)
-class Writer:
+class TextWriter:
     """A writer of text to a stream until the stream fails. The default, standard output, is looked up at each write."""
 
     stream: TextIO | None
@@ -79,7 +79,7 @@ class Console:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.length, self.unit, self.every_record, self.now = length, unit, every_record, now
-        self.writer = Writer(stream)
+        self.writer = TextWriter(stream)
         self.printed_at: float | None = None
         self.latest: Record | None = None  # the newest training record without a line
         self.epoch: Record | None = None  # a finished epoch without a line

@@ -11,7 +11,7 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from surefoot.tracking.console import Console, Screen, Writer, can_redraw
+from surefoot.tracking.console import Console, Screen, TextWriter, can_redraw
 from surefoot.tracking.format import compact, duration, in_line, number, visible, wrapped
 from surefoot.tracking.record import OWN, Record, scores_in
 
@@ -60,7 +60,7 @@ class Terminal:
         self.length, self.now, self.start_s = length, now, now()
         self.stream = stream or sys.stdout
         self.rich = Console(file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
-        self.writer = Writer(self.stream)
+        self.writer = TextWriter(self.stream)
         self.guests = ExitStack()  # standard streams of other writers while the live line is visible
         self.bar = ("━", "─")
         try:

@@ -69,8 +69,9 @@ class LRRangeTest:
         ]
         suggested = "no suggestion" if self.suggested is None else f"suggested  learning rate {as_text(self.suggested)}"
         table = ["  rate     loss       smoothed", *rows] if rows else []
-        ended = f"  {self.ended}; {len(rows)} of {len(self.rates)} rates are shown"
-        return "\n".join([*table, suggested, f"  {self.reason}", ended])
+        return "\n".join(
+            [*table, suggested, f"  {self.reason}", f"  {self.ended}; {len(rows)} of {len(self.rates)} rates are shown"]
+        )
 
 
 def suggest(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None = None) -> LRRangeTest:
