@@ -31,7 +31,7 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 50_822,  # of .py, .pyi, .html and .css
+    "lines": 50_800,  # of .py, .pyi, .html and .css
     "files": 330,  # of .py
     "statements": 27_149,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
@@ -39,7 +39,7 @@ MAX = {
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help texts and docstrings: words in a sentence on average, sentences above 35 words, and with a turn to avoid
-MAX_PROSE = {"README": (12.5, 0, 0), "docs": (12.5, 0, 0), "help": (10.8, 1, 0), "docstrings": (14.5, 8, 220)}
+MAX_PROSE = {"README": (12.5, 0, 0), "docs": (12.4, 0, 0), "help": (10.8, 1, 0), "docstrings": (13.8, 6, 178)}
 VAGUE = ["found", "held", "told", "said", "made", "place", "asked", "seen", "given", "kept", "shown", "begun", "whole"]
 GENERIC = ["result", "value", "data", "item", "info", "content", "output", "obj"]
 # 1,221 bindings had a name of VAGUE in commit baed445b; it is to stay below 100. GENERIC: 505 in commit 01ed1786, and 150
