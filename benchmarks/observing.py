@@ -70,7 +70,7 @@ def stepping(settings: dict[str, Any], run_dir: Path, steps: int, stack: ExitSta
     asked = settings.get("layer_stats_every", "") is not None
     # findings cannot be switched off: nobody would want to
     silent = Mock(sentence=lambda: "")
-    with nullcontext() if asked else patch("surefoot.run.live_findings.remarks", return_value=silent):
+    with nullcontext() if asked else patch("surefoot.run.live_findings.live_findings_of", return_value=silent):
         run = stack.enter_context(
             sf.Run(**settings, length=f"{steps} steps", run_dir=run_dir, precision="fp32", save_every="1000000 steps")
         )

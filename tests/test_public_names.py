@@ -9,7 +9,9 @@ import ast
 import importlib
 import inspect
 import json
+import pkgutil
 import pydoc
+import re
 import rlcompleter
 import subprocess
 import sys
@@ -168,3 +170,15 @@ def test_docs_list_each_public_name_with_a_line_and_an_example() -> None:
     results = ("Finding", "Verdict", "Replay", "ExportResult", "Profile", "LRRangeTest", "BatchSizeSearch", "Panels")
     assert not [name for name in with_repr if name.endswith(results)], with_repr
     assert all(hasattr(names[name], "to_dict") for name in names if name.endswith(results))
+
+
+def test_a_dotted_name_in_a_string_of_tests_and_benchmarks_names_something() -> None:
+    """What is patched or imported by its name follows a rename too: a benchmark that no test runs would break unseen."""
+    root, wrong = DOCS.parent, []
+    for path in [*(root / "tests").rglob("*.py"), *(root / "benchmarks").rglob("*.py")]:
+        for name in sorted(set(re.findall(r"[\"'](surefoot(?:\.\w+){2,})[\"']", path.read_text()))):
+            try:
+                pkgutil.resolve_name(name)
+            except (ImportError, AttributeError):
+                wrong.append(f"{path.relative_to(root)}: {name}")
+    assert wrong == []
