@@ -8,17 +8,17 @@ from surefoot.report.curves import Curve, smooth
 from surefoot.report.series import ReportedRun
 
 State = Literal["running", "finished", "stopped", "diverged", "failed", "dead"]
-# metric names with these parts are better when larger
+# parts of the names of metrics with better larger values
 _RISES = ("accuracy", "bleu", "chrf", "f1", "top", "acc", "correct", "rate", "score")
 _ENDS: dict[str, State] = {"left": "stopped", "stopped": "stopped"}  # by the first word of the event
 _ENDS |= {"finished": "finished", "diverged": "diverged", "failed": "failed"}
 _LATE = 0.8  # fraction of a run before its end section
-_MOVED = 0.02  # fraction of a score's total movement; half as large a relative change is a movement too
+_MOVED = 0.02  # threshold of a trend, as a fraction of the metric's range; half of it as a relative change
 
 
 @dataclass(frozen=True)
 class Headline:
-    """The main metric of a run: its last value, its best value, and its better direction."""
+    """The main metric of a run: its last value, best value and better direction."""
 
     name: str
     last_step: int
@@ -33,7 +33,6 @@ class Headline:
 
 
 def state_of(run: ReportedRun) -> State:
-    """Return the state of a run."""
     recorded = run.recorded
     first = next(iter((recorded.over or "").split()), "")
     if (state := _ENDS.get(first.rstrip(":"))) is not None:
@@ -72,7 +71,7 @@ def direction_of(name: str) -> str:
 
 
 def verdict(run: ReportedRun, state: State) -> str:
-    """Return one sentence on the end of the run, the course of its main metric, and the metric's final trend."""
+    """Return a sentence on the end of the run, the change of its main metric, and the metric's final trend."""
     recorded, main = run.recorded, headline(run)
     parts = [_how_it_ended(run, state)]
     if main is not None:
@@ -133,7 +132,7 @@ def _describe_change(main: Headline, curve: Curve, *, running: bool) -> list[str
 
 
 def _trend(main: Headline, curve: Curve) -> str:
-    """Return the trend of a metric in the last fifth of the run relative to its full range. Returns "" with too few data.
+    """Return the trend of a metric in the last fifth of the run. Returns "" for fewer than 4 points.
 
     >>> curve = Curve()
     >>> for step in range(10):

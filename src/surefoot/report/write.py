@@ -1,4 +1,4 @@
-"""Report files, written on request and at the end of every run with a directory."""
+"""The files of reports, written on request and at the end of every run with a directory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -40,7 +40,7 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
 
 
 def page_of(paths: Sequence[Path], *, script: str = "", policy: str = POLICY) -> str:
-    """Render the page of some runs in their current state. Raises `ConfigError` if a directory does not contain a run."""
+    """Render the page of runs in their current state. Raises `ConfigError` if a directory does not contain a run."""
     for path in paths:
         if path.is_dir() and not (path / "metrics.jsonl").exists() and not (path / "config.toml").exists():
             raise ConfigError(f"{path} is no directory of a run: it has neither config.toml nor metrics.jsonl")
@@ -56,7 +56,7 @@ def page_of(paths: Sequence[Path], *, script: str = "", policy: str = POLICY) ->
 
 
 def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
-    """Write the page of the run that this process has just trained. A failure becomes one warning."""
+    """Write the page of the run that this process has trained. A failure is passed to `warn`."""
     try:
         write_file(path / FILE, page_of([path]).encode())
     except Exception as problem:  # a report failure never breaks a run
@@ -65,7 +65,6 @@ def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
 
 
 def _with_findings(path: Path) -> tuple[ReportedRun, list[Finding]]:
-    """Read a run and its findings in one pass over its records. An internal error in a check removes only the findings."""
     collected, run_findings = RecordCollector(), list[Finding]()
     fault: Exception | None = None
 
