@@ -1,7 +1,4 @@
-"""The exceptions of surefoot, one class per exit status, and functions that format and print exceptions.
-
-A message states the problem, its location, the likely cause, and the command to try.
-"""
+"""The exceptions of surefoot, one class per exit status, and functions that format and print exceptions."""
 
 import os
 import re
@@ -110,9 +107,7 @@ class CheckpointError(SurefootError):
 
 
 class DivergedError(SurefootError):
-    """A divergence: the loss or gradient of too many consecutive steps was not finite. `step` is the first of these steps.
-
-    `seen` (JSON) and `text` describe the inspection of this step.
+    """A divergence, first at `step`: too many consecutive steps were not finite. `seen` (JSON) and `text` describe this step.
 
     >>> DivergedError("loss not finite", step=412).step
     412
@@ -146,7 +141,7 @@ def speaking_in_flags() -> Iterator[None]:
 
 
 def as_typed_here(text: str) -> str:
-    """Convert the flags in a message to keyword arguments, unless messages name flags (`speaking_in_flags`).
+    """Convert the flags in a message to keyword arguments, except inside `speaking_in_flags`.
 
     >>> as_typed_here('try: --precision fp32, or leave --compile out')
     'try: precision="fp32", or leave compile out'
@@ -183,7 +178,7 @@ def _in_keywords(text: str) -> str:
 
 
 def refuse_all(wrong: Mapping[str, bool]) -> None:
-    """Raise one `ConfigError` that lists all problems whose condition is True. Does nothing without such a problem."""
+    """Raise one `ConfigError` that lists all problems whose condition is True. Returns None if all conditions are False."""
     if problems := [problem for problem, holds in wrong.items() if holds]:
         raise ConfigError("\n".join(problems))
 
@@ -198,12 +193,12 @@ def first_line(problem: BaseException) -> str:
 
 
 def error_lines(problem: BaseException) -> str:
-    """Return the message with "error: " before each line that is not indented."""
+    """Return an exception's message with "error: " before each line that is not indented."""
     return "\n".join(line if line.startswith(" ") else f"error: {line}" for line in str(problem).splitlines() or [""])
 
 
 def behind(problem: BaseException) -> BaseException | None:
-    """Return the cause of an exception, or its context if Python would print the context. Returns None without either."""
+    """Return the cause of an exception, or its context if Python would print the context. Returns None if both are absent."""
     return problem.__cause__ or (None if problem.__suppress_context__ else problem.__context__)
 
 
@@ -217,7 +212,7 @@ def comes_of_user(problem: BaseException) -> bool:
 
 
 def line_of_user(trace: TracebackType | None) -> str:
-    """Return the innermost user line of a traceback, formatted as a further line of a message. Returns "" without a user line."""
+    """Return the file and line of the innermost user frame, to append to a message. Returns "" without a user frame."""
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace) if _is_users(frame)]
     return f"\n  {lines[-1][0]}, line {lines[-1][1]}" if lines else ""
 

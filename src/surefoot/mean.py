@@ -23,7 +23,7 @@ class Mean:
     count: Tensor | float
 
     def __add__(self, other: "Mean") -> "Mean":
-        """Return the mean over the addends of both means."""
+        """Return the mean with the sum of both totals and the sum of both counts."""
         return Mean(self.total + other.total, self.count + other.count)
 
     @property
@@ -57,10 +57,9 @@ def summed(means: Iterable[Mean]) -> Mean:
 
 
 def correction(nominal: float, counted: Tensor | float | None, *, like: Tensor) -> Tensor | float:
-    """Return `nominal / counted`, the factor that corrects a total that was divided by `nominal`.
+    """Return `nominal / counted` to correct a total that was divided by `nominal`, or 1.0 if `counted` is None.
 
-    Returns 1.0 if `counted` is None. Otherwise returns a tensor on the device of `like`, in the dtype of `like` but at least
-    float32. A count of 0 is replaced by 1.
+    A tensor result is on the device of `like`, in the dtype of `like` but at least float32. A count of 0 is replaced by 1.
 
     >>> float(correction(8, 6, like=torch.zeros(())))
     1.3333333730697632

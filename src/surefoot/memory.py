@@ -34,7 +34,7 @@ def peak(device: torch.device) -> Iterator[Peak]:
     """Measure the peak memory of the tensors that a block allocates on a device.
 
     On CUDA the allocator reports the peak, including temporary memory of kernels. On other devices, including meta, the
-    outputs of each operator are counted until they are freed. Code compiled by torch.compile is not measured there.
+    outputs of each operator are counted until they are freed, except in code compiled by torch.compile.
 
     >>> with peak(torch.device("cpu")) as measured:
     ...     total = torch.ones(1000) + torch.ones(1000)
@@ -72,10 +72,10 @@ def used_bytes(device: torch.device) -> dict[str, int]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes of a device that this process can still allocate. Raises `ConfigError` if this is unknown.
+    """Return the bytes of a device that this process can still allocate. Raises `ConfigError` if the number is unknown.
 
-    On CUDA the result includes memory that torch has reserved but not allocated. On the CPU the result is the memory
-    available without swapping, or the remaining limit of a control group (containers have one) if this is smaller.
+    On CUDA the result includes memory that torch has reserved but not allocated. On the CPU the result is the smaller of
+    the memory available without swapping and the remaining limit of a control group, as in containers.
     """
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -35,7 +35,7 @@ _BY_SCRIPT = "a script made this run, and only that can build it again; there: p
 def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False) -> SavedRun:
     """Return the saved run in a directory. Only properties and methods of the result read files.
 
-    `run` can also be a `Run` that is not open. This is necessary if only your script can build the run again.
+    `run` can also be a `Run` that is not open. Pass a `Run` if only your script can build the run again.
     Methods that execute the run's program raise an error if the program has changed, unless `run_changed_program` is True.
 
     >>> load("runs/a").path.name
@@ -65,8 +65,8 @@ def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False
 class SavedRun:
     """A run directory, finished or still training. Each property and method reads the files again.
 
-    Only `replay`, `evaluate`, `verify` of steps, and `load_model` without a model execute the run's program. If `load`
-    received a `Run`, they use this run and leave its state unchanged.
+    Only `replay`, `evaluate`, `verify` of steps, and `load_model` without a model execute the run's program. These methods
+    use the `Run` passed to `load`, if any, and leave its state unchanged.
 
     >>> import tempfile, torch, surefoot
     >>> def build(run_dir):
@@ -285,13 +285,13 @@ class SavedRun:
     ) -> Verdict:
         """Check all files, repeat steps from their checkpoints, and compare the results bit for bit. Writes nothing.
 
-        `windows` (None: 5) windows of `steps` steps are repeated: the first, the last and evenly spread ones, or random windows
-        drawn with `seed`. steps="all" repeats every step. steps="auto" repeats every step if this takes at most two minutes, and
+        By default 5 `windows` of `steps` steps are repeated: the first, the last and evenly spread ones, or random windows drawn
+        with `seed`. With "all" every step is repeated. With "auto" every step is repeated if this takes at most two minutes, and
         100 steps per window otherwise. Repeating executes the run's program. Only files and records are checked for a run built
-        by a script, or with 0 windows. On another machine values may differ by the relative `tolerance` (None: 0.01). `say`
+        by a script, or with 0 windows. On another machine values may differ by the relative `tolerance` (default 0.01). `say`
         receives the expected cost, and `progress_fn(done, total)` the progress.
 
-        Returns a verdict with proved, unproved and wrong parts. Its `exit_status` is that of `surefoot verify`. Raises
+        Returns a verdict with proved, unproved and wrong parts. The verdict's `exit_status` is that of `surefoot verify`. Raises
         `CheckpointError` without a checkpoint, and `ConfigError` for a run of several ranks.
         """
         from surefoot.verify.compare import TOLERANCE
@@ -340,7 +340,7 @@ class SavedRun:
         return read_reported_run(self.path)
 
     def rebuild(self, *, one_process: bool) -> Run:
-        """Build the run with its program, or return the `Run` passed to `load`. `one_process` builds unsharded weights."""
+        """Build the run with its program, or return the `Run` passed to `load`. If `one_process`, the weights are not sharded."""
         if self.built is not None:
             return self.built
         from surefoot.recipes.program import build_run, for_one_process, in_directory, program_and_config

@@ -1,6 +1,6 @@
-"""Random seeds: a hash of (seed, stream, address) has 64 bits, which seed the generators of Python, NumPy and torch.
+"""The seeding of Python, NumPy and torch with a 64-bit hash of (seed, stream, address).
 
-An address is (step, micro-batch) or (epoch, sample). It contains no rank or worker, so their number changes no random value.
+An address is (step, micro-batch) or (epoch, sample). The number of ranks and workers changes no random value.
 """
 
 import os
@@ -59,7 +59,7 @@ def seed_generators(bits: int) -> None:
 
 
 def seed_torch(bits: int) -> None:
-    """Seed only torch's global generators, in an eighth of the time of `seed_generators`. See `GeneratorWatch`."""
+    """Seed only torch's global generators, in 1/8 of the time of `seed_generators`. See `GeneratorWatch`."""
     torch.default_generator.manual_seed(bits)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for generator in torch.cuda.default_generators:
@@ -101,7 +101,7 @@ class GeneratorWatch:
         _set_known()
 
     def untouched(self) -> bool:
-        """Return True if nothing was drawn since `begin`. The error probability is 2**-117."""
+        """Return True if nothing was drawn since `begin`. The result is wrong with probability 2**-117."""
         return _next_numbers() == self.expected
 
 

@@ -39,7 +39,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of lines over steps. The scale "auto" is logarithmic if the largest value would flatten all others. `zero` includes 0."""
+    """A chart of lines over steps. The scale "auto" is logarithmic if the largest value would flatten all others."""
 
     name: str  # unique name of the chart on a page
     title: str
@@ -49,7 +49,7 @@ class Chart:
     scale: Literal["auto", "linear", "log"] = "auto"
     x_scale: Literal["linear", "log"] = "linear"
     x_from: float = 0.0  # the first step of the axis
-    zero: bool = False
+    zero: bool = False  # extend the vertical axis to 0
     note: str = ""
     wide: bool = False
     x_name: str = "step"

@@ -30,7 +30,7 @@ def _merge(a: Stretch, b: Stretch) -> Stretch:
 
 @dataclass(eq=False)
 class Curve:
-    """Values by step, added in order. At most 2 * `stretches` points are stored: beyond that, neighbors are merged in pairs.
+    """Values by step, added in order. Beyond 2 * `stretches` points, neighbors are merged in pairs.
 
     >>> curve = Curve(stretches=2)
     >>> for step, value in enumerate([3.0, 1.0, 2.0, 9.0, 2.0, 2.0]):
@@ -90,7 +90,7 @@ class Curve:
 
 
 def smooth(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]:
-    """Average a curve's stretches with Gaussian weights. `width` is the standard deviation relative to the curve.
+    """Average a curve's stretches with Gaussian weights. `width` is the standard deviation relative to the curve's length.
 
     >>> flat = Curve()
     >>> for step in range(100):

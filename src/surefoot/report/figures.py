@@ -13,7 +13,6 @@ from surefoot.report.charts import Axis, Chart, axes, format_tick, ticks
 # Okabe and Ito 2008, distinguishable with every color vision: https://jfly.uni-koeln.de/color/ (yellow is too pale for lines)
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
-# 35 combinations with the colors
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (10, 3)))
 
 _SETTINGS: Any = {

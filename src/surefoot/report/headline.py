@@ -1,4 +1,4 @@
-"""The outcome of a run: its main metric and one sentence."""
+"""The outcome of a run: its state, its main metric, and a sentence."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ from surefoot.report.curves import Curve, smooth
 from surefoot.report.series import ReportedRun
 
 State = Literal["running", "finished", "stopped", "diverged", "failed", "dead"]
-# parts of the names of metrics with better larger values
+# a metric is better when larger if its name contains one of these
 _RISES = ("accuracy", "bleu", "chrf", "f1", "top", "acc", "correct", "rate", "score")
 _ENDS: dict[str, State] = {"left": "stopped", "stopped": "stopped"}  # by the first word of the event
 _ENDS |= {"finished": "finished", "diverged": "diverged", "failed": "failed"}
@@ -18,7 +18,7 @@ _MOVED = 0.02  # threshold of a trend, as a fraction of the metric's range; half
 
 @dataclass(frozen=True)
 class Headline:
-    """The main metric of a run: its last value, best value and better direction."""
+    """The main metric of a run: its last value, best value and direction of improvement."""
 
     name: str
     last_step: int
@@ -61,7 +61,7 @@ def headline(run: ReportedRun) -> Headline | None:
 
 
 def direction_of(name: str) -> str:
-    """Return the better direction of a metric, "min" or "max", from its name.
+    """Return the direction of improvement of a metric, "min" or "max", from its name.
 
     >>> direction_of("val/loss"), direction_of("cloze/accuracy")
     ('min', 'max')
@@ -132,14 +132,6 @@ def _describe_change(main: Headline, curve: Curve, *, running: bool) -> list[str
 
 
 def _trend(main: Headline, curve: Curve) -> str:
-    """Return the trend of a metric in the last fifth of the run. Returns "" for fewer than 4 points.
-
-    >>> curve = Curve()
-    >>> for step in range(10):
-    ...     curve.add(step, 10.0 - step)
-    >>> _trend(_headline("val/loss", curve, "min"), curve)
-    'still falling'
-    """
     points = smooth(curve, width=0.03)
     if len(points) < 4:
         return ""

@@ -50,7 +50,7 @@ def heat_map(
 ) -> HeatMap | None:
     """Build a heat map with one row per name. Absent values are empty; non-finite values are red. Returns None without finite values.
 
-    The scale is linear for fractions and logarithmic otherwise. A 0 has the lowest color.
+    The scale is linear for fractions and logarithmic otherwise. The value 0 has the lowest color.
     """
     logarithmic = unit != "fraction"
     known = [
@@ -160,7 +160,6 @@ class Layers:
         self.in_last = 1
 
     def maps(self) -> list[HeatMap]:
-        """Return the recorded heat maps of gradient norm, update-to-weight ratio and saturated outputs."""
         several = f" Each column is the maximum over {self.size} measured steps." if self.size > 1 else ""
         kinds: list[tuple[str, str, Unit, str]] = [
             ("grad_norm", "Gradient norm of each layer", "number", "Before clipping. Lighter is larger."),

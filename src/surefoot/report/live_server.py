@@ -1,4 +1,4 @@
-"""A server for the page of a running run, for browsers on this machine. New records cause a new rendering.
+"""A server for the page of a running run, for browsers on this machine. The page is rendered again after new records.
 
 Other paths, methods and host names are refused, so that a foreign website cannot read the page by DNS rebinding.
 """

@@ -158,7 +158,7 @@ class ReportedRun:
 
 
 def read_reported_run(path: Path, *, also: Callable[[Record], object] = lambda record: None) -> ReportedRun:  # noqa: ARG005
-    """Read the run of a report and call `also` with each record. Raises `ConfigError` if the directory does not exist."""
+    """Read a run for a report and call `also` with each record. Raises `ConfigError` if the directory does not exist."""
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory of a run")
     refuse_other_format(path)

@@ -29,7 +29,7 @@ _AT_ONCE = 64
 
 
 def encode_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> str:
-    """Encode an image of 1 or 3 channels as a small base64 PNG. `mean` and `std` undo the normalization of its values to 0..1.
+    """Encode an image of 1 or 3 channels as a small base64 PNG. `mean` and `std` undo the image's normalization, to values in 0..1.
 
     >>> encode_png(torch.zeros(1, 8, 8))[:8]
     'iVBORw0K'
@@ -69,8 +69,8 @@ def classification_panels(
 ) -> Iterator[Panel]:
     """Yield the confusion matrix of a data set of (image, label), and the images with the largest losses.
 
-    As `Run(panels_fn=...)`: `lambda model: sf.report.classification_panels(model, held_out, classes=names)`. `mean` and `std` are
-    the values of the images' normalization. At most 10,000 evenly spaced samples are read, for at most 30 s.
+    Use `Run(panels_fn=lambda model: sf.report.classification_panels(model, held_out, classes=names))` for the report. `mean`
+    and `std` are the values of the images' normalization. At most 10,000 evenly spaced samples are read, for at most 30 s.
     images: the number of images to show; 0 if the inputs are not images.
 
     >>> data = torch.eye(3).view(3, 1, 1, 3), torch.tensor([0, 1, 0])

@@ -1,4 +1,4 @@
-"""The files of reports, written on request and at the end of every run with a directory."""
+"""The files of reports."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,11 +19,11 @@ FILE = "report.html"  # in a run's directory
 
 
 def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
-    """Write one HTML page on one run or several runs with overlaid curves, and return its path.
+    """Write one HTML page for one run, or for several runs with overlaid curves, and return its path.
 
-    paths: directories of finished, running or dead runs; only the page itself is written.
+    paths: directories of finished, running or dead runs, which are only read.
     out: the file to write. Default: report.html in the run's directory, or in the current directory for several runs.
-    The page needs no network and no other file, and has at most a megabyte. It is written atomically. Raises `ConfigError`
+    The page needs no network and no other file, and has at most a megabyte. The write is atomic. Raises `ConfigError`
     if a path is not the directory of a run, or the file cannot be written.
 
     >>> import tempfile

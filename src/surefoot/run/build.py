@@ -1,4 +1,4 @@
-"""The stages that build a run's components from its settings. Models, optimizers and state: `run/build_state.py`."""
+"""The stages that build a run's components from its settings. `run/build_state.py` builds models, optimizers and state."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -216,7 +216,7 @@ def assemble(
 
 
 def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State, laid: Layout) -> dict[str, Any]:
-    """Return the resolved settings and data fingerprints that identify a run. A resume compares them."""
+    """Return the resolved settings and data fingerprints that a resume compares."""
     times, pipeline, lowering = plan.times, plan.pipeline, plan.lowering
     plateau = None
     if lowering is not None:  # its decisions also depend on the evaluation interval and the evaluated data

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class RunComponents(Components):
-    """The components of a run. The session owns them and changes them in place."""
+    """The components of a run. The session changes its components in place."""
 
     checkpointing: Checkpointing | None
     rank_log: RankLog | None  # the console of ranks above 0

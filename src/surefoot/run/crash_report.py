@@ -25,11 +25,10 @@ def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
 
 
 def write_report(problem: Exception, parts: RunComponents, *, step: int) -> None:
-    """Write an error to crash/step-N.json in the run's directory after pending saves. Does nothing without a directory.
+    """Write an error to crash/step-N.json in the run's directory, if it has one, after pending saves.
 
     The report lists the samples of this rank's micro-batches. Samples are not read again, because reading may have failed.
-    A rank above 0 writes crash/step-N-rank-R.json. The inspection of a diverged step is included, and is also written as
-    text to crash/step-N.txt.
+    A rank above 0 writes crash/step-N-rank-R.json. For a diverged step, crash/step-N.txt also describes the inspection.
     """
     if parts.directory is None:
         return
@@ -83,7 +82,7 @@ def ended(parts: RunComponents, stop_requests: StopRequests) -> str:
 
 
 def failed(problem: BaseException) -> str:
-    """Return one line on the exception that ended a session.
+    """Describe the exception that ended a session in one line.
 
     >>> failed(ValueError("no such thing\\nat all")), failed(DivergedError("loss became non-finite"))
     ('failed: ValueError: no such thing', 'diverged')

@@ -23,7 +23,7 @@ def diverged(parts: RunComponents, packed: Callable[[], Checkpoint], *, protecte
         meter.skipped_in_a_row = []
         for trained in parts.state.optimizers.values():
             trained.bad_in_a_row.zero_()
-        parts.checkpointing.started_step = None  # its counter of bad steps is not 0
+        parts.checkpointing.started_step = None  # rewrite this step: its saved counter of bad steps is not 0
         parts.checkpointing.finish(parts.state.step, packed, protected=protected)
         stands = f"weights are those after step {first}, saved as {parts.checkpointing.store.path(parts.state.step)}"
     look = inspect_diverged_step(parts, in_a_row or [first])

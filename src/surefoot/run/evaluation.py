@@ -31,7 +31,7 @@ def make_panels(parts: RunComponents, *, stop: Callable[[], bool] = lambda: Fals
 
 
 class Evaluations:
-    """The scores of one session and its pending evaluations."""
+    """The scores and pending evaluations of one session."""
 
     def __init__(self, parts: RunComponents, journal: Journal) -> None:
         self.parts, self.journal, self.state = parts, journal, parts.state
@@ -90,7 +90,7 @@ class Evaluations:
             self.journal.write({"kind": "eval", "step": 0, **metrics})
 
     def score_at_end(self, *, stop: Callable[[], bool]) -> None:
-        """Evaluate the `at_end` splits with the best checkpoint's weights. The next checkpoint stores the completion."""
+        """Evaluate the `at_end` splits with the best checkpoint's weights. A resume does not repeat this evaluation."""
         parts, best = self.parts, self._best()
         with nullcontext() if best is None else weights_of(self.state, best):
             metrics = self._evaluate(stop, at_end=True)
@@ -169,7 +169,7 @@ class Evaluations:
         feedback, step, message = self.parts.run_state.feedback, self.state.step, None
         if feedback is None:
             return {}, None
-        if self.parts.timetable.every["evaluate_every"].due(step):  # not at an early end
+        if self.parts.timetable.every["evaluate_every"].due(step):  # False at an early end
             before = feedback.standing.factor
             message = feedback.update(step, self._watched(feedback.plateau.score))
             if not self.parts.finished:

@@ -1,6 +1,6 @@
 """The live diagnosis of a run, and the report page at its end.
 
-One line is printed when a finding appears or becomes more severe. Notes are left to `surefoot diagnose`. A resumed run
+One line is printed when a finding appears or becomes more severe. Only `surefoot diagnose` prints notes. A resumed run
 does not repeat the findings of earlier sessions. The diagnosis takes at most 1% of the run's time.
 """
 
@@ -35,7 +35,7 @@ class _Reported:
 
 
 class LiveFindings:
-    """The live findings of one session on rank 0. This sink receives every record."""
+    """A sink for records that prints the findings of one session on rank 0."""
 
     def __init__(
         self,

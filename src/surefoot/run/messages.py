@@ -112,7 +112,7 @@ def ending(
 
 
 def finished(parts: RunComponents) -> str:
-    """Return the message for a new start of a completed run."""
+    """Return the message of a completed run that is started again."""
     where = f" in {parts.directory.path}" if parts.directory else ""
     all_made = parts.state.step >= parts.length.steps
     why = f"all {parts.length.steps:,} steps are made" if all_made else "early stopping ended it"
@@ -228,7 +228,7 @@ def _models(parts: RunComponents) -> str:
 
 
 def _parameters(model: torch.nn.Module) -> str:
-    """Return the number of trainable parameters and, if there are any, frozen parameters as text.
+    """Return the numbers of trainable and frozen parameters as text.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2).requires_grad_(False))
     >>> _parameters(model)

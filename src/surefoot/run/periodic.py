@@ -1,4 +1,4 @@
-"""The duties of a run between steps. Only this code may synchronize the device (`surefoot.train.loop.Duties`)."""
+"""The duties of a run between two steps. The training loop calls them as `Duties`; only they may synchronize the device."""
 
 import errno
 from dataclasses import replace
@@ -70,7 +70,7 @@ class Periodic:
         return self.evaluations.scores_due(done) or self.evaluations.sample_due(done)
 
     def log_due(self, done: int) -> bool:
-        """Return True after the last step and every `log_every`, once per step."""
+        """Return True once per step, after the last step and every `log_every`."""
         return self.logged_step != done and self.parts.timetable.log_due(done)
 
     def save_due(self, done: int) -> bool:
@@ -141,7 +141,7 @@ class Periodic:
     # --- called by the session -----------------------------------------------------------------------------------
 
     def catch_up(self) -> None:
-        """Run the duties that are due after the step in which `break` left the loop."""
+        """Run the due duties after `break` has left the loop."""
         done = self.state.step
         if done == self.first_step:
             return
@@ -151,7 +151,7 @@ class Periodic:
             self.log()
 
     def make_up_for_evaluation(self) -> None:
-        """Repeat an evaluation that a signal interrupted. Saves the step again, so that a resume does not repeat it."""
+        """Run the evaluation that a signal interrupted. Then save the step, so that a resume does not evaluate again."""
         self.evaluations.due = False
         self.run_state.clock.start()
         self.run_state.clock.enter("evaluating")

@@ -35,7 +35,7 @@ class Progress:
             )
 
     def eta(self, *, evaluated_step: int) -> dict[str, float]:
-        """Return {"eta_s": remaining seconds with evaluations and saves}, or {} before the time of a step is known."""
+        """Return the remaining seconds with evaluations and saves as {"eta_s": seconds}. Returns {} before a step is timed."""
         done, last, every = self.state.step, self.parts.length.steps, self.parts.timetable.every
         evaluated = done - (evaluated_step != done)  # the evaluation of this step follows its record
         evaluations = every["evaluate_every"].count(evaluated, last) + (not every["evaluate_every"].due(last))

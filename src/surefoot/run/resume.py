@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """The result of `open_run`: the checkpoint to resume from, or the choices for a new run."""
+    """The result of `open_run`: the checkpoint to resume from, or the automatic choices for a new run."""
 
     checkpoint: Checkpoint | None = None
     chosen: AutoChoices = field(default_factory=AutoChoices)
@@ -181,9 +181,6 @@ def _warn_of_weights_not_finite(parts: RunComponents, checkpoint: str) -> None:
             "  every loss from here on is NaN, so no step will be applied\n"
             f"  to go on from an older checkpoint: rm -r {shlex.quote(str(parts.directory.checkpoints / checkpoint))}"
         )
-
-
-# --- comparison with the run's beginning ------------------------------------------------------------------------------
 
 
 def _at_beginning(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) -> bool:

@@ -1,4 +1,4 @@
-"""The class `Run`: its components and the ways to train them."""
+"""The class `Run`, a training run."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -100,7 +100,7 @@ class Run(RunSettings):
                 pass
 
     def __iter__(self) -> Iterator[Step]:
-        """Execute one step at a time and yield it. A checkpoint of the step is saved after the loop body."""
+        """Execute the steps one after another and yield each step. Its checkpoint is saved after the loop body."""
         if self.parts.task.loss is None:
             raise ConfigError(
                 "this run has no loss: give Run(loss=...), or make the steps yourself with `for step in run.steps():`"
@@ -112,7 +112,7 @@ class Run(RunSettings):
         return self._open("for step in run.steps()").steps(opened=True)
 
     def stop(self) -> None:
-        """End the run after this step and save it, like `break`. Use this method outside the loop body."""
+        """Stop the run after this step and save the step, like `break`. Use this method outside the loop body."""
         self._open("run.stop()").stop_requests.run_stop = True
 
     def register_state(self, name: str, obj: Any) -> Any:
@@ -192,7 +192,7 @@ class Run(RunSettings):
         self._open("run.save()").stop_requests.run_save = True
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> list[str]:
-        """Restore the weights and all other state of a checkpoint, to evaluate or use the model. Settings may differ.
+        """Restore the weights and all other state of a checkpoint, for evaluation or use. Other settings may differ.
 
         Returns one line for each difference between the data of the run and of the checkpoint.
         """
@@ -208,9 +208,9 @@ class Run(RunSettings):
 def unchanged(run: Run) -> Iterator[RunComponents]:
     """Yield a run's components for trial steps, and restore the run's state bit for bit afterwards.
 
-    A checkpoint in host memory restores the state. `preserved` restores state outside checkpoints, and the clock is reset. A
-    run that is not open starts with its initial weights and resolved precision. Do not use the run's meter or data inside;
-    read data with another feed. Raises `ConfigError` for a run without a loss, and in the middle of a step.
+    A checkpoint in host memory restores the state. `preserved` restores state outside checkpoints. The clock excludes the
+    trial. A run that is not open starts with its initial weights and resolved precision. The block must not use the run's
+    meter, and must read data with another feed. Raises `ConfigError` for a run without a loss, and in the middle of a step.
     """
     parts, state, precision = run.parts, run.state, run.parts.run_state.precision
     if parts.task.loss is None:

@@ -1,7 +1,4 @@
-"""Requests to stop or save a run early, agreed on by all ranks.
-
-A signal, a time limit or user code reaches one process. All ranks act on the request after the same step.
-"""
+"""Requests to stop or save a run early. One process receives a request, and all ranks act on it after the same step."""
 
 from collections.abc import Mapping
 
@@ -14,7 +11,7 @@ _ABOVE = 1 << 32  # larger than every 32-bit fingerprint
 
 
 class StopRequests:
-    """The requests to stop and to save in one session. A single process communicates nothing."""
+    """The requests to stop and save in one session. A single process needs no communication."""
 
     def __init__(self, world: World, signals: Signals, saving: Checkpointing | None, *, limit_s: float | None) -> None:
         self.world, self.signals, self.saving = world, signals, saving
@@ -37,7 +34,7 @@ class StopRequests:
         return self._save_wanted if self.world.size == 1 else self.save_agreed
 
     def stopping(self, *, trainable: int) -> bool:
-        """Return True if no further step follows. All ranks call this once before each step with a fingerprint of `trainable`."""
+        """Return True if no further step follows. All ranks call this once per step with a fingerprint of their trained parameters."""
         if self.ended_by is not None or self.stop_agreed:
             return True
         saving_s = 0.0 if self.saving is None else self.saving.longest_s

@@ -58,7 +58,7 @@ def _check_length(settings: TrainSettings, schedule: AnySchedule | None) -> None
 
 
 def json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as a checkpoint restores them from JSON. Raises `ConfigError` for values without a JSON form."""
+    """Return settings after a round trip through JSON. Raises `ConfigError` for values that JSON cannot represent."""
     try:
         return dict(json.loads(json.dumps(dict(settings), allow_nan=False)))
     except (TypeError, ValueError) as problem:
