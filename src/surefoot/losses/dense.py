@@ -97,7 +97,7 @@ def summed_cross_entropy(
 ) -> Tensor:
     """Return the summed cross-entropy (nats, float32 or better) of `hidden @ head.T`, without ignored targets.
 
-    Products use the dtype of `hidden` or autocast. The result equals `F.cross_entropy` up to rounding. Double backward raises an error.
+    Products use the dtype of `hidden` or autocast. The result equals `F.cross_entropy` up to rounding. Double backward raises.
 
     >>> float(summed_cross_entropy(torch.ones(5, 3), torch.zeros(4, 3), torch.zeros(5, dtype=torch.long)))
     6.931471824645996

@@ -1,8 +1,8 @@
 """AdamW without a falling learning rate: gradients are computed between a fast point and its running average.
 
-AdamW without momentum moves z; x, the average of all z, is evaluated; gradients are computed at y = (1 - beta1) z + beta1 x
-(Defazio et al., 2024, equations 2 to 4: https://arxiv.org/abs/2405.15682). The parameters are y and the state holds z, so
-`ScheduleFreeAverage` can compute x = y + (1 - 1 / beta1) (z - y) out of place.
+AdamW without momentum moves z. The average of all z is x, which is evaluated. Gradients are computed at y = (1 - beta1) z + beta1 x
+(Defazio et al., 2024, equations 2 to 4: https://arxiv.org/abs/2405.15682). The parameters are y and the state holds z.
+`ScheduleFreeAverage` computes x = y + (1 - 1 / beta1) (z - y) out of place.
 """
 
 from typing import Any
