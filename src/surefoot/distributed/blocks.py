@@ -1,4 +1,4 @@
-"""The repeated blocks of a model, for activation checkpointing and for FSDP's sharding. Blocks are found by structure, not by name."""
+"""The repeated blocks of a model, for activation checkpointing and for FSDP. Blocks are found from the model's structure."""
 
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -16,13 +16,13 @@ _SMALL = 0.1  # parameters of a block class relative to the largest class; small
 def blocks_of(model: nn.Module, named: str | Sequence[str] = "auto") -> dict[str, nn.Module]:
     """Return the repeated blocks of a model by module name, in model order. No block contains another block.
 
-    "auto": the children of `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential` that have submodules and parameters. Their class
-    must occur at least twice in such lists, or once in an `nn.ModuleList`. Nested lists, such as the stages of a ResNet, are
-    searched; blocks are not. Classes with less than a tenth of the parameters of the largest class are ignored. The result is
-    empty if a model has no such blocks.
+    For "auto", the blocks are children of `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential` that have submodules and
+    parameters. A block's class must occur at least twice in such lists, or once in an `nn.ModuleList`. Nested lists, such as the
+    stages of a ResNet, are searched; blocks are not. Classes with less than 10 % of the parameters of the largest class are
+    ignored. The result is empty if a model has no such blocks.
 
-    Otherwise, `named` lists names of modules or classes, with * as a wildcard. A matching list stands for its children. Raises
-    `ConfigError` with the nearest names if a pattern matches no module.
+    Otherwise, `named` has patterns for module or class names, with * as a wildcard. If a pattern matches a list, the children of
+    the list are blocks. Raises `ConfigError` with the nearest names if a pattern matches no module.
 
     >>> layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8)
     >>> model = nn.TransformerEncoder(layer, num_layers=3, enable_nested_tensor=False)
@@ -117,7 +117,7 @@ def refuse_unshardable(model: nn.Module) -> None:
 
 
 def gathered(model: nn.Module, parallel: Strategy) -> list[nn.Module]:
-    """Return FSDP's units, innermost first: blocks (`blocks_of`), batch normalizations that stay float32, and the model last."""
+    """Return FSDP's units, innermost first: the blocks (`blocks_of`), the batch normalizations that stay float32, and the model."""
     blocks = blocks_of(model, parallel.blocks or "auto").values()
     exact = [module for module in model.modules() if parallel.gather_dtype == "bf16" and is_batch_norm(module)]
     return [*by_themselves(model, [*blocks, *exact]), model]
@@ -129,7 +129,7 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 
 def by_themselves(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return the blocks that can be gathered separately, innermost first: those whose parameters no other module uses."""
+    """Return the blocks that FSDP can gather separately, innermost first: those with parameters that no other module uses."""
     chosen = []
     for module in reversed(list(model.modules())):
         if module is not model and any(module is block for block in blocks):

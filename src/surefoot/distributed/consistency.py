@@ -106,8 +106,9 @@ _AS_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # 
 def compare_when_due(
     models: Mapping[str, nn.Module], world: World, every: Every, *, compared: int | None, done: int, last: int
 ) -> int | None:
-    """Compare the ranks' weights if due since step `compared`, and at the first and last record. Returns the last compared step.
-    Collective.
+    """Compare the ranks' weights if a comparison is due since step `compared`, or at the first or last record. Collective.
+
+    Returns the step of the last comparison.
     """
     is_due = compared is None or done == last or any(every.due(step) for step in range(compared + 1, done + 1))
     if is_due:
@@ -116,7 +117,8 @@ def compare_when_due(
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the sum of each tensor's bits as integers, by name. A change of a single element changes the sum. Waits once.
+    """Return the sum of each tensor's bits as integers, by name. A change of a single element changes the sum. Waits for the
+    device once.
 
     >>> checksums({"a": torch.tensor([1.0, 0.0])}) == checksums({"a": torch.tensor([1.0, 1e-30])})
     False
@@ -126,7 +128,7 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int) -> None:
-    """Raise `DivergedError` if ranks with the same rows differ in weights or buffers. Names the first such tensor. Collective."""
+    """Raise `DivergedError` if ranks with the same rows have different weights or buffers. The message names a tensor. Collective."""
     own = _checksums_by_part(models)
     by_rank = world.gathered({part: sum(sums.values()) for part, sums in own.items()})
     if all(by_rank[first][part] == by_rank[rank][part] for part, first, rank in _rank_pairs(by_rank)):

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class Ddp:
     """The strategy for models replicated on every rank under `DistributedDataParallel`.
 
-    DDP broadcasts no buffers here, since `train/batch_norm_buffers.py` does. Several models are not wrapped: DDP would wait for
-    gradients of a model that a loss uses without training it. Instead, gradients are averaged after the last backward pass. With
-    `find_unused_parameters`, the average includes every parameter that has a gradient on any rank.
+    `train/batch_norm_buffers.py` broadcasts the buffers instead of DDP. Several models are not wrapped, since DDP would wait for
+    gradients of a model that a loss uses without training it. The gradients of several models are averaged after the last
+    backward pass. With `find_unused_parameters`, the average includes every parameter that has a gradient on any rank.
     """
 
     world: World
@@ -48,7 +48,7 @@ class Ddp:
 
     @property
     def local_times(self) -> float | None:
-        """The factor between a rank's local gradient and the mean over ranks: the number of ranks. None with sync = every."""
+        """The scale of a rank's own gradient before it is averaged: the number of ranks. None if every pass reduces gradients."""
         return None if self.parallel.sync == "every" else float(self.world.size)
 
     def follow_trainable(self) -> None:
@@ -74,7 +74,7 @@ class Ddp:
             self.wrapped.append(called.through)
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:
-        """Set whether the next pass reduces gradients. Returns whether the pass runs: reducing passes run even without targets."""
+        """Set whether the next pass reduces gradients. Returns whether the pass runs: a reducing pass runs even without targets."""
         together = last or self.parallel.sync == "every"
         for through in self.wrapped:
             through.require_backward_grad_sync = together
@@ -83,7 +83,7 @@ class Ddp:
         return counted or together
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
-        """Return the loss and count of all ranks. Averages the gradients of several models first."""
+        """Return the loss and count of all ranks, after averaging the gradients of several models."""
         if not self.wrapped:
             self._take_means()
         return self.sums.end(total)
@@ -127,7 +127,7 @@ def spread(
     nominal: float,
     fsdp: "Fsdp | None" = None,
 ) -> tuple[Ranks, dict[str, Any]]:
-    """Return the strategy of a step (`fsdp` for sharded models) and the loss's callables by name. `forwards` may be compiled models."""
+    """Return the strategy of a step (`fsdp` for sharded models), and the callables that the loss receives by name."""
     called = {name: Called(model, forwards[name]) for name, model in models.items()}
     if fsdp is not None:
         fsdp.called = called

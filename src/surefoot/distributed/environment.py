@@ -26,8 +26,8 @@ _MPI = (  # the same four values
 class Placement:
     """The ranks and sizes of one process, named as in torch.distributed. `local_rank` counts within the machine.
 
-    `meeting` is the address for torch's rendezvous: "env://" for MASTER_ADDR and MASTER_PORT, else "tcp://...". `apart` is true
-    if the process sees one GPU that no other process of the machine sees, as with srun --gpus-per-task.
+    `meeting` is the address for torch's rendezvous, either "env://" for MASTER_ADDR and MASTER_PORT or "tcp://...". `apart` is
+    true if the process sees one GPU that no other process of the machine sees, as with srun --gpus-per-task.
     """
 
     rank: int = 0
@@ -41,8 +41,8 @@ class Placement:
 def placed(environment: Mapping[str, str]) -> Placement:
     """Return the placement from torchrun or a compatible launcher, mpirun, or Slurm's srun. Without a launcher, the process is alone.
 
-    The innermost launcher counts. Inside a Slurm step, torchrun's variables are used if they include the other machines.
-    MASTER_ADDR and MASTER_PORT, if set, replace the address computed for Slurm.
+    If launchers are nested, the innermost counts. A torchrun inside a Slurm step must include the processes of the other
+    machines. If MASTER_ADDR and MASTER_PORT are set, they replace the address computed for Slurm.
 
     >>> placed({})
     Placement(rank=0, world_size=1, local_rank=0, local_world_size=1, meeting='env://', apart=False)
@@ -93,7 +93,7 @@ def die_with(parent: int) -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process when its parent process `parent` ends: by a signal on Linux, by polling elsewhere. No effect on Windows."""
+    """End this process when its parent process `parent` ends: by a signal on Linux, by polling on macOS. No effect on Windows."""
     if sys.platform == "linux":
         import ctypes
 

@@ -70,8 +70,8 @@ class FullySharded:
     def copy_gradients_to_shards(self) -> None:
         """Give each shard its rows of the gradient after the last pass, in the memory of the parameter's own gradient.
 
-        A parameter without a gradient on any rank gets None. With `find_unused_parameters`, ranks exchange these parameters, and
-        wait.
+        A shard gets None if no rank has a gradient. With `find_unused_parameters`, ranks wait to exchange the indices of used
+        parameters.
         """
         idle = set[int]()
         if self.parallel.find_unused_parameters:
@@ -87,7 +87,7 @@ class FullySharded:
 
     @contextmanager
     def unshard(self) -> Iterator[None]:
-        """Gather the whole weights on every rank in this context, for any number of independent calls of the model. Collective."""
+        """Gather the whole weights on every rank in this context. Each rank may call the model independently. Collective."""
         self.unsharded = True
         for part, _ in self.parts:
             part.set_reshard_after_forward(False, recurse=False)
@@ -126,7 +126,7 @@ class FullySharded:
 
 @dataclass
 class Fsdp:
-    """The strategy for sharded models, one of `strategy.Ranks`."""
+    """The strategy for models whose parameters are sharded over the ranks (`strategy.Ranks`)."""
 
     world: World
     parallel: Strategy
@@ -149,7 +149,7 @@ class Fsdp:
         return True
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
-        """Copy gradients to the shards, and return the loss and count of all ranks (on the CPU with `cpu_offload`)."""
+        """Copy gradients to the shards, and return the loss and count of all ranks, on the CPU if `cpu_offload` is set."""
         for model in self.models.values():
             model.copy_gradients_to_shards()
         total_loss, number = self.sums.end(total)

@@ -1,8 +1,9 @@
 """The thread of a rank that sends heartbeats, and ends the process if another rank is lost.
 
-Collectives wait for a day, since compilation and long evaluations are legitimate. So each rank reports to the ranks' store, over
-a separate connection, that it is alive. Rank 0 reads all reports. The other ranks read rank 0's report, and the name of a lost
-rank from rank 0 or the launcher. Without a launcher, connections to rank 0 (`Lines`) report the end of a process at once.
+Collectives time out after a day, since compilation and long evaluations are slow. So each rank also reports to the ranks' store,
+over a separate connection, that the rank is alive. Rank 0 reads all reports. The other ranks read rank 0's report, and the name
+of a lost rank from rank 0 or the launcher. Without a launcher, connections to rank 0 (`Lines`) reveal the end of a process at
+once.
 """
 
 import os
@@ -33,9 +34,9 @@ _UNNEEDED: tuple[Stage, ...] = ("failed", "left", "gone")  # such a rank needs n
 
 
 class Heartbeat:
-    """The heartbeat of one rank, from `start` to `stop`. A pause of this process or its machine is no silence of other ranks.
+    """The heartbeat of one rank, from `start` to `stop`. A pause of this process does not count as silence of other ranks.
 
-    store: a separate connection to the ranks' store. in_launcher: whether the launcher, or else rank 0, serves the store.
+    store: a separate connection to the ranks' store. in_launcher: whether the launcher, instead of rank 0, serves the store.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Heartbeat:
         return None if self.lost is None else RankLostError(self._with_advice(self.lost))
 
     def speaks_of(self, problem: BaseException) -> bool:
-        """Return whether this rank prints its error. Waits a moment for rank 0, which alone prints an error that both have."""
+        """Return whether this rank prints its error. Waits a moment for rank 0's error, since only rank 0 prints an equal error."""
         if isinstance(problem, RankLostError) and self.lost is not None:
             return self._speaks_of(self.lost)
         if self.rank == 0 or not self.threads:
@@ -281,7 +282,6 @@ class Heartbeat:
                     log.write(text)
 
     def _wait_for_others(self) -> None:
-        # a store of this process ends with it
         if self._holds_store and self.beat.stage == "failed":
             time.sleep(2.5 * self.every_s)  # until all ranks have read the error
         elif self._holds_store:
@@ -312,5 +312,5 @@ def _flush() -> None:
 
 
 def alone() -> Heartbeat:
-    """Return the heartbeat of a single process. It is never started."""
+    """Return a heartbeat for a single process. The heartbeat is never started."""
     return Heartbeat(HashStore(), rank=0, size=1, host="")

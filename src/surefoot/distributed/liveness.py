@@ -119,7 +119,7 @@ class Lost:
 class Watch:
     """The last messages of some ranks, and the seconds since each rank became suspicious.
 
-    silent_s: the longest tolerated silence. grace_s: the same for contradictions, such as an error that ranks meet one by one.
+    silent_s: the longest tolerated silence. grace_s: the longest tolerated delay after one rank's error, which others may share.
     """
 
     def __init__(self, *, silent_s: float, grace_s: float) -> None:
@@ -132,7 +132,7 @@ class Watch:
     ) -> Lost | None:
         """Process the messages read `elapsed_s` seconds after the previous call. Returns the lost rank, or None.
 
-        hurried: report an error at once, since a connection has broken.
+        hurried: whether to accept a reported error at once, since a connection has broken.
         dead: ranks whose processes ended before their messages were read.
         """
         suspicions = dict(self._suspicions(beats, dead))
@@ -183,8 +183,8 @@ def of_connection(problem: BaseException) -> bool:
 class Lines:
     """Idle connections between rank 0 and every other rank. The system closes a connection when its process ends.
 
-    A killed rank is noticed at once. The line of a stopped rank or a lost machine stays open, and some networks block lines; then
-    only missing messages reveal the loss. Forked children, such as a loader's workers, close their copies.
+    A killed rank is noticed at once. A stopped rank or a lost machine keeps its connection open, and some networks block such
+    connections; then only missing heartbeats reveal the loss. Forked children, such as a loader's workers, close their copies.
     """
 
     def __init__(self, nonce: str) -> None:
@@ -214,7 +214,7 @@ class Lines:
                     line.close()
 
     def watch(self, ended: Callable[[int], None]) -> None:
-        """Call `ended` with each rank that closes its line. Returns when no line is open."""
+        """Call `ended` with each rank whose connection closes. Returns when no connection is open."""
         if hasattr(os, "register_at_fork"):  # not on Windows
             os.register_at_fork(after_in_child=self.drop)
         with selectors.DefaultSelector() as ready:

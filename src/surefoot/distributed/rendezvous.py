@@ -34,9 +34,9 @@ _CONNECT = timedelta(minutes=1)  # timeout of connections to a launcher's store 
 
 
 def interface_towards(host: str) -> str | None:
-    """Return the network interface that reaches `host`, or that of the default route if `host` is this machine.
+    """Return the network interface that reaches `host`, or the interface of the default route if `host` is this machine.
 
-    Returns None if neither is known; gloo then chooses. Sends nothing. Linux and IPv4 only.
+    Returns None if the interface is unknown; gloo then chooses. Sends nothing. Linux and IPv4 only.
 
     >>> interface_towards("no such machine.invalid") in (None, interface_towards("192.0.2.1"))
     True
@@ -81,7 +81,7 @@ def connect(device: torch.device, placement: Placement) -> Connection:
 
 
 def report_to_ranks(problem: Exception) -> RankLostError | None:
-    """Report the error that ends this process to the other ranks. Returns the lost rank that caused the error, or None."""
+    """Report the error that ends this process to the other ranks. Returns the lost rank if its loss caused the error, else None."""
     for _, _, heart in _connections:
         if (lost := heart.cause(problem)) is not None:
             return lost
@@ -90,7 +90,7 @@ def report_to_ranks(problem: Exception) -> RankLostError | None:
 
 
 def speaks_of(problem: Exception) -> bool:
-    """Return whether this process prints its error. Only one of several ranks with the same error prints it."""
+    """Return whether this process prints its error. Only one of several ranks with the same error prints."""
     return all(heart.speaks_of(problem) for _, _, heart in _connections)
 
 
@@ -100,7 +100,7 @@ def is_connected() -> bool:
 
 
 def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Return two groups of this rank: the `replicas` ranks with the same rows, and the ranks of one sharded copy. Collective."""
+    """Return two groups of this rank: the `replicas` ranks with the same shard, and the ranks of its sharded copy. Collective."""
     if replicas not in _grids:
         table = torch.arange(dist.get_world_size()).view(replicas, -1)
         new_groups: Any = dist.new_subgroups_by_enumeration

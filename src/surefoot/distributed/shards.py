@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 class Rows:
     """The rows from `start` to `stop` (exclusive) that a rank holds of a tensor of `shape`. Equal bounds mean no rows.
 
-    `group` has the ranks that together hold all rows, in row order. `replica` numbers the groups that hold the same rows; group 0
-    saves.
+    `group` has the ranks that together hold all rows, in row order. `replica` is the index among groups with the same rows; only
+    index 0 saves.
     """
 
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class Rows:
 
 
 class Shard(nn.Parameter):
-    """A rank's rows of a parameter, as a parameter that shares their memory. `called` is the parameter's name in the model."""
+    """A rank's rows of a parameter, as a parameter that shares memory with the model. `called` is the parameter's name in the model."""
 
     rows: Rows
     called: str
@@ -51,26 +51,26 @@ class Shard(nn.Parameter):
 
 
 def rows_of(parameter: Tensor) -> Rows | None:
-    """Return the rows of a parameter that this rank holds. Returns None if the parameter is not sharded."""
+    """Return this rank's rows of a parameter. Returns None if the parameter is not sharded."""
     return parameter.rows if isinstance(parameter, Shard) else None
 
 
 def rows_of_state(parameter: Tensor, value: Tensor) -> Rows | None:
-    """Return the rows of an optimizer's state tensor: those of its parameter. Returns None for scalars and unsharded tensors.
+    """Return the rows of an optimizer's state tensor, equal to the parameter's rows. Returns None for scalars and unsharded tensors.
 
-    This holds for every optimizer that supports shards (`optim.kinds.kind`). A kernel's momentum may be a matrix.
+    All optimizers that support shards (`optim.kinds.kind`) keep state by rows. Other dimensions may differ from the parameter's.
     """
     rows = rows_of(parameter)
     return None if rows is None or value.ndim == 0 else replace(rows, shape=(rows.shape[0], *value.shape[1:]))
 
 
 def name_of(parameter: Tensor, names: Mapping[Tensor, str]) -> str:
-    """Return the model's name of an optimizer's parameter. `names` maps the model's own parameters to their names."""
+    """Return the name in the model of an optimizer's parameter. `names` maps the model's own parameters to their names."""
     return parameter.called if isinstance(parameter, Shard) else names[parameter]
 
 
 def holders(parameters: Iterable[Tensor]) -> dist.ProcessGroup | None:
-    """Return the ranks that share the parameters of one optimizer. All are sharded alike. Returns None without sharding."""
+    """Return the process group that shards the parameters of one optimizer. Returns None if the parameters are not sharded."""
     return next((parameter.rows.group for parameter in parameters if isinstance(parameter, Shard)), None)
 
 
@@ -82,7 +82,7 @@ def add_up(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
-    """Return this rank's part of a model's tensor, sharing memory, and its rows. The rows are None if the tensor is not sharded."""
+    """Return this rank's part of a model's tensor, without copying, and the part's rows. The rows are None for an unsharded tensor."""
     if isinstance(tensor, Shard):
         return tensor, tensor.rows
     if not dist.is_initialized():
@@ -99,7 +99,7 @@ def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
 
 
 def saved_state(model: nn.Module) -> dict[str, Any]:
-    """Return a model's `state_dict` with its own tensors. An overridden `state_dict` without arguments is called as it is."""
+    """Return a model's `state_dict` with the model's own tensors. An overridden `state_dict` without arguments is called as it is."""
     with torch.no_grad():
         try:
             inspect.signature(model.state_dict).bind(keep_vars=True)
@@ -116,7 +116,7 @@ def extra_states(model: nn.Module) -> list[tuple[nn.Module, Any]]:
 
 
 def plain_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Return a tensor by name. A wrapper of tensors, such as a quantized weight, becomes its inner tensors, named NAME.ATTRIBUTE."""
+    """Return a tensor by name. A wrapper subclass, such as a quantized weight, gives its inner tensors as NAME.ATTRIBUTE."""
     wrapper: Any = tensor
     if held_of(tensor)[1] is not None or not is_traceable_wrapper_subclass(wrapper):
         return {name: tensor}
@@ -125,7 +125,7 @@ def plain_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 
 def class_name(model: nn.Module) -> str:
-    """Return the name of a model's class before sharding. Torch gives a sharded model a combined class.
+    """Return the name of a model's class before sharding. For a sharded model, torch creates a combined class.
 
     >>> class_name(nn.Linear(1, 1))
     'Linear'
@@ -135,7 +135,7 @@ def class_name(model: nn.Module) -> str:
 
 
 def shard_shape(shape: Sequence[int], shards: int) -> tuple[int, ...]:
-    """Return the shape of the first rank's rows of a tensor that is split over `shards` ranks.
+    """Return the shape of rank 0's rows if a tensor is split over `shards` ranks.
 
     >>> shard_shape((10, 3), 4), shard_shape((), 4)
     ((3, 3), ())

@@ -1,7 +1,7 @@
 """Slurm's variables in the environment of a process started by srun. Torch-free.
 
-Only steps count, which srun starts. The script of sbatch and a shell inside salloc also have SLURM_NTASKS, one even SLURM_PROCID,
-but are single processes. The names are those of "output environment variables" in srun's manual.
+Only processes started by srun are tasks. The script of sbatch and a shell inside salloc also have SLURM_NTASKS, but are single
+processes. The names are those of "output environment variables" in srun's manual.
 """
 
 import re
@@ -32,7 +32,7 @@ def task(environment: Mapping[str, str]) -> Task | None:
     """Return the task of this process in its Slurm step. Returns None outside of a step with several tasks.
 
     Raises `ConfigError` if variables contradict each other. The host is the first host of the step. The port depends on job, step
-    and number of restarts: jobs on one machine use different ports, and a requeued job does not reuse its old port.
+    and number of restarts, so that simultaneous and requeued jobs on a machine use different ports.
 
     >>> step = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_STEP_NUM_TASKS": "5"}
     >>> step |= {"SLURM_STEP_TASKS_PER_NODE": "3,2", "SLURM_NODEID": "1", "SLURM_PROCID": "4", "SLURM_LOCALID": "1"}
@@ -104,7 +104,7 @@ def hosts(nodelist: str) -> list[str]:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Return the number of tasks of each machine from Slurm's compressed list.
+    """Return the number of tasks on each machine from Slurm's compressed list.
 
     >>> tasks_per_node("4(x2),3")
     [4, 4, 3]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str, is_resumed: bool = False) -> None:
-    """Raise `ConfigError` if the ranks cannot share a step's micro-batches evenly. A resumed run keeps its micro-batches."""
+    """Raise `ConfigError` if the ranks cannot share a step's micro-batches evenly. A resumed run cannot change its micro-batches."""
     if pieces % ranks == 0:
         return
     able = [number for number in range(1, pieces + 1) if pieces % number == 0]
@@ -37,12 +37,10 @@ class Ranks(Protocol):
 
     @property
     def local_times(self) -> float | None:
-        """The factor from the mean over ranks to this rank's local gradient before the last pass; None if unavailable."""
+        """The scale of this rank's own gradient before the last pass of a step. None if that gradient is unavailable."""
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:
-        """Prepare a micro-batch. Returns whether its pass runs; a pass without targets only reaches the collectives, with zero
-        gradients.
-        """
+        """Prepare a micro-batch, and return whether its pass runs. A pass without targets only serves collectives, with zero gradients."""
 
     def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
         """Start the sum of the losses of all ranks, before the last backward pass."""
@@ -51,13 +49,13 @@ class Ranks(Protocol):
         """Return the tensor that starts the backward pass: a part of the loss, times the loss scale if given."""
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:
-        """Return the loss and count of all ranks after the last backward pass. Each rank then has the global gradient, or its rows."""
+        """Return the loss and count of all ranks after the last backward pass. Each rank then has the global gradient, or a shard."""
 
     def whole_norm(self, norm: Tensor) -> Tensor:
-        """Return the norm of the global gradient from the norm of this rank's gradient."""
+        """Return the norm of the global gradient, given the norm of this rank's gradient."""
 
     def through(self, forwards: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Replace the forward callable of each model, such as by a compiled model. Returns the callables for the loss by name."""
+        """Replace the forward callable of each model, for example by a compiled model. Returns the callables for the loss by name."""
 
     def follow_trainable(self) -> None:
         """Share the gradients of the currently trainable parameters. Every rank must have frozen the same parameters."""
@@ -73,7 +71,7 @@ class Alone:
     local_times: float | None = 1.0
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:  # noqa: ARG002
-        """Return whether the micro-batch has targets; otherwise its pass is skipped."""
+        """Return whether the micro-batch has targets. A micro-batch without targets is skipped."""
         return counted
 
     def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None: ...
@@ -98,7 +96,7 @@ class Alone:
 
 @dataclass
 class Sums:
-    """The sums of loss and count over all ranks: one small tensor, reduced during the last backward pass."""
+    """The sums of loss and count over all ranks, in one small tensor that is reduced during the last backward pass."""
 
     world: "World"
     buffer: Tensor | None = None
@@ -114,11 +112,11 @@ class Sums:
         self.work = None if self.world.side is None else dist.all_reduce(self.buffer, async_op=True)
 
     def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
-        """Return the part times the number of ranks: DDP and FSDP average gradients, and a step needs the sum."""
+        """Multiply a part of the loss by the number of ranks: DDP and FSDP average gradients, but a step needs the sum."""
         return part * self.world.size if scale is None else part * (scale * self.world.size)
 
     def end(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss and count of all ranks. On the CPU the host waits for the other ranks; on a GPU only the device waits."""
+        """Return the loss and count of all ranks. The host waits for other ranks only on the CPU."""
         assert self.buffer is not None  # every step has a last pass
         if self.work is not None:
             self.work.wait()
@@ -128,14 +126,14 @@ class Sums:
 
 
 class Called:
-    """A model as the loss calls it on one of several ranks: through a wrapper that reduces gradients, if any."""
+    """A model as the loss calls it on one of several ranks, through a wrapper that reduces gradients if there is one."""
 
     def __init__(self, model: nn.Module, through: Any) -> None:
         self.model, self.through = model, through
         self.void = False  # the micro-batch has no targets
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """Return the outputs of the model. Without targets, the gradients of the outputs are replaced by 0."""
+        """Return the outputs of the model. If the micro-batch has no targets, the gradients of the outputs are replaced by 0."""
         outputs = self.through(*inputs, **named)
         if self.void:
             for tensor in pytree.tree_leaves(outputs):  # including those of a `Mean`, a registered pytree node

@@ -1,7 +1,7 @@
-"""The rank and device of this process, and its exchanges with the other ranks.
+"""The rank and device of this process, and the communication with the other ranks.
 
-The default process group (NCCL, or gloo on the CPU) sums tensors on the device. A second group, always gloo on the CPU, carries
-small JSON values, so that no step on a device waits for them. A single process needs neither group.
+The default process group (NCCL, or gloo on the CPU) sums tensors on the device. A second group, always gloo on the CPU, sends
+small JSON values, so that no step on a device waits for communication on the host. A single process needs neither group.
 """
 
 import json
@@ -42,7 +42,7 @@ class World:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks that share a step, in the current run or the planned one.
+        """The number of ranks that share a step, in the current or the planned run.
 
         >>> World(torch.device("cpu")).ranks, World(torch.device("cpu"), planned=4).ranks
         (1, 4)
@@ -55,7 +55,7 @@ class World:
         return self.rank == 0
 
     def gathered(self, value: Any) -> list[Any]:
-        """Return the JSON value of every rank, by rank. Collective: all ranks must call it, and wait for each other.
+        """Return the JSON value of every rank, by rank. Collective: every rank must call the method and waits for the others.
 
         >>> World(torch.device("cpu")).gathered({"step": 7})
         [{'step': 7}]
@@ -77,7 +77,7 @@ class World:
     def mailbox(self, name: str) -> Store:
         """Open an empty key-value store that all ranks share, over a separate connection. Requires several processes.
 
-        All ranks must call this equally often. Each attempt of a restarted group has separate stores.
+        All ranks must open equally many stores. Each attempt of a restarted group has separate stores.
         """
         assert self.store is not None
         return PrefixStore(f"{name}-{next(_mailboxes)}", self.store.clone())  # type: ignore[attr-defined]  # missing in torch's stubs
@@ -89,10 +89,10 @@ class World:
 
 
 class Consensus:
-    """Agreement between ranks on integers from 0 by name, such as the step at which to stop. The largest value of all ranks counts.
+    """Agreement between ranks on nonnegative integers by name, such as the step at which to stop. The largest value of all ranks counts.
 
-    Signals, clocks and `run.stop()` differ between processes. Each rank sends its values at one step, and all ranks know the
-    maximum at the next step, without waiting. A single process agrees with itself at once.
+    Signals, clocks and `run.stop()` can differ between ranks. Each rank sends its values at one step, and all ranks know the
+    maximum at the next step, without waiting. A single process knows the values at once.
 
     >>> agreement = Consensus(World(torch.device("cpu")), names=("stop", "save"))
     >>> agreement.exchange(stop=15)
@@ -105,7 +105,7 @@ class Consensus:
         self.work: dist.Work | None = None
 
     def exchange(self, **own: int) -> dict[str, int]:
-        """Send the values of this rank. Returns the values agreed at the previous call (0 at the first call). Collective."""
+        """Send the values of this rank, and return the values agreed at the previous call (0 at the first call). Collective."""
         agreed = self._receive()
         own_numbers = {name: own.get(name, 0) for name in self.names}
         if self.world.side is None:
@@ -115,12 +115,14 @@ class Consensus:
         return agreed
 
     def now(self, **own: int) -> dict[str, int]:
-        """Return the values agreed in this call and in the previous call. Waits for all ranks. Collective."""
+        """Send the values of this rank, and return the maximum agreed in this call and the previous call. Waits for all ranks.
+        Collective.
+        """
         before, after = self.exchange(**own), self._receive()
         return {name: max(before[name], after[name]) for name in self.names}
 
     def peek(self) -> dict[str, int]:
-        """Return the values agreed in the last exchange, and wait for them on this rank only. The next call returns them too."""
+        """Wait for the last exchange, on this rank only, and return its values. The next call returns the same values."""
         if self.work is None or self.sent is None:
             return dict.fromkeys(self.names, 0)
         self.work.wait()
@@ -164,9 +166,9 @@ def deterministic_kernels(device: torch.device) -> Iterator[None]:
 
 
 def on_meta(ranks: int) -> AbstractContextManager[None]:
-    """Build runs in this context on torch's meta device, whose tensors have shapes but no memory.
+    """Build runs in this context on torch's meta device, whose tensors have shapes but no memory. `device` settings are ignored.
 
-    `device` settings are ignored. A run is planned for `ranks` ranks; its passes can be computed, but it cannot be trained.
+    A run is planned for `ranks` ranks. Its passes can be computed, but the run cannot be trained.
 
     >>> with on_meta(512):
     ...     world = joined("cpu")
@@ -177,7 +179,7 @@ def on_meta(ranks: int) -> AbstractContextManager[None]:
 
 
 def planned_for(ranks: int) -> AbstractContextManager[None]:
-    """Divide the runs built in this context among `ranks` ranks, none of them this process. A run can be inspected, but not trained.
+    """Build runs in this context for `ranks` planned ranks. Such a run can be inspected, but not trained.
 
     >>> with planned_for(4):
     ...     world = joined("cpu")
@@ -188,7 +190,7 @@ def planned_for(ranks: int) -> AbstractContextManager[None]:
 
 
 def device_called(name: str) -> torch.device:
-    """Return the device of this name; "auto" is the accelerator, else the CPU. Raises `ConfigError` if the device is unusable."""
+    """Return the device of this name; "auto" is torch's accelerator, else the CPU. Raises `ConfigError` if the device is unusable."""
     if _meta_ranks.get():
         return torch.device("meta")
     if name == "auto":

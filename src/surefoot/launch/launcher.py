@@ -43,9 +43,9 @@ class GroupExit:
 
 
 def launch(command: Callable[[float], list[str]], *, places: Slots, max_restarts: int = 0) -> int:
-    """Run `command` in several processes. Returns the exit status of the rank that caused their end, as a shell reports it.
+    """Run `command` in several processes. Returns the exit status of the rank that caused the end, as a shell reports it.
 
-    command: returns Python's arguments, given the seconds since the start. Raises `ConfigError` as `places.size` does.
+    `command` returns Python's arguments, given the seconds since the start. Raises `ConfigError` as `places.size` does.
     """
     launcher = _Launcher()
     began, size, attempt = time.monotonic(), places.size(), 0

@@ -1,4 +1,4 @@
-"""The number of processes: from `--nproc`, the divisors of a step, and the number of devices."""
+"""The number of processes, from `--nproc`, the divisors of a step, and the number of devices."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ class ProcessCount:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a step that processes share: its samples or tokens, and its micro-batches if fixed. A resumed run keeps both."""
+    """The sizes of a step: its samples or tokens, and its micro-batches if fixed. A resumed run keeps both."""
 
     batch_size: int | str
     micro_batch_size: int | str | None
@@ -39,7 +39,7 @@ class Sizes:
             refuse_ranks(processes, pieces=pieces, batch_size=self.batch_size, is_resumed=self.is_resumed)
 
     def largest(self, min_count: int, max_count: int) -> int:
-        """Return the largest number of processes in a range that `refuse` accepts. Raises `ConfigError` if no number is accepted."""
+        """Return the largest number of processes in a range that `refuse` accepts. Raises `ConfigError` if `refuse` accepts no number."""
         for number in range(max_count, min_count - 1, -1):
             with suppress(ConfigError):
                 self.refuse(number)
@@ -63,15 +63,15 @@ def parse_nproc(nproc: int | str) -> ProcessCount:
 
 
 def sizes_of(batch_size: int | str, micro_batch_size: int | str | None, *, out: Path | None) -> Sizes:
-    """Return the sizes of a run from its settings. An existing run keeps its micro-batch size."""
+    """Return the sizes of a step from a run's settings. An existing run keeps its micro-batch size."""
     began = None if out is None else began_with(out, batch_size)
     return Sizes(batch_size, began if micro_batch_size is None else micro_batch_size, is_resumed=began is not None)
 
 
 class Slots:
-    """The slots in which ranks can be started: GPUs of this machine (`gpus`: their names), or any processes (None).
+    """The slots for ranks. `gpus` has the names of this machine's GPUs, one per slot; if None, slots are not bound to devices.
 
-    `sizes` returns the sizes of a step, or None if unknown. In a range of processes, the slot of a dead rank stays empty.
+    `sizes` returns the sizes of a step, or None if unknown. If `wanted` is a range, the slot of a dead rank stays empty.
 
     >>> places = Slots(parse_nproc("1:4"), sizes=lambda: Sizes(24, 2), gpus=["0", "1", "4", "5"])
     >>> places.size(), places.environment()
@@ -85,7 +85,7 @@ class Slots:
         self.left = list(range(wanted.max_count if gpus is None else len(gpus)))
 
     def size(self) -> int:
-        """Return the largest number of ranks that divides a step and has devices. Raises `ConfigError` if no number does."""
+        """Return the number of ranks to start, the largest that divides a step and has devices. Raises `ConfigError` if no number does."""
         min_count, max_count, left = self.wanted.min_count, self.wanted.max_count, len(self.left)
         if min_count < max_count:
             max_count = max(min_count, min(max_count, left))
@@ -117,6 +117,6 @@ class Slots:
 
 
 def cores_each(processes: int) -> int:
-    """Return the CPU cores of this process per rank, at least 1."""
+    """Return the number of available CPU cores per process, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // processes)

@@ -1,6 +1,6 @@
 """The ranks of one attempt: their processes, their rendezvous store, and their output.
 
-Processes are torch's `SubprocessHandler`s. torchrun's agent is not used, since it turns every exit status into 1.
+Each process is torch's `SubprocessHandler`. torchrun's agent is not used, since that agent turns every exit status into 1.
 """
 
 import os
@@ -29,7 +29,7 @@ _TRACEBACK, _IN_CRASH = "Traceback (most recent call last)", "its traceback is i
 
 
 class Group:
-    """Ranks 0 to `size` - 1, which run `command`. Rank 0 has the terminal; the other ranks write to files in `logs`."""
+    """The running ranks of a command. Rank 0 has the terminal; the other ranks write to files in `logs`."""
 
     def __init__(
         self, command: Sequence[str], *, size: int, attempt: int, logs: Path, environment: Mapping[str, str]
@@ -99,7 +99,7 @@ class Group:
             self.processes[rank].proc.send_signal(number)
 
     def name_lost(self, lost: Lost) -> None:
-        """Report a lost rank to the other ranks, which then end."""
+        """Report a lost rank to the other ranks, so that they end."""
         if not self.mailbox.check([VERDICT]):
             self.mailbox.set(VERDICT, lost.written())
 
@@ -117,7 +117,7 @@ class Group:
         return max(self.beats(), key=lambda beat: beat.step)
 
     def unsaid(self, text: str) -> bool:
-        """Return whether ranks above 0 printed lines that the text lacks. If the text names crash/, tracebacks do not count."""
+        """Return whether ranks above 0 printed lines missing in the text. Tracebacks are ignored if the text names their file."""
         with suppress(OSError):
             texts = [file.read_text(encoding="utf-8", errors="replace") for file in self.logs.iterdir()]
             shortened = [each.partition(_TRACEBACK)[0] for each in texts] if _IN_CRASH in text else texts
@@ -140,7 +140,7 @@ class Group:
         return Lost(rank, self.in_short(rank), step=beat.step, doing=beat.doing, more=by + self.last_lines(rank))
 
     def last_lines(self, rank: int) -> str:
-        """Return the last output of a rank for a message. Empty for rank 0, which prints to the terminal."""
+        """Return the last output of a rank for a message. The result is empty for rank 0, which prints to the terminal."""
         last = deque[str](maxlen=_LAST_LINES)
         with suppress(OSError), (self.logs / f"rank-{rank}.stderr").open(encoding="utf-8", errors="replace") as lines:
             last.extend(line.rstrip()[:_LINE] for line in lines if line.strip())

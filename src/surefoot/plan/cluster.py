@@ -13,7 +13,7 @@ _SPARE = 0.9  # usable fraction of a GPU's memory; CUDA, NCCL and fragmentation 
 
 @dataclass(frozen=True)
 class Memory:
-    """The bytes of one GPU by purpose. `total` is the peak. `host` is the host memory."""
+    """The bytes on one GPU by purpose. `total` is the peak. `host` counts the bytes in host memory."""
 
     parameters: int
     gradients: int
@@ -29,7 +29,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """The permanent memory plus the larger of a pass's and an update's additional memory."""
+        """The permanent memory plus the additional memory of a pass or of an update, whichever is larger."""
         stays = self.parameters + self.gradients + self.optimizer + self.averages + self.buffers
         return stays + max(self.whole_gradients + self.gathered + self.exchanged + self.passing, self.updating)
 
@@ -37,9 +37,9 @@ class Memory:
 def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
     """Estimate the memory of the fullest GPU if each rank computes `micro_batches` per step.
 
-    Sharding follows FSDP2's rows: Rajbhandari et al. 2020, section 5 (https://arxiv.org/abs/1910.02054), stage 3. Besides its own
-    rows, a GPU holds the gathered current block and the next block in transit (Zhao et al. 2023, section 3.3:
-    https://arxiv.org/abs/2304.11277), or all blocks without resharding. The gradients of one block and their communication buffer
+    Parameters are sharded by FSDP2's rows (Rajbhandari et al. 2020, section 5, stage 3, https://arxiv.org/abs/1910.02054).
+    Besides its own rows, a GPU holds the gathered current block and the next block in transit, or all blocks without resharding
+    (Zhao et al. 2023, section 3.3, https://arxiv.org/abs/2304.11277). The gradients of one block and their communication buffer
     are added.
 
     >>> from surefoot.plan.workload import Spread, Weight, Workload

@@ -74,7 +74,7 @@ def memory_and_time(parts: RunComponents, measured: Measurement) -> list[str]:
 
 
 def evaluation_time(parts: RunComponents) -> list[str]:
-    """List the seconds of one evaluation, of all evaluations and of the final ones, from a few batches of each split."""
+    """List the estimated seconds of one evaluation, of all evaluations and of the final ones, from a few batches of each split."""
     evaluator = parts.evaluator
     if not evaluator.splits:
         return []

@@ -21,7 +21,7 @@ from surefoot.train.precision import FORMATS
 
 @dataclass(frozen=True)
 class Pass:
-    """The memory and operations of one micro-batch's forward and backward pass, with gradients allocated before."""
+    """The memory and operations of one micro-batch's forward and backward pass, if gradients are already allocated."""
 
     samples: int
     kept_bytes: int  # stored by the forward pass for the backward pass, without the weights
@@ -32,8 +32,8 @@ class Pass:
 def dry_pass(parts: RunComponents, *, rows: int | None = None, weights_narrow: bool = False) -> Pass:
     """Run the first micro-batch through the model on the meta device, resized to `rows` samples if given.
 
-    With `weights_narrow`, weights are already bfloat16, as after a bfloat16 gather. Operations are multiplications and additions
-    of products, convolutions and attention (all of it, causal or not), by torch's own formulas. Raises `ConfigError` if the loss
+    With `weights_narrow`, weights are already bfloat16, as after a bfloat16 gather. Multiplications and additions of products,
+    convolutions and attention count, by torch's own formulas. Causal attention counts in full. Raises `ConfigError` if the loss
     needs tensor values.
     """
     batch, samples = _first_batch(parts, rows)
@@ -147,7 +147,7 @@ _WIDE = _functions(  # run in float32
 
 
 class MetaMode(TorchFunctionMode):
-    """A mode in which functions act as on a GPU, under autocast to `narrow` if given. `casts` caches 16-bit weights while `keeping`."""
+    """A mode in which functions act as on a GPU, under autocast to `narrow` if given. `casts` caches the 16-bit weights."""
 
     def __init__(self, narrow: torch.dtype | None, *, casts: dict[Tensor, Tensor] | None = None) -> None:
         super().__init__()

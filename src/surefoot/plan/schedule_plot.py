@@ -20,7 +20,7 @@ _LOOKED_AT = 1_000_000  # steps of one schedule; longer runs are sampled evenly
 
 @dataclass(frozen=True)
 class Trace:
-    """The factors of one schedule over a run. `factors[i]` is the factor of step `steps[i]`. The last step is always present."""
+    """The learning-rate factors of one schedule over a run. `factors[i]` belongs to step `steps[i]`, which include the last step."""
 
     name: str
     steps: NDArray[np.int64]
@@ -30,12 +30,12 @@ class Trace:
 
     @property
     def peak(self) -> tuple[int, float]:
-        """The first step with the highest factor, and that factor."""
+        """The first step with the highest factor, and the factor."""
         return self._at(int(self.factors.argmax()))
 
     @property
     def lowest(self) -> tuple[int, float]:
-        """The first step with the lowest factor after the peak, and that factor."""
+        """The first step with the lowest factor after the peak, and the factor."""
         begin = int(self.factors.argmax())
         return self._at(begin + int(self.factors[begin:].argmin()))
 

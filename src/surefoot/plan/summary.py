@@ -24,7 +24,7 @@ _LOOKED_AT = 100_000  # steps searched for the highest learning rate
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and its lines."""
+    """A heading of the preview and its lines."""
 
     title: str
     lines: list[str]

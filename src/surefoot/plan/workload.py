@@ -18,7 +18,7 @@ from surefoot.run.components import RunComponents
 
 @dataclass(frozen=True)
 class Spread:
-    """A strategy over `world` ranks. The fields are the settings `--parallel` and `--fsdp.*` without "auto"."""
+    """A parallel strategy over `world` ranks. The fields are the settings `--parallel` and `--fsdp.*` without "auto"."""
 
     kind: Literal["none", "ddp", "fsdp"]
     world: int
@@ -118,7 +118,7 @@ def units(
 ) -> tuple[tuple[Weight, ...], tuple[tuple[Weight, ...], ...]]:
     """Return the weights outside of blocks and the weights of each block, as FSDP gathers them.
 
-    `named` has patterns for `blocks_of`. A block that shares a weight with the outside is gathered with the surrounding modules.
+    `named` is passed to `blocks_of`. A block that shares a weight with the outside is gathered with the surrounding modules.
 
     >>> blocks = [nn.Sequential(nn.Linear(4, 4)) for _ in range(2)]
     >>> outside, blocks = units({"model": nn.Sequential(*blocks, nn.Linear(4, 1))})

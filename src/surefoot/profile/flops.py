@@ -1,7 +1,7 @@
 """The floating-point operations of a step, by torch's counter and by the usual formula for GPTs.
 
-Matrix products, convolutions and attention count, a multiplication and an addition as two operations. Causal attention counts in
-full, even if tiles skip half of it. Recomputation in a fused kernel's backward pass does not count.
+Only matrix products, convolutions and attention count; a multiplication and an addition are two operations. Causal attention
+counts in full, even if tiles skip half of it. Recomputation in a fused kernel's backward pass does not count.
 """
 
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ from surefoot.train.precision import FORMATS
 class Flops:
     """Floating-point operations of one step of this process.
 
-    `again` counts the recomputation by activation checkpointing. `formula`, for surefoot's GPT only, is 6 N per token (Kaplan et
-    al. 2020, table 1) plus 12 L T D for attention (`gpt_flops`).
+    `again` counts the recomputation by activation checkpointing. For surefoot's GPT, `formula` is 6 N per token (Kaplan et al.
+    2020, table 1) plus 12 L T D for attention (`gpt_flops`).
     """
 
     by_phase: dict[str, int]
@@ -38,7 +38,7 @@ class Flops:
 
     @property
     def model(self) -> int:
-        """The operations of the model's forward and backward passes, once each."""
+        """The operations of the model's forward and backward passes, without recomputation."""
         return sum(number for phase, number in self.by_phase.items() if phase != "optimizer")
 
     @property
@@ -48,9 +48,9 @@ class Flops:
 
 
 def counter() -> Any:
-    """Return torch's FLOP counter with attention on the CPU, which torch 2.13 omits.
+    """Return torch's FLOP counter with support for attention on the CPU, which torch 2.13 omits.
 
-    Unlike torch's counter, it ignores the scores that fused attention recomputes in its backward pass.
+    The counter ignores the scores that fused attention recomputes in its backward pass, unlike torch's own counter.
 
     >>> with counter() as counting:
     ...     held = torch.ones(4, 3) @ torch.ones(3, 5)
@@ -81,7 +81,7 @@ def counter() -> Any:
 
 
 def count_flops(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> Flops:
-    """Count the operations of one step with these micro-batches. Compiled models are counted as they are written."""
+    """Count the operations of one step with these micro-batches. Compiled models are counted without compilation."""
     called = task.forward.values() if isinstance(task.forward, dict) else [task.forward]
     any_compiled = any(is_compiled(part) for part in called if isinstance(part, nn.Module))
     plain = replace(task, forward=sole_or_all(state.models)) if any_compiled else task
@@ -122,10 +122,10 @@ def _by_phase(task: Task, state: State, micro_batches: list[MicroBatch], feed: A
 
 
 def gpt_flops(model: GPT, *, tokens: int, length: int) -> int:
-    """Return the operations of a GPT's forward and backward pass: 6 N + 12 L T D per token of sequences of one length.
+    """Return the operations of a GPT's forward and backward pass, (6 N + 12 L T D) per token of sequences of one length.
 
-    Chowdhery et al. 2022, appendix B (https://arxiv.org/abs/2204.02311): N parameters of products (the head, no embeddings), L
-    layers, T tokens in a sequence, D the width, which is heads x channels.
+    N is the number of parameters in products (the head, no embeddings), L the layers, T the tokens in a sequence, and D the
+    width, heads x channels. The formula is from Chowdhery et al. 2022, appendix B (https://arxiv.org/abs/2204.02311).
     """
     matrices = {part.weight for part in model.modules() if isinstance(part, nn.Linear)}
     attention = 12 * model.shape.layers * length * model.shape.width
@@ -138,8 +138,8 @@ _SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (2048, 4096, 8192, 16384)}
 def measure_peak_flops(device: torch.device, precision: str, *, limit_s: float = 1.0) -> float:
     """Measure the operations per second of square matrix products, the best of several sizes, within about `limit_s`.
 
-    The precision is the run's, with torch's current settings for TF32. A product of n x n matrices has 2 n^3 operations. Measured
-    peaks are below the manufacturers' values.
+    The products use the run's precision and torch's current TF32 settings. A product of n x n matrices has 2 n^3 operations.
+    Measured peaks are below the manufacturers' values.
 
     >>> measure_peak_flops(torch.device("cpu"), "fp32", limit_s=0.01) > 1e8
     True

@@ -41,12 +41,12 @@ def measure(
 ) -> Profile:
     """Measure time and memory of a run's steps, and variants that may be faster.
 
-    Steps use the run's own data from its current step on, with a learning rate of 0. Afterwards the run is the same, bit for bit.
-    `steps` are timed after a warm-up, two more run under torch's profiler, and one is counted. Each variant in `speedups`
-    (`surefoot.profile.variants.NAMES`) alternates with the unchanged run, step by step.
+    Steps use the run's data from its current step on, with a learning rate of 0. Afterwards the run and its directory are the
+    same, bit for bit. `steps` are timed after a warm-up, two more run under torch's profiler, and one is counted. Each variant in
+    `speedups` (`surefoot.profile.variants.NAMES`) alternates with the unchanged run, step by step.
 
-    out: a directory for profile.json, profile.txt, trace.json.gz and memory.png and .svg; None writes nothing.
-    peak_flops: operations per second of the device (such as 989e12). If None, matrix products are measured.
+    out: a directory for profile.json, profile.txt, trace.json.gz and memory.png and .svg. If None, nothing is written.
+    peak_flops: the peak operations per second of the device (such as 989e12). If None, the peak is measured with matrix products.
     shapes: list an operator separately for each shape of its inputs.
     max_seconds: the approximate time of the whole profile. The result names the variants left out for lack of time.
 
@@ -177,17 +177,17 @@ def measure_variant(variant: Variant, base: Stepping, *, limit_s: float) -> Vari
 
 
 def rank(rows: Sequence[VariantGain]) -> list[VariantGain]:
-    """Sort variants: gains from the largest, then variants within the noise, slower variants, and failures."""
+    """Sort variants: the largest gains first, then variants within the noise, slower variants, and failures."""
     measured = [row for row in rows if row.problem is None]
     failed = [row for row in rows if row.problem is not None]
     return sorted(measured, key=lambda row: (1 if row.in_noise else 0 if row.speedup > 1 else 2, -row.speedup)) + failed
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return a confidence interval of the median: two values that enclose it with a probability of at least 0.95.
+    """Return a confidence interval of the median: two values that enclose the median with a probability of at least 0.95.
 
-    Valid for any distribution: Conover 1999, Practical Nonparametric Statistics, section 3.2. With fewer than six values, the
-    interval is the lowest to the highest, with a lower probability: 7/8 for four values.
+    The interval is valid for any distribution (Conover 1999, Practical Nonparametric Statistics, section 3.2). With fewer than
+    six values, the interval is the whole range and has a lower probability, such as 7/8 for four values.
 
     >>> interval([1.0, 2.0, 3.0]), interval(list(range(100)))
     ((1.0, 3.0), (39, 60))
@@ -201,7 +201,6 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _together(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float], float]:
-    # each side goes first every other time
     ratios: list[float] = []
     with variant.entered():
         steps = variant.make()

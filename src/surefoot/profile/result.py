@@ -20,7 +20,7 @@ PHASES = ("waiting", "forward", "loss", "backward", "communication", "optimizer"
 
 @dataclass(frozen=True)
 class Phases:
-    """The seconds of a step by phase, with the sum `step_s`. `low_s` and `high_s` are the shortest and longest averaged step."""
+    """The seconds of a step by phase, with the sum `step_s`. The averaged steps take between `low_s` and `high_s`."""
 
     seconds: dict[str, float]
     low_s: float
@@ -32,12 +32,12 @@ class Phases:
         return sum(self.seconds.values())
 
     def share(self, phase: str) -> float:
-        """Return the fraction of a step that a phase takes, 0 to 1."""
+        """Return the fraction of a step's time in this phase, from 0 to 1."""
         return self.seconds.get(phase, 0.0) / self.step_s if self.step_s else 0.0
 
 
 def middle_half(laps: Sequence[Mapping[str, float]]) -> Phases:
-    """Average the phases over the middle half of the steps by duration: robust like a median, and the phases add up.
+    """Average the phases over the middle half of the steps by duration. The mean is as robust as a median, and the phases add up.
 
     >>> laps = [{"forward": 1.0, "rest": 1.0}, {"forward": 1.5, "rest": 1.0}, {"forward": 2.0, "rest": 50.0}]
     >>> middle_half(laps).seconds, middle_half(laps).step_s
@@ -57,7 +57,7 @@ def middle_half(laps: Sequence[Mapping[str, float]]) -> Phases:
 
 @dataclass(frozen=True)
 class VariantGain:
-    """The gain of a variant: `speedup` times as fast, between `low` and `high` (see `interval`), or the problem that prevented it."""
+    """The gain of a variant, a speedup between `low` and `high` (see `interval`), or the problem that prevented the measurement."""
 
     name: str
     flag: str
@@ -77,7 +77,7 @@ class VariantGain:
 
 @dataclass(frozen=True)
 class Profile:
-    """The profile of one step of this process, in seconds, bytes and operations. Shares are 0 to 1."""
+    """The profile of one step of this process, in seconds, bytes and operations. Shares are fractions from 0 to 1."""
 
     what: str
     setting: str
@@ -96,12 +96,12 @@ class Profile:
 
     @property
     def flops_per_s(self) -> float:
-        """Operations of the model per second: forward and backward passes once each, over the whole step's time."""
+        """The model's operations per second: one forward and backward pass over the time of the whole step."""
         return self.flops.model / self.phases.step_s
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilization: `flops_per_s` over the peak. Chowdhery et al. 2022, appendix B."""
+        """Model FLOPs utilization, `flops_per_s` relative to the peak (Chowdhery et al. 2022, appendix B)."""
         return self.flops_per_s / self.peak
 
     def to_dict(self) -> dict[str, Any]:

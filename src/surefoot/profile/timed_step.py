@@ -20,7 +20,7 @@ RANGE = "surefoot: "  # prefix of a phase's range in a trace
 
 
 class Stopwatch:
-    """A stopwatch that divides the differences of `now` among phases. The time of a nested phase counts for the inner phase alone.
+    """A stopwatch that assigns the time between readings of `now` to phases. Only the innermost of nested phases counts.
 
     `between` subtracts two readings. Under a profiler, each phase is also a range of the trace.
 
@@ -65,7 +65,7 @@ class Stopwatch:
             self.leave()
 
     def lap(self) -> dict[str, float]:
-        """Return the seconds of each phase since `start`. Their sum is exactly the total time."""
+        """Return the seconds of each phase since `start`. The sum is exactly the elapsed time."""
         marks, taken = [*self.marks, (self._phase, self.now())], dict[str, float]()
         for (phase, then), (_, now) in pairwise(marks):
             taken[phase] = taken.get(phase, 0.0) + self.between(then, now)
@@ -77,7 +77,7 @@ class Stopwatch:
 
 
 def stopwatch(device: torch.device) -> Stopwatch:
-    """Return a stopwatch of a device's seconds. On CUDA, the stopwatch uses events in the stream, so that a step never waits."""
+    """Return a stopwatch for a device. On CUDA, the stopwatch records events in the stream, so that a step never waits."""
     if device.type != "cuda":
         return Stopwatch()
 
@@ -174,7 +174,6 @@ def _in_phase(
 
 
 def _timed_ranks(ranks: Any, watch: Stopwatch) -> Any:
-    # the backward pass starts after `started`
 
     def started(part: Tensor, scale: Tensor | None) -> Any:
         exchange = ranks.started(part, scale)

@@ -40,7 +40,7 @@ class StepMemory:
 
 @dataclass(frozen=True)
 class MemoryLine:
-    """The memory of one step. `curve` has triples (seconds, bytes, bytes of gradients); `phases` has the peak of each phase."""
+    """The memory of one step. `curve` has tuples of seconds, bytes and bytes of gradients; `phases` has the peak of each phase."""
 
     peak: StepMemory
     phases: dict[str, StepMemory]
@@ -50,7 +50,7 @@ class MemoryLine:
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator in a step: the number of calls, and its own time without nested operators."""
+    """One operator of a step. `self_s` excludes the time of nested operators."""
 
     name: str
     calls: float
@@ -129,7 +129,7 @@ def copied_s(trace: Any, *, steps: int) -> float:
 
 
 def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> MemoryLine:
-    """Measure the memory of one step, which `make` runs under the profiler."""
+    """Measure the memory of one step, which `make` runs, with torch's profiler."""
     standing_bytes = 0
     if device.type == "cuda":
         torch.cuda.synchronize(device)
