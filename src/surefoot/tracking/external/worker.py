@@ -74,8 +74,9 @@ def follow(
     """
     each = iter(lines)
     about = About(**json.loads(next(each)))
-    state = TrackerState.read(Path(about.directory) / f"{about.tracker}.json")
-    lock = _alone(state.path)
+    path = Path(about.directory) / f"{about.tracker}.json"
+    lock = _alone(path)  # before the state is read: an earlier process may still send
+    state = TrackerState.read(path)
     before, ok = dict(state.sent), True
 
     @contextmanager
