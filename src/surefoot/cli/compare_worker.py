@@ -41,7 +41,7 @@ def command(what: str, directory: Path, name: str) -> list[str]:
 
 
 def facts_of_build(plan: planned.Planned, directory: RunDirectory) -> dict[str, Any]:
-    """Return facts that require a built run. If the build fails, this process exits with the same status before any training."""
+    """Build a variant in a worker and return its facts. If the build fails, this process exits with the same status before any training."""
     with subprocess.Popen(
         command("look", directory.path, plan.names[0] if plan.names else "first"),
         stdin=subprocess.PIPE,  # stays open during this process's life: see distributed/environment.py

@@ -1,4 +1,4 @@
-"""`surefoot find-lr`: a learning-rate range test. Other subcommands that measure a run build it here, too."""
+"""`surefoot find-lr`: a learning-rate range test. This module also builds the run that other subcommands measure."""
 
 import sys
 from collections.abc import Sequence
@@ -102,7 +102,7 @@ def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tupl
 
 
 def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> "tuple[sf.Run, set[str]]":
-    """Return the run to measure, without opening its directory, and the names of its settings. An existing run is at a checkpoint."""
+    """Return the run to measure, without opening its directory, and the names of its settings. An existing run has a checkpoint's state."""
     what = options.what
     is_run = what == "latest" or any((path / "config.toml").is_file() for path in (Path(what), Path("runs") / what))
     if is_run and what not in NAMES and ":" not in what and not what.endswith(".py"):

@@ -52,7 +52,8 @@ class Flag:
 def flags_of(
     kind: type[Any], config: Any = None, *, prefix: str = "", group: str = "settings", switches: bool = False
 ) -> Iterator[Flag]:
-    """Yield the flags of a dataclass and its nested dataclasses, with defaults from `config`. Boolean `switches` take no value.
+    """Yield the flags of a dataclass and its nested dataclasses, with defaults from `config`. With `switches`, boolean flags take no
+    value.
 
     >>> from surefoot.recipes.gpt.config import Data
     >>> [(flag.typed, flag.default) for flag in flags_of(Data, prefix="data.")][-1]
@@ -118,7 +119,7 @@ def _value(flag: Flag) -> tuple[str, str]:
 
 
 def value_of(hint: Any) -> str:
-    """Return the placeholder for a value of this type.
+    """Return the placeholder that the help text prints for values of a type.
 
     >>> value_of(int | str | None), value_of(tuple[float, float] | None), value_of(str | Path)
     ('INT|TEXT', 'FLOAT FLOAT', 'PATH')

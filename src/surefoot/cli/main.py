@@ -1,4 +1,4 @@
-"""The `surefoot` command: its subcommands and error output. It imports torch and tyro only if a subcommand needs them."""
+"""The `surefoot` command: its subcommands and error output. This module imports torch and tyro only if a subcommand needs them."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""The options of a subcommand: parsing with tyro, help and error messages. settings.py parses the settings of a run."""
+"""The options of a subcommand: parsing with tyro, help and error messages. `cli/settings.py` parses the settings of a run."""
 
 import dataclasses
 import difflib
@@ -131,7 +131,7 @@ def verb_options(
     help_goes_on: bool = False,
 ) -> tuple[T, list[str]]:
     """Parse the options of a subcommand, except those in `but`, and return the other arguments as settings. `missing` is the error if a
-    required first argument is absent. The process exits after the help, unless `help_goes_on` for the help of settings."""
+    required first argument is absent. The process exits after printing help, unless `help_goes_on` is True."""
     if missing is not None:
         target(kind, arguments, verb=verb, missing=missing)
     groups = by_flag(arguments)
@@ -207,7 +207,7 @@ def _readable(run: Path) -> Path:
 
 
 def parse(kind: type[T], arguments: Sequence[str], *, verb: str, flags: str = "settings", **more: Any) -> T:
-    """Parse the arguments with tyro. `ConfigError` has tyro's first sentence in plain wording and the help command for `flags`."""
+    """Parse the arguments with tyro. Raises `ConfigError` with tyro's first sentence in plain wording and the help command of `flags`."""
     errors = io.StringIO()
     try:
         with redirect_stderr(errors):

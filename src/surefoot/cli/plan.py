@@ -60,14 +60,14 @@ class Plan(MachineOptions, Several, ProgramOptions):
     Nothing is trained or written.
 
     --world-size N computes memory per GPU, bytes sent and step time on N GPUs, for
-    the run's --parallel and for alternatives. Recipes then read no data.
+    the run's --parallel and for alternatives. Recipes read no data for it.
 
     --schedules draws learning-rate schedules side by side as PATH.png and PATH.svg
-    (--out PATH). It prints the peak, the minimum, the end of warm-up and the mean
-    factor of each schedule. LIST separates schedules by commas, settings by colons
-    and milestones by slashes. A+B@50% switches from A to B halfway; all draws every
-    shape. The run has 1,000 steps, or --length. A recipe supplies its own length,
-    base learning rate and schedule settings.
+    (--out PATH). The peak, the minimum, the end of warm-up and the mean factor of
+    each schedule are printed. LIST separates schedules by commas, settings by
+    colons and milestones by slashes. A+B@50% switches from A to B halfway; all
+    draws every shape. The run has 1,000 steps, or --length. A recipe supplies its
+    own length, base learning rate and schedule settings.
 
       surefoot plan gpt --batch-size 64 --micro-batch-size 8
       surefoot plan gpt --preset gpt2-1558m --world-size 512 --parallel fsdp

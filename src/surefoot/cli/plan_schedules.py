@@ -135,7 +135,6 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _basis(options: PlanSchedules, flags: Sequence[str]) -> tuple[Length, dict[str, Any], float | None]:
-    """The run's length, its schedule settings, and its base rate if it has one."""
     own, verb = [PlanSchedules], "plan --schedules LIST"
     if not options.what:
         plain = configured(Plain, [("file", file_values(options.config))], flags, verb=verb, own=own)[0]

@@ -79,7 +79,7 @@ def refuse_several(arguments: Sequence[str], *, verb: str, or_launched: bool = F
 def start_several(
     command: Sequence[str], several: Several, *, config: Any, flags: Sequence[str], out: Path | None = None
 ) -> None:
-    """Run the command in several processes if requested, and exit with their status. Otherwise, or inside a process, return."""
+    """Run the command in several processes if requested, and exit with their status. Return inside these processes, or if one is enough."""
     wanted = _wanted(several)
     if "WORLD_SIZE" in os.environ:
         if not started_by_launcher() and flag_text(flags, "nproc") is not None:

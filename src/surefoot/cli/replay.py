@@ -30,7 +30,7 @@ class Replay(ChangedProgramOption, RunOption):
     step: int | None = limited(None, least=0)
     """Index of the step, from 0, as in Step.index. Records and the console count completed steps: their step 413 is --step 412."""
     bisect_nan: bool = False
-    """Find the first bad step and show it."""
+    """Find the first step with a non-finite value and show it."""
     samples: int = limited(8, least=0)
     """Number of samples shown; 0 skips the forward passes of single samples."""
     json: bool = False

@@ -1,4 +1,4 @@
-"""The settings of a run on the command line: flags override files, files override defaults. Each value has an origin."""
+"""The settings of a run on the command line: flags override files, files override defaults. The origin of each value is recorded."""
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -64,7 +64,7 @@ def saved_settings(run: Path, options: ChangedProgramOption, flags: Sequence[str
 def read_settings(
     program: Program, layers: Sequence[Layer], flags: Sequence[str], *, verb: str, own: Sequence[type[Any]] = ()
 ) -> tuple[Any, dict[str, str]]:
-    """Return `configured` for a program. If it takes no settings, return (None, {}), or print that as help if requested."""
+    """Return `configured` for a program. If the program takes no settings, return (None, {}), or print a help text that says so."""
     if program.config is not None:
         return configured(program.config, layers, flags, verb=verb, own=own)
     if "--help" in flags:
@@ -79,7 +79,8 @@ def read_settings(
 def configured(
     kind: type[Any], layers: Sequence[Layer], arguments: Sequence[str], *, verb: str, own: Sequence[type[Any]] = ()
 ) -> tuple[Any, dict[str, str]]:
-    """Return an instance of `kind` from defaults, layers and flags, with origins. `own` has the option classes for the help."""
+    """Return an instance of `kind` from defaults, layers and flags, and the origin of each value. `own` has the option classes for the
+    help."""
     flags = [name for name, _ in by_flag(arguments) if name]
     known = dict(field_hints(kind))
     options = [name for each in own for name in option_names(each)]

@@ -27,7 +27,7 @@ class Batching:
         return self.batch_size // self.micro_batch_size
 
     def of_equal_samples(self, length: int) -> "Batching":
-        """Return the sizes in samples of this length, with as many samples per micro-batch as fit.
+        """Convert token sizes to samples of one length. A micro-batch has as many samples as fit.
 
         >>> batching("4096 tokens", "1024 tokens").of_equal_samples(100)
         Batching(batch_size=40, micro_batch_size=10, unit='samples')
@@ -47,8 +47,8 @@ class Batching:
 
 
 def batching(batch_size: int | str, micro_batch_size: int | str | None) -> Batching:
-    """Parse sizes in samples (64) or tokens ("4096 tokens"). None is one micro-batch per step. Raises `ConfigError` with the nearest valid
-    sizes.
+    """Parse sizes in samples (64) or tokens ("4096 tokens"). If `micro_batch_size` is None, a step is one micro-batch. Raises
+    `ConfigError` with the nearest valid sizes.
 
     >>> batching(64, 16)
     Batching(batch_size=64, micro_batch_size=16, unit='samples')

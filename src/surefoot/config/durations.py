@@ -1,4 +1,5 @@
-"""Durations as text ("200 steps", "2 epochs", "5%", "90 min"). Only completed steps decide when one is due, so a resume changes nothing."""
+"""Durations as text ("200 steps", "2 epochs", "5%", "90 min"). Only the number of completed steps decides when a duration is due, so a
+resumed run acts at the same steps."""
 
 import re
 import sys
@@ -105,7 +106,8 @@ class Every:
 
 
 def planned(text: str, *, samples_per_epoch: int, batch_size: int, setting: str = "length") -> Length:
-    """Parse the length of a run, "200 steps" or "30 epochs", rounded up. Raises `ConfigError` with the name `setting` if it is invalid.
+    """Parse the length of a run, "200 steps" or "30 epochs", rounded up to a step. Raises `ConfigError` with the name `setting` if
+    invalid.
 
     >>> planned("2 epochs", samples_per_epoch=25, batch_size=10).steps
     5
@@ -144,7 +146,7 @@ def in_steps(text: str | int, *, length: Length, setting: str = "duration") -> i
 
 
 def every(text: str | None, *, length: Length, time: bool = False, setting: str = "interval") -> Every:
-    """Parse an interval: "50 steps", "2 epochs", "5%" of the run, and "9 min" with `time`. None means never.
+    """Parse an interval: "50 steps", "2 epochs", "5%" of the run, and "9 min" with `time`. If `text` is None, the event never recurs.
 
     >>> length = Length(steps=200, samples_per_epoch=100, batch_size=10)
     >>> every("5%", length=length).described(), every("2 h", length=length, time=True).seconds

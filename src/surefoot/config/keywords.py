@@ -1,4 +1,5 @@
-"""Error messages for unknown keywords, with the probable keyword and its value. They know other libraries' names. Imports no torch."""
+"""Error messages for unknown keywords, with the probable keyword and its value. Other libraries' keywords are recognized. Imports no
+torch."""
 
 import difflib
 import functools

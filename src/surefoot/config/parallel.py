@@ -16,7 +16,7 @@ class DDPSettings:
     """The arguments of `sf.ddp`."""
 
     sync: Literal["auto", "last", "every"] = "auto"
-    """Micro-batches of a step after which ranks sum their gradients. auto: the last for ddp, every one for fsdp."""
+    """When ranks sum their gradients: after the last micro-batch of a step, or after every one. auto: last for ddp, every for fsdp."""
     find_unused_parameters: bool = False
     """Allow parameters without a gradient; otherwise an error at the start names them."""
 
@@ -81,12 +81,12 @@ def fsdp(
 ) -> Strategy:
     """Return fully sharded data parallelism: each rank holds a shard of every parameter, gradient and optimizer state.
 
-    Uses torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). The weights of each of `blocks` (modules by
-    name or class; by default the model's repeated blocks) are gathered together. `reshard_after_forward` frees them after the
-    forward pass. `sync="every"`, the choice of "auto", adds each micro-batch to sharded gradients; "last" holds full gradients
-    until the last micro-batch. `find_unused_parameters` allows parameters without a gradient; all ranks must still call the
-    same blocks in every pass. `cpu_offload` keeps and updates the shards on the CPU. `gather_dtype` is the dtype of gathered
-    weights and of the computation. `replicas` is the number of groups of ranks that each hold the whole model.
+    Uses torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). The weights of each of `blocks` (modules by name or
+    class; by default the model's repeated blocks) are gathered together. `reshard_after_forward` frees gathered weights after the forward
+    pass. `sync="every"`, the choice of "auto", adds each micro-batch to sharded gradients; "last" holds full gradients until the last
+    micro-batch. `find_unused_parameters` allows parameters without a gradient; all ranks must still call the same blocks in every pass.
+    `cpu_offload` keeps and updates the shards on the CPU. `gather_dtype` is the dtype of gathered weights and of the computation.
+    `replicas` is the number of groups of ranks that each hold the whole model.
 
     >>> fsdp(replicas=2).replicas
     2

@@ -19,7 +19,7 @@ _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a 
 
 
 def local_path(path: str | os.PathLike[str], *, setting: str) -> Path:
-    """Return a local path. Raises `ConfigError` with `setting` for a URL, which `Path` would turn into a directory called "s3:".
+    """Convert to a local `Path`. Raises `ConfigError` with `setting` for a URL, which `Path` would turn into a directory called "s3:".
 
     >>> local_path("runs/first", setting="run_dir").parts
     ('runs', 'first')
@@ -53,7 +53,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, *, limit: int = _SMALL_BYTES) -> bytes:
-    """Read a regular file of at most `limit` bytes. Raises `OSError` for a larger file, and as `open_regular` does."""
+    """Read a regular file of at most `limit` bytes. Raises `OSError` for a larger file, a pipe or a device."""
     with open_regular(path) as file:
         data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1) or b""  # `read` allocates its whole argument
     if len(data) > limit:

@@ -1,4 +1,4 @@
-"""The declaration of a setting. Flags, config.toml, docs/reference/settings.md and comparisons on a resume are derived from it. Imports no
+"""Declarations of settings. Flags, config.toml, docs/reference/settings.md and comparisons on a resume derive from these. Imports no
 torch."""
 
 import dataclasses

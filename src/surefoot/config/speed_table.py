@@ -86,7 +86,8 @@ TABLE: Mapping[tuple[str, str], tuple[str, Sequence[Row]]] = {
 
 
 def look_up(facts: Facts, *, layout_open: bool = True) -> Choice:
-    """Return the choice for these facts, by the minimum gain of all rows that contain them. Without such a row it is fp32 and contiguous.
+    """Return the choice for these facts by the minimum gains of all matching rows. Without a matching row, return fp32 without channels
+    last.
 
     >>> look_up(Facts("amx_bf16", "1.0", "linear", width=256, rows=100))
     Choice(precision='fp32', channels_last=False, known=False, why='models of this kind and size were not measured')

@@ -156,7 +156,7 @@ class TrainSettings(Declared):
     """How often a record is written; the host waits for the device only then. Each record is also printed if this is set. auto: every 50
     steps, or 5% of the run if that is shorter, so that epochs end with a record."""
     layer_stats_every: str | None = setting("200 steps", check=every, cadence=True)
-    """How often per-layer statistics of gradients, weights and updates are recorded. Such a step copies the weights. None: never."""
+    """How often per-layer statistics of gradients, weights and updates are recorded. These steps copy the weights. None: never."""
     trackers: str | Sequence[str] | None = setting(None, observer=True)
     """Experiment trackers that also receive the records: "wandb", "mlflow", "trackio", or several, "wandb,mlflow"."""
     report: bool = setting(True, observer=True)
@@ -164,7 +164,7 @@ class TrainSettings(Declared):
     run_dir: str | Path | None = setting(None, check=_out, observer=True, group="checkpoints")
     """Directory of the run. The run resumes if the directory has a checkpoint. None: nothing is written."""
     save_every: str = setting("auto", check=save_interval, cadence=True)
-    """How often a checkpoint is written, in steps or time; also at start and end. auto: every 5 min, or 60 s if a save takes under 0.6 s."""
+    """How often a checkpoint is written, in steps or time; also at start and end. auto: every 5 min, or 60 s if a save takes <0.6 s."""
     keep_last: int = setting(
         3, check=number("how many of the newest checkpoints to keep, 1 or more", least=1), observer=True
     )
@@ -206,7 +206,7 @@ class Timetable:
 
 
 def timetable(settings: TrainSettings, *, samples_per_epoch: int, batch_size: int) -> Timetable:
-    """Return the timetable for data of this size. Raises `ConfigError` that names an invalid setting."""
+    """Return the timetable for data of this size. Raises `ConfigError` with the name of an invalid setting."""
     plan = partial(planned, samples_per_epoch=samples_per_epoch, batch_size=batch_size)
     length = plan(settings.length)
     stop_after = length if settings.stop_after is None else plan(settings.stop_after, setting="stop_after")

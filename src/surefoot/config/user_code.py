@@ -78,7 +78,7 @@ def digest(path: Path) -> str | None:
 
 
 def is_resolved(path: Path) -> bool:
-    """Return True if a path is absolute and contains no link. Other paths could name a file beside a run; surefoot never writes them."""
+    """Return True if a path is absolute and contains no link. surefoot records only such paths; others could lead to a run's files."""
     with suppress(OSError, RuntimeError, ValueError):
         return path == path.resolve()
     return False

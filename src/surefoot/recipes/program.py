@@ -30,8 +30,8 @@ _SHARED = ("auto", "ddp", "fsdp")  # strategies that share the model's training
 
 @dataclass(frozen=True)
 class Program:
-    """A function that builds a run, its settings dataclass or None, and its entry in config.toml. `names` are the module's other names.
-    PRESETS, `check`, `predict`, `Predict`, `judged` (question files) and `outline` (a run without data) are optional."""
+    """A function that builds a run, its settings dataclass or None, and its entry in config.toml. `names` maps the module's names to
+    values. PRESETS, `check`, `predict`, `Predict`, `judged` (question files) and `outline` (a run without data) are optional."""
 
     build: Callable[..., Any]
     config: type[Any] | None
@@ -198,7 +198,7 @@ def for_one_process(config: Any, run: Path) -> Any:
 
 
 def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
-    """Return a checkpoint of a run: the newest intact, the best, that of a step, or an average of the last. Damaged ones are reported."""
+    """Return a checkpoint of a run: the newest intact, the best, a step's, or an average of the last. Damaged checkpoints are reported."""
     from surefoot.checkpoint import Store, average_weights
 
     store = Store(run / "checkpoints")

@@ -76,7 +76,7 @@ class Config(RecipeSettings):
         after="check_state",
         group="evaluation",
     )
-    """Validation tokens per evaluation, chosen once by the seed; the run's end evaluates all as val_all. Default: always all."""
+    """Validation tokens per evaluation, chosen once by the seed; the run's end evaluates all as val_all. Default: all tokens."""
     cloze_questions: int | None = setting(None, check=_COUNT, observer=True)
     """Number of questions with four continuations on the validation text; 0 disables them. Default: 200 if the text is long enough."""
     multiple_choice: tuple[str, ...] | None = setting(None, observer=True)

@@ -153,7 +153,7 @@ def first_lines(text: str) -> str:
 
 
 def beside(weights: Path) -> Path | None:
-    """Return the tokenizer file of a run, or of a checkpoint or weights file in it; None if it is missing."""
+    """Return the tokenizer file of a run, or of a checkpoint or weights file in it; None if the file does not exist."""
     folder = weights if weights.is_dir() else weights.parent
     folders = [folder, folder.parent.parent] if folder.parent.name == "checkpoints" else [folder]
     return next((folder / TOKENIZER for folder in folders if (folder / TOKENIZER).is_file()), None)
@@ -178,7 +178,7 @@ def _describe_split(documents: Mapping[str, str], held_out: Sequence[str]) -> st
 
 
 def named_tokenizer(name: str) -> Any:
-    """Return the tokenizer called bytes or gpt2, or load one from a file or directory. Raises `DataError` if it is missing."""
+    """Return the tokenizer called bytes or gpt2, or load one from a file or directory. Raises `DataError` if its files are missing."""
     if name == "bytes":
         return sf.tokenizers.ByteTokenizer()
     if name == "gpt2" and not _GPT2.is_dir():

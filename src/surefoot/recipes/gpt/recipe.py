@@ -42,7 +42,7 @@ def loss_heatmap(model: Any, corpus: texts.Corpus, *, context: int) -> "sf.repor
 
 
 def check(config: Config) -> list[Any]:
-    """Return the parts that need only the settings. Raises `ConfigError` with all problems before any data are read."""
+    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all problems."""
     return checked(
         lambda: network_shape(config, vocab_size=257),  # the vocabulary size is unknown until the text is read
         config.optimizer.spec,

@@ -21,7 +21,7 @@ class Data:
     val_fraction: float = 0.1
     """Fraction of the training images for validation, if val/ does not exist."""
     size: int | None = None
-    """Image height and width in pixels, for folders and synthetic. Default: that of all pictures, if they agree."""
+    """Image height and width in pixels, for folders and synthetic. Default: the pictures' own size, if all have the same."""
     channels: int | None = None
     """For folders and synthetic: 1 converts pictures to gray, 3 to color. Default: unchanged."""
     crop: Literal["padded", "resized"] = "padded"

@@ -59,7 +59,7 @@ def refuse_settings(model: Model) -> None:
 
 
 def recorded_name(model: Model, *, recorded: str | None = None) -> str:
-    """Return the network's name for the run's directory, with an absolute path of a file. A resume keeps the path in `recorded`."""
+    """Return the network's name for the run's records. Paths are absolute; `recorded` is returned if it names the same file."""
     if _kind(model.name) != "file":
         return model.name
     path, _, function = model.name.rpartition(":")
@@ -92,7 +92,7 @@ def note_changed(name: str, *, was: str | None) -> None:
 
 
 def builder(model: Model, name: str, *, channels: int, classes: int, size: int) -> Callable[[], Any]:
-    """Return the function that builds the network, and import the file or timm now. `name` is from `recorded_name`."""
+    """Return the function that builds the network, and import the file or timm now. `name` is a result of `recorded_name`."""
     kind = _kind(name)
     shape: dict[str, Any] = {"channels": channels, "classes": classes}
     own = _own(model, kind, size=size)
@@ -111,7 +111,7 @@ def builder(model: Model, name: str, *, channels: int, classes: int, size: int) 
 
 
 def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: int) -> None:
-    """Raise `ConfigError` if batch normalization of surefoot's own network would see one pixel of one image."""
+    """Raise `ConfigError` if batch normalization of surefoot's own networks would average over a single value per channel."""
     kind = _kind(name)
     if (
         micro_batch_size == 1

@@ -24,7 +24,7 @@ _ARRAYS = (
 
 
 def check(config: Config) -> list[Any]:
-    """Return the parts that need only the settings. Raises `ConfigError` with all problems before any data are read."""
+    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all problems."""
     from surefoot.data.images.load import refuse_fraction  # imports torch, as does the next line
     from surefoot.losses.mixing import refuse_mixing
 

@@ -25,7 +25,7 @@ class Data:
     phrase_count: int = 24_000
     """Number of phrases if no path is set."""
     val_fraction: float = 0.03
-    """Fraction of the pairs for validation without a validation file, chosen by a hash of the source."""
+    """Fraction of the pairs held out for validation by a hash of the source, unless a validation file exists."""
     tokenizer: Literal["bpe", "unigram"] = "bpe"
     """Subword tokenizer, trained on the training text: byte pairs or a unigram model."""
     vocab_size: int | None = None
@@ -98,7 +98,7 @@ class Config(RecipeSettings):
     """By default adamw has betas (0.9, 0.98), as in Vaswani et al. 2017, and no weight decay."""
     schedule: Schedule = default(Schedule(name="inverse_sqrt", warmup="10%"))
     label_smoothing: float = setting(0.1, check=FRACTION, identity=True, after="check_state", group="optimization")
-    """Share of the target probability spread over all tokens in training. Metrics are unsmoothed. With 0, records include perplexity."""
+    """Share of the target probability spread over all tokens in training. Metrics use no smoothing. With 0, records include perplexity."""
     best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_at_start")
     """Validation metric that selects the best checkpoint."""
     beam_size: int = setting(5, check=_ONE_OR_MORE, observer=True, after="label_smoothing", group="evaluation")

@@ -55,7 +55,7 @@ class Bilingual:
 
 def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
     """Return the pairs at `data.path` in tokens (None: phrases from CLDR), and print the number of pairs too long to train on. `saved` is
-    the tokenizer that the run wrote at its start. Without it, the tokenizer of the initial weights is used if there is one."""
+    the tokenizer that the run wrote at its start. Without `saved`, the tokenizer of the initial weights is used if there is one."""
     data, init, context = config.data, config.init_from, config.model.context
     source, target, fraction = data.source, data.target, data.val_fraction
     if data.path is None:

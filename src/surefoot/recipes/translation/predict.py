@@ -110,8 +110,8 @@ class Sentence:
 
 
 def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
-    """Return all lines of the inputs and of the file, or of standard input for "-" or by default. An empty input is an empty line. A line
-    that is not UTF-8 is empty, with a reason. Raises `DataError` for a file that cannot be read or is UTF-16."""
+    """Return all lines of the inputs and of the file, or of standard input for "-" or without inputs. An empty input is an empty line. A
+    line that is not UTF-8 becomes empty and keeps the reason. Raises `DataError` for a file that cannot be read or is UTF-16."""
     piped = list(inputs) == ["-"]
     sentences = [
         Sentence(line.removesuffix("\r"), f"input {number}")

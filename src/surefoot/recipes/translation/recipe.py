@@ -19,7 +19,7 @@ _EXAMPLES = 3  # example translations of a sample
 
 
 def check(config: Config) -> list[Any]:
-    """Return the parts that need only the settings. Raises `ConfigError` with all problems before any data are read."""
+    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all problems."""
     return checked(
         lambda: network_shape(
             config, source=300, target=300
