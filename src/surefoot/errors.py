@@ -107,7 +107,7 @@ class CheckpointError(SurefootError):
 
 
 class DivergedError(SurefootError):
-    """A divergence, first at `step`: too many consecutive steps were not finite. `seen` (JSON) and `text` describe this step.
+    """A divergence: too many consecutive steps were not finite. `step` is the first step; `seen` (JSON) and `text` describe this step.
 
     >>> DivergedError("loss not finite", step=412).step
     412

@@ -74,8 +74,8 @@ def used_bytes(device: torch.device) -> dict[str, int]:
 def free_bytes(device: torch.device) -> int:
     """Return the bytes of a device that this process can still allocate. Raises `ConfigError` if the number is unknown.
 
-    On CUDA the result includes memory that torch has reserved but not allocated. On the CPU the result is the smaller of
-    the memory available without swapping and the remaining limit of a control group, as in containers.
+    On CUDA the result includes memory that torch has reserved but not allocated. On the CPU the result is the memory
+    available without swapping, limited by the process's control groups (containers have them).
     """
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -219,7 +219,7 @@ class SavedRun:
         """Load the weights of a checkpoint into a model. Return the model on its device in evaluation mode.
 
         `model` is a module, or a class or function that returns a module. If `model` is None, the run's program builds the model.
-        `checkpoint` is "newest" (the newest intact one), "best", a step, or "average 5" for the mean of the last five. The weights
+        `checkpoint` is "newest" (the newest intact one), "best", a step, or "average N" for the mean of the last N. The weights
         "auto" are the averaged weights if the run has them; "averaged" and "trained" select explicitly. `name` selects one of
         several models. Raises `CheckpointError` if the weights do not fit the model.
         """

@@ -35,7 +35,7 @@ from surefoot.train.run_settings import Model
 def built_models(
     model: Model | Mapping[str, Model], *, seed: int, device: torch.device, precision: str
 ) -> dict[str, nn.Module]:
-    """Return the models by name ("model" for a single model) on their device and in their dtype. Builders run with seeded generators."""
+    """Return the models by name ("model" for a single model) on their device and in their dtype. Callables run with seeded generators."""
     built: dict[str, nn.Module] = {}
     for index, (name, source) in enumerate((model if isinstance(model, Mapping) else {"model": model}).items()):
         with untouched(), device if device.type == "meta" else nullcontext():  # the meta device allocates no memory

@@ -118,9 +118,9 @@ class Run(RunSettings):
     def register_state(self, name: str, obj: Any) -> Any:
         """Save an object in every checkpoint, and restore it in a resumed run. Call this method before the first step.
 
-        `obj` is a tensor, a dictionary or list of JSON values and tensors (keys: strings or integers), a `torch.Generator`, a
-        torchmetrics metric, or an object with state_dict and load_state_dict. Returns `obj`. Raises `CheckpointError` if the
-        state after the restore differs from the saved state. All ranks must register the object; the state of rank 0 is saved.
+        `obj` is a tensor, a `torch.Generator`, a torchmetrics metric, or an object with state_dict and load_state_dict. `obj` can
+        also be a dictionary or list of JSON values and tensors (keys: strings or integers). Returns `obj`. Raises `CheckpointError`
+        if the state after the restore differs from the saved state. All ranks must register the object; rank 0's state is saved.
         """
         self.parts.run_state.user_state.add(name, obj)
         return obj
@@ -192,7 +192,7 @@ class Run(RunSettings):
         self._open("run.save()").stop_requests.run_save = True
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> list[str]:
-        """Restore the weights and all other state of a checkpoint, for evaluation or use. Other settings may differ.
+        """Restore the weights and all other state of a checkpoint for evaluation or use. The checkpoint's settings may differ.
 
         Returns one line for each difference between the data of the run and of the checkpoint.
         """
