@@ -47,7 +47,7 @@ campaign-mutants: .venv/ready  ## 100 small faults in the source, one by one, ea
 bench: .venv/ready  ## every benchmark in its short form, up to 20 minutes; DATA=DIRECTORY holds the data sets of some
 	$(BIN)/python benchmarks/bench.py $(if $(wildcard $(DATA)),--data $(DATA))
 
-prose:  ## sentences of README, docs, help and docstrings: how long they are, turns to avoid; ARGS="--worst 40", "--draw 100"
+prose:  ## sentences of README, docs, help, docstrings and messages: how long they are, turns to avoid; ARGS="--worst 40", "--draw 100"
 	$(PYTHON) docs/prose.py $(ARGS)
 
 pictures: .venv/ready  ## every picture of README and docs, from runs made for it; ONLY="resumed report" makes these alone

@@ -1,4 +1,4 @@
-"""Measure the prose of README.md, docs, help texts and docstrings: sentence length, and turns of phrase to avoid.
+"""Measure the prose of README.md, docs, help texts, docstrings and messages: sentence length, and turns of phrase to avoid.
 
     python docs/prose.py                        a row per area, and the count of each turn
     python docs/prose.py --worst 40             the longest sentences, and those with most turns
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-AREAS = ("README", "docs", "help", "docstrings")
+AREAS = ("README", "docs", "help", "docstrings", "messages")
 MAX_WORDS = 35
 _ISE = "normal|optim|synchron|initial|regular|general|organ|recogn|summar|serial|quant|penal|minim|maxim|util|equal"
 _ISE += "|memor|token|parallel|custom|final|local|visual|factor|vector|real|special|categor|standard|central"
@@ -32,6 +32,11 @@ TURNS = {
     "'so many', 'so-manieth'": r"\bso[- ]man(y|ieth)\b",
     "'a second' for 'per second'": rf"(?i)\b({_UNITS}) a (second|step|minute|hour|day)\b",
     "a fraction in words": r"\ba (third|quarter|fifth|sixth|eighth|tenth|twelfth|sixteenth|twentieth|hundredth) of\b",
+    "'go on' for 'continue' or 'resume'": r"\b(go|goes|going|went) on\b",
+    "'make again' for 'repeat'": r"\b(made|make|makes|making)( \w+){0,3} again\b|\bmade (by|of) it\b",
+    "'told of', 'tell of', 'cannot be told'": r"\b(told|tells?) of\b|cannot be told",
+    "'that of', 'those of' without its noun": r"(^|[,:;] |\b(is|are|by|for|as) )(that|those) of\b",
+    "'of it', 'of them' at the end": r"\bof (it|them)[.:;]?$",
     "British spelling": rf"(?i)colour|neighbour|behaviour|favour|honour|\bgrey|\bcentred?\b|(label|cancel|model)l(ed|ing)\b"
     rf"|(?:{_ISE})is(e|es|ed|er|ers|ing|ation|ations)\b|\banalys(e|ed|ing)\b|artefact|whilst",
 }
@@ -89,6 +94,21 @@ def docstrings(body: list[ast.stmt]) -> Iterator[tuple[int, bool, str]]:
                 yield from docstrings(inner)
 
 
+def messages(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """Texts of five words or more that a program prints or raises, a line at a time; an inserted value is `x`."""
+    prose = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
+    prose |= {id(part) for node in ast.walk(module) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(module):
+        if id(node) in prose or not isinstance(node, ast.JoinedStr | ast.Constant):
+            continue
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        text = "".join(
+            part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else "`x`" for part in parts
+        )
+        if len(re.findall(r"[A-Za-z]{2,}", text)) > 4 and not re.search(r"[{}<>]|_\w+\(", text):
+            yield from ((node.lineno, line.strip()) for line in text.split("\n"))
+
+
 def in_python(path: Path) -> Iterator[Sentence]:
     """Sentences of a file's docstrings, without examples; those that a `--help` prints are of the area "help"."""
     module = ast.parse(path.read_text(encoding="utf-8"))
@@ -101,6 +121,9 @@ def in_python(path: Path) -> Iterator[Sentence]:
         prose = re.sub(r"^(\w+(, \w+)*): ", r"\n\n\1: ", prose, flags=re.MULTILINE)  # arguments
         for sentence in split(prose):
             yield Sentence("help" if is_help else "docstrings", f"{place}:{line}", sentence)
+    for line, text in messages(module):
+        for sentence in split(text):
+            yield Sentence("messages", f"{place}:{line}", sentence)
 
 
 def sentences() -> list[Sentence]:

@@ -1,7 +1,4 @@
-"""surefoot trains PyTorch models without losing its footing.
-
-`dir(surefoot)` is the table of contents: objects and namespaces. Each is imported when it is first used.
-"""
+"""A training system for PyTorch models. Each public name is imported on first use."""
 
 import lazy_loader
 

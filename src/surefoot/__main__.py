@@ -1,4 +1,4 @@
-"""`python -m surefoot ...`, as launchers start it: torchrun --nproc-per-node 8 -m surefoot train gpt."""
+"""The entry point of `python -m surefoot`, for launchers: torchrun --nproc-per-node 8 -m surefoot train gpt."""
 
 import sys
 
@@ -6,6 +6,6 @@ from surefoot.cli.main import main
 from surefoot.distributed.environment import tie_to_launcher
 
 if __name__ == "__main__":
-    sys.argv[0] = "surefoot"  # as the records and messages call it
+    sys.argv[0] = "surefoot"  # the program name in records and messages
     tie_to_launcher()
     main()

@@ -1,7 +1,4 @@
-"""The exceptions of surefoot: one class per exit status, and the text that it prints of other exceptions.
-
-A message says what was found, where, the likely cause, and what to type next; the command line prints it without a traceback.
-"""
+"""The exceptions of surefoot, one class per exit status, and functions that format and print exceptions."""
 
 import os
 import re
@@ -14,11 +11,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, TypeGuard
 
-# A flag with its value, in advice on what to type: --precision fp32, --time-limit "9 min", --optimizer.lr 0.1, --run-dir DIR
+# A flag with its value in the advice of a message: --precision fp32, --time-limit "9 min", --optimizer.lr 0.1, --run-dir DIR
 _FLAG = re.compile(r"--([a-z][\w-]*)(?:\.([a-z][\w-]*))?(?:[ =](\"[^\"]*\"|'[^']*'|[\w.%*/,]*[\w%*]|\.\.\.))?")
-_COMMANDS = re.compile(
-    r"\b(surefoot|torchrun|srun|pip|py-spy|python[\d.]*) [\w./-]"
-)  # lines that are typed in a shell stay as they are
+_COMMANDS = re.compile(r"\b(surefoot|torchrun|srun|pip|py-spy|python[\d.]*) [\w./-]")  # shell commands keep their flags
 _NO_KEYWORD = (
     "nproc",
     "nnodes",
@@ -51,23 +46,21 @@ _PROSE = (
     "alone",
 )
 _NAMESPACES = {"optimizer": "optim", "schedule": "schedules"}  # --schedule.name cosine is sf.schedules.cosine(...)
-_speech = {"flags": False}  # what this process calls a setting: flags on the command line, keywords in a script
+_speech = {"flags": False}  # True: messages name command-line flags; False: keyword arguments
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
-_HOOKS = ("sys", "torch.distributed.distributed_c10d")  # not the user's: Python's, and torch's, which names the rank
+_HOOKS = ("sys", "torch.distributed.distributed_c10d")  # the hooks of Python and torch
 
 
 class SurefootError(Exception):
-    """Anything surefoot refuses or gives up on; `exit_status` is what the command line ends with, and a script too.
-
-    A script that it ends prints its sentence and the script's own line, without frames.
+    """The base class of surefoot's errors. An uncaught error ends a script with its message and the class's `exit_status`.
 
     >>> ConfigError("batch_size = 0").exit_status, isinstance(DataError(""), SurefootError)
     (2, True)
     """
 
     exit_status = 1
-    of_user = False  # set on an error that another process sends: its chain of exceptions does not travel
+    of_user = False  # True if user code in a loader worker raised the error: the exception chain is not pickled
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*(as_typed_here(part) if isinstance(part, str) else part for part in parts))
@@ -76,7 +69,7 @@ class SurefootError(Exception):
 
 
 class ConfigError(SurefootError):
-    """A setting, or a combination of settings, that cannot be run.
+    """An invalid setting or combination of settings.
 
     >>> import surefoot
     >>> surefoot.ddp(sync="never")
@@ -88,7 +81,7 @@ class ConfigError(SurefootError):
 
 
 class DataError(SurefootError):
-    """A data set, file or sample that cannot be used as it is.
+    """An unusable data set, file or sample.
 
     >>> import surefoot
     >>> try:
@@ -102,7 +95,7 @@ class DataError(SurefootError):
 
 
 class CheckpointError(SurefootError):
-    """A checkpoint that cannot be written, read, or continued from.
+    """A failure to write, read or resume from a checkpoint.
 
     >>> import surefoot
     >>> surefoot.load("missing").load_model()
@@ -114,7 +107,7 @@ class CheckpointError(SurefootError):
 
 
 class DivergedError(SurefootError):
-    """Too many steps in a row were not finite, the first at `step`; `seen` (JSON) and `text` say what was seen in it.
+    """A divergence: too many consecutive steps were not finite. `step` is the first step; `seen` (JSON) and `text` describe this step.
 
     >>> DivergedError("loss not finite", step=412).step
     412
@@ -128,7 +121,7 @@ class DivergedError(SurefootError):
 
 
 class RankLostError(SurefootError):
-    """Another rank of this run died, hangs, or went a way of its own: which one, and how far it was.
+    """The loss of a rank that died, hung, or left the common step order. The message names the rank and its last step.
 
     >>> RankLostError.exit_status
     7
@@ -139,7 +132,7 @@ class RankLostError(SurefootError):
 
 @contextmanager
 def speaking_in_flags() -> Iterator[None]:
-    """Have messages name flags, as on the command line; elsewhere they name keywords."""
+    """Make messages inside the block name command-line flags instead of keyword arguments."""
     before, _speech["flags"] = _speech["flags"], True
     try:
         yield
@@ -148,7 +141,7 @@ def speaking_in_flags() -> Iterator[None]:
 
 
 def as_typed_here(text: str) -> str:
-    """A message whose advice is written in flags, in keywords if a script is running.
+    """Convert the flags in a message to keyword arguments, except inside `speaking_in_flags`.
 
     >>> as_typed_here('try: --precision fp32, or leave --compile out')
     'try: precision="fp32", or leave compile out'
@@ -161,7 +154,6 @@ def as_typed_here(text: str) -> str:
 
 
 def _parts(line: str) -> tuple[str, str]:
-    """A line up to a command that it says to type, and from there on."""
     command = _COMMANDS.search(line)
     return (line, "") if command is None else (line[: command.start()], line[command.start() :])
 
@@ -186,13 +178,13 @@ def _in_keywords(text: str) -> str:
 
 
 def refuse_all(wrong: Mapping[str, bool]) -> None:
-    """Raise one `ConfigError` with each of the problems that holds."""
+    """Raise one `ConfigError` that lists all problems whose condition is True. Returns None if all conditions are False."""
     if problems := [problem for problem, holds in wrong.items() if holds]:
         raise ConfigError("\n".join(problems))
 
 
 def first_line(problem: BaseException) -> str:
-    """The first line of what an exception says, which may be nothing: messages of torch go on with pages.
+    """Return the first line of an exception's message, or "" if the message is empty. Messages of torch can span pages.
 
     >>> first_line(ValueError("too long" + chr(10) + "in the third row")), first_line(AssertionError())
     ('too long', '')
@@ -201,17 +193,17 @@ def first_line(problem: BaseException) -> str:
 
 
 def error_lines(problem: BaseException) -> str:
-    """The printed text of an error without traceback; its further lines are indented."""
+    """Return an exception's message with "error: " before each line that is not indented."""
     return "\n".join(line if line.startswith(" ") else f"error: {line}" for line in str(problem).splitlines() or [""])
 
 
 def behind(problem: BaseException) -> BaseException | None:
-    """The cause or the hidden context of an exception, as Python prints them; None if it has neither."""
+    """Return the cause of an exception, or its context if Python would print the context. Returns None if both are absent."""
     return problem.__cause__ or (None if problem.__suppress_context__ else problem.__context__)
 
 
 def comes_of_user(problem: BaseException) -> bool:
-    """Whether an error comes of an exception that went through the user's own code, or hides one; never of a lost rank's end."""
+    """Return True if the error or an exception in its chain passed through user code. Returns False for `RankLostError`."""
     if isinstance(problem, RankLostError):
         return False
     own = problem.of_user if isinstance(problem, SurefootError) else line_of_user(problem.__traceback__) != ""
@@ -220,13 +212,13 @@ def comes_of_user(problem: BaseException) -> bool:
 
 
 def line_of_user(trace: TracebackType | None) -> str:
-    """The innermost line of the user's own code in a traceback, as a further line of a message; "" if it has none."""
+    """Return the file and line of the innermost user frame, to append to a message. Returns "" without a user frame."""
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace) if _is_users(frame)]
     return f"\n  {lines[-1][0]}, line {lines[-1][1]}" if lines else ""
 
 
 def print_uncaught(problem: BaseException, trace: TracebackType | None, others: Hook) -> None:
-    """Print a refusal without frames; `others` takes what comes of the user's own code, or all if it is the user's hook."""
+    """Print an uncaught error without a traceback if `is_refusal` is True. Otherwise call the hook `others`."""
     if is_refusal(problem, others) and sys.stderr is not None:
         print(error_lines(problem) + line_of_user(trace), file=sys.stderr)
     else:
@@ -235,32 +227,29 @@ def print_uncaught(problem: BaseException, trace: TracebackType | None, others: 
 
 
 def is_refusal(problem: BaseException, others: Hook) -> TypeGuard[SurefootError]:
-    """Whether an uncaught error is ours alone, and no hook of the user's wants it."""
+    """Return True for a `SurefootError` without user code in its chain, unless the user has installed a `sys.excepthook`."""
     others = others.others if isinstance(others, _Refusals) else others
     return isinstance(problem, SurefootError) and others.__module__ in _HOOKS and not comes_of_user(problem)
 
 
 def leave_script(problem: SurefootError) -> None:
-    """End a script with the exit status of the command line; in an excepthook. At a prompt the person goes on typing."""
+    """Exit a script with the error's exit status. Does nothing in an interactive interpreter."""
     if not hasattr(sys, "ps1") and not sys.flags.interactive:
         sys.exit(problem.exit_status)
 
 
 def wait_for_first_rank() -> None:
-    """Under torchrun wait 10 s: local rank 0 may meet the same error and print it, and torchrun then ends this process."""
+    """Wait 10 s under torchrun, except on local rank 0, which may print the same error before torchrun ends all ranks."""
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK") != "0":
-        threading.Event().wait(10.0)  # `time`, a clock, is out of bounds for all that choices can reach
+        threading.Event().wait(10.0)  # this module must not import the clock `time`
 
 
 class _Refusals:
-    """A `sys.excepthook` for errors of ours. Notebooks and interactive sessions of IPython do not come this way."""
-
     def __init__(self, others: Hook) -> None:
         self.others = others
 
     def __call__(self, _kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
-        """Print one exception that nobody has caught."""
-        if isinstance(problem, SurefootError) and self.others.__module__ in _HOOKS:  # others agree on who prints
+        if isinstance(problem, SurefootError) and self.others.__module__ in _HOOKS:
             wait_for_first_rank()
         print_uncaught(problem, trace, self.others)
         if is_refusal(problem, self.others):
@@ -268,7 +257,7 @@ class _Refusals:
 
 
 def passed_others(problem: BaseException) -> bool:
-    """Whether an exception came through code that is neither ours, nor torch's, nor of the standard library."""
+    """Return True if a traceback contains code outside surefoot, torch and the standard library."""
     for frame, _ in traceback.walk_tb(problem.__traceback__):
         package = re.search(r"(?:site|dist)-packages/(\w+)", Path(frame.f_code.co_filename).as_posix())
         if _is_users(frame) if package is None else package[1] not in ("surefoot", "torch"):
@@ -277,12 +266,11 @@ def passed_others(problem: BaseException) -> bool:
 
 
 def _is_users(frame: FrameType) -> bool:
-    """Whether a frame is of the user's own code, and not made up."""
     path = Path(frame.f_code.co_filename)
     return (path.is_file() or frame.f_globals.get("__name__") == "__main__") and is_own(path)  # `python -c` has no file
 
 
 def is_own(path: Path) -> bool:
-    """Whether code in a file is the user's: neither the standard library's, nor an installed package's, nor surefoot's."""
+    """Return True for a file of the user, False for a file of the standard library, an installed package or surefoot."""
     others = (Path(__file__).parent, Path(traceback.__file__).parent)
     return {"site-packages", "dist-packages"}.isdisjoint(path.parts) and not any(map(path.is_relative_to, others))

@@ -1,7 +1,4 @@
-"""Counted means: the only way anything is averaged here.
-
-A mean of means is wrong if two parts differ in size. So a mean is passed as (total, count) and divided once, at the end.
-"""
+"""Means stored as (total, count) and divided once at the end. A mean of means is wrong if the parts differ in size."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +13,7 @@ from surefoot.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A sum and the number of things it was taken over; either may be a number or a 0-dimensional tensor on any device.
+    """A total and the number of its addends. Both are Python numbers or 0-dimensional tensors on any device.
 
     >>> (Mean(6.0, 3) + Mean(4.0, 1)).value
     2.5
@@ -26,22 +23,22 @@ class Mean:
     count: Tensor | float
 
     def __add__(self, other: "Mean") -> "Mean":
-        """The mean over both; exact in the counts."""
+        """Return the mean with the sum of both totals and the sum of both counts."""
         return Mean(self.total + other.total, self.count + other.count)
 
     @property
     def value(self) -> Tensor | float:
-        """Total over count; 0 where nothing was counted, so that an empty part never spreads NaN."""
+        """The total divided by the count. An empty mean has the value 0 instead of NaN."""
         if isinstance(self.count, Tensor):
             return self.total / torch.where(self.count > 0, self.count, 1)
         return self.total / (self.count if self.count > 0 else 1)
 
     def detach(self) -> "Mean":
-        """The same numbers in float64 (float32 on devices without it), cut from the autograd graph; waits for nothing."""
+        """Return a copy detached from the autograd graph, in float64 (float32 on MPS). Does not synchronize the device."""
         return Mean(_detached(self.total), _detached(self.count))
 
 
-# so that whoever looks for tensors in what a model returns finds those of its means: FSDP2, and `parallel.Called`
+# FSDP2 and `distributed.strategy.Called` find the tensors of a model's return value with pytree
 pytree.register_pytree_node(
     Mean,
     lambda mean: ([mean.total, mean.count], None),
@@ -51,7 +48,7 @@ pytree.register_pytree_node(
 
 
 def summed(means: Iterable[Mean]) -> Mean:
-    """The counted mean over all of them; `Mean(0.0, 0)` for none.
+    """Return the sum of means. Returns `Mean(0.0, 0)` without means.
 
     >>> summed([Mean(1.0, 1), Mean(9.0, 3)]).value
     2.5
@@ -60,10 +57,9 @@ def summed(means: Iterable[Mean]) -> Mean:
 
 
 def correction(nominal: float, counted: Tensor | float | None, *, like: Tensor) -> Tensor | float:
-    """The factor that turns a total divided by `nominal` into one divided by the real count.
+    """Return `nominal / counted` to correct a total that was divided by `nominal`, or 1.0 if `counted` is None.
 
-    1.0 where `counted` is None, because `nominal` holds; else a tensor on the device of `like`, in float32 at least (a
-    count of whole numbers would be divided in float32). Where nothing was counted, a total of 0 stays 0.
+    A tensor result is on the device of `like`, in the dtype of `like` but at least float32. A count of 0 is replaced by 1.
 
     >>> float(correction(8, 6, like=torch.zeros(())))
     1.3333333730697632
@@ -75,13 +71,13 @@ def correction(nominal: float, counted: Tensor | float | None, *, like: Tensor) 
 
 
 def add_each(sums: dict[str, Any], further: Mapping[str, Mean]) -> None:
-    """Add counted means by name to those that are there, cut from the graph."""
+    """Add detached means to the means in `sums` by name, in place."""
     for name, mean in further.items():
         sums[name] = sums[name] + mean.detach() if name in sums else mean.detach()
 
 
 def as_logged(name: str, value: Any) -> Any:
-    """The present value of a user's number: detached, and safe from changes in place; `ConfigError` if it is not a number."""
+    """Return a detached copy of a value that the user logs. Raises `ConfigError` if the value is not a scalar."""
     if isinstance(value, Mean):
         return Mean(as_logged(name, value.total), as_logged(name, value.count))
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
@@ -90,7 +86,7 @@ def as_logged(name: str, value: Any) -> Any:
         raise ConfigError(f"{name!r} cannot be logged: a tensor of shape {tuple(value.shape)} is not one number")
     try:
         return float(value.__float__())
-    except (AttributeError, TypeError, ValueError) as problem:  # a text has no __float__
+    except (AttributeError, TypeError, ValueError) as problem:  # str has no __float__
         raise ConfigError(f"{name!r} cannot be logged: {value!r} is not a number") from problem
 
 

@@ -1,4 +1,4 @@
-"""Memory: how much of a device is free, how much the tensors made in some code take at once, and bytes as people write them."""
+"""Free memory of a device, peak memory of a code block, and conversion between bytes and text."""
 
 import os
 import re
@@ -24,17 +24,17 @@ _UNITS |= {"KIB": 2.0**10, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40}
 
 @dataclass
 class Peak:
-    """The most bytes of tensors at one time, above those that were there before; known when its block is left."""
+    """The peak memory of tensors in bytes, relative to the start of the block. Set at the end of the block."""
 
     memory_bytes: int = 0
 
 
 @contextmanager
 def peak(device: torch.device) -> Iterator[Peak]:
-    """Measure the memory of tensors on a device while the block runs: the free memory that an allocator needs for it.
+    """Measure the peak memory of the tensors that a block allocates on a device.
 
-    On CUDA the allocator is asked, so temporary memory of kernels is in it. Elsewhere, also on the meta device, each operator's results are
-    counted while they live. Code compiled by torch.compile is not seen.
+    On CUDA the allocator reports the peak, including temporary memory of kernels. On other devices, including meta, the
+    outputs of each operator are counted until they are freed, except in code compiled by torch.compile.
 
     >>> with peak(torch.device("cpu")) as measured:
     ...     total = torch.ones(1000) + torch.ones(1000)
@@ -57,9 +57,9 @@ def peak(device: torch.device) -> Iterator[Peak]:
 
 
 def used_bytes(device: torch.device) -> dict[str, int]:
-    """The memory values of a record: the present memory of this process and, on CUDA, the peak of its tensors since the last call.
+    """Return the memory fields of a record without synchronizing: host memory and, on CUDA, the peak since the last call.
 
-    `host_memory_bytes` is resident; `host_memory_peak_bytes` replaces it if the system reports only a peak. Waits for no device.
+    `host_memory_bytes` is resident memory; `host_memory_peak_bytes` replaces it if the system reports only a peak.
 
     >>> used_bytes(torch.device("cpu"))["host_memory_bytes"] > 1e7
     True
@@ -72,10 +72,10 @@ def used_bytes(device: torch.device) -> dict[str, int]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """The memory of a device that this process may still use; `ConfigError` if that is unknown.
+    """Return the bytes of a device that this process can still allocate. Raises `ConfigError` if the number is unknown.
 
-    On CUDA with what torch has reserved and not given out. On the CPU what the system says is available without swapping,
-    or less where a control group limits it (containers do).
+    On CUDA the result includes memory that torch has reserved but not allocated. On the CPU the result is the memory
+    available without swapping, limited by the process's control groups (containers have them).
     """
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -99,7 +99,7 @@ def _host_bytes() -> dict[str, int]:
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of some tensors, each counted once.
+    """Return the total bytes of tensors. Each tensor is counted once.
 
     >>> one = torch.zeros(10)
     >>> tensor_bytes([one, one, torch.zeros(5, dtype=torch.float64)])
@@ -109,19 +109,19 @@ def tensor_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def in_words(number: float) -> str:
-    """Bytes as a person says them.
+    """Format bytes with a decimal unit and at most three digits.
 
     >>> in_words(853), in_words(3_400_000), in_words(1_200_000_000), in_words(999_700), in_words(1.5e12)
     ('853 B', '3.4 MB', '1.2 GB', '1 MB', '1.5 TB')
     """
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= 0.9995 * size:  # which three digits round to it
+        if number >= 0.9995 * size:  # three digits round up to the unit
             return f"{number / size:.3g} {unit}"
     return f"{number:.0f} B"
 
 
 def parsed_bytes(text: str, *, setting: str) -> int:
-    """The bytes that a text such as "8GB", "512 MB" or "1.5 GiB" means; `ConfigError` for anything else.
+    """Convert a text such as "8GB", "512 MB" or "1.5 GiB" to bytes. Raises `ConfigError` for any other text.
 
     >>> parsed_bytes("8GB", setting="memory"), parsed_bytes("1.5 KiB", setting="memory")
     (8000000000, 1536)
@@ -133,16 +133,14 @@ def parsed_bytes(text: str, *, setting: str) -> int:
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the storages that operators make on a device, until each is freed."""
-
     def __init__(self, device: torch.device, measured: Peak) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.measured = device, measured
-        self.known: set[int] = set()  # storages by address, those that were there before too
+        self.known: set[int] = set()  # addresses of all known storages
         self.now = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._know((args, kwargs), are_new=False)  # seen first as an input: it was there before
+        self._know((args, kwargs), are_new=False)  # an unknown input was allocated before the block
         returned = func(*args, **(kwargs or {}))
         self._know(returned, are_new=True)
         self.measured.memory_bytes = max(self.measured.memory_bytes, self.now)
@@ -152,7 +150,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tree_iter(nest):
             if isinstance(tensor, Tensor) and tensor.device.type == self.device.type and tensor.layout == torch.strided:
                 storage = tensor.untyped_storage()
-                address = storage._cdata  # its data's own is 0 on the meta device
+                address = storage._cdata  # `data_ptr()` is 0 on the meta device
                 if address not in self.known:
                     self.known.add(address)
                     number = storage.nbytes() if are_new else 0
@@ -170,7 +168,6 @@ def _available_bytes(meminfo: Path) -> int | None:
 
 
 def _left_in_groups(root: Path, own: Path) -> list[int]:
-    """The memory that the control groups of this process, and those above them, leave it; file cache counts as free."""
     free: list[int] = []
     names = {"memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"), "": ("memory.max", "memory.current")}
     for _, controllers, path in (line.split(":", 2) for line in _text(own).splitlines()):
@@ -182,7 +179,7 @@ def _left_in_groups(root: Path, own: Path) -> list[int]:
             limit, used = (_number(folder / name) for name in names[controllers])
             if folder.is_relative_to(top) and limit is not None and used is not None:
                 cache = re.search(r"^(?:total_)?inactive_file (\d+)", _text(folder / "memory.stat"), re.MULTILINE)
-                free.append(max(0, limit - used + (int(cache[1]) if cache else 0)))
+                free.append(max(0, limit - used + (int(cache[1]) if cache else 0)))  # file cache counts as free
     return free
 
 

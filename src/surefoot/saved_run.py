@@ -1,7 +1,4 @@
-"""A run's directory, read and used after the training: `load`, and the `SavedRun` that it returns.
-
-Each tool is imported by the method that calls it, so that a curve is read without torch.
-"""
+"""Access to a run's directory. Each method imports its own tools, so that reading metrics needs no torch."""
 
 from __future__ import annotations
 
@@ -36,10 +33,10 @@ _BY_SCRIPT = "a script made this run, and only that can build it again; there: p
 
 
 def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False) -> SavedRun:
-    """Return the saved run in a directory; nothing is read until a property or method asks for it.
+    """Return the saved run in a directory. Only properties and methods of the result read files.
 
-    `run` may also be a `Run` that is built and not open. Use that if only your script can build the program again.
-    Methods that execute the run's program refuse it if it changed since, unless `run_changed_program` is true.
+    `run` can also be a `Run` that is not open. Pass a `Run` if only your script can build the run again.
+    Methods that execute the run's program raise an error if the program has changed, unless `run_changed_program` is True.
 
     >>> load("runs/a").path.name
     'a'
@@ -66,10 +63,10 @@ def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run in its directory: finished, dead, or training now. Every access reads the files anew.
+    """A run directory, finished or still training. Each property and method reads the files again.
 
-    `replay`, `evaluate`, `verify` of steps, and `load_model` without a model execute the run's program; nothing else does.
-    They use the `Run` that `load` was given, if there is one, and leave it as it was.
+    Only `replay`, `evaluate`, `verify` of steps, and `load_model` without a model execute the run's program. These methods
+    use the `Run` passed to `load`, if any, and leave its state unchanged.
 
     >>> import tempfile, torch, surefoot
     >>> def build(run_dir):
@@ -95,16 +92,16 @@ class SavedRun:
     built: Run | None = field(default=None, kw_only=True, repr=False)
     read_program: Callable[[], tuple[Program, Any]] | None = field(default=None, kw_only=True, repr=False)
 
-    # --- what the directory says: no program is executed ---------------------------------------------------------
+    # --- read the directory without executing the program --------------------------------------------------------
 
     @property
     def step(self) -> int:
-        """The number of steps made, by the records."""
+        """The number of completed steps in the records."""
         return self._read().recorded.last_step
 
     @property
     def status(self) -> State:
-        """One of "running", "finished", "stopped", "diverged", "failed", and "dead": it ended without a final record."""
+        """The status: "running", "finished", "stopped", "diverged", "failed", or "dead" (ended without a final record)."""
         from surefoot.report.headline import state_of
 
         return state_of(self._read())
@@ -116,7 +113,7 @@ class SavedRun:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last value of each metric, as {"SPLIT/METRIC": value}; metrics of the final evaluation are included."""
+        """The last value of each metric, including the final evaluation, as {"SPLIT/METRIC": value}."""
         from surefoot.tracking.record import scores_in
 
         evaluated = [scores_in(record) for record in self.records() if record["kind"] in ("eval", "final_eval")]
@@ -124,16 +121,16 @@ class SavedRun:
 
     @property
     def checkpoints(self) -> list[int]:
-        """The steps that have a checkpoint, in order."""
+        """The steps with a checkpoint, in ascending order."""
         from surefoot.checkpoint.store import Store
 
         return Store(self._directory() / "checkpoints").steps()
 
     def records(self, kind: str | None = None) -> list[Record]:
-        """Return the records of one kind, such as "train", or all; without those that a later resume replaced.
+        """Return the records of one kind such as "train", or all records. Records that a resume has replaced are omitted.
 
-        `pandas.DataFrame(run.records("train"))` is a table of them. Raises `ConfigError` if the file cannot be read, or if no
-        record is of that kind.
+        `pandas.DataFrame(run.records("train"))` converts the records to a table. Raises `ConfigError` if the file cannot be read
+        or the kind does not exist.
         """
         from surefoot.tracking.jsonl import stream_records
         from surefoot.tracking.record import KINDS
@@ -149,15 +146,15 @@ class SavedRun:
         return [record for record in lines if kind in (None, record["kind"])]
 
     def panels(self) -> Panels | None:
-        """Return what the page shows of the task, or None if there is nothing; `DataError` if surefoot did not write the file."""
+        """Return the panels of the report, or None without panels. Raises `DataError` if surefoot did not write the file."""
         from surefoot.tracking.panels_file import read_panels
 
         return read_panels(self._directory())
 
     def diagnose(self) -> list[Finding]:
-        """Return what the records show to be wrong, with evidence, likely causes and what to try; errors first.
+        """Return the problems in the records with evidence, likely causes and remedies. Errors come first.
 
-        It needs no torch. `surefoot diagnose RUN` prints the same. Raises `ConfigError` if the directory holds no run.
+        `surefoot diagnose RUN` prints the same findings. Needs no torch. Raises `ConfigError` if the directory contains no run.
 
         >>> import tempfile
         >>> place = Path(tempfile.mkdtemp())
@@ -172,7 +169,7 @@ class SavedRun:
         return findings(history_in(self._directory()))
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Write the page of this run to `out` (None: report.html in its directory); return its path. See `sf.report.write_page`."""
+        """Write the report page and return its path. `out` defaults to report.html in the run's directory. See `sf.report.write_page`."""
         from surefoot.report.write import write_page
 
         return write_page(self._directory(), out=out)
@@ -187,14 +184,14 @@ class SavedRun:
         max_file: str = "5 GB",
         model: str = "model",
     ) -> ExportResult:
-        """Write the weights of a checkpoint as safetensors that other libraries load; one tensor at a time is in memory.
+        """Write the weights of a checkpoint as safetensors for other libraries, with one tensor in memory at a time.
 
-        `checkpoint` is "newest" (the newest intact one), "best", or a step. "auto" weights are the averaged ones if the run
-        has them. The layout "native" keeps the model's names; tied tensors are stored once, and the file's metadata has their other
-        names. The layout "gpt2" is that of transformers' GPT2LMHeadModel with its config.json, for a `GPT` of the family gpt2.
-        Weights larger than `max_file` become several files and an index. The default `out` is RUN/export. `model` names one of
-        several models. Tokenizers of the run are copied. Every byte is checked before it is used. Raises `CheckpointError` for
-        a file that cannot be read or written, and `ConfigError` for arguments that do not fit the run.
+        `checkpoint` is "newest" (the newest intact one), "best", or a step. The weights "auto" are the averaged weights if the
+        run has them. The layout "native" keeps the model's parameter names. Tied tensors are stored once, and the file's metadata
+        lists their other names. The layout "gpt2" is transformers' GPT2LMHeadModel with config.json, for a `GPT` of the family
+        gpt2. Weights larger than `max_file` are split into several files with an index. `out` defaults to RUN/export. `model`
+        selects one of several models. The run's tokenizers are copied. The checkpoint's bytes are verified before use. Raises
+        `CheckpointError` if a file cannot be read or written, and `ConfigError` if an argument does not fit the run.
         """
         from surefoot.export.export import export
 
@@ -208,7 +205,7 @@ class SavedRun:
             model=model,
         )
 
-    # --- what needs a model, or the program ----------------------------------------------------------------------
+    # --- need a model or the program -----------------------------------------------------------------------------
 
     def load_model(
         self,
@@ -219,12 +216,12 @@ class SavedRun:
         device: str = "auto",
         name: str = "model",
     ) -> nn.Module:
-        """Load the weights of a checkpoint into a model; return it on its device, in evaluation mode.
+        """Load the weights of a checkpoint into a model. Return the model on its device in evaluation mode.
 
-        `model` is a module, or a class or function that makes one. Without it the run's program is executed to build it.
-        `checkpoint` is "newest" (the newest intact one), "best", a step, or "average 5" of the last five. "auto" weights are the
-        averaged ones if the run has them; "averaged" and "trained" choose. `name` names one of several models. Raises
-        `CheckpointError` if the weights do not fit.
+        `model` is a module, or a class or function that returns a module. If `model` is None, the run's program builds the model.
+        `checkpoint` is "newest" (the newest intact one), "best", a step, or "average N" for the mean of the last N. The weights
+        "auto" are the averaged weights if the run has them; "averaged" and "trained" select explicitly. `name` selects one of
+        several models. Raises `CheckpointError` if the weights do not fit the model.
         """
         from torch.nn import Module
 
@@ -242,9 +239,9 @@ class SavedRun:
         return load_weights(model, contents, name=name, device=device, weights=weights)
 
     def evaluate(self, *splits: str, checkpoint: str | int = "newest") -> dict[str, float]:
-        """Evaluate a checkpoint on splits of the run; return {"SPLIT/METRIC": value}. Collective.
+        """Execute the run's program and evaluate a checkpoint. Return {"SPLIT/METRIC": value}. Collective.
 
-        Without names: all splits except those with `at_end`. `checkpoint` is as in `load_model`. Executes the run's program.
+        The default is all splits except those with `at_end`. `checkpoint` is as in `load_model`.
         """
         from surefoot.recipes.optimizer_settings import note
         from surefoot.recipes.program import choose_checkpoint
@@ -258,14 +255,14 @@ class SavedRun:
             return run.evaluate(*splits)
 
     def replay(self, step: int, *, samples: int = 8, say: Callable[[str], None] | None = None) -> Replay:
-        """Repeat one step from the nearest checkpoint before it, and trace it; `print` the result.
+        """Repeat one step from the nearest earlier checkpoint and return its trace. `print` displays the trace.
 
-        `step` counts from 0. `samples` limits the samples that are shown. `say` receives the number of steps to repeat, their
-        expected time, and what differs from the run. Executes the run's program.
+        `step` counts from 0. `samples` limits the displayed samples. `say` receives the number of steps to repeat, their
+        expected time, and the differences from the run. Executes the run's program.
 
-        On the same machine the loss, norm, module outputs and gradients are those of the step, bit for bit. A compiled run is
-        traced uncompiled, equal to rounding. Raises `ConfigError` if the step does not exist or your own code makes the steps, and
-        `CheckpointError` if no earlier checkpoint is intact.
+        On the same machine the loss, norm, module outputs and gradients equal those of the original step bit for bit. A compiled
+        run is traced without compilation, so results are equal up to rounding. Raises `ConfigError` if the step does not exist or
+        your own loop executes the steps. Raises `CheckpointError` if no earlier checkpoint is intact.
         """
         from surefoot.replay.replay import replay_step
         from surefoot.verify.verify import as_before
@@ -286,16 +283,16 @@ class SavedRun:
         say: Callable[[str], None] | None = None,
         progress_fn: Watching | None = None,
     ) -> Verdict:
-        """Check all files, repeat steps from their checkpoints, and compare every bit; nothing is written.
+        """Check all files, repeat steps from their checkpoints, and compare the results bit for bit. Writes nothing.
 
-        `windows` (None: 5) windows of `steps` steps are repeated: the first, the last and evenly spread ones, or those that `seed`
-        draws. "all" repeats every step; "auto" does if that takes two minutes at most, and else 100 steps a window. Repeating
-        executes the run's program. With 0 windows, and for a run that a script made, only files and records are checked. On
-        another machine numbers may differ by `tolerance` (None: 0.01), relative to the saved ones. `say` receives the expected
-        cost, and `progress_fn(done, total)` the progress.
+        By default 5 `windows` of `steps` steps are repeated: the first, the last and evenly spread ones, or random windows drawn
+        with `seed`. With "all" every step is repeated. With "auto" every step is repeated if this takes at most two minutes, and
+        100 steps per window otherwise. Repeating executes the run's program. Only files and records are checked for a run built
+        by a script, or with 0 windows. On another machine values may differ by the relative `tolerance` (default 0.01). `say`
+        receives the expected cost, and `progress_fn(done, total)` the progress.
 
-        Returns a verdict: proved, not proved and wrong parts; its `exit_status` is that of `surefoot verify`. Raises `CheckpointError`
-        without a checkpoint, and `ConfigError` for a run of several ranks.
+        Returns a verdict with proved, unproved and wrong parts. The verdict's `exit_status` is that of `surefoot verify`. Raises
+        `CheckpointError` without a checkpoint, and `ConfigError` for a run of several ranks.
         """
         from surefoot.verify.compare import TOLERANCE
         from surefoot.verify.files import check_files
@@ -309,7 +306,7 @@ class SavedRun:
             run = self.rebuild(one_process=True)
         except DataError as problem:
             return verify_files(files, why="the data cannot be read as they were", problem=problem)
-        except Exception as problem:  # of the user's own code too: what is known of the files is told all the same
+        except Exception as problem:  # user code may fail too: the error then includes the verdict on the files
             problem.add_note(str(verify_files(files, why="it cannot be built again")))
             raise
         if run.parts.directory is None:
@@ -326,7 +323,6 @@ class SavedRun:
         )
 
     def _directory(self) -> Path:
-        """The path of a directory that this version of surefoot can read."""
         from surefoot.tracking.run_reader import refuse_other_format
 
         refuse_other_format(self.path)
@@ -344,7 +340,7 @@ class SavedRun:
         return read_reported_run(self.path)
 
     def rebuild(self, *, one_process: bool) -> Run:
-        """Build the run by its program, or return the one that `load` was given; with `one_process` its weights are not sharded."""
+        """Build the run with its program, or return the `Run` passed to `load`. If `one_process`, the weights are not sharded."""
         if self.built is not None:
             return self.built
         from surefoot.recipes.program import build_run, for_one_process, in_directory, program_and_config

@@ -1,6 +1,6 @@
-"""Where all randomness comes from: (seed, stream, address) -> 64 bits -> the three generators.
+"""The seeding of Python, NumPy and torch with a 64-bit hash of (seed, stream, address).
 
-An address names the draw, (step, micro-batch) or (epoch, sample), and no rank, worker or process: their number changes no bit.
+An address is (step, micro-batch) or (epoch, sample). The number of ranks and workers changes no random value.
 """
 
 import os
@@ -18,12 +18,12 @@ import torch
 from surefoot.errors import ConfigError
 
 _MASK = (1 << 64) - 1
-_HOLDERS: Counter[tuple[int, int]] = Counter()  # (process, thread) that draw from the generators now
+_HOLDERS: Counter[tuple[int, int]] = Counter()  # (process, thread) pairs that hold the generators
 _HOLDERS_LOCK = threading.Lock()
 
 
 def stream_key(seed: int, stream: str) -> int:
-    """64 bits that stand for one named stream ("train", "order", "augment", ...) of one seed.
+    """Return the 64-bit key of a seed and a named stream ("train", "order", "augment", ...).
 
     >>> stream_key(0, "train") != stream_key(0, "order") != stream_key(1, "order")
     True
@@ -32,7 +32,7 @@ def stream_key(seed: int, stream: str) -> int:
 
 
 def fold(key: int, *address: int) -> int:
-    """Mix integers into a key, one after the other; 64 bits, about a microsecond for two of them.
+    """Mix integers into a 64-bit key, one after another. Two integers take about 1 us.
 
     The mixing function is the finalizer of SplitMix64 (Steele, Lea and Flood 2014, figure 15:
     https://doi.org/10.1145/2714064.2660195), a bijection of 64 bits in which each input bit flips half of the output bits.
@@ -49,9 +49,9 @@ def fold(key: int, *address: int) -> int:
 
 
 def seed_generators(bits: int) -> None:
-    """Set Python's, NumPy's and torch's global generators (of accelerators too) from 64 bits; about 10 us on the CPU.
+    """Seed the global generators of Python, NumPy and torch (including accelerators) with 64 bits, in about 10 us on the CPU.
 
-    `torch.manual_seed` costs 100 us, because it queues the seed for lazily started devices.
+    `torch.manual_seed` takes 100 us, because it queues the seed for lazily initialized devices.
     """
     random.seed(bits)
     np.random.seed(bits & 0xFFFFFFFF)
@@ -59,7 +59,7 @@ def seed_generators(bits: int) -> None:
 
 
 def seed_torch(bits: int) -> None:
-    """Set torch's global generators alone, which costs an eighth of setting all; see `GeneratorWatch`."""
+    """Seed only torch's global generators, in 1/8 of the time of `seed_generators`. See `GeneratorWatch`."""
     torch.default_generator.manual_seed(bits)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for generator in torch.cuda.default_generators:
@@ -69,7 +69,7 @@ def seed_torch(bits: int) -> None:
 
 
 def seeded_bits() -> int:
-    """The bits that `seed_generators` was last called with: of a sample that is being read, those of (seed, epoch, sample).
+    """Return the bits of the last call of `seed_generators`: the hash of (seed, epoch, sample) while a sample is read.
 
     >>> with untouched():
     ...     seed_generators(2**64 - 5)
@@ -80,9 +80,7 @@ def seeded_bits() -> int:
 
 
 class GeneratorWatch:
-    """Whether Python's and NumPy's global generators have been left alone, found out at the cost of seeding them once.
-
-    They are set to known bits, and later their next numbers are compared with those that follow these bits; that takes them on.
+    """A detector of draws from the global generators of Python and NumPy, at the cost of seeding them once.
 
     >>> with untouched():
     ...     undrawn = GeneratorWatch()
@@ -103,14 +101,14 @@ class GeneratorWatch:
         _set_known()
 
     def untouched(self) -> bool:
-        """Whether nothing was drawn since `begin`; wrong once in 2**117 times."""
+        """Return True if nothing was drawn since `begin`. The result is wrong with probability 2**-117."""
         return _next_numbers() == self.expected
 
 
 @contextmanager
 def hold_generators() -> Iterator[None]:
-    """Keep the global generators, which are the process's, for this thread; raise `ConfigError` if another thread holds them."""
-    holder = (os.getpid(), threading.get_ident())  # a forked worker inherits the table, and holds generators of its own
+    """Reserve the process's global generators for this thread. Raises `ConfigError` if another thread holds them."""
+    holder = (os.getpid(), threading.get_ident())  # a forked worker inherits the table but has its own generators
     with _HOLDERS_LOCK:
         if any(process == holder[0] and thread != holder[1] for process, thread in _HOLDERS):
             raise ConfigError(
@@ -130,7 +128,7 @@ def hold_generators() -> Iterator[None]:
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Leave the global generators as they were found; `ConfigError` if another thread holds them (`hold_generators`)."""
+    """Restore the global generators after the block. Raises `ConfigError` if another thread holds them."""
     with hold_generators():
         python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
@@ -158,4 +156,4 @@ def _set_known() -> None:
 
 
 def _next_numbers() -> tuple[int, float]:
-    return random.getrandbits(64), np.random.random()  # whose other draws take a hundred times as long
+    return random.getrandbits(64), np.random.random()  # other NumPy draws take 100 times as long

@@ -93,6 +93,6 @@ def test_a_duration_without_a_unit_names_both(setting: str) -> None:
 
 def test_signatures_and_docstrings_are_those_of_the_functions() -> None:
     assert list(inspect.signature(sf.optim.adamw).parameters)[:2] == ["lr", "weight_decay"]
-    assert (sf.optim.adamw.__doc__ or "").startswith("Adam")
+    assert (sf.optim.adamw.__doc__ or "").startswith("Specify Adam")
     assert next(iter(inspect.signature(sf.Split).parameters)) == "data"
     assert "model" in inspect.signature(sf.Run).parameters

@@ -121,7 +121,7 @@ def _value(flag: Flag) -> tuple[str, str]:
 
 
 def value_of(hint: Any) -> str:
-    """A placeholder for a value of a type.
+    """Return the placeholder that the help text prints for values of a type.
 
     >>> value_of(int | str | None), value_of(tuple[float, float] | None), value_of(str | Path)
     ('INT|TEXT', 'FLOAT FLOAT', 'PATH')

@@ -1,1 +1,1 @@
-"""Variants of a run trained side by side, and searches over settings."""
+"""Training and comparison of variants of a run, and searches over settings."""

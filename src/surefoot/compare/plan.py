@@ -1,6 +1,6 @@
-"""compare.toml: the plan of a comparison, written before any training and read by everything that continues it.
+"""The plan of a comparison in compare.toml, written before any training and read by each session that continues it.
 
-The settings of the first variant as a config.toml has them, then [program] and [comparison] with the variants.
+The file has the settings of the first variant in the form of a config.toml, then [program] and [comparison] with the variants.
 """
 
 import tomllib
@@ -26,12 +26,12 @@ _OPTIONAL = ("target", "metric", "baseline", "search", "found")
 
 @dataclass(frozen=True)
 class Planned:
-    """A comparison.
+    """The plan of a comparison.
 
-    `base` are the settings of all runs by dotted name, `origins` where each came from. `threads` of each run are part of the
-    plan because bits depend on them. Relative paths start at `started_in`. `metric` is "min SPLIT/METRIC" if it is not the one
-    that the runs watch. `found` holds the facts from building one run: `score`, `splits`, and `precision` (with `chosen`: why)
-    and `compile` where they were left open.
+    `base` holds the settings of all runs by dotted name; `origins` holds the source of each setting. `threads` per run are part of
+    the plan because results depend on them bit for bit. Relative paths start at `started_in`. `metric` is "min SPLIT/METRIC" if it
+    differs from the monitored metric of the runs. `found` holds facts from building one run: `score`, `splits`, and the automatic
+    choices of `precision` (with the reason in `chosen`) and `compile`.
     """
 
     program: Mapping[str, Any]
@@ -52,23 +52,23 @@ class Planned:
 
     @property
     def settled(self) -> dict[str, Any]:
-        """Precision and compilation as settings, where these were left open and settled for all runs."""
+        """The automatic choices of precision and compilation, as settings of all runs."""
         marks = {"precision": "chosen", "compile": "compile"}.items()
         return {name: self.found[name] for name, mark in marks if mark in self.found and self.base.get(name) == "auto"}
 
     @property
     def watch(self) -> tuple[Direction, str] | None:
-        """Direction and name of the metric that decides; None if no metric does."""
+        """The direction and name of the metric that ranks the variants; None without a metric."""
         score = self.metric or self.found.get("score")
         return None if score is None else parsed(score)
 
     def settings(self, name: str) -> dict[str, Any]:
-        """Those of the variant of that name; those of all runs if no variant has it."""
+        """Return the settings of a variant; the common settings of all runs if no variant has that name."""
         return {**self.base, **next((variant.settings for variant in self.variants if variant.name == name), {})}
 
 
 def to_text(plan: Planned, config: Any) -> str:
-    """The plan as a file; `config` is the configuration whose values are `plan.base`."""
+    """Serialize a plan to TOML; `config` has the values of `plan.base`."""
     names = ("threads", "started_in", *_OPTIONAL)
     table = _toml({name: value for name in names if (value := getattr(plan, name)) is not None})
     rows = tomlkit.aot()
@@ -81,7 +81,7 @@ def to_text(plan: Planned, config: Any) -> str:
 
 
 def from_text(text: str, *, where: str) -> Planned:
-    """The plan from the text of `to_text`; `ConfigError` for any other text."""
+    """Parse a plan from the text of `to_text`; raise `ConfigError` for any other text."""
     table: Any = tomllib.loads(text).get(_TABLE)
     try:
         plan = Planned(
@@ -97,7 +97,7 @@ def from_text(text: str, *, where: str) -> Planned:
         )
     except (TypeError, KeyError) as problem:
         raise ConfigError(f"{where} is no plan of a comparison: {problem} is missing or damaged") from problem
-    if not is_resolved(Path(plan.started_in)):  # networks are found from there
+    if not is_resolved(Path(plan.started_in)):  # user code is imported from there
         raise ConfigError(
             f"{where} was started in {plan.started_in!r}, which is relative or leads through a link\n"
             "  surefoot never writes such a path: it could lead to files that came with the comparison\n"
@@ -107,7 +107,7 @@ def from_text(text: str, *, where: str) -> Planned:
 
 
 def read(directory: Path) -> Planned | None:
-    """The plan in a comparison's directory; None if it has none."""
+    """Read the plan in a comparison's directory; return None if the directory has no plan."""
     path = directory / FILE
     try:
         return from_text(read_regular(path).decode(), where=str(path))
@@ -118,9 +118,9 @@ def read(directory: Path) -> Planned | None:
 
 
 def continue_plan(old: Planned, new: Planned, *, where: Path, threads_given: bool) -> Planned:
-    """The plan to go on with where there is one already: that, with further variants of the same settings where they are asked.
+    """Return the plan that continues `old`, with the additional variants of `new`. The number of threads stays that of `old`.
 
-    `ConfigError` where another comparison is asked. Threads stay those of the plan, unless others were asked for by name.
+    Raises `ConfigError` if `new` is another comparison, or if `threads_given` and the threads differ.
     """
     problems = _of_program(old.program, new.program)
     if threads_given and new.threads != old.threads:
@@ -144,14 +144,12 @@ def continue_plan(old: Planned, new: Planned, *, where: Path, threads_given: boo
         raise ConfigError(f"{where} holds another comparison: {reasons}\n  choose another directory: --out DIR")
     if old.search is None:
         return replace(new, threads=old.threads, started_in=old.started_in, found=old.found)
-    metric = new.metric or old.metric  # trials are told to the search by it
+    metric = new.metric or old.metric  # the metric that the search optimizes
     return replace(old, target=new.target, metric=metric, baseline=new.baseline, search=new.search)
 
 
 def automatic_choices(facts: Mapping[str, Any], *, settings: Container[str]) -> list[str]:
-    """Which precision was chosen for all runs (`facts` of a plan), and whether they are compiled, where these were left open.
-
-    How to have it so again is said where it is one of the `settings`.
+    """Return a line per automatic choice in a plan's `facts`, with the flag that fixes the choice if `settings` has the flag.
 
     >>> automatic_choices({"precision": "bf16", "chosen": "1.3 times as fast as fp32"}, settings=())
     ['precision: bf16, chosen once for all runs (1.3 times as fast as fp32); another machine may choose otherwise']
@@ -175,20 +173,17 @@ def automatic_choices(facts: Mapping[str, Any], *, settings: Container[str]) -> 
 
 
 def some_of(lines: list[str]) -> list[str]:
-    """Three lines at most, and how many more there are."""
     return [*lines[:3], *([f"... and {len(lines) - 3} more"] if len(lines) > 3 else [])]
 
 
 def _of_program(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """In what the programs of two plans differ; a file that was changed since is another program."""
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     lines = [f"{name} was {before.get(name)}, now {now.get(name)}" for name in changed]
     return [f"{now['path']} has changed since"] if changed == ["sha256"] else lines
 
 
 def _of_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Each setting in which two runs differ, but for the directory; a list in a file is a tuple in a configuration."""
-    return [
+    return [  # compared as text, because a list in a file is a tuple in a configuration
         f"was {flags({name: before.get(name)})}, now {flags({name: now.get(name)})}"
         for name in {**before, **now}
         if name != "run_dir" and as_typed(before.get(name)) != as_typed(now.get(name))
@@ -196,12 +191,11 @@ def _of_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def _toml(value: Any) -> Any:
-    """None is written "None": TOML has no null."""
     if isinstance(value, Mapping):
         table = tomlkit.table()
         table.update({name: _toml(entry) for name, entry in value.items()})
         return table
-    return "None" if value is None else list(value) if isinstance(value, tuple) else value
+    return "None" if value is None else list(value) if isinstance(value, tuple) else value  # TOML has no null
 
 
 def _plain(table: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A comparison as people and programs read it: text, Markdown, tab-separated values, JSON, and all curves in one picture."""
+"""The output of a comparison: text, Markdown, tab-separated values, JSON, and a figure with all curves."""
 
 import json
 import math
@@ -15,29 +15,27 @@ from surefoot.report.charts import Chart, Line
 from surefoot.tracking.format import as_typed, duration, in_line, number, shortened, text_table
 
 Point = tuple[int, float]  # step, value
-_POINTS = 200  # of a curve; more are averaged, so that noise does not hide what is compared
-_SHOWN = 12  # names in the legend
-_HEAD = 0.05  # of a run: its steep beginning need not fit
-_FAR = 3.0  # times the range of the narrower variants: what lies further out would flatten them
-_LONGEST = 90  # letters of a name in the legend
-_ALIKE = 4  # variants named that are no worse than the best
+_POINTS = 200  # maximum points of a curve; longer curves are averaged to reduce noise
+_SHOWN = 12  # maximum names in the legend
+_HEAD = 0.05  # fraction of a run whose steep initial losses may leave the axes
+_FAR = 3.0  # times the range of the narrower variants: variants further out would flatten them
+_LONGEST = 90  # characters of a name in the legend
+_ALIKE = 4  # maximum number of named variants that are as good as the best
 
 
 def text(comparison: Comparison) -> str:
-    """The table for a person, with notes below."""
     cells = _cells(comparison)
     return "\n".join([_title(comparison), *text_table(cells, left=(0, len(cells[0]) - 1)), *_below(comparison)])
 
 
 def markdown(comparison: Comparison) -> str:
-    """The table and its notes in Markdown."""
     head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in _cells(comparison)]
     table = [f"| {' | '.join(line)} |" for line in (head, ["---", *["---:"] * (len(head) - 2), "---"], *rows)]
     return "\n".join([_title(comparison), "", *table, "", *(f"* {note}" for note in _below(comparison))]) + "\n"
 
 
 def tsv(comparison: Comparison) -> str:
-    """All numbers whole, one run group a line."""
+    """Format all values with full precision as tab-separated values, one line per group of repeats."""
     settings = sorted({name for row in comparison.rows for name in row.varied})
     rows = [{**{name: row.varied.get(name) for name in settings}, **_values(row)} for row in comparison.rows]
     lines = [["" if value is None else in_line(as_typed(value)) for value in row.values()] for row in rows]
@@ -45,7 +43,7 @@ def tsv(comparison: Comparison) -> str:
 
 
 def as_json(comparison: Comparison) -> str:
-    """Everything, with each run of every variant; null in place of NaN."""
+    """Format the comparison as JSON, with each run of every variant; NaN becomes null."""
     runs = [
         {
             "name": run.variant.name,
@@ -71,7 +69,6 @@ def as_json(comparison: Comparison) -> str:
 
 
 def _best_settings(comparison: Comparison) -> list[str]:
-    """The best settings as typed, with those `settled` at the start, and the ones that differ only within the noise."""
     best = comparison.rows[0] if comparison.rows else None
     if best is None or best.best is None or not best.varied:
         return []
@@ -97,7 +94,6 @@ def _below(comparison: Comparison) -> list[str]:
 
 
 def _cells(comparison: Comparison) -> list[list[str]]:
-    """The table's head and rows, without columns that are empty."""
     untold = dict.fromkeys(name for row in comparison.rows for name in row.varied if "=" not in row.name)
     columns: list[tuple[str, Callable[[Row], str]]] = [
         ("variant", lambda row: in_line(row.label)),
@@ -141,7 +137,7 @@ def _of_difference(row: Row) -> str:
 
 
 def _to_digits(value: float, error: float, *, sign: str = "") -> str:
-    """A value and its error, with as many digits as show the last two of the error.
+    """Format a value and its error so that two digits of the error are visible.
 
     >>> _to_digits(1.23456, 0.0101), _to_digits(-7.0, 3.0), _to_digits(1234.5, 250.0, sign="+")
     ('1.235 ± 0.010', '-7.0 ± 3.0', '+1234 ± 250')
@@ -151,7 +147,6 @@ def _to_digits(value: float, error: float, *, sign: str = "") -> str:
 
 
 def _values(row: Row) -> dict[str, Any]:
-    """The numbers of a row by name, its difference taken apart, and steps as the whole numbers that they mostly are."""
     values: dict[str, Any] = {"variant": row.name, "label": row.label}
     for name, value in vars(row).items():
         if name == "difference":
@@ -165,17 +160,15 @@ def _values(row: Row) -> dict[str, Any]:
 
 
 def draw(comparison: Comparison, path: Path) -> list[Path]:
-    """Draw training losses as lines and the watched score as points, one color per variant, best first; returns the files.
+    """Draw training losses as lines and the monitored score as points, one color per variant, best first. Returns the files.
 
-    `path` is without suffix. A metric that is not a loss has a field of its own below. Repeats have the color of their variant.
-    Variants so far away that they would flatten the others are not drawn, and the legend says so. The same comparison gives the
-    same bytes.
+    `path` has no suffix. A metric that is not a loss gets a second chart below. Repeats share the color of their variant. Values that
+    would flatten the other variants are off the scale, and the legend marks their variants. The same comparison gives the same bytes.
     """
     return figures.draw(charts(comparison), path, title="")
 
 
 def charts(comparison: Comparison) -> list[Chart]:
-    """The field of losses and scores, or one of each."""
     groups = {row.name: [run for run in comparison.runs if run.variant.group == row.name] for row in comparison.rows}
     loss = "training loss" if any(run.trained.loss for run in comparison.runs) else ""
     score = comparison.score or ""
@@ -204,7 +197,6 @@ def charts(comparison: Comparison) -> list[Chart]:
 
 
 def _legend_name(row: Row, settings: Sequence[str], *, off: str | None) -> str:
-    """A variant in the legend: with its settings, where its name does not tell them, and how it ended, if not as it should."""
     name = in_line(row.label)
     if row.varied and "=" not in row.name:
         short = short_names(settings)
@@ -226,7 +218,6 @@ def _smoothed(run: Compared) -> list[Point]:
 
 
 def _visible_points(runs: Sequence[Compared], losses: bool, scores: bool) -> list[float]:
-    """The visible part of a variant: all its scores, and its losses without their steep beginning."""
     points: list[float] = []
     for run in runs:
         last = run.trained.loss[-1][0] if run.trained.loss else 0
@@ -236,11 +227,10 @@ def _visible_points(runs: Sequence[Compared], losses: bool, scores: bool) -> lis
 
 
 def _bounds(points: Mapping[str, Sequence[float]]) -> tuple[tuple[float, float] | None, dict[str, str]]:
-    """Bounds of all points of the variants, except those far above or below 33% of them; and the names of these exceptions."""
     known = {name: values for name, values in points.items() if values}
     if not known:
         return None, {}
-    third = (len(known) - 1) // 3  # most may have diverged
+    third = (len(known) - 1) // 3  # bounds of the inner 33% of variants, because most may have diverged
     high = sorted(max(values) for values in known.values())[third]
     low = min(high, sorted((min(values) for values in known.values()), reverse=True)[third])
     room = _FAR * max(high - low, sorted(max(values) - min(values) for values in known.values())[third], abs(high))

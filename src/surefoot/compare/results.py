@@ -1,4 +1,4 @@
-"""Variants side by side: one row each, their differences, and a text on what these do and do not show."""
+"""The results of a comparison: a row per variant, differences between variants, and notes on their meaning."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from surefoot.tracking.format import as_typed, counted
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rows, best first, and what must be said with them. `settled` are settings that were found once for all of the runs."""
+    """The rows of a comparison, best first, with notes. `settled` holds the automatic choices that all runs share."""
 
     score: str | None
     direction: Direction
@@ -33,10 +33,10 @@ def compared(
     baseline: str = "best",
     settled: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Put runs side by side. `baseline` is the variant to which differences are taken: "best", "first", or a name.
+    """Compare runs. Differences are relative to the `baseline`: "best", "first", or the name of a variant.
 
-    Without a target it is the best score of the first variant that has one. `ConfigError` where the runs are judged by
-    different scores, or no variant is called as the baseline is.
+    `target` defaults to the best score of the first variant with a score. Raises `ConfigError` if the runs monitor different scores,
+    or if the baseline is unknown.
     """
     watches = {run.trained.watch for run in runs if run.trained.watch is not None}
     if len(watches) > 1:
@@ -68,9 +68,8 @@ def compared(
 
 
 def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
-    """A variant's row without target and difference."""
     unlike = [run for run in runs if run.status != "finished"]
-    counted = [run for run in runs if run.status == "finished"] or runs  # half a run is no repeat of a whole one
+    counted = [run for run in runs if run.status == "finished"] or runs  # unfinished runs would bias the mean
     best = [point for run in counted if (point := run.trained.best) is not None]
     some = f"{len(unlike)} of {len(runs)} " if len(runs) > 1 else ""
     status = f"{some}{unlike[0].status} at step {unlike[0].trained.last_step}" if unlike else "finished"
@@ -104,7 +103,7 @@ def _timed(row: Row, runs: Sequence[Compared], target: float) -> Row:
 def _with_differences(
     rows: dict[str, Row], groups: Mapping[str, Sequence[Compared]], standard: Row, *, sign: int, chosen: bool
 ) -> tuple[dict[str, Row], list[str]]:
-    """The rows with their differences to the baseline, and notes. A best one `chosen` by looking has all pairs corrected for."""
+    # a baseline chosen as the best (`chosen`) needs a correction for all pairs
     pairs = combinations([name for name, row in rows.items() if row.best is not None], 2)
     differences_or_whys = {
         (one, other): _difference(groups[one], groups[other], rows)
@@ -133,7 +132,6 @@ def _with_differences(
 
 
 def _difference(one: Sequence[Compared], other: Sequence[Compared], rows: Mapping[str, Row]) -> Difference | str:
-    """The difference of the best scores of two variants, or why it has no meaning."""
     if len(one) > 1 or len(other) > 1:
         seeds = [
             {run.variant.settings.get("seed"): run.trained.best for run in runs if run.status == "finished"}
@@ -161,7 +159,6 @@ def _verdict(difference: Difference, p: float, sign: int) -> str:
 
 
 def _of_target(target: float | None, first: Row, *, is_first: bool) -> str:
-    """The meaning of "to target"; `first` is the first variant that has a score, not always the first of all."""
     if target is not None:
         return f"target: {as_typed(target)}, as asked; the first evaluation that was as good"
     assert first.best is not None
@@ -190,7 +187,6 @@ def _of_differences(
 
 
 def _of_sizes(differences: Mapping[tuple[str, str], Difference], groups: Mapping[str, Sequence[Compared]]) -> str:
-    """How many targets each of the batches has, where that is the same for all differences."""
     counts = [batches["counts"] for pair in differences if (batches := groups[pair[0]][0].batches) is not None]
     if not counts or any(each != counts[0] for each in counts):
         return ""
@@ -200,7 +196,6 @@ def _of_sizes(differences: Mapping[tuple[str, str], Difference], groups: Mapping
 
 
 def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
-    """Whether runs (of one seed, among repeats) began with the same weights and saw the same samples in the same order."""
     unknown = [
         f"not known, as its checkpoint of step 0 is gone: what {run.variant.name} began with"
         for run in runs

@@ -1,4 +1,4 @@
-"""Training the variants of a comparison, several at once: the next one, the finished ones, and the output on a terminal."""
+"""The session that trains the variants of a comparison, several at once, and its output on a terminal."""
 
 import sys
 import time
@@ -16,13 +16,13 @@ from surefoot.tracking.format import duration, in_line, number, shortened, visib
 from surefoot.tracking.run_reader import read_run
 
 _LOOK_S = 0.2
-_BETWEEN_S = 10.0  # plain lines of one variant
-_NAME = 20  # letters of a name at least, on a line that is too short for it
+_BETWEEN_S = 10.0  # minimum interval between plain lines of one variant
+_NAME = 20  # minimum characters of a name on a narrow terminal
 _ABOVE, _ERASE_BELOW = "\x1b[{}A\r", "\x1b[J"
 
 
 class Lines:
-    """Plain lines: of each variant at most one in ten seconds, and none where nothing is new."""
+    """Progress output as plain lines: at most one per variant in 10 s, and only if values changed."""
 
     def __init__(self, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
         self.writer, self.now = TextWriter(stream), now
@@ -39,19 +39,19 @@ class Lines:
                 self.printed[name] = (self.now(), values)
                 self.say(" ".join([f"variant={in_line(name)}", *values]))
 
-    def leave(self) -> None: ...  # nothing is drawn over
-    def close(self) -> None: ...  # nothing is held back
+    def leave(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Board:
-    """A terminal: the running variants, one a line, drawn again in one write where something is new. No hidden cursor."""
+    """Progress output on a terminal: one line per running variant, redrawn in one write if a line changed."""
 
     def __init__(self, stream: TextIO | None = None, *, width: int | None = None) -> None:
         self.writer, self.width = TextWriter(stream), width
         self.drawn: list[str] = []
 
     def leave(self) -> None:
-        """Let the lines stand: something else has been printed below them, and they are drawn anew under that."""
+        """Keep the drawn lines, because other text was printed below them."""
         self.drawn = []
 
     def say(self, text: str) -> None:
@@ -84,12 +84,11 @@ class Board:
 
 
 def screen() -> Lines | Board:
-    """Lines that are drawn again where standard output is a terminal, else plain ones."""
     return Board() if can_redraw(sys.stdout) else Lines()
 
 
 class InOrder:
-    """One variant after the other, without those that are over. `total`: all of them; `over`: those that were before."""
+    """A chooser that trains variants in order. `total` counts all variants, `over` those that ended in earlier sessions."""
 
     def __init__(self, names: Sequence[str], directory: Path) -> None:
         self.waiting = [name for name in names if not is_over(directory, name)]
@@ -97,22 +96,21 @@ class InOrder:
         self.over = len(names) - len(self.waiting)
 
     def next(self) -> str | None:
-        """The next variant to train; None if no variant is ready: it is called again when one has ended."""
+        """Return the next variant to train; None if no variant is ready. The session asks again after each variant that ends."""
         return self.waiting.pop(0) if self.waiting else None
 
     def saw(self, name: str, step: int, score: float) -> bool:  # noqa: ARG002
-        """Take notice of a score; true where the variant is to be given up, which nobody is here."""
-        return False
+        return False  # never pruned
 
     def ended(self, name: str, outcome: Outcome) -> None:
-        """Take notice of how a variant ended."""
+        """Receive the outcome of a variant."""
 
 
 Chooser = InOrder | Search
 
 
 class Session:
-    """One stretch of training variants, until none is left or `stopping` says so."""
+    """A session that trains variants until all have ended or `stopping()` returns True."""
 
     def __init__(
         self,
@@ -130,7 +128,7 @@ class Session:
         self.done, self.estimated, self.announced_stop = 0, False, False
 
     def train(self) -> None:
-        """Train all of them; each is saved and ends where it is to stop."""
+        """Train all variants; after a stop request, each running variant saves a checkpoint and ends."""
         try:
             while self._begin() or self.trials.running:
                 time.sleep(_LOOK_S)
@@ -148,7 +146,6 @@ class Session:
             self.screen.close()
 
     def _begin(self) -> bool:
-        """Start as many as may run at once; true where one was started."""
         if self.stopping():
             for trial in self.trials.running.values():
                 self.trials.stop(trial, "stopped")
@@ -173,7 +170,6 @@ class Session:
             self._estimate(trial, how.eta_s)
 
     def _estimate(self, trial: Trial, eta_s: float) -> None:
-        """Say once how long it all takes, as far as the first of them tells."""
         self.estimated = True
         left = self.chooser.total - self.chooser.over - self.done
         if left > 1:

@@ -1,6 +1,6 @@
-"""Settings searched for by Optuna, in its own database beside the runs: killed and started again, nothing is lost nor repeated.
+"""A search over settings with Optuna, stored in a database beside the runs: a killed search loses and repeats no trial.
 
-The settings of trial n follow from the seed, n, and the results known when it began; a running trial continues.
+The settings of trial n depend on the seed, n, and the results that were known when the trial began. An interrupted trial continues.
 """
 
 import math
@@ -19,15 +19,15 @@ FILE = "search.db"
 Sampler = Literal["tpe", "random"]
 Pruner = Literal["median", "halving", "none"]
 Space = Mapping[str, Mapping[str, Any]]
-_STARTUP = 5  # trials that nothing is compared with, and for tpe as many as are drawn at random
-_LOG_FROM = 10.0  # times: a range this wide is searched by its logarithm
+_STARTUP = 5  # trials before pruning starts, and random trials before TPE starts
+_LOG_FROM = 10.0  # ratio of the ends from which a range is searched on a logarithmic scale
 
 
 def parameter(setting: str, text: str) -> dict[str, Any]:
-    """The search range of a setting: "1e-4..1e-2" is a range, "adamw,sgd" are choices; as JSON.
+    """Parse the search space of a setting, a range ("1e-4..1e-2") or choices ("adamw,sgd"), into JSON values.
 
-    A range of positive numbers is searched by its logarithm if its end is at least ten times its start; ",log" or ",linear" after it
-    overrides that. Whole numbers stay whole.
+    A positive range is searched on a logarithmic scale if its end is at least 10 times its start. The suffix ",log" or ",linear"
+    overrides this scale. A range between integers yields integers.
 
     >>> parameter("optimizer.lr", "1e-4..1e-2")
     {'kind': 'range', 'low': 0.0001, 'high': 0.01, 'log': True}
@@ -56,7 +56,7 @@ def parameter(setting: str, text: str) -> dict[str, Any]:
 
 
 def trial_name(number: int) -> str:
-    """The name of a trial of a search.
+    """Return the name of a trial.
 
     >>> trial_name(3)
     'trial-003'
@@ -65,7 +65,7 @@ def trial_name(number: int) -> str:
 
 
 def corners(space: Space) -> list[dict[str, str]]:
-    """Settings with which all of a space can be checked: every choice with the lowest ends, and with the highest.
+    """Return the settings that validate a search space: all combinations of choices, at the low and the high ends of all ranges.
 
     >>> corners({"a": {"kind": "choice", "of": ["x", "y"]}, "b": {"kind": "range", "low": 1, "high": 2, "log": False}})
     [{'a': 'x', 'b': '1'}, {'a': 'y', 'b': '1'}, {'a': 'x', 'b': '2'}, {'a': 'y', 'b': '2'}]
@@ -81,7 +81,7 @@ def corners(space: Space) -> list[dict[str, str]]:
 
 
 class Search:
-    """Chooses the next trial (`surefoot.compare.runner.Chooser`); `begin` writes its settings to where its process reads them."""
+    """A chooser that lets Optuna choose each trial; `begin(name, settings)` writes the settings for the trial's process."""
 
     def __init__(
         self,
@@ -110,36 +110,35 @@ class Search:
             pruner=pruners[pruner],
             load_if_exists=True,
         )
-        self.going: dict[str, Any] = {}  # trials of Optuna
+        self.going: dict[str, Any] = {}  # running Optuna trials by name
         trials_made = self.study.get_trials(deepcopy=False)
         self.left_running = [trial for trial in trials_made if trial.state.name == "RUNNING"]
         self.over = len(trials_made) - len(self.left_running)
 
     def next(self) -> str | None:
-        """A trial that was running when the search was killed, or else a new one, as long as there are to be more."""
+        """Return a trial that an earlier session left running, else a new trial; None after the last trial."""
         while self.left_running:
             frozen = self.left_running.pop(0)
             self.study.sampler = self._sampler(frozen.number)
-            # settings as they were; or chosen now, where the kill came before
-            name = self._choose(self.optuna.Trial(self.study, frozen._trial_id))
+            name = self._choose(self.optuna.Trial(self.study, frozen._trial_id))  # keeps stored settings
             outcome = outcome_of(self.directory, name)
             if outcome is None or outcome["status"] not in TO_THE_END:
                 return name
-            self.ended(name, Outcome(outcome["status"]))  # nobody was told
+            self.ended(name, Outcome(outcome["status"]))  # the trial ended, but Optuna was not informed
             self.over += 1
         number = len(self.study.get_trials(deepcopy=False))
         self.study.sampler = self._sampler(number)
         return self._choose(self.study.ask()) if number < self.total else None
 
     def saw(self, name: str, step: int, score: float) -> bool:
-        """Tell Optuna of an evaluation; true where the trial is worse than others were at that step."""
+        """Report a score to Optuna, and return True if the trial should be pruned."""
         trial = self.going[name]
         if math.isfinite(score) and step not in self.study.get_trials(deepcopy=False)[trial.number].intermediate_values:
             trial.report(score, step)
         return bool(trial.should_prune())
 
     def ended(self, name: str, outcome: Outcome) -> None:
-        """Tell Optuna how a trial ended: one that diverged as one that was given up; a stopped one goes on another time."""
+        """Report the outcome of a trial to Optuna. A diverged trial counts as pruned. A stopped trial continues in a later session."""
         trial, states = self.going.pop(name), self.optuna.trial.TrialState
         scores = self.study.get_trials(deepcopy=False)[trial.number].intermediate_values.values()
         match outcome.status:
@@ -153,14 +152,12 @@ class Search:
                 self.study.tell(trial, state=states.FAIL)
 
     def _sampler(self, number: int) -> Any:
-        """One for a single trial: its random numbers follow from the seed and the trial's number."""
-        seed = (self.seed * 1_000_003 + number) % 2**32
+        seed = (self.seed * 1_000_003 + number) % 2**32  # random numbers depend only on seed and trial number
         if self.sampler == "random":
             return self.optuna.samplers.RandomSampler(seed=seed)
         return self.optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP)
 
     def _choose(self, trial: Any) -> str:
-        """Have the sampler choose the settings of a trial, and write them where its process finds them; returns its name."""
         for setting, spec in self.space.items():
             if spec["kind"] == "choice":
                 trial.suggest_categorical(setting, tuple(spec["of"]))

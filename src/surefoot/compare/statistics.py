@@ -1,6 +1,6 @@
-"""Is one variant better than another, or is it the noise? Statistics of differences on shared data; nothing but numbers.
+"""Statistics of score differences between variants: standard errors, t tests, and Holm's correction.
 
-Data that are hard for one model are hard for the other, so differences and their error are computed for each piece of the data.
+Data that are hard for one model are hard for another, so differences are paired by evaluation batch or by seed.
 """
 
 import math
@@ -13,7 +13,7 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference (first minus second), its standard error, and how many pairs it was taken over.
+    """A mean difference (first minus second), its standard error, and the number of pairs.
 
     >>> difference = paired_difference([1.0, 2.0, 3.0], [1.5, 2.5, 4.1], counts=[1, 1, 1])
     >>> round(difference.mean, 3), round(difference.standard_error, 3), difference.pairs
@@ -26,10 +26,7 @@ class Difference:
 
     @property
     def p_value(self) -> float:
-        """How often chance alone would make a difference this large, by a two-sided t test; 1 for no difference at all.
-
-        Not a number where nothing is known of the noise: there is but one pair, or a score is not finite.
-        """
+        """The p value of a two-sided t test: 1 if all differences are 0; NaN with fewer than 2 pairs or a non-finite score."""
         if self.pairs < 2 or not math.isfinite(self.mean + self.standard_error):
             return math.nan
         if self.standard_error == 0.0:
@@ -38,16 +35,16 @@ class Difference:
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float], *, counts: Sequence[float]) -> Difference:
-    """The difference of two scores over the same batches, `first` minus `second`; each batch weighs as much as it counts.
+    """Compute `first` minus `second` over the same batches, weighted by `counts`, the number of targets per batch.
 
-    The mean is that of all targets, so it is exactly the difference of the two scores. It is a ratio of sums, with the standard error
-    sqrt(n / (n - 1) * sum(c_i^2 (d_i - d)^2)) / sum(c_i): Cochran 1977, Sampling Techniques, section
-    6.4, without the correction for a finite population. With equal counts it is the usual s / sqrt(n).
+    The mean is exactly the difference of the two scores over all targets. The mean is a ratio of sums, with standard error
+    sqrt(n / (n - 1) * sum(c_i^2 (d_i - d)^2)) / sum(c_i): Cochran 1977, Sampling Techniques, section 6.4, without the correction for
+    a finite population. With equal counts the standard error is s / sqrt(n).
 
     >>> paired_difference([0.5, 0.75], [0.25, 0.25], counts=[3, 1]).mean
     0.3125
     """
-    counted = [row for row in zip(first, second, counts, strict=True) if row[2] > 0]  # others tell nothing
+    counted = [row for row in zip(first, second, counts, strict=True) if row[2] > 0]
     differences, weights = [a - b for a, b, _ in counted], [count for _, _, count in counted]
     if not counted:
         return Difference(math.nan, math.nan, 0)
@@ -59,7 +56,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float], *, counts
 
 
 def mean_and_error(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """The mean over the repeats that have a value and its standard error, s / sqrt(n); None for an unknown one.
+    """Return mean and standard error s / sqrt(n) of the values that are not None; an undefined mean or error is None.
 
     >>> mean_and_error([1.0, None, 3.0]), mean_and_error([1.0])
     ((2.0, 1.0), (1.0, None))
@@ -68,14 +65,14 @@ def mean_and_error(values: Iterable[float | None]) -> tuple[float | None, float 
     mean = fmean(known) if known else None
     if mean is None or len(known) < 2:
         return mean, None
-    squares = math.fsum((value - mean) ** 2 for value in known)  # statistics.stdev raises where a value is not finite
+    squares = math.fsum((value - mean) ** 2 for value in known)  # statistics.stdev raises if a value is not finite
     return mean, None if math.isnan(squares) else math.sqrt(squares / (len(known) - 1) / len(known))
 
 
 def t_tail(t: float, *, freedom: int) -> float:
-    """The two-sided tail of Student's t distribution, by its finite sums for whole degrees of freedom.
+    """Return the two-sided tail probability of Student's t distribution for integer degrees of freedom.
 
-    Abramowitz and Stegun 1964, 26.7.3 and 26.7.4. Exact but for cancellation: tails below 1e-14 come out as 0.
+    Abramowitz and Stegun 1964, 26.7.3 and 26.7.4: finite sums, exact except for cancellation. Tails below 1e-14 are returned as 0.
 
     >>> round(t_tail(12.706, freedom=1), 4), round(t_tail(4.303, freedom=2), 4), round(t_tail(1.98, freedom=120), 3)
     (0.05, 0.05, 0.05)
@@ -91,10 +88,9 @@ def t_tail(t: float, *, freedom: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The same p values as they are where several differences are looked at together, in the order given.
+    """Correct p values for multiple comparisons, in the same order. NaN stays NaN and is not counted.
 
-    Holm 1979, A simple sequentially rejective multiple test procedure: the chance of any false
-    positive stays below the level. NaN stays NaN, and is not counted.
+    Holm 1979, A simple sequentially rejective multiple test procedure, bounds the chance of any false positive by the level.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]

@@ -1,6 +1,6 @@
-"""One run, read from its directory: curves from metrics.jsonl, settings from config.toml, its start from step 0.
+"""A run read from its directory: curves from metrics.jsonl, settings from config.toml, initial weights' hashes from step 0.
 
-Nothing is rebuilt and no tensor is read. Records that a later resume superseded are not part of a curve.
+No model is built and no tensor is read. Records that a later resume superseded are not part of a curve.
 """
 
 import math
@@ -26,10 +26,10 @@ from surefoot.train.patience import parsed
 
 @dataclass(frozen=True)
 class Trained:
-    """A run that has been trained, or begun.
+    """The curves and settings of a run that was trained or interrupted.
 
-    loss: (steps made, mean training loss since the record before). scores: (steps made, score). times: (steps made, seconds
-    spent training and waiting for data so far). `order`: the order's settings and a hash of the initial weights; None without step 0.
+    `loss`: (step, mean training loss since the previous record). `scores`: (step, score). `times`: (step, seconds of training and of
+    waiting for data so far). `order`: settings of the sample order, and hashes of the weights of step 0, or None.
     """
 
     settings: Mapping[str, Any]
@@ -42,17 +42,17 @@ class Trained:
 
     @property
     def training_s(self) -> float:
-        """Seconds spent in steps and waiting for data; evaluating, saving and each session's first step are not among them."""
+        """The seconds of steps and of waiting for data, without evaluation, saving and the first step of each session."""
         return self.times[-1][1] if self.times else 0.0
 
     @property
     def targets_per_s(self) -> float | None:
-        """Targets (tokens of text, samples of images) per second of training."""
+        """The targets (tokens of text, samples of images) per second of training."""
         return self.targets / self.training_s if self.training_s > 0 and self.targets else None
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The step of the best score, the first of equals, and that score; None without scores."""
+        """The step and value of the best score, or of the first best score if several are equal; None without scores."""
         known = [(self._sign * score, step, score) for step, score in self.scores if math.isfinite(score)]
         return min(known)[1:] if known else None
 
@@ -69,13 +69,13 @@ class Trained:
         return max((step for step, _ in [*self.times, *self.scores]), default=0)
 
     def reached(self, target: float) -> tuple[int, float] | None:
-        """The first evaluation that was as good as `target`: its step, and the seconds of training until then; or None."""
+        """Return step and seconds of training at the first evaluation as good as `target`; None if no evaluation is."""
         known = ((step, score) for step, score in self.scores if math.isfinite(score))
         good = ((step, self.seconds_at(step)) for step, score in known if self._sign * score <= self._sign * target)
         return next(good, None)
 
     def seconds_at(self, step: int) -> float:
-        """Seconds of training after a number of steps; interpolated linearly between two records.
+        """Return the seconds of training until a step, interpolated linearly between records.
 
         >>> run = Trained({}, None, [], [], [(10, 2.0), (20, 6.0)], 0.0, None)
         >>> run.seconds_at(10), run.seconds_at(15), run.seconds_at(25)
@@ -86,9 +86,9 @@ class Trained:
 
 
 def read_run(path: Path, *, metric: str | None = None) -> Trained:
-    """The contents of a run's directory; `metric` is "min SPLIT/METRIC" in place of the monitored one.
+    """Read a run's directory; `metric` ("min SPLIT/METRIC") replaces the monitored metric.
 
-    A run that watches none is judged by the first loss among its scores. `ConfigError` where it was never given `metric`.
+    A run without a monitored metric is ranked by the first loss among its scores. Raises `ConfigError` if the run has no such `metric`.
     """
     lines = list(read_records(path)) if (path / "metrics.jsonl").is_file() else []
     scored = [record for record in lines if record["kind"] == "eval"]
@@ -115,20 +115,18 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
 
 
 def refuse_missing_score(score: tuple[Direction, str], record: Record, *, of: Path | str) -> None:
-    """Raise `ConfigError` where an evaluation lacks the score to judge by."""
     if score[1] not in record:
         there = ", ".join(scores_in(record)) or "none"
         raise ConfigError(f"--metric {' '.join(score)!r}: {of} has no such score; it has: {there}")
 
 
 def watched(files: RunFiles) -> tuple[Direction, str] | None:
-    """The score that a run itself decides by; None where it has not begun, or decides by none."""
+    """Return the direction and name of a run's monitored score; None if the run has not begun or monitors no score."""
     state = files.state
     return None if state is None or state.monitor is None else (state.monitor["direction"], state.monitor["score"])
 
 
 def _beginning(path: Path) -> dict[str, Any] | None:
-    """The settings that decide the order of samples, and the hashes of a run's initial weights."""
     state = read_state(path, 0)
     try:
         files = read_manifest(Store(path / "checkpoints").path(0)).files
@@ -143,7 +141,7 @@ def _beginning(path: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Compared:
-    """One run of a comparison: its settings, its end, the contents of its directory, and its scores by `batches` or why not."""
+    """A run of a comparison: variant, outcome, curves, and per-batch scores in `batches` (or the reason for their absence)."""
 
     variant: Variant
     trained: Trained
@@ -154,11 +152,10 @@ class Compared:
 
 @dataclass(frozen=True)
 class Row:
-    """A variant in the table; of several repeats, means with their standard errors, over those that finished if any did.
+    """A variant in the table. Values are means over the finished repeats (over all, if no repeat finished).
 
-    label: its name for people; `name` is that of its directory, or of its repeats. difference: of the
-    best score, this variant's minus the baseline's; `p` is corrected for all comparisons together. Where only
-    some repeats reached the target, its step and seconds are absent.
+    `label` is the displayed name; `name` is the name of the directory or group. `difference` is the best score minus the baseline's
+    best score; `p` is corrected for all comparisons. `target_step` and `target_s` are None unless all repeats reached the target.
     """
 
     name: str

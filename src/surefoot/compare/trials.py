@@ -1,6 +1,6 @@
-"""The processes that train the variants of a comparison: started, watched, stopped; each is a run like any other.
+"""The processes that train the variants of a comparison; each process trains one ordinary run.
 
-The output of a variant is in logs/NAME.log, its end in results/NAME.json, its progress in its metrics.jsonl.
+The output of a variant is in logs/NAME.log, its outcome in results/NAME.json, its progress in NAME/metrics.jsonl.
 """
 
 import json
@@ -25,13 +25,13 @@ Status = Literal["finished", "diverged", "out of memory", "failed", "pruned", "s
 RESULTS, LOGS = "results", "logs"
 _BY_EXIT: dict[int, Status] = {5: "diverged", 6: "out of memory"}
 _STOPPED = {128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM}
-_MAX_MESSAGE = 240  # letters of an error in a table
-TO_THE_END: set[Status] = {"finished", "diverged", "pruned"}  # what would end in the same way again
+_MAX_MESSAGE = 240  # characters of an error in a table
+TO_THE_END: set[Status] = {"finished", "diverged", "pruned"}  # training again would end in the same way
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a variant ended, and in words why, where it did not finish."""
+    """The outcome of a variant; `said` holds the reason if it did not finish."""
 
     status: Status
     said: str = ""
@@ -39,7 +39,7 @@ class Outcome:
 
 @dataclass
 class Standing:
-    """How far a variant is, as far as its records tell."""
+    """The progress of a variant, from its records."""
 
     step: int = 0
     steps: int | None = None
@@ -63,20 +63,20 @@ class Standing:
 
 @dataclass
 class Trial:
-    """One variant being trained."""
+    """A variant whose process runs."""
 
     name: str
     process: subprocess.Popen[bytes]
     metrics: Path
     log_start: int
-    fresh: bool  # begun in this session, not gone on with
+    fresh: bool  # begun in this session, not continued
     started: float = field(default_factory=time.monotonic)
-    ending: Literal["", "stopped", "pruned"] = ""  # what it was told to end for
-    read_bytes: int = 0  # of `metrics`
+    ending: Literal["", "stopped", "pruned"] = ""  # reason of a stop request
+    read_bytes: int = 0  # offset into `metrics`
     standing: Standing = field(default_factory=Standing)
 
     def new_records(self) -> list[Record]:
-        """The records since the last call; a line that is not whole yet is left for the next."""
+        """Return the records since the last call; an incomplete line is left for the next call."""
         try:
             with open_regular(self.metrics) as file:
                 file.seek(self.read_bytes)
@@ -89,7 +89,7 @@ class Trial:
 
 
 class Trials:
-    """The variants being trained at this moment. `command` makes the command line that trains one of them."""
+    """The variants whose processes run. `command(name)` returns the command line that trains a variant."""
 
     def __init__(
         self, directory: "RunDirectory", command: Callable[[str], list[str]], *, threads: int, cwd: str
@@ -107,17 +107,17 @@ class Trials:
             begin = log.tell()
             process = subprocess.Popen(
                 self.command(name),
-                stdin=subprocess.PIPE,  # the end of it is the end of this process: see `die_with` in distributed/environment.py
+                stdin=subprocess.PIPE,  # closes when this process ends: see `die_with` in distributed/environment.py
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=with_threads(self.threads),
                 cwd=self.cwd,
-                start_new_session=True,  # Ctrl-C is for this process, which tells them
+                start_new_session=True,  # Ctrl-C reaches only this process, which stops the variants
             )
         self.running[name] = Trial(name, process, metrics, begin, fresh)
 
     def ended(self) -> list[tuple[Trial, Outcome]]:
-        """The variants that have ended since the last call; the result of each is on disk when this returns."""
+        """Return the variants that have ended since the last call, after their outcomes are on disk."""
         outcomes = []
         for name, trial in list(self.running.items()):
             if trial.process.poll() is None:
@@ -129,25 +129,24 @@ class Trials:
         return outcomes
 
     def stop(self, trial: Trial, why: Literal["stopped", "pruned"]) -> None:
-        """Have a variant save and end, once: a second signal would end it at once."""
+        """Ask a variant to save and end. Repeated calls do nothing: a second signal would end the variant without saving."""
         if not trial.ending:
             trial.ending = why
             trial.process.terminate()
 
     def close(self) -> None:
-        """Kill whatever still runs: this process ends in another way than it should."""
+        """Kill all running variants, for example after an error in this process."""
         for name, trial in list(self.running.items()):
             trial.process.kill()
             self._over(name)
 
     def _over(self, name: str) -> int:
-        """Wait for the end of a process; its exit status."""
         with self.running.pop(name).process as process:  # closes the pipe
             return process.wait()
 
     def _outcome(self, trial: Trial, code: int) -> Outcome:
         saved = outcome_of(self.directory.path, trial.name)
-        if saved is not None and saved["status"] == "finished":  # whatever ended the process after it had said so
+        if saved is not None and saved["status"] == "finished":  # a later exit status does not matter
             return Outcome("finished")
         if trial.ending == "pruned" and (code in _STOPPED or code == 0):
             return Outcome("pruned")
@@ -159,7 +158,6 @@ class Trials:
         return Outcome(_BY_EXIT.get(code, "failed"), self._error_message(trial))
 
     def _error_message(self, trial: Trial) -> str:
-        """The error that a variant ended with, as its log has it."""
         with (self.directory.path / LOGS / f"{trial.name}.log").open("rb") as log:
             log.seek(trial.log_start)
             lines = log.read().decode(errors="replace").splitlines()
@@ -169,17 +167,17 @@ class Trials:
 
 
 def with_threads(threads: int) -> dict[str, str]:
-    """The environment of a process that computes with this number of threads."""
+    """Return this process's environment with the number of compute threads set."""
     return os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
 
 
 def write_outcome(directory: "RunDirectory", name: str, outcome: Outcome, **further: Any) -> None:
-    """Keep how a variant ended, whole or not at all."""
+    """Write the outcome of a variant atomically."""
     directory.write_text(f"{RESULTS}/{name}.json", json.dumps({**vars(outcome), **further}) + "\n")
 
 
 def outcome_of(directory: Path, name: str) -> dict[str, Any] | None:
-    """The saved result of a variant; None if it has not ended, or if the file cannot be read."""
+    """Read the saved outcome of a variant; return None if the file is missing or damaged."""
     try:
         outcome = json.loads(read_regular(directory / RESULTS / f"{name}.json"))
     except (OSError, ValueError):
@@ -188,6 +186,6 @@ def outcome_of(directory: Path, name: str) -> dict[str, Any] | None:
 
 
 def is_over(directory: Path, name: str) -> bool:
-    """Whether a variant need not be trained (again): it finished, diverged, or was pruned, and its directory is there."""
+    """Return True if a variant needs no more training: it finished, diverged or was pruned, and its directory exists."""
     outcome = outcome_of(directory, name)
     return outcome is not None and outcome["status"] in TO_THE_END and (directory / name).is_dir()

@@ -1,4 +1,4 @@
-"""The variants of a comparison: combinations of settings, and the name that each has as a directory and in a table."""
+"""The variants of a comparison: combinations of settings, and their names in directories and tables."""
 
 import re
 import shlex
@@ -11,16 +11,16 @@ from typing import Any, Literal
 from surefoot.errors import ConfigError
 from surefoot.tracking.format import as_typed
 
-Direction = Literal["min", "max"]  # of a score: which is better
-_LONGEST = 80  # letters of a name: directories may have 255 bytes, tables less
+Direction = Literal["min", "max"]
+_LONGEST = 80  # characters of a name: a directory's name may have 255 bytes, a table's column fewer
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One run of a comparison, by its directory's name.
+    """A run of a comparison; `name` is the name of its directory.
 
-    `varied` are the settings that were asked to vary, `settings` all in which the runs are not alike, both by dotted name.
-    Runs that differ in nothing but the seed are repeats, of one `group`.
+    `varied` holds the settings that the user varied, `settings` all settings that differ between runs, both by dotted name.
+    Runs that differ only in the seed are repeats; they share a `group`.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Variant:
 
 
 def grid(vary: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every combination of the values, the last setting changing fastest.
+    """Return all combinations of the values; the last setting changes fastest.
 
     >>> grid({"optimizer.name": ["adamw", "sgd"], "optimizer.lr": [0.1, 0.2]})[1]
     {'optimizer.name': 'adamw', 'optimizer.lr': 0.2}
@@ -41,7 +41,7 @@ def grid(vary: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def names(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each combination of settings: short, its own, and fit for a directory anywhere.
+    """Return a short and unique name for each combination of settings, valid as a directory name on every system.
 
     >>> names([{"optimizer.name": "adamw", "optimizer.lr": 0.001}, {"optimizer.name": "sgd", "optimizer.lr": 1e-1}])
     ['name=adamw,lr=0.001', 'name=sgd,lr=0.1']
@@ -57,16 +57,15 @@ def names(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
         text = ",".join(f"{short[name]}={value}" for name, value in plain.items()) or "base"
         if len(text) > _LONGEST:
             text = f"{text[: _LONGEST - 9]}-{sha256(text.encode()).hexdigest()[:8]}"
-        others = (f"{text}-{number}" for number in count(2))  # two paths may be one text
+        others = (f"{text}-{number}" for number in count(2))  # two paths may give the same text
         unique_names.append(next(name for name in chain([text], others) if name not in unique_names))
     return unique_names
 
 
 def group_labels(variants: Sequence[Variant]) -> dict[str, str]:
-    """A label for each group of repeats by its name: its settings without those that all groups share.
+    """Map the name of each group of repeats to a label: its settings without the settings that all groups share.
 
-    Nothing is cut off. A variant that was not named by its settings (a trial, a run's directory) keeps its name. So do variants with equal
-    labels.
+    A variant keeps its name if the name does not list settings (a trial, a run's directory) or if its label is not unique.
 
     >>> settings = [{"schedule.name": "constant", "optimizer.lr": lr} for lr in (0.1, 0.2)]
     >>> group_labels([Variant(name, name, values, values) for name, values in zip(names(settings), settings)])
@@ -84,7 +83,7 @@ def group_labels(variants: Sequence[Variant]) -> dict[str, str]:
 
 
 def run_labels(variants: Sequence[Variant]) -> dict[str, str]:
-    """A label for the name of each single run; repeats have their seed behind it, as in their names."""
+    """Map the name of each run to a label; labels of repeats end with the seed."""
     labels = group_labels(variants)
     return {variant.name: labels[variant.group] + variant.name.removeprefix(variant.group) for variant in variants}
 
@@ -94,7 +93,7 @@ def _effective(variant: Variant, setting: str) -> Any:
 
 
 def short_names(settings: Iterable[str]) -> dict[str, str]:
-    """Settings by their last part, as long as no two would be called the same.
+    """Map each setting to its last part, or to its full name if several settings share the last part.
 
     >>> short_names(["optimizer.lr", "optimizer.name", "schedule.name"])
     {'optimizer.lr': 'lr', 'optimizer.name': 'optimizer.name', 'schedule.name': 'schedule.name'}
@@ -105,7 +104,7 @@ def short_names(settings: Iterable[str]) -> dict[str, str]:
 
 
 def flags(settings: Mapping[str, Any]) -> str:
-    """Settings as they are typed.
+    """Format settings as command-line flags.
 
     >>> flags({"optimizer.lr": 0.003, "schedule.warmup": "100 steps", "model.tie_embeddings": None})
     "--optimizer.lr 0.003 --schedule.warmup '100 steps' --model.tie-embeddings None"
@@ -120,7 +119,7 @@ def flags(settings: Mapping[str, Any]) -> str:
 
 
 def refuse_duplicates(combinations: Sequence[Mapping[str, Any]], all_settings: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `ConfigError` where two combinations come to the same settings (`all_settings`): one would be trained for nothing."""
+    """Raise `ConfigError` if two combinations give the same settings; `all_settings` holds the settings of each combination."""
     for index, (combination, settings) in enumerate(zip(combinations, all_settings, strict=True)):
         if settings in all_settings[:index]:
             same = flags(combination) or "that without further settings"
@@ -128,7 +127,7 @@ def refuse_duplicates(combinations: Sequence[Mapping[str, Any]], all_settings: S
 
 
 def refuse_baseline(baseline: str, labels: Mapping[str, str]) -> None:
-    """Raise `ConfigError` for a baseline that is not a variant; `labels` holds the label of each name."""
+    """Raise `ConfigError` if the baseline is not a variant; `labels` maps names to labels."""
     if baseline in ("best", "first", *labels, *labels.values()):
         return
     there = ", ".join(list(labels.values())[:6]) + (f" and {len(labels) - 6} more" if len(labels) > 6 else "")

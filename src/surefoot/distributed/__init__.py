@@ -1,1 +1,1 @@
-"""Several processes as one run: how ranks meet, share a step, watch each other and stay equal."""
+"""Rank placement, rendezvous, failure detection, DDP, FSDP, and consistency checks between ranks."""

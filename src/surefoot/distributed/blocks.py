@@ -1,7 +1,4 @@
-"""A model's own repeated blocks: where activations are computed again, and what FSDP gathers at a time.
-
-Found from how the model is built, not from names of ours: blocks are what a list of modules holds several of.
-"""
+"""The repeated blocks of a model, for activation checkpointing and for FSDP. Blocks are found from the model's structure."""
 
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -12,18 +9,20 @@ from surefoot.config.parallel import Strategy
 from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
 
-_LISTS = (nn.ModuleList, nn.ModuleDict)  # which have no forward of their own
-_SMALL = 0.1  # of the parameters of the largest class of blocks: a list of less is one of heads, or the like
+_LISTS = (nn.ModuleList, nn.ModuleDict)  # containers without a forward method
+_SMALL = 0.1  # parameters of a block class relative to the largest class; smaller lists hold heads
 
 
 def blocks_of(model: nn.Module, named: str | Sequence[str] = "auto") -> dict[str, nn.Module]:
-    """The repeated blocks of a model by their names in it, in order; none of them stands inside another.
+    """Return the repeated blocks of a model by module name, in model order. No block contains another block.
 
-    "auto": children of `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential` that are made of parts, have parameters, and are of
-    a class of which such lists hold two or more (in an `nn.ModuleList` one is enough). Lists in lists, such as the stages of a
-    ResNet, are looked through; a block is not. Classes with less than a tenth of the parameters of the largest do not count.
-    A model without such blocks has none. Else names of modules or classes, in which * stands for anything; of a list its
-    children. What fits nothing raises `ConfigError`, with the nearest names.
+    For "auto", the blocks are children of `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential` that have submodules and
+    parameters. A block's class must occur at least twice in such lists, or once in an `nn.ModuleList`. Nested lists, such as the
+    stages of a ResNet, are searched; blocks are not. Classes with less than 10 % of the parameters of the largest class are
+    ignored. The result is empty if a model has no such blocks.
+
+    Otherwise, `named` has patterns for module or class names, with * as a wildcard. If a pattern matches a list, the children of
+    the list are blocks. Raises `ConfigError` with the nearest names if a pattern matches no module.
 
     >>> layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8)
     >>> model = nn.TransformerEncoder(layer, num_layers=3, enable_nested_tensor=False)
@@ -49,7 +48,6 @@ def _repeated(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _candidates(module: nn.Module, *, prefix: str, in_list: bool) -> Iterator[tuple[str, nn.Module]]:
-    """Children of lists that are made of parts, outermost first; below modules that stand in no list, what those hold."""
     for name, child in module.named_children():
         path = f"{prefix}{name}"
         is_list = type(child) is nn.Sequential or isinstance(child, _LISTS)
@@ -65,7 +63,6 @@ def _made_of_parts(module: nn.Module) -> bool:
 
 
 def _called(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
-    """The outermost modules whose name or class fits one of the patterns."""
     modules = {name: module for name, module in model.named_modules() if name}
     fitting = {
         pattern: [
@@ -98,7 +95,7 @@ def _nothing_called(model: nn.Module, pattern: str, modules: dict[str, nn.Module
 
 
 def refuse_unshardable(model: nn.Module) -> None:
-    """Raise one `ConfigError` that names every parameter that FSDP cannot shard, and why.
+    """Raise `ConfigError` if FSDP cannot shard the model's parameters. The message names each problem.
 
     >>> refuse_unshardable(nn.Linear(2, 1))
     """
@@ -120,25 +117,19 @@ def refuse_unshardable(model: nn.Module) -> None:
 
 
 def gathered(model: nn.Module, parallel: Strategy) -> list[nn.Module]:
-    """The modules whose weights FSDP gathers together: its blocks (`blocks_of`), innermost first, and last the model for all else.
-
-    Where weights travel in bfloat16, every batch normalisation too: its own stay exact.
-    """
+    """Return FSDP's units, innermost first: the blocks (`blocks_of`), the batch normalizations that stay float32, and the model."""
     blocks = blocks_of(model, parallel.blocks or "auto").values()
     exact = [module for module in model.modules() if parallel.gather_dtype == "bf16" and is_batch_norm(module)]
     return [*by_themselves(model, [*blocks, *exact]), model]
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """Whether a module normalises by running statistics, with weights."""
+    """Return whether a module normalizes by running statistics and has weights."""
     return isinstance(module, nn.modules.batchnorm._NormBase) and module.weight is not None
 
 
 def by_themselves(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """The blocks, innermost first, but for those without parameters or with one that is used outside of them too.
-
-    Such a one is gathered with what stands around it: one parameter cannot be in two parts.
-    """
+    """Return the blocks that FSDP can gather separately, innermost first: those with parameters that no other module uses."""
     chosen = []
     for module in reversed(list(model.modules())):
         if module is not model and any(module is block for block in blocks):
@@ -150,7 +141,6 @@ def by_themselves(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Modu
 
 
 def _beside(module: nn.Module, block: nn.Module) -> set[nn.Module]:
-    """All modules that are used without entering a block; a part that it shares with others is among them."""
     modules, queue = {module}, [module]
     while queue:
         fresh = {child for child in queue.pop().children() if child is not block} - modules

@@ -1,7 +1,4 @@
-"""Ranks begin alike: with the same settings, models of the same shapes, the same weights.
-
-Where they were not started so, that is said before they do anything else together: they would wait for each other without end.
-"""
+"""Checks that all ranks have equal settings, shapes and weights, since mismatched ranks would wait for each other forever."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,15 +17,12 @@ from surefoot.distributed.shards import held_of, plain_tensors, saved_state
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DivergedError
 
-_LONG = 100  # items: whoever has more of them names their number
+_LONG = 100  # items; longer sequences are compared by length
 _WIDE = 60  # characters of a value in a message
 
 
 def refuse_unequal(world: World, settings: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` where a rank was started with other settings than rank 0: which field, which rank; collective.
-
-    `settings` go by dotted name; their values are compared as they are written.
-    """
+    """Raise `ConfigError` if the `repr` of a setting differs from rank 0's. The message names settings and ranks. Collective."""
     own = {name: repr(value) for name, value in settings.items()}
     if len(set(world.gathered(sha256(json.dumps(own).encode()).hexdigest()))) == 1:
         return
@@ -53,7 +47,7 @@ def refuse_unequal(world: World, settings: Mapping[str, Any]) -> None:
 
 
 def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as ranks compare them, by dotted name: plain values, of all else the kind.
+    """Flatten settings to plain values by dotted name. Any other value is replaced by the name of its class or function.
 
     >>> comparable({"seed": 3, "model": nn.Linear(2, 1), "settings": {"rate": 0.1, "names": ("a", "b")}})
     {'seed': 3, 'model': 'Linear', 'settings.rate': 0.1, 'settings.names': ['a', 'b']}
@@ -67,18 +61,15 @@ def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def equal_from_main(models: Mapping[str, nn.Module], world: World) -> None:
-    """Give every rank rank 0's weights and buffers: a module that was built outside the run's seed differs. Collective.
-
-    Raises `ConfigError` where ranks have built models of other shapes.
-    """
+    """Broadcast rank 0's weights and buffers to all ranks. Raises `ConfigError` if shapes or dtypes differ. Collective."""
     if world.size > 1:
         refuse_unequal(world, shapes(models))
         for tensor in [each for model in models.values() for each in [*model.parameters(), *model.buffers()]]:
-            dist.broadcast(tensor.detach(), src=0)
+            dist.broadcast(tensor.detach(), src=0)  # modules built outside the run's seed differ
 
 
 def shapes(models: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Kind and shape of every parameter and buffer, by name.
+    """Return the dtype and shape of every parameter and buffer by name.
 
     >>> shapes({"model": nn.Linear(2, 1)})
     {'model.weight': 'float32 (1, 2)', 'model.bias': 'float32 (1,)'}
@@ -109,15 +100,15 @@ def _shortened(settings: Mapping[str, str], name: str) -> str:
     return text if len(text) <= _WIDE else f"{text[:_WIDE]}..."
 
 
-_AS_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # of so many bytes
+_AS_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integer dtypes by bytes per element
 
 
 def compare_when_due(
     models: Mapping[str, nn.Module], world: World, every: Every, *, compared: int | None, done: int, last: int
 ) -> int | None:
-    """At a record: compare if that has fallen due since the step `compared`, at the first record and at that of the last step.
+    """Compare the ranks' weights if a comparison is due since step `compared`, or at the first or last record. Collective.
 
-    Returns the step of the last comparison. Collective.
+    Returns the step of the last comparison.
     """
     is_due = compared is None or done == last or any(every.due(step) for step in range(compared + 1, done + 1))
     if is_due:
@@ -126,7 +117,8 @@ def compare_when_due(
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """For each tensor the sum of its numbers' bits, taken as whole numbers; any single one that differs shows. Waits once.
+    """Return the sum of each tensor's bits as integers, by name. A change of a single element changes the sum. Waits for the
+    device once.
 
     >>> checksums({"a": torch.tensor([1.0, 0.0])}) == checksums({"a": torch.tensor([1.0, 1e-30])})
     False
@@ -136,10 +128,7 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int) -> None:
-    """Raise `DivergedError` where ranks hold different weights or buffers, naming the first that differs; collective.
-
-    What is spread over ranks is compared among those that hold the same rows.
-    """
+    """Raise `DivergedError` with the first different tensor if ranks with the same rows differ in weights or buffers. Collective."""
     own = _checksums_by_part(models)
     by_rank = world.gathered({part: sum(sums.values()) for part, sums in own.items()})
     if all(by_rank[first][part] == by_rank[rank][part] for part, first, rank in _rank_pairs(by_rank)):
@@ -156,7 +145,6 @@ def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int
 
 
 def _checksums_by_part(models: Mapping[str, nn.Module]) -> dict[str, dict[str, int]]:
-    """Checksums by what they are of: "" for what every rank holds whole, else which part of the tensors this rank has."""
     tensors_by_part: dict[str, dict[str, Tensor]] = {}
     for model, module in models.items():
         tensors = {key: each for key, each in saved_state(module).items() if isinstance(each, Tensor)}
@@ -168,7 +156,6 @@ def _checksums_by_part(models: Mapping[str, nn.Module]) -> dict[str, dict[str, i
 
 
 def _rank_pairs(by_rank: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int, int]]:
-    """Pairs of ranks that hold the same: the first that holds it, and each later one."""
     first: dict[str, int] = {}
     for rank, part in [(rank, part) for rank, parts in enumerate(by_rank) for part in parts]:
         if first.setdefault(part, rank) != rank:

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: whole models on every rank, gradients summed over ranks, batch normalization over all ranks."""
+"""DistributedDataParallel: replicated models, summed gradients, and synchronized batch normalization."""
 
 import warnings
 from collections.abc import Iterable, Mapping
@@ -17,16 +17,16 @@ from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
 
 if TYPE_CHECKING:
-    from surefoot.distributed.fsdp import Fsdp  # imports seconds of torch
+    from surefoot.distributed.fsdp import Fsdp  # its torch imports take seconds
 
 
 @dataclass
 class Ddp:
-    """Whole models on every rank, under `DistributedDataParallel`.
+    """The strategy for models replicated on every rank under `DistributedDataParallel`.
 
-    It broadcasts no buffers: `train/batch_norm_buffers.py` does. Of several models a loss may use one without training it, and
-    DDP would wait for its gradients: there the mean is taken after the last backward pass, of whatever has a gradient (on any
-    rank, with `find_unused_parameters`).
+    `train/batch_norm_buffers.py` broadcasts the buffers instead of DDP. Several models are not wrapped, since DDP would wait for
+    gradients of a model that a loss uses without training it. The gradients of several models are averaged after the last
+    backward pass. With `find_unused_parameters`, the average includes every parameter that has a gradient on any rank.
     """
 
     world: World
@@ -34,7 +34,7 @@ class Ddp:
     nominal: float | None
     called: dict[str, Called]
     wrapped: list[DistributedDataParallel] = field(default_factory=list)
-    watched: list[nn.Parameter] = field(default_factory=list)  # whose gradients DDP adds up
+    watched: list[nn.Parameter] = field(default_factory=list)  # parameters whose gradients DDP reduces
 
     def __post_init__(self) -> None:
         self.sums = Sums(self.world)
@@ -48,17 +48,17 @@ class Ddp:
 
     @property
     def local_times(self) -> float | None:
-        """The number of ranks, over which the mean is taken in the end."""
+        """The constant factor of a rank's own gradient before averaging: the number of ranks. None if every pass reduces gradients."""
         return None if self.parallel.sync == "every" else float(self.world.size)
 
     def follow_trainable(self) -> None:
-        """Have DDP watch the parameters that are trainable now, those of a single model; anew where they were others."""
+        """Wrap a single model in DDP again if the set of trainable parameters has changed."""
         called = next(iter(self.called.values()))
         trainable = [parameter for parameter in called.model.parameters() if parameter.requires_grad]
         if len(self.called) > 1 or [*map(id, trainable)] == [*map(id, self.watched)]:
             return
         if self.wrapped:
-            called.through = self.wrapped.pop().module  # DDP's hooks on parameters go with it
+            called.through = self.wrapped.pop().module  # this also removes DDP's hooks on parameters
         self.watched = trainable
         if trainable:
             with warnings.catch_warnings():
@@ -74,7 +74,7 @@ class Ddp:
             self.wrapped.append(called.through)
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:
-        """Gradients are added up in the last pass of a step, which each rank makes even where it has nothing to count."""
+        """Set whether the next pass reduces gradients. Returns whether the pass runs: a reducing pass runs even without targets."""
         together = last or self.parallel.sync == "every"
         for through in self.wrapped:
             through.require_backward_grad_sync = together
@@ -83,13 +83,12 @@ class Ddp:
         return counted or together
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
-        """Loss and count of all ranks, and where several models are trained the mean of their gradients."""
+        """Return the loss and count of all ranks, after averaging the gradients of several models."""
         if not self.wrapped:
             self._take_means()
         return self.sums.end(total)
 
     def _take_means(self) -> None:
-        """Of gradients, over all ranks, one tensor for each kind of number."""
         parameters = [parameter for called in self.called.values() for parameter in called.model.parameters()]
         if self.parallel.find_unused_parameters:
             own_indices = [index for index, parameter in enumerate(parameters) if parameter.grad is not None]
@@ -107,7 +106,7 @@ class Ddp:
         return norm
 
     def through(self, forwards: Mapping[str, Any]) -> dict[str, Called]:
-        """What watches a model's gradients calls another one in its place, of the same parameters."""
+        """Replace the forward callable of each model, inside DDP if wrapped. The new callable must use the same parameters."""
         for name, called in self.called.items():
             if isinstance(called.through, DistributedDataParallel):
                 called.through.module = forwards[name]
@@ -128,10 +127,7 @@ def spread(
     nominal: float,
     fsdp: "Fsdp | None" = None,
 ) -> tuple[Ranks, dict[str, Any]]:
-    """What a step shares with the other ranks, and what the loss calls by name; `forwards` are the models, compiled or not.
-
-    `fsdp` is what has sharded them, where they are.
-    """
+    """Return the strategy of a step (`fsdp` if sharded) and the loss's callables by name. `forwards` are models, compiled or not."""
     called = {name: Called(model, forwards[name]) for name, model in models.items()}
     if fsdp is not None:
         fsdp.called = called
@@ -142,7 +138,7 @@ def spread(
 
 
 def check_device(device: torch.device) -> None:
-    """Raise `ConfigError` where batch statistics cannot be synchronised."""
+    """Raise `ConfigError` if `torch.nn.SyncBatchNorm` does not support the device."""
     if device.type != "cuda":
         raise ConfigError(
             f"sync_batch_norm needs CUDA, and this run is on {device.type}: torch.nn.SyncBatchNorm has no other kernels\n"
@@ -151,9 +147,10 @@ def check_device(device: torch.device) -> None:
 
 
 def synchronised(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """The models with every BatchNorm1d, 2d and 3d made a `torch.nn.SyncBatchNorm`, which holds the same parameters and buffers.
+    """Convert every BatchNorm1d, 2d and 3d to a `torch.nn.SyncBatchNorm` with the same parameters and buffers.
 
-    They are changed in place, but for a model that is itself a normalisation. Raises `ConfigError` where there are none.
+    Models are changed in place, except a model that is itself a normalization. Raises `ConfigError` if no model has batch
+    normalization.
 
     >>> type(synchronised({"model": nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))})["model"][1]).__name__
     'SyncBatchNorm'

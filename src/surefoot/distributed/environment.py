@@ -1,4 +1,4 @@
-"""Which process of how many this is, where they meet, and who started it, with whom it ends; torch-free."""
+"""The rank of this process, its rendezvous address, and its parent process. Torch-free."""
 
 import os
 import signal
@@ -12,11 +12,11 @@ from surefoot.distributed import slurm
 from surefoot.errors import ConfigError
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-TORCHRUN = "TORCHELASTIC_RUN_ID"  # in the environment of a rank: torchrun started it
-LAUNCHER = "SUREFOOT_LAUNCHER"  # in the environment of a rank: the process of ours that started it
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun in a rank's environment
+LAUNCHER = "SUREFOOT_LAUNCHER"  # set in a rank's environment: the process id of surefoot's launcher
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # the latter two among those of the machine
-_MPI = (  # the same
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # the latter two within the machine
+_MPI = (  # the same four values
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel
 )
@@ -24,10 +24,10 @@ _MPI = (  # the same
 
 @dataclass(frozen=True)
 class Placement:
-    """The numbers of one process, called as in torch.distributed: `local_rank` is its place among those of its machine.
+    """The ranks and sizes of one process, named as in torch.distributed. `local_rank` counts within the machine.
 
-    `meeting` is the address for torch's rendezvous: "env://" where MASTER_ADDR and MASTER_PORT are to be believed, else "tcp://...".
-    `apart`: it sees one GPU, which the others of its machine do not (srun --gpus-per-task, or a script that hands them out).
+    `meeting` is the address for torch's rendezvous, either "env://" for MASTER_ADDR and MASTER_PORT or "tcp://...". `apart` is
+    true if the process sees one GPU that no other process of the machine sees, as with srun --gpus-per-task.
     """
 
     rank: int = 0
@@ -39,10 +39,10 @@ class Placement:
 
 
 def placed(environment: Mapping[str, str]) -> Placement:
-    """The place that torchrun or one like it, mpirun, or Slurm's srun gave this process; alone where none did.
+    """Return the placement from torchrun or a compatible launcher, mpirun, or Slurm's srun. Without a launcher, the process is alone.
 
-    The innermost launcher counts: torchrun inside a Slurm step is believed about its own processes, as long as it knows of those on the
-    other machines. MASTER_ADDR and MASTER_PORT, where they are set, are taken instead of what is computed for Slurm.
+    If launchers are nested, the innermost counts. A torchrun inside a Slurm step must include the processes of the other
+    machines. If MASTER_ADDR and MASTER_PORT are set, they replace the address computed for Slurm.
 
     >>> placed({})
     Placement(rank=0, world_size=1, local_rank=0, local_world_size=1, meeting='env://', apart=False)
@@ -57,7 +57,7 @@ def placed(environment: Mapping[str, str]) -> Placement:
     task = slurm.task(environment)
     if "WORLD_SIZE" in environment:
         return _by_torchrun(environment, task)
-    # mpirun inside a step: its processes have the variables of whoever started them; srun's own MPI says the same as srun
+    # processes of mpirun inherit the variables of their Slurm step; srun's own MPI has the same ranks as srun
     if task is not None and (mpi is None or (mpi.rank, mpi.world_size) == (task.rank, task.tasks)):
         return _by_slurm(environment, task)
     if mpi is not None and "MASTER_ADDR" not in environment:
@@ -69,12 +69,12 @@ def placed(environment: Mapping[str, str]) -> Placement:
 
 
 def started_by_launcher() -> bool:
-    """Whether surefoot's own launcher started this process."""
+    """Return whether surefoot's own launcher started this process."""
     return LAUNCHER in os.environ
 
 
 def tie_to_launcher() -> None:
-    """End this process when the launcher that started it is gone, if one did; keep ranks above 0 from what is typed."""
+    """End this process when the launcher that started it ends. Ranks above 0 get no standard input."""
     if TORCHRUN in os.environ:
         end_with_parent(os.getppid())
     if not started_by_launcher():
@@ -86,31 +86,25 @@ def tie_to_launcher() -> None:
 
 
 def die_with(parent: int) -> None:
-    """End this process when `parent`, which started it, is gone.
-
-    Elsewhere than on Linux a thread waits for the end of standard input too, a pipe whose other end only the parent holds.
-    What is lost is what a checkpoint does not hold: the run goes on from it.
-    """
+    """End this process when its parent process `parent` ends. Work since the last checkpoint is lost."""
     if sys.platform != "linux":
-        _end_unless(lambda: bool(os.read(0, 4096)))
+        _end_unless(lambda: bool(os.read(0, 4096)))  # standard input: a pipe that only the parent holds
     end_with_parent(parent)
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process when `parent`, which started it, is gone: Linux kills it, elsewhere a thread looks. Not on Windows."""
+    """End this process when its parent process `parent` ends: by a signal on Linux, by polling on macOS. No effect on Windows."""
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     elif sys.platform != "win32":
         _end_unless(lambda: os.getppid() == parent, every_s=0.5)
-    if sys.platform != "win32" and os.getppid() != parent:  # it was gone before this was asked for
+    if sys.platform != "win32" and os.getppid() != parent:  # the parent ended before this call
         os._exit(1)
 
 
 def _end_unless(is_alive: Callable[[], bool], *, every_s: float = 0.0) -> None:
-    """End this process, from a thread, as soon as its parent is not alive."""
-
     def watch() -> None:
         while is_alive():
             time.sleep(every_s)
@@ -121,7 +115,7 @@ def _end_unless(is_alive: Callable[[], bool], *, every_s: float = 0.0) -> None:
 
 def _by_torchrun(environment: Mapping[str, str], task: slurm.Task | None) -> Placement:
     size = _number(environment, "WORLD_SIZE", source="WORLD_SIZE")
-    # a script exported what srun says under torch's names
+    # a script exported srun's values under torch's names
     if task is not None and "LOCAL_WORLD_SIZE" not in environment:
         rank = _number(environment, "RANK", source="WORLD_SIZE", default=task.rank)
         if (rank, size) != (task.rank, task.tasks):
@@ -142,7 +136,7 @@ def _by_torchrun(environment: Mapping[str, str], task: slurm.Task | None) -> Pla
 
 def _by_slurm(environment: Mapping[str, str], task: slurm.Task) -> Placement:
     host = environment.get("MASTER_ADDR") or task.host
-    host = f"[{host}]" if ":" in host else host  # an address of IPv6 stands in brackets
+    host = f"[{host}]" if ":" in host else host  # IPv6 addresses need brackets
     port = _number(environment, "MASTER_PORT", source="srun", default=task.port)
     apart = "SLURM_GPUS_PER_TASK" in environment or _apart(environment, task.local_rank)
     return Placement(task.rank, task.tasks, task.local_rank, task.local_tasks, f"tcp://{host}:{port}", apart)
@@ -161,7 +155,6 @@ def _by_names(environment: Mapping[str, str], names: tuple[str, str, str, str], 
 
 
 def _apart(environment: Mapping[str, str], local_rank: int) -> bool:
-    """Whether a script gave each process the GPU of its own number, and no other."""
     return any(environment.get(name) == str(local_rank) for name in _VISIBLE)
 
 

@@ -1,7 +1,7 @@
-"""FSDP2: models of which every rank holds some rows of every parameter. The second half of `distributed/strategy.py`.
+"""FSDP2: models whose parameters are sharded by rows over the ranks, as one strategy of `distributed/strategy.py`.
 
-Torch's `fully_shard` gathers weights when they are used and spreads gradients. Here is what a run needs around it: plain
-tensors for the optimizer (`shards.Shard`), the norm of the whole gradient, whole weights for sampling.
+Torch's `fully_shard` gathers weights on use and reduce-scatters gradients. This module adds plain tensors for the optimizer
+(`shards.Shard`), the norm of the global gradient, and whole weights for sampling.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,22 +26,22 @@ from surefoot.distributed.world import World
 
 @dataclass
 class FullySharded:
-    """One model, sharded; `shards` are the parameters as the optimizer has them, by those that the model holds.
+    """One sharded model. `shards` maps the parameters of the model to those of the optimizer.
 
-    A parameter of the model is a DTensor between passes, and whole while its block is being passed.
+    A model's parameter is a DTensor between passes, and a whole tensor during its block's forward and backward pass.
     """
 
     model: nn.Module
     shards: dict[nn.Parameter, Shard]
     world: World
     parallel: Strategy
-    group: dist.ProcessGroup  # the ranks that hold the model together
-    parts: list[tuple[FSDPModule, bool]]  # gathered together, and whether they are let go after their forward pass
+    group: dist.ProcessGroup  # the ranks that share one sharded copy
+    parts: list[tuple[FSDPModule, bool]]  # each unit, and whether its weights are freed after the forward pass
     together: bool = True
-    gradients_copied: bool = False  # shards have gradients, or had them until they were cleared
+    gradients_copied: bool = False  # since then, gradients may have been cleared
     unsharded: bool = False
     counted: bool = True
-    used: set[int] = field(default_factory=set)  # numbers of parameters that got a gradient, where some may get none
+    used: set[int] = field(default_factory=set)  # indices of parameters with a gradient, if some may be unused
 
     def __post_init__(self) -> None:
         self.trained = [(p, shard) for p, shard in self.shards.items() if shard.requires_grad]
@@ -54,8 +54,8 @@ class FullySharded:
         return self.parts[-1][0]
 
     def start_pass(self, *, last: bool, counted: bool = True) -> None:
-        """Before each micro-batch: whether its gradients are added up over the ranks. All ranks must make every pass."""
-        if self.gradients_copied:  # what was cleared on one side, since gradients were there, is cleared on the other
+        """Set whether the next micro-batch reduces gradients over the ranks. All ranks must run every pass."""
+        if self.gradients_copied:  # a gradient cleared on a parameter or its shard is cleared on both
             self.gradients_copied = False
             for parameter, shard in self.trained:
                 if parameter.grad is None or shard.grad is None:
@@ -68,10 +68,10 @@ class FullySharded:
 
     @torch.no_grad()
     def copy_gradients_to_shards(self) -> None:
-        """After the last pass: give each shard its rows of the gradient; the model's parameter has the same memory as its own.
+        """Give each shard its rows of the gradient after the last pass, in the memory of the parameter's own gradient.
 
-        So code that goes through the model's parameters does the right thing too, if DTensors can do it. What got no gradient
-        on any rank has none. Only where that is allowed (`find_unused_parameters`) ranks tell each other, and wait.
+        A shard gets None if no rank has its gradient. With `find_unused_parameters`, ranks exchange the used parameters, and
+        wait.
         """
         idle = set[int]()
         if self.parallel.find_unused_parameters:
@@ -87,7 +87,7 @@ class FullySharded:
 
     @contextmanager
     def unshard(self) -> Iterator[None]:
-        """Every rank holds the whole weights, and may call the model by itself, as often as it likes; then as before. Collective."""
+        """Gather the whole weights on every rank in this context. Each rank may call the model independently. Collective."""
         self.unsharded = True
         for part, _ in self.parts:
             part.set_reshard_after_forward(False, recurse=False)
@@ -95,24 +95,23 @@ class FullySharded:
         try:
             yield
         finally:
-            # shards again; and forgets the passes made here: by their order, which may differ from rank to rank, torch would
-            # gather weights in the next backward pass, and ranks would wait for each other for ever
+            # reshards, and forgets the passes of this context: torch would prefetch weights in their order in the next
+            # backward pass, and ranks with different orders would wait for each other forever
             self.root.reset_iter_state()
             for part, reshard in self.parts:
                 part.set_reshard_after_forward(reshard, recurse=False)
             self.unsharded = False
 
     def _after_forward(self, *_: Any) -> None:
-        """Let weights go after a pass that no backward follows: what is kept would be old after the next update."""
+        # without a backward pass, unsharded weights would be outdated after the next update
         if self.unsharded or torch.is_grad_enabled():
             return
         for part, _reshards in self.parts:
             part.reshard()
-        if not self.trained:  # torch notes every pass until a backward one
+        if not self.trained:  # torch records every pass until a backward pass
             self.root.reset_iter_state()
 
     def _watch_use(self) -> None:
-        """Take note of which parameters get a gradient, by hooks on them as they are while they are whole."""
         self.root.set_reduce_scatter_unused_params(True)
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
         with self.unshard():
@@ -127,14 +126,14 @@ class FullySharded:
 
 @dataclass
 class Fsdp:
-    """Models of which every rank holds a part: what a step shares with the others (`strategy.Ranks`)."""
+    """The strategy for models whose parameters are sharded over the ranks (`strategy.Ranks`)."""
 
     world: World
     parallel: Strategy
     nominal: float | None
     models: dict[str, FullySharded]
-    model_copies: list[FullySharded] = field(default_factory=list)  # for averages of weights
-    local_times: float | None = None  # what a rank has before the last pass is not told
+    model_copies: list[FullySharded] = field(default_factory=list)  # weight averages
+    local_times: float | None = None  # local gradients are unavailable before the last pass
     called: dict[str, Called] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -142,7 +141,7 @@ class Fsdp:
         self.begin_sum, self.started = self.sums.begin, self.sums.started
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:
-        """Every rank makes every pass: weights are gathered in each."""
+        """Return True: every rank runs every pass, since each pass gathers weights."""
         for model in self.models.values():
             model.start_pass(last=last, counted=counted)
         for called in self.called.values():
@@ -150,14 +149,14 @@ class Fsdp:
         return True
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:  # noqa: ARG002
-        """Loss and count of all ranks; the shards have their gradients. Where they are kept on the CPU, so is what decides on them."""
+        """Copy gradients to the shards, and return the loss and count of all ranks, on the CPU if `cpu_offload` is set."""
         for model in self.models.values():
             model.copy_gradients_to_shards()
         total_loss, number = self.sums.end(total)
         return (total_loss.cpu(), number.cpu()) if self.parallel.cpu_offload else (total_loss, number)
 
     def whole_norm(self, norm: Tensor) -> Tensor:
-        """The root of the sum of squares over the ranks that hold a model together."""
+        """Return the norm of the global gradient: the root of the sum of squares over the ranks that share a sharded copy."""
         group = next(iter(self.models.values())).group
         return norm if group.size() == 1 else add_up(norm.to(torch.float64).square_(), group).sqrt_().to(norm.dtype)
 
@@ -167,7 +166,7 @@ class Fsdp:
         return self.called
 
     def follow_trainable(self) -> None:
-        """Nothing: what is trained was settled when the models were sharded (`Trainable` refuses another)."""
+        """Do nothing. `Trainable` refuses to change the trainable parameters of sharded models."""
 
     @contextmanager
     def whole(self, models: Iterable[nn.Module]) -> Iterator[None]:
@@ -180,11 +179,10 @@ class Fsdp:
 
 
 def shard_model(model: nn.Module, world: World, parallel: Strategy) -> FullySharded:
-    """Shard a model in place: each of its blocks (`blocks_of`) is gathered by itself, all else together. Collective.
+    """Shard a model in place: each block (`blocks_of`) is a unit, and the remaining weights are another unit. Collective.
 
-    Names stay. Every rank must come with equal weights and buffers; buffers stay whole. Afterwards a copy cannot be made of
-    it, and its class is another: what looks at modules or parameters does so before. Raises `ConfigError` for what cannot be
-    sharded.
+    Parameter names stay. Every rank must pass equal weights and buffers; buffers stay replicated. Afterwards the model cannot be
+    copied and has another class, so inspect modules and parameters first. Raises `ConfigError` if the model cannot be sharded.
     """
     refuse_unshardable(model)
     mesh, group = _mesh(world, parallel)
@@ -193,14 +191,14 @@ def shard_model(model: nn.Module, world: World, parallel: Strategy) -> FullyShar
     for block in gathered(model, parallel):
         reshard = (
             parallel.reshard_after_forward and block is not model
-        )  # the model's own are needed first in the backward pass
+        )  # the backward pass needs the model's own weights first
         settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard, "offload_policy": offload}
         settings["mp_policy"] = _policy(parallel, is_model=block is model, exact=is_batch_norm(block))
         parts.append((fully_shard(block, **settings), reshard))
         if block is not model:
-            # torch.compile begins anew inside of each block, and passes over torch's own code: that of an nn.Sequential, say
+            # torch.compile starts a new graph in each block, and skips torch's own forward methods, such as nn.Sequential's
             vars(block).setdefault("forward", partial(_forward, block))
-    fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]  # else the first block called by itself would be the root
+    fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]  # else the first block called directly would be the root
     shards: dict[nn.Parameter, Shard] = {}
     for name, parameter in model.named_parameters():
         local, rows = held_of(parameter)
@@ -214,10 +212,9 @@ def _forward(block: nn.Module, /, *inputs: Any, **named: Any) -> Any:
 
 
 def _policy(parallel: Strategy, *, is_model: bool, exact: bool) -> MixedPrecisionPolicy:
-    """In which format a part is gathered and computes; a model's outputs are float32, and so are the gradients that travel."""
     if parallel.gather_dtype == "fp32":
         return MixedPrecisionPolicy()
-    if exact:  # running statistics stay float32, and torch's kernels want weights of their type
+    if exact:  # running statistics stay float32, and torch's kernels need weights of the same dtype
         return MixedPrecisionPolicy(cast_forward_inputs=False)
     return MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32 if is_model else None
@@ -225,11 +222,10 @@ def _policy(parallel: Strategy, *, is_model: bool, exact: bool) -> MixedPrecisio
 
 
 def _mesh(world: World, parallel: Strategy) -> tuple[DeviceMesh, dist.ProcessGroup]:
-    """Torch's picture of the ranks, and the group that holds a model together."""
     kind = world.device.type
     if parallel.replicas == 1:
         everyone = dist.group.WORLD
-        assert everyone is not None  # `world.joined` made it
+        assert everyone is not None  # created by `world.joined`
         return DeviceMesh.from_group(everyone, kind, mesh_dim_names=("shard",)), everyone
     groups = replicated(parallel.replicas)
     ranks = torch.arange(world.size).view(parallel.replicas, -1)

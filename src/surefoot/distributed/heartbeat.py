@@ -1,8 +1,9 @@
-"""The thread of a rank that tells the others that it lives, and ends the process where one of them does not.
+"""The thread of a rank that sends heartbeats, and ends the process if another rank is lost.
 
-A collective waits for a dead or stopped rank for a day: compiling and long evaluations are no fault. So ranks tell beside the
-training, over a connection of their own to the store where they met, that they live. Rank 0 reads what all tell; the others
-read what rank 0 tells, and whom it, or the launcher, names as lost. Without a launcher lines to rank 0 tell of an end at once.
+Collectives time out after a day, since compilation and evaluation can take hours. So each rank also reports to the ranks' store,
+over a separate connection, that the rank is alive. Rank 0 reads all reports. The other ranks read rank 0's report, and the name
+of a lost rank from rank 0 or the launcher. Without a launcher, connections to rank 0 (`Lines`) reveal the end of a process at
+once.
 """
 
 import os
@@ -22,21 +23,20 @@ from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.distributed.liveness import STOPPED, Beat, Lines, Lost, Stage, Watch, of_connection
 from surefoot.errors import RankLostError, first_line
 
-MEETING = "surefoot"  # before the keys by which the ranks of a start agree on what stands before all others
-NONCE = "nonce"  # the one of those that is there where a launcher has drawn it
-MAILBOX = "heartbeat"  # before all keys that are about this; before it stands the nonce of the start
-VERDICT = "lost"  # the key under which the rank that is lost is named
-SPEAKER = "speaker"  # a key that is there where a launcher says of lost ranks what there is to say
-_LINES = 4  # of what an exception says
+MEETING = "surefoot"  # prefix of the keys by which ranks agree on a nonce
+NONCE = "nonce"  # the key of a nonce drawn by a launcher
+MAILBOX = "heartbeat"  # prefix of all heartbeat keys, after the nonce
+VERDICT = "lost"  # the key of the lost rank
+SPEAKER = "speaker"  # the key that exists if a launcher reports lost ranks
+_LINES = 4  # of an exception's message
 _LINE = 200
-_UNNEEDED: tuple[Stage, ...] = ("failed", "left", "gone")  # and needing nobody
+_UNNEEDED: tuple[Stage, ...] = ("failed", "left", "gone")  # such a rank needs no other rank either
 
 
 class Heartbeat:
-    """One rank's life as the others see it, from `start` to `stop`.
+    """The heartbeat of one rank, from `start` to `stop`. A pause of this process does not count as silence of other ranks.
 
-    store: a connection of its own. in_launcher: the store is the launcher's; else it is rank 0's, and goes with it. A pause
-    of this process or its machine is no silence of the others.
+    store: a separate connection to the ranks' store. in_launcher: whether the launcher, instead of rank 0, serves the store.
     """
 
     def __init__(
@@ -55,18 +55,18 @@ class Heartbeat:
         self.store, self.rank, self.size, self.in_launcher = store, rank, size, in_launcher
         self.every_s, self.silent_s, self.end = every_s, silent_s, end
         self.logs: Path | None = None
-        self.fresh_line = ""
+        self.fresh_line = ""  # before a message on the terminal
         self.beat = Beat(rank, host, os.getpid())
-        self.sent = replace(self.beat)  # as it was told last
+        self.sent = replace(self.beat)  # the last beat sent
         self.watch = Watch(silent_s=silent_s, grace_s=grace_s)
         self.sent_condition = threading.Condition()
         self.wake, self.stopping = threading.Event(), threading.Event()
         self.awaited, self.named = threading.Event(), threading.Event()
         self.lost: Lost | None = None
-        self.rounds = 0  # in which the store answered
+        self.rounds = 0  # of requests that the store answered
         self.cut_off = self.spoken_for = False
         self.present: set[int] = set()
-        self.dead: set[int] = set()  # whose line is closed
+        self.dead: set[int] = set()  # ranks with a closed line
         self.threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -89,40 +89,37 @@ class Heartbeat:
         return self.store.check([str(rank)])
 
     def at(self, step: int, doing: str) -> None:
-        """Begin this step; that is told with the next beat."""
+        """Set the step and the activity that the next beat reports."""
         self.beat.step, self.beat.doing = step, doing
 
     def busy(self, doing: str) -> None:
         self.beat.doing = doing
 
     def building(self) -> None:
-        """Build another run, after one that has ended or could not be."""
+        """Report that another run is being built, after a run that ended or could not be built."""
         if self.beat.stage in ("failed", "left"):
             self.beat.stage, self.beat.error = "building", ""
 
     def opened(self, *, logs: Path | None, fresh_line: str) -> None:
-        """Be in a run: from now on the others wait for this rank in every step.
-
-        logs: where rank-N.log of each rank is, in the run's directory. fresh_line: what a message must begin with.
-        """
+        """Report that the run is open: other ranks wait for this rank in each step. `logs` is the directory of rank-N.log files."""
         self.logs, self.fresh_line, self.beat.run_dir = logs, fresh_line, "" if logs is None else str(logs.parent)
         self.beat.stage, self.beat.step, self.beat.doing = "running", -1, "opening the run"
 
     def goodbye(self) -> None:
-        """Begin no further step of this run; the others may still wait for this rank at its end."""
+        """Report that this rank begins no further step. Other ranks may still wait for this rank at the end of the run."""
         self.beat.stage = "leaving"
 
     def closed(self) -> None:
-        """Have ended a run as it should end: nobody waits for this rank any more."""
+        """Report that the run has ended normally. Other ranks no longer wait for this rank."""
         if self.beat.stage == "leaving":
             self.beat.stage = "left"
 
     def failed(self, problem: BaseException) -> None:
-        """Tell of what this rank fails, before it ends; returns when that is told, or cannot be."""
+        """Report this rank's error before the process ends. Returns once the error is sent, or after two intervals."""
         if self.beat.stage in ("failed", "gone") or isinstance(problem, RankLostError):
             return
         self.beat.error = _in_words(problem)
-        self.beat.stage = "left" if self.beat.stage == "left" else "failed"  # nobody waits for it where its run is over
+        self.beat.stage = "left" if self.beat.stage == "left" else "failed"  # no rank waits for it after its run
         with self.sent_condition:
             self.wake.set()
             if self.threads:
@@ -132,10 +129,7 @@ class Heartbeat:
                 )
 
     def cause(self, problem: BaseException) -> RankLostError | None:
-        """The rank that was lost, where that is why a connection broke; waits until that rank is known.
-
-        None where `problem` has nothing to do with other ranks, or none of them turns out to be lost.
-        """
+        """Return the lost rank behind a connection error, after waiting for its name. Returns None if no rank is lost."""
         if self.beat.stage == "failed" or not self.threads or not of_connection(problem):
             return None
         self.awaited.set()
@@ -143,7 +137,7 @@ class Heartbeat:
         return None if self.lost is None else RankLostError(self._with_advice(self.lost))
 
     def speaks_of(self, problem: BaseException) -> bool:
-        """Whether this rank is to say of what it ends: of what rank 0 ends of too, rank 0 does; waits a moment for that."""
+        """Return whether this rank prints its error. Waits a moment for rank 0's error: if both are equal, only rank 0 prints."""
         if isinstance(problem, RankLostError) and self.lost is not None:
             return self._speaks_of(self.lost)
         if self.rank == 0 or not self.threads:
@@ -151,12 +145,11 @@ class Heartbeat:
         self._wait_until(lambda: self._error_of_main() != "", limit_s=3 * self.every_s)
         if self._error_of_main() != _in_words(problem):
             return True
-        # until it has said it: torchrun ends all by the first that ends
-        self._wait_until(lambda: 0 in self.dead, limit_s=10 * self.every_s)
+        self._wait_until(lambda: 0 in self.dead, limit_s=10 * self.every_s)  # torchrun ends all after the first
         return False
 
     def stop(self) -> None:
-        """Be missed by nobody any more, and end the threads."""
+        """Report that this rank is gone, and end the threads."""
         if self.threads and self.beat.stage != "failed":
             self.beat.stage = "gone"
         self.stopping.set()
@@ -165,10 +158,7 @@ class Heartbeat:
             thread.join(timeout=15)
         self.threads = []
 
-    # --- the threads ---------------------------------------------------------------------------------------------
-
     def _live(self) -> None:
-        """Tell and listen every `every_s` seconds, until told to stop or a rank is lost."""
         before = time.monotonic()
         while True:
             ending = self.stopping.is_set()
@@ -204,7 +194,7 @@ class Heartbeat:
         self.spoken_for = self.spoken_for or self.store.check([SPEAKER])
         if self.store.check([VERDICT]):
             return Lost.read(self.store.get(VERDICT))
-        dead = frozenset(self.dead)  # before the beats are read: who says goodbye does so first
+        dead = frozenset(self.dead)  # before the beats are read: a rank says goodbye before its line closes
         beats = self._beats()
         self.rounds += 1
         lost = self.watch.lost_rank(beats, elapsed_s=elapsed_s, hurried=self.awaited.is_set(), dead=dead)
@@ -212,11 +202,10 @@ class Heartbeat:
             self.store.set(VERDICT, lost.written())
             self.rounds += 1
             if self._holds_store:
-                time.sleep(2.5 * self.every_s)  # until all have read it: it goes with this process
+                time.sleep(2.5 * self.every_s)  # until all ranks have read the key: the store ends with this process
         return lost
 
     def _beats(self) -> dict[int, Beat]:
-        """What this rank is to know: on rank 0 of all that are there, elsewhere of rank 0; and of itself."""
         others = range(1, self.size) if self.rank == 0 else [0]
         self.present |= {rank for rank in others if rank not in self.present and self.store.check([str(rank)])}
         read = sorted(self.present)
@@ -224,7 +213,7 @@ class Heartbeat:
         return {self.rank: self.sent} | {rank: Beat.read(text) for rank, text in zip(read, texts, strict=True)}
 
     def _watch_store(self) -> None:
-        """End the process where the store does not answer: the other thread may wait for it without end."""
+        # the other thread may wait for the store forever
         silent_s, last_rounds, before = 0.0, self.rounds, time.monotonic()
         while not self.stopping.wait(self.every_s):
             now = time.monotonic()
@@ -235,7 +224,6 @@ class Heartbeat:
                 return
 
     def _lost_with_store(self, how: str) -> Lost:
-        """The loss of the store, which is the loss of whoever held it."""
         self.cut_off = True
         main = self.watch.known.get(0)
         if main is not None and main.stage == "failed":
@@ -249,25 +237,24 @@ class Heartbeat:
         return self.rank == 0 and not self.in_launcher
 
     def _end(self, lost: Lost) -> None:
-        """End this process: by its main thread, where that waits to be told why, and else from here."""
         self.lost = lost.beside(self.beat)
         if not self.cut_off:
             with suppress(RuntimeError):
-                self._tell()  # how far this rank was: whoever speaks of the lost one knows it from that
+                self._tell()  # this rank's progress, for the message about the lost rank
                 self._let_go_on(lost.rank)
         self.named.set()
         if self.awaited.is_set():
-            if not self.stopping.wait(10 * self.every_s):  # something hangs on its way out
+            if not self.stopping.wait(10 * self.every_s):  # the main thread hangs while exiting
                 self.end(RankLostError.exit_status)
             return
         self._say(self.lost)
         flushing = threading.Thread(target=_flush, daemon=True)
         flushing.start()
-        flushing.join(timeout=2)  # the main thread may hold a stream, and hang
+        flushing.join(timeout=2)  # the flush hangs if the main thread holds a stream's lock
         self.end(RankLostError.exit_status)
 
     def _let_go_on(self, rank: int) -> None:
-        """Let a rank on this machine that was stopped go on, and read that it is lost: torchrun waits 30 s for one to end."""
+        # a stopped rank must continue to read that it is lost: torchrun waits 30 s for its end
         if sys.platform != "win32" and rank != self.rank and not self._left_to_launcher and self.hears(rank):
             beat = Beat.read(self.store.get(str(rank)))
             if beat.host == self.beat.host:
@@ -282,7 +269,6 @@ class Heartbeat:
         return self.spoken_for and not self.cut_off
 
     def _say(self, lost: Lost) -> None:
-        """To the terminal by one rank, or by the launcher; by the others to their logs, where they have any."""
         text = f"error: {self._with_advice(lost)}\n"
         with suppress(OSError):  # nobody reads it
             if self._left_to_launcher and (self.logs is None or self.rank == 0):
@@ -296,9 +282,8 @@ class Heartbeat:
                     log.write(text)
 
     def _wait_for_others(self) -> None:
-        """Where the store ends with this process: until nobody needs it, or for ten seconds."""
         if self._holds_store and self.beat.stage == "failed":
-            time.sleep(2.5 * self.every_s)  # in which all read it
+            time.sleep(2.5 * self.every_s)  # until all ranks have read the error
         elif self._holds_store:
             self._wait_until(lambda: all(each.stage in _UNNEEDED for each in self._beats().values()), limit_s=10)
 
@@ -311,12 +296,11 @@ class Heartbeat:
         return self.watch.known[0].error if 0 in self.watch.known else ""
 
     def _with_advice(self, lost: Lost) -> str:
-        """What is said of it, and where a run can go on how."""
         return lost.text + ("" if self.logs is None else "\n  the same command goes on from the newest checkpoint")
 
 
 def _in_words(problem: BaseException) -> str:
-    """What an exception says: its beginning, for messages of torch go on with pages."""
+    # only the beginning: torch's messages can fill pages
     lines = [line[:_LINE] for line in str(problem).splitlines() if line.strip()][:_LINES]
     return ": ".join([type(problem).__name__, *(["\n".join(lines)] if lines else [])])
 
@@ -328,5 +312,5 @@ def _flush() -> None:
 
 
 def alone() -> Heartbeat:
-    """The heartbeat, never started, of a process that is alone: it tells nobody, and can lose nobody."""
+    """Return a heartbeat for a single process. The heartbeat is never started."""
     return Heartbeat(HashStore(), rank=0, size=1, host="")

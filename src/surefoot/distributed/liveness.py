@@ -1,4 +1,4 @@
-"""What a rank tells of itself, and which rank must be lost, judging by what was told: no threads, no clock, no sockets."""
+"""The messages of heartbeats, the detection of lost ranks from messages, and connections that close with a process."""
 
 import json
 import os
@@ -13,9 +13,10 @@ from typing import Literal
 
 from torch.distributed import DistError
 
+# before the run is open, in its loop, at its end, after it, after an error, and at process exit
 Stage = Literal["building", "running", "leaving", "left", "failed", "gone"]
-_NEEDED: tuple[Stage, ...] = ("building", "running", "leaving")  # others may be waiting for it
-_OUT: tuple[Stage, ...] = ("leaving", "left", "gone")  # of its loop
+_NEEDED: tuple[Stage, ...] = ("building", "running", "leaving")  # other ranks may wait for such a rank
+_OUT: tuple[Stage, ...] = ("leaving", "left", "gone")  # outside of the training loop
 _CONNECT_S = 5.0
 _LEFT = "\n  was that a `break`, or an error caught, on this rank alone? run.stop() ends the loop on all of them"
 STOPPED = "\n  it was stopped or killed, or its machine is lost"
@@ -23,25 +24,20 @@ STOPPED = "\n  it was stopped or killed, or its machine is lost"
 
 @dataclass
 class Beat:
-    """What one rank says of itself; `number` is another one each time it says so.
-
-    stage: before its run is opened, in it, at its end, after it, ended by an error, or out of the process altogether.
-    step: the last step that it began; -1 before the first. error: what it failed of, in a few lines. run_dir: the directory of
-    its run, once that is opened; "" where nothing is saved.
-    """
+    """The status message of one rank. `number` increases with every message."""
 
     rank: int
     host: str
     pid: int
     number: int = 0
     stage: Stage = "building"
-    step: int = -1
+    step: int = -1  # the last step begun; -1 before the first step
     doing: str = "starting"
-    error: str = ""
-    run_dir: str = ""
+    error: str = ""  # the message in a few lines
+    run_dir: str = ""  # of the open run; "" if nothing is saved
 
     def written(self) -> str:
-        """As JSON.
+        """Return the message as JSON.
 
         >>> Beat.read(Beat(1, "here", 42).written())
         Beat(rank=1, host='here', pid=42, number=0, stage='building', step=-1, doing='starting', error='', run_dir='')
@@ -58,7 +54,7 @@ class Beat:
 
     @property
     def where(self) -> str:
-        """How far it was when it said so.
+        """The progress of the rank in words.
 
         >>> Beat(1, "here", 42, step=7, doing="training").where, Beat(1, "here", 42).where
         ('at step 7, training', 'while starting')
@@ -67,33 +63,30 @@ class Beat:
 
     @property
     def failure(self) -> str:
-        """What it failed of, and what holds more of that."""
+        """The error of the rank, with the directory of its traceback."""
         first, *more = self.error.splitlines() or [""]
-        if self.run_dir and self.step >= 0:  # what happens earlier is not kept
+        if self.run_dir and self.step >= 0:  # earlier tracebacks are not saved
             more.append(f"its traceback is in {Path(self.run_dir) / 'crash'}")
         return "\n  ".join([f"{self.who} failed {self.where}: {first}", *(line.strip() for line in more)])
 
     def lost(self, how: str, more: str = "") -> "Lost":
-        """Its loss: it was last heard of where it is here."""
+        """Return this rank as lost, with its last reported progress."""
         return Lost(self.rank, f"{self.who} {how}", step=self.step, doing=self.doing, more=more)
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A rank for which others wait in vain: `how` says which, and why.
-
-    step, doing: where it was last heard of; where nothing is to be said of that, doing is "". more: what follows.
-    """
+    """A lost rank. `how` names the rank and the cause."""
 
     rank: int
     how: str
-    step: int = -1
-    doing: str = ""
-    more: str = ""
+    step: int = -1  # the last reported step
+    doing: str = ""  # the last activity; "" leaves the progress out of the text
+    more: str = ""  # further lines of the text
 
     @property
     def text(self) -> str:
-        """All of it, in words.
+        """The complete message.
 
         >>> Lost(1, "rank 1 was killed", step=5, doing="training").text, Lost(1, "rank 1 failed: why").text
         ('rank 1 was killed, last heard of at step 5, training', 'rank 1 failed: why')
@@ -101,7 +94,9 @@ class Lost:
         return self.how + (f", last heard of {_where(self.step, self.doing)}" if self.doing else "") + self.more
 
     def beside(self, other: Beat) -> "Lost":
-        """The same, knowing what another rank has begun: it could not, had the lost one not made the step before.
+        """Return a copy with the progress of another rank, if that rank is ahead.
+
+        The other rank could begin its step only after the lost rank finished the step before.
 
         >>> Lost(1, "rank 1 was killed", step=5, doing="saving").beside(Beat(0, "here", 41, step=9, doing="training")).text
         'rank 1 was killed, last heard of at step 9, training'
@@ -109,7 +104,7 @@ class Lost:
         return replace(self, step=other.step, doing=other.doing) if self.doing and other.step > self.step else self
 
     def written(self) -> str:
-        """As JSON.
+        """Return the fields as JSON.
 
         >>> Lost.read(Lost(1, "gone").written())
         Lost(rank=1, how='gone', step=-1, doing='', more='')
@@ -122,24 +117,23 @@ class Lost:
 
 
 class Watch:
-    """What is known of some ranks, and since when each of them has been suspicious.
+    """The last messages of some ranks, and the seconds since each rank became suspicious.
 
-    silent_s: how long one may say nothing. grace_s: how long what several ranks do one after the other may look like a
-    contradiction between them, such as an error that all of them meet.
+    silent_s: the longest tolerated silence. grace_s: the longest tolerated delay after one rank's error, which others may share.
     """
 
     def __init__(self, *, silent_s: float, grace_s: float) -> None:
         self.silent_s, self.grace_s = silent_s, grace_s
         self.known: dict[int, Beat] = {}
-        self.suspected: dict[tuple[int, str], float] = {}  # (rank, why) -> for so many seconds
+        self.suspected: dict[tuple[int, str], float] = {}  # (rank, why) -> seconds
 
     def lost_rank(
         self, beats: Mapping[int, Beat], *, elapsed_s: float, hurried: bool = False, dead: Collection[int] = ()
     ) -> Lost | None:
-        """Take in what was told since the last time, `elapsed_s` ago; which rank is lost, if one is.
+        """Process the messages read `elapsed_s` seconds after the previous call. Returns the lost rank, or None.
 
-        hurried: it is known that something has happened to one of them, so an error is believed at once. dead: the ranks
-        whose processes had ended before their beats were read.
+        hurried: whether to accept a reported error at once, since a connection has broken.
+        dead: ranks whose processes ended before their messages were read.
         """
         suspicions = dict(self._suspicions(beats, dead))
         self.suspected = {which: self.suspected.get(which, -elapsed_s) + elapsed_s for which in suspicions}
@@ -180,32 +174,33 @@ _WORDS = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pi
 
 
 def of_connection(problem: BaseException) -> bool:
-    """Whether an error, or what it came from, is of a connection between ranks that broke."""
+    """Return whether an error, or one of its causes, is a broken connection between ranks."""
     broken = isinstance(problem, DistError) or (isinstance(problem, RuntimeError) and _WORDS.search(str(problem)))
     before = problem.__cause__ or problem.__context__
     return bool(broken) or (before is not None and of_connection(before))
 
 
 class Lines:
-    """Connections between rank 0 and each other rank, which carry nothing: the system closes one when its process ends.
+    """Idle connections between rank 0 and every other rank. The system closes a connection when its process ends.
 
-    So a rank that was killed is noticed at once. One that is stopped, or whose machine is lost, leaves its line open; and
-    where a network lets no line through, silence alone tells. Forked children (a loader's workers) do not hold lines open.
+    A killed rank is noticed at once. A stopped rank or a lost machine keeps its connection open, and some networks block such
+    connections. In these cases, only missing heartbeats reveal the loss. Forked children, such as a loader's workers, close their
+    copies.
     """
 
     def __init__(self, nonce: str) -> None:
-        self.nonce = nonce  # by which both ends know each other
-        self.ranks: dict[socket.socket, int] = {}  # who is at the other end
+        self.nonce = nonce  # identifies both ends
+        self.ranks: dict[socket.socket, int] = {}  # rank at the other end
 
     def connect(self, host: str, port: int, *, rank: int) -> None:
-        """Connect this rank to rank 0, where that can be done."""
+        """Connect this rank to rank 0 if possible."""
         with suppress(OSError):
             line = socket.create_connection((host, port), timeout=_CONNECT_S)
             line.sendall(f"{self.nonce} {rank}".encode())
-            self.ranks[line] = -1  # nobody, until rank 0 answers
+            self.ranks[line] = -1  # until rank 0 answers
 
     def accept(self, server: socket.socket) -> None:
-        """Take in the ranks that have connected to rank 0."""
+        """Accept the pending connections to rank 0."""
         server.setblocking(False)
         with suppress(BlockingIOError):
             while True:
@@ -216,11 +211,11 @@ class Lines:
                     if nonce == self.nonce:
                         line.sendall(nonce.encode())
                         self.ranks[line] = int(rank)
-                if line not in self.ranks:  # a stranger's
+                if line not in self.ranks:  # not from a rank of this run
                     line.close()
 
     def watch(self, ended: Callable[[int], None]) -> None:
-        """Call `ended` with each rank that closes its line; returns when none is open."""
+        """Call `ended` with each rank whose connection closes. Returns when no connection is open."""
         if hasattr(os, "register_at_fork"):  # not on Windows
             os.register_at_fork(after_in_child=self.drop)
         with selectors.DefaultSelector() as ready:
@@ -228,7 +223,7 @@ class Lines:
                 ready.register(line, selectors.EVENT_READ, line)
             while ready.get_map():
                 for key, _ in ready.select():
-                    with suppress(OSError):  # a network that breaks a line proves nothing
+                    with suppress(OSError):  # a line broken by the network proves nothing
                         if (text := key.data.recv(64)) == self.nonce.encode():
                             self.ranks[key.data] = 0
                             continue

@@ -1,4 +1,4 @@
-"""How processes find each other, and what ends with them: the two groups, the store, the nonce before its keys, the heartbeat."""
+"""The rendezvous of ranks: process groups, store, key prefix and heartbeat, from start to exit."""
 
 import atexit
 import json
@@ -25,18 +25,18 @@ from surefoot.distributed.heartbeat import MAILBOX, MEETING, NONCE, Heartbeat, a
 from surefoot.distributed.liveness import Lines
 from surefoot.errors import ConfigError, RankLostError, first_line, is_refusal, leave_script, print_uncaught
 
-_ANYWHERE = "192.0.2.1"  # an address for documentation (RFC 5737): nobody has it, and nothing is sent there
+_ANYWHERE = "192.0.2.1"  # an address reserved for documentation (RFC 5737); nothing is sent there
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR in linux/sockios.h
-# of collectives: compiling and evaluations take their time; who is dead is seen otherwise
+# timeout of collectives: compilation and evaluation take long, and the heartbeat detects dead ranks
 _PATIENCE = timedelta(days=1)
-_START = timedelta(minutes=5)  # until all ranks are there
-_CONNECT = timedelta(minutes=1)  # to a launcher's store, and to ranks that are there: gloo takes five times that
+_START = timedelta(minutes=5)  # timeout for all ranks to arrive
+_CONNECT = timedelta(minutes=1)  # timeout of connections to a launcher's store and to ranks; gloo multiplies it by five
 
 
 def interface_towards(host: str) -> str | None:
-    """The name of the interface by which `host` is reached; of the default route where that is this machine.
+    """Return the network interface that reaches `host`, or the interface of the default route if `host` is this machine.
 
-    None where neither can be told: then gloo chooses. Sends nothing. Linux and IPv4 only.
+    Returns None if the interface is unknown; gloo then chooses. Sends nothing. Linux and IPv4 only.
 
     >>> interface_towards("no such machine.invalid") in (None, interface_towards("192.0.2.1"))
     True
@@ -47,7 +47,7 @@ def interface_towards(host: str) -> str | None:
 
 def _own_address(host: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect((host, 9))  # of UDP: looks up the route, and sends nothing
+        probe.connect((host, 9))  # UDP: looks up the route and sends nothing
         return str(probe.getsockname()[0])
     return None
 
@@ -58,14 +58,14 @@ def _names() -> dict[str | None, str]:
     names: dict[str | None, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            with suppress(OSError):  # it has none
+            with suppress(OSError):  # an interface without address
                 answer = fcntl.ioctl(probe.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()))
                 names[socket.inet_ntoa(answer[20:24])] = name
     return names
 
 
 class Connection(NamedTuple):
-    """What a process has of the others: a group on the CPU beside the default one, keys and values, and who of them lives."""
+    """The connection of a process to the other ranks: a CPU group beside the default group, a key-value store, and the heartbeat."""
 
     side: dist.ProcessGroup
     store: Store
@@ -73,7 +73,7 @@ class Connection(NamedTuple):
 
 
 def connect(device: torch.device, placement: Placement) -> Connection:
-    """Find the other ranks and make the two groups, or find those that were made; collective. `ConfigError` if none come."""
+    """Find the other ranks, or return the existing connection. Raises `ConfigError` if ranks do not arrive. Collective."""
     if not _connections:
         _meet(device, placement)
     _connections[0].heart.building()
@@ -81,7 +81,7 @@ def connect(device: torch.device, placement: Placement) -> Connection:
 
 
 def report_to_ranks(problem: Exception) -> RankLostError | None:
-    """Tell the other ranks of what ends this process, if there are any; which of them was lost, where that is why."""
+    """Report the error that ends this process to the other ranks. Returns the lost rank if its loss caused the error, else None."""
     for _, _, heart in _connections:
         if (lost := heart.cause(problem)) is not None:
             return lost
@@ -90,20 +90,17 @@ def report_to_ranks(problem: Exception) -> RankLostError | None:
 
 
 def speaks_of(problem: Exception) -> bool:
-    """Whether this process is to say of what it ends; of several ranks that end of the same, one does."""
+    """Return whether this process prints its error. If several ranks have the same error, one rank prints it."""
     return all(heart.speaks_of(problem) for _, _, heart in _connections)
 
 
 def is_connected() -> bool:
-    """Whether this process has met the other ranks."""
+    """Return whether this process has met the other ranks."""
     return bool(_connections)
 
 
 def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Two groups that this rank is in, where so many of neighbouring ranks hold the same: across those, and its own.
-
-    The first has `replicas` ranks, the second the others' share. Collective; a second call finds the same groups.
-    """
+    """Return two groups of this rank: the `replicas` ranks with the same shard, and the ranks of its sharded copy. Collective."""
     if replicas not in _grids:
         table = torch.arange(dist.get_world_size()).view(replicas, -1)
         new_groups: Any = dist.new_subgroups_by_enumeration
@@ -113,7 +110,7 @@ def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
 
 
 _connections: list[Connection] = []  # once this process has joined
-_grids: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}  # further ones, by the number of replicas
+_grids: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}  # groups by the number of replicas
 
 
 def _meet(device: torch.device, placement: Placement) -> None:
@@ -123,8 +120,8 @@ def _meet(device: torch.device, placement: Placement) -> None:
     main_host = urlsplit(placement.meeting).hostname or os.environ.get("MASTER_ADDR", "")
     is_open = size > placement.local_world_size and "GLOO_SOCKET_IFNAME" not in os.environ
     if is_open and (interface := interface_towards(main_host)):
-        os.environ["GLOO_SOCKET_IFNAME"] = interface  # gloo reads it for every group, and is told in no other way
-    theirs = dist.is_initialized()  # by the user's script: its default group is used
+        os.environ["GLOO_SOCKET_IFNAME"] = interface  # gloo reads only this variable, for every group
+    theirs = dist.is_initialized()  # the user's script made the default group
     heart = alone()
     try:
         store: Store = _get_default_store() if theirs else _open_store(placement)
@@ -148,10 +145,9 @@ def _meet(device: torch.device, placement: Placement) -> None:
 
 
 def _open_store(placement: Placement) -> Store:
-    """The store at which the ranks of this start meet; rank 0 serves it where no launcher does."""
     if placement.world_size == 1:
         return HashStore()
-    if _in_launcher():  # it serves the store first: where nobody listens it is gone, and torch would try for minutes
+    if _in_launcher():  # it serves the store first: if nothing listens, it has ended, and torch would retry for minutes
         address = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
         socket.create_connection(address, timeout=_CONNECT.total_seconds()).close()
     meetings: Any = rendezvous(placement.meeting, rank=placement.rank, world_size=placement.world_size, timeout=_START)
@@ -159,8 +155,7 @@ def _open_store(placement: Placement) -> Store:
 
 
 def _make_groups(device: torch.device, store: Store, placement: Placement, *, theirs: bool) -> dist.ProcessGroup:
-    """Make the default group, where the user's script has not, and the one on the CPU, which is returned; collective."""
-    if theirs:  # it stays, and further groups are made at this store, away from the keys of an earlier start
+    if theirs:  # keep the group; further groups use this store, away from the keys of an earlier start
         _world.pg_map[_get_default_group()] = (_world.pg_map[_get_default_group()][0], store)
     else:
         dist.init_process_group(
@@ -173,25 +168,22 @@ def _make_groups(device: torch.device, store: Store, placement: Placement, *, th
         )
     side: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_CONNECT)
     for group in (side,) if theirs else (dist.group.WORLD, side):
-        _set_pg_timeout(_PATIENCE, group)  # only now: who cannot connect at the start is not waited for that long
+        _set_pg_timeout(_PATIENCE, group)  # only now, so that connecting has the shorter timeout
     return side
 
 
 def _agree_on_nonce(store: Store, *, rank: int, size: int, main_host: str) -> tuple[str, Heartbeat]:
-    """What stands before all keys of this start, drawn by rank 0, and the heart of this process, which beats; collective.
-
-    torchrun's store outlives its ranks: so each other rank leaves a word that it has drawn, and rank 0 answers that with the nonce.
-    """
+    # torchrun's store outlives its ranks: so each other rank leaves a random word, and rank 0 answers it with the nonce
     letters, nonce, port = PrefixStore(MEETING, store), secrets.token_hex(8), 0
     if rank > 0:
         letters.set(f"word-{rank}", nonce)
-        nonce, port = json.loads(letters.get(nonce))  # waits for it
-    elif ours := letters.check([NONCE]):  # a launcher of ours has drawn it, and sees by itself which process ends
+        nonce, port = json.loads(letters.get(nonce))  # waits for the answer
+    elif ours := letters.check([NONCE]):  # surefoot's launcher drew the nonce, and detects ended processes itself
         nonce = letters.get(NONCE).decode()
     lines = Lines(nonce)
     if port:
         lines.connect(main_host, port, rank=rank)
-    mailbox = PrefixStore(f"{nonce}/{MAILBOX}", store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
+    mailbox = PrefixStore(f"{nonce}/{MAILBOX}", store.clone())  # type: ignore[attr-defined]  # missing in torch's stubs
     heart = Heartbeat(mailbox, rank=rank, size=size, host=socket.gethostname(), in_launcher=_in_launcher())
     heart.start()
     if rank == 0:
@@ -203,7 +195,6 @@ def _agree_on_nonce(store: Store, *, rank: int, size: int, main_host: str) -> tu
 
 
 def _answer(letters: Store, answer: str, heart: Heartbeat, *, size: int) -> None:
-    """Answer the word of every other rank, until each has told that it lives."""
     missing, answered, start_s = set(range(1, size)), set[bytes](), time.monotonic()
     while missing := {rank for rank in missing if not heart.hears(rank)}:
         for rank in missing:
@@ -220,10 +211,7 @@ def _in_launcher() -> bool:
 
 
 def _tell_of_uncaught() -> None:
-    """Tell the other ranks of an exception that ends this process; it ends with 7 where one of them is the cause.
-
-    The command line does so itself. This is for scripts, and for what happens there outside of a run. One rank says what all end of.
-    """
+    # for scripts; the command line reports its errors itself
     before = sys.excepthook
 
     def uncaught(_kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
@@ -242,7 +230,7 @@ def _tell_of_uncaught() -> None:
 
 
 def _part(*, groups: bool = True) -> None:
-    """Be missed by nobody, and leave the `groups`; at exit, where the others may be gone."""
+    # at exit, where the other ranks may be gone
     for _, _, heart in _connections:
         heart.stop()
     _connections.clear()

@@ -1,7 +1,6 @@
-"""How a tensor that is spread over ranks lies in the whole: by rows, along dimension 0, as FSDP2 spreads parameters.
+"""Sharded tensors: rows along dimension 0, as FSDP2 distributes parameters.
 
-An optimizer works on `Shard`s: plain tensors, which share their memory with what the model holds. So nothing between the
-gradient and the update needs to know of sharding but what looks at more than one number at a time.
+Optimizers work on `Shard`s, plain tensors in the model's memory. Only code that combines elements needs to know about sharding.
 """
 
 import copy
@@ -18,10 +17,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows `start` up to `stop` that a rank holds of a tensor of `shape`; both may be equal, and then it holds none.
+    """The rows from `start` to `stop` (exclusive) that a rank holds of a tensor of `shape`. Equal bounds mean no rows.
 
-    `group` are the ranks that hold all of them together, in the order of rows; `replica` tells apart groups that hold the same
-    rows (0 where there is one, and on those that save).
+    `group` has the ranks that together hold all rows, in row order. `replica` is the index among groups with the same rows; only
+    index 0 saves.
     """
 
     shape: tuple[int, ...]
@@ -32,13 +31,13 @@ class Rows:
 
     @property
     def starts(self) -> list[int]:
-        """Where the rows of each rank of the group begin, and after them where the last ones end."""
+        """The first row of each rank of the group, followed by the total number of rows."""
         rows, ranks = self.shape[0], self.group.size()
         return [min(rank * -(-rows // ranks), rows) for rank in range(ranks)] + [rows]
 
 
 class Shard(nn.Parameter):
-    """This rank's rows of a parameter, as a parameter of their own that shares their memory; `called` is its name in the model."""
+    """A rank's rows of a parameter, as a parameter that shares memory with the model. `called` is the parameter's name in the model."""
 
     rows: Rows
     called: str
@@ -52,41 +51,38 @@ class Shard(nn.Parameter):
 
 
 def rows_of(parameter: Tensor) -> Rows | None:
-    """How a parameter lies in the whole; None where this rank holds all of it."""
+    """Return this rank's rows of a parameter. Returns None if the parameter is not sharded."""
     return parameter.rows if isinstance(parameter, Shard) else None
 
 
 def rows_of_state(parameter: Tensor, value: Tensor) -> Rows | None:
-    """How what an optimizer keeps of a parameter lies in the whole: by the same rows, whatever is in them; numbers are everywhere.
+    """Return the rows of an optimizer's state tensor, equal to the parameter's rows. Returns None for scalars and unsharded tensors.
 
-    That holds of every optimizer that may run on shards (`optim.kinds.kind`). A kernel's momentum may be a matrix.
+    All optimizers that support shards (`optim.kinds.kind`) keep state by rows. Other dimensions may differ from the parameter's.
     """
     rows = rows_of(parameter)
     return None if rows is None or value.ndim == 0 else replace(rows, shape=(rows.shape[0], *value.shape[1:]))
 
 
 def name_of(parameter: Tensor, names: Mapping[Tensor, str]) -> str:
-    """What a parameter that an optimizer has is called in its model; `names` are those of the model's own parameters."""
+    """Return the model's name for an optimizer's parameter. `names` maps the model's own parameters to their names."""
     return parameter.called if isinstance(parameter, Shard) else names[parameter]
 
 
 def holders(parameters: Iterable[Tensor]) -> dist.ProcessGroup | None:
-    """The ranks that hold these parameters together; None where this rank holds all of them.
-
-    Those of one optimizer are either all whole or all spread over the same ranks.
-    """
+    """Return the process group that shards the parameters of one optimizer. Returns None if the parameters are not sharded."""
     return next((parameter.rows.group for parameter in parameters if isinstance(parameter, Shard)), None)
 
 
 def add_up(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """The sum of a tensor over a group, in place; itself where there is none. Collective; the host waits only on the CPU."""
+    """Sum a tensor over a group in place; without a group, the tensor is unchanged. Collective. The host waits only on the CPU."""
     if group is not None and group.size() > 1:
         dist.all_reduce(tensor, group=group)
     return tensor
 
 
 def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
-    """What this rank holds of a tensor of a model, sharing its memory, and how it lies in the whole; None where it is all of it."""
+    """Return this rank's part of a model's tensor, without copying, and the part's rows. The rows are None for an unsharded tensor."""
     if isinstance(tensor, Shard):
         return tensor, tensor.rows
     if not dist.is_initialized():
@@ -95,7 +91,7 @@ def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
 
     if not isinstance(tensor, DTensor):
         return tensor, None
-    mesh = tensor.device_mesh  # replicas, where there are several, come first
+    mesh = tensor.device_mesh  # the replica dimension, if any, comes first
     group, replica = mesh.get_group(mesh.ndim - 1), mesh.get_local_rank(0) if mesh.ndim > 1 else 0
     local: Tensor = DTensor.to_local(tensor.detach())  # type: ignore[arg-type]
     start = Rows(tuple(tensor.shape), 0, 0, group).starts[group.rank()]
@@ -103,7 +99,7 @@ def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
 
 
 def saved_state(model: nn.Module) -> dict[str, Any]:
-    """What a model's own `state_dict` gives, with the tensors as they lie in it; an own one may take no arguments."""
+    """Return a model's `state_dict` with the model's own tensors. An overridden `state_dict` without arguments is called as it is."""
     with torch.no_grad():
         try:
             inspect.signature(model.state_dict).bind(keep_vars=True)
@@ -113,14 +109,14 @@ def saved_state(model: nn.Module) -> dict[str, Any]:
 
 
 def extra_states(model: nn.Module) -> list[tuple[nn.Module, Any]]:
-    """The modules that keep state by `get_extra_state`, each with a copy of it, for their `set_extra_state`."""
+    """Return the modules with `get_extra_state` and `set_extra_state`, each with a copy of its extra state."""
     own = [part for part in model.modules() if type(part).get_extra_state is not nn.Module.get_extra_state]
     both = [part for part in own if type(part).set_extra_state is not nn.Module.set_extra_state]
     return [(part, copy.deepcopy(part.get_extra_state())) for part in both]
 
 
 def plain_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """A tensor by its name; of one that wraps others, as quantised weights do, those: NAME.ATTRIBUTE."""
+    """Return a tensor by name. A wrapper subclass, such as a quantized weight, gives its inner tensors as NAME.ATTRIBUTE."""
     wrapper: Any = tensor
     if held_of(tensor)[1] is not None or not is_traceable_wrapper_subclass(wrapper):
         return {name: tensor}
@@ -129,7 +125,7 @@ def plain_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 
 def class_name(model: nn.Module) -> str:
-    """What a model's class was called before it was sharded, for which torch makes a class of it and its own.
+    """Return the name of a model's class before sharding. For a sharded model, torch creates a combined class.
 
     >>> class_name(nn.Linear(1, 1))
     'Linear'
@@ -139,7 +135,7 @@ def class_name(model: nn.Module) -> str:
 
 
 def shard_shape(shape: Sequence[int], shards: int) -> tuple[int, ...]:
-    """The shape of what the first of `shards` ranks holds of a tensor.
+    """Return the shape of rank 0's rows if a tensor is split over `shards` ranks.
 
     >>> shard_shape((10, 3), 4), shard_shape((), 4)
     ((3, 3), ())

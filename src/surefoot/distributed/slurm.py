@@ -1,7 +1,7 @@
-"""What Slurm says in the environment of a process that srun started; torch-free.
+"""Slurm's variables in the environment of a process started by srun. Torch-free.
 
-Only a step counts, that is what srun starts: the script of sbatch and a shell inside salloc have SLURM_NTASKS too, and one even has
-SLURM_PROCID, but they are one process. The names are those of "output environment variables" in srun's manual.
+Only processes started by srun are tasks. The script of sbatch and a shell inside salloc also have SLURM_NTASKS, but are single
+processes. The names are those of "output environment variables" in srun's manual.
 """
 
 import re
@@ -12,13 +12,13 @@ from itertools import chain, product, repeat
 from surefoot.errors import ConfigError
 
 _FIRST_SPECIAL_STEP = 0xFFFF_0000  # ids from here on are Slurm's own: the batch script, an interactive shell, ...
-_FIRST_PORT, _PORTS = 61440, 4096  # above what Linux gives to connections by itself (32768 to 60999)
+_FIRST_PORT, _PORTS = 61440, 4096  # above Linux's ephemeral ports (32768 to 60999)
 _GROUP = r"(?:[^\[\],\s]|\[[^\[\]\s]+\])+"
 
 
 @dataclass(frozen=True)
 class Task:
-    """One process of a step; `host` and `port` are where the first of them can be met."""
+    """One process of a step. `host` and `port` are the rendezvous address of the step."""
 
     rank: int
     tasks: int
@@ -29,10 +29,10 @@ class Task:
 
 
 def task(environment: Mapping[str, str]) -> Task | None:
-    """The place of this process in its step; None outside of a step of several tasks.
+    """Return the task of this process in its Slurm step. Returns None outside of a step with several tasks.
 
-    Raises `ConfigError` for what contradicts itself. The host is the first of the step's, the port a function of job, step and number of
-    restarts: jobs on the same machine have different ones, and a job that is requeued leaves its old one alone.
+    Raises `ConfigError` if variables contradict each other. The host is the first host of the step. The port depends on job, step
+    and number of restarts, so that simultaneous and requeued jobs on a machine use different ports.
 
     >>> step = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_STEP_NUM_TASKS": "5"}
     >>> step |= {"SLURM_STEP_TASKS_PER_NODE": "3,2", "SLURM_NODEID": "1", "SLURM_PROCID": "4", "SLURM_LOCALID": "1"}
@@ -84,7 +84,7 @@ def task(environment: Mapping[str, str]) -> Task | None:
 
 
 def hosts(nodelist: str) -> list[str]:
-    """The machines of a list as Slurm writes it.
+    """Return the hosts in Slurm's compressed list of machines.
 
     >>> hosts("gpu[001-003,007],login")
     ['gpu001', 'gpu002', 'gpu003', 'gpu007', 'login']
@@ -97,14 +97,14 @@ def hosts(nodelist: str) -> list[str]:
     for group in re.findall(_GROUP, nodelist):
         choices = [
             [piece] if index % 2 == 0 else [*chain.from_iterable(_range(part, nodelist) for part in piece.split(","))]
-            for index, piece in enumerate(re.split(r"\[(.*?)\]", group))  # every other one was in brackets
+            for index, piece in enumerate(re.split(r"\[(.*?)\]", group))  # odd pieces were in brackets
         ]
         names += ["".join(parts) for parts in product(*choices)]
     return names
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """How many tasks each machine has, as Slurm writes it.
+    """Return the number of tasks on each machine from Slurm's compressed list.
 
     >>> tasks_per_node("4(x2),3")
     [4, 4, 3]
@@ -119,7 +119,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def port(*, job: int, step: int, restarts: int) -> int:
-    """Where the ranks of a step meet, from 61440 up to 65535.
+    """Return the rendezvous port of a step, from 61440 to 65535.
 
     >>> port(job=17, step=0, restarts=0), port(job=18, step=0, restarts=0), port(job=17, step=0, restarts=1)
     (61457, 61458, 62466)

@@ -1,4 +1,4 @@
-"""What a step shares with the other ranks, whatever the strategy: sums, norms, and who calls the model. `Alone` shares nothing."""
+"""The exchange between a step and the other ranks, for every strategy: sums, norms, and calls of the model."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str, is_resumed: bool = False) -> None:
-    """Raise `ConfigError` where the micro-batches of a step cannot be divided among the ranks; names numbers that can.
-
-    A run that has `is_resumed` keeps its micro-batches.
-    """
+    """Raise `ConfigError` if the ranks cannot share a step's micro-batches evenly. A resumed run cannot change its micro-batches."""
     if pieces % ranks == 0:
         return
     able = [number for number in range(1, pieces + 1) if pieces % number == 0]
@@ -33,48 +30,48 @@ def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str, is_resumed: 
 
 
 class Ranks(Protocol):
-    """What a step shares with the other processes. Nothing here waits for a device but where the CPU is it."""
+    """The exchange of a step with the other ranks. No method waits for a device other than the CPU."""
 
     nominal: float | None
-    """What losses are divided by on the way, the same on every rank; None: this process knows all counts of a step."""
+    """The provisional divisor of losses, equal on every rank; None if this process knows all counts of a step."""
 
     @property
     def local_times(self) -> float | None:
-        """Before the last pass of a step this rank has the gradient of its own passes, times this; None where it has not."""
+        """The constant factor of this rank's own gradient before the last pass of a step. None if that gradient is unavailable."""
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:
-        """Before each micro-batch of a step: whether its pass is made. What counts nothing is passed with gradients of 0."""
+        """Prepare a micro-batch, and return whether its pass runs. A pass without targets has zero gradients and only joins collectives."""
 
     def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
-        """Before the last backward pass: begin to add the losses of all ranks up."""
+        """Start the sum of the losses of all ranks, before the last backward pass."""
 
     def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
-        """What the backward pass starts from: a part of the loss, under the loss scale where there is one."""
+        """Return the tensor that starts the backward pass: a part of the loss, times the loss scale if given."""
 
     def summed(self, total: Tensor, counted: Tensor | float | None) -> tuple[Tensor, Tensor | float | None]:
-        """After the last one: loss and count of all ranks; from now on each has the whole gradient, or its part of it."""
+        """Return the loss and count of all ranks after the last backward pass. Each rank then has the global gradient, or a shard."""
 
     def whole_norm(self, norm: Tensor) -> Tensor:
-        """The norm of the whole gradient, from that of what this rank holds."""
+        """Return the norm of the global gradient, given the norm of this rank's gradient."""
 
     def through(self, forwards: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Have the models called through these from now on, such as the same ones compiled; what the loss calls, by name."""
+        """Replace the forward callable of each model, for example by a compiled model. Returns the callables for the loss by name."""
 
     def follow_trainable(self) -> None:
-        """Share the gradients of what is trainable now; every rank must have frozen the same."""
+        """Share the gradients of the currently trainable parameters. Every rank must have frozen the same parameters."""
 
     def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:
-        """In it each rank may call these models, or parts of them, by itself and as often as it likes. Collective at both ends."""
+        """Return a context in which each rank may call these models, or parts of them, independently. Collective at entry and exit."""
 
 
 class Alone:
-    """One process: it has all micro-batches, and nothing is shared."""
+    """The exchange of a single process, which computes all micro-batches."""
 
     nominal: float | None = None
     local_times: float | None = 1.0
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:  # noqa: ARG002
-        """What counts nothing is not passed at all."""
+        """Return whether the micro-batch has targets. A micro-batch without targets is skipped."""
         return counted
 
     def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None: ...
@@ -99,14 +96,14 @@ class Alone:
 
 @dataclass
 class Sums:
-    """The loss and the count of all ranks: one small tensor that is added up while the last backward pass runs."""
+    """The sums of loss and count over all ranks, in one small tensor that is reduced during the last backward pass."""
 
     world: "World"
     buffer: Tensor | None = None
     work: dist.Work | None = None
 
     def begin(self, total: Tensor | None, counted: Tensor | float) -> None:
-        """Begin; the device is not waited for."""
+        """Start the reduction, without waiting for the device."""
         wide = torch.float32 if self.world.device.type == "mps" else torch.float64
         self.buffer = torch.zeros(2, dtype=wide, device=self.world.device)
         if total is not None:
@@ -115,11 +112,11 @@ class Sums:
         self.work = None if self.world.side is None else dist.all_reduce(self.buffer, async_op=True)
 
     def started(self, part: Tensor, scale: Tensor | None) -> Tensor:
-        """Times the number of ranks: DDP and FSDP take the mean over them, and we want the sum."""
+        """Multiply a part of the loss by the number of ranks: DDP and FSDP average gradients, but a step needs the sum."""
         return part * self.world.size if scale is None else part * (scale * self.world.size)
 
     def end(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and count of all ranks; on the CPU this waits for the others, on a device the device does."""
+        """Return the loss and count of all ranks. The host waits for other ranks only on the CPU."""
         assert self.buffer is not None  # every step has a last pass
         if self.work is not None:
             self.work.wait()
@@ -129,17 +126,17 @@ class Sums:
 
 
 class Called:
-    """A model as the loss calls it on one of several ranks: through what watches its gradients, else the model itself."""
+    """A model as the loss calls it on one of several ranks, through a wrapper that reduces gradients if there is one."""
 
     def __init__(self, model: nn.Module, through: Any) -> None:
         self.model, self.through = model, through
-        self.void = False  # what is passed counts nothing
+        self.void = False  # the micro-batch has no targets
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """The model's outputs; where nothing is counted, gradients of 0 go back through them whatever the loss makes of them."""
+        """Return the outputs of the model. If the micro-batch has no targets, the gradients of the outputs are replaced by 0."""
         outputs = self.through(*inputs, **named)
         if self.void:
-            for tensor in pytree.tree_leaves(outputs):  # those of a `Mean` too: `means` says how it comes apart
+            for tensor in pytree.tree_leaves(outputs):  # including those of a `Mean`, a registered pytree node
                 if isinstance(tensor, Tensor) and tensor.requires_grad:
                     tensor.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
         return outputs

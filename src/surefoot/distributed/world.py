@@ -1,7 +1,7 @@
-"""Where this process stands among the others, on which device it computes, and what processes tell each other.
+"""The rank and device of this process, and the communication with the other ranks.
 
-Tensors on the device are added up by the default process group (NCCL, or gloo on the CPU). Small things travel as JSON over a
-second group, always gloo on the CPU: no step on a device waits for those. One process needs neither.
+The default process group (NCCL, or gloo on the CPU) sums tensors on the device. A second group, always gloo on the CPU, sends
+small JSON values, so that no step on a device waits for communication on the host. A single process needs neither group.
 """
 
 import json
@@ -27,22 +27,22 @@ from surefoot.errors import ConfigError, first_line
 
 @dataclass(frozen=True)
 class World:
-    """One process and its device. The names are torch.distributed's."""
+    """One process and its device. The names are those of torch.distributed."""
 
     device: torch.device
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    side: dist.ProcessGroup | None = None  # None where there is one process
+    side: dist.ProcessGroup | None = None  # None for a single process
     store: Store | None = None
-    heart: Heartbeat = field(default_factory=alone)  # who of the others lives
+    heart: Heartbeat = field(default_factory=alone)  # of the other ranks
     host: str = field(default_factory=socket.gethostname)
-    on_meta: int = 0  # for so many ranks it is meant, and there is none; 0 in a world that is real
-    planned: int = 0  # likewise, and this process is none of them; 0 where it is as large as it will be
+    on_meta: int = 0  # number of planned ranks on the meta device, else 0
+    planned: int = 0  # number of planned ranks without this process, else 0
 
     @property
     def ranks(self) -> int:
-        """How many share a step: those that are there, or that will be.
+        """The number of ranks that share a step, in the current or the planned run.
 
         >>> World(torch.device("cpu")).ranks, World(torch.device("cpu"), planned=4).ranks
         (1, 4)
@@ -51,11 +51,11 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """True on the one process that writes files and lines."""
+        """True on rank 0, the only rank that writes files and console lines."""
         return self.rank == 0
 
     def gathered(self, value: Any) -> list[Any]:
-        """The JSON value of every rank, by rank; collective: all ranks must call it, and wait for each other.
+        """Return the JSON value of every rank, by rank. Collective: every rank must call the method and waits for the others.
 
         >>> World(torch.device("cpu")).gathered({"step": 7})
         [{'step': 7}]
@@ -71,29 +71,28 @@ class World:
         return [json.loads(bytes(text[: int(length)].numpy())) for text, length in zip(received, lengths, strict=True)]
 
     def from_main(self, value: Any) -> Any:
-        """Rank 0's JSON value on every rank, what the others give being ignored; collective."""
+        """Return rank 0's JSON value on every rank, and ignore the other ranks' values. Collective."""
         return self.gathered(value if self.is_main else None)[0]
 
     def mailbox(self, name: str) -> Store:
-        """Keys and values that all ranks see, over a connection of its own: for a thread beside the training.
+        """Open an empty key-value store that all ranks share, over a separate connection. Requires several processes.
 
-        Each call gives an empty one: what was left in another of that name is not found. So all ranks must ask equally often.
-        Each attempt of a restarted group has its own. Only where there are several processes.
+        All ranks must open equally many stores. Each attempt of a restarted group has separate stores.
         """
         assert self.store is not None
-        return PrefixStore(f"{name}-{next(_mailboxes)}", self.store.clone())  # type: ignore[attr-defined]  # torch has it, its stubs do not
+        return PrefixStore(f"{name}-{next(_mailboxes)}", self.store.clone())  # type: ignore[attr-defined]  # missing in torch's stubs
 
     def add_up(self, tensor: Tensor) -> None:
-        """The tensor's sum over all ranks, in place, on its device; the host waits only where that is the device. Collective."""
+        """Sum a tensor over all ranks in place, on its device. The host waits only if that device is the CPU. Collective."""
         if self.side is not None:
             dist.all_reduce(tensor)
 
 
 class Consensus:
-    """What all ranks must do at the same step, as whole numbers from 0 on, by name: the largest of what the ranks say counts.
+    """Agreement between ranks on nonnegative integers by name, such as the step at which to stop. The largest value of all ranks counts.
 
-    A signal reaches one process, a clock runs on each, a user's code may call `run.stop()` anywhere. Told by each at one step, it
-    is known to all at the next, and waited for by none; one process agrees with itself at once.
+    Signals, clocks and `run.stop()` can differ between ranks. Each rank sends its values at one step, and all ranks know the
+    maximum at the next step, without waiting. A single process knows the values at once.
 
     >>> agreement = Consensus(World(torch.device("cpu")), names=("stop", "save"))
     >>> agreement.exchange(stop=15)
@@ -106,7 +105,7 @@ class Consensus:
         self.work: dist.Work | None = None
 
     def exchange(self, **own: int) -> dict[str, int]:
-        """Tell the others, and hear what all ranks together said at the last call (0 at the first); collective."""
+        """Send the values of this rank, and return the values agreed at the previous call (0 at the first call). Collective."""
         agreed = self._receive()
         own_numbers = {name: own.get(name, 0) for name in self.names}
         if self.world.side is None:
@@ -116,12 +115,14 @@ class Consensus:
         return agreed
 
     def now(self, **own: int) -> dict[str, int]:
-        """As `exchange`, but wait for what the others say in this very call; what was still on its way is in it too."""
+        """Send the values of this rank, and return the maximum agreed in this call and the previous call. Waits for all ranks.
+        Collective.
+        """
         before, after = self.exchange(**own), self._receive()
         return {name: max(before[name], after[name]) for name in self.names}
 
     def peek(self) -> dict[str, int]:
-        """What all ranks say in the last exchange, waited for by this one alone; the next call hears it too."""
+        """Wait for the last exchange, on this rank only, and return its values. The next call returns the same values."""
         if self.work is None or self.sent is None:
             return dict.fromkeys(self.names, 0)
         self.work.wait()
@@ -134,10 +135,9 @@ class Consensus:
 
 
 def joined(device: str, *, sharded: bool = False) -> World:
-    """The world as the launcher made it: alone, or one of several ranks that find each other here; collective.
+    """Return the world of this process after it has met the other ranks; later calls return the same groups. Collective.
 
-    A second call finds the same groups. `sharded`: alone too there is a group, of one. Raises `ConfigError` for more
-    processes than there are devices, and where the others do not come.
+    With `sharded`, a single process has a group too. Raises `ConfigError` if processes outnumber devices or ranks do not arrive.
     """
     if _meta_ranks.get():
         return World(device_called(device), on_meta=_meta_ranks.get())
@@ -154,7 +154,7 @@ def joined(device: str, *, sharded: bool = False) -> World:
 
 @contextmanager
 def deterministic_kernels(device: torch.device) -> Iterator[None]:
-    """Only kernels that give the same bits in every run; where there is none, torch raises. Then as before."""
+    """Use only deterministic kernels in this context. Torch raises an error if an operation has no deterministic kernel."""
     before = torch.are_deterministic_algorithms_enabled()
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
@@ -166,9 +166,9 @@ def deterministic_kernels(device: torch.device) -> Iterator[None]:
 
 
 def on_meta(ranks: int) -> AbstractContextManager[None]:
-    """Every run that is built in this block has its models on torch's meta device: shapes without numbers, which take no memory.
+    """Build runs in this context on torch's meta device, whose tensors have shapes but no memory. `device` settings are ignored.
 
-    Whatever its `device` says. It is meant for so many ranks, is one of none, can be computed with and not trained.
+    A run is planned for `ranks` ranks. Its passes can be computed, but the run cannot be trained.
 
     >>> with on_meta(512):
     ...     world = joined("cpu")
@@ -179,7 +179,7 @@ def on_meta(ranks: int) -> AbstractContextManager[None]:
 
 
 def planned_for(ranks: int) -> AbstractContextManager[None]:
-    """Every run that is built in this block is cut for so many ranks, of which this process is none: to be looked at, not trained.
+    """Build runs in this context for `ranks` planned ranks. Such a run can be inspected, but not trained.
 
     >>> with planned_for(4):
     ...     world = joined("cpu")
@@ -190,7 +190,7 @@ def planned_for(ranks: int) -> AbstractContextManager[None]:
 
 
 def device_called(name: str) -> torch.device:
-    """The device of that name, which must be usable here; "auto" is the accelerator torch reports, else the CPU."""
+    """Return the device of this name; "auto" is torch's accelerator, else the CPU. Raises `ConfigError` if the device is unusable."""
     if _meta_ranks.get():
         return torch.device("meta")
     if name == "auto":
@@ -207,7 +207,7 @@ def device_called(name: str) -> torch.device:
 
 _meta_ranks: ContextVar[int] = ContextVar("ranks on meta", default=0)
 _planned: ContextVar[int] = ContextVar("ranks of a plan", default=0)
-_mailboxes = count()  # how many were asked for; all ranks count alike
+_mailboxes = count()  # number of opened mailboxes, equal on all ranks
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The weights of a run in files that others load: made from a checkpoint without the program that made the run."""
+"""Export of a run's weights into files that other programs load, from a checkpoint without the training script."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ Layout = Literal["native", "gpt2"]
 
 @dataclass(frozen=True)
 class ExportResult:
-    """The files of an export, their directory, and the step of the weights. `damaged` are newer checkpoints that could not be used.
+    """The files of an export, their directory, and the step of the weights. `damaged` lists newer checkpoints that were unusable.
 
     >>> print(ExportResult(Path("runs/a/export"), (), step=40, averaged=True))
     written into runs/a/export: the averaged weights of step 40
@@ -41,13 +41,12 @@ class ExportResult:
     damaged: tuple[Damage, ...] = ()
 
     def __str__(self) -> str:
-        """Name the directory, the weights, and each file with its size."""
         weights = "averaged" if self.averaged else "trained"
         rows = (f"  {file:<36} {in_words((self.directory / file).stat().st_size):>10}" for file in self.files)
         return "\n".join([f"written into {self.directory}: the {weights} weights of step {self.step:,}", *rows])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
+        """Return all fields as JSON values."""
         return vars(self) | {
             "directory": str(self.directory),
             "files": list(self.files),
@@ -65,7 +64,7 @@ def export(
     max_file: str = "5 GB",
     model: str = "model",
 ) -> ExportResult:
-    """Write a checkpoint's weights as others load them; arguments and errors are those of `SavedRun.export`."""
+    """Write a checkpoint's weights into files that other programs load; arguments and errors are those of `SavedRun.export`."""
     run = local_path(run, setting="run")
     if out is None and (run / "export").is_symlink():
         raise ConfigError(f"{run / 'export'} is a link: nothing is written through it\n  name a directory: --out DIR")
@@ -91,7 +90,6 @@ def export(
 
 
 def _checked(run: Path, out: Path, checkpoint: str | int, weights: str, layout: str, max_file: str) -> int:
-    """The bytes that a file may have; `ConfigError` with all that is wrong with what was asked for."""
     limit = 0
     accepted = {
         f"checkpoint = {checkpoint!r}: newest, best, or a step": checkpoint in ("newest", "best")
@@ -120,9 +118,8 @@ def _is_step(which: str | int) -> bool:
 
 
 def _newest_or_best(store: Store, which: str, weights: Weights, model: str) -> tuple[Checkpoint, list[Damage]]:
-    """The checkpoint that is meant with the one file of its weights, still on disk, and newer ones that are damaged."""
     alone = World(torch.device("cpu"))
-    newest = store.newest_intact(only=(), world=alone)  # all have the same files
+    newest = store.newest_intact(only=(), world=alone)  # all checkpoints of a run have the same files
     if newest is None or newest[0].directory is None:
         raise CheckpointError(f"{store.directory} holds no checkpoint")
     only = [_file_of(newest[0].directory, weights, model)]
@@ -134,7 +131,6 @@ def _newest_or_best(store: Store, which: str, weights: Weights, model: str) -> t
 
 
 def _file_of(path: Path, weights: Weights, model: str) -> str:
-    """The entry of a checkpoint that holds the weights that are meant."""
     there = {logical_name(file.removesuffix(".safetensors")) for file in read_manifest(path).files}
     trained, averaged = ("model", "ema") if model == "model" else (f"model-{model}", f"ema-{model}")
     if trained not in there:
@@ -148,7 +144,6 @@ def _file_of(path: Path, weights: Weights, model: str) -> str:
 
 
 def _settings_of_gpt2(checkpoint: Checkpoint, run: Path) -> bytes:
-    """The config.json of the network that a run of the recipe gpt has trained; `ConfigError` for any other network."""
     try:
         shape = GPTConfig(**checkpoint.saved.identity["identity"].get("model"))
     except (TypeError, ValueError) as problem:

@@ -1,1 +1,1 @@
-"""Several processes on this machine, as ranks of one run: how many, started, watched, ended together, and started again."""
+"""Several processes on this machine as the ranks of one run: their number, start, monitoring, end and restart."""

@@ -1,7 +1,6 @@
-"""Several processes as one: started, watched, stopped and ended together, and restarted if one dies.
+"""The launcher of several processes, which starts, monitors, ends and restarts the ranks together.
 
-This process names a rank that has ended as lost, the heartbeat of the others one that is silent. The remaining ranks then end by
-themselves; those that do not are killed.
+The launcher names an ended rank as lost, and heartbeats name a silent rank. The remaining ranks then end, or are killed.
 """
 
 import math
@@ -22,31 +21,31 @@ from surefoot.launch.process_count import Slots
 from surefoot.launch.process_group import Group
 
 _LOOK_S = 0.05
-_ALIKE_S = 5.0  # in which other ranks may meet the same error, and say so themselves
-_TERMINATED_S = 8.0  # from the first rank that ended: the others are told to, and have not
+_ALIKE_S = 5.0  # for other ranks to meet and print the same error
+_TERMINATED_S = 8.0  # from the first failed rank until SIGTERM to the others
 _KILLED_S = 15.0
-_STOPPED_S = 20.0  # as long as a heartbeat waits; here for ranks that have not met the others yet
-_AGAIN_S = 2.0  # from the second Ctrl-C
-_BY_DECISION = (0, 5, 130, 143)  # statuses with which all ranks end together, after saving
+_STOPPED_S = 20.0  # the limit of heartbeats, here for ranks that have not met the others yet
+_AGAIN_S = 2.0  # from the second Ctrl-C until SIGKILL
+_BY_DECISION = (0, 5, 130, 143)  # exit statuses of ranks that end together, after saving
 _LOST = RankLostError.exit_status
-_NOT_AGAIN = (0, 2, 4, 5, 130, 143)  # what would end in the same way, or was to end
+_NOT_AGAIN = (0, 2, 4, 5, 130, 143)  # exit statuses after which a restart is useless or unwanted
 
 
 @dataclass(frozen=True)
 class GroupExit:
-    """How a group ended: with which status, which ranks died, and what there is to say of it that rank 0 has not said."""
+    """The end of a group: its exit status, the dead ranks, and the error text that rank 0 has not printed."""
 
     status: int
     died: tuple[int, ...] = ()
     text: str = ""
-    saved: bool = False  # whether there is a checkpoint to go on from
-    logs: Path | None = None  # where it is what the ranks above 0 said, and is not in the text
+    saved: bool = False  # whether a checkpoint can be resumed
+    logs: Path | None = None  # the directory of other ranks' output, if the text lacks a part of it
 
 
 def launch(command: Callable[[float], list[str]], *, places: Slots, max_restarts: int = 0) -> int:
-    """Run `command` in several processes; the exit status of the rank that caused their end, as a shell gives it.
+    """Run `command` in several processes. Returns the exit status of the rank that caused the end, as a shell reports it.
 
-    command: the arguments for Python, given the seconds since the start. Raises `ConfigError` as `places.size` does.
+    `command` returns Python's arguments, given the seconds since the start. Raises `ConfigError` as `places.size` does.
     """
     launcher = _Launcher()
     began, size, attempt = time.monotonic(), places.size(), 0
@@ -76,10 +75,8 @@ def launch(command: Callable[[float], list[str]], *, places: Slots, max_restarts
 
 @dataclass
 class _Launcher:
-    """The state of the launcher: received signals, and the running group."""
-
     stop: int | None = None
-    again_at: float = math.inf  # when a second signal came
+    again_at: float = math.inf  # the time of the second signal
     group: Group | None = None
 
     @contextmanager
@@ -89,7 +86,7 @@ class _Launcher:
             signal.SIGTERM: self.on_stop,
         }
         if sys.platform != "win32":
-            # one rank is told to save: they agree on the step
+            # one rank is signaled: all ranks agree on the step of the checkpoint
             handlers |= {signal.SIGUSR1: lambda number, _: self._pass_on(number, 0), signal.SIGTSTP: self.on_pause}
         previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
@@ -99,7 +96,6 @@ class _Launcher:
                 signal.signal(number, handler)
 
     def attempt(self, command: list[str], *, size: int, attempt: int, environment: Mapping[str, str]) -> GroupExit:
-        """Start a group and wait for its end; afterwards only its output is left, and only if it failed."""
         logs, keep_logs = Path(tempfile.mkdtemp(prefix="surefoot-")), False
         self.group = group = Group(command, size=size, attempt=attempt, logs=logs, environment=environment)
         try:
@@ -120,15 +116,14 @@ class _Launcher:
                 shutil.rmtree(logs, ignore_errors=True)
 
     def _watched(self, group: Group) -> GroupExit:
-        """Wait until every rank has ended, and see to it that it does where one of them has."""
-        order = list[int]()  # in which they ended
-        first_at = math.inf  # when one ended that should not have
+        order = list[int]()
+        first_at = math.inf  # time of the first unexpected end
         named = terminated = False
         stopped_s, before = dict[int, float](), time.monotonic()
         while group.running:
             new, now = group.look(), time.monotonic()
-            order += [] if terminated else new  # what is told to end is no cause
-            elapsed_s, before = min(now - before, 2 * _LOOK_S), now  # this process may have been stopped too
+            order += [] if terminated else new  # a terminated rank is no cause
+            elapsed_s, before = min(now - before, 2 * _LOOK_S), now  # the launcher may have been stopped too
             stopped_s = {rank: stopped_s.get(rank, 0.0) + elapsed_s for rank in group.stopped()}
             for rank, seconds in stopped_s.items():
                 if seconds > _STOPPED_S and first_at == math.inf:
@@ -148,19 +143,18 @@ class _Launcher:
             if now - first_at > _KILLED_S or now - self.again_at > _AGAIN_S:
                 break
             if first_at < math.inf and (lost := group.named_lost()) is not None and group.running == [lost.rank]:
-                break  # it is stopped, or it hangs
+                break  # the lost rank is stopped or hangs
             time.sleep(_LOOK_S)
         order += [] if terminated else group.look()
         return self._judged(group, order)
 
     def _judged(self, group: Group, order: list[int]) -> GroupExit:
-        """The end of a group from the order in which its ranks ended; those that did not are killed."""
         group.look()
         statuses, left = group.statuses, tuple(group.running)
         causes = [rank for rank in order if statuses[rank] not in (0, _LOST)]
         first = statuses[causes[0]] if causes else 0
         if self.stop is not None and (first <= 0 or first in _BY_DECISION):
-            # all have ended well before the signal could do anything
+            # all ranks have ended normally before the signal
             return GroupExit(0 if order and not left and not any(statuses.values()) else 128 + self.stop)
         if first in _BY_DECISION and not (left or _LOST in statuses.values()):
             return GroupExit(first)
@@ -169,7 +163,7 @@ class _Launcher:
             is_said = by_first and (group.beat(0).error or not group.mailbox.check(["0"]))
             text = "" if is_said else group.what_happened(causes[0]).beside(group.furthest()).text
             died = tuple(rank for rank in causes if statuses[rank] < 0 or rank == causes[0])
-            return GroupExit(128 - first if first < 0 else first, died, text)  # as a shell gives it
+            return GroupExit(128 - first if first < 0 else first, died, text)  # as a shell reports it
         lost = group.named_lost()
         if lost is None:
             return GroupExit(_LOST, left, f"rank {', '.join(map(str, left))} did not end" if left else "")
@@ -177,14 +171,14 @@ class _Launcher:
         return GroupExit(_LOST, (lost.rank,), lost.beside(group.furthest()).text + lines)
 
     def on_stop(self, number: int, _: FrameType | None) -> None:
-        """Pass it on: ranks save and end. A second time they end at once, and are killed where they do not."""
+        # ranks save and end after the first signal, and end at once after the second
         if self.stop is not None:
             self.again_at = min(self.again_at, time.monotonic())
         self.stop = self.stop or number
         self._pass_on(number)
 
     def on_pause(self, _number: int, _: FrameType | None) -> None:
-        """Ctrl-Z: stop the ranks, which do not belong to the terminal, and this process; and go on together."""
+        # Ctrl-Z does not reach the ranks, which do not belong to the terminal
         self._pass_on(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         self._pass_on(signal.SIGCONT)

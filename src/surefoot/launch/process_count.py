@@ -1,4 +1,4 @@
-"""The number of processes: from `--nproc`, the divisors of a step, and the number of devices."""
+"""The number of processes, from `--nproc`, the divisors of a step, and the number of devices."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from surefoot.tracking.run_reader import began_with
 
 @dataclass(frozen=True)
 class ProcessCount:
-    """The least and the most processes; `text` is how that was given."""
+    """The smallest and largest number of processes, and the `text` of the setting."""
 
     min_count: int
     max_count: int
@@ -22,14 +22,14 @@ class ProcessCount:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The parts of a step that processes share: its samples (or tokens), and its micro-batches if fixed. A resumed run keeps both."""
+    """The sizes of a step: its samples or tokens, and its micro-batches if fixed. A resumed run keeps both."""
 
     batch_size: int | str
     micro_batch_size: int | str | None
     is_resumed: bool = False
 
     def refuse(self, processes: int) -> None:
-        """Raise `ConfigError` unless the processes get equal numbers of whole micro-batches, and name numbers that do."""
+        """Raise `ConfigError` unless the processes get equal numbers of whole micro-batches. The message names possible numbers."""
         if self.micro_batch_size is None:
             one_each(self.batch_size, ranks=processes)
         else:
@@ -39,17 +39,17 @@ class Sizes:
             refuse_ranks(processes, pieces=pieces, batch_size=self.batch_size, is_resumed=self.is_resumed)
 
     def largest(self, min_count: int, max_count: int) -> int:
-        """The largest number of processes in a range that `refuse` accepts; raises as it does if none is."""
+        """Return the largest number of processes in a range that `refuse` accepts. Raises `ConfigError` if `refuse` accepts no number."""
         for number in range(max_count, min_count - 1, -1):
             with suppress(ConfigError):
                 self.refuse(number)
                 return number
-        self.refuse(max_count)  # once more, and raises
+        self.refuse(max_count)  # raises
         return max_count
 
 
 def parse_nproc(nproc: int | str) -> ProcessCount:
-    """The range in `--nproc 4` or `--nproc 1:4`.
+    """Return the range in `--nproc 4` or `--nproc 1:4`.
 
     >>> parse_nproc(4), parse_nproc("1:4")
     (ProcessCount(min_count=4, max_count=4, text='4'), ProcessCount(min_count=1, max_count=4, text='1:4'))
@@ -63,15 +63,15 @@ def parse_nproc(nproc: int | str) -> ProcessCount:
 
 
 def sizes_of(batch_size: int | str, micro_batch_size: int | str | None, *, out: Path | None) -> Sizes:
-    """The sizes of a run from its settings; a run that is there keeps the micro-batches it began with."""
+    """Return the sizes of a step from a run's settings. An existing run keeps its micro-batch size."""
     began = None if out is None else began_with(out, batch_size)
     return Sizes(batch_size, began if micro_batch_size is None else micro_batch_size, is_resumed=began is not None)
 
 
 class Slots:
-    """Where ranks may be started, and how many are: on GPUs of this machine (`gpus`: their names), or anywhere (None).
+    """The slots for ranks. `gpus` has the names of this machine's GPUs, one per slot; if None, slots are not bound to devices.
 
-    sizes: of a step, asked anew for each start; None if unknown. If a range was asked for, the place of a dead rank stays empty.
+    `sizes` returns the sizes of a step, or None if unknown. If `wanted` is a range, the slot of a dead rank stays empty.
 
     >>> places = Slots(parse_nproc("1:4"), sizes=lambda: Sizes(24, 2), gpus=["0", "1", "4", "5"])
     >>> places.size(), places.environment()
@@ -85,7 +85,7 @@ class Slots:
         self.left = list(range(wanted.max_count if gpus is None else len(gpus)))
 
     def size(self) -> int:
-        """The ranks to start: as many as asked for, or as divide a step and have devices; `ConfigError` if no number does."""
+        """Return the number of ranks to start, the largest that divides a step and has devices. Raises `ConfigError` if no number does."""
         min_count, max_count, left = self.wanted.min_count, self.wanted.max_count, len(self.left)
         if min_count < max_count:
             max_count = max(min_count, min(max_count, left))
@@ -104,11 +104,11 @@ class Slots:
             )
         size = max_count if sizes is None else sizes.largest(min_count, max_count)
         if self.gpus is None:
-            self.left = self.left[:size]  # what is no device is there as long as a rank is
+            self.left = self.left[:size]  # without GPUs, a slot exists as long as its rank
         return size
 
     def died(self, ranks: Sequence[int]) -> None:
-        """Take notice of ranks that died, by their numbers at the last start."""
+        """Remove the slots of dead ranks, which are numbered as in the last start."""
         if self.wanted.min_count < self.wanted.max_count:
             self.left = [slot for rank, slot in enumerate(self.left) if rank not in ranks]
 
@@ -117,6 +117,6 @@ class Slots:
 
 
 def cores_each(processes: int) -> int:
-    """The cores of this machine that this process may use, shared; one at least."""
+    """Return the number of available CPU cores per process, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // processes)

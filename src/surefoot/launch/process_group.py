@@ -1,6 +1,6 @@
-"""The ranks of one attempt: their processes, the store at which they meet, and their output.
+"""The ranks of one attempt: their processes, their rendezvous store, and their output.
 
-A process is torch's own `SubprocessHandler`. torchrun's agent above it is not used: it turns every exit status into 1.
+Each process is torch's `SubprocessHandler`. torchrun's agent is not used, since that agent turns every exit status into 1.
 """
 
 import os
@@ -24,21 +24,21 @@ from surefoot.distributed.liveness import Beat, Lost
 from surefoot.launch.process_count import cores_each
 
 _HOST = "127.0.0.1"
-_LAST_LINES, _LINE = 3, 200  # so many lines of a rank are told, and so much of each
+_LAST_LINES, _LINE = 3, 200  # lines of a rank in a message, and characters per line
 _TRACEBACK, _IN_CRASH = "Traceback (most recent call last)", "its traceback is in"
 
 
 class Group:
-    """Ranks 0 up to `size`, which run `command` after `attempt` others; rank 0 has the terminal, the others files in `logs`."""
+    """The running ranks of a command. Rank 0 has the terminal; the other ranks write to files in `logs`."""
 
     def __init__(
         self, command: Sequence[str], *, size: int, attempt: int, logs: Path, environment: Mapping[str, str]
     ) -> None:
         self.command, self.size, self.attempt, self.logs = tuple(command), size, attempt, logs
         self.environment = dict(environment)
-        self.statuses: dict[int, int] = {}  # of those that have ended; negative for a signal
+        self.statuses: dict[int, int] = {}  # exit statuses of ended ranks; negative for a signal
         self.processes: dict[int, SubprocessHandler] = {}
-        # of the system's choosing, and served from now on: no other program can take it in between
+        # the system chooses the port, and no other program can take it from now on
         self.store = TCPStore(_HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
         nonce = secrets.token_hex(8)
         PrefixStore(MEETING, self.store).set(NONCE, nonce)
@@ -47,7 +47,7 @@ class Group:
 
     def start(self) -> None:
         for rank in range(self.size):
-            values = {  # what torchrun would give this rank, and whom it must not outlive
+            values = {  # torchrun's variables, and the launcher's process id
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", cores_each(self.size)),
                 "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
                 "RANK": rank,
@@ -80,12 +80,12 @@ class Group:
         return [rank for rank in self.processes if rank not in self.statuses]
 
     def stopped(self) -> list[int]:
-        """The ranks that something has stopped (SIGSTOP), and not let go on."""
+        """Return the ranks that are stopped (SIGSTOP)."""
         if sys.platform == "win32":
             return []
         ranks = []
         for rank in self.running:
-            with suppress(ChildProcessError):  # a signal has just found it ended
+            with suppress(ChildProcessError):  # the rank has just ended
                 if (
                     os.waitid(os.P_PID, self.processes[rank].proc.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
                     is not None
@@ -94,12 +94,12 @@ class Group:
         return ranks
 
     def signal(self, number: int, *ranks: int) -> None:
-        """Send a signal to ranks that run (default: to all), and not to the processes that they have started."""
+        """Send a signal to running ranks (default: all), but not to their child processes."""
         for rank in ranks or self.running:
             self.processes[rank].proc.send_signal(number)
 
     def name_lost(self, lost: Lost) -> None:
-        """Tell the others that a rank is lost: each that can ends."""
+        """Report a lost rank to the other ranks, so that they end."""
         if not self.mailbox.check([VERDICT]):
             self.mailbox.set(VERDICT, lost.written())
 
@@ -107,7 +107,7 @@ class Group:
         return Lost.read(self.mailbox.get(VERDICT)) if self.mailbox.check([VERDICT]) else None
 
     def beat(self, rank: int) -> Beat:
-        own = Beat(rank, socket.gethostname(), self.processes[rank].proc.pid)  # of one that has not met the others
+        own = Beat(rank, socket.gethostname(), self.processes[rank].proc.pid)  # for a rank that has not met the others
         return Beat.read(self.mailbox.get(str(rank))) if self.mailbox.check([str(rank)]) else own
 
     def beats(self) -> list[Beat]:
@@ -117,7 +117,7 @@ class Group:
         return max(self.beats(), key=lambda beat: beat.step)
 
     def unsaid(self, text: str) -> bool:
-        """Whether the ranks above 0 said anything that is not in a text; nor in crash/, where that is named in it."""
+        """Return whether ranks above 0 printed lines missing in the text. Tracebacks are ignored if the text names their file."""
         with suppress(OSError):
             texts = [file.read_text(encoding="utf-8", errors="replace") for file in self.logs.iterdir()]
             shortened = [each.partition(_TRACEBACK)[0] for each in texts] if _IN_CRASH in text else texts
@@ -132,7 +132,7 @@ class Group:
         return f"{beat.who} {'failed' if beat.error else f'ended with status {status}'}"
 
     def what_happened(self, rank: int) -> Lost:
-        """How a rank ended, its progress, and its last output; for the waiting launcher and for the terminal."""
+        """Return the end of a rank with its progress and its last output."""
         status, beat = self.statuses[rank], self.beat(rank)
         if beat.error and status > 0:
             return Lost(rank, beat.failure)
@@ -140,21 +140,21 @@ class Group:
         return Lost(rank, self.in_short(rank), step=beat.step, doing=beat.doing, more=by + self.last_lines(rank))
 
     def last_lines(self, rank: int) -> str:
-        """The last output of a rank, to add to a message; empty for rank 0, whose lines are on the terminal."""
+        """Return the last output of a rank for a message. The result is empty for rank 0, which prints to the terminal."""
         last = deque[str](maxlen=_LAST_LINES)
         with suppress(OSError), (self.logs / f"rank-{rank}.stderr").open(encoding="utf-8", errors="replace") as lines:
             last.extend(line.rstrip()[:_LINE] for line in lines if line.strip())
         return "".join(f"\n  {line}" for line in (["its last lines:", *last] if last else []))
 
     def end(self) -> None:
-        """Kill whatever of the group is left, stopped processes and those that ranks have started too, and wait for it."""
+        """Kill the group's remaining processes, including stopped ranks and children of ranks, and wait for their end."""
         for process in self.processes.values():
-            with suppress(ProcessLookupError, PermissionError):  # nobody of it is left; macOS says so of zombies
+            with suppress(ProcessLookupError, PermissionError):  # all have ended; macOS reports zombies so
                 process.close(death_sig=signal.Signals(getattr(signal, "SIGKILL", signal.SIGTERM)))
         for process in self.processes.values():
             process.proc.wait()
         self.look()
-        until = time.monotonic() + 5  # that nothing of the ranks' sessions is left: what they hold must be free again
+        until = time.monotonic() + 5  # wait until the ranks' sessions are empty, so that their resources are free
         for process in self.processes.values() if sys.platform != "win32" else ():
             with suppress(ProcessLookupError, PermissionError):
                 while time.monotonic() < until:

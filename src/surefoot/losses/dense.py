@@ -1,4 +1,4 @@
-"""Cross-entropy as a counted mean; of a head too, without all its logits in memory at once."""
+"""Cross-entropy as a counted mean, also computed from hidden states without storing all logits at once."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from torch.utils.checkpoint import checkpoint
 from surefoot.errors import ConfigError
 from surefoot.mean import Mean
 
-HELD_AT_ONCE = 16_384  # classes
-WORTH_PIECES = 1 << 22  # logits: fewer stay in the cache anyway
+HELD_AT_ONCE = 16_384  # classes whose logits are all in memory at once
+WORTH_PIECES = 1 << 22  # logits: fewer fit into the cache
 TORCH_HAS_IT = hasattr(F, "linear_cross_entropy")
-_PIECE = 256  # rows; a quarter to twice as many are as quick
+_PIECE = 256  # rows; 64 to 512 are equally fast
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0) -> Mean:
-    """Cross-entropy in nats over all targets but the ignored ones, as (sum, count) on the device.
+    """Return the cross-entropy in nats over all targets except ignored ones, as (sum, count) on the device.
 
-    logits (..., C) of any float type, computed in float32 or better; targets (...) of class numbers. Where every target is
-    ignored the sum is 0 with zero gradients, not NaN. Label smoothing as in Szegedy et al. 2016, section 7
+    Logits (..., C) may have any float dtype, and the computation uses float32 or better. Targets (...) are class indices. If
+    every target is ignored, the sum is 0 with zero gradients, not NaN. Label smoothing follows Szegedy et al., 2016, section 7
     (https://arxiv.org/abs/1512.00567); a smoothed loss is not the logarithm of a perplexity.
 
     >>> mean = cross_entropy(torch.zeros(2, 3, 4), torch.tensor([[0, 1, -100], [3, -100, -100]]))
@@ -47,11 +47,11 @@ def chunked_cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Mean:
-    """`cross_entropy` of `hidden @ head_weight.T`, with the logits of only `chunk` targets in memory at a time.
+    """Return `cross_entropy` of `hidden @ head_weight.T`, with the logits of only `chunk` targets in memory at a time.
 
-    hidden (..., D), head_weight (C, D), targets (...). Equal to rounding; each chunk's logits are computed once more in the
-    backward pass. Worth it where C is large: 8,192 targets of 50,257 classes are 1.6 GB of float32 logits, and as much again
-    for their gradient.
+    Shapes: hidden (..., D), head_weight (C, D), targets (...). The result equals `cross_entropy` up to rounding. The backward
+    pass recomputes each chunk's logits. With 8,192 targets of 50,257 classes, all float32 logits take 1.6 GB, and so does their
+    gradient.
 
     >>> hidden, head = torch.ones(2, 5, 3), torch.zeros(4, 3)
     >>> mean = chunked_cross_entropy(hidden, head, torch.zeros(2, 5, dtype=torch.long), chunk=4)
@@ -95,10 +95,9 @@ def _total(logits: Tensor, targets: Tensor, *, ignore_index: int, label_smoothin
 def summed_cross_entropy(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, *, label_smoothing: float = 0.0
 ) -> Tensor:
-    """The sum in nats over all targets (none ignored) of the cross-entropy of `hidden @ head.T`; float32 or better.
+    """Return the summed cross-entropy (nats, float32 or better) of `hidden @ head.T`, without ignored targets.
 
-    Products are computed in the type of `hidden`, or that of autocast; everything else as `F.cross_entropy` computes it, and
-    equal to it to rounding. Cannot be differentiated twice.
+    Products use the dtype of `hidden` or autocast. The result equals `F.cross_entropy` up to rounding. Double backward raises.
 
     >>> float(summed_cross_entropy(torch.ones(5, 3), torch.zeros(4, 3), torch.zeros(5, dtype=torch.long)))
     6.931471824645996
@@ -118,7 +117,7 @@ class _Summed(torch.autograd.Function):
         hidden, head = hidden_ND.detach().to(computed), head_VD.detach().to(computed)
         total = torch.zeros((), dtype=wide, device=hidden.device)
         of_hidden, of_head = torch.empty_like(hidden), torch.zeros_like(head_VD, dtype=wide)
-        # the probability of each class, and of the right one on top of it
+        # target probability of each class, and the addition for the right class
         spread, right = label_smoothing / len(head), 1.0 - label_smoothing
         with torch.autocast(hidden.device.type, enabled=False):
             for first in range(0, len(hidden), _PIECE):
@@ -129,7 +128,7 @@ class _Summed(torch.autograd.Function):
                 total += normaliser_n1.sum() - right * logits_nV.gather(1, targets_n1).sum()
                 if label_smoothing:
                     total -= spread * logits_nV.sum()
-                gradient_nV = logits_nV.sub_(normaliser_n1).exp_()  # the probabilities, less what they should be
+                gradient_nV = logits_nV.sub_(normaliser_n1).exp_()  # probabilities, minus the targets'
                 if label_smoothing:
                     gradient_nV -= spread
                 gradient_nV.scatter_add_(1, targets_n1, torch.full_like(normaliser_n1, -right))
@@ -150,12 +149,12 @@ class _Summed(torch.autograd.Function):
 def linear_cross_entropy(
     hidden: Tensor, head_weight: Tensor, targets: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0
 ) -> Mean:
-    """`cross_entropy` of `hidden @ head_weight.T` in the way that suits its size and this torch.
+    """Return `cross_entropy` of `hidden @ head_weight.T`, by the best method for its size and the torch version.
 
-    hidden (..., D), head_weight (C, D), targets (...). On the CPU the gradient of many logits is made piece by piece in the forward
-    pass, 1.4 times as fast. Elsewhere all logits of up to 16,384 classes are held at once. For more, torch's own
-    `F.linear_cross_entropy` (from 2.12 on) takes pieces. `chunked_cross_entropy` replaces it where torch's (as of 2.13) falls
-    short: under torch.compile and autocast, in half precision, in which it sums, and with label smoothing.
+    Shapes: hidden (..., D), head_weight (C, D), targets (...). On the CPU, gradients of many logits are computed in pieces in the
+    forward pass, 1.4x as fast. Elsewhere, up to 16,384 classes have all logits in memory at once. For more classes, torch's
+    `F.linear_cross_entropy` (from 2.12 on) works in pieces. `chunked_cross_entropy` replaces torch's function (as of 2.13) under
+    torch.compile and autocast, with label smoothing, and in half precision, because torch would sum in half precision.
 
     >>> mean = linear_cross_entropy(torch.ones(2, 5, 3), torch.zeros(4, 3), torch.zeros(2, 5, dtype=torch.long))
     >>> round(float(mean.value), 4), int(mean.count)
@@ -170,7 +169,7 @@ def linear_cross_entropy(
         return Mean(total, counted.sum())
     if head_weight.shape[0] <= HELD_AT_ONCE:
         return cross_entropy(F.linear(hidden, head_weight), targets, **settings)
-    # meta knows no autocast, and would be asked in vain
+    # the meta device has no autocast to query
     half = hidden.dtype in (torch.bfloat16, torch.float16)
     narrow = hidden.is_meta or half or torch.is_autocast_enabled(hidden.device.type)
     if not TORCH_HAS_IT or torch.compiler.is_compiling() or narrow or label_smoothing > 0:

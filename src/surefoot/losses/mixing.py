@@ -1,4 +1,4 @@
-"""Images of a batch mixed in pairs, in the loss: mixup and cutmix, drawn on the host from the generators that the loop seeds.
+"""Mixup and cutmix: pairs of images of a batch are mixed on the host, with the generators that the loop seeds.
 
 Shapes: B batch, C channels, H height, W width, K classes.
 """
@@ -15,7 +15,7 @@ from surefoot.mean import Mean
 
 @dataclass(frozen=True)
 class MixedBatch:
-    """Images that show two samples each: `share` of the image with the class in `labels`, the rest of that in `others` (both B).
+    """Images mixed from two samples: a fraction `share` has the class `labels`, the rest the class `others` (both (B,)).
 
     >>> import torch
     >>> MixedBatch(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]), torch.tensor([1, 0]), share=0.75).share
@@ -29,11 +29,12 @@ class MixedBatch:
 
 
 def mixup(images_BCHW: Tensor, labels_B: Tensor, *, mixup: float = 0.0, cutmix: float = 0.0) -> MixedBatch:
-    """Each image with another one of its batch, in a share that is drawn once for all.
+    """Mix each image with another image of its batch, in a share that is drawn once per batch.
 
-    mixup: parameter of the Beta distribution of the share in a weighted mean of two images (Zhang et al. 2018:
-    https://arxiv.org/abs/1710.09412); 0 for never. cutmix: the same for the area around a rectangle that shows the other
-    image (Yun et al. 2019: https://arxiv.org/abs/1905.04899). Where both are above 0, each has its turn half of the time.
+    `mixup` is the parameter of the Beta distribution for the share in a weighted mean of two images (Zhang et al., 2018:
+    https://arxiv.org/abs/1710.09412). `cutmix` is the parameter for the area outside a rectangle from the other image (Yun et
+    al., 2019: https://arxiv.org/abs/1905.04899). A value of 0 disables a method. Each method is used half of the time if both are
+    above 0.
 
     >>> import torch
     >>> mixture = mixup(torch.zeros(4, 1, 8, 8), torch.arange(4), mixup=0.2)
@@ -46,7 +47,7 @@ def mixup(images_BCHW: Tensor, labels_B: Tensor, *, mixup: float = 0.0, cutmix: 
     if len(labels_B) < 2 or strength <= 0:
         return MixedBatch(images_BCHW, labels_B, labels_B, 1.0)
     share = random.betavariate(strength, strength)
-    # the order of samples is random already, so that the neighbour at any distance is a random partner
+    # samples are in random order, so the neighbor at any distance is a random partner
     shift = random.randrange(1, len(labels_B))
     partners_BCHW, others_B = images_BCHW.roll(shift, 0), labels_B.roll(shift, 0)
     if not cuts:
@@ -60,7 +61,7 @@ def mixup(images_BCHW: Tensor, labels_B: Tensor, *, mixup: float = 0.0, cutmix: 
 
 
 def mixup_cross_entropy(logits_BK: Tensor, mixture: MixedBatch, *, label_smoothing: float = 0.0) -> Mean:
-    """Cross-entropy with both labels of each image, weighted by their shares, over B samples.
+    """Return the cross-entropy with both labels of each image, weighted by their shares, over B samples.
 
     >>> import torch
     >>> mixture = MixedBatch(torch.zeros(2, 1, 1, 1), torch.tensor([0, 1]), torch.tensor([1, 0]), 0.25)
@@ -75,7 +76,7 @@ def mixup_cross_entropy(logits_BK: Tensor, mixture: MixedBatch, *, label_smoothi
 
 
 def refuse_mixing(*, mixup: float, cutmix: float) -> None:
-    """Raise `ConfigError` for a number that is not a parameter of a Beta distribution."""
+    """Raise `ConfigError` for a value that is not 0 or a positive, finite Beta parameter."""
     for name, value in (("mixup", mixup), ("cutmix", cutmix)):
         if not 0 <= value < float("inf"):
             raise ConfigError(
@@ -84,6 +85,5 @@ def refuse_mixing(*, mixup: float, cutmix: float) -> None:
 
 
 def _stretch(length: int, fraction: float) -> tuple[int, int]:
-    """First place and end of a stretch of that fraction around a random middle, cut off at both ends."""
     middle, half = random.randrange(length), length * fraction / 2
     return max(0, round(middle - half)), min(length, round(middle + half))

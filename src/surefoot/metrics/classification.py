@@ -1,4 +1,4 @@
-"""How well a classifier does. Shapes: B batch, K classes, N samples or positions."""
+"""Classification metrics. Shapes: B batch, K classes, N samples or positions."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ from torch import Tensor
 from surefoot.errors import ConfigError
 from surefoot.mean import Mean
 
-_MANY = 5  # classes: of so few, every one is among the five likeliest
+_MANY = 5  # with at most five classes, top-5 accuracy is always 1
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Mean:
-    """The fraction of targets whose output is the largest; targets below 0 are not counted.
+    """Return the fraction of targets whose class has the largest output, without targets below 0.
 
-    Outputs are (B, K) or (B, K, ...), targets (B,) or (B, ...).
+    Outputs are (B, K) or (B, K, ...); targets are (B,) or (B, ...).
 
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])).value.item()
     0.5
@@ -35,9 +35,9 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Mean:
 
 
 def top_k_accuracy(outputs: Tensor, targets: Tensor, *, k: int = 1) -> Mean:
-    """The fraction of targets (B,) among the `k` largest outputs (B, K); targets below 0 are not counted.
+    """Return the fraction of targets (B,) among the `k` largest outputs (B, K), without targets below 0.
 
-    In a split: `metrics=functools.partial(sf.metrics.top_k_accuracy, k=5)`.
+    A split takes `metrics=functools.partial(sf.metrics.top_k_accuracy, k=5)`.
 
     >>> top_k_accuracy(torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.4, 0.1]]), torch.tensor([2, 2]), k=2).value.item()
     0.5
@@ -51,11 +51,11 @@ def top_k_accuracy(outputs: Tensor, targets: Tensor, *, k: int = 1) -> Mean:
 
 @dataclass(frozen=True)
 class ClassificationReport:
-    """Accuracy, top_5_accuracy (of more than five classes) and the confusion matrix of a whole split; for `Split(metrics=)`.
+    """Accuracy, top_5_accuracy (for more than five classes) and confusion matrix of a split, for `Split(metrics=)`.
 
-    `classes`: their names, or how many there are. Outputs and targets are those of `accuracy`. "confusion" counts the samples of
-    each class (row) by the class with the largest output (column), and appears only in the records. The first of equal outputs
-    counts as the largest. An output that is not a number is larger than any other, so it is never right.
+    `classes` is the list of class names or the number of classes. Outputs and targets have the shapes of `accuracy`. "confusion"
+    counts samples by target (row) and prediction (column), and appears only in the records. Among equal outputs, the first counts
+    as the largest. A NaN output counts as larger than any other output and is never right.
 
     >>> report = ClassificationReport(["cat", "dog"])
     >>> report.whole(*report.per_batch(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])))
@@ -65,7 +65,7 @@ class ClassificationReport:
     classes: Sequence[str] | int
 
     def per_batch(self, outputs: Tensor, targets: Tensor) -> tuple[Any, Any]:
-        """The class with the largest output, and the rank of the right one, of each target; and the targets."""
+        """Return the predicted class and the rank of the right class for each target, and the targets."""
         logits_NK = outputs.movedim(1, -1).reshape(-1, outputs.shape[1]).float()
         targets_N = targets.reshape(-1)
         right_N1 = logits_NK.gather(1, targets_N.clamp(min=0)[:, None])
@@ -74,7 +74,7 @@ class ClassificationReport:
         return (logits_NK.argmax(dim=1), above_NK.sum(dim=1)), targets_N
 
     def whole(self, outputs: tuple[Tensor, Tensor], targets: Tensor) -> dict[str, Any]:
-        """The metrics of all results of `per_batch` together."""
+        """Return the metrics over all results of `per_batch`."""
         counted = (targets >= 0).numpy()
         guesses, ranks, labels = (tensor.numpy()[counted] for tensor in (*outputs, targets))
         count = self.classes if isinstance(self.classes, int) else len(self.classes)
@@ -91,9 +91,7 @@ class ClassificationReport:
 
 
 def perplexity(means: Mapping[str, float]) -> float:
-    """The exponential of the mean loss in nats, for `Split(derived={"perplexity": perplexity})`; infinite if that is.
-
-    It is the model's perplexity only if the loss is not smoothed.
+    """Return exp(mean unsmoothed loss in nats), infinite on overflow, for `Split(derived={"perplexity": perplexity})`.
 
     >>> round(perplexity({"loss": math.log(50.0)}), 6)
     50.0

@@ -1,4 +1,4 @@
-"""Metrics of a split: a function of (outputs, targets), one of the whole split at once, or an object of torchmetrics."""
+"""Metrics of a split: functions of (outputs, targets), whole-split metrics and torchmetrics objects."""
 
 import json
 import math
@@ -26,10 +26,10 @@ class WholeSplitMetric(Protocol):
     """A metric that is not a mean: computed from the outputs and targets of all batches together."""
 
     def per_batch(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
-        """The values collected from a batch."""
+        """Return the values to collect from a batch."""
 
     def whole(self, outputs: Any, targets: Any) -> Any:
-        """A value, or values by name, from everything that was collected, in the order of the split."""
+        """Return a value, or values by name, from the collected values of all batches in the order of the split."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class _OfFunction:
 
 
 def whole_split(function: Callable[[Any, Any], Any]) -> WholeSplitMetric:
-    """Make a metric of a function that needs the whole split at once, such as BLEU; for `Split(metrics=)`.
+    """Return a metric that calls a function once with the whole split, such as BLEU, for `Split(metrics=)`.
 
-    `function(outputs, targets)` returns a number, or values by name. A value that is not a number (a list, a text) appears
-    only in the records. Tensors of all batches are concatenated on the CPU, and lists are joined; tuples and dictionaries of
-    them entry by entry. On several ranks rank 0 calls the function, with the samples in the order of the split.
+    `function(outputs, targets)` returns a number, or values by name. A value that is not a number (a list, a string) appears only
+    in the records. Tensors of all batches are concatenated on the CPU, lists are joined, and tuples and dictionaries are joined
+    entry by entry. With several ranks, rank 0 calls the function, with the samples in the order of the split.
 
     >>> correlation = whole_split(lambda outputs, targets: {"r": float(torch.corrcoef(torch.stack([outputs, targets]))[0, 1])})
     >>> correlation.whole(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0]))
@@ -63,7 +63,7 @@ def whole_split(function: Callable[[Any, Any], Any]) -> WholeSplitMetric:
 
 
 def name_of(metric: Metric) -> str:
-    """The name of a metric's value; "" if it has none, as a lambda.
+    """Return the name of a metric's value, or "" for a lambda.
 
     >>> name_of(partial(name_of)), name_of(lambda outputs, targets: 0.0)
     ('name_of', '')
@@ -75,7 +75,7 @@ def name_of(metric: Metric) -> str:
 
 
 def named_metrics(metrics: Any) -> list[tuple[str, Metric]]:
-    """The metrics of a `Split` with their names; `ConfigError` for an object that is not a metric."""
+    """Return the names and metrics of a `Split`; raise `ConfigError` for an object that is not a metric."""
     if isinstance(metrics, Mapping) and not is_metric(metrics):
         named = list(metrics.items())
     else:
@@ -88,7 +88,7 @@ def named_metrics(metrics: Any) -> list[tuple[str, Metric]]:
 
 
 def refuse_twice(names: Sequence[str]) -> None:
-    """Raise `ConfigError` if a name (other than "") appears twice."""
+    """Raise `ConfigError` if a name other than "" appears twice."""
     if twice := next((name for index, name in enumerate(names) if name and name in names[:index]), None):
         raise ConfigError(
             f"Split: two metrics called {twice!r}: one would hide the other\n"
@@ -97,27 +97,27 @@ def refuse_twice(names: Sequence[str]) -> None:
 
 
 def is_metric(metric: Any) -> bool:
-    """Whether a split can compute it; a class is not a metric, an object of it may be."""
+    """Return whether a split can compute `metric`, which may be an instance but not a class."""
     if isinstance(metric, type):
         return False
     return is_torchmetric(metric) or isinstance(metric, WholeSplitMetric) or (callable(metric) and not _updates(metric))
 
 
 def is_torchmetric(metric: Any) -> bool:
-    """Whether it is a Metric or a MetricCollection; without an import of torchmetrics it cannot be one."""
+    """Return whether `metric` is a Metric or MetricCollection of torchmetrics, without importing torchmetrics."""
     torchmetrics = sys.modules.get("torchmetrics")
     return torchmetrics is not None and isinstance(metric, torchmetrics.Metric | torchmetrics.MetricCollection)
 
 
 def torchmetrics_in(module: Any) -> list[Any]:
-    """The metrics of torchmetrics in a module, itself among them."""
+    """Return the torchmetrics objects in a module, including the module itself."""
     torchmetrics = sys.modules.get("torchmetrics")
     modules = module.modules() if torchmetrics is not None and isinstance(module, nn.Module) else ()
     return [each for each in modules if torchmetrics is not None and isinstance(each, torchmetrics.Metric)]
 
 
 def means_of(result: Any, name: str, *, prefixed: bool) -> dict[str, Mean]:
-    """The result of a metric function, by name; `ConfigError` if it is not counted means."""
+    """Return a metric function's result by name; raise `ConfigError` for values that are not a `Mean`."""
     means = by_name(result, name, prefixed=prefixed)
     for mean in means.values():
         if not isinstance(mean, Mean):
@@ -130,7 +130,7 @@ def means_of(result: Any, name: str, *, prefixed: bool) -> dict[str, Mean]:
 
 
 def by_name(result: Any, name: str, *, prefixed: bool) -> dict[str, Any]:
-    """The result of a metric as a dictionary: under its own names, `prefixed` by that of the metric if a user chose it.
+    """Return a metric's result as a dictionary; `prefixed` puts the metric's name before each key.
 
     >>> by_name(0.5, "f1", prefixed=True), by_name({"low": 0.5}, "f1", prefixed=True), by_name({"low": 0.5}, "f1", prefixed=False)
     ({'f1': 0.5}, {'f1_low': 0.5}, {'low': 0.5})
@@ -145,7 +145,7 @@ def by_name(result: Any, name: str, *, prefixed: bool) -> dict[str, Any]:
 
 
 def as_recorded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of a metric as it appears in the records; `ConfigError` if it cannot appear there.
+    """Return a metric's result as JSON values for the records; raise `ConfigError` for other types.
 
     >>> as_recorded({"f1": 1, "of_classes": [0.5, float("nan")]})
     {'f1': 1.0, 'of_classes': [0.5, None]}
@@ -164,7 +164,7 @@ def as_recorded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def join_batches(parts: Sequence[Any]) -> Any:
-    """The values of all batches as one: tensors and arrays end to end, lists joined, tuples and dictionaries by entry.
+    """Join the values of all batches: tensors, arrays and lists end to end, tuples and dictionaries entry by entry.
 
     >>> join_batches([(torch.tensor([1]), ["a"]), (torch.tensor([2, 3]), ["b", "c"])])
     (tensor([1, 2, 3]), ['a', 'b', 'c'])

@@ -1,4 +1,4 @@
-"""Multiple choice for language models: which of several endings does the model find likeliest after its context?
+"""Multiple-choice metrics for language models, which choose the most likely ending of a context.
 
 Shapes: B questions, N choices, R rows (questions x choices), T time (tokens), E tokens of all endings together, V vocabulary.
 """
@@ -15,31 +15,30 @@ from surefoot.mean import Mean
 
 
 class ChoiceTargets(NamedTuple):
-    """The endings of some questions: the targets of the metrics of this file."""
+    """The endings of a batch of questions, as targets for the metrics of this module."""
 
-    positions: Tensor  # (E,): where in the rows laid end to end each token of an ending is predicted
+    positions: Tensor  # (E,): index of each ending token's prediction in the concatenated rows
     tokens: Tensor  # (E,): the tokens of the endings
-    rows: Tensor  # (E,): the row that each of them belongs to
-    ending_tokens: Tensor  # (B, N): tokens of each ending
-    ending_bytes: Tensor  # (B, N): bytes of each ending
-    right: Tensor  # (B,): which ending is right
+    rows: Tensor  # (E,): the row of each ending token
+    ending_tokens: Tensor  # (B, N): number of tokens of each ending
+    ending_bytes: Tensor  # (B, N): number of bytes of each ending
+    right: Tensor  # (B,): index of the right ending
 
 
 class ChoiceBatch(NamedTuple):
-    """Some questions, their rows filled up with 0 to one length: a batch of (inputs, targets)."""
+    """A batch (inputs, targets) of questions, with rows padded with 0 to equal length."""
 
     tokens: Tensor  # (R, T): all but the last token of each row
     targets: ChoiceTargets
 
 
 def multiple_choice_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[str, Mean]:
-    """How often the right ending is the likeliest, in three ways to compare endings of different length.
+    """Return the accuracy of choosing the most likely ending, by three ways to normalize for its length.
 
-    `acc` compares summed log-likelihoods, which prefer short endings. `acc_norm` compares their means per token, as nanoGPT-style
+    `acc` compares summed log-likelihoods, which favor short endings. `acc_norm` compares means per token, as nanoGPT-style
     repositories do (karpathy/build-nanogpt, hellaswag.py). `acc_per_byte` compares means per byte, whatever the tokenizer
-    (lm-evaluation-harness, Gao et al., calls the mean per character `acc_norm`).
-
-    outputs: the model's logits (R, T, V) of a batch of `sf.data.MultipleChoice`, or only those of the endings, (E, V).
+    (lm-evaluation-harness, Gao et al., calls the mean per character `acc_norm`). `outputs` are the logits (R, T, V) of a
+    `sf.data.MultipleChoice` batch, or only the logits of the endings, (E, V).
 
     >>> targets = ChoiceTargets(*map(torch.tensor, ([0, 1], [3, 4], [0, 1], [[1, 1]], [[1, 1]], [0])))
     >>> multiple_choice_accuracy(torch.eye(5)[[3, 0]], targets)["acc"].value.item()
@@ -58,10 +57,10 @@ def multiple_choice_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[st
 
 
 def continuation_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[str, Mean]:
-    """How often the model would write the right ending itself, as in LAMBADA (Paperno et al. 2016).
+    """Return how often greedy decoding produces the right ending, as in LAMBADA (Paperno et al., 2016).
 
-    `acc`: every token of it is the likeliest at its position. `loss`: the nats of the whole ending, whose exponential is LAMBADA's
-    perplexity; the other endings are not counted. Arguments as in `multiple_choice_accuracy`.
+    `acc` counts endings whose every token is the most likely at its position. `loss` is the nats of the whole ending; its
+    exponential is LAMBADA's perplexity. Other endings are not counted. The arguments are those of `multiple_choice_accuracy`.
 
     >>> targets = ChoiceTargets(*map(torch.tensor, ([0, 1], [3, 4], [0, 1], [[1, 1]], [[1, 1]], [0])))
     >>> continuation_accuracy(torch.eye(5)[[3, 0]], targets)["acc"].value.item()
@@ -75,23 +74,18 @@ def continuation_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[str, 
 
 
 def eagerly() -> AbstractContextManager[None]:
-    """Where a compiled model runs as it is written: batches of questions have all kinds of shapes, and each would be compiled.
-
-    Nothing is compiled if torch._dynamo was never imported, which takes seconds.
-    """
+    """Return a context in which compiled models run eagerly, since batch shapes vary; a no-op until torch._dynamo is imported."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _at_endings(logits: Tensor, targets: ChoiceTargets) -> Tensor:
-    """The logits (E, V) that predict the tokens of the endings, in float32."""
     if logits.ndim == 3:
         logits = logits.flatten(0, 1).index_select(0, targets.positions)
     return logits.float()
 
 
 def _summed(values_E: Tensor, targets: ChoiceTargets) -> Tensor:
-    """Sums (B, N) over the tokens of each ending: in float64, where they do not depend on the order of the terms."""
-    wide = torch.float32 if values_E.device.type == "mps" else torch.float64
+    wide = torch.float32 if values_E.device.type == "mps" else torch.float64  # sums in any order are equal
     sums_BN = torch.zeros(targets.ending_tokens.shape, dtype=wide, device=values_E.device)
     sums_BN.view(-1).index_add_(0, targets.rows, values_E.to(wide))
     return sums_BN

@@ -1,4 +1,4 @@
-"""Models as plain `nn.Module`s: nothing in here knows surefoot."""
+"""Models as plain `nn.Module`s, which import no other package of surefoot."""
 
 import lazy_loader
 

@@ -1,6 +1,6 @@
-"""Attention over earlier places or unpadded ones: the product itself, rotary positions, and a cache of keys and values.
+"""Causal and masked attention, rotary positions, and a cache of keys and values.
 
-Shapes: B batch, T time (tokens), S time so far (cache included), H heads, D channels of a head.
+Shapes: B batch, T time (tokens), S time including the cache, H heads, D channels of a head.
 """
 
 from collections.abc import Iterator
@@ -15,23 +15,19 @@ from torch.autograd.function import once_differentiable
 
 from surefoot.models.layers import dropout, past_norm, reciprocal, rms_norm
 
-_PLACES = ContextVar("places", default=64)  # of a tile
-_TILED = 1024  # places: with more, their weights take too much memory
-_WRITTEN_OUT = 64  # places: with more, the kernel in float32 is faster (benchmarks/kernels.py)
+_PLACES = ContextVar("places", default=64)  # positions per tile
+_TILED = 1024  # positions: with more, the attention weights take too much memory
+_WRITTEN_OUT = 64  # positions: with more, the kernel in float32 is faster (benchmarks/kernels.py)
 
 
 def tiled_attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
-    """Scaled dot-product attention of each place to those up to itself: Vaswani et al. 2017, section 3.2.1.
-
-    Queries are taken 64 at a time with the keys up to the last of them: above the diagonal only pairs inside a tile are computed.
-    Weights are kept for the backward pass: T^2/2 numbers a head.
-    """
+    """Compute causal attention (Vaswani et al. 2017, section 3.2.1) in tiles of 64 queries; backward needs T^2/2 values per head."""
     return _Tiled.apply(q_BHTD, k_BHTD, v_BHTD, _PLACES.get())  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def in_one_tile() -> Iterator[None]:
-    """Compute all pairs of positions in this block: as many operations as the definition has, to count them."""
+    """Compute all pairs of positions within this context, so that the operation count is that of the definition."""
     before = _PLACES.set(1 << 62)
     try:
         yield
@@ -85,16 +81,16 @@ class _Tiled(torch.autograd.Function):
 
 
 class Cache:
-    """Keys and values of the tokens seen so far, so that each new token costs one place; `size`: (layers, B, H, the most tokens, D)."""
+    """Keys and values of past tokens, so that only new tokens are computed. `size`: (layers, B, H, max tokens, D)."""
 
     def __init__(self, size: tuple[int, int, int, int, int], *, device: torch.device, dtype: torch.dtype) -> None:
         self.keys = torch.empty(size, device=device, dtype=dtype)
         self.values = torch.empty(size, device=device, dtype=dtype)
         self.length = 0
-        self.earlier = torch.empty(size[1], 0, dtype=torch.long, device=device)  # the last tokens (B, few)
+        self.earlier = torch.empty(size[1], 0, dtype=torch.long, device=device)  # the last tokens (B, at most `keep`)
 
     def with_earlier(self, tokens_BT: Tensor, *, keep: int) -> Tensor:
-        """The new tokens after the last `keep` earlier ones, or all if fewer; then the last of all are kept."""
+        """Prepend the last `keep` earlier tokens (or all, if fewer) to the new tokens, and store the last `keep` of the result."""
         if not keep:
             return tokens_BT
         tokens_BS = torch.cat([self.earlier, tokens_BT], dim=1)
@@ -102,7 +98,7 @@ class Cache:
         return tokens_BS
 
     def extended(self, layer: int, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values (B, H, S, D) of one layer, the new ones taken in; `length` moves on after the last layer."""
+        """Append keys and values of one layer, and return all of them (B, H, S, D); the last layer advances `length`."""
         end = self.length + k_BHTD.shape[2]
         self.keys[layer, :, :, self.length : end] = k_BHTD
         self.values[layer, :, :, self.length : end] = v_BHTD
@@ -111,23 +107,23 @@ class Cache:
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
 
     def select(self, rows_B: Tensor) -> None:
-        """Go on with these rows, in this order; one may be there several times."""
+        """Keep these rows, in this order; a row may occur several times."""
         self.earlier = self.earlier[rows_B]
         self.keys, self.values = (self._selected(tensor, rows_B) for tensor in (self.keys, self.values))
 
     def _selected(self, tensor: Tensor, rows_B: Tensor) -> Tensor:
         layers, _, *size = tensor.shape
         selected = tensor.new_empty(layers, len(rows_B), *size)
-        selected[:, :, :, : self.length] = tensor[:, rows_B, :, : self.length]  # what is not filled yet is not copied
+        selected[:, :, :, : self.length] = tensor[:, rows_B, :, : self.length]  # the unfilled part is not copied
         return selected
 
 
 def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fraction: float) -> Tensor:
-    """Causal scaled dot-product attention, in the type of `v_BHSD`. The queries belong to the last T of S positions.
+    """Compute causal scaled dot-product attention in the dtype of `v_BHSD`. The queries belong to the last T of S positions.
 
-    On the CPU torch 2.13's backward pass in bfloat16 is 2 to 17 times slower than in float32 (heads of 32 or 64 channels, up to 256
-    tokens). There bfloat16 is written out as products of tiles, about twice as fast as float32 (benchmarks/kernels.py). With
-    dropped weights it is one product for few positions, else computed in float32.
+    On the CPU, torch 2.13's backward pass in bfloat16 is 2 to 17 times slower than in float32 (heads of 32 or 64 channels, up to 256
+    tokens). `tiled_attention` in bfloat16 is about twice as fast as float32 (benchmarks/kernels.py). With attention dropout, the
+    CPU uses a single bfloat16 product for up to 64 positions, and float32 for more.
     """
     time, so_far, mask_TS = q_BHTD.shape[2], k_BHSD.shape[2], None
     causal = time == so_far
@@ -139,9 +135,9 @@ def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fra
 def masked_attention(
     q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, mask: Tensor | None, causal: bool = False, drop_fraction: float
 ) -> Tensor:
-    """Scaled dot-product attention over the places where `mask` is true: (T, S), or (B, 1, 1, S) for all queries of a row.
+    """Compute scaled dot-product attention over the positions with a true `mask`: (T, S), or (B, 1, 1, S) for all queries of a row.
 
-    Every row needs one such place. In the type of `v_BHSD`, and computed as in `causal_attention`.
+    Every row needs at least one true position. The dtype is that of `v_BHSD`; the kernels are those of `causal_attention`.
     """
     if not v_BHSD.is_cpu:
         return F.scaled_dot_product_attention(
@@ -164,7 +160,6 @@ def masked_attention(
 def _written_out(
     q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, mask: Tensor | None, drop_fraction: float
 ) -> Tensor:
-    """The product as its definition has it, the softmax in float32: Vaswani et al. 2017, section 3.2.1."""
     scores_BHTS = (q_BHTD * q_BHTD.shape[-1] ** -0.5) @ k_BHSD.transpose(-2, -1)
     if mask is not None:
         scores_BHTS = scores_BHTS.masked_fill(~mask, float("-inf"))
@@ -175,9 +170,9 @@ def _written_out(
 
 
 def rotations(context: int, channels: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (T, D) of the angles by which place t turns the pairs of channels (i, i + D/2), with the base 10,000.
+    """Return cosines and sines (T, D) of the angles by which position t rotates the channel pairs (i, i + D/2), with base 10,000.
 
-    The sines of the first half are negative: with them a turn is `x * cosines + halves exchanged * sines`.
+    The sines of the first half are negated, so that a rotation is `x * cosines + swapped halves of x * sines`.
     """
     frequencies_d = 10000.0 ** (-torch.arange(0, channels, 2, dtype=torch.float32) / channels)
     angles_Td = torch.outer(torch.arange(context, dtype=torch.float32), frequencies_d)
@@ -186,12 +181,12 @@ def rotations(context: int, channels: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Each pair of channels turned by its place's angle: products of two such depend only on the distance."""
+    """Rotate each pair of channels by its position's angle: dot products of rotated vectors depend only on the distance."""
     return x_BHTD * cos_TD + x_BHTD.roll(x_BHTD.shape[-1] // 2, dims=-1) * sin_TD
 
 
 def norm_and_rotate(x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Queries or keys or both (B, T, H, D), as attention takes them (B, H, T, D): of norm sqrt(D), and turned; in float32."""
+    """Normalize queries or keys (B, T, H, D) to norm sqrt(D), rotate them, and return (B, H, T, D). The computation is in float32."""
     if not x_BTHD.is_cpu or torch.compiler.is_compiling():
         return rotate(rms_norm(x_BTHD.float()).transpose(1, 2), cos_TD, sin_TD).to(x_BTHD.dtype)
     return _NormAndRotate.apply(x_BTHD, cos_TD, sin_TD)  # type: ignore[no-untyped-call]
@@ -200,7 +195,7 @@ def norm_and_rotate(x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
 class _NormAndRotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-        wide = torch.promote_types(x_BTHD.dtype, torch.float32)  # those of weights in bfloat16 too
+        wide = torch.promote_types(x_BTHD.dtype, torch.float32)
         x_BHTD = x_BTHD.transpose(1, 2).to(wide, memory_format=torch.contiguous_format, copy=True)
         scale_BHT1 = reciprocal(x_BHTD)
         y_BHTD = _turned(x_BHTD.mul_(scale_BHT1), cos_TD, sin_TD).to(x_BTHD.dtype)
@@ -212,7 +207,7 @@ class _NormAndRotate(torch.autograd.Function):
     def backward(ctx: Any, outer_BHTD: Tensor) -> tuple[Tensor, None, None]:
         y_BHTD, scale_BHT1, cos_TD, sin_TD = ctx.saved_tensors
         dtype, wide = y_BHTD.dtype, scale_BHT1.dtype
-        # a turn changes no product of two vectors, so the norm's gradient may be taken before turning back
+        # a rotation preserves dot products, so the norm's gradient may be computed before the inverse rotation
         outer_BHTD = past_norm(outer_BHTD.to(wide), y_BHTD.to(wide, copy=True), scale_BHT1)
         inner_BTHD = _turned(outer_BHTD, cos_TD, -sin_TD).transpose(1, 2)
         return inner_BTHD.to(dtype, memory_format=torch.contiguous_format), None, None

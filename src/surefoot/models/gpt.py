@@ -1,8 +1,8 @@
 """A decoder-only transformer in two families: `modern` (the default) and `gpt2`.
 
 modern: rotary positions, RMS norms, normalized queries and keys, no biases, squared ReLU or SwiGLU. `gpt2`: learned positions,
-layer norms, biases, GELU, a head that is the embedding (Radford et al. 2019, section 2.3). Shapes: B batch, T time (tokens), C
-channels (width), H heads, D channels of a head, V vocabulary.
+layer norms, biases, GELU, tied embeddings (Radford et al. 2019, section 2.3). Shapes: B batch, T time (tokens), C channels
+(width), H heads, D channels of a head, V vocabulary.
 """
 
 import math
@@ -18,14 +18,14 @@ from surefoot.models.layers import Dropout, HeadLoss, check_context
 
 
 class GPT(nn.Module):
-    """Tokens (B, T) of whole numbers, T up to `shape.context`, to logits (B, T, V) of the token after each.
+    """A GPT that maps integer tokens (B, T), T up to `shape.context`, to next-token logits (B, T, V).
 
     >>> model = GPT(GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10))
     >>> model(torch.zeros(3, 16, dtype=torch.long)).shape
     torch.Size([3, 16, 10])
     """
 
-    turns: Tensor  # cosines and sines (2, context, D), where positions are rotary
+    turns: Tensor  # cosines and sines (2, context, D), if positions are rotary
 
     def __init__(self, shape: GPTConfig) -> None:
         super().__init__()
@@ -54,16 +54,16 @@ class GPT(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(self, tokens_BT: Tensor, cache: Cache | None = None, *, loss: HeadLoss | None = None) -> Any:
-        """Logits of the next token at every place; with a cache the tokens go on from those that it holds.
+        """Return next-token logits at every position; with a cache, the tokens continue the cached tokens.
 
-        With `loss`, its result for hidden states and the head's matrix: a loss need not hold all logits at once. Everything still
-        goes through `forward`, which wrappers of a model wrap.
+        With `loss`, return `loss(hidden states, head's weight)` instead. Such a loss need not hold all logits at once, and runs inside
+        the `forward` that wrappers of the model call.
         """
         hidden_BTC = self.hidden(tokens_BT, cache)
         return self.head(hidden_BTC) if loss is None else loss(hidden_BTC, self.head.weight)
 
     def hidden(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
-        """The inputs of the head, (B, T, C)."""
+        """Return the hidden states (B, T, C) that the head takes."""
         before = 0 if cache is None else cache.length
         end = before + tokens_BT.shape[1]
         check_context(end, self.shape.context)
@@ -75,7 +75,6 @@ class GPT(nn.Module):
         return self.norm(x_BTC)
 
     def _embedded(self, tokens_BT: Tensor, cache: Cache | None) -> Tensor:
-        """A vector for each token, which may depend on those before it; a cache knows them where they are not given."""
         time = tokens_BT.shape[1]
         if cache is not None:
             tokens_BT = cache.with_earlier(tokens_BT, keep=self.shape.looks_back)
@@ -87,14 +86,14 @@ class GPT(nn.Module):
         return x_BTC[:, -time:]
 
     def new_cache(self, batch: int) -> Cache:
-        """An empty cache for `batch` rows, in the type and on the device of the weights."""
+        """Return an empty cache for `batch` rows, with the dtype and device of the weights."""
         weight, shape = self.embedding.weight, self.shape
         size = (shape.layers, batch, shape.heads, shape.context, shape.width // shape.heads)
         return Cache(size, device=weight.device, dtype=weight.dtype)
 
     @torch.no_grad()
     def _initialise_modern(self) -> None:
-        """Matrices by fan-in; blocks start as identity (https://arxiv.org/abs/1706.02677, section 5.1), with a first loss of ln V."""
+        # output layers of 0 make blocks the identity (https://arxiv.org/abs/1706.02677, section 5.1), and the first loss ln V
         for module in self.modules():
             if isinstance(module, Attention):
                 nn.init.normal_(module.qkv.weight, std=self.shape.width**-0.5)
@@ -109,15 +108,14 @@ class GPT(nn.Module):
             nn.init.normal_(self.embedding.weight)
             nn.init.zeros_(self.head.weight)
             return
-        # Blocks that start as identity hand the token's own embedding to the head: with a gain of 1 its own logit would be
-        # 0.02 x width, and the first loss above ln V. This gain makes it 1.
+        # identity blocks pass a token's embedding to the tied head: this gain lowers the token's own logit from 0.02 x width to 1
         nn.init.normal_(self.embedding.weight, std=0.02)
         assert self.norm.weight is not None
         nn.init.constant_(self.norm.weight, min(1.0, 1.0 / (0.02 * self.shape.width)))
 
     @torch.no_grad()
     def _initialise_gpt2(self) -> None:
-        """Deviation 0.02, biases 0; output layers of residual branches smaller by the root of their number: Radford et al. 2019."""
+        # output layers of residual branches are scaled by 1 / sqrt(number of branches): Radford et al. 2019
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)

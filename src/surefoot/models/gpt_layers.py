@@ -1,4 +1,4 @@
-"""The blocks of a GPT: its configuration, attention, MLP, and the embedding that also knows the tokens before.
+"""The parts of a GPT: configuration, attention, MLP, and n-gram embeddings.
 
 Shapes: B batch, T time (tokens), C channels (width), H heads, D channels of a head.
 """
@@ -18,10 +18,10 @@ _FACTOR = 0x9E3779B1  # 2^32 over the golden ratio: Knuth 1998, The Art of Compu
 
 
 class Ngrams(nn.Module):
-    """The sum of a vector for the last two tokens, one for the last three, up to the last `longest`. All start at zero.
+    """The sum of embeddings of the last 2, 3, ... `longest` tokens. All embeddings start at zero.
 
-    Each length has a table of at most `rows`, in which n-grams share a row where these are too few (Svenstrup et al. 2017,
-    section 3: https://arxiv.org/abs/1709.03933). Before the first token stands one that is not in the vocabulary.
+    Each length has a table of at most `rows` rows. A smaller table is hashed, so that n-grams share rows (Svenstrup et al. 2017,
+    section 3: https://arxiv.org/abs/1709.03933). The first token is preceded by a token outside the vocabulary.
 
     >>> ngrams = Ngrams(longest=2, rows=30, vocab_size=4, width=8)
     >>> ngrams.rows(torch.tensor([[3, 1, 2]]), length=2).tolist()
@@ -35,14 +35,14 @@ class Ngrams(nn.Module):
         self.tables = nn.ModuleList(nn.Embedding(size, width) for size in self.sizes)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """The sum (B, T, C) of the vectors of the n-grams that end at each place."""
+        """Return the sum (B, T, C) of the embeddings of all n-grams that end at each position."""
         vectors_BTC = [table(self.rows(tokens_BT, length=length)) for length, table in enumerate(self.tables, start=2)]
         return torch.stack(vectors_BTC).sum(dim=0) if len(vectors_BTC) > 1 else vectors_BTC[0]
 
     def rows(self, tokens_BT: Tensor, *, length: int) -> Tensor:
-        """Which row of its table (B, T) the n-gram of this length has that ends at each place."""
+        """Return the table row (B, T) of the n-gram of this length that ends at each position."""
         size, symbols = self.sizes[length - 2], self.vocab_size + 1
-        keys_BT = tokens_BT.long()  # of 32 bits they would overflow, and give other rows
+        keys_BT = tokens_BT.long()  # 32-bit keys would overflow and select other rows
         for back in range(1, length):
             earlier_BT = torch.full_like(tokens_BT, self.vocab_size)
             earlier_BT[:, back:] = tokens_BT[:, :-back]
@@ -51,7 +51,7 @@ class Ngrams(nn.Module):
 
 
 def table_sizes(*, longest: int, rows: int, vocab_size: int) -> list[int]:
-    """How many rows the table of each length has, from two tokens on.
+    """Return the number of rows of the table of each n-gram length, starting with 2 tokens.
 
     >>> table_sizes(longest=3, rows=32768, vocab_size=65)
     [4356, 32768]
@@ -65,7 +65,7 @@ _OF_GPT2 = {"activation": "gelu", "smear": False, "ngrams": 1}
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The size and family of a GPT. `width` is a multiple of the `heads`, of twice the heads where positions are rotary.
+    """The size and family of a GPT. `width` is a multiple of `heads`, or of 2 x `heads` in the modern family (rotary positions).
 
     >>> GPTConfig(layers=4, heads=4, width=128, context=64, vocab_size=65).parameters
     803200
@@ -78,13 +78,13 @@ class GPTConfig:
     width: int
     context: int
     vocab_size: int
-    dropout: float = 0.0  # fraction of units, of attention weights too
+    dropout: float = 0.0  # fraction of units and of attention weights
     family: Literal["modern", "gpt2"] = "modern"
     activation: Literal["relu2", "swiglu", "gelu"] | None = None  # None: gelu for gpt2, else relu2
-    tie_embeddings: bool = False  # the head's matrix is the embedding's
-    smear: bool = False  # a learned share of the embedding of the token before
-    ngrams: int = 1  # at most so many tokens have a vector together, from a table; 1: each has its embedding alone
-    ngram_buckets: int = 32768  # of each table, at most
+    tie_embeddings: bool = False  # the head shares the embedding's weight
+    smear: bool = False  # adds a learned fraction of the previous token's embedding
+    ngrams: int = 1  # length of the longest n-gram with an embedding; 1: single tokens only
+    ngram_buckets: int = 32768  # maximum rows of each n-gram table
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.heads, self.width, self.context, self.vocab_size)
@@ -104,17 +104,17 @@ class GPTConfig:
 
     @property
     def hidden(self) -> int:
-        """Units between the two layers of an MLP: four widths; with SwiGLU's third matrix 8/3 (Shazeer 2020, section 2)."""
+        """The hidden units of an MLP: 4 x width, or 8/3 x width with SwiGLU's third matrix (Shazeer 2020, section 2)."""
         return 4 * self.width if self.activation != "swiglu" else 8 * math.ceil(self.width / 3)
 
     @property
     def looks_back(self) -> int:
-        """How many earlier tokens the embedding of one depends on."""
+        """The number of earlier tokens that a token's embedding depends on."""
         return max(int(self.smear), self.ngrams - 1)
 
     @property
     def parameters(self) -> int:
-        """How many numbers are trained."""
+        """The number of trained parameters."""
         width, hidden = self.width, self.hidden
         matrices = 4 * width**2 + (3 if self.activation == "swiglu" else 2) * width * hidden
         if self.family == "gpt2":
@@ -127,7 +127,7 @@ class GPTConfig:
 
 
 class Block(nn.Module):
-    """Attention, then two layers at each place, both added to the residual stream."""
+    """Attention, then an MLP, both added to the residual stream."""
 
     def __init__(self, shape: GPTConfig, layer: int = 0) -> None:
         super().__init__()
@@ -139,13 +139,13 @@ class Block(nn.Module):
     def forward(
         self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None
     ) -> Tensor:
-        """The residual stream after this block; `rotation` are the cosines and sines (T, D) of rotary positions."""
+        """Return the residual stream after this block; `rotation` holds the cosines and sines (T, D) of rotary positions."""
         x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), rotation, cache)
         return x_BTC + self.mlp(self.mlp_norm(x_BTC))
 
 
 class Attention(nn.Module):
-    """Causal self-attention; in the modern family with normalized queries and keys and rotary positions."""
+    """Causal self-attention. The modern family normalizes queries and keys and rotates them by their positions."""
 
     def __init__(self, shape: GPTConfig, layer: int = 0) -> None:
         super().__init__()
@@ -158,7 +158,6 @@ class Attention(nn.Module):
     def forward(
         self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None
     ) -> Tensor:
-        """The values that each position gathers from itself and those before it."""
         batch, time, width = x_BTC.shape
         parts_BTHD = self.qkv(x_BTC).view(batch, time, 3 * self.heads, width // self.heads)
         if rotation is None:
@@ -174,10 +173,10 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Up, a nonlinearity, and down, each place by itself.
+    """An MLP on each position: up projection, activation, down projection.
 
-    SwiGLU: Shazeer 2020, equation 6 (https://arxiv.org/abs/2002.05202), gate and values from one matrix. GELU approximated by
-    tanh, as in GPT-2: Hendrycks and Gimpel 2016, section 2 (https://arxiv.org/abs/1606.08415).
+    SwiGLU (Shazeer 2020, equation 6: https://arxiv.org/abs/2002.05202) computes gate and values by one matrix. GELU is approximated
+    by tanh as in GPT-2 (Hendrycks and Gimpel 2016, section 2: https://arxiv.org/abs/1606.08415).
     """
 
     def __init__(self, shape: GPTConfig) -> None:
@@ -201,7 +200,6 @@ class MLP(nn.Module):
 
 
 def norm(shape: GPTConfig, *, gains: bool = True) -> nn.LayerNorm | RMSNorm:
-    """The normalization of a family: `LayerNorm` for gpt2, else `RMSNorm`."""
     if shape.family == "gpt2":
         return nn.LayerNorm(shape.width, eps=LAYER_EPSILON)
     return RMSNorm(shape.width, gains=gains)

@@ -1,4 +1,4 @@
-"""Layers without a model of their own: squared ReLU, dropout, RMS norm, positions, and the layout of images."""
+"""Layers that several models share: squared ReLU, dropout, RMS norm, positions, and the memory format of images."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ HeadLoss = Callable[[Tensor, Tensor], Any]  # of hidden states (B, T, C) and the
 
 
 def check_shape(*claims: tuple[bool, str]) -> None:
-    """Raise `ValueError` with the sentence of the first claim that does not hold.
+    """Raise `ValueError` with the message of the first false claim.
 
     >>> check_shape((True, "one"), (False, "width = 3 must be even"))
     Traceback (most recent call last):
@@ -25,14 +25,13 @@ def check_shape(*claims: tuple[bool, str]) -> None:
 
 
 def rotary_problem(width: int, heads: int) -> str:
-    """The problem with a width that the heads cannot share."""
     return f"width = {width} must be a multiple of 2 x heads = {2 * heads}: rotary positions turn pairs of channels"
 
 
 def relu2(x: Tensor) -> Tensor:
-    """The square of positive values, else 0: So et al. 2021, section 4.2 (https://arxiv.org/abs/2109.08668).
+    """Square positive values and zero the others: So et al. 2021, section 4.2 (https://arxiv.org/abs/2109.08668).
 
-    In the type of `x`: autocast would raise a power in float32.
+    The dtype stays that of `x`, although autocast would compute the power in float32.
 
     >>> relu2(torch.tensor([-2.0, 3.0])).tolist()
     [0.0, 9.0]
@@ -55,14 +54,14 @@ class _SquaredReLU(torch.autograd.Function):
         return (outer * above).mul_(2)
 
 
-_STEPS = 1 << 16  # a unit's coin is a number of 16 bits, so fractions are kept to 1/65,536
+_STEPS = 1 << 16  # each unit uses 16 random bits, so the drop fraction has a resolution of 1/65,536
 
 
 class Dropout(nn.Module):
-    """Zero a fraction of units while training, and scale the others by 1/(1 - fraction): Srivastava et al. 2014, section 4.
+    """Dropout that zeroes a fraction of units and scales the others by 1/(1 - fraction) (Srivastava et al. 2014, section 4).
 
-    On the CPU, one draw of 64 bits of torch's generator decides about four units, 2 to 3 times as fast as `nn.Dropout`. Elsewhere,
-    and in compiled code, it is `nn.Dropout`.
+    On the CPU, each 64-bit draw of torch's generator decides 4 units; this is 2 to 3 times as fast as `nn.Dropout`. Other devices and
+    compiled code use `F.dropout`.
 
     >>> Dropout(0.5).eval()(torch.ones(3)).tolist()
     [1.0, 1.0, 1.0]
@@ -74,7 +73,6 @@ class Dropout(nn.Module):
         self.drop_fraction = drop_fraction
 
     def forward(self, x: Tensor) -> Tensor:
-        """The units left, scaled; in evaluation mode all of them, as they are."""
         return dropout(x, self.drop_fraction) if self.training and self.drop_fraction else x
 
     def extra_repr(self) -> str:
@@ -82,7 +80,7 @@ class Dropout(nn.Module):
 
 
 def dropout(x: Tensor, drop_fraction: float) -> Tensor:
-    """`x` with a random fraction of its numbers zeroed and the others scaled, so that the mean stays."""
+    """Zero a random fraction of the elements of `x`, and scale the others so that the expected value does not change."""
     if not x.is_cpu or torch.compiler.is_compiling():
         return F.dropout(x, drop_fraction)
     return _DropoutFunction.apply(x, drop_fraction)  # type: ignore[no-untyped-call]
@@ -108,7 +106,7 @@ EPSILON = 1e-6  # nn.RMSNorm's own default depends on the input's type and is 0.
 
 
 class RMSNorm(nn.Module):
-    """The norm over the last dimension, with a gain for each channel or, `gains=False`, without.
+    """RMS normalization over the last dimension, with a learned gain per channel unless `gains=False`.
 
     >>> [round(value, 4) for value in RMSNorm(2, gains=False)(torch.tensor([1.0, 7.0])).tolist()]
     [0.2, 1.4]
@@ -119,7 +117,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width)) if gains else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The normed channels, in the type of `x`, on the CPU under autocast in autocast's."""
+        """Normalize `x`; the result has the dtype of `x`, or autocast's dtype on a CPU under autocast."""
         y = rms_norm(x)
         return y if self.weight is None else y * self.weight
 
@@ -128,22 +126,22 @@ class RMSNorm(nn.Module):
 
 
 def rms_norm(x: Tensor) -> Tensor:
-    """`x` divided by its root mean square over the last dimension; computed in float32."""
+    """Divide `x` by its root mean square over the last dimension, computed in float32."""
     if not x.is_cpu or torch.compiler.is_compiling():
         return F.rms_norm(x.float(), x.shape[-1:], eps=EPSILON).to(x.dtype)
-    # handed on in the type in which a product would take it; autocast leaves float64 alone
+    # autocast's dtype saves a cast in the next matrix product; autocast leaves float64 alone
     cast = torch.is_autocast_enabled("cpu") and x.dtype != torch.float64
     return _RMSNormFunction.apply(x, torch.get_autocast_dtype("cpu") if cast else x.dtype)  # type: ignore[no-untyped-call]
 
 
 def reciprocal(x: Tensor) -> Tensor:
-    """1 over the root mean square of the last dimension, (..., 1), in float32 or better."""
+    """Return 1 / RMS over the last dimension, shape (..., 1), in float32 or wider."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
     return norm.square_().add_(x.shape[-1] * EPSILON).rsqrt_().mul_(math.sqrt(x.shape[-1]))
 
 
 def past_norm(outer: Tensor, normed: Tensor, scale: Tensor) -> Tensor:
-    """The gradient before the norm, of that after it (`outer`); overwrites `normed`, y = s x: s (g - y mean(g y))."""
+    """Backpropagate `outer` (g) through the norm y = s x: s (g - y mean(g y)). Overwrites `normed` (y)."""
     return normed.mul_((outer * normed).mean(dim=-1, keepdim=True)).neg_().add_(outer).mul_(scale)
 
 
@@ -163,12 +161,11 @@ class _RMSNormFunction(torch.autograd.Function):
 
 
 def check_context(tokens: int, context: int) -> None:
-    """Raise `ValueError` if there are more tokens than the model can take in."""
     check_shape((tokens <= context, f"{tokens} tokens are more than the model's context of {context}"))
 
 
 class Positions(nn.Module):
-    """A vector for each place: sines and cosines of wavelengths from 2 pi to 20,000 pi, or learned ones."""
+    """Position embeddings: sines and cosines with wavelengths from 2 pi to 20,000 pi, or learned vectors."""
 
     table: Tensor  # (T, C)
 
@@ -180,13 +177,13 @@ class Positions(nn.Module):
             self.register_buffer("table", waves(context, width), persistent=False)
 
     def forward(self, first: int, end: int) -> Tensor:
-        """The vectors (T, C) of the places from `first` up to `end`."""
+        """Return the vectors (T, C) of positions `first` to `end` - 1."""
         check_context(end, len(self.table))
         return self.table[first:end]
 
 
 def waves(context: int, width: int) -> Tensor:
-    """Sinusoidal positions (T, C): Vaswani et al. 2017, section 3.5, sines at even channels and cosines at odd ones.
+    """Return sinusoidal positions (T, C), with sines at even and cosines at odd channels: Vaswani et al. 2017, section 3.5.
 
     >>> waves(2, 4)[0].tolist()
     [0.0, 1.0, 0.0, 1.0]
@@ -197,10 +194,10 @@ def waves(context: int, width: int) -> Tensor:
 
 
 def channels_side_by_side(images_BCHW: Tensor) -> Tensor:
-    """The same images in torch's `channels_last`; convolutions then keep to that layout.
+    """Convert images to torch's memory format `channels_last`, which convolutions preserve.
 
-    For a single channel torch sees both layouts as one and leaves the strides. It then continues in the other layout, where pooling
-    is several times slower on a CPU (torch 2.13). So the strides are set here.
+    `Tensor.contiguous` leaves the strides of single-channel images, which match both memory formats. Convolutions then return the
+    other format, whose pooling is several times slower on a CPU (torch 2.13). This function sets the strides explicitly.
 
     >>> channels_side_by_side(torch.zeros(2, 1, 4, 5)).stride()
     (20, 1, 5, 1)

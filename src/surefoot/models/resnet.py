@@ -1,7 +1,7 @@
 """Residual networks of 18, 34 and 50 layers (He et al. 2016: https://arxiv.org/abs/1512.03385), for small and large images.
 
-Modules are named as in torchvision, whose weights can be loaded; as there, a bottleneck has its stride in the 3 x 3 convolution.
-Shapes: B batch, C channels, H height, W width, K classes.
+Module names are those of torchvision, whose weights can be loaded. As in torchvision, the 3 x 3 convolution of a bottleneck has the
+stride. Shapes: B batch, C channels, H height, W width, K classes.
 """
 
 from typing import Literal
@@ -15,15 +15,15 @@ Stem = Literal["cifar", "imagenet"]
 
 _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
 _WIDTHS = (64, 128, 256, 512)
-_EXPANSION = 4  # a bottleneck's last convolution has so many times its width
+_EXPANSION = 4  # output channels of a bottleneck per unit of its width
 
 
 class ResNet(nn.Module):
-    """Images (B, C, H, W) to logits (B, K).
+    """A residual network that maps images (B, C, H, W) to logits (B, K).
 
-    stem: "imagenet" divides height and width by 4 at once (7 x 7 convolution, pooling). "cifar" keeps them (3 x 3), for images of
-    about 32 pixels. `zero_init_residual` starts every block as identity (Goyal et al. 2017, section 5.1:
-    https://arxiv.org/abs/1706.02677). `channels_last` puts the channels of a pixel side by side, which only changes the rounding.
+    The `stem` "imagenet" divides height and width by 4 (7 x 7 convolution, pooling). "cifar" keeps both (3 x 3 convolution), for images
+    of about 32 pixels. `zero_init_residual` initializes blocks as the identity (Goyal et al. 2017, section 5.1:
+    https://arxiv.org/abs/1706.02677). `channels_last` uses torch's memory format of that name, which only changes the rounding.
 
     >>> sum(parameter.numel() for parameter in ResNet(18, channels=3, classes=1000).parameters())
     11689512
@@ -73,7 +73,7 @@ class ResNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Convolutions beside the identity: two of 3 x 3, or a bottleneck of 1 x 1 down to `width`, 3 x 3, and 1 x 1 up."""
+    """A residual block: two 3 x 3 convolutions, or a bottleneck (1 x 1 down to `width`, 3 x 3, 1 x 1 up)."""
 
     def __init__(self, before: int, width: int, *, stride: int, bottleneck: bool) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Block(nn.Module):
             self.add_module(f"conv{number}", convolution)
             self.add_module(f"bn{number}", nn.BatchNorm2d(outputs))
             inputs = outputs
-        self.downsample = None  # the identity fits already
+        self.downsample = None
         if stride != 1 or before != inputs:
             self.downsample = nn.Sequential(
                 nn.Conv2d(before, inputs, 1, stride=stride, bias=False), nn.BatchNorm2d(inputs)

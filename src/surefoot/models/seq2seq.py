@@ -1,4 +1,4 @@
-"""An encoder-decoder transformer, and its cache while the target grows token by token.
+"""An encoder-decoder transformer, and its incremental decoding.
 
 Shapes: B sources, K hypotheses each, S source time, T target time, C width, H heads, D channels of a head, V vocabulary.
 """
@@ -25,16 +25,16 @@ PADDING = 0
 
 
 class Seq2Seq(nn.Module):
-    """Source tokens (B, S) and target tokens (B, T), both of whole numbers, to logits (B, T, V) of the target token after each.
+    """An encoder-decoder that maps integer source tokens (B, S) and target tokens (B, T) to next-token logits (B, T, V).
 
-    Each row of the source needs one token that is not padding.
+    Each row of the source needs at least one token that is not padding.
 
     >>> shape = Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, mlp_width=16, vocab_size=10)
     >>> Seq2Seq(shape)(torch.ones(3, 5, dtype=torch.long), torch.ones(3, 4, dtype=torch.long)).shape
     torch.Size([3, 4, 10])
     """
 
-    turns: Tensor  # cosines and sines (2, T, D), where positions are rotary
+    turns: Tensor  # cosines and sines (2, T, D), if positions are rotary
 
     def __init__(self, shape: Seq2SeqConfig) -> None:
         super().__init__()
@@ -61,10 +61,9 @@ class Seq2Seq(nn.Module):
         self._initialise()
 
     def forward(self, source_BS: Tensor, target_BT: Tensor, *, loss: HeadLoss | None = None) -> Any:
-        """Logits of the token after each place of the target.
+        """Return the logits (B, T, V) of the token after each target position.
 
-        With `loss`, its result for hidden states and the head's matrix. Much of a small model's time goes into its head, and a loss
-        need not compute it for padding.
+        With `loss`, return `loss(hidden states, head's weight)` instead, which allows a loss that skips the head on padding.
         """
         memory_BSC, mask_B11S = self.encoded(source_BS)
         x_BTC = self.dropout(self.embedded(target_BT))
@@ -75,7 +74,7 @@ class Seq2Seq(nn.Module):
         return self.head(hidden_BTC) if loss is None else loss(hidden_BTC, self.head.weight)
 
     def encoded(self, source_BS: Tensor) -> tuple[Tensor, Tensor]:
-        """The encoder's output for the source (B, S, C), and the mask of real tokens: (B, 1, 1, S), false at padding."""
+        """Return the encoder's output (B, S, C), and the source's mask (B, 1, 1, S), false at padding."""
         mask_B11S = (source_BS != PADDING)[:, None, None]
         x_BSC = self.source_embedding(source_BS) * math.sqrt(self.shape.width)
         if self.source_positions is not None:
@@ -87,14 +86,14 @@ class Seq2Seq(nn.Module):
         return self.encoder_norm(x_BSC), mask_B11S
 
     def embedded(self, target_BT: Tensor, *, first: int = 0) -> Tensor:
-        """Target tokens with their positions, from `first` on; rotary ones stand in `rotation`."""
+        """Return embeddings (B, T, C) of target tokens at positions from `first` on; attention applies rotary positions."""
         x_BTC: Tensor = self.embedding(target_BT) * math.sqrt(self.shape.width)
         if self.target_positions is not None:
             x_BTC = x_BTC + self.target_positions(first, first + target_BT.shape[1])
         return x_BTC
 
     def rotation(self, first: int, end: int) -> Rotation | None:
-        """Cosines and sines (T, D) of the positions from `first` up to `end`; None if they are not rotary."""
+        """Return cosines and sines (T, D) of positions `first` to `end` - 1; None if positions are not rotary."""
         if self.shape.positions != "rotary":
             return None
         check_context(end, self.shape.context)
@@ -102,7 +101,7 @@ class Seq2Seq(nn.Module):
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """Matrices by Glorot and Bengio 2010, equation 16; embeddings as Vaswani et al. 2017, section 3.4; biases 0."""
+        # matrices: Glorot and Bengio 2010, equation 16; embeddings: Vaswani et al. 2017, section 3.4
         for module in self.modules():
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=self.shape.width**-0.5)
@@ -119,17 +118,18 @@ class Seq2Seq(nn.Module):
             for name, matrix in self.named_parameters():
                 if name.endswith((".down.weight", ".out.weight")):
                     nn.init.zeros_(matrix)
-            if self.shape.tie_embeddings:  # the head is handed a token's own embedding: this gain makes its logit 1
+            if (
+                self.shape.tie_embeddings
+            ):  # with identity blocks, this gain makes the logit of a token's own embedding 1
                 nn.init.constant_(self.get_parameter("decoder_norm.weight"), self.shape.width**-0.5)
         if self.shape.tie_embeddings:
             self.head.weight = self.embedding.weight
 
 
 class Decoding:
-    """Hypotheses (B, K) about source tokens (B, S), which grow by one token each at a time, up to `most` of them.
+    """Incremental decoding of K hypotheses for each of B sources (B, S), one token at a time, up to `max_tokens` tokens.
 
-    The source's keys and values are computed once for all hypotheses about it; of the target only the new place is computed.
-    Set the model to evaluation and switch gradients off first.
+    Keys and values of a source are computed once for all its hypotheses. The caller sets evaluation mode and disables gradients.
 
     >>> import torch
     >>> from surefoot.models.seq2seq import Seq2SeqConfig
@@ -149,7 +149,7 @@ class Decoding:
         self.cache = Cache(size, device=memory_BSC.device, dtype=self.memories[0][0].dtype)
 
     def logits(self, tokens_BK: Tensor) -> Tensor:
-        """Take one more token of each hypothesis in; give the logits (B, K, V) of the one after it."""
+        """Append one token to each hypothesis, and return the logits (B, K, V) of the next token."""
         position = self.cache.length
         x_BKC = self.model.embedded(tokens_BK.reshape(-1, 1), first=position).view(*tokens_BK.shape, -1)
         rotation = self.model.rotation(position, position + 1)
@@ -158,7 +158,7 @@ class Decoding:
         return self.model.head(self.model.decoder_norm(x_BKC))
 
     def select(self, sources_B: Tensor, parents_BK: Tensor) -> None:
-        """Go on with these of the sources only; each hypothesis of one becomes that in the place of its parent (0 to K - 1)."""
+        """Keep only these sources; hypothesis k of source b continues the source's hypothesis `parents_BK[b, k]` (0 to K - 1)."""
         self.cache.select((sources_B[:, None] * self.hypotheses + parents_BK).flatten())
         self.hypotheses = parents_BK.shape[1]
         if len(sources_B) < len(self.mask_B11S):

@@ -1,4 +1,4 @@
-"""The blocks of an encoder-decoder transformer and their parts: attention, sums with layer norms, MLPs.
+"""The configuration, blocks, attention, residual sums and MLPs of an encoder-decoder transformer.
 
 Shapes: B batch, S time of the source, T time of the target, C channels (width), H heads, D channels of a head.
 """
@@ -16,20 +16,17 @@ from surefoot.models.layers import Dropout, RMSNorm, check_shape, relu2, rotary_
 
 @dataclass(frozen=True)
 class Seq2SeqConfig:
-    """The sizes and parts of an encoder-decoder. `width` is a multiple of the `heads`.
+    """The sizes and parts of an encoder-decoder. `width` is a multiple of `heads`, or of 2 x `heads` with rotary positions.
 
-    norm_placement: where the norms stand: "pre", before each part, which trains without a long warm-up (Xiong et al. 2020,
-    section 4: https://arxiv.org/abs/2002.04745), or "post", after it, as in Vaswani et al. 2017, section 3.1
-    (https://arxiv.org/abs/1706.03762). norm: "layer", or "rms", which takes no mean away and adds no bias (Zhang and
-    Sennrich 2019, section 4: https://arxiv.org/abs/1910.07467).
-
-    positions: "sinusoidal" (section 3.5 of Vaswani et al.), "learned", or "rotary": each side's attention to itself turns its
-    queries and keys (Su et al. 2021, section 3.2.2: https://arxiv.org/abs/2104.09864).
-
-    activation: "relu2" is the square of ReLU (So et al. 2021, section 4.2: https://arxiv.org/abs/2109.08668). qk_norm: RMS norms of
-    each head's queries and keys (Henry et al. 2020, section 3: https://arxiv.org/abs/2010.04245). zero_init_residual: layers that
-    write into the residual stream start at zero, so that each block starts as identity (Goyal et al. 2017, section 5.1:
-    https://arxiv.org/abs/1706.02677); for norm_placement "pre".
+    norm_placement: "pre" normalizes before each part, and trains without a long warm-up (Xiong et al. 2020, section 4:
+    https://arxiv.org/abs/2002.04745). "post" normalizes after each part (Vaswani 2017, section 3.1: https://arxiv.org/abs/1706.03762).
+    norm: "rms" subtracts no mean and adds no bias (Zhang and Sennrich 2019, section 4: https://arxiv.org/abs/1910.07467).
+    positions: "sinusoidal" is Vaswani 2017, section 3.5. "rotary" rotates queries and keys of self-attention (Su et al. 2021,
+    section 3.2.2: https://arxiv.org/abs/2104.09864).
+    activation: "relu2" is the square of ReLU (So et al. 2021, section 4.2: https://arxiv.org/abs/2109.08668).
+    qk_norm: RMS norms of each head's queries and keys (Henry et al. 2020, section 3: https://arxiv.org/abs/2010.04245).
+    zero_init_residual: output layers of residual branches start at zero, so that blocks start as the identity (Goyal et al. 2017,
+    section 5.1: https://arxiv.org/abs/1706.02677). `zero_init_residual` needs norm_placement "pre".
 
     >>> Seq2SeqConfig(encoder_layers=3, decoder_layers=3, heads=4, width=256, mlp_width=1024, vocab_size=8000).parameters
     7578624
@@ -43,20 +40,20 @@ class Seq2SeqConfig:
     decoder_layers: int
     heads: int
     width: int
-    mlp_width: int  # units between the two layers of an MLP
-    vocab_size: int  # of the target, and of the source where `source_vocab_size` is None
+    mlp_width: int  # hidden units of an MLP
+    vocab_size: int  # of the target, and of the source if `source_vocab_size` is None
     source_vocab_size: int | None = None  # None: one vocabulary and one embedding for both sides
-    context: int = 512  # the most places of either side
-    dropout: float = 0.0  # fraction of units of the embeddings and of what each part adds
+    context: int = 512  # maximum length of either side in tokens
+    dropout: float = 0.0  # fraction of units of the embeddings and of each part's output
     attention_dropout: float = 0.0  # fraction of attention weights; slow on the CPU
-    activation_dropout: float = 0.0  # fraction of units between the layers of an MLP
+    activation_dropout: float = 0.0  # fraction of the hidden units of an MLP
     norm_placement: Literal["pre", "post"] = "pre"
     norm: Literal["layer", "rms"] = "layer"
     qk_norm: bool = False
     positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
     activation: Literal["relu", "gelu", "relu2"] = "relu"
     zero_init_residual: bool = False
-    tie_embeddings: bool = True  # the head's matrix is the target's embedding
+    tie_embeddings: bool = True  # the head shares the weight of the target's embedding
 
     def __post_init__(self) -> None:
         own = self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
@@ -83,7 +80,7 @@ class Seq2SeqConfig:
 
     @property
     def parameters(self) -> int:
-        """How many numbers are trained."""
+        """The number of trained parameters."""
         width = self.width
         attention = 4 * width**2 + 4 * width + (2 * width // self.heads if self.qk_norm else 0)
         mlp = 2 * width * self.mlp_width + self.mlp_width + width
@@ -97,11 +94,11 @@ class Seq2SeqConfig:
 
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines (T, D) of rotary positions
-KeysValues = tuple[Tensor, Tensor]  # of the source's places (B, H, S, D)
+KeysValues = tuple[Tensor, Tensor]  # of the source (B, H, S, D)
 
 
 class EncoderBlock(nn.Module):
-    """Attention to all places of the source, then two layers at each."""
+    """An encoder layer: self-attention to all unpadded source positions, then an MLP."""
 
     def __init__(self, shape: Seq2SeqConfig) -> None:
         super().__init__()
@@ -114,7 +111,7 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Attention to the places of the target so far, then to those of the source, then two layers at each place."""
+    """A decoder layer: causal self-attention, cross-attention to the source, then an MLP."""
 
     def __init__(self, shape: Seq2SeqConfig, layer: int = 0) -> None:
         super().__init__()
@@ -130,7 +127,7 @@ class DecoderBlock(nn.Module):
         rotation: Rotation | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """`memory`: the encoded source (B, S, C), or its keys and values. With a cache, T are hypotheses: `SelfAttention`."""
+        """Run the block; `memory` is the encoded source (B, S, C), or its keys and values. With a cache, T counts hypotheses."""
         x_BTC = self.attention_sum(x_BTC, lambda y_BTC: self.attention(y_BTC, None, rotation, cache))
         keys_values = self.cross.keys_values(memory) if isinstance(memory, Tensor) else memory
         x_BTC = self.cross_sum(x_BTC, lambda y_BTC: self.cross(y_BTC, *keys_values, mask_B11S))
@@ -138,7 +135,7 @@ class DecoderBlock(nn.Module):
 
 
 class Sum(nn.Module):
-    """The input plus a part's output, with a norm before that part or after the sum."""
+    """A residual sum of the input and a part's output, with a norm before the part or after the sum."""
 
     def __init__(self, shape: Seq2SeqConfig) -> None:
         super().__init__()
@@ -152,7 +149,7 @@ class Sum(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Attention of places to places of the same sequence."""
+    """Self-attention."""
 
     def __init__(self, shape: Seq2SeqConfig, layer: int = 0) -> None:
         super().__init__()
@@ -168,10 +165,7 @@ class SelfAttention(nn.Module):
         rotation: Rotation | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """The values that each position gathers from positions with a true mask; without a mask, from itself and those before it.
-
-        With a cache `x_BTC` is one more place of each of T hypotheses, the places before it in the cache (of B x T rows).
-        """
+        """Attend to positions with a true mask, or causally without a mask. With a cache, T counts hypotheses of one position each."""
         shape = x_BTC.shape
         if cache is not None:
             x_BTC = x_BTC.flatten(0, 1)[:, None]
@@ -190,7 +184,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention of the target's places to those of the source."""
+    """Cross-attention from target positions to source positions."""
 
     def __init__(self, shape: Seq2SeqConfig) -> None:
         super().__init__()
@@ -201,12 +195,11 @@ class CrossAttention(nn.Module):
         self.out = nn.Linear(shape.width, shape.width)
 
     def keys_values(self, memory_BSC: Tensor) -> KeysValues:
-        """The same with the keys and values of the source."""
+        """Return the keys and values (B, H, S, D) of the encoded source."""
         k_BSC, v_BSC = self.key_value(memory_BSC).chunk(2, dim=-1)
         return _normed(_by_head(k_BSC, self.heads), self.key_norm), _by_head(v_BSC, self.heads)
 
     def forward(self, x_BTC: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, mask_B11S: Tensor) -> Tensor:
-        """The values that each target position gathers from source positions with a true mask."""
         q_BHTD = _normed(_by_head(self.query(x_BTC), self.heads), self.query_norm)
         drop_fraction = self.drop_fraction if self.training else 0.0
         y_BHTD = masked_attention(q_BHTD, k_BHSD, v_BHSD, mask=mask_B11S, drop_fraction=drop_fraction)
@@ -214,7 +207,7 @@ class CrossAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Up, a nonlinearity, and down, each place by itself."""
+    """An MLP on each position: up projection, activation, dropout, down projection."""
 
     def __init__(self, shape: Seq2SeqConfig) -> None:
         super().__init__()
@@ -228,18 +221,15 @@ class MLP(nn.Module):
 
 
 def norm_of(shape: Seq2SeqConfig) -> nn.LayerNorm | RMSNorm:
-    """The norm of a shape: `RMSNorm` or `LayerNorm`."""
     return RMSNorm(shape.width) if shape.norm == "rms" else nn.LayerNorm(shape.width, eps=1e-5)
 
 
 def channel_norm(shape: Seq2SeqConfig) -> RMSNorm | None:
-    """An RMS norm of the channels of each head's queries, or keys: Henry et al. 2020, section 3 (https://arxiv.org/abs/2010.04245)."""
     return RMSNorm(shape.width // shape.heads) if shape.qk_norm else None
 
 
 def _normed(x_BHTD: Tensor, norm: RMSNorm | None) -> Tensor:
-    # a gain is wider than what autocast computes with
-    return x_BHTD if norm is None else norm(x_BHTD).to(x_BHTD.dtype)
+    return x_BHTD if norm is None else norm(x_BHTD).to(x_BHTD.dtype)  # the gain may be wider than autocast's dtype
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "relu2": relu2}

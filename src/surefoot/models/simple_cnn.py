@@ -1,4 +1,4 @@
-"""A small convolutional network for small images: three blocks, each of two convolutions that halve its height and width once.
+"""A small convolutional network for small images: three blocks of two convolutions and a pooling that halves height and width.
 
 Shapes: B batch, C channels, H height, W width, K classes.
 """
@@ -12,10 +12,10 @@ from surefoot.models.layers import channels_side_by_side, check_shape
 
 
 class SimpleCNN(nn.Module):
-    """Images (B, C, H, W) of any height and width to logits (B, K).
+    """A convolutional network that maps images (B, C, H, W) of any height and width to logits (B, K).
 
-    `width`: channels after the first block; each later block has twice as many. `dropout`: the fraction of the last features that
-    are dropped. `channels_last` puts the channels of a pixel side by side, which only changes speed and rounding.
+    `width`: channels of the first block; each later block doubles the number. `dropout`: dropped fraction of the last features.
+    `channels_last` uses torch's memory format of that name, which only changes speed and rounding.
 
     >>> import torch
     >>> model = SimpleCNN(channels=1, classes=10, width=8)
@@ -39,8 +39,7 @@ class SimpleCNN(nn.Module):
         self.blocks = nn.ModuleList(Block(before, after) for before, after in pairwise(sizes))
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(sizes[-1], classes)
-        # all classes equally likely: the first loss is exactly ln K
-        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.weight)  # the first loss is exactly ln K
         nn.init.zeros_(self.head.bias)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
@@ -51,7 +50,7 @@ class SimpleCNN(nn.Module):
 
 
 class Block(nn.Module):
-    """Convolution, halving, norm, ReLU, convolution, norm, ReLU; halved before the norm, which then has 25% of the work."""
+    """Convolution, pooling, norm, ReLU, convolution, norm, ReLU. Pooling before the norm saves 75% of the norm's work."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -67,7 +66,6 @@ class Block(nn.Module):
 
 
 def _convolution(before: int, after: int) -> nn.Conv2d:
-    """3 x 3, without a bias, which the norm behind it would take away again; He et al. 2015 (https://arxiv.org/abs/1502.01852)."""
-    convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
-    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+    convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)  # the norm would remove a bias
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")  # arxiv.org/abs/1502.01852
     return convolution

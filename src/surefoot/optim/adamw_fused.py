@@ -1,7 +1,7 @@
-"""AdamW's fused kernel without the wrapping of `torch.optim.Optimizer.step`, which costs four times as much on small models.
+"""AdamW's fused kernel without `torch.optim.Optimizer.step`, which takes 36 us instead of 12 us on small models (decision 0003).
 
-The arithmetic, the state and its layout are those of `torch.optim.AdamW(fused=True)`: the two can take turns. Each step's
-regrouping of the same tensors, hooks and the profiler's record are left out; an optimizer with hooks keeps its own `step`.
+Arithmetic and state are those of `torch.optim.AdamW(fused=True)`, so that the two can alternate. Per-step regrouping of tensors,
+hooks and profiler records are omitted; an optimizer with hooks keeps its own `step`.
 """
 
 from dataclasses import dataclass, field
@@ -14,20 +14,16 @@ from torch.optim import AdamW, Optimizer
 
 @dataclass
 class _GroupState:
-    """The lists that the kernel takes, of the parameters of one group that have a gradient."""
-
     parameters: list[Tensor] = field(default_factory=list)
     means: list[Tensor] = field(default_factory=list)
     squares: list[Tensor] = field(default_factory=list)
     steps: list[Tensor] = field(default_factory=list)
 
     def is_of(self, optimizer: Optimizer, parameters: list[Tensor]) -> bool:
-        """True where these are the state's tensors for all parameters: a loaded checkpoint puts others there."""
         last = optimizer.state.get(parameters[-1], {}).get("step")
-        return len(self.parameters) == len(parameters) and last is self.steps[-1]
+        return len(self.parameters) == len(parameters) and last is self.steps[-1]  # a loaded checkpoint replaces it
 
     def take(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
-        """Take the state of all parameters with a gradient, and create missing state as torch's AdamW does."""
         self.parameters = [parameter for parameter in parameters if parameter.grad is not None]
         for parameter in self.parameters:
             if not optimizer.state[parameter]:
@@ -44,20 +40,19 @@ class _GroupState:
 
 @dataclass
 class StraightToKernel:
-    """A way to step or skip: the kernel reads `found_inf` itself, and the step counters move on by 1 - found_inf."""
+    """A skip method in which the kernel reads `found_inf`, and step counters advance by 1 - found_inf."""
 
     states: list[_GroupState] = field(default_factory=list)
     description: str = "inside the fused AdamW kernel"
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
-        """Step where `found_inf` (float32, on the device) is 0; where it is 1, change no bit of parameters or state."""
         with torch.no_grad():
             moved_on = torch.rsub(found_inf, 1.0)
             for index in range(len(optimizer.param_groups)):
                 self.apply_to(optimizer, index, found_inf, moved_on)
 
     def apply_to(self, optimizer: Optimizer, index: int, found_inf: Tensor, moved_on: Tensor) -> None:
-        """The same for one group of parameters; `moved_on` equals 1 - found_inf."""
+        """Apply the step to one parameter group; `moved_on` equals 1 - found_inf."""
         if len(self.states) != len(optimizer.param_groups):
             self.states = [_GroupState() for _ in optimizer.param_groups]
         group, state = optimizer.param_groups[index], self.states[index]
@@ -81,7 +76,7 @@ def adamw_kernel(
     *,
     found_inf: Tensor,
 ) -> None:
-    """Torch's kernel with a group's settings; `steps` have moved on already, and where `found_inf` is 1 nothing is written."""
+    """Call torch's kernel with advanced step counters; the kernel writes nothing if `found_inf` is 1."""
     torch._fused_adamw_(
         weights,
         gradients,
@@ -101,7 +96,7 @@ def adamw_kernel(
 
 
 def straight_to_kernel(optimizer: Optimizer) -> StraightToKernel | None:
-    """The short way for this optimizer, or None where it does more than one kernel call says."""
+    """Return a direct kernel call for a plain fused AdamW without hooks, or None for any other optimizer."""
     if type(optimizer) is not AdamW or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return None
     groups = optimizer.param_groups

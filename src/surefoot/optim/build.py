@@ -1,4 +1,4 @@
-"""From a user's specification to the optimizer, over groups of parameters, with all that its updates need."""
+"""Construction of a run's optimizer from its specification, with clipping and the skipping of bad steps."""
 
 import inspect
 import sys
@@ -30,17 +30,17 @@ Built = Callable[[list[dict[str, Any]]], Optimizer]
 
 @dataclass
 class RunOptimizer:
-    """An optimizer with all that its updates need."""
+    """An optimizer with its parameters, skip method, clipping method and gradients."""
 
     optimizer: Optimizer
     parameters: list[nn.Parameter]
     skip: Skip
     clipping: Clipping
-    bad_in_a_row: Tensor  # on the device; past Task.max_bad_steps every later update is skipped
-    gradients: Callable[[], list[Tensor]]  # what norm and limit are taken of, and the update is made with
+    bad_in_a_row: Tensor  # on the device; above Task.max_bad_steps, all later updates are skipped
+    gradients: Callable[[], list[Tensor]]  # for the norm, the clipping and the update
 
     def set_rate(self, factor: float, *, momentum: float | None) -> None:
-        """Set the learning rate of each group to `factor` times its base rate, and its momentum or Adam's first beta."""
+        """Set each group's learning rate to `factor` times its base value, and its momentum (or Adam's beta1)."""
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
             if momentum is not None:
@@ -50,7 +50,7 @@ class RunOptimizer:
 
 
 def base_groups(optimizers: Iterable[RunOptimizer]) -> tuple[dict[str, Any], ...]:
-    """The numbers of the optimizers' groups at their base rates: one group for each rate."""
+    """Return the scalar settings of one parameter group per distinct base learning rate above 0."""
     groups = {group["initial_lr"]: group for trained in optimizers for group in trained.optimizer.param_groups}
     kinds = (bool, int, float, tuple)
     return tuple(
@@ -61,7 +61,7 @@ def base_groups(optimizers: Iterable[RunOptimizer]) -> tuple[dict[str, Any], ...
 
 
 def refuse_without_momentum(optimizers: Iterable[RunOptimizer]) -> None:
-    """Raise `ConfigError` for an optimizer whose momentum no schedule can move."""
+    """Raise `ConfigError` for an optimizer without a momentum that a schedule can change."""
     for optimizer in (trained.optimizer for trained in optimizers):
         kind = kind_of(optimizer)
         if (kind is not None and kind.average is not None) or not all(
@@ -75,35 +75,33 @@ def refuse_without_momentum(optimizers: Iterable[RunOptimizer]) -> None:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How one model's parameters are trained, decided by modules and names while the model holds whole parameters."""
+    """The parameter groups, clipping and averaging of one model, decided while the model holds unsharded parameters."""
 
     spec: OptimizerSpec | Built
-    factors: dict[str, float]  # on the rate, of every parameter by name
+    factors: dict[str, float]  # learning-rate factor by parameter name
     groups: list[Group]
     clipped: list[nn.Parameter]
-    model_copy: ModelCopy | None  # for averages of its weights
+    model_copy: ModelCopy | None  # for averaged weights
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.groups for parameter in group.parameters]
 
     def on(self, own_part: Mapping[nn.Parameter, nn.Parameter], model_copy: ModelCopy | None) -> Self:
-        """The same plan for the part of each parameter that this rank holds, and for a copy of that part."""
+        """Return the plan with each parameter replaced by this rank's shard, and with a copy of the sharded model."""
         groups = [replace(group, parameters=[own_part[each] for each in group.parameters]) for group in self.groups]
         return replace(self, groups=groups, clipped=[own_part[each] for each in self.clipped], model_copy=model_copy)
 
 
 def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
-    """The optimizer over these groups: each has its decay, and the base rate times its own.
+    """Build the specified optimizer, with the weight decay and the learning rate of each group.
 
     >>> from surefoot.optim.optimizers import lion
     >>> type(build_optimizer(lion(0.1), [Group("all", 0.0, [nn.Parameter(torch.ones(2))], ["weight"])])).__name__
     'Lion'
     """
     named = (pair for group in groups for pair in zip(group.names, group.parameters, strict=True))
-    if gaps := [
-        name for name, parameter in named if not _lies_whole(parameter)
-    ]:  # fused kernels would take what lies between
+    if gaps := [name for name, parameter in named if not _lies_whole(parameter)]:  # kernels would update the gaps
         more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
         raise ConfigError(
             f"the numbers of {gaps[0]}{more} do not lie together in memory: a part of a larger tensor?\n"
@@ -119,7 +117,7 @@ def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
 
 
 def clipped_parameters(clip: Clip, model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """Which of a model's trained parameters the way that `clip` names limits: all, but "adaptive" spares the final layer."""
+    """Return the parameters that `clip` clips: all of them, or all except the final layer's with "adaptive"."""
     spared = own_parameters(final_layer(model)) if clip[0] == "adaptive" else set()
     clipped = [parameter for parameter in parameters if parameter not in spared]
     if not clipped:
@@ -133,7 +131,7 @@ def clipped_parameters(clip: Clip, model: nn.Module, parameters: Iterable[nn.Par
 def run_optimizer(
     plan: TrainingPlan, models: Mapping[str, nn.Module], *, clip: Clip, world: World, before: RunOptimizer | None
 ) -> RunOptimizer:
-    """An optimizer with all that its updates need; parameters of `before` keep their state, bit for bit."""
+    """Build the optimizer of a plan; the parameters of `before` keep their optimizer state, bit for bit."""
     spec, parameters = plan.spec, plan.parameters
     with without_compiler():
         optimizer = (
@@ -150,7 +148,7 @@ def run_optimizer(
         clipping.remembered, latch = before.clipping.remembered, before.bad_in_a_row
     skip = skipping(optimizer, device)
     gradients: Callable[[], list[Tensor]] = partial(present, parameters)
-    by_group = clip[0] != "adaptive"  # which is told of parameters, not of groups
+    by_group = clip[0] != "adaptive"  # adaptive clipping reads parameters, which flat groups hide
     small = all(worth_it(group["params"]) for group in optimizer.param_groups)
     tensors = (tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers()))
     if isinstance(skip, StraightToKernel) and world.size == 1 and by_group and small and none_shared(tensors):
@@ -160,7 +158,6 @@ def run_optimizer(
 
 
 def _from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
-    """The optimizer that a user's factory makes; `ConfigError` if torch refuses its settings."""
     try:
         return factory([{"params": group.parameters} for group in groups])
     except (ValueError, TypeError, IndexError) as problem:
@@ -175,11 +172,7 @@ def _from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
 
 
 def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parameter]) -> None:
-    """Give an optimizer that was built again the state, hooks and group settings of the one before, for `parameters`.
-
-    A group takes the numbers of the one that its parameters were in. A new parameter has no state yet, as after torch's
-    `add_param_group`.
-    """
+    """Copy the state, hooks and group settings of `parameters` to a rebuilt optimizer; new parameters start without state."""
     numbers_of = {
         each: {key: number for key, number in group.items() if key != "params"}
         for group in before.param_groups
@@ -202,11 +195,7 @@ def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parame
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Make optimizers in this block without importing `torch._dynamo`.
-
-    That import takes a second or two (decision 0037). torch wraps `Optimizer.add_param_group` so that compiled code leaves it out.
-    Every new optimizer calls it, and the wrapper imports the compiler. In this block the method is bare.
-    """
+    """Prevent new optimizers from importing `torch._dynamo` in torch's wrapper of `add_param_group` (1 to 2 s; decision 0037)."""
     wrapped = Optimizer.add_param_group
     if "torch._dynamo" not in sys.modules:
         Optimizer.add_param_group = inspect.unwrap(wrapped)  # type: ignore[method-assign]
@@ -217,7 +206,6 @@ def without_compiler() -> Iterator[None]:
 
 
 def _lies_whole(tensor: Tensor) -> bool:
-    """True where a tensor fills its stretch of memory, in whatever order of its dimensions."""
     numbers = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != numbers:

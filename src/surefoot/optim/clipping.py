@@ -1,4 +1,4 @@
-"""Gradients between backward and the optimizer: their norm, their limits, and their end. Nothing here waits for the device."""
+"""Gradient norms, gradient clipping and the clearing of gradients, without waiting for the device."""
 
 import math
 from collections.abc import Sequence
@@ -16,26 +16,26 @@ from surefoot.optim.in_place import read_on_cpu
 
 Clip = tuple[Literal["norm", "value", "adaptive", "auto", "off"], float]
 
-RECENT = 100  # norms of which "auto" takes a quantile
+RECENT = 100  # norms in the quantile of "auto"
 _TINY = np.float32(1e-6)
-_LEAST_NORM = 1e-3  # of a unit's weights, below which it counts as that: weights that start at 0 could never leave it
+_LEAST_NORM = 1e-3  # lower bound on a unit's weight norm, so that weights that start at 0 can change
 
 
 class Clipping(Protocol):
-    """One way to limit gradients; `remembered` are the tensors that a checkpoint must hold of it."""
+    """A gradient-clipping method; checkpoints save its `remembered` tensors."""
 
     remembered: dict[str, Tensor]
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor | None:
-        """Multiply all gradients by `factor` (1.0 or a tensor) and limit them; return the limited fraction, 0 to 1.
+        """Multiply all gradients by `factor` (1.0 or a tensor), clip them, and return the clipped fraction, 0 to 1.
 
-        `norm` is that of the gradients after `factor`. If `skipped` (0.0 or 1.0, on the device) is 1 they will not be used, and
-        `remembered` does not change. Without a limit: None.
+        `norm` is the gradient norm after `factor`. If `skipped` (0.0 or 1.0, on the device) is 1, the update will be skipped, and
+        `remembered` does not change. Returns None if the method has no limit.
         """
 
 
 def clipping_of(clip: Clip, parameters: Sequence[nn.Parameter]) -> Clipping:
-    """The way that `clip` names, for the parameters that it limits (`build.limited`), or this rank's shards of them.
+    """Return the clipping method of `clip` for the clipped parameters, or for this rank's shards of them.
 
     >>> by_norm = clipping_of(("norm", 1.0), [nn.Parameter(torch.zeros(1))])
     >>> gradient = torch.tensor([[3.0]])
@@ -57,7 +57,7 @@ def clipping_of(clip: Clip, parameters: Sequence[nn.Parameter]) -> Clipping:
 
 @dataclass
 class Unlimited:
-    """No limit."""
+    """A clipping method without a limit."""
 
     remembered: dict[str, Tensor] = field(default_factory=dict)
 
@@ -66,29 +66,25 @@ class Unlimited:
 
 
 class ByNorm:
-    """Times min(1, max_norm / (norm + 1e-6)), as `torch.nn.utils.clip_grad_norm_` does.
-
-    Pascanu et al. 2013, section 3.2: https://arxiv.org/abs/1211.5063. Its constants are tensors: torch takes twice as long to
-    add a number to one as to add two of them.
-    """
+    """Clipping of the norm by min(1, max_norm / (norm + 1e-6)) (Pascanu et al., 2013, 3.2: https://arxiv.org/abs/1211.5063)."""
 
     def __init__(self, max_norm: float, *, dtype: torch.dtype, device: torch.device) -> None:
+        # tensors, since torch adds two tensors twice as fast as a tensor and a number
         self._max_norm, self._tiny, self._one = torch.tensor([max_norm, 1e-6, 1.0], dtype=dtype, device=device).unbind()
         self._max_norm_on_host = np.float32(max_norm)
         self._limited, self._not_limited = torch.tensor([True, False], device=device).unbind()
         self.remembered: dict[str, Tensor] = {}
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:  # noqa: ARG002
-        """Whether the norm was above `max_norm`. One pass over the gradients; none if the CPU can tell that it was not."""
+        """Clip and return whether the norm exceeded `max_norm`; a smaller norm on the CPU needs no pass over the gradients."""
         if norm.is_cpu and norm.dtype == self._max_norm.dtype == torch.float32 and isinstance(factor, float):
-            return self._apply_on_cpu(gradients, np.float32(read_on_cpu(norm)))
+            return self._apply_on_cpu(gradients, np.float32(read_on_cpu(norm)))  # to the same bits
         limit = torch.minimum(torch.div(self._max_norm, torch.add(norm, self._tiny)), self._one)
         _multiply(gradients, limit if isinstance(factor, float) else limit * factor)
         return torch.lt(limit, self._one)
 
     def _apply_on_cpu(self, gradients: list[Tensor], norm: np.float32) -> Tensor:
-        """The same arithmetic on the host, to the same bits; the update of a norm that is NaN is not applied."""
-        if not norm + _TINY > self._max_norm_on_host:
+        if not norm + _TINY > self._max_norm_on_host:  # or norm is NaN: the update is skipped
             return self._not_limited
         torch._foreach_mul_(gradients, float(self._max_norm_on_host / (norm + _TINY)))
         return self._limited
@@ -96,14 +92,14 @@ class ByNorm:
 
 @dataclass
 class ByValue:
-    """Every number into -limit ... limit, as `torch.nn.utils.clip_grad_value_` does."""
+    """Clipping of every gradient element to -limit ... limit, as in `torch.nn.utils.clip_grad_value_`."""
 
     limit: float
-    group: dist.ProcessGroup | None = None  # the ranks that hold the gradients together
+    group: dist.ProcessGroup | None = None  # ranks that share the gradients
     remembered: dict[str, Tensor] = field(default_factory=dict)
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:  # noqa: ARG002
-        """The fraction of numbers that were beyond; of those of all ranks, where each holds a part."""
+        """Clip and return the fraction of elements beyond the limit, over all ranks if gradients are sharded."""
         if not gradients:
             return torch.zeros_like(skipped)
         _multiply(gradients, factor)
@@ -115,10 +111,11 @@ class ByValue:
 
 @dataclass
 class Adaptive:
-    """The gradient of every unit to at most `max_ratio` times the norm of its weights: G <- G * min(1, max_ratio * max(|W|, 1e-3) / |G|).
+    """Clipping of each unit's gradient norm to `max_ratio` times the norm of its weights.
 
-    Brock et al. 2021, section 4.1 and equation 3 (https://arxiv.org/abs/2102.06171). A unit is a row of a matrix, an output channel
-    of a convolution; a vector is one unit, as in the authors' code. `clipped` are all parameters but those of the final layer.
+    The formula is G <- G * min(1, max_ratio * max(|W|, 1e-3) / |G|) (Brock et al., 2021, section 4.1, equation 3:
+    https://arxiv.org/abs/2102.06171). A unit is a matrix row, an output channel of a convolution, or a complete vector, as in the
+    authors' code. `clipped` holds all parameters except the final layer's.
     """
 
     max_ratio: float
@@ -126,7 +123,7 @@ class Adaptive:
     remembered: dict[str, Tensor] = field(default_factory=dict)
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:
-        """The fraction of units that were above their limit; several ranks measure a vector together if each holds a part."""
+        """Clip and return the fraction of units above their limit; ranks that share a vector measure its norm together."""
         _multiply(gradients, factor)
         pairs = [(parameter.detach(), parameter.grad) for parameter in self.clipped if parameter.grad is not None]
         if not pairs:
@@ -135,37 +132,36 @@ class Adaptive:
         norms = _norms_of_units([*(weight for weight, _ in pairs), *(gradient for _, gradient in pairs)], group)
         limits = torch._foreach_div(torch._foreach_clamp_min(norms[: len(pairs)], _LEAST_NORM), norms[len(pairs) :])
         torch._foreach_mul_(limits, self.max_ratio)
-        torch._foreach_clamp_max_(limits, 1.0)  # a gradient of 0 has an infinite one
+        torch._foreach_clamp_max_(limits, 1.0)  # a gradient of 0 has an infinite limit
         torch._foreach_mul_([gradient for _, gradient in pairs], limits)
         if group is None:
             return torch.lt(torch.cat([limit.flatten() for limit in limits]), 1.0).float().mean()
-        # a vector's is the same on every rank
+        # all ranks have the same limit for a vector, so only rank 0 counts it
         units = torch.cat([*(limit.flatten() for limit in limits if limit.ndim or group.rank() == 0), norm.new_ones(0)])
         return _fraction(torch.count_nonzero(torch.lt(units, 1.0)), len(units), group)
 
 
 class ByRecentNorms:
-    """To a norm that is a quantile of the last 100 norms of applied steps, the present one among them.
+    """Clipping to a quantile of the norms of the last 100 applied steps, including the current step.
 
-    Seetharaman et al. 2020, algorithm 1 (https://arxiv.org/abs/2007.14469), which takes it of all norms since the start. Fewer
-    than 100 are enough: the first step is never limited. Between two norms the quantile is interpolated linearly, as
-    `numpy.quantile` does.
+    Seetharaman et al., 2020, algorithm 1 (https://arxiv.org/abs/2007.14469), uses all norms since the start. The first step is
+    never clipped, because fewer than 100 norms are enough. The quantile is interpolated linearly, as in `numpy.quantile`.
     """
 
     def __init__(self, quantile: float, *, dtype: torch.dtype, device: torch.device) -> None:
-        positions = [max(number - 1, 0) * quantile for number in range(RECENT + 1)]  # among so many norms in order
+        positions = [max(number - 1, 0) * quantile for number in range(RECENT + 1)]  # index into `number` sorted norms
         self._lower = torch.tensor([math.floor(position) for position in positions], device=device)
         self._upper = torch.tensor([math.ceil(position) for position in positions], device=device)
         self._between = torch.tensor([position % 1.0 for position in positions], dtype=dtype, device=device)
         self._all = torch.arange(RECENT, device=device)
         self.remembered = {
-            # infinite: not there yet, and last in order
+            # missing norms are infinite, so that they sort last
             "norms": torch.full((RECENT,), math.inf, dtype=dtype, device=device),
             "entered": torch.zeros((), dtype=torch.int64, device=device),
         }
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:
-        """Whether the norm was above the quantile. Without gradients, nothing is limited or remembered."""
+        """Clip and return whether the norm exceeded the quantile; a step without gradients leaves no norm."""
         if not gradients:
             return torch.zeros_like(skipped)
         applied, entered = torch.eq(skipped, 0), self.remembered["entered"]
@@ -182,12 +178,12 @@ class ByRecentNorms:
 
 
 def present(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients that there are, in the order of their parameters."""
+    """Return the gradients that are not None, in the order of their parameters."""
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def gradient_norm(gradients: list[Tensor], *, factor: Tensor | float) -> Tensor:
-    """The 2-norm over all of them after they are multiplied by `factor` (1.0 or a tensor), on their device; 0 for none."""
+    """Return the 2-norm of all gradients times `factor` (1.0 or a tensor), on their device; 0 without gradients."""
     if not gradients:
         return torch.zeros(())
     numbers = torch.stack(torch._foreach_norm(gradients)) if len(gradients) > 1 else gradients[0]
@@ -196,13 +192,13 @@ def gradient_norm(gradients: list[Tensor], *, factor: Tensor | float) -> Tensor:
 
 
 def clear(parameters: list[nn.Parameter]) -> None:
-    """Let every gradient go. None, not zeros: a parameter that a step does not use must not decay or coast in it."""
+    """Set every gradient to None; with zeros, weight decay and momentum would move an unused parameter."""
     for parameter in parameters:
         parameter.grad = None
 
 
 def refuse_unused(parameters: list[nn.Parameter], *, step: int) -> None:
-    """Raise `ConfigError` where a step ends with gradients that no update took: the next step would add its own to them."""
+    """Raise `ConfigError` if gradients remain at the end of a step; they would be added to those of the next step."""
     if any(parameter.grad is not None for parameter in parameters):
         clear(parameters)
         raise ConfigError(
@@ -217,7 +213,6 @@ def _multiply(gradients: list[Tensor], factor: Tensor | float) -> None:
 
 
 def _fraction(count: Tensor, total: int, group: dist.ProcessGroup | None) -> Tensor:
-    """How many of how many, over all ranks of a group; collective."""
     if group is None:
         return count / total
     wide = torch.zeros((), dtype=torch.float64, device=count.device)
@@ -226,7 +221,6 @@ def _fraction(count: Tensor, total: int, group: dist.ProcessGroup | None) -> Ten
 
 
 def _norms_of_units(tensors: list[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
-    """`_norm_of_units` of each; where ranks hold parts, that of a vector is the root of the sum of all their squares. Collective."""
     norms = [_norm_of_units(values) for values in tensors]
     vectors = [index for index, norm in enumerate(norms) if norm.ndim == 0]
     if group is None or not vectors:
@@ -238,7 +232,6 @@ def _norms_of_units(tensors: list[Tensor], group: dist.ProcessGroup | None) -> l
 
 
 def _norm_of_units(values: Tensor) -> Tensor:
-    """The norm of each row, shaped so that it multiplies the row; for a vector or a number, the norm of all of it."""
     dimensions = tuple(range(1, values.ndim)) if values.ndim > 1 else None
     norm: Tensor = torch.linalg.vector_norm(values, dim=dimensions, keepdim=values.ndim > 1)
     return norm

@@ -1,4 +1,4 @@
-"""Weights that are evaluated instead of the trained ones, in a copy of the model; a moving average of them."""
+"""Averaged weights for evaluation, in a copy of the model."""
 
 import copy
 from dataclasses import dataclass
@@ -12,37 +12,37 @@ from surefoot.errors import ConfigError, first_line
 
 
 class EmaModel(Protocol):
-    """A copy of a model that is evaluated, sampled from and saved in its place; training never touches it."""
+    """A model copy with averaged weights, which is evaluated, sampled from and saved instead of the trained model."""
 
-    model: nn.Module  # the copy, as of the last `refresh`
+    model: nn.Module  # the copy, current as of the last `refresh`
 
     def restart(self, live: nn.Module) -> None:
-        """Begin again at the model's weights, such as those that were loaded into it."""
+        """Restart the average from the live model's weights, for example after they are loaded."""
 
     def update(self, applied: Tensor) -> None:
-        """Follow one step of the live weights, unless `applied` (1 or 0, on the device) is 0."""
+        """Include one step of the live weights in the average, unless `applied` (1 or 0, on the device) is 0."""
 
     def refresh(self, live: nn.Module) -> None:
-        """Bring the copy up to date, the live buffers included; called before it is evaluated or saved."""
+        """Update the copy, including its buffers; call this method before the copy is evaluated or saved."""
 
 
 @dataclass(frozen=True)
 class ModelCopy:
-    """A copy of a model, and every parameter of the model with that of the copy, as this rank holds them."""
+    """A copy of a model, with pairs of (live parameter, copied parameter) on this rank."""
 
     model: nn.Module
     pairs: list[tuple[nn.Parameter, nn.Parameter]]
 
     @torch.no_grad()
     def copy_parameters(self, parameters: set[nn.Parameter] | None = None) -> None:
-        """Take over these parameters of the live model, or all: no average ever moves frozen ones."""
+        """Copy these parameters (None: all) from the live model; averaging never updates frozen parameters."""
         for live, own in self.pairs:
             if parameters is None or live in parameters:
                 own.copy_(live)
 
 
 def copy_model(model: nn.Module) -> ModelCopy:
-    """A copy of a model that is never trained.
+    """Return a copy of a model with `requires_grad` off.
 
     >>> copy_model(nn.Linear(1, 1)).model.weight.requires_grad
     False
@@ -59,7 +59,7 @@ def copy_model(model: nn.Module) -> ModelCopy:
 
 
 def copy_buffers(live: nn.Module, model_copy: nn.Module) -> None:
-    """Give the copy the buffers of the live model, and the state of its modules' `get_extra_state`."""
+    """Copy the buffers and the modules' `get_extra_state` from the live model to the copy."""
     buffers = dict(model_copy.named_buffers())
     for name, buffer in live.named_buffers():
         buffers[name].detach().copy_(buffer.detach())
@@ -68,11 +68,11 @@ def copy_buffers(live: nn.Module, model_copy: nn.Module) -> None:
 
 
 class Ema:
-    """A copy of a model (`copy_model`), whose parameters are moving averages of the model's.
+    """A model copy (`copy_model`) whose parameters are moving averages of the live model's.
 
-    After n updates they are decay^n * start + (1 - decay) * (sum over k of decay^(n - k) * weights after update k). `model` is the
-    copy: score it, sample from it, save it, but do not train it. Its buffers are those of the live model as of the last `refresh`.
-    `trained` are the parameters that are averaged; None: those that have `requires_grad` now.
+    An average after n updates is decay^n * start + (1 - decay) * (sum over k of decay^(n - k) * weights after update k).
+    Evaluate, sample from or save `model`, but do not train it; `refresh` copies the live buffers. `trained` holds the averaged
+    parameters; None means all parameters with `requires_grad` now.
 
     >>> live = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.zeros_(live.weight)
@@ -86,11 +86,11 @@ class Ema:
         if not 0.0 <= decay < 1.0:
             raise ConfigError(f"ema = {decay!r}: a number from 0 to below 1 is needed, such as 0.999")
         self.decay, self.model_copy, self.model = decay, model_copy, model_copy.model
-        # all others stay as they are: the average of an infinite one (a mask) would not be a number
+        # other parameters are not averaged: the average of infinite values (a mask) would be NaN
         averaged = {live for live, _ in model_copy.pairs if live.requires_grad} if trained is None else trained
         self._live = [live.detach() for live, _ in model_copy.pairs if live in averaged]
         self._averages = [average.detach() for live, average in model_copy.pairs if live in averaged]
-        # Adding 0 * difference changes no finite number but -0.0: none may be there at the start, and so none is later
+        # Adding 0 * difference changes no finite value except -0.0, so every -0.0 is removed at the start
         torch._foreach_add_(self._averages, 0.0)
 
     def restart(self, live: nn.Module) -> None:
@@ -99,7 +99,6 @@ class Ema:
         copy_buffers(live, self.model)
 
     def update(self, applied: Tensor) -> None:
-        """Move the averages towards the live weights; if `applied` (on the device) is 0, no bit of them changes."""
         difference = torch._foreach_sub(self._live, self._averages)
         torch._foreach_mul_(difference, applied.to(difference[0].dtype) * (1.0 - self.decay))
         torch._foreach_add_(self._averages, difference)

@@ -1,8 +1,8 @@
-"""AdamW of a small model on one tensor instead of one for each parameter: one call of the kernel, a private choice of layout.
+"""AdamW for a small model on one flat tensor per parameter group, so that a group needs one kernel call.
 
-Parameters become views of one tensor and stay the same objects, of the same shapes, saved by name; so does their state. Gradients
-are copied together after backward, so a missing one is noticed: such a parameter must neither decay nor coast. From then on its
-group is updated parameter by parameter. So is a group with a parameter that lies elsewhere (`parameter.data = ...`).
+Parameters and their state become views of flat tensors; objects, shapes and checkpoint entries stay the same. Gradients are
+copied after backward. Once a gradient is missing, its group is updated parameter by parameter: that parameter must neither decay
+nor move by momentum. So is a group with a parameter outside the flat tensor, after `parameter.data = ...`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,14 +18,14 @@ from surefoot.optim.adamw_fused import StraightToKernel, adamw_kernel
 from surefoot.optim.clipping import present
 from surefoot.optim.in_place import read_on_cpu
 
-_MAX_NUMBERS = 1 << 20  # numbers of one group: beyond, copying the gradients costs more than the calls do
-_ALIGNED = 16  # numbers of 4 bytes: 64 bytes, to which torch's allocator aligns
-APART = "updated_apart"  # in a group of parameters, and so in a checkpoint
+_MAX_NUMBERS = 1 << 20  # elements of one group: above, copying gradients costs more than the kernel calls
+_ALIGNED = 16  # elements of 4 bytes: 64 bytes, the alignment of torch's allocator
+APART = "updated_apart"  # a key of parameter groups, also in checkpoints
 
 
 @dataclass
 class FlatGroup:
-    """One group of parameters laid out one after the other; `steps` has a counter for each, as torch's AdamW has."""
+    """A parameter group in flat tensors; `steps` has one counter per parameter, as in torch's AdamW."""
 
     parameters: list[nn.Parameter]
     weights: Tensor
@@ -40,21 +40,21 @@ class FlatGroup:
         self.counters = list(self.steps.unbind())
 
     def present_gradients(self) -> list[Tensor] | None:
-        """The gradients; None where one is absent, or a parameter no longer lies here."""
+        """Return the gradients, or None if a gradient is missing or a parameter left the flat tensor."""
         gradients = present(self.parameters)
         if len(gradients) < len(self.parameters):
             return None
         return gradients if [parameter.data_ptr() for parameter in self.parameters] == self.addresses else None
 
     def is_of(self, optimizer: Optimizer) -> bool:
-        """True where these are the state's tensors: a loaded checkpoint puts others there."""
+        """Return whether the optimizer's state is in these tensors; a loaded checkpoint replaces the state."""
         return optimizer.state.get(self.parameters[-1], {}).get("step") is self.counters[-1]
 
     def take_over(self, optimizer: Optimizer) -> bool:
-        """Move existing state into this layout, with zeros for missing state; False if it does not fit in."""
+        """Copy existing state into the flat tensors, with zeros for missing state; return False if step counts differ."""
         states = [optimizer.state.get(parameter, {}) for parameter in self.parameters]
         if len({read_on_cpu(state["step"]) if state else None for state in states}) > 1:
-            return False  # some parameters have made fewer steps than others: one counter would be wrong
+            return False  # one counter cannot serve parameters with different step counts
         means, squares = parts(self.means, self.parameters), parts(self.squares, self.parameters)
         for parameter, state, counter, mean, square in zip(
             self.parameters, states, self.counters, means, squares, strict=True
@@ -66,7 +66,7 @@ class FlatGroup:
 
 
 class FlatAdamW:
-    """A way to step or skip, as `StraightToKernel`, which makes the steps of a group with an absent gradient."""
+    """A skip method for flat groups; `fallback` updates the groups with a missing gradient."""
 
     description = "inside the fused AdamW kernel"
 
@@ -77,7 +77,7 @@ class FlatAdamW:
         self.pieces = [piece for flat in self.groups for piece in flat.pieces]
 
     def gradients(self) -> list[Tensor]:
-        """All gradients, for their norm and their limit: in one tensor; where a group is apart, each group's by itself."""
+        """Return all gradients in one flat tensor, or group by group if a group is updated parameter by parameter."""
         by_group = [flat.present_gradients() for flat in self.groups]
         for group, grads in zip(self.optimizer.param_groups, by_group, strict=True):
             if grads is None:
@@ -95,13 +95,12 @@ class FlatAdamW:
         return gradients
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
-        """Step with the result of `gradients` if `found_inf` is 0; if it is 1, change no bit of parameters or state."""
         with torch.no_grad():
             for group, flat in zip(optimizer.param_groups, self.groups, strict=True):
                 if not group.get(APART) and not flat.is_of(optimizer) and not flat.take_over(optimizer):
                     group[APART] = True
                     for parameter, piece in zip(flat.parameters, flat.pieces, strict=True):
-                        parameter.grad = piece  # they are limited there
+                        parameter.grad = piece  # `piece` holds the clipped gradient
             moved_on = torch.rsub(found_inf, 1.0)
             together = not self._any_apart()
             if together:
@@ -120,7 +119,7 @@ class FlatAdamW:
 
 
 def worth_it(parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether the parameters of a group may and should lie in one tensor: small, on the CPU, plain, of 32 bits.
+    """Return whether a group should be flattened: small, plain, contiguous, unsharded float32 parameters on the CPU.
 
     >>> worth_it([nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2, 2))])
     True
@@ -134,9 +133,7 @@ def worth_it(parameters: Sequence[nn.Parameter]) -> bool:
 
 
 def none_shared(tensors: Iterable[Tensor]) -> bool:
-    """Whether no two different ones of these lie in the same memory: to move one of two that do would part them.
-
-    Views of one tensor that lie apart, such as parameters in an earlier layout, share nothing.
+    """Return whether all tensors are disjoint in memory, as disjoint views are; flattening would separate overlapping tensors.
 
     >>> weight = torch.zeros(4, 4)
     >>> none_shared([weight[:2], weight[2:]]), none_shared([weight, weight.t()])
@@ -148,13 +145,12 @@ def none_shared(tensors: Iterable[Tensor]) -> bool:
 
 
 def _extent(tensor: Tensor) -> int:
-    """The bytes from a tensor's first number to the end of its last."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
 
 
 def lay_out(groups: Sequence[list[nn.Parameter]]) -> tuple[Tensor, Tensor, list[FlatGroup]]:
-    """Move the parameters of each group into one tensor, as views; returns the gradients and step counters of all groups first."""
+    """Move each group's parameters into one tensor as views; return all gradients, all step counters and the groups."""
     sizes = [sum(parameter.numel() for parameter in parameters) for parameters in groups]
     counted = [len(parameters) for parameters in groups]
     gradients, steps = (torch.zeros(sum(numbers), dtype=torch.float32) for numbers in (sizes, counted))
@@ -170,10 +166,7 @@ def lay_out(groups: Sequence[list[nn.Parameter]]) -> tuple[Tensor, Tensor, list[
 
 
 def parts(tensor: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """The parts of a flat tensor that belong to each parameter, in its shape, without gaps.
-
-    Those of a round number of elements come first: so they, the matrices, begin where torch's allocator would have put them.
-    """
+    """Return a view per parameter of a flat tensor; sizes divisible by 16 come first, for the alignment of torch's allocator."""
     order = sorted(range(len(parameters)), key=lambda index: parameters[index].numel() % _ALIGNED > 0)
     pieces = dict(zip(order, torch.split(tensor, [parameters[index].numel() for index in order]), strict=True))
     return [pieces[index].view(parameter.shape) for index, parameter in enumerate(parameters)]

@@ -1,7 +1,7 @@
-"""Arithmetic in place that a bad step leaves undone: the flag is read on the numbers' device, without the host.
+"""In-place arithmetic that a bad step leaves unapplied; the device reads the skip flag, and the host does not.
 
-Torch's fused SGD kernel is `target -= rate * (amount + decay * target)` unless its flag is set. Nearly every update can be written
-in this way, in one pass and without a copy. `Restoring` takes all others, and undoes bad ones.
+Torch's fused SGD kernel computes `target -= rate * (amount + decay * target)` unless its flag is set. Nearly every update can use
+this kernel, in one pass and without a copy. `Restoring` handles all other updates, by restoring copies.
 """
 
 from collections import defaultdict
@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 
 from surefoot.errors import ConfigError
 
-_FUSED = ("cpu", "cuda")  # where the kernel was seen to honour the flag
+_FUSED = ("cpu", "cuda")  # device types on which the kernel is known to honor the flag
 _NO_MOMENTUM: Any = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "is_first_step": False}
 
 
 def fused_sgd_writes(target: Tensor) -> bool:
-    """Whether torch's fused SGD moves such a tensor: on the CPU (torch 2.13) it leaves most numbers of 16 bits as they are.
+    """Return whether torch's fused SGD updates `target`; on the CPU (torch 2.13) it skips most 16-bit elements.
 
     >>> fused_sgd_writes(torch.zeros(1)), fused_sgd_writes(torch.zeros(1, dtype=torch.bfloat16))
     (True, False)
@@ -37,9 +37,10 @@ def subtract(
     negated: bool = False,
     found_inf: Tensor | None,
 ) -> None:
-    """Take rate * (amount + decay * target) from each target; where `found_inf` is 1 no bit changes, whatever the amounts.
+    """Subtract rate * (amount + decay * target) from each target; if `found_inf` is 1, change no bit.
 
-    `found_inf` is float32 on the targets' device; None subtracts. `negated`: decay * target - amount, as `maximize` of torch.
+    `found_inf` is a float32 tensor on the targets' device; None means 0. With `negated`, rate * (decay * target - amount) is
+    subtracted, as with torch's `maximize`.
 
     >>> weight = torch.tensor([1.0])
     >>> subtract([weight], [torch.tensor([torch.nan])], found_inf=torch.tensor(1.0)), weight
@@ -49,7 +50,7 @@ def subtract(
     for target, amount in zip(targets, amounts, strict=True):
         group_targets, group_amounts = kinds[target.device, target.dtype]
         group_targets.append(target)
-        # the kernel walks both, so an amount must lie in memory as its target does
+        # the kernel needs the amount in its target's strides and dtype
         same = amount.stride() == target.stride() and amount.dtype == target.dtype
         group_amounts.append(amount if same else torch.empty_like(target).copy_(amount))
     for (device, _), (group_targets, group_amounts) in kinds.items():
@@ -68,7 +69,7 @@ def subtract(
 def move_towards(
     averages: Sequence[Tensor], values: Sequence[Tensor], *, share: float, found_inf: Tensor | None
 ) -> None:
-    """Move each average by `share` (0 to 1) of its distance to the value; where `found_inf` is 1 no bit changes.
+    """Move each average by `share` (0 to 1) of its distance to the value; if `found_inf` is 1, change no bit.
 
     >>> mean = torch.tensor([1.0])
     >>> move_towards([mean], [torch.tensor([3.0])], share=0.25, found_inf=None), mean
@@ -78,14 +79,12 @@ def move_towards(
 
 
 def replace(target: Tensor, value: Tensor, *, found_inf: Tensor | None) -> None:
-    """Put `value` into `target` unless `found_inf` is 1; for small tensors, and for those of whole numbers."""
+    """Copy `value` into `target` unless `found_inf` is 1; for small tensors and integer tensors."""
     target.copy_(value if found_inf is None else torch.where(found_inf > 0, target, value))
 
 
 def read_on_cpu(number: Tensor) -> float:
-    """A number of the step, on the host; the one function below the loop that reads one (docs/decisions/0033).
-
-    Raises `RuntimeError` for a tensor on any other device: there the host would wait for it.
+    """Return the value of a CPU scalar, or raise `RuntimeError`; only this function below the loop reads tensors (decision 0033).
 
     >>> read_on_cpu(torch.tensor(0.5))
     0.5
@@ -96,10 +95,10 @@ def read_on_cpu(number: Tensor) -> float:
 
 
 def by_group(move: Callable[[Any, list[Tensor], dict[str, Any], Tensor | None], None]) -> Callable[..., Any]:
-    """An optimizer's `step` that moves the parameters of each group that have a gradient.
+    """Return an optimizer's `step` that calls `move` for the parameters with a gradient in each group.
 
-    `move` gets the optimizer, these parameters, their group, and the attribute `found_inf` or None; if that is 1 no bit may change.
-    `first_state` makes the state of a parameter that has none.
+    `move` gets the optimizer, these parameters, their group, and the attribute `found_inf` or None. `move` must change no bit if
+    `found_inf` is 1. The optimizer's `first_state` creates missing state.
     """
 
     @torch.no_grad()
@@ -118,29 +117,28 @@ def by_group(move: Callable[[Any, list[Tensor], dict[str, Any], Tensor | None], 
 
 
 def loss_of(closure: Callable[[], Any] | None) -> Any:
-    """The result of the closure passed to an optimizer's `step`; called with gradients on, as torch's optimizers do."""
+    """Return the result of a `step` closure, called with gradients enabled as in torch's optimizers."""
     with torch.enable_grad():
         return None if closure is None else closure()
 
 
 def made_steps(counters: Sequence[Tensor], *, found_inf: Tensor | None) -> None:
-    """Count a step, unless `found_inf` is 1."""
     add_to_each(counters, torch.ones_like(counters[0]), found_inf=found_inf)
 
 
 def add_to_each(counters: Sequence[Tensor], amount: Tensor, *, found_inf: Tensor | None) -> None:
-    """Add `amount`, of no dimension and on the device, to each counter, unless `found_inf` is 1."""
+    """Add `amount`, a 0-dimensional tensor on the device, to each counter, unless `found_inf` is 1."""
     if found_inf is not None:
         amount = amount * torch.rsub(found_inf, 1.0)
-    torch._foreach_add_(list(counters), [amount] * len(counters))  # a single tensor would be read on the host
+    torch._foreach_add_(list(counters), [amount] * len(counters))  # torch would read a single tensor on the host
 
 
 @dataclass(frozen=True)
 class Restoring:
-    """Parameters and state are copied before the step and put back after a bad one, all on the device.
+    """A skip method that copies parameters and state on the device before each step and restores them after a bad step.
 
-    State created in the undone step gets the values of a new optimizer (`_fresh`). State on the host (a counter in Python, a tensor
-    on another device) cannot be undone without waiting, so the first step refuses it.
+    State created in the skipped step gets the values of a new optimizer. Host state (a Python counter, a tensor on another
+    device) cannot be restored without waiting, so the first step raises `ConfigError` for it.
     """
 
     name: str
@@ -155,7 +153,6 @@ class Restoring:
 
     @torch.no_grad()
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
-        """Step, then restore the earlier values if the flag says so."""
         bad = found_inf > 0
         members = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
         befores = [parameter.detach().clone() for _, parameter in members]
@@ -185,7 +182,6 @@ class Restoring:
 
 
 def _fresh(optimizer: Optimizer, group: dict[str, Any], key: str, like: Tensor) -> Tensor:
-    """The value of a state entry before the first step."""
     match optimizer, key:
         case (torch.optim.NAdam(), "mu_product") | (torch.optim.ASGD(), "mu"):
             return torch.ones_like(like)

@@ -1,6 +1,6 @@
-"""Learning rates: rules for the base rate, and factors on it for parts of a model; a factor of 0 freezes. Torch-free.
+"""Rules for the base learning rate and learning-rate factors for parts of a model, without importing torch.
 
-Several are multiplied: `sf.optim.adamw(3e-4, lr_multipliers=[sf.optim.layer_decay(0.75), sf.optim.frozen("embedding.*")])`.
+A factor of 0 freezes. Several are multiplied: `adamw(3e-4, lr_multipliers=[layer_decay(0.75), frozen("embedding.*")])`.
 """
 
 import math
@@ -16,16 +16,16 @@ from surefoot.optim.validation import Declaration
 if TYPE_CHECKING:
     from torch import nn
 
-_SHOWN = 12  # names in a message
+_SHOWN = 12  # names in an error message
 
 
 @known_keywords
 def scale_lr(lr: float, *, batch_size: int, base_batch_size: int, rule: Literal["linear", "sqrt"] = "linear") -> float:
-    """The base learning rate for another batch size, if `lr` is good at `base_batch_size`.
+    """Return the base learning rate for `batch_size`, if `lr` works well for `base_batch_size`.
 
-    "linear", for SGD: lr * batch_size / base_batch_size, with a warm-up (Goyal et al. 2017, section 2:
-    https://arxiv.org/abs/1706.02677). "sqrt", for Adam and its like: the square root of that ratio (Malladi et al. 2022,
-    section 4: https://arxiv.org/abs/2205.10287). Both hold as long as batches are small beside the data.
+    "linear", for SGD, returns lr * batch_size / base_batch_size and needs a warm-up (Goyal et al., 2017, section 2:
+    https://arxiv.org/abs/1706.02677). "sqrt", for Adam-like optimizers, uses the square root of that ratio (Malladi et al., 2022,
+    section 4: https://arxiv.org/abs/2205.10287). Both rules hold while batches are small compared with the data set.
 
     >>> scale_lr(0.1, batch_size=1024, base_batch_size=256), scale_lr(3e-4, batch_size=1024, base_batch_size=256, rule="sqrt")
     (0.4, 0.0006)
@@ -41,10 +41,10 @@ def scale_lr(lr: float, *, batch_size: int, base_batch_size: int, rule: Literal[
 
 @known_keywords
 def noam_lr(d_model: int, *, warmup_steps: int, factor: float = 1.0) -> float:
-    """The base learning rate with which `sf.schedules.inverse_sqrt(warmup_steps)` has the rates of "Attention is all you need".
+    """Return the base learning rate of "Attention is all you need" for `sf.schedules.inverse_sqrt(warmup_steps)`.
 
-    factor * d_model^-0.5 * warmup_steps^-0.5, their highest rate: Vaswani et al. 2017, equation 3
-    (https://arxiv.org/abs/1706.03762). "Noam" in other libraries, after Noam Shazeer.
+    The peak learning rate is factor * d_model^-0.5 * warmup_steps^-0.5 (Vaswani et al., 2017, equation 3:
+    https://arxiv.org/abs/1706.03762). Other libraries call the schedule "Noam", after Noam Shazeer.
 
     >>> round(noam_lr(512, warmup_steps=4000), 6)
     0.000699
@@ -58,9 +58,9 @@ def noam_lr(d_model: int, *, warmup_steps: int, factor: float = 1.0) -> float:
 
 @dataclass(frozen=True)
 class LRMultipliers:
-    """A function of a model to factors on the base learning rate, by name of parameter: 1 if left out, 0 freezes.
+    """A function from a model to learning-rate factors by parameter name; the default is 1, and 0 freezes.
 
-    A name is one of `model.named_parameters()`. `identity` is JSON that must be equal at a resume. For your own rule:
+    Names are those of `model.named_parameters()`. `identity` is JSON that must be equal when a run resumes. A custom rule:
 
     >>> from torch import nn
     >>> slow_biases = LRMultipliers(
@@ -73,16 +73,16 @@ class LRMultipliers:
 
     factors: "Callable[[nn.Module], Mapping[str, float]]"
     identity: Mapping[str, Any] = field(kw_only=True)
-    like_adam_only: bool = field(default=False, kw_only=True)  # whether other optimizers need other factors
+    like_adam_only: bool = field(default=False, kw_only=True)  # False: fits any optimizer
 
 
 @known_keywords
 def layer_decay(decay: float) -> LRMultipliers:
-    """Slower the nearer to the input: a parameter at depth d of D has the factor decay^(D - d), the head 1, embeddings decay^D.
+    """Return learning-rate factors that fall toward the input: decay^(D - d) at depth d of D.
 
-    For fine-tuning, after Howard and Ruder 2018, section 3.1 (https://arxiv.org/abs/1801.06146), with depths as BEiT counts
-    them (Bao et al. 2022: https://arxiv.org/abs/2106.08254; `surefoot.optim.param_groups.depths`). A model without a list of
-    blocks is refused.
+    The head has the factor 1, and embeddings have decay^D. Layer decay is for fine-tuning (Howard and Ruder 2018, section 3.1:
+    https://arxiv.org/abs/1801.06146), with depths as in BEiT (Bao et al., 2022: https://arxiv.org/abs/2106.08254;
+    `param_groups.depths`). A model without a list of blocks raises `ConfigError`.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 9, bias=False))
@@ -109,12 +109,13 @@ def layer_decay(decay: float) -> LRMultipliers:
 
 @known_keywords
 def width_scaling(*, base_width: int) -> LRMultipliers:
-    """The rate that was best at one width, at another: hidden matrices and the head have the factor base_width / width.
+    """Return factors that transfer a learning rate found at `base_width` to the model's width (muP).
 
-    Embeddings, other matrices that take in the data, biases and norms keep 1. The width is the number of inputs of the head; all
-    hidden widths must grow with it. Yang et al. 2022, table 3, the row for Adam (https://arxiv.org/abs/2203.03466). For Adam and
-    its like, Lion included. Rates are one half of it: the head must start at 0 (or with a variance as 1 / width^2), hidden matrices
-    with one as 1 / width. A head tied to an embedding counts as the embedding.
+    Hidden matrices and the head have the factor base_width / width (Yang et al., 2022, table 3, Adam:
+    https://arxiv.org/abs/2203.03466). Embeddings, other input matrices, biases and norms have the factor 1. The width is the
+    head's number of inputs, and all hidden widths must grow with it. The factors fit Adam-like optimizers, including Lion.
+    Initialize the head with 0 (or with variance proportional to 1 / width^2), and hidden matrices with variance proportional to 1
+    / width. A head tied to an embedding counts as the embedding.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 64, bias=False), nn.ReLU(), nn.Linear(64, 2))
@@ -146,10 +147,10 @@ def width_scaling(*, base_width: int) -> LRMultipliers:
 
 @known_keywords
 def frozen(*patterns: str) -> LRMultipliers:
-    """Parameters that stay as they are to the bit: those whose name fits one of the patterns, in which * stands for anything.
+    """Return the factor 0 for all parameters whose names match a pattern; * matches any text.
 
-    Frozen parameters have no gradient, decay or optimizer state, and are left out of averages. A pattern that fits no parameter is
-    an error. Freezing one name of a tied parameter freezes it. Batch statistics go on, unless the module is in evaluation mode.
+    Frozen parameters keep every bit and have no gradient, weight decay, optimizer state or average. A pattern without a match
+    raises `ConfigError`. A tied parameter is frozen if any of its names matches. Batch statistics still update in training mode.
 
     >>> from torch import nn
     >>> frozen("0.*", "*.bias").factors(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
@@ -174,7 +175,7 @@ def frozen(*patterns: str) -> LRMultipliers:
 
 
 def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> dict[str, float]:
-    """The product of all factors for every parameter of a model; `ConfigError` for invalid factors and unknown parameters.
+    """Return each parameter's product of factors; raise `ConfigError` for invalid factors and unknown names.
 
     >>> from torch import nn
     >>> factors_of(nn.Linear(2, 2), [frozen("bias")])
@@ -197,7 +198,7 @@ def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> d
 
 
 def misfits(lr_multipliers: Sequence[Any], optimizer: Declaration) -> list[str]:
-    """Problems of these multipliers with an optimizer, before a model exists."""
+    """Return a message for each value that is not an `LRMultipliers` or does not fit the optimizer."""
     problems = []
     for rate in lr_multipliers:
         if not isinstance(rate, LRMultipliers):
@@ -211,7 +212,6 @@ def misfits(lr_multipliers: Sequence[Any], optimizer: Declaration) -> list[str]:
 
 
 def freeze(model: "nn.Module", factors: Mapping[str, float]) -> None:
-    """Let no gradient reach the parameters whose factor is 0."""
     for name, parameter in model.named_parameters():
         if factors[name] == 0:
             parameter.requires_grad_(False)

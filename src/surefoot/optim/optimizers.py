@@ -1,7 +1,4 @@
-"""Specifications of optimizers, before a model exists: a name and numbers to print, save and compare.
-
-Importing this file does not import torch; `build.build_optimizer` does. docs/guides/optimizers.md helps to choose one.
-"""
+"""Specifications of optimizers, without importing torch; docs/guides/optimizers.md helps to choose an optimizer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,17 +16,17 @@ Multipliers = LRMultipliers | Sequence[LRMultipliers]
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """An optimizer with its numbers; made by `adamw` and the others or, from configuration, `named`."""
+    """An optimizer's name and settings, returned by functions such as `adamw` or, from configuration, by `named`."""
 
     name: str
     lr: float
     weight_decay: float
     settings: Mapping[str, Setting] = field(default_factory=dict)
     decay: Decay = "matrices"  # which parameters decay
-    lr_multipliers: tuple[LRMultipliers, ...] = ()  # of parts of the model
+    lr_multipliers: tuple[LRMultipliers, ...] = ()  # for parts of the model
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything that must agree for an exact resume, as JSON values.
+        """Return all settings that must be equal for an exact resume, as JSON values.
 
         >>> sgd(0.1, momentum=0.9).to_dict()
         {'name': 'sgd', 'lr': 0.1, 'weight_decay': 0.0, 'decay': 'matrices', 'momentum': 0.9, 'nesterov': False}
@@ -52,11 +49,12 @@ def adamw(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """Adam with decoupled weight decay: Loshchilov and Hutter 2019, algorithm 2 (https://arxiv.org/abs/1711.05101).
+    """Specify Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2: https://arxiv.org/abs/1711.05101).
 
-    The decay of a step is lr * weight_decay, so it follows the schedule. It applies to "matrices", as transformers and timm do, and
-    not to embeddings either; `decay="all"` applies it to every parameter, as `torch.optim.AdamW(model.parameters())` does. `lr_multipliers`
-    are those of parts of the model, such as `layer_decay(0.75)`.
+    Each step decays by lr * weight_decay, so the decay follows the schedule. With `decay="matrices"`, biases and norms do not
+    decay, as in transformers and timm; embeddings do not decay either. `decay="all"` decays every parameter, as
+    `torch.optim.AdamW(model.parameters())` does. `lr_multipliers` are factors for parts of the model, such as
+    `layer_decay(0.75)`.
 
     >>> adamw(3e-4).weight_decay
     0.01
@@ -81,9 +79,9 @@ def adam(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """Adam, whose weight decay is a part of the gradient: Kingma and Ba 2015, algorithm 1 (https://arxiv.org/abs/1412.6980).
+    """Specify Adam with weight decay in the gradient (Kingma and Ba 2015, algorithm 1: https://arxiv.org/abs/1412.6980).
 
-    For comparison: the decay goes through the moments, so weights with large gradients hardly decay; `adamw` has it apart.
+    The decay passes through the moments, so weights with large gradients hardly decay; use `adamw` except for comparison.
 
     >>> adam(3e-4).to_dict()["betas"]
     [0.9, 0.999]
@@ -108,10 +106,10 @@ def sgd(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """Stochastic gradient descent, with momentum as torch has it: buffer = momentum * buffer + gradient.
+    """Specify stochastic gradient descent, with torch's momentum: buffer = momentum * buffer + gradient.
 
-    The rate multiplies the buffer; Sutskever et al. 2013, equations 1 and 2, have it inside instead:
-    https://proceedings.mlr.press/v28/sutskever13.html
+    The learning rate multiplies the buffer. In Sutskever et al., 2013, equations 1 and 2, it multiplies only the gradient inside
+    the buffer: https://proceedings.mlr.press/v28/sutskever13.html
 
     >>> dict(sgd(0.1, momentum=0.9).settings)
     {'momentum': 0.9, 'nesterov': False}
@@ -129,9 +127,10 @@ def lion(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """The sign of a momentum, half of AdamW's state: Chen et al. 2023, algorithm 2 (https://arxiv.org/abs/2302.06675).
+    """Specify Lion, which steps by the sign of a momentum (Chen et al., 2023, algorithm 2: https://arxiv.org/abs/2302.06675).
 
-    Every number moves by lr, so lr is 3 to 10 times smaller than AdamW's, and weight_decay as many times larger (section 5).
+    The state is half of AdamW's. Every element moves by lr. Use an lr 3 to 10 times smaller than AdamW's, and a weight_decay 3 to
+    10 times larger (section 5).
 
     >>> lion(3e-4, weight_decay=1.0).to_dict()
     {'name': 'lion', 'lr': 0.0003, 'weight_decay': 1.0, 'decay': 'matrices', 'betas': [0.9, 0.99]}
@@ -157,11 +156,11 @@ def adafactor(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """A mean square for each row and column: Shazeer and Stern 2018, algorithm 4 (https://arxiv.org/abs/1804.04235).
+    """Specify Adafactor, with a mean square per row and column (Shazeer and Stern 2018: https://arxiv.org/abs/1804.04235).
 
-    As torch's Adafactor: a step is at most min(lr, 1 / sqrt(step)) of a parameter's root mean square, or of `min_scale` if that is
-    larger. An update whose root mean square is above `clip_threshold` is scaled to it. Once 1 / sqrt(step) is below lr, a
-    schedule's lower lr is felt only below that.
+    The arithmetic is torch's version of algorithm 4. A step is at most min(lr, 1 / sqrt(step)) times the parameter's root mean
+    square, or times `min_scale` if that is larger. Updates are scaled down to a root mean square of `clip_threshold`. A schedule
+    has an effect only while its lr is below 1 / sqrt(step).
 
     >>> adafactor().lr
     0.01
@@ -192,13 +191,13 @@ def muon(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """Muon for hidden matrices and kernels, AdamW (`betas`, `eps`) for embeddings, head, norms and biases.
+    """Specify Muon for hidden matrices and kernels, and AdamW (`betas`, `eps`) for all other parameters.
 
-    Updates of matrices are orthogonalised by `ns_steps` of Newton and Schulz's iteration (Jordan et al. 2024:
-    https://kellerjordan.github.io/posts/muon/) and are then as large as AdamW's (Liu et al. 2025, section 2.2, equation 4:
-    https://arxiv.org/abs/2502.16982), so that AdamW's rate and decay serve both; `adamw_lr` gives its part another rate.
-    `adamw_modules` names the modules or parameters that AdamW trains instead of the head. `surefoot plan` prints which part trains
-    which parameters.
+    AdamW trains embeddings, head, norms and biases. Matrix updates are orthogonalized by `ns_steps` Newton-Schulz iterations
+    (Jordan et al., 2024: https://kellerjordan.github.io/posts/muon/). These updates have the scale of AdamW's (Liu et al., 2025,
+    section 2.2, equation 4: https://arxiv.org/abs/2502.16982), so that AdamW's learning rate and decay fit both. `adamw_lr` sets
+    another learning rate for AdamW. `adamw_modules` names the modules or parameters that AdamW trains instead of the head.
+    `surefoot plan` prints which optimizer trains each parameter.
 
     >>> muon(3e-3).to_dict()["ns_steps"]
     5
@@ -228,9 +227,7 @@ def nadam(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """torch's NAdam, Adam with Nesterov's momentum (Dozat 2016: https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ).
-
-    Its weight decay is decoupled, as AdamW's.
+    """Specify torch's NAdam, with decoupled weight decay (Dozat 2016: https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ).
 
     >>> nadam(1e-3).to_dict()["momentum_decay"]
     0.004
@@ -251,9 +248,7 @@ def radam(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """torch's RAdam, whose first steps are rectified: Liu et al. 2020, algorithm 2 (https://arxiv.org/abs/1908.03265).
-
-    Its weight decay is decoupled, as AdamW's.
+    """Specify torch's RAdam, with decoupled weight decay (Liu et al., 2020, algorithm 2: https://arxiv.org/abs/1908.03265).
 
     >>> radam(1e-3).name
     'radam'
@@ -278,9 +273,9 @@ def adamw8bit(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """AdamW that keeps its moments in 8 bits, by blocks of 256: Dettmers et al. 2022 (https://arxiv.org/abs/2110.02861).
+    """Specify AdamW with 8-bit moments in blocks of 256 (Dettmers et al., 2022: https://arxiv.org/abs/2110.02861).
 
-    A quarter of AdamW's state. Parameters of fewer than 4096 numbers keep theirs in 32 bits. Needs bitsandbytes.
+    The state is 25% of AdamW's. Parameters of fewer than 4096 elements have 32-bit moments. The optimizer needs bitsandbytes.
 
     >>> adamw8bit(3e-4).to_dict()["eps"]
     1e-08
@@ -305,10 +300,10 @@ def schedule_free(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """AdamW without a schedule: Defazio et al. 2024, algorithm 1 (https://arxiv.org/abs/2405.15682).
+    """Specify AdamW without a schedule (Defazio et al., 2024, algorithm 1: https://arxiv.org/abs/2405.15682).
 
-    Evaluation, samples and predictions use a mean of all weights so far, each with the square of its rate as its weight. Give it a
-    constant schedule with a warm-up, and no `ema`. It takes larger rates than AdamW, 1 to 10 times.
+    Evaluation, samples and predictions use an average of all weights so far, weighted by the squared learning rates. Use a
+    constant schedule with a warm-up, and no `ema`. Good learning rates are 1 to 10 times AdamW's.
 
     >>> schedule_free(3e-3).name
     'schedule_free'
@@ -332,9 +327,9 @@ def named(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """The optimizer called `name`; a setting that is None has the optimizer's own default.
+    """Return the specification of the optimizer `name`; settings that are None have the optimizer's defaults.
 
-    Raises one `ConfigError` with all problems; a setting that only other optimizers know is one of them.
+    Raises one `ConfigError` that lists all problems, including settings of other optimizers.
 
     >>> named("sgd", lr=0.1, settings={"momentum": 0.9, "betas": None}).to_dict()["momentum"]
     0.9
@@ -350,4 +345,4 @@ def named(
     return OptimizerSpec(name, lr=lr, weight_decay=strength, settings=plain, decay=decay, lr_multipliers=several)
 
 
-OPTIMIZERS: Mapping[str, Declaration] = DECLARED  # all of the above, by name
+OPTIMIZERS: Mapping[str, Declaration] = DECLARED  # all optimizers above, by name

@@ -1,7 +1,7 @@
-"""Which parameters share a decay and a rate, and which are hidden matrices: decided by modules and shapes, never by names.
+"""Parameter groups by weight decay and learning rate, and hidden matrices, chosen by modules and shapes.
 
-Names mislead: "LayerNorm.weight" matches no `norm1.weight`, and "bias" matches the matrix `bias_proj.weight`. Depth, input matrices
-and the final layer follow from the order in which modules were registered, which is that of the forward pass.
+Names mislead: "LayerNorm.weight" does not match `norm1.weight`, and "bias" matches the matrix `bias_proj.weight`. Depth, input
+matrices and the final layer follow from the order of module registration, assumed to be the order of the forward pass.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,21 +19,21 @@ _NORMS = (
     nn.LayerNorm,
     nn.RMSNorm,
     nn.GroupNorm,
-    nn.modules.batchnorm._NormBase,  # batch and instance norms of all dimensions, synchronised ones too
+    nn.modules.batchnorm._NormBase,  # batch and instance norms of all dimensions, including synchronized norms
 )
-_BIASES = ("bias", "bias_k", "bias_v")  # the last two are MultiheadAttention's, of three dimensions
+_BIASES = ("bias", "bias_k", "bias_v")  # the last two are MultiheadAttention's, with three dimensions
 _PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")  # MultiheadAttention's own
 
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that share a weight decay and a rate (a factor on the base learning rate), with their names in the model."""
+    """Parameters and their names that share a weight decay and a factor on the base learning rate (`rate`)."""
 
     name: str
     decay: float
     parameters: list[nn.Parameter]
     names: list[str]
-    hidden: bool = False  # whether they are matrices between embeddings and head: `split_hidden` says so
+    hidden: bool = False  # True for matrices between embeddings and head, from `split_hidden`
     rate: float = 1.0
 
 
@@ -45,12 +45,13 @@ def parameter_groups(
     rates: Mapping[str, float] | None = None,
     trained: set[str] | None = None,
 ) -> list[Group]:
-    """The trainable parameters of `model`, those with the same decay and the same rate in one group.
+    """Return the trainable parameters of `model`, grouped by weight decay and learning rate.
 
-    With `decay` "matrices", parameters of fewer than two dimensions, biases, norms and embeddings do not decay; with "all" every
-    parameter does. `rates` are factors on the base learning rate, by name; all others have 1. Groups of rate 1 come first, then by
-    falling rate; of one rate first the group that decays. A tied parameter stands once, and its first owner decides. `trained`
-    names those that are taken; None takes all that have `requires_grad` at this moment.
+    With `decay="matrices"`, embeddings, biases, norms and other parameters with fewer than two dimensions do not decay. With
+    `decay="all"`, every parameter decays. `rates` maps names to factors on the base learning rate; the default is 1. Groups are
+    sorted by falling factor, with 1 first; the decaying group precedes the other group with its factor. A tied parameter appears
+    once, in the group of its first owner. `trained` names the parameters to group; None means all parameters with `requires_grad`
+    now.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     >>> [(group.name, group.decay, group.names) for group in parameter_groups(model, 0.1)]
@@ -77,7 +78,7 @@ def parameter_groups(
 
 
 def first_and_last(names: Sequence[str]) -> str:
-    """Some names in short.
+    """Return the first and last name for a message.
 
     >>> first_and_last(["a", "b", "c"]), first_and_last(["a"])
     ('a ... c', 'a')
@@ -86,11 +87,11 @@ def first_and_last(names: Sequence[str]) -> str:
 
 
 def hidden_matrices(model: nn.Module, *, excepted: Sequence[str] | None = None) -> set[nn.Parameter]:
-    """The weights of Linear layers, of attention's projections and of convolutions, but for the head's and embeddings'.
+    """Return the weights of Linear layers, attention projections and convolutions, except the head and embeddings.
 
-    The head is every Linear whose weight is an embedding's, or else the last layer with a matrix (`final_layer`). `excepted`
-    names modules or parameters to leave out instead of it. A convolution in groups is not hidden: its kernel is several matrices
-    in one tensor. Nor are tensors that another kind of module owns.
+    The head is every Linear layer tied to an embedding, or else the last layer with a matrix (`final_layer`). `excepted` names
+    modules or parameters to exclude instead of the head. Kernels of grouped convolutions are not hidden, because each is several
+    matrices in one tensor. Tensors owned by other module types are not hidden.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 9))
     >>> [name for name, weight in model.named_parameters() if weight in hidden_matrices(model)]
@@ -109,7 +110,7 @@ def hidden_matrices(model: nn.Module, *, excepted: Sequence[str] | None = None) 
 
 
 def split_hidden(groups: Sequence[Group], hidden: set[nn.Parameter]) -> list[Group]:
-    """The groups in two each, hidden matrices first, where both are not empty; all else of a group stays as it was."""
+    """Split each group into hidden matrices and other parameters; groups of hidden matrices come first."""
     parts = []
     for is_hidden in (True, False):
         for group in groups:
@@ -122,7 +123,7 @@ def split_hidden(groups: Sequence[Group], hidden: set[nn.Parameter]) -> list[Gro
 
 
 def with_rates(groups: Sequence[Group], lr: float) -> list[dict[str, Any]]:
-    """The groups as torch's optimizers take them: each has its decay, and `lr` times its own rate."""
+    """Return the groups for torch's optimizers, each with its weight decay and `lr` times its factor."""
     return [{"params": group.parameters, "weight_decay": group.decay, "lr": lr * group.rate} for group in groups]
 
 
@@ -134,7 +135,6 @@ def _matrices(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _called(model: nn.Module, names: Sequence[str]) -> set[nn.Parameter]:
-    """All parameters of the modules, and the parameters, that are called so."""
     called = {name: [*module.parameters()] for name, module in model.named_modules(remove_duplicate=False)}
     called |= {name: [parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
     if unknown := [name for name in names if name not in called]:
@@ -147,12 +147,12 @@ def _called(model: nn.Module, names: Sequence[str]) -> set[nn.Parameter]:
 
 
 def depths(model: nn.Module) -> dict[str, int] | None:
-    """How deep each parameter stands, by its first name, from 0 without gaps; None where the model holds no list of blocks.
+    """Return each parameter's depth by its first name, from 0 without gaps, or None if the model has no list of blocks.
 
-    Blocks are the children of the outermost `nn.ModuleList` and `nn.Sequential`; if those hold single layers, every layer with a
-    matrix is one. Modules before the blocks (embeddings, a stem) have depth 0, and each block is one deeper than the one before,
-    through all lists. Modules between two lists belong to the block before them; all after the last list (a norm, a head) are
-    deepest. A tied parameter counts where it stands first.
+    Blocks are the children of the outermost `nn.ModuleList` and `nn.Sequential`. If those contain single layers, every layer with
+    a matrix is a block. Modules before the blocks (embeddings, a stem) have depth 0. Each block is one deeper than the previous
+    block, through all lists. Modules between two lists belong to the block before them; modules after the last list (a norm, a
+    head) are deepest. A tied parameter has the depth of its first occurrence.
 
     >>> depths(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 9, bias=False)))
     {'0.weight': 0, '1.weight': 1, '1.bias': 1, '2.weight': 1, '2.bias': 1, '3.weight': 2}
@@ -173,7 +173,7 @@ def depths(model: nn.Module) -> dict[str, int] | None:
 
 
 def matrices(model: nn.Module) -> list[tuple[nn.Module, nn.Parameter]]:
-    """All that activations are multiplied with or that is looked up, each with its owner: no bias, no norm; tied ones twice.
+    """Return all (module, weight) pairs except biases and norms; a tied weight appears once per owner.
 
     >>> [tuple(matrix.shape) for _, matrix in matrices(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)))]
     [(3, 2), (1, 3)]
@@ -187,7 +187,7 @@ def matrices(model: nn.Module) -> list[tuple[nn.Module, nn.Parameter]]:
 
 
 def final_layer(model: nn.Module) -> nn.Module | None:
-    """The module that makes the outputs: the last one with a matrix that is not an embedding; None if it does not exist.
+    """Return the output layer: the last module with a matrix that is not an embedding, or None.
 
     >>> final_layer(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1), nn.Tanh()))
     Linear(in_features=3, out_features=1, bias=True)
@@ -196,12 +196,12 @@ def final_layer(model: nn.Module) -> nn.Module | None:
 
 
 def own_parameters(module: nn.Module | None) -> set[nn.Parameter]:
-    """The parameters of a module itself, without those of its children."""
+    """Return the parameters of a module itself, without those of its children."""
     return set() if module is None else set(module.parameters(recurse=False))
 
 
 def input_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Matrices that take in the data: embeddings and others before the blocks, or else the first of all.
+    """Return the matrices that read the data: embeddings and matrices before the blocks, or else the first matrix.
 
     >>> [tuple(matrix.shape) for matrix in input_matrices(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))]
     [(3, 2)]
@@ -214,17 +214,15 @@ def input_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def is_embedding(owner: nn.Module) -> bool:
-    """Whether a module looks up rows of its matrix."""
     return isinstance(owner, EMBEDDINGS)
 
 
 def is_bias_or_norm(owner: nn.Module, name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter is added to activations, or scales them one by one."""
+    """Return whether a parameter is added to activations or scales them element by element."""
     return parameter.ndim < 2 or name in _BIASES or isinstance(owner, _NORMS)
 
 
 def _pieces(model: nn.Module) -> list[tuple[list[nn.Parameter], bool]]:
-    """The model's parameters in order, cut into blocks (True) and the pieces outside of them."""
     of_layers = not any(_holds_blocks(module) for module in model.modules())
     return [piece for piece in _cut(model, of_layers=of_layers) if piece[0]]
 
@@ -241,7 +239,6 @@ def _cut(module: nn.Module, *, of_layers: bool) -> Iterator[tuple[list[nn.Parame
 
 
 def _holds_blocks(module: nn.Module) -> bool:
-    """True for a list of parts that are themselves made of parts; in a Sequential two of them must be of one kind."""
     parts = [
         child
         for child in module.children()

@@ -1,6 +1,6 @@
-"""How a bad step is skipped: parameters and optimizer state stay as they were, and the host does not know.
+"""Skipping of bad steps on the device: parameters and optimizer state keep their bits, and the host does not wait.
 
-A zeroed gradient would not skip a step: momentum, decay and the step counter would move on.
+Zeroed gradients would not skip a step: momentum, weight decay and step counters would still change parameters and state.
 """
 
 import math
@@ -16,39 +16,39 @@ from surefoot.optim.adamw_fused import straight_to_kernel
 from surefoot.optim.in_place import Restoring, fused_sgd_writes, read_on_cpu
 from surefoot.optim.kinds.kind import kind_of, shapes_of, state_bytes
 
-_LARGE = 1e38  # below it no sum of two numbers of 32 bits overflows
+_LARGE = 1e38  # the sum of two smaller float32 values does not overflow
 
 
 class Skip(Protocol):
-    """One way to take an optimizer's step, or not."""
+    """A method that takes or skips an optimizer's step."""
 
     @property
     def description(self) -> str:
-        """A phrase that describes the way and its cost."""
+        """A phrase that describes the method and its cost."""
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
-        """Step where `found_inf` (float32, on the device) is 0; where 1, no bit of anything changes."""
+        """Take a step if `found_inf` (float32, on the device) is 0; if it is 1, change no bit."""
 
 
 def should_skip(
     norm: Tensor, loss: Tensor, bad_in_a_row: Tensor, *, max_bad_steps: int, loss_scale: Tensor | None = None
 ) -> Tensor:
-    """1.0 where this update is not to be applied, else 0.0, on the device; counts it in `bad_in_a_row`, the latch.
+    """Return 1.0 if the update must be skipped, else 0.0, on the device; count it in `bad_in_a_row`.
 
-    Past `max_bad_steps` bad ones in a row every later one is skipped: the count then only grows. Under a `loss_scale`, an overflow
-    that a smaller scale may cure is skipped, but does not count as divergence.
+    After more than `max_bad_steps` consecutive bad updates, every later update is skipped and counted. With a `loss_scale` above
+    1, a gradient overflow is skipped but not counted, since a smaller scale may cure it.
 
     >>> bad_in_a_row = torch.zeros(())
     >>> norms = (1.0, torch.inf, torch.inf, 1.0)
     >>> [float(should_skip(torch.tensor(norm), torch.tensor(2.0), bad_in_a_row, max_bad_steps=1)) for norm in norms]
     [0.0, 1.0, 1.0, 1.0]
     """
-    on_cpu = norm.is_cpu and loss.is_cpu and bad_in_a_row.is_cpu  # the norm of no gradients is, on any device
-    # most steps: the general arithmetic would come to 0 and leave the latch at 0, by nine calls of torch
+    on_cpu = norm.is_cpu and loss.is_cpu and bad_in_a_row.is_cpu  # without gradients, the norm is on the CPU
+    # shortcut for most steps: the general arithmetic needs nine torch calls to return 0 and keep the counter at 0
     plain = on_cpu and loss_scale is None and abs(read_on_cpu(norm) + read_on_cpu(loss)) < _LARGE
     if plain and read_on_cpu(bad_in_a_row) == 0.0:
         return torch.zeros((), dtype=torch.float32)
-    bad = torch.ne((probe := norm + loss) - probe, 0)  # inf - inf and NaN - NaN are NaN, which equals nothing
+    bad = torch.ne((probe := norm + loss) - probe, 0)  # inf - inf and NaN - NaN are NaN, which differs from 0
     skipped = (bad | (bad_in_a_row > max_bad_steps)).float()
     counted = 1 if loss_scale is None else torch.logical_not(bad & torch.isfinite(loss) & (loss_scale > 1))
     bad_in_a_row.add_(counted).mul_(skipped)
@@ -56,10 +56,10 @@ def should_skip(
 
 
 def skipping(optimizer: Any, device: torch.device) -> Skip:
-    """The way for this optimizer on this device; an optimizer that cannot skip there is refused by name.
+    """Return the skip method for an optimizer on a device; raise `ConfigError` if the optimizer cannot skip there.
 
-    Fused AdamW, Adam, SGD and Adagrad and those of `kinds/` skip by themselves; others are not called on the CPU, and undone
-    elsewhere. The meta device counts as CUDA.
+    Fused AdamW, Adam, SGD, Adagrad and the optimizers of `kinds/` skip by themselves. The step of any other optimizer is not
+    called on the CPU, and is undone from copies on other devices. The meta device counts as CUDA.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> skipping(torch.optim.AdamW([weight], fused=True), torch.device("cpu")).description
@@ -83,13 +83,13 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
         return PartByPart(tuple((part, skipping(part, device)) for part in optimizer.parts))
     if way == "own arithmetic" or (way == "own arithmetic off the CPU" and device.type != "cpu"):
         return InsideKernel("inside its own arithmetic, which writes nothing then")
-    # the first step that a dampened SGD applies differs from all others: its gradient is not dampened
+    # SGD does not dampen the gradient of its first applied step
     dampened = any(group["momentum"] and group["dampening"] for group in sgd)
-    known_device = device.type in ("cpu", "cuda", "meta")  # where torch's kernels honour the flag
+    known_device = device.type in ("cpu", "cuda", "meta")  # torch's kernels honor the flag there
     all_fused = known_device and all(group.get("fused") for group in optimizer.param_groups)
     if way == "fused kernel" and all_fused and not dampened:
-        # Left to itself the fused SGD (torch 2.13) makes its buffers from uninitialised memory in its first step, and leaves them
-        # so if that is skipped; without dampening its first step amounts to a start from zeros.
+        # Fused SGD (torch 2.13) creates its buffers from uninitialized memory, and a skipped first step leaves them uninitialized.
+        # Without dampening, buffers of zeros give the same first step.
         for parameter in (each for group in sgd if group["momentum"] for each in group["params"]):
             if optimizer.state[parameter].get("momentum_buffer") is None:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
@@ -110,7 +110,7 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
 
 
 def update_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
-    """Temporary bytes of an update on the first of several ranks: copies to restore, and the matrices that Muon multiplies.
+    """Return the temporary bytes of an update on the first of `shards` ranks: copies to restore, and Muon's matrices.
 
     >>> from surefoot.optim.kinds.muon import BatchedMuon
     >>> muon = BatchedMuon([torch.nn.Parameter(torch.zeros(8, 32))])
@@ -131,22 +131,21 @@ def update_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
 
 @dataclass(frozen=True)
 class InsideKernel:
-    """The optimizer reads the flag itself, on the device: no copy, no wait."""
+    """A skip method for optimizers that read `found_inf` on the device without a copy, as with `torch.amp.GradScaler`."""
 
     description: str
 
     def apply(self, optimizer: Any, found_inf: Tensor) -> None:
-        """Hand the flag to the kernel, as `torch.amp.GradScaler` does."""
         optimizer.found_inf = found_inf
         try:
             optimizer.step()
         finally:
-            del optimizer.found_inf  # a later step by hand must not find it
+            del optimizer.found_inf  # a later manual step must not read the flag
 
 
 @dataclass(frozen=True)
 class PartByPart:
-    """Each part of a composite optimizer in its own way."""
+    """A skip method that applies a separate skip method to each part of a composite optimizer."""
 
     parts: tuple[tuple[Optimizer, Skip], ...]
 
@@ -163,7 +162,7 @@ class PartByPart:
 
 @dataclass(frozen=True)
 class BranchOnCpu:
-    """A plain branch, on the one device where reading a number waits for nothing."""
+    """A skip method that branches on the host, since reading a CPU tensor waits for no device."""
 
     description: str
 
@@ -172,6 +171,6 @@ class BranchOnCpu:
 
 
 def step_unless_on_cpu(optimizer: Optimizer, found_inf: Tensor) -> None:
-    """Take the step unless the flag is set, which must be on the CPU."""
+    """Call `optimizer.step` unless the flag, a CPU tensor, is set."""
     if read_on_cpu(found_inf) == 0:
         optimizer.step()

@@ -1,7 +1,7 @@
-"""Which parameters a run trains, while its own code freezes and unfreezes them through `requires_grad`.
+"""The parameters that a run trains, while user code freezes and unfreezes them through `requires_grad`.
 
-A parameter that is frozen on the way stays with its optimizer and does not change. One that is unfrozen for the first time joins:
-its model's optimizer is built again, and all others keep their state.
+A parameter that is frozen during training stays in its optimizer and does not change. A parameter that is unfrozen for the first
+time joins its model's optimizer, which is rebuilt; all other parameters keep their state.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,10 +21,10 @@ _requires_grad = attrgetter("requires_grad")
 
 @dataclass
 class Trainable:
-    """Notices between steps which parameters user code froze, unfroze or replaced; looks at flags and identities, never at numbers.
+    """A tracker that detects frozen, unfrozen and replaced parameters by flags and identities, without reading values.
 
-    trained: names of the parameters that an optimizer has, for each model with one; `rebuild` builds that for others of it.
-    joins_in_step: whether it may do so inside a step, where no other process waits. sharded: parameters lie over several ranks.
+    `trained` maps each model with an optimizer to the names of its parameters; `rebuild` builds that optimizer for other names.
+    `joins_in_step` allows a rebuild inside a step, if no other process waits. `sharded` is True if parameters are sharded.
     """
 
     models: dict[str, nn.Module] = field(default_factory=dict)
@@ -37,20 +37,20 @@ class Trainable:
         self._look()
 
     def follow(self, *, in_step: bool = False) -> None:
-        """Train all trainable parameters; `ConfigError` for one that cannot be trained.
+        """Train all parameters with `requires_grad`; raise `ConfigError` for parameters that cannot be trained.
 
-        If nothing changed that takes 5 us between steps with 24 parameters, and 70 us with 144 (one core); in a step, 2 and 9.
+        Without changes this takes 5 us between steps with 24 parameters and 70 us with 144 (one core); inside a step, 2 and 9 us.
         """
         if tuple(map(_requires_grad, self._every)) != self.flags or (not in_step and self._replaced()):
             self._follow(in_step=in_step)
 
     def state(self) -> dict[str, list[str]]:
-        """Its part of a checkpoint: the frozen parameters, and those that no optimizer has."""
+        """Return the frozen parameters, and those without an optimizer, for a checkpoint."""
         frozen = [name for name, parameter in self.parameters.items() if not parameter.requires_grad]
         return {"frozen": frozen, "in_no_optimizer": [self._full(model, name) for model, name, _ in self._outside]}
 
     def load_state(self, state: Mapping[str, list[str]], *, where: str) -> None:
-        """Freeze and unfreeze as a checkpoint says, and build optimizers again that had other parameters."""
+        """Restore `requires_grad` from a checkpoint, and rebuild optimizers that had other parameters."""
         now, frozen, outside = self.state(), set(state["frozen"]), set(state["in_no_optimizer"])
         if self.sharded and state != now:
             other = sorted(frozen ^ set(now["frozen"]) | outside ^ set(now["in_no_optimizer"]))
@@ -62,17 +62,16 @@ class Trainable:
         self._look()
 
     def changes(self, before: tuple[bool, ...]) -> list[str]:
-        """In words, how the flags differ from those `before`."""
+        """Return descriptions of the parameters whose flags differ from `before`."""
         now = [(name, flag) for name, was, flag in zip(self.parameters, before, self.flags, strict=True) if was != flag]
         verbs = {"unfrozen": [name for name, flag in now if flag], "frozen": [name for name, flag in now if not flag]}
         return [f"{_counted(names)} {verb}: {first_and_last(names)}" for verb, names in verbs.items() if names]
 
     def _look(self) -> None:
-        """Remember all parameters, and which of them are trained."""
         modules = [module for model in self.models.values() for module in model.modules()]
         owners: list[Any] = [self.models, *(own for each in modules for own in (each._parameters, each._modules))]
         self._owners, self._empty = [own for own in owners if own], [own for own in owners if not own]
-        self._parts = [*chain.from_iterable(map(dict.values, self._owners))]  # so that no other can have their ids
+        self._parts = [*chain.from_iterable(map(dict.values, self._owners))]  # keeps ids from being reused
         self._ids = [*map(id, self._parts)]
         self._outside = [each for each in self._named() if each[1] not in self.trained.get(each[0], ())]
         self.parameters = {self._full(model, name): parameter for model, name, parameter in self._named()}
@@ -81,26 +80,25 @@ class Trainable:
 
     def _take_flags(self) -> None:
         self.flags = tuple(map(_requires_grad, self._every))
-        self.fingerprint = crc32(bytes(self.flags))  # the same on every rank that has frozen the same
+        self.fingerprint = crc32(bytes(self.flags))  # equal on all ranks with equal flags
 
     def _replaced(self) -> bool:
-        """Whether there are other modules or parameters now; FSDP replaces them in every pass."""
         now = [*map(id, chain.from_iterable(map(dict.values, self._owners)))]
-        return (now != self._ids or any(self._empty)) and not self.sharded
+        return (now != self._ids or any(self._empty)) and not self.sharded  # FSDP replaces them in every forward pass
 
     def _follow(self, *, in_step: bool) -> None:
         before = dict(zip(self.parameters, self.flags, strict=True))
         changed = [name for name, parameter in self.parameters.items() if parameter.requires_grad is not before[name]]
         if self.sharded and in_step:
             return
-        if self.sharded:  # what still differs after the step
+        if self.sharded:  # flags that still differ after the step
             raise ConfigError(_not_under_fsdp(changed))
         if replaced := self._replaced():
             self._refuse_other_parameters()
         wanted = [(model, name) for model, name, parameter in self._outside if parameter.requires_grad]
         joining = [(model, name) for model, name in wanted if model in self.trained]
         if in_step and not self.joins_in_step and (joining or len(self.models) == 1):
-            raise ConfigError(  # DDP of a single model waits for all that was trained before
+            raise ConfigError(  # DDP of a single model waits for all previously trained parameters
                 f"requires_grad of {_counted(changed)} changed inside a step, before its gradients ({first_and_last(changed)})\n"
                 "  the other processes wait for the gradients of what was trained when the step began\n"
                 "  change it after update(step), at the end of the loop's body: it then counts from the next step on"
@@ -108,7 +106,7 @@ class Trainable:
         thawed = [
             self._full(*each) for each in wanted if each not in joining and before.get(self._full(*each)) is False
         ]
-        if thawed:  # what nobody ever froze in a model without an optimizer is its owner's choice
+        if thawed:  # in a model without an optimizer, parameters that were never frozen are allowed
             raise ConfigError(
                 f"requires_grad of {_counted(thawed)} is True now, and their model has no optimizer ({first_and_last(thawed)})\n"
                 "  they would get gradients and never move\n"
@@ -132,7 +130,6 @@ class Trainable:
                 self.trained[model] = names
 
     def _refuse_other_parameters(self) -> None:
-        """Raise `ConfigError` where a model has other parameters than it had; other modules around them are its own business."""
         then, now = self.parameters, {self._full(model, name): parameter for model, name, parameter in self._named()}
         if other := [name for name in dict.fromkeys([*then, *now]) if then.get(name) is not now.get(name)]:
             how = "is gone" if other[0] not in now else "is new" if other[0] not in then else "is another tensor now"

@@ -1,4 +1,4 @@
-"""The optimizers that have a name, and checks of their settings. Torch-free."""
+"""Declarations of the named optimizers, and checks of their settings, without importing torch."""
 
 import difflib
 import inspect
@@ -11,26 +11,25 @@ from surefoot.config.keywords import known_keywords
 from surefoot.errors import ConfigError
 
 Setting = float | bool | str | None | tuple[float, ...] | tuple[str, ...]
-Check = tuple[str, Callable[[Any], bool]]  # what is needed, and whether a value is that
+Check = tuple[str, Callable[[Any], bool]]  # a description of valid values, and a predicate
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """An optimizer's name, defaults and checks; how it is built and skipped stands in `file` (`OptimizerKind`)."""
+    """An optimizer's name, defaults and checks; `file` defines its `OptimizerKind`."""
 
     name: str
     file: str
     weight_decay: float
     settings: Mapping[str, Setting]
     checks: Mapping[str, Check]
-    # lr and weight_decay of a recipe that is not told any, chosen among rates a factor of 3 apart (docs/guides/optimizers.md)
+    # a recipe's default lr and weight_decay, chosen among learning rates a factor of 3 apart (docs/guides/optimizers.md)
     first_run: tuple[float, float]
-    like_adam: bool  # whether the size of its steps is that of `lr`, whatever the size of the gradient
+    like_adam: bool  # True if the step size follows `lr`, whatever the gradient's scale
 
     @property
     def known(self) -> list[str]:
-        """All settings that it takes, those of parts of a model included."""
         return [
             "lr",
             "weight_decay",
@@ -42,16 +41,16 @@ class Declaration:
         ]
 
 
-# By name, the optimizers whose public functions have been imported: those of `optimizers.py`
+# The optimizers of `optimizers.py` by name, registered when that file is imported
 DECLARED: dict[str, Declaration] = {}
 
 
 def declared(
     file: str, *, first_run: tuple[float, float], checks: Mapping[str, Check] | None = None, like_adam: bool = True
 ) -> Callable[[Function], Function]:
-    """Declare the optimizer that this public function specifies: its keywords and their defaults are the optimizer's.
+    """Declare an optimizer whose settings and defaults are the keywords of the decorated function.
 
-    `file` is the module with its `OptimizerKind`, relative to `surefoot.optim.kinds`; `checks` are of keywords that only it has.
+    `file` is its module, relative to `surefoot.optim.kinds`. `checks` are for the keywords that no other optimizer has.
     """
 
     def declare(function: Function) -> Function:
@@ -69,7 +68,7 @@ def declared(
 def problems(
     kind: Declaration, *, lr: Any, weight_decay: Any, decay: Any = "matrices", settings: Mapping[str, Any]
 ) -> list[str]:
-    """A line for everything that is wrong with the settings given to an optimizer.
+    """Return one message per invalid setting of an optimizer.
 
     >>> import surefoot.optim.optimizers
     >>> problems(declaration("sgd"), lr=0.1, weight_decay=0.0, settings={"momentum": 2.0})
@@ -93,7 +92,7 @@ def problems(
 
 
 def declaration(name: str) -> Declaration:
-    """That of the optimizer called `name`; `ConfigError` for a name that none has.
+    """Return the declaration of the optimizer `name`; raise `ConfigError` for an unknown name.
 
     >>> import surefoot.optim.optimizers
     >>> declaration("lion").settings
@@ -115,7 +114,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def at_least(low: float, *, below: float = math.inf) -> Check:
-    """The check of a number in a range.
+    """Return a check that a number is at least `low` and smaller than `below`.
 
     >>> at_least(0, below=1)[0]
     'a number from 0 to below 1'

@@ -1,4 +1,4 @@
-"""A run on many GPUs: the memory of each GPU by purpose under a strategy, and whether the memory suffices."""
+"""A run on many GPUs: the estimated memory of each GPU by purpose, compared with the available memory."""
 
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,7 @@ _SPARE = 0.9  # usable fraction of a GPU's memory; CUDA, NCCL and fragmentation 
 
 @dataclass(frozen=True)
 class Memory:
-    """The bytes of one GPU by purpose. `total` is the peak. `host` is the host memory."""
+    """The bytes on one GPU by purpose. `total` is the peak. `host` counts the bytes in host memory."""
 
     parameters: int
     gradients: int
@@ -29,7 +29,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """The permanent memory plus the larger of a pass's and an update's additional memory."""
+        """The permanent memory plus the additional memory of a pass or of an update, whichever is larger."""
         stays = self.parameters + self.gradients + self.optimizer + self.averages + self.buffers
         return stays + max(self.whole_gradients + self.gathered + self.exchanged + self.passing, self.updating)
 
@@ -37,10 +37,10 @@ class Memory:
 def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
     """Estimate the memory of the fullest GPU if each rank computes `micro_batches` per step.
 
-    Sharding follows FSDP2's rows: Rajbhandari et al. 2020, section 5 (https://arxiv.org/abs/1910.02054), stage 3. Beside its
-    own rows, a GPU holds the current block gathered and the next block in transit (Zhao et al. 2023, section 3.3:
-    https://arxiv.org/abs/2304.11277), or all blocks without resharding. The GPU also holds the gradients of one block
-    and their communication buffer.
+    Parameters are sharded by FSDP2's rows (Rajbhandari et al. 2020, section 5, stage 3, https://arxiv.org/abs/1910.02054).
+    Besides its own rows, a GPU holds the gathered current block and the next block in transit, or all blocks without resharding
+    (Zhao et al. 2023, section 3.3, https://arxiv.org/abs/2304.11277). The gradients of one block and their communication buffer
+    are added.
 
     >>> from surefoot.plan.workload import Spread, Weight, Workload
     >>> block = (Weight((1024, 1024)),)
@@ -78,7 +78,7 @@ def _gathered_bytes(work: Workload, strategy: Spread) -> int:
 
 
 def _exchanged_bytes(work: Workload, strategy: Spread) -> int:
-    """Return the bytes of a block's gradients in the precision of the pass, plus their float32 copy for communication."""
+    # a block's gradients in the dtype of the pass, plus their float32 copy for communication
     units = [[weight for weight in unit if weight.trained] for unit in (work.outside, *work.blocks)]
     return max(strategy.unit_bytes(unit) + replace(strategy, gather_dtype="fp32").unit_bytes(unit) for unit in units)
 
@@ -103,7 +103,7 @@ class Case:
 
 
 def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:
-    """Return a micro-batch's samples, each rank's micro-batches, and the errors that `train` would raise for these sizes."""
+    """Return the samples per micro-batch, the micro-batches per rank, and the error that `train` would raise, or None."""
     sizes, rows, each = parts.pipeline.sizes, len(parts.pipeline.again(0)[0].sample_ids), 1
     if sizes.pieces == 1:  # without an explicit size, each rank computes one
         rows, shared_by_all = max(1, round(rows / ranks)), sizes.batch_size
@@ -117,7 +117,7 @@ def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:
 
 
 def tokens_each(parts: RunComponents) -> float | None:
-    """Return the tokens per sample with padding. Returns None if the data do not report the lengths of samples."""
+    """Return the tokens per sample with padding. Returns None if the data do not report sample lengths."""
     pipeline = parts.pipeline
     if pipeline.sizes.unit == "tokens":
         return pipeline.sizes.micro_batch_size / len(pipeline.again(0)[0].sample_ids)
@@ -134,7 +134,7 @@ def spread(parts: RunComponents, *, ranks: int) -> Spread:
 
 
 def fits(memory: Memory, machine: Machine) -> str:
-    """Return a sentence on whether a machine's memory suffices."""
+    """Return "fits", "hardly fits" or the excess over a machine's memory."""
     if memory.total > machine.memory_bytes:
         return f"{in_words(memory.total - machine.memory_bytes)} too much"
     return "hardly fits" if memory.total > _SPARE * machine.memory_bytes else "fits"

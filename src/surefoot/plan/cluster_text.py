@@ -30,7 +30,7 @@ _PURPOSES = {  # the purpose of each `Memory` field, and whether only FSDP uses 
 
 
 def sections(parts: RunComponents, machine: Machine) -> list[Section]:
-    """Return the assumed machine, the step, and the memory, traffic and time of the run's strategy and of others."""
+    """Return the sections of a plan: the machine, the step, and memory, traffic and time of the run's strategy and alternatives."""
     if parts.task.loss is None:
         raise ConfigError("this run has no loss of its own, so that a pass over its model cannot be computed")
     world, tokens, refused = parts.world.on_meta, tokens_each(parts), refusal(parts)
@@ -65,7 +65,7 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
 
 
 def refusal(parts: RunComponents) -> ConfigError | None:
-    """Return the reason why the run cannot be sharded. Returns None if sharding is possible."""
+    """Return the error that prevents sharding the run. Returns None if sharding is possible."""
     try:
         for model in parts.state.models.values():
             refuse_unshardable(model)
@@ -77,7 +77,7 @@ def refusal(parts: RunComponents) -> ConfigError | None:
 
 
 def strategies_of(own: Spread, *, node_size: int) -> dict[str, Spread]:
-    """Return the run's strategy and its alternatives by name. If there are several nodes, each replica spans one node."""
+    """Return the run's strategy and its alternatives by name. With several nodes, one alternative has a replica per node."""
     if own.kind == "none":
         return {"one process": own}
     world = own.world
@@ -99,7 +99,7 @@ def strategies_of(own: Spread, *, node_size: int) -> dict[str, Spread]:
 
 
 def assumptions(machine: Machine, *, world: int) -> list[str]:
-    """List every assumed value about the machine with its source."""
+    """List the assumed values of the machine with their sources."""
     texts = {
         "node_size": f"{counted(world, 'GPU')}, {counted(-(-world // machine.node_size), 'node')} of {machine.node_size}",
         "flops": f"{machine.flops / 1e12:.4g} TFLOP/s a GPU",
@@ -112,7 +112,7 @@ def assumptions(machine: Machine, *, world: int) -> list[str]:
 
 
 def step(parts: RunComponents, case: Case, passed: Pass, *, tokens: float | None, note: str | None) -> list[str]:
-    """Describe the number of samples and the results of the dry pass."""
+    """List the samples of a step and the results of the dry pass."""
     world, rows, each = case.strategy.world, passed.samples, case.micro_batches
     forward, backward = passed.flops
     return [
@@ -126,7 +126,7 @@ def step(parts: RunComponents, case: Case, passed: Pass, *, tokens: float | None
 
 
 def memory_lines(parts: RunComponents, case: Case) -> list[str]:
-    """List the memory of each purpose, and compare the sum with the available memory."""
+    """List the memory by purpose, and compare the sum with the available memory."""
     memory = case.memory
     table = [(what, in_words(getattr(memory, name)), "") for name, what in _PURPOSES.items() if getattr(memory, name)]
     table.append(("together, at most", in_words(memory.total), fits(memory, case.machine)))
@@ -139,7 +139,7 @@ def memory_lines(parts: RunComponents, case: Case) -> list[str]:
 
 
 def traffic_lines(case: Case) -> list[str]:
-    """List the communication during each pass, how often it occurs, and the sum."""
+    """List the bytes sent during each pass, the passes per step, and the sum."""
     shards, copies = case.strategy.shards, case.strategy.copies
     lines = []
     for window in windows(case.work, case.strategy, micro_batches=case.micro_batches):
@@ -156,7 +156,7 @@ def traffic_lines(case: Case) -> list[str]:
 
 
 def time_lines(case: Case, *, tokens: float | None) -> list[str]:
-    """List the seconds of computation and communication, and the batch size from which computation hides communication."""
+    """List the seconds of computation and communication, and the smallest batch size that hides all communication."""
     timing, world, samples = case.timing, case.strategy.world, case.timing.hidden_from
     hidden_s = timing.communication_s - timing.exposed_s
     samples_per_s = world * case.micro_batches * case.work.samples / timing.step_s
@@ -192,6 +192,5 @@ def table(cases: Iterable[Case]) -> list[str]:
 
 
 def _samples(samples: int, tokens: float | None) -> str:
-    """Format a number of samples, and the number of their tokens if known."""
     text = counted(samples, "sample")
     return text if tokens is None else f"{text} ({round(samples * tokens):,} tokens)"

@@ -1,4 +1,4 @@
-"""The measured time and memory of the forward and backward pass of one micro-batch. The gradients are discarded."""
+"""The measured time and memory of one micro-batch's forward and backward pass. The gradients are discarded."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -18,7 +18,7 @@ _LOOKED_AT = 100_000  # steps in which evaluations are counted
 
 @dataclass(frozen=True)
 class Measurement:
-    """One micro-batch forward and backward: targets, bytes stored for the backward pass, median seconds."""
+    """One micro-batch's targets, its bytes stored for the backward pass, and the median seconds of both passes."""
 
     targets: int
     activation_bytes: int
@@ -26,7 +26,7 @@ class Measurement:
 
 
 def measure(parts: RunComponents) -> Measurement:
-    """Run the first micro-batch forward and backward a few times. The memory of checkpointed blocks is their peak."""
+    """Run the first micro-batch forward and backward a few times. With activation checkpointing, the memory is the peak."""
     micro_batch = parts.pipeline.again(0)[0]
     saved_bytes: dict[int, int] = {}
     weights = {parameter.untyped_storage().data_ptr() for parameter in parts.state.parameters}
@@ -74,7 +74,7 @@ def memory_and_time(parts: RunComponents, measured: Measurement) -> list[str]:
 
 
 def evaluation_time(parts: RunComponents) -> list[str]:
-    """List the seconds of one evaluation, of all evaluations, and of the final evaluations, from a few batches of each split."""
+    """List the estimated seconds of one evaluation, of all evaluations and of the final ones, from a few batches of each split."""
     evaluator = parts.evaluator
     if not evaluator.splits:
         return []

@@ -1,7 +1,4 @@
-"""A dry pass over a model on torch's meta device: the memory and operations of one forward and backward pass.
-
-Meta tensors take no memory. The module emulates a GPU's autocast casts, one-kernel attention and dropout mask.
-"""
+"""A dry pass on torch's meta device: the memory and operations of a model's forward and backward pass, as on a GPU."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +21,7 @@ from surefoot.train.precision import FORMATS
 
 @dataclass(frozen=True)
 class Pass:
-    """One micro-batch forward and backward, with existing gradients."""
+    """The memory and operations of one micro-batch's forward and backward pass, if gradients are already allocated."""
 
     samples: int
     kept_bytes: int  # stored by the forward pass for the backward pass, without the weights
@@ -35,9 +32,9 @@ class Pass:
 def dry_pass(parts: RunComponents, *, rows: int | None = None, weights_narrow: bool = False) -> Pass:
     """Run the first micro-batch through the model on the meta device, resized to `rows` samples if given.
 
-    `weights_narrow`: the weights are already bfloat16, as after a bfloat16 gather. The operations are multiplications and additions
-    of products, convolutions and attention (all of it, causal or not), by torch's own formulas. Raises `ConfigError` for a
-    loss that needs tensor values.
+    With `weights_narrow`, weights are already bfloat16, as after a bfloat16 gather. Multiplications and additions of products,
+    convolutions and attention count, by torch's own formulas. Causal attention counts in full. Raises `ConfigError` if the loss
+    needs tensor values.
     """
     batch, samples = _first_batch(parts, rows)
     narrow = torch.bfloat16 if weights_narrow else FORMATS[parts.run_state.precision.name].autocast
@@ -58,7 +55,6 @@ def dry_pass(parts: RunComponents, *, rows: int | None = None, weights_narrow: b
 
 
 def _leaves(casts: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
-    """Return casts as leaf weights with existing gradients."""
     leaves = {weight: cast.detach().requires_grad_() for weight, cast in casts.items()}
     for cast in leaves.values():
         cast.grad = torch.empty_like(cast)
@@ -66,7 +62,7 @@ def _leaves(casts: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
 
 
 class _Arithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts FLOPs by torch's formulas. torch's `FlopCounterMode` would keep recomputed activations alive."""
+    # torch's `FlopCounterMode` would keep recomputed activations alive
 
     def __init__(self) -> None:
         from torch.utils.flop_counter import flop_registry  # this import creates loggers
@@ -118,7 +114,6 @@ def _count_pass(
 
 
 def _first_batch(parts: RunComponents, rows: int | None) -> tuple[Any, int]:
-    """Return the first nonempty micro-batch and its sample count, resized to `rows` rows if given."""
     micro_batch = next((each for each in parts.pipeline.again(0) if each.count), None)
     if micro_batch is None:
         raise DataError("the first micro-batch cannot be read: see surefoot plan without --world-size for the reason")
@@ -133,7 +128,6 @@ def _first_batch(parts: RunComponents, rows: int | None) -> tuple[Any, int]:
 
 
 def _functions(functional: str, top: str, of_tensor: str) -> set[Any]:
-    """Return functions by their names in `torch.nn.functional`, in `torch`, and of `torch.Tensor`."""
     homes = ((F, functional), (torch, top), (Tensor, of_tensor))
     return {getattr(home, name) for home, names in homes for name in names.split()}
 
@@ -153,10 +147,7 @@ _WIDE = _functions(  # run in float32
 
 
 class MetaMode(TorchFunctionMode):
-    """A mode in which torch functions act as on a GPU, under autocast to `narrow` unless `narrow` is None.
-
-    `casts` caches the 16-bit weights, cast once each while `keeping`, as autocast does until its block ends.
-    """
+    """A mode in which functions act as on a GPU, under autocast to `narrow` if given. `casts` caches the 16-bit weights."""
 
     def __init__(self, narrow: torch.dtype | None, *, casts: dict[Tensor, Tensor] | None = None) -> None:
         super().__init__()
@@ -184,7 +175,7 @@ class MetaMode(TorchFunctionMode):
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Apply dropout with a mask of one byte per element, as the GPU kernel stores."""
+    # a mask of one byte per element, as the GPU kernel stores
     if not x.is_meta or not training or p == 0.0:
         return F.dropout(x, p, training, inplace)
     y: Tensor = torch.native_dropout(x, p, True)[0]
@@ -200,7 +191,7 @@ def _attention(
     is_causal: bool = False,
     **others: Any,
 ) -> Tensor:
-    """Compute attention in one kernel, which stores one value per row of weights: Dao et al. 2022, section 3.1 (arXiv:2205.14135)."""
+    # one kernel, which stores one value per row of weights: Dao et al. 2022, section 3.1 (arXiv:2205.14135)
     if not query.is_meta or query.ndim != 4 or others.get("enable_gqa"):
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **others)
     aten: Any = torch.ops.aten

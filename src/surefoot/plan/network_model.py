@@ -1,4 +1,4 @@
-"""A model of the bytes that a GPU sends in a step, of the overlapping passes, and of the step's time."""
+"""A model of a step's communication: the bytes that a GPU sends, the passes that overlap them, and the step's time."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from surefoot.plan.workload import Spread, Workload
 
 @dataclass(frozen=True)
 class Machine:
-    """One GPU of a cluster, from its data sheet. `mfu` is the fraction of the FLOP/s that training uses."""
+    """One GPU of a cluster, from its data sheet. `mfu` is the fraction of the peak FLOP/s that training reaches."""
 
     flops: float
     mfu: float
@@ -24,8 +24,8 @@ class Machine:
 def ring_gathered(number: float, ranks: int) -> float:
     """Return the bytes that each of `ranks` ranks sends in an all-gather or reduce-scatter of `number` bytes.
 
-    Patarasuk and Yuan 2009 (https://doi.org/10.1016/j.jpdc.2008.09.002): n - 1 rounds, 1/n of the bytes in each; no
-    algorithm sends less.
+    The ring takes n - 1 rounds with 1/n of the bytes each, the minimum of all algorithms (Patarasuk and Yuan 2009,
+    https://doi.org/10.1016/j.jpdc.2008.09.002).
 
     >>> ring_gathered(800.0, 8)
     700.0
@@ -44,7 +44,7 @@ def ring_reduced(number: float, ranks: int) -> float:
 
 @dataclass(frozen=True)
 class Window:
-    """A forward or backward pass of a micro-batch, and the bytes that each GPU sends meanwhile to its shards and its replicas."""
+    """A forward or backward pass of a micro-batch, and the bytes that each GPU sends during the pass to shards and to replicas."""
 
     part: Literal["forward", "backward"]
     times: int  # per step
@@ -53,11 +53,11 @@ class Window:
 
 
 def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Window]:
-    """Return all communication of a GPU in a step, by the pass that overlaps the communication.
+    """Return a GPU's communication in a step, grouped by the pass that overlaps it.
 
-    DDP all-reduces gradients once, 2 Psi elements in the ring. FSDP gathers parameters for the forward pass and, if resharded,
-    for the backward pass, and reduce-scatters gradients: 3 Psi (Rajbhandari et al. 2020, section 7.2). Parameters outside of
-    blocks stay gathered between the passes. Replicas all-reduce the gradients of each shard (Zhao et al. 2023, 3.2.2).
+    DDP all-reduces the Psi gradients, which sends 2 Psi elements. FSDP sends 3 Psi (Rajbhandari et al. 2020, section 7.2): it
+    gathers parameters for the forward pass and, if resharded, for the backward pass, and reduce-scatters gradients. Parameters
+    outside of blocks stay gathered between the passes. Replicas all-reduce the gradients of each shard (Zhao et al. 2023, 3.2.2).
 
     >>> from surefoot.plan.workload import Spread, Weight, Workload
     >>> work = Workload((), ((Weight((1024, 1024)),),) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1.0, 2.0), 1)
@@ -80,10 +80,10 @@ def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Win
 
 
 def ring_bandwidth(machine: Machine, *, members: int, stride: int) -> float:
-    """Return the bytes per second that each member of a ring sends. Its ranks are `stride` apart; nodes are filled rank by rank.
+    """Return the bytes per second that each member of a ring sends. Members are `stride` ranks apart; consecutive ranks fill a node.
 
-    Several members in a node form as many rings, each through another member's share of the network. Together they use these shares,
-    up to the bandwidth inside the node: NCCL's bus bandwidth.
+    The members in one node form parallel rings, each over another member's share of the network. The sum of these shares is
+    limited by the bandwidth inside the node (NCCL's bus bandwidth).
 
     >>> machine = Machine(1e15, 0.4, 80 * 10**9, bandwidth=50e9, node_bandwidth=450e9)
     >>> [ring_bandwidth(machine, members=n, stride=s) / 1e9 for n, s in ((8, 1), (512, 1), (64, 8))]
@@ -97,7 +97,7 @@ def ring_bandwidth(machine: Machine, *, members: int, stride: int) -> float:
 
 @dataclass(frozen=True)
 class Timing:
-    """The seconds of a step without its update: computation, communication, and the exposed part of the communication."""
+    """The seconds of a step without the optimizer update: computation, communication, and the exposed part of communication."""
 
     compute_s: float
     communication_s: float
@@ -112,7 +112,7 @@ class Timing:
 
 
 def timing(work: Workload, strategy: Spread, machine: Machine, *, micro_batches: int) -> Timing:
-    """Estimate the time of a step. Communication overlaps its pass, and only the excess over the pass is exposed.
+    """Estimate the time of a step. Communication is exposed only for the time that exceeds the overlapping pass.
 
     >>> from surefoot.plan.workload import Spread, Weight, Workload
     >>> work = Workload((), ((Weight((1024, 1024)),),) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1e9, 2e9), 1)

@@ -1,4 +1,4 @@
-"""Pictures of a run's learning-rate schedules as PNG and SVG: all in one plot, and each in its own annotated plot."""
+"""Plots of learning-rate schedules as PNG and SVG: all in one plot, and each in its own annotated plot."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _LOOKED_AT = 1_000_000  # steps of one schedule; longer runs are sampled evenly
 
 @dataclass(frozen=True)
 class Trace:
-    """The factors of one schedule over a run. `factors[i]` is the factor of step `steps[i]`. The last step is included."""
+    """The learning-rate factors of one schedule over a run. `factors[i]` belongs to step `steps[i]`, which include the last step."""
 
     name: str
     steps: NDArray[np.int64]
@@ -30,12 +30,12 @@ class Trace:
 
     @property
     def peak(self) -> tuple[int, float]:
-        """The first step with the highest factor, and that factor."""
+        """The first step with the highest factor, and the factor."""
         return self._at(int(self.factors.argmax()))
 
     @property
     def lowest(self) -> tuple[int, float]:
-        """The first step with the lowest factor after the peak, and that factor."""
+        """The first step with the lowest factor after the peak, and the factor."""
         begin = int(self.factors.argmax())
         return self._at(begin + int(self.factors[begin:].argmin()))
 
@@ -49,7 +49,7 @@ class Trace:
 
 
 def trace_schedules(schedules: Mapping[str, AnySchedule], length: Length) -> list[Trace]:
-    """Trace each schedule over a run of that length. One `ConfigError` names all schedules that do not fit.
+    """Trace each schedule over a run of this length. Raises one `ConfigError` that names all schedules that do not fit.
 
     >>> from surefoot.schedules.lr_schedule import linear
     >>> trace, = trace_schedules({"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1))
@@ -73,7 +73,7 @@ def trace_schedules(schedules: Mapping[str, AnySchedule], length: Length) -> lis
 
 
 def table(traces: Sequence[Trace], *, rate: float | None = None) -> str:
-    """Format the traces as a table with one row each: factors, or learning rates if the base `rate` is given.
+    """Format the traces as a table with one row each: factors, or learning rates if the base learning rate `rate` is given.
 
     >>> from surefoot.schedules.lr_schedule import linear
     >>> print(table(trace_schedules({"linear": linear(2)}, Length(steps=6, samples_per_epoch=1, batch_size=1)), rate=0.1))
@@ -96,11 +96,11 @@ _LONGEST_NAME = 40
 def plot_schedules(
     schedules: Mapping[str, AnySchedule], length: str | Length, *, out: str | Path, rate: float | None = None
 ) -> list[Path]:
-    """Draw schedules of a run of `length` ("1000 steps") side by side into OUT.png and OUT.svg, and return both paths.
+    """Draw schedules of a run of `length` ("1000 steps") side by side into OUT.png and OUT.svg. Returns both paths.
 
-    Each plot marks the peak, the lowest point, the end of the warm-up and the mean factor. With `rate`, the base
-    learning rate, the curves are learning rates, else factors. Equal arguments give equal bytes.
-    Raises `ConfigError` for schedules that do not fit the run, or if the files cannot be written.
+    Each plot marks the peak, the lowest point, the end of the warm-up and the mean factor. With the base learning rate `rate`,
+    the curves are learning rates, else factors. Equal arguments give equal bytes. Raises `ConfigError` if a schedule does not fit
+    the run, or if the files cannot be written.
 
     >>> import tempfile
     >>> from surefoot.schedules.lr_schedule import cosine, linear
@@ -117,7 +117,7 @@ def plot_schedules(
 
 
 def draw_traces(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> list[Path]:
-    """Draw existing traces as `plot_schedules` does."""
+    """Draw traces as `plot_schedules` does."""
     path = local_path(out, setting="out")
     if path.suffix in (".png", ".svg"):
         path = path.with_suffix("")
@@ -126,7 +126,7 @@ def draw_traces(traces: Sequence[Trace], *, out: str | Path, rate: float | None)
 
 
 def steps_alone(text: str) -> Length:
-    """Parse a length in steps. Epochs need data, which are absent here.
+    """Return a length given in steps. Raises `ConfigError` for epochs, which need data.
 
     >>> steps_alone("1000 steps").steps
     1000
@@ -161,7 +161,6 @@ def charts(traces: Sequence[Trace], *, rate: float) -> list[Chart]:
 
 
 def _points(trace: Trace) -> list[tuple[int, float]]:
-    """Select enough points of a trace for a smooth line, with both sides of each jump."""
     last = len(trace.steps) - 1
     even = np.linspace(0, last, min(last + 1, _POINTS)).round().astype(np.int64)
     jumps = np.flatnonzero(np.abs(np.diff(trace.factors)) > _JUMP)

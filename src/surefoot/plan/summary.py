@@ -1,4 +1,4 @@
-"""A text preview of a run, without training and writing."""
+"""A text preview of a run, without training or writing files."""
 
 import re
 from collections import Counter, defaultdict
@@ -24,7 +24,7 @@ _LOOKED_AT = 100_000  # steps searched for the highest learning rate
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and its lines."""
+    """A heading of the preview and its lines."""
 
     title: str
     lines: list[str]
@@ -34,7 +34,7 @@ class Section:
 
 
 def sections(parts: RunComponents) -> list[Section]:
-    """Return parameters, batch arithmetic, learning rates, memory and time, and the choices for "auto" settings."""
+    """Return the sections of a preview: parameters, batches, learning rates, memory and time, and the choices for "auto" settings."""
     where = _directory(parts)  # an existing run has a fixed precision
     auto = settle_choices(parts)
     measured, costs = None, list[str]()
@@ -55,7 +55,7 @@ def sections(parts: RunComponents) -> list[Section]:
 
 
 def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
-    """List each direct submodule of each model with its type and parameter count. A list of equal blocks takes one line."""
+    """List each direct submodule of each model with its class and parameter count. A list of equal blocks takes one line."""
     rows: list[tuple[str, str, int]] = []
     for name, model in models.items():
         prefix, first = f"{name}." if len(models) > 1 else "", len(rows)
@@ -77,7 +77,7 @@ def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
 
 
 def parameters_by_group(parts: RunComponents) -> list[str]:
-    """List each optimizer's groups (base learning rate, decay, size, names if learning rates differ), frozen parameters, and skip rule."""
+    """List the groups of each optimizer (base learning rate, decay, size), the frozen parameters, and the skip rule."""
     lines = []
     for name, trained in parts.state.optimizers.items():
         optimizer, names = trained.optimizer, parameter_names(parts.state.models[name])
@@ -105,7 +105,7 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
 
 
 def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list[str]:
-    """List ranks, accumulation, micro-batch, steps and epochs, and the targets per step, measured on the first micro-batch."""
+    """List ranks, micro-batches, steps and epochs, and the targets per step as measured on the first micro-batch."""
     length, sizes, plan = parts.length, parts.pipeline.sizes, parts.pipeline.plan
     ranks, pieces, size, unit = parts.world.ranks, sizes.pieces, sizes.micro_batch_size, sizes.unit
     each, per_epoch = pieces // ranks, length.samples_per_epoch / length.batch_size
@@ -129,7 +129,7 @@ def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list
 
 
 def learning_rates(parts: RunComponents) -> list[str]:
-    """List the first group's learning rate at the first, highest, middle and last step, other groups' rates, and a plateau's."""
+    """List group 0's learning rate at the first, highest, middle and last step, the ratios of other groups, and the plateau rule."""
     steps = parts.length.steps
     groups = next(iter(parts.state.optimizers.values())).optimizer.param_groups
     base = groups[0]["initial_lr"]
@@ -152,13 +152,12 @@ def learning_rates(parts: RunComponents) -> list[str]:
 
 
 def chosen(parts: RunComponents, where: list[str], auto: AutoChoices) -> list[str]:
-    """List the choices for "auto" settings with reasons, and the checkpoint lines `where`."""
+    """List the "auto" choices with their reasons, followed by the lines `where` about checkpoints."""
     precision = auto.in_words(parts.run_state.precision, channels_last=parts.layout.channels_last)
     return [f"device {parts.device}, precision {precision}", *auto.lines(parts), *where]
 
 
 def _directory(parts: RunComponents) -> list[str]:
-    """Describe the checkpoint directory and whether a run exists there."""
     if parts.directory is None or parts.checkpointing is None:
         return ["nothing is saved: no out was given"]
     path = parts.directory.path

@@ -18,7 +18,7 @@ from surefoot.run.components import RunComponents
 
 @dataclass(frozen=True)
 class Spread:
-    """A strategy over `world` ranks. The fields are the settings `--parallel` and `--fsdp.*` without "auto"."""
+    """A parallel strategy over `world` ranks. The fields are the settings `--parallel` and `--fsdp.*` without "auto"."""
 
     kind: Literal["none", "ddp", "fsdp"]
     world: int
@@ -43,7 +43,7 @@ class Spread:
         return self.replicas if self.kind == "fsdp" else self.world
 
     def unit_bytes(self, unit: "Iterable[Weight]") -> int:
-        """Return the bytes of weights that are gathered together."""
+        """Return the bytes of weights that FSDP gathers as one unit."""
         return sum(weight.gathered_bytes(self.shards, self.gather_dtype) for weight in unit)
 
 
@@ -97,7 +97,7 @@ class Workload:
 
 
 def workload(parts: RunComponents, passed: Pass) -> Workload:
-    """Return the scaling inputs of a run on the meta device and its dry pass. Unknown optimizer state counts as 0."""
+    """Return the workload of a run on the meta device, given its dry pass. Unknown optimizer state counts as 0."""
     models, trained = parts.state.models, list(parts.state.optimizers.values())
     outside, blocks = units(models, parts.parallel.blocks)
     return Workload(
@@ -118,8 +118,7 @@ def units(
 ) -> tuple[tuple[Weight, ...], tuple[tuple[Weight, ...], ...]]:
     """Return the weights outside of blocks and the weights of each block, as FSDP gathers them.
 
-    `named` has names for `blocks_of`; without names, the model's own blocks are used. A block that shares a weight with the
-    outside is gathered with the surrounding modules.
+    `named` is passed to `blocks_of`. A block that shares a weight with the outside is gathered with the surrounding modules.
 
     >>> blocks = [nn.Sequential(nn.Linear(4, 4)) for _ in range(2)]
     >>> outside, blocks = units({"model": nn.Sequential(*blocks, nn.Linear(4, 1))})
@@ -138,7 +137,6 @@ def units(
 
 
 def _is_alone(block: nn.Module, model: nn.Module) -> bool:
-    """Return whether no module outside of a block shares the block's parameters."""
     others = set(model.modules()) - set(block.modules())
     return set(block.parameters()).isdisjoint(weight for each in others for weight in each.parameters(recurse=False))
 

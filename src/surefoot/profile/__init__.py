@@ -1,4 +1,4 @@
-"""Time, memory and arithmetic of a step, and variants that would make it faster."""
+"""Time, memory and arithmetic of a step, and faster variants of the step."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""The operations of a step: by torch's counter, and by the usual formula for GPTs.
+"""The floating-point operations of a step, by torch's counter and by the usual formula for GPTs.
 
-Products, convolutions and attention count, a multiplication and an addition as two operations; nothing else does. Causal attention
-counts in full, also where tiles leave half of it out; recomputation in the backward pass of a fused kernel does not count.
+Only matrix products, convolutions and attention count; a multiplication and an addition are two operations. Causal attention
+counts in full, even if tiles skip half of it. Recomputation in a fused kernel's backward pass does not count.
 """
 
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ from surefoot.train.precision import FORMATS
 class Flops:
     """Floating-point operations of one step of this process.
 
-    `again` are those of activation checkpointing, which computes forward passes twice. `formula`, for surefoot's GPT alone, is 6 N
-    per token (Kaplan et al. 2020, table 1) and 12 L T D for attention (`gpt_flops`).
+    `again` counts the recomputation by activation checkpointing. For surefoot's GPT, `formula` is 6 N per token (Kaplan et al.
+    2020, table 1) plus 12 L T D for attention (`gpt_flops`).
     """
 
     by_phase: dict[str, int]
@@ -38,19 +38,19 @@ class Flops:
 
     @property
     def model(self) -> int:
-        """Operations of the model: forward and backward passes, once each."""
+        """The operations of the model's forward and backward passes, without recomputation."""
         return sum(number for phase, number in self.by_phase.items() if phase != "optimizer")
 
     @property
     def done(self) -> int:
-        """All operations, including recomputation by checkpointing and the optimizer's; recomputation in kernels is left out."""
+        """All operations, including checkpoint recomputation and the optimizer, but without recomputation inside kernels."""
         return sum(self.by_phase.values()) + self.again
 
 
 def counter() -> Any:
-    """Torch's counter, which also knows attention on the CPU (torch 2.13 leaves that out).
+    """Return torch's FLOP counter with support for attention on the CPU, which torch 2.13 omits.
 
-    Unlike torch's, it leaves out the scores that fused attention computes again in its backward pass.
+    The counter ignores the scores that fused attention recomputes in its backward pass, unlike torch's own counter.
 
     >>> with counter() as counting:
     ...     held = torch.ones(4, 3) @ torch.ones(3, 5)
@@ -81,7 +81,7 @@ def counter() -> Any:
 
 
 def count_flops(task: Task, state: State, micro_batches: list[MicroBatch], feed: Any) -> Flops:
-    """The operations of one step with these micro-batches; compiled code counts as it is written."""
+    """Count the operations of one step with these micro-batches. Compiled models are counted without compilation."""
     called = task.forward.values() if isinstance(task.forward, dict) else [task.forward]
     any_compiled = any(is_compiled(part) for part in called if isinstance(part, nn.Module))
     plain = replace(task, forward=sole_or_all(state.models)) if any_compiled else task
@@ -98,15 +98,15 @@ def count_flops(task: Task, state: State, micro_batches: list[MicroBatch], feed:
 
 @contextmanager
 def kept_activations(blocks: list[nn.Module]) -> Iterator[None]:
-    """Disable the recomputation of blocks in the backward pass."""
+    """Disable activation checkpointing of blocks in this context."""
     with ExitStack() as stack:
         for block in blocks:
-            stack.enter_context(with_forward(block, vars(block)["forward"].args[1]))  # what it was before
+            stack.enter_context(with_forward(block, vars(block)["forward"].args[1]))  # the original forward
         yield
 
 
 def recomputed_blocks(state: State) -> list[nn.Module]:
-    """The blocks of a run's models that activation checkpointing recomputes."""
+    """Return the blocks of a run's models that use activation checkpointing."""
     return [
         part
         for model in state.models.values()
@@ -122,10 +122,10 @@ def _by_phase(task: Task, state: State, micro_batches: list[MicroBatch], feed: A
 
 
 def gpt_flops(model: GPT, *, tokens: int, length: int) -> int:
-    """6 N + 12 L T D operations per token, forward and backward, of a GPT on sequences of one length.
+    """Return the operations of a GPT's forward and backward pass, (6 N + 12 L T D) per token of sequences of one length.
 
-    Chowdhery et al. 2022, appendix B (https://arxiv.org/abs/2204.02311): N parameters of products (the head, no embeddings), L
-    layers, T tokens in a sequence, D the width, which is heads x channels.
+    N is the number of parameters in products (the head, no embeddings), L the layers, T the tokens in a sequence, and D the
+    width, heads x channels. The formula is from Chowdhery et al. 2022, appendix B (https://arxiv.org/abs/2204.02311).
     """
     matrices = {part.weight for part in model.modules() if isinstance(part, nn.Linear)}
     attention = 12 * model.shape.layers * length * model.shape.width
@@ -136,10 +136,10 @@ _SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (2048, 4096, 8192, 16384)}
 
 
 def measure_peak_flops(device: torch.device, precision: str, *, limit_s: float = 1.0) -> float:
-    """Operations per second of square matrix products, the best of several sizes, within about `limit_s`.
+    """Measure the operations per second of square matrix products, the best of several sizes, within about `limit_s`.
 
-    It uses the run's precision, and torch's settings as they are, so TF32 if the run has it.
-    A product of two matrices of n x n is 2 n^3 operations. Measured peaks stay below those that makers state.
+    The products use the run's precision and torch's current TF32 settings. A product of n x n matrices has 2 n^3 operations.
+    Measured peaks are below the manufacturers' values.
 
     >>> measure_peak_flops(torch.device("cpu"), "fp32", limit_s=0.01) > 1e8
     True
@@ -161,7 +161,7 @@ def measure_peak_flops(device: torch.device, precision: str, *, limit_s: float =
 
 
 def parse_peak_flops(text: str) -> float:
-    """The number in `--peak-flops 989e12`; `ConfigError` unless it is a number above 0.
+    """Return the number in `--peak-flops 989e12`. Raises `ConfigError` unless the number is above 0.
 
     >>> parse_peak_flops("989e12")
     989000000000000.0

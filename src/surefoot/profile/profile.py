@@ -39,16 +39,16 @@ def measure(
     max_seconds: float = 20.0,
     progress_fn: Callable[[str], None] | None = None,
 ) -> Profile:
-    """Measure time and memory of a run's steps, and variants that would make them faster.
+    """Measure time and memory of a run's steps, and variants that may be faster.
 
-    Steps are made on the run's own data, from its current step, with a learning rate of 0. Afterwards the run is the same, bit for
-    bit; its directory is not written to. `steps` are timed after a warm-up, two more run under torch's profiler, one is counted.
-    Then each of `speedups` (`surefoot.profile.variants.NAMES`) is measured against the run as it is, step by step in turn.
+    Steps use the run's data from its current step on, with a learning rate of 0. Afterwards the run and its directory are the
+    same, bit for bit. `steps` are timed after a warm-up, two more run under torch's profiler, and one is counted. Each variant in
+    `speedups` (`surefoot.profile.variants.NAMES`) alternates with the unchanged run, step by step.
 
-    out: a directory for profile.json, profile.txt, trace.json.gz and memory.png and .svg; None writes nothing.
-    peak_flops: operations per second of this device (such as 989e12); None: measured with matrix products.
-    shapes: tell operators apart by the shapes of their inputs.
-    max_seconds: about how long all of it may take; the result names what there was no time for.
+    out: a directory for profile.json, profile.txt, trace.json.gz and memory.png and .svg. If None, nothing is written.
+    peak_flops: the peak operations per second of the device (such as 989e12). If None, the peak is measured with matrix products.
+    shapes: list an operator separately for each shape of its inputs.
+    max_seconds: the approximate time of the whole profile. The result names the variants left out for lack of time.
 
     >>> data = torch.randn(64, 4), torch.randn(64, 1)
     >>> run = Run(
@@ -65,7 +65,7 @@ def measure(
     >>> isinstance(measured, Profile), measured.flops.by_phase, "forward" in measured.phases.seconds
     (True, {'forward': 128, 'backward': 128}, True)
 
-    Raises `ConfigError` for a run without a loss of its own, and in the middle of a step.
+    Raises `ConfigError` if the run has no loss function, or is in the middle of a step.
     """
     if steps < _LEAST_STEPS:
         raise ConfigError(f"steps = {steps}: {_LEAST_STEPS} or more, to see the middle half of them")
@@ -75,7 +75,7 @@ def measure(
     until, tell = perf_counter() + max_seconds, progress_fn or (lambda _: None)
     with unchanged(run) as parts:
         if directory is not None:
-            make_directory(directory)  # before what takes long
+            make_directory(directory)  # fails before the slow part
         base = stepping(parts)
         with closing(base.feed):
             tell("warming up")
@@ -124,7 +124,6 @@ def _outcomes(
     limit_s: float,
     tell: Callable[[str], None],
 ) -> tuple[list[VariantGain], list[str]]:
-    """The gain of each variant while time remains, and the names of those that were left out for lack of time."""
     if parts.world.size > 1:
         return [], ["all of them: ranks would not agree on when to stop"] if names else []
     outcomes: list[VariantGain] = []
@@ -140,7 +139,6 @@ def _outcomes(
 
 
 def _setting(parts: RunComponents) -> str:
-    """The conditions of a step, in words."""
     sizes, device = parts.pipeline.sizes, parts.device
     pieces = f" in {sizes.pieces} micro-batches" if sizes.pieces > 1 else ""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
@@ -157,7 +155,7 @@ def _setting(parts: RunComponents) -> str:
 
 
 def _write_trace(trace: Any, path: Path) -> None:
-    """Write the trace as Chrome and Perfetto (https://ui.perfetto.dev) read it."""
+    # for Chrome and Perfetto (https://ui.perfetto.dev)
     try:
         trace.export_chrome_trace(str(path))
     except (OSError, RuntimeError) as problem:
@@ -165,7 +163,7 @@ def _write_trace(trace: Any, path: Path) -> None:
 
 
 def measure_variant(variant: Variant, base: Stepping, *, limit_s: float) -> VariantGain:
-    """Try one for about `limit_s` seconds. A failure is reported, and the others go on."""
+    """Measure a variant for about `limit_s` seconds. An exception is stored in `problem`."""
     try:
         ratios, first_s = (_together if variant.workers is None else _apart)(variant, base, limit_s)
     except Exception as problem:
@@ -179,23 +177,23 @@ def measure_variant(variant: Variant, base: Stepping, *, limit_s: float) -> Vari
 
 
 def rank(rows: Sequence[VariantGain]) -> list[VariantGain]:
-    """Gains first, the largest ahead; then variants within the noise, slower ones, and those that could not be tried."""
+    """Sort variants: the largest gains first, then variants within the noise, slower variants, and failures."""
     measured = [row for row in rows if row.problem is None]
     failed = [row for row in rows if row.problem is not None]
     return sorted(measured, key=lambda row: (1 if row.in_noise else 0 if row.speedup > 1 else 2, -row.speedup)) + failed
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Two of the values between which the median lies with 19 chances in 20 or more, whatever their distribution.
+    """Return a confidence interval of the median: two values that enclose the median with a probability of at least 0.95.
 
-    Conover 1999, Practical Nonparametric Statistics, section 3.2. With fewer than six values they are the lowest and the highest,
-    and the chances are lower: 7 in 8 for four.
+    The interval is valid for any distribution (Conover 1999, Practical Nonparametric Statistics, section 3.2). With fewer than
+    six values, the interval is the whole range and has a lower probability, such as 7/8 for four values.
 
     >>> interval([1.0, 2.0, 3.0]), interval(list(range(100)))
     ((1.0, 3.0), (39, 60))
     """
     ordered, number = sorted(values), len(values)
-    spared, beyond = 0, 1  # how many of all 2^number ways to lie below and above leave the median beyond one side
+    spared, beyond = 0, 1  # `beyond` counts the cases, of all 2^number, with the median beyond one side
     while 20 * 2 * (beyond + math.comb(number, spared + 1)) <= 2**number:
         spared += 1
         beyond += math.comb(number, spared)
@@ -203,14 +201,13 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _together(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float], float]:
-    """Alternate step by step; each one goes first every other time."""
     ratios: list[float] = []
     with variant.entered():
         steps = variant.make()
         first_s = steps.seconds()
         steps.seconds()
     base.seconds()
-    steps.begin(base.next)  # a pair is made with the same samples
+    steps.begin(base.next)  # both steps of a pair use the same samples
     start_s = perf_counter()
     while len(ratios) < _PAIRS[0] or (len(ratios) < _PAIRS[1] and perf_counter() - start_s < limit_s):
         took_s: dict[bool, float] = {}
@@ -223,7 +220,7 @@ def _together(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[fl
 
 
 def _apart(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float], float]:
-    """Alternate in blocks of steps: workers would read ahead during the other's steps, so they end after each block."""
+    # alternate in blocks of steps: workers prefetch during the other side's steps, so they end after each block
     assert variant.workers is not None
     usual_s, own_s, first_s, start_s = list[float](), list[float](), 0.0, perf_counter()
     while len(own_s) < 2 * _PAIRS[0] or (len(own_s) < _PAIRS[1] and perf_counter() - start_s < limit_s):
@@ -237,7 +234,7 @@ def _apart(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float
 
 
 def _stretch(steps: Stepping, workers: int) -> tuple[float, list[float]]:
-    """The first step, and four more after the samples read ahead are used up."""
+    # the first step, and four steps after the prefetched samples are used up
     steps.begin(steps.next)
     first_s = steps.seconds()
     for _ in range(2 * workers):

@@ -14,30 +14,30 @@ from surefoot.profile.flops import Flops
 from surefoot.profile.trace import MemoryLine, Operator, draw
 from surefoot.tracking.format import measured_time, shortened, text_table, with_unit
 
-_LITTLE = 0.02  # a gain below this is none
+_LITTLE = 0.02  # smaller gains count as noise
 PHASES = ("waiting", "forward", "loss", "backward", "communication", "optimizer", "rest")
 
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds of a step by phase; they add up to `step_s`. `low_s` and `high_s` are the ends of the half that was taken."""
+    """The seconds of a step by phase, with the sum `step_s`. The averaged steps take between `low_s` and `high_s`."""
 
     seconds: dict[str, float]
     low_s: float
     high_s: float
-    steps: int  # that were made
+    steps: int  # timed in total
 
     @property
     def step_s(self) -> float:
         return sum(self.seconds.values())
 
     def share(self, phase: str) -> float:
-        """The fraction of a step that a phase takes, 0 to 1."""
+        """Return the fraction of a step's time in this phase, from 0 to 1."""
         return self.seconds.get(phase, 0.0) / self.step_s if self.step_s else 0.0
 
 
 def middle_half(laps: Sequence[Mapping[str, float]]) -> Phases:
-    """The mean over the middle half of the steps by duration: as robust as a median, and the phases add up.
+    """Average the phases over the middle half of the steps by duration. The mean is as robust as a median, and the phases add up.
 
     >>> laps = [{"forward": 1.0, "rest": 1.0}, {"forward": 1.5, "rest": 1.0}, {"forward": 2.0, "rest": 50.0}]
     >>> middle_half(laps).seconds, middle_half(laps).step_s
@@ -57,7 +57,7 @@ def middle_half(laps: Sequence[Mapping[str, float]]) -> Phases:
 
 @dataclass(frozen=True)
 class VariantGain:
-    """The gain of a variant: `speedup` times as fast, between `low` and `high` (see `interval`); or why it could not be tried."""
+    """The gain of a variant, a speedup between `low` and `high` (see `interval`), or the problem that prevented the measurement."""
 
     name: str
     flag: str
@@ -66,21 +66,18 @@ class VariantGain:
     low: float = math.nan
     high: float = math.nan
     pairs: int = 0
-    first_s: float = 0.0  # its first step, in which compiling happens
+    first_s: float = 0.0  # the first step, with compilation
     problem: str | None = None
 
     @property
     def in_noise(self) -> bool:
-        """Whether the gain may be noise: the interval contains 1, or the speedup is almost 1."""
+        """True if the gain may be noise: the interval contains 1, or the speedup is almost 1."""
         return self.low <= 1.0 <= self.high or abs(self.speedup - 1.0) < _LITTLE
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The profile of a run's step. Seconds, bytes and operations are of one step of this process; shares are 0 to 1.
-
-    `peak` is in operations per second. On CUDA, `busy_s` is the time of work on the device, and `copied_s` that of copies.
-    """
+    """The profile of one step of this process, in seconds, bytes and operations. Shares are fractions from 0 to 1."""
 
     what: str
     setting: str
@@ -88,27 +85,27 @@ class Profile:
     operators: list[Operator]
     memory: MemoryLine
     flops: Flops
-    peak: float
+    peak: float  # operations per second
     peak_given: bool
     tokens: float  # targets of a step
     tries: list[VariantGain]
-    not_tried: list[str]  # what there was no time for
-    busy_s: float | None = None
-    copied_s: float | None = None
+    not_tried: list[str]  # left out for lack of time
+    busy_s: float | None = None  # working time of the device, on CUDA
+    copied_s: float | None = None  # time of copies from the host, on CUDA
     files: tuple[str, ...] = ()
 
     @property
     def flops_per_s(self) -> float:
-        """Operations of the model per second: forward and backward passes once each, over the whole step's time."""
+        """The model's operations per second: one forward and backward pass over the time of the whole step."""
         return self.flops.model / self.phases.step_s
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilization: `flops_per_s` over the peak. Chowdhery et al. 2022, appendix B."""
+        """Model FLOPs utilization, `flops_per_s` relative to the peak (Chowdhery et al. 2022, appendix B)."""
         return self.flops_per_s / self.peak
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON values, as profile.json holds it."""
+        """Return the profile as JSON values, as in profile.json."""
         tries = [
             {name: value for name, value in asdict(one).items() if value == value} | {"in_noise": one.in_noise}  # noqa: PLR0124  # NaN
             for one in self.tries
@@ -118,7 +115,7 @@ class Profile:
         return asdict(self) | speed | {"flops": flops, "tries": tries}
 
     def __str__(self) -> str:
-        """Time, operators, memory, arithmetic and suggestions, each a paragraph."""
+        """Return time, operators, memory, arithmetic and suggestions as paragraphs."""
         sections = [_time(self), _operators(self), _memory(self), _arithmetic(self), _suggestions(self)]
         if self.files:
             sections.append(["written", *(f"  {name}" for name in self.files)])
@@ -126,7 +123,7 @@ class Profile:
 
 
 def write_profile(profile: Profile, directory: Path) -> Profile:
-    """Write all files except the trace, which exists already; returns the profile with their names."""
+    """Write all files except the existing trace. Returns the profile with the names of its files."""
     pictures = draw(profile.memory, directory / "memory", title=f"memory of a step of {profile.what}")
     text, numbers = directory / "profile.txt", directory / "profile.json"
     saved = replace(profile, files=tuple(map(str, (text, numbers, directory / "trace.json.gz", *pictures))))

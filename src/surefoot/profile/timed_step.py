@@ -1,7 +1,4 @@
-"""A run's step with a stopwatch at its phases: the same calls in the same order, `train/loop.py` untouched.
-
-Stand-ins time the forward pass, the loss, what ranks share, and the buffers' `end_pass`, the first call after `backward()`.
-"""
+"""A run's step with a stopwatch around its phases: the same calls in the same order, without changes to `train/loop.py`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,13 +16,13 @@ from surefoot.distributed.strategy import Alone
 from surefoot.train.loop import State, Step, Task, forward_backward, update
 
 REST = "rest"
-RANGE = "surefoot: "  # what the ranges of a trace are called before the phase
+RANGE = "surefoot: "  # prefix of a phase's range in a trace
 
 
 class Stopwatch:
-    """Split what `now` counts into phases; time inside a nested phase belongs to the inner one alone.
+    """A stopwatch that assigns the time between readings of `now` to phases. Only the innermost of nested phases counts.
 
-    `between` is the difference of two readings. Each phase is a range of the trace too while a profiler runs.
+    `between` subtracts two readings. Under a profiler, each phase is also a range of the trace.
 
     >>> ticks = iter([0.0, 1.0, 4.0, 9.0, 10.0, 11.0])
     >>> watch = Stopwatch(now=lambda: next(ticks))
@@ -42,13 +39,13 @@ class Stopwatch:
     ) -> None:
         self.now, self.between = now, between
         self.stack: list[tuple[str, Any]] = []
-        self.marks: list[tuple[str, Any]] = []  # a phase, and when it began or was gone on with
+        self.marks: list[tuple[str, Any]] = []  # a phase, and the time of its start or continuation
 
     def start(self) -> None:
         self.marks = [(self._phase, self.now())]
 
     def enter(self, phase: str) -> None:
-        """Start this phase, until `leave`."""
+        """Start a phase, which lasts until `leave`."""
         marked = record_function(RANGE + phase)
         marked.__enter__()  # type: ignore[no-untyped-call]
         self.stack.append((phase, marked))
@@ -68,7 +65,7 @@ class Stopwatch:
             self.leave()
 
     def lap(self) -> dict[str, float]:
-        """The seconds of each phase since `start`; their sum is exactly all of it."""
+        """Return the seconds of each phase since `start`. The sum is exactly the elapsed time."""
         marks, taken = [*self.marks, (self._phase, self.now())], dict[str, float]()
         for (phase, then), (_, now) in pairwise(marks):
             taken[phase] = taken.get(phase, 0.0) + self.between(then, now)
@@ -80,7 +77,7 @@ class Stopwatch:
 
 
 def stopwatch(device: torch.device) -> Stopwatch:
-    """A stopwatch of the device's seconds; on CUDA by events in the stream, so that a step never waits."""
+    """Return a stopwatch for a device. On CUDA, the stopwatch records events in the stream, so that a step never waits."""
     if device.type != "cuda":
         return Stopwatch()
 
@@ -97,7 +94,7 @@ def stopwatch(device: torch.device) -> Stopwatch:
 
 
 class Stepping:
-    """Steps of a run, one after the other, that change no weight: the learning rate is 0."""
+    """Consecutive steps of a run that change no weight, since the learning rate is 0."""
 
     def __init__(self, task: Task, state: State, feed: Feed, watch: Stopwatch) -> None:
         self.plain_state, self.feed, self.watch = state, feed, watch
@@ -109,7 +106,7 @@ class Stepping:
         self.feed.start(step)
 
     def make(self, micro_batches: Sequence[MicroBatch] | None = None) -> dict[str, float]:
-        """Make the next step, with these micro-batches if they are given, and wait for the device; returns the seconds of its phases."""
+        """Run the next step, with these micro-batches if given, and wait for the device. Returns the seconds of each phase."""
         task, watch = self.task, self.watch
         assert task.loss is not None
         with ExitStack() as afterwards:
@@ -133,12 +130,11 @@ class Stepping:
         return taken
 
     def seconds(self) -> float:
-        """Make the next step; returns its seconds."""
+        """Run the next step and return its seconds."""
         return sum(self.make().values())
 
 
 def _with_timed_forward(model: Any, watch: Stopwatch, afterwards: ExitStack) -> Any:
-    """The model with its forward pass timed: a plain module as itself, all else (compiled, several ranks) by a stand-in."""
     if not isinstance(model, nn.Module) or is_compiled(model):
         return _StandIn(model, called=_in_phase("forward", model, watch))
     afterwards.enter_context(with_forward(model, _in_phase("forward", model.forward, watch, splits=True)))
@@ -146,13 +142,13 @@ def _with_timed_forward(model: Any, watch: Stopwatch, afterwards: ExitStack) -> 
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile has wrapped it."""
+    """Return whether `torch.compile` wraps the module."""
     return "_orig_mod" in vars(module).get("_modules", {})
 
 
 @contextmanager
 def with_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Replace the forward pass of a module while the block lasts."""
+    """Replace the forward method of a module in this context."""
     attributes = vars(module)
     own = {"forward": attributes["forward"]} if "forward" in attributes else {}
     attributes["forward"] = forward
@@ -166,10 +162,10 @@ def with_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[Non
 def _in_phase(
     phase: str, function: Callable[..., Any], watch: Stopwatch, *, splits: bool = False
 ) -> Callable[..., Any]:
-    """Time a function as a phase; `splits`: a loss passed to it is a phase too, which is impossible in compiled code."""
+    # with `splits`, a loss among the arguments is a phase too, which is impossible in compiled code
 
     def called(*inputs: Any, **named: Any) -> Any:
-        if splits and callable(named.get("loss")):  # a model that is given its loss, as surefoot's GPT is
+        if splits and callable(named.get("loss")):  # a model that calls the loss itself, as surefoot's GPT does
             named["loss"] = _in_phase("loss", named["loss"], watch)
         with watch.phase(phase):
             return function(*inputs, **named)
@@ -178,7 +174,6 @@ def _in_phase(
 
 
 def _timed_ranks(ranks: Any, watch: Stopwatch) -> Any:
-    """The exchange between ranks (`surefoot.distributed.strategy.Ranks`); the backward pass starts after its `started`."""
 
     def started(part: Tensor, scale: Tensor | None) -> Any:
         exchange = ranks.started(part, scale)
@@ -191,7 +186,7 @@ def _timed_ranks(ranks: Any, watch: Stopwatch) -> Any:
 
 
 def _timed_buffers(buffers: Any, watch: Stopwatch) -> Any:
-    """Batch statistics (`surefoot.train.batch_norm_buffers`); the backward pass ends when `end_pass` is called."""
+    # the backward pass ends at `end_pass`, the first call after `backward()`
 
     def end_pass(*, counted: bool = True) -> None:
         watch.leave()
@@ -201,8 +196,6 @@ def _timed_buffers(buffers: Any, watch: Stopwatch) -> Any:
 
 
 class _StandIn:
-    """A stand-in for an object that a step calls, with some methods timed; a call of it calls `called`."""
-
     def __init__(self, original: Any, *, called: Callable[..., Any] | None = None, **timed: Callable[..., Any]) -> None:
         self.original, self.called, self.timed = original, called or original, timed
 

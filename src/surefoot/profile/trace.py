@@ -1,7 +1,4 @@
-"""Steps under torch's profiler: the operators that take the time, and the memory from moment to moment.
-
-Hooks identify gradients; parameters, optimizer state and buffers have known sizes; the rest are activations.
-"""
+"""Steps under torch's profiler: the slowest operators, and the memory over time."""
 
 import os
 import sys
@@ -28,13 +25,13 @@ _POINTS = 400  # of a curve
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes by purpose."""
+    """The bytes of a step's tensors by purpose."""
 
     parameters: int
     optimizer: int
     buffers: int  # of models and their averages, with the averages' weights
     gradients: int
-    activations: int  # and everything else that a step makes
+    activations: int  # and all other tensors of a step
 
     @property
     def total(self) -> int:
@@ -43,17 +40,17 @@ class StepMemory:
 
 @dataclass(frozen=True)
 class MemoryLine:
-    """Memory of one step: `curve` is (seconds since its begin, bytes, of which gradients); `phases` the memory of each at its peak."""
+    """The memory of one step. `curve` has tuples of seconds, bytes and bytes of gradients; `phases` has the peak of each phase."""
 
     peak: StepMemory
     phases: dict[str, StepMemory]
     curve: list[tuple[float, int, int]]
-    told_by_allocator: int | None = None  # on CUDA: the most that the allocator had given out
+    told_by_allocator: int | None = None  # the peak of CUDA's allocator
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator in a step: the number of calls, and its own time without the operators that it calls."""
+    """One operator of a step. `self_s` excludes the time of nested operators."""
 
     name: str
     calls: float
@@ -65,7 +62,7 @@ class Operator:
 def run_profiler(
     make: Callable[[], Any], device: torch.device, *, times: int = 1, shapes: bool, memory: bool = True
 ) -> Any:
-    """Call `make` under torch's profiler, with the device's own activities if it is CUDA."""
+    """Run `make` under torch's profiler, which also records the device on CUDA. Returns the profiler."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     trace = profile(activities=activities, record_shapes=shapes, profile_memory=memory)
     with _quiet():
@@ -83,7 +80,7 @@ def run_profiler(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the messages that torch 2.13's profiler writes to standard error at every log level."""
+    # torch 2.13's profiler writes to standard error at every log level
     sys.stderr.flush()
     stderr_copy, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -96,7 +93,7 @@ def _quiet() -> Iterator[None]:
 
 
 def operators(trace: Any, *, steps: int, shapes: bool, on_device: bool) -> list[Operator]:
-    """The 15 operators that take most of the time of `steps` under the profiler, longest first."""
+    """Return the 15 operators that take most of the time of `steps` profiled steps, longest first."""
     time_of = attrgetter("self_device_time_total" if on_device else "self_cpu_time_total")  # in us
     rows = [
         (float(time_of(row)) / 1e6 / steps, row)
@@ -112,7 +109,7 @@ def operators(trace: Any, *, steps: int, shapes: bool, on_device: bool) -> list[
 
 
 def device_busy_s(trace: Any, *, steps: int) -> float:
-    """Seconds of a step in which the device was busy: the union of its kernels and copies."""
+    """Return the seconds per step in which the device is busy: the union of its kernels and copies."""
     spans = sorted(
         (event.start_ns(), event.start_ns() + event.duration_ns())
         for event in trace.profiler.kineto_results.events()
@@ -126,22 +123,22 @@ def device_busy_s(trace: Any, *, steps: int) -> float:
 
 
 def copied_s(trace: Any, *, steps: int) -> float:
-    """Seconds of a step with copies from the host, which run beside the device's work."""
+    """Return the seconds per step of copies from the host, which overlap the work of the device."""
     copies = [event for event in trace.profiler.kineto_results.events() if "Memcpy HtoD" in event.name()]
     return float(sum(event.duration_ns() for event in copies)) / 1e9 / steps
 
 
 def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> MemoryLine:
-    """The memory of one step, which `make` makes, under the profiler."""
+    """Measure the memory of one step, which `make` runs, with torch's profiler."""
     standing_bytes = 0
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         standing_bytes = torch.cuda.memory_allocated(device)
-    gradients: dict[Tensor, tuple[int, int]] = {}  # when each is made (ns), and its bytes
+    gradients: dict[Tensor, tuple[int, int]] = {}  # time of creation (ns), and bytes
 
     def note_gradient(parameter: Tensor) -> None:
-        if parameter not in gradients and parameter.grad is not None:  # later ones of the step are added to it
+        if parameter not in gradients and parameter.grad is not None:  # later gradients are added to it
             gradients[parameter] = time.time_ns(), tensor_bytes([parameter.grad])
 
     with ExitStack() as hooks:
@@ -174,7 +171,7 @@ def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> 
         ]
         phases[phase] = max(phases.get(phase, here), here, key=total_of)
         peak = max(peak, here, key=total_of)
-    size = -(-len(curve) // _POINTS)  # of each stretch of the curve its highest point, so that no peak is lost
+    size = -(-len(curve) // _POINTS)  # keep the highest point of each stretch, so that no peak is lost
     thinned = [max(curve[start : start + size], key=lambda point: point[1]) for start in range(0, len(curve), size)]
     return MemoryLine(
         peak, phases, thinned, int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
@@ -182,7 +179,7 @@ def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> 
 
 
 def _ranges_and_changes(trace: Any, kind: DeviceType) -> tuple[list[tuple[int, int, str]], list[tuple[int, int]]]:
-    """The phases, each with its begin and end, and every change of memory with its moment and bytes, in their order; in ns."""
+    # times are in ns
     events = trace.profiler.kineto_results.events()
     ranges = [
         (event.start_ns(), event.start_ns() + event.duration_ns(), event.name().removeprefix(RANGE))
@@ -194,7 +191,7 @@ def _ranges_and_changes(trace: Any, kind: DeviceType) -> tuple[list[tuple[int, i
 
 
 def draw(memory: MemoryLine, path: Path, *, title: str) -> list[Path]:
-    """The memory of a step over its time, permanent memory at the bottom and gradients above it: PATH.png and PATH.svg."""
+    """Draw the memory of a step over time to PATH.png and PATH.svg: permanent memory at the bottom, gradients above."""
     from matplotlib.figure import Figure
 
     peak, megabytes = memory.peak, 1e6

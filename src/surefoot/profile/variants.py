@@ -1,4 +1,4 @@
-"""Variants of a run's own step that may be faster: the list for a run, and the code that makes each."""
+"""Variants of a run's own step that may be faster."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -30,18 +30,18 @@ USUAL = NAMES[:-1]
 
 @dataclass(frozen=True)
 class Variant:
-    """One thing to try. `flag` is the text to type; `changes` says how results differ; the run is changed inside `entered`."""
+    """One variant to measure. `flag` is the text to type, `changes` describes different results, and `entered` modifies the run."""
 
     name: str
     flag: str
     make: Callable[[], Stepping]
     entered: Callable[[], AbstractContextManager[Any]] = nullcontext
     changes: str = ""
-    workers: int | None = None  # samples are read beside the steps: it is measured by itself, from its first step on
+    workers: int | None = None  # if set, it is measured alone, from its first step on, since workers prefetch
 
 
 def speedups_of(text: str) -> tuple[str, ...]:
-    """The names in `--speedups`: "none", "usual" (all but compile), "all", or some of them with commas between.
+    """Return the names in `--speedups`, which is "none", "usual" (all but compile), "all", or a list of names with commas.
 
     >>> speedups_of("workers,compile"), speedups_of("none")
     (('workers', 'compile'), ())
@@ -65,7 +65,7 @@ _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adag
 
 
 def variants(parts: RunComponents, names: Sequence[str]) -> list[Variant]:
-    """The variants of these names that a run can try; some names have no variant for it."""
+    """Return the variants of these names for a run. Some names have no variant for some runs."""
     kinds = (_workers, _precisions, _fused, _without_recompute, _channels_last, _micro_batches, _compiled)
     return [variant for name in names for variant in kinds[NAMES.index(name)](parts)]
 
@@ -78,7 +78,7 @@ def stepping(
     pipeline: DataPipeline | None = None,
     workers: int | None = None,
 ) -> Stepping:
-    """Steps of a run, unchanged except for the arguments."""
+    """Return the steps of a run, with the given parts replaced."""
     pipeline = pipeline or parts.pipeline
     feed = pipeline.feed(workers=pipeline.workers if workers is None else workers)
     return Stepping(task or parts.task, state or parts.state, feed, stopwatch(parts.device))
@@ -86,7 +86,7 @@ def stepping(
 
 def _precisions(parts: RunComponents) -> list[Variant]:
     precision = parts.run_state.precision
-    if precision.loss_scale is not None:  # it would be in the way
+    if precision.loss_scale is not None:  # loss scaling would interfere
         return []
     return [
         Variant(name, f"--precision {name}", partial(stepping, parts), partial(_using, precision, name), _DIGITS[name])
@@ -106,7 +106,7 @@ def _using(precision: Precision, name: str) -> Iterator[None]:
 
 
 def _workers(parts: RunComponents) -> list[Variant]:
-    if parts.pipeline.feed(workers=0).gather is not None:  # whole batches are taken from memory
+    if parts.pipeline.feed(workers=0).gather is not None:  # batches are gathered from memory, without workers
         return []
     now, cores = parts.pipeline.workers, os.cpu_count() or 1
     return [
@@ -167,7 +167,7 @@ def _fused(parts: RunComponents) -> list[Variant]:
 def _channels_last(parts: RunComponents) -> list[Variant]:
     weights, last = [part.weight for part in _modules(parts) if isinstance(part, nn.Conv2d)], torch.channels_last
     last_already = [weight.is_contiguous(memory_format=last) and not weight.is_contiguous() for weight in weights]
-    if parts.compiled or parts.layout.channels_last or all(last_already):  # and where there is no convolution
+    if parts.compiled or parts.layout.channels_last or all(last_already):  # true without convolutions too
         return []
 
     @contextmanager
@@ -187,7 +187,7 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
     alone = Variant("channels last", how, make, entered, "equal to rounding")
     if parts.run_state.precision.name != "fp32":
         return [alone]
-    both = f"--precision bf16 with {how}"  # what "auto" chooses between
+    both = f"--precision bf16 with {how}"  # a choice of "auto"
     return [alone, Variant("bf16, channels last", both, make, partial(entered, "bf16"), _DIGITS["bf16"])]
 
 

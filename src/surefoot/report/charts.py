@@ -39,7 +39,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over steps. Scale "auto" is logarithmic if the largest value would flatten all others. `zero` includes 0."""
+    """A chart of lines over steps. The scale "auto" is logarithmic if the largest value would flatten all others."""
 
     name: str  # unique name of the chart on a page
     title: str
@@ -49,11 +49,11 @@ class Chart:
     scale: Literal["auto", "linear", "log"] = "auto"
     x_scale: Literal["linear", "log"] = "linear"
     x_from: float = 0.0  # the first step of the axis
-    zero: bool = False
+    zero: bool = False  # extend the vertical axis to 0
     note: str = ""
     wide: bool = False
     x_name: str = "step"
-    within: tuple[float, float] | None = None  # the least and the largest value shown; None: the range of the points
+    within: tuple[float, float] | None = None  # minimum and maximum of the vertical axis; None: the range of the points
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,6 @@ def ticks(axis: Axis, *, limit: int = 6) -> list[float]:
 
 
 def _powers_of_ten(axis: Axis, limit: int) -> list[float]:
-    """Return powers of ten, with their multiples by 2, 3 or 5 if the limit allows."""
     first, last = math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high))
     for factors in ((1, 2, 5), (1, 3), (1,)):
         powers = [float(f"{factor}e{power}") for power in range(first, last + 1) for factor in factors]
@@ -168,7 +167,7 @@ def format_value(value: float, unit: Unit = "number") -> str:
 
 
 def format_tick(value: float, unit: Unit = "number") -> str:
-    """Format a value in the short form of axis labels.
+    """Format a value as a short axis label.
 
     >>> format_tick(0.0), format_tick(1500.0), format_tick(20000.0), format_tick(2500000.0), format_tick(0.0001), format_tick(0.25)
     ('0', '1,500', '20k', '2.5M', '1e-4', '0.25')

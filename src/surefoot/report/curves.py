@@ -1,11 +1,11 @@
-"""A curve of any length in bounded memory: its points to draw, its minimum and maximum, and its smoothed form."""
+"""A curve of any length in bounded memory, with its points to draw, its extrema and its smoothed form."""
 
 import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
-STRETCHES = 300  # of a curve, each drawn as two points: about one per screen column
+STRETCHES = 300  # maximum stretches of a drawn curve, with two points each
 _STRANGE = 50  # steps with a non-finite value that are stored
 
 
@@ -17,13 +17,12 @@ class Stretch:
     low: float
     high_at: int
     high: float
-    steps: float  # the sum of the steps, as `total` is of the values
+    steps: float  # sum of the steps; `total` is the sum of the values
     total: float
     count: int
 
 
 def _merge(a: Stretch, b: Stretch) -> Stretch:
-    """Merge two adjacent stretches. The earlier of equal values wins."""
     low = (b.low_at, b.low) if b.low < a.low else (a.low_at, a.low)
     high = (b.high_at, b.high) if b.high > a.high else (a.high_at, a.high)
     return Stretch(*low, *high, a.steps + b.steps, a.total + b.total, a.count + b.count)
@@ -31,7 +30,7 @@ def _merge(a: Stretch, b: Stretch) -> Stretch:
 
 @dataclass(eq=False)
 class Curve:
-    """Values by step, added in order. Up to `stretches` values are stored exactly; beyond that, neighbors are merged in pairs.
+    """Values by step, added in order. Beyond 2 * `stretches` points, neighbors are merged in pairs.
 
     >>> curve = Curve(stretches=2)
     >>> for step, value in enumerate([3.0, 1.0, 2.0, 9.0, 2.0, 2.0]):
@@ -73,7 +72,7 @@ class Curve:
         buckets.append(Stretch(step, value, step, value, float(step), value, 1))
 
     def points(self, stretches: int | None = None) -> list[tuple[int, float]]:
-        """Return the first, last, minimum and maximum point of each stretch. `stretches` limits their number."""
+        """Return the extrema of each stretch, and the curve's end points. `stretches` limits the number of stretches."""
         buckets = _merge_down(self.buckets, stretches)
         points = [point for each in buckets for point in sorted({(each.low_at, each.low), (each.high_at, each.high)})]
         points += [end for end in (self.first, self.last) if end is not None]
@@ -84,14 +83,14 @@ class Curve:
         return [(bucket.steps / bucket.count, bucket.total / bucket.count, bucket.count) for bucket in self.buckets]
 
     def best(self, direction: str) -> tuple[int, float] | None:
-        """Return the first step of the largest ("max") or smallest value, and that value. Returns None without values."""
+        """Return (step, value) of the first maximum ("max") or minimum of the curve. Returns None without values."""
         sign = -1 if direction == "max" else 1
         points = [(bucket.high_at, bucket.high) if sign < 0 else (bucket.low_at, bucket.low) for bucket in self.buckets]
         return min(points, key=lambda point: (sign * point[1], point[0]), default=None)
 
 
 def smooth(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]:
-    """Smooth a curve: average its stretches with Gaussian weights of relative `width`.
+    """Average a curve's stretches with Gaussian weights. `width` is the standard deviation relative to the curve's length.
 
     >>> flat = Curve()
     >>> for step in range(100):

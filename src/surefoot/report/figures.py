@@ -1,4 +1,4 @@
-"""Charts as one picture, drawn with matplotlib: the main curves of the page and the pictures of other subcommands."""
+"""Pictures of charts, drawn with matplotlib for the report and other subcommands."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,6 @@ from surefoot.report.charts import Axis, Chart, axes, format_tick, ticks
 # Okabe and Ito 2008, distinguishable with every color vision: https://jfly.uni-koeln.de/color/ (yellow is too pale for lines)
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
-# 35 combinations with the colors
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (10, 3)))
 
 _SETTINGS: Any = {
@@ -29,7 +28,7 @@ _WITHOUT_DATE: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Set matplotlib's options while a figure is drawn and written. Imports matplotlib here because the import creates loggers."""
+    """Set matplotlib's options inside the block. matplotlib is imported here because its import creates loggers."""
     import matplotlib as mpl
 
     with mpl.rc_context(_SETTINGS):
@@ -75,7 +74,7 @@ _INSIDE, _SHORT = 4, 60  # maximum names, and characters per name, of a legend i
 
 
 def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
-    """Draw charts as PATH.png and PATH.svg, two per row except wide charts, and return both paths.
+    """Draw charts as PATH.png and PATH.svg and return both paths. A row has two charts, or one wide chart.
 
     Equal charts give equal bytes. Raises `ConfigError` if the list is empty or a file cannot be written.
     """
@@ -96,13 +95,11 @@ def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
 
 
 def _height(chart: Chart) -> float:
-    """Return the height in inches, including the legend below the plot."""
-    columns, names = _legend(chart)
+    columns, names = _legend(chart)  # 0 columns: the legend is inside the plot
     return (3.4 if chart.wide else 2.5) + (0.17 * -(-names // columns) if columns else 0.0)
 
 
 def _legend(chart: Chart) -> tuple[int, int]:
-    """Return the number of columns of the legend below a plot (0 if the legend fits inside), and the number of names."""
     names = [line.name for line in chart.lines if line.named]
     longest = max(map(len, names), default=0)
     return 0 if len(names) <= _INSIDE and longest <= _SHORT else 1 if longest > 48 else 2, len(names)

@@ -1,4 +1,4 @@
-"""The outcome of a run: its main metric and one sentence."""
+"""The outcome of a run: its state, its main metric, and a sentence."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,17 +8,17 @@ from surefoot.report.curves import Curve, smooth
 from surefoot.report.series import ReportedRun
 
 State = Literal["running", "finished", "stopped", "diverged", "failed", "dead"]
-# metric names with these parts are better when larger
+# a metric is better when larger if its name contains one of these
 _RISES = ("accuracy", "bleu", "chrf", "f1", "top", "acc", "correct", "rate", "score")
 _ENDS: dict[str, State] = {"left": "stopped", "stopped": "stopped"}  # by the first word of the event
 _ENDS |= {"finished": "finished", "diverged": "diverged", "failed": "failed"}
 _LATE = 0.8  # fraction of a run before its end section
-_MOVED = 0.02  # fraction of a score's total movement; half as large a relative change is a movement too
+_MOVED = 0.02  # threshold of a trend, as a fraction of the metric's range; half of it as a relative change
 
 
 @dataclass(frozen=True)
 class Headline:
-    """The main metric of a run: its last value, its best value, and its better direction."""
+    """The main metric of a run: its last value, best value and direction of improvement."""
 
     name: str
     last_step: int
@@ -33,7 +33,6 @@ class Headline:
 
 
 def state_of(run: ReportedRun) -> State:
-    """Return the state of a run."""
     recorded = run.recorded
     first = next(iter((recorded.over or "").split()), "")
     if (state := _ENDS.get(first.rstrip(":"))) is not None:
@@ -62,7 +61,7 @@ def headline(run: ReportedRun) -> Headline | None:
 
 
 def direction_of(name: str) -> str:
-    """Return the better direction of a metric, "min" or "max", from its name.
+    """Return the direction of improvement of a metric, "min" or "max", from its name.
 
     >>> direction_of("val/loss"), direction_of("cloze/accuracy")
     ('min', 'max')
@@ -72,7 +71,7 @@ def direction_of(name: str) -> str:
 
 
 def verdict(run: ReportedRun, state: State) -> str:
-    """Return one sentence on the end of the run, the course of its main metric, and the metric's final trend."""
+    """Return a sentence on the end of the run, the change of its main metric, and the metric's final trend."""
     recorded, main = run.recorded, headline(run)
     parts = [_how_it_ended(run, state)]
     if main is not None:
@@ -133,14 +132,6 @@ def _describe_change(main: Headline, curve: Curve, *, running: bool) -> list[str
 
 
 def _trend(main: Headline, curve: Curve) -> str:
-    """Return the trend of a metric in the last fifth of the run relative to its full range. Returns "" with too few data.
-
-    >>> curve = Curve()
-    >>> for step in range(10):
-    ...     curve.add(step, 10.0 - step)
-    >>> _trend(_headline("val/loss", curve, "min"), curve)
-    'still falling'
-    """
     points = smooth(curve, width=0.03)
     if len(points) < 4:
         return ""

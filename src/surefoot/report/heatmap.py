@@ -1,4 +1,4 @@
-"""Layer statistics as heat maps: one row per layer, one column per measured step (or per few adjacent steps).
+"""Heat maps of layer statistics: one row per layer, one column per measured step or group of adjacent steps.
 
 A heat map is an image with one pixel per value, because rectangles for tens of thousands of values would take megabytes.
 """
@@ -18,7 +18,7 @@ from surefoot.tracking.record import Record
 ROWS = 48
 # colormap cividis, for every color vision: Nunez, Anderton and Renslow 2018, doi:10.1371/journal.pone.0199239
 CIVIDIS = ("#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838")
-_COLOURS = 100  # of the palette; two more mark absent and non-finite values
+_COLOURS = 100  # palette size; two more entries mark absent and non-finite values
 _MISSING, _STRANGE = _COLOURS, _COLOURS + 1
 COLUMNS = 120
 _KINDS = ("grad_norm", "weight_norm", "update_norm", "saturated_fraction", "activation_rms")
@@ -27,7 +27,7 @@ _Table = dict[str, dict[str, float]]  # kind -> name -> value
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A heat map of the page. Each row has a name, its last value, and all values as text."""
+    """A heat map of the page. Each row has a name, its last value, and a text for screen readers."""
 
     name: str
     title: str
@@ -50,7 +50,7 @@ def heat_map(
 ) -> HeatMap | None:
     """Build a heat map with one row per name. Absent values are empty; non-finite values are red. Returns None without finite values.
 
-    The scale is linear for fractions and logarithmic otherwise. A 0 has the lowest color.
+    The scale is linear for fractions and logarithmic otherwise. The value 0 has the lowest color.
     """
     logarithmic = unit != "fraction"
     known = [
@@ -80,7 +80,6 @@ def heat_map(
 
 
 def _png(cells: Sequence[Sequence[int]]) -> bytes:
-    """Encode a PNG file with one pixel per cell. A cell is an index into the palette."""
     from PIL import Image
 
     palette, file = _palette(), BytesIO()
@@ -92,7 +91,7 @@ def _png(cells: Sequence[Sequence[int]]) -> bytes:
 
 
 def group_names(names: Sequence[str], *, limit: int = ROWS) -> dict[str, list[str]]:
-    """Group parameters by module, at the largest depth with at most `limit` groups. The order is preserved.
+    """Group parameters by module at the largest depth that has at most `limit` groups. Preserves the order.
 
     >>> group_names(["a.0.weight", "a.0.bias", "a.1.weight", "head"], limit=3)
     {'a.0': ['a.0.weight', 'a.0.bias'], 'a.1': ['a.1.weight'], 'head': ['head']}
@@ -132,7 +131,7 @@ def _palette() -> list[tuple[int, int, int, int]]:
 
 @dataclass
 class Layers:
-    """The layer statistics of a run: at most twice `COLUMNS` records, each the maximum over adjacent records."""
+    """The layer statistics of a run in at most 2 * `COLUMNS` columns. A column is the maximum over adjacent records."""
 
     steps: list[int] = field(default_factory=list)
     tables: list[_Table] = field(default_factory=list)
@@ -161,7 +160,6 @@ class Layers:
         self.in_last = 1
 
     def maps(self) -> list[HeatMap]:
-        """Return the recorded heat maps of gradient norm, update-to-weight ratio and saturated outputs."""
         several = f" Each column is the maximum over {self.size} measured steps." if self.size > 1 else ""
         kinds: list[tuple[str, str, Unit, str]] = [
             ("grad_norm", "Gradient norm of each layer", "number", "Before clipping. Lighter is larger."),

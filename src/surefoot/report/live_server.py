@@ -1,4 +1,4 @@
-"""A server for the page of a running run. Serves only browsers on this machine; renders again after new records.
+"""A server for the page of a running run, for browsers on this machine. The page is rendered again after new records.
 
 Other paths, methods and host names are refused, so that a foreign website cannot read the page by DNS rebinding.
 """
@@ -70,7 +70,7 @@ _POLICY = f"{POLICY}; script-src 'sha256-{_HASH}'; connect-src 'self'"
 
 
 def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
-    """Create a server of the runs' page on the loopback interface; the caller calls `serve_forever`. Port 0 selects a free port."""
+    """Create a server of the page on the loopback interface. The caller calls `serve_forever`. Port 0 selects a free port."""
     if port > _LAST_PORT:
         raise ConfigError(
             f"--port {port} is none: the last one is {_LAST_PORT}\n  choose another --port, or none for a free one"
@@ -79,7 +79,6 @@ def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer
 
     @lru_cache(maxsize=1)
     def page_at(signatures: tuple[object, ...]) -> tuple[bytes, str]:
-        """Return the page, rendered again after changes of the records, and a tag that changes with the page."""
         tag = hashlib.sha256(repr(signatures).encode()).hexdigest()[:16]
         return page_of(paths, script=_SCRIPT, policy=_POLICY).encode(), f'"{tag}"'
 
@@ -90,13 +89,10 @@ def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer
     now()
 
     class Handler(BaseHTTPRequestHandler):
-        """A request handler that sends the page or refuses."""
-
         timeout = _PATIENCE_S
         server_version, sys_version = "surefoot", ""
 
         def do_GET(self) -> None:
-            """Send the page if the requested host is this machine."""
             if self.headers.get("Host") not in allowed:
                 self.send_error(421, "Misdirected Request")
             elif self.path != "/":
@@ -141,7 +137,6 @@ _HEADERS = (
 
 
 def _signature(path: Path) -> tuple[object, ...]:
-    """Return a value that changes whenever a run's page would change."""
     with suppress(OSError):  # a file may be deleted meanwhile
         stats = {entry.name: entry.stat() for entry in os.scandir(path) if entry.name in _SHOWN}
         return is_running(path), *sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())

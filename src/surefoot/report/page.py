@@ -40,7 +40,7 @@ _DARKEST = 78  # percent, so that text stays readable
 
 
 def tint_tokens(text: TextHeatmap) -> list[tuple[str, int | None, str]]:
-    """Return each piece with its tint in percent (None: untinted) and its value as text.
+    """Return each piece of text with its tint in percent (None: no tint) and its value as text.
 
     >>> panel = TextHeatmap(title="a", legend="b", unit="fraction", pieces=(("so", None), (" it", 0.5), (" goes", 0.0)))
     >>> tint_tokens(panel)
@@ -56,7 +56,7 @@ def tint_tokens(text: TextHeatmap) -> list[tuple[str, int | None, str]]:
 
 
 def shade_cells(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int, bool]]]]:
-    """Return each row's class and, per cell, the count, the shade (root of the row's fraction), and whether the class is correct.
+    """Return the class of each row, and each cell's count, shade (percent, by the root of the row's fraction) and correctness.
 
     >>> shade_cells(ConfusionMatrix(title="a", classes=("cat", "dog"), counts=((4, 0), (1, 3))))[1]
     ('dog', [(1, 39, False), (3, 68, True)])
@@ -70,7 +70,7 @@ def shade_cells(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int,
 
 
 def chart_of(panel: Curves) -> Chart:
-    """Convert a panel of curves to a chart without points that lack a value."""
+    """Convert a panel of curves to a chart. Points without a value are omitted."""
     lines = []
     for index, (name, curve) in enumerate(panel.curves.items()):
         points = tuple((float(step), value) for step, value in curve if value is not None)
@@ -96,17 +96,17 @@ def summary(chart: Chart) -> str:
 
 
 def coordinates(line: Line, horizontal: Axis, vertical: Axis) -> list[tuple[int, int]]:
-    """Return the coordinates of a line's points in the stretched picture, without repeated points."""
+    """Return a line's coordinates in the stretched picture without repeated points."""
     points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
     pixels = [(round(_WIDTH * horizontal.position(x)), round(_HEIGHT * (1 - vertical.position(y)))) for x, y in points]
     return [pixel for pixel, _ in groupby(pixels)]
 
 
 class Band(NamedTuple):
-    """A vertical stripe of a chart. The stripe's values appear under the pointer or with the focus."""
+    """A vertical stripe of a chart. The page shows the stripe's values at the pointer or the focus."""
 
     width: int  # in 1/10,000 of the chart
-    center: int  # the step's position in the stripe in percent
+    center: int  # position of the step within the stripe, in percent
     is_right: bool  # the first stripe of the right half
     step: str
     values: list[tuple[int | None, str]]  # series and value of each line; title of each mark
@@ -148,7 +148,6 @@ def bands(chart: Chart, horizontal: Axis) -> list[Band]:
 
 
 def _value_in(near: Sequence[tuple[float, float]], center: float, unit: Unit, *, faint: bool) -> str:
-    """Return the value of a line nearest to a stripe's step, or the range of a faint line."""
     low, high = min(y for _, y in near), max(y for _, y in near)
     if faint and low != high:
         return f"{format_value(low, unit)} \u2013 {format_value(high, unit)}"
@@ -219,7 +218,6 @@ def runs_page(runs: Sequence[ReportedRun], *, script: str = "", policy: str = PO
 
 
 def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
-    """Return the newest saved error. Returns None if the run has made later progress."""
     if not run.files.crashes or state in ("finished", "running"):
         return None
     newest = run.files.crashes[0]
@@ -231,19 +229,18 @@ def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
 
 
 def _render(name: str, common: dict[str, Any], parts: Iterable[dict[str, Any]]) -> str:
-    """Render the page with the first of `parts` that is small enough, else with the last."""
     page, written_at = b"", time.strftime("%Y-%m-%d %H:%M:%S %z")
     for fitted in parts:
         text = environment().get_template(name).render(**common, **fitted, written_at=written_at)
         page = _TURNING.sub("�", visible(text)).encode(errors="replace")  # a model may generate any text
-        if len(page) <= MOST_BYTES:
+        if len(page) <= MOST_BYTES:  # else try the next, smaller part
             break
     return page.decode()
 
 
 @cache
 def environment() -> "Environment":
-    """Load the templates beside this file with HTML escaping. Imported here, because other runs need no jinja2."""
+    """Load the templates beside this file with HTML escaping. jinja2 is imported here because only reports need jinja2."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 

@@ -16,14 +16,14 @@ _LOG_X = 12  # points that justify logarithmic axes
 
 
 def charts(run: ReportedRun, *, stretches: int | None = None) -> list[Chart]:
-    """Return all charts of one run, the loss first, without empty charts."""
+    """Return the charts of one run, the loss first. Empty charts are omitted."""
     kinds = (loss_charts, _metric_charts, _train_charts, _users_charts)
     all_charts = (chart for kind in kinds for chart in kind(run, stretches))
     return [chart for chart in all_charts if any(line.points for line in chart.lines)]
 
 
 def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
-    """Return charts of the training loss (raw and smoothed) and the splits' losses: linear, logarithmic, and the second half."""
+    """Return charts of the training and split losses: linear axes, logarithmic axes, and the second half of the run."""
     train, scores = run.recorded.train, run.recorded.scores
     losses = {name: scores[name] for name in [name for name in scores if name.endswith("/loss")][:_MOST_LINES]}
     lines, marks = [], []
@@ -58,7 +58,6 @@ def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
 
 
 def _metric_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
-    """Return one chart per metric except the loss, with all splits in each chart."""
     by_score: dict[str, dict[str, Curve]] = {}
     for name, curve in run.recorded.scores.items():
         split, _, score = name.rpartition("/")
@@ -82,8 +81,6 @@ def _metric_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
 
 
 def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
-    """Return charts of learning rate, gradient, speed and memory, without empty lines."""
-
     def lines(*curves: tuple[str, str, int]) -> tuple[Line, ...]:
         drawn = [(name, points_of(train.get(key), stretches), series) for key, name, series in curves]
         return tuple(Line(name, points, series) for name, points, series in drawn if points)
@@ -129,7 +126,7 @@ def _users_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
 
 
 def points_of(curve: Curve | None, stretches: int | None) -> Points:
-    """Return the points of a curve to draw. Returns () without a curve."""
+    """Return a curve's points to draw, or () for None."""
     return () if curve is None else tuple((float(step), value) for step, value in curve.points(stretches))
 
 

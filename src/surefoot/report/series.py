@@ -1,4 +1,4 @@
-"""The curves, events, samples, layers and times in a run's records, read one record at a time; and the run itself."""
+"""The content of a run's records for a report, collected from one record at a time."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ _LONGEST_SAMPLE = 6_000  # characters
 
 @dataclass(frozen=True)
 class Event:
-    """An event and the number of completed steps before the event."""
+    """An event and the number of steps completed before the event."""
 
     step: int
     what: str
@@ -114,7 +114,6 @@ class Recorded:
             curves[name].add(step, value)
 
     def _add_sample(self, step: int, text: str) -> None:
-        """Store evenly spaced samples. If there are too many, drop every second sample."""
         cut = text if len(text) <= _LONGEST_SAMPLE else f"{text[:_LONGEST_SAMPLE]} \u2026"
         if self.sampled % self.sampled_every == 0:
             self.kept_samples.append((step, cut))
@@ -131,7 +130,7 @@ class Recorded:
 
     @property
     def samples(self) -> list[tuple[int, str]]:
-        """The steps and texts of samples, thinned if there were many. The last sample is always included."""
+        """The steps and texts of samples, thinned if there are many. The last sample is always included."""
         last = [] if self.last_sample is None or self.last_sample in self.kept_samples[-1:] else [self.last_sample]
         return self.kept_samples + last
 
@@ -144,11 +143,11 @@ class Recorded:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """The data of a run's directory for a report. `running` is true if a process was training in the directory."""
+    """The data of a run's directory for a report. `running` is True if a process was training in the directory."""
 
     files: RunFiles
     recorded: Recorded
-    data: Mapping[str, Any]  # the last record of the look at the data
+    data: Mapping[str, Any]  # the last record of kind "data_check"
     problems: tuple[str, ...]
     running: bool
 
@@ -159,7 +158,7 @@ class ReportedRun:
 
 
 def read_reported_run(path: Path, *, also: Callable[[Record], object] = lambda record: None) -> ReportedRun:  # noqa: ARG005
-    """Read a report's data except findings and panels, and call `also` with each record. Raises `ConfigError` without a directory."""
+    """Read a run for a report and call `also` with each record. Raises `ConfigError` if the directory does not exist."""
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory of a run")
     refuse_other_format(path)
@@ -177,7 +176,6 @@ def read_reported_run(path: Path, *, also: Callable[[Record], object] = lambda r
 
 
 def _add_seconds(spent_s: dict[str, float], record: Record) -> dict[str, float]:
-    """Add the seconds of a record to the seconds by phase."""
     for phase in PHASES:
         seconds = _number_in(record, f"{phase}_s")
         if seconds is not None and math.isfinite(seconds):

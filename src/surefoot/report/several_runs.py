@@ -1,4 +1,4 @@
-"""Several runs on one page: one color per run, overlaid curves, and only the differing settings."""
+"""The page of several runs: one color per run, overlaid curves, and the differing settings."""
 
 import re
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def page_values(runs: Sequence[ReportedRun], *, stretches: int) -> dict[str, Any
 
 
 def labels(runs: Sequence[ReportedRun]) -> list[str]:
-    """Return a unique label per run: its directory's name, with parent directories if necessary."""
+    """Return a unique label per run: the directory's name, with parent directories if necessary."""
     parts = [run.files.path.resolve().parts for run in runs]
     for depth in range(1, max(len(path) for path in parts) + 1):
         names = ["/".join(path[-depth:]) for path in parts]
@@ -49,7 +49,7 @@ def labels(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def _without_common_begin(names: list[str]) -> list[str]:
-    """Remove the settings that all names begin with.
+    """Remove the common leading settings of all names.
 
     >>> _without_common_begin(["lr=0.1,width=8", "lr=0.1,width=16"]), _without_common_begin(["a", "a,b"])
     (['width=8', 'width=16'], ['a', 'a,b'])
@@ -64,7 +64,7 @@ def _without_common_begin(names: list[str]) -> list[str]:
 def overlaid_charts(
     labels: Sequence[str], runs: Sequence[ReportedRun], metric_names: Sequence[str], stretches: int
 ) -> list[Chart]:
-    """Return charts of training loss, each metric, learning rate, gradient norm and speed, with one line per run."""
+    """Return charts of training loss, metrics, learning rate, gradient norm and speed, with one line per run."""
     trained = [run.recorded.train for run in runs]
     losses = [tuple(smooth(train.get("loss", Curve()))) for train in trained]
     charts = [Chart("loss", "Training loss, smoothed", _lines(labels, losses), wide=True)]
@@ -80,7 +80,6 @@ def overlaid_charts(
 
 
 def _lines(labels: Sequence[str], curves: Sequence[Points], *, dots: bool = False) -> tuple[Line, ...]:
-    """Return one line, in the run's color, for each run that has the curve."""
     return tuple(
         Line(label, points, index, dots=dots)
         for index, (label, points) in enumerate(zip(labels, curves, strict=True))
@@ -89,7 +88,6 @@ def _lines(labels: Sequence[str], curves: Sequence[Points], *, dots: bool = Fals
 
 
 def _best_of_all(curves: Sequence[Curve], direction: str) -> tuple[Mark, ...]:
-    """Return a mark at the best value of all runs."""
     bests = [(index, curve.best(direction)) for index, curve in enumerate(curves)]
     known = [(index, *best) for index, best in bests if best is not None]
     if not known:
@@ -99,7 +97,6 @@ def _best_of_all(curves: Sequence[Curve], direction: str) -> tuple[Mark, ...]:
 
 
 def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]]:
-    """Return per run the metric's best value, its step if not the last, and whether the value is the best of all runs."""
     direction = direction_of(name)
     curves = [run.recorded.scores.get(name, Curve()) for run in runs]
     bests = [curve.best(direction) for curve in curves]
@@ -115,7 +112,6 @@ def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]
 
 
 def _verdict(labels: Sequence[str], runs: Sequence[ReportedRun]) -> str:
-    """Return a sentence on the best run by the main metric of the first run."""
     heads = [headline(run) for run in runs]
     first = heads[0]
     if first is None:

@@ -14,14 +14,14 @@ _MOST = 300  # rows
 
 
 def settings(run: ReportedRun, *, limit: int, max_length: int) -> list[tuple[str, str, str]]:
-    """Return settings as (dotted name, value, origin). The origin is "" if unknown."""
+    """Return each setting as (dotted name, value, origin). The origin is "" if it is unknown."""
     config = run.files.config
     there = [(name, value) for name, value in config.flat.items() if value is not None][:limit]
     return [(name, format_setting(value, max_length=max_length), config.origins.get(name, "")) for name, value in there]
 
 
 def differing_settings(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
-    """Return the settings that differ between runs, except the run's directory, with each run's value."""
+    """Return each setting that differs between runs, with its value in each run. The run's directory is omitted."""
     settings = [run.files.config.flat for run in runs]
     names = dict.fromkeys(name for each in settings for name in each if name not in ("out", "preset"))
     rows = [(name, [format_setting(each.get(name)) for each in settings]) for name in names]
@@ -46,7 +46,7 @@ def format_setting(value: Any, *, max_length: int = _LONGEST) -> str:
 
 
 def shares(run: ReportedRun) -> list[tuple[str, float, float, str]]:
-    """Return the time of all sessions by phase, in a fixed order: name, seconds, fraction of the total, and color on the page."""
+    """Return the time of all sessions by phase: name, seconds, fraction of the total, and color on the page."""
     spent = run.recorded.spent_s
     total = sum(spent.values()) or 1.0
     rows = [
@@ -56,7 +56,7 @@ def shares(run: ReportedRun) -> list[tuple[str, float, float, str]]:
 
 
 def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
-    """Return the names, values and remarks of the page's first row: the main metric, then loss, steps, time and speed."""
+    """Return name, value and remark of each tile in the page's first row, such as the main metric, loss, steps and time."""
     recorded, main, loss = run.recorded, headline(run), run.recorded.train.get("loss")
     row = [] if main is None else [_headline_tile(main)]
     if loss is not None and loss.last is not None and (main is None or main.name != "training loss"):
@@ -95,7 +95,7 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
 
 
 def surroundings(run: ReportedRun) -> list[tuple[str, str]]:
-    """Return versions, hardware and the start time of a run. A resumed run has the values of its last session."""
+    """Return a run's start time, and the versions and hardware of its last session."""
     if not run.files.sessions:
         return []
     first, *later = run.files.sessions

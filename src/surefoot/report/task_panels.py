@@ -21,15 +21,15 @@ from surefoot.data.loader import in_order
 from surefoot.errors import ConfigError
 from surefoot.tracking.panels import ConfusionMatrix, Image, ImageGrid, Panel
 
-_ALL_CLASSES = 30  # classes; beyond that, those with the most errors are shown
+_ALL_CLASSES = 30  # maximum classes; the classes with the most errors are shown
 _SIDE = 56  # pixels of the larger side; sixteen images fit a page
-_SAMPLES = 10_000  # evenly spread samples of a larger data set
+_SAMPLES = 10_000  # maximum samples, evenly spaced in the data set
 _LONGEST_S = 30.0
 _AT_ONCE = 64
 
 
 def encode_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> str:
-    """Encode an image of 1 or 3 channels as a small base64 PNG. `mean` and `std` undo its normalization if the values are not in 0..1.
+    """Encode an image of 1 or 3 channels as a small base64 PNG. `mean` and `std` undo the image's normalization, to values in 0..1.
 
     >>> encode_png(torch.zeros(1, 8, 8))[:8]
     'iVBORw0K'
@@ -38,7 +38,7 @@ def encode_png(image_CHW: Tensor, *, mean: Sequence[float] = (0.0,), std: Sequen
 
 
 def png_file(image_CHW: Tensor, *, mean: Sequence[float], std: Sequence[float], side: int | None = None) -> bytes:
-    """Return the image as a PNG file with sides of at most `side` pixels (None: not resized).
+    """Return an image as a PNG file with sides of at most `side` pixels (None: original size).
 
     >>> png_file(torch.zeros(1, 8, 8), mean=(0.0,), std=(1.0,))[1:4]
     b'PNG'
@@ -69,8 +69,8 @@ def classification_panels(
 ) -> Iterator[Panel]:
     """Yield the confusion matrix of a data set of (image, label), and the images with the largest losses.
 
-    As `Run(panels_fn=...)`: `lambda model: sf.report.classification_panels(model, held_out, classes=names)`. `mean` and `std` are
-    the values of the images' normalization. A large data set is reduced to 10,000 spread samples and read for at most 30 s.
+    Use `Run(panels_fn=lambda model: sf.report.classification_panels(model, held_out, classes=names))` for the report. `mean`
+    and `std` are the values of the images' normalization. At most 10,000 evenly spaced samples are read, for at most 30 s.
     images: the number of images to show; 0 if the inputs are not images.
 
     >>> data = torch.eye(3).view(3, 1, 1, 3), torch.tensor([0, 1, 0])
@@ -106,7 +106,6 @@ def classification_panels(
 
 
 def _picture(label: str, guess: str, loss: float, log_chance: float, png: str) -> Image:
-    """Build one image with the model's prediction. `log_chance` is the log probability of the predicted class."""
     finite = math.isfinite(loss)
     return Image(
         png=png,
@@ -120,9 +119,8 @@ def _picture(label: str, guess: str, loss: float, log_chance: float, png: str) -
 
 
 def _spread(dataset: Any, total: int, *, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield batches of shuffled samples from the whole data set, so that an early stop leaves a representative selection."""
     ids = np.unique(np.linspace(0, total - 1, min(total, _SAMPLES)).round().astype(np.int64))
-    mixed = np.random.default_rng(0).permutation(ids)
+    mixed = np.random.default_rng(0).permutation(ids)  # early samples are representative if time runs out
     some = tuple(part[mixed] for part in dataset) if is_tensors(dataset) else Subset(dataset, mixed.tolist())
     for batch in in_order(some, batch_size=_AT_ONCE, seed=0, device=device):
         yield batch.batch[0], batch.batch[1]

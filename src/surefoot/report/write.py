@@ -1,4 +1,4 @@
-"""Report files, written on request and at the end of every run with a directory."""
+"""The files of reports."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,11 +19,11 @@ FILE = "report.html"  # in a run's directory
 
 
 def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
-    """Write one HTML page on one run or several runs with overlaid curves, and return its path.
+    """Write one HTML page for one run, or for several runs with overlaid curves, and return its path.
 
-    paths: directories of finished, running or dead runs; only the page itself is written.
+    paths: directories of finished, running or dead runs, which are only read.
     out: the file to write. Default: report.html in the run's directory, or in the current directory for several runs.
-    The page needs no network and no other file, and has at most a megabyte. It is written atomically. Raises `ConfigError`
+    The page needs no network and no other file, and has at most a megabyte. The write is atomic. Raises `ConfigError`
     if a path is not the directory of a run, or the file cannot be written.
 
     >>> import tempfile
@@ -40,7 +40,7 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
 
 
 def page_of(paths: Sequence[Path], *, script: str = "", policy: str = POLICY) -> str:
-    """Render the page of some runs in their current state. Raises `ConfigError` if a directory does not contain a run."""
+    """Render the page of runs in their current state. Raises `ConfigError` if a directory does not contain a run."""
     for path in paths:
         if path.is_dir() and not (path / "metrics.jsonl").exists() and not (path / "config.toml").exists():
             raise ConfigError(f"{path} is no directory of a run: it has neither config.toml nor metrics.jsonl")
@@ -56,7 +56,7 @@ def page_of(paths: Sequence[Path], *, script: str = "", policy: str = POLICY) ->
 
 
 def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
-    """Write the page of the run that this process has just trained. A failure becomes one warning."""
+    """Write the page of the run that this process has trained. A failure is passed to `warn`."""
     try:
         write_file(path / FILE, page_of([path]).encode())
     except Exception as problem:  # a report failure never breaks a run
@@ -65,7 +65,6 @@ def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
 
 
 def _with_findings(path: Path) -> tuple[ReportedRun, list[Finding]]:
-    """Read a run and its findings in one pass over its records. An internal error in a check removes only the findings."""
     collected, run_findings = RecordCollector(), list[Finding]()
     fault: Exception | None = None
 

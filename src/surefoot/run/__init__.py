@@ -1,1 +1,1 @@
-"""What happens around the steps of a run: build, resume, evaluate, save, stop, report."""
+"""The life of a run: build, resume, train, evaluate, save and stop."""

@@ -1,4 +1,4 @@
-"""From the settings of a run to its components, stage after stage. What each stage builds state of is in `run/build_state.py`."""
+"""The stages that build a run's components from its settings. `run/build_state.py` builds models, optimizers and state."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -43,7 +43,7 @@ from surefoot.train.state_dict import RunState
 
 
 def build(settings: RunSettings) -> RunComponents:
-    """Build a run, not yet opened: nothing is written. Raises `ConfigError` or `DataError` for what cannot be run. Collective."""
+    """Build the components of a run without writing files. Raises `ConfigError` or `DataError` for invalid settings or data. Collective."""
     check_settings(settings, schedule=settings.schedule)
     world, parallel = join_world(settings)
     plan = plan_data(settings, world)
@@ -70,7 +70,7 @@ def build(settings: RunSettings) -> RunComponents:
 
 
 def join_world(settings: RunSettings) -> tuple[World, Strategy]:
-    """Find the other ranks, and how they work together; they must have been given the same settings. Collective."""
+    """Join the ranks and select the parallel strategy. Raises `ConfigError` if the settings differ between ranks. Collective."""
     parallel = settings.parallel
     sharded = (parallel.kind if isinstance(parallel, Strategy) else parallel) == "fsdp"
     world = joined(settings.device, sharded=sharded)
@@ -79,7 +79,7 @@ def join_world(settings: RunSettings) -> tuple[World, Strategy]:
 
 
 def plan_data(settings: RunSettings, world: World) -> Plan:
-    """Plan which samples each step sees, what is due when, and what is evaluated. Collective."""
+    """Plan the samples of each step, the timetable, and the splits to evaluate. Collective."""
     train, seed, batch_size = settings.train_data, settings.seed, settings.batch_size
     out = None if settings.run_dir is None else local_path(settings.run_dir, setting="run_dir")
     began = None
@@ -109,7 +109,7 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
 
 
 def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: Plan) -> Models:
-    """Build the models under the run's seed, with rank 0's weights, and decide who is trained how. Collective."""
+    """Build the models with the run's seed and rank 0's weights, and plan the training of each model. Collective."""
     optimizer, device = settings.optimizer, world.device
     models = assembly.built_models(settings.model, seed=settings.seed, device=device, precision=settings.precision)
     equal_from_main(models, world)
@@ -120,7 +120,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
     decisions = assembly.decided(models, optimizer, clip=clipping(settings.clip), ema=settings.ema)
     architecture = {name: printed(model) for name, model in models.items()}
     recomputed, how = None, settings.activation_checkpointing
-    if how != "off":  # after averages have copied the models: these compute no gradient
+    if how != "off":  # after EMA copies, which need no gradient
         from surefoot.train.activation_checkpointing import compute_again, in_words
 
         recomputed = in_words(how, compute_again(models, how, blocks=settings.activation_checkpointing_modules))
@@ -129,7 +129,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
 
 
 def check_first_batch(settings: RunSettings, models: Models, pipeline: data_pipeline.DataPipeline) -> None:
-    """Pass a micro-batch, if there are several ranks, and refuse what they could not do together. Collective."""
+    """Test one micro-batch on several ranks. Raises `ConfigError` if the parallel strategy cannot train the models. Collective."""
     world, parallel, is_sharded = pipeline.world, models.parallel, models.parallel.kind == "fsdp"
     if settings.loss is None or world.on_meta or not (world.size > 1 or is_sharded):
         return
@@ -151,7 +151,7 @@ def check_first_batch(settings: RunSettings, models: Models, pipeline: data_pipe
 def assemble(
     settings: RunSettings, plan: Plan, models: Models, state: State, console: Screen | None, log: RankLog | None
 ) -> RunComponents:
-    """Put the parts of a run together: wrap the models for their ranks, and prepare scoring, saving and logging."""
+    """Assemble the components: wrap the models for their ranks, and prepare evaluation, checkpoints and records."""
     pipeline, times, precision, splits = plan.pipeline, plan.times, models.precision, settings.splits or {}
     laid = layout(
         settings.channels_last, [*state.models.values(), *(average.model for average in state.ema_models.values())]
@@ -216,10 +216,10 @@ def assemble(
 
 
 def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State, laid: Layout) -> dict[str, Any]:
-    """What makes it this run and no other, as it is compared at a resume: settings as they were resolved, and the data."""
+    """Return the resolved settings and data fingerprints that a resume compares."""
     times, pipeline, lowering = plan.times, plan.pipeline, plan.lowering
     plateau = None
-    if lowering is not None:  # what else its decisions depend on: when it is asked, and the data that are scored
+    if lowering is not None:  # its decisions also depend on the evaluation interval and the evaluated data
         scored = fingerprint((settings.splits or {})[lowering.plateau.score.split("/")[0]].data)
         plateau = vars(lowering.plateau) | {
             "evaluate_every": times.every["evaluate_every"].described(),
@@ -248,7 +248,7 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
 
 def _optimizer(plan: TrainingPlan, optimizer: Optimizer) -> dict[str, Any]:
     spec = plan.spec
-    if isinstance(spec, OptimizerSpec):  # rates of all parameters, whatever is frozen at the moment
+    if isinstance(spec, OptimizerSpec):  # the learning rates of all parameters, also of frozen ones
         rates = [spec.lr * factor for factor in sorted(set(plan.factors.values()) - {0.0}, reverse=True)]
         return spec.to_dict() | ({"learning_rates": rates} if spec.lr_multipliers else {})
     defaults, *groups = (

@@ -1,4 +1,4 @@
-"""From what a user hands over (a class, a specification) to the State that the loop works on; of data in `data/pipeline.py`."""
+"""Functions that build the models, optimizers and `State` of a run. `data/pipeline.py` builds the data."""
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
@@ -35,10 +35,10 @@ from surefoot.train.run_settings import Model
 def built_models(
     model: Model | Mapping[str, Model], *, seed: int, device: torch.device, precision: str
 ) -> dict[str, nn.Module]:
-    """The models by name ("model" where there is one), on their device and in the number format; callables are called under the seed."""
+    """Return the models by name ("model" for a single model) on their device and in their dtype. Callables run with seeded generators."""
     built: dict[str, nn.Module] = {}
     for index, (name, source) in enumerate((model if isinstance(model, Mapping) else {"model": model}).items()):
-        with untouched(), device if device.type == "meta" else nullcontext():  # on paper nothing is allocated
+        with untouched(), device if device.type == "meta" else nullcontext():  # the meta device allocates no memory
             seed_generators(fold(stream_key(seed, "model"), index))
             built_model = source if isinstance(source, nn.Module) or not callable(source) else _called(name, source)
         if not isinstance(built_model, nn.Module):
@@ -60,7 +60,7 @@ def _called(name: str, build: Callable[[], nn.Module]) -> nn.Module:
         return build()
     except TypeError as problem:
         if problem.__traceback__ is None or problem.__traceback__.tb_next is not None:
-            raise  # it was called
+            raise  # raised inside the call
         called = getattr(build, "__name__", type(build).__name__)
         raise ConfigError(
             f"model: {name!r} is {called}, which cannot be called without arguments: {first_line(problem)}\n"
@@ -69,7 +69,7 @@ def _called(name: str, build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -> list[str]:
-    """Put `trained` models that are in evaluation mode as a whole into training mode, and say so; all other modes stay."""
+    """Set `trained` models to training mode if all their modules are in evaluation mode. Returns a note for each change."""
     notes = []
     for name, model in models.items():
         if name in trained and not any(part.training for part in model.modules()):
@@ -81,7 +81,7 @@ def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -
 
 
 def with_synchronised_norms(models: Mapping[str, nn.Module], sizes: Batching) -> dict[str, nn.Module]:
-    """The models with batch normalisation over all ranks; `ConfigError` where a rank could have nothing to normalise."""
+    """Replace batch normalization by SyncBatchNorm. Raises `ConfigError` for batch sizes in tokens."""
     if sizes.unit == "tokens":
         raise ConfigError(
             "sync_batch_norm: of batches by tokens some micro-batches may be empty, and ranks would wait for each other\n"
@@ -97,7 +97,7 @@ def decided(
     clip: Clip,
     ema: float | None,
 ) -> dict[str, TrainingPlan]:
-    """Who is trained how, by the name of the model; freezes what is not to be trained, and copies what is to be averaged."""
+    """Return the training plan of each model by name. Freezes parameters with learning rate 0, and copies models for averaging."""
     named = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(models, optimizer)
     for spec in named.values():
         if not (isinstance(spec, OptimizerSpec) or callable(spec)):
@@ -125,7 +125,6 @@ def _decided(
     clip: Clip,
     trained: set[str] | None = None,
 ) -> TrainingPlan:
-    """Who of one model is trained how: all that may be, or those that are `trained` from now on while the run goes on."""
     model, by_spec = models[name], spec if isinstance(spec, OptimizerSpec) else None
     factors = factors_of(model, () if by_spec is None else by_spec.lr_multipliers)
     if stays := [each for each, factor in factors.items() if factor == 0 and each in (trained or ())]:
@@ -160,11 +159,11 @@ def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError
 
 
 def shard_models(models: Models, pipeline: DataPipeline) -> Models:
-    """Shard the models and their copies over the ranks, in place; each rank then trains its own part. Collective."""
+    """Shard the models and their EMA copies over the ranks in place. Each rank trains its own shard. Collective."""
     for plan in models.decisions.values():
         if isinstance(plan.spec, OptimizerSpec):
             refuse_shards(kind_named(plan.spec.name), name=plan.spec.name)
-    from surefoot.distributed.fsdp import Fsdp, shard_model  # imports seconds of torch
+    from surefoot.distributed.fsdp import Fsdp, shard_model  # this import takes seconds
 
     world, parallel, decisions = pipeline.world, models.parallel, dict(models.decisions)
     fsdp = Fsdp(world, parallel, float(pipeline.sizes.batch_size), {})
@@ -186,7 +185,7 @@ def shard_models(models: Models, pipeline: DataPipeline) -> Models:
 def built_state(
     models: dict[str, nn.Module], decisions: Mapping[str, TrainingPlan], *, clip: Clip, ema: float | None, world: World
 ) -> State:
-    """Models with their optimizers (one each, of the same name), what limits their gradients, and averages, before step 0."""
+    """Build the state before step 0: models, one optimizer with clipping per trained model, and EMA models."""
     state = State(models, {}, {}, buffers=BatchStatistics(models.values(), world=world))
 
     def build(name: str, plan: TrainingPlan) -> None:
@@ -198,7 +197,7 @@ def built_state(
         spec, model_copy = decisions[name].spec, decisions[name].model_copy
         plan = replace(_decided(name, models, spec, clip=clip, trained=trained), model_copy=model_copy)
         joining = set(plan.parameters) - set(state.optimizers[name].parameters)
-        clear([*joining])  # of gradients of a step that did not train them
+        clear([*joining])  # gradients from a step in which they were frozen
         if model_copy is not None:
             model_copy.copy_parameters(joining)
         build(name, plan)
@@ -228,7 +227,7 @@ def _averages(model: nn.Module, plan: TrainingPlan, optimizer: Optimizer, ema: f
 
 
 def notes(optimizers: Mapping[str, RunOptimizer], schedule: AnySchedule) -> list[str]:
-    """What is allowed, and hardly meant: a rate that falls where the optimizer has a mean of its own instead."""
+    """Return a note for each optimizer with built-in weight averaging if the schedule lowers its learning rate."""
     shape = schedule.to_dict()["shape"]
     return [
         f"{kind.name} needs no falling rate, and {shape} lets it fall: --schedule.name constant"

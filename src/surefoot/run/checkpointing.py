@@ -1,7 +1,4 @@
-"""When a run saves, and what it does where that fails: in the background, again after a failure, never silently.
-
-Of several ranks each has a `Checkpointing`; all of them save the same steps and find the same checkpoints.
-"""
+"""The checkpoints of a run: background saves, retries after failures, and warnings. Each rank has a `Checkpointing`."""
 
 import time
 from collections.abc import Callable, Collection
@@ -15,11 +12,11 @@ from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError
 from surefoot.tracking.run_directory import RunDirectory
 
-_RETRY_S = 30.0  # after a save that failed
+_RETRY_S = 30.0  # wait after a failed save
 
 
 class Checkpointing:
-    """The checkpoints of one run: which are due, the one being written, and the step that is safe."""
+    """The checkpoints of one run: the due saves, the save in progress, and the last step on disk."""
 
     def __init__(
         self,
@@ -35,36 +32,36 @@ class Checkpointing:
         self.store = Store(
             directory.checkpoints,
             keep_last=times.settings.keep_last,
-            keep_every=lambda step: times.every["keep_every"].due(step),  # noqa: PLW0108  # a resume gives it others
+            keep_every=lambda step: times.every["keep_every"].due(step),  # noqa: PLW0108  # a resume replaces `times.every`
             guard=directory.refuse_links,
             disk=disk,
         )
         self.writer = Writer(
             self.store, rank=world.rank, mail=world.mailbox("checkpoint") if world.size > 1 else None, now=now
         )
-        self.save_requested = False  # by a new best score, or by a signal
-        self.started_step: int | None = None  # of the newest save, finished or not
+        self.save_requested = False  # because of a new best score or a signal
+        self.started_step: int | None = None  # step of the newest save, finished or not
         self.started_at, self.longest_s = now(), 0.0
-        self.copying_s = 0.0  # of the newest save: how long training waited
+        self.copying_s = 0.0  # duration for which training waited for the newest save
 
     def due(self, done: int) -> bool:
-        """By steps, or because it was asked for; the same on every rank."""
+        """Return True if a save is due after `done` steps or was requested. The result is equal on all ranks."""
         every = self.times.every
         return self.save_requested or every["save_every"].due(done) or every["keep_every"].due(done)
 
     def wanted(self) -> bool:
-        """By the clock, or because the last try failed a while ago; rank 0 looks at it."""
+        """Return True on rank 0 if a save is due by time, or if a failed save must be retried."""
         if not self.world.is_main:
             return False
         every, since_s = self.times.every["save_every"], self.now() - self.started_at
         soonest_s = every.cheap_seconds or every.seconds
-        if self.writer.failure is None and (soonest_s is None or since_s < soonest_s):  # asked before every step
+        if self.writer.failure is None and (soonest_s is None or since_s < soonest_s):  # called before every step
             return False
         every_s = every.interval_s(cost_s=self.copying_s + self.writer.took_s)
         return (every_s is not None and since_s >= every_s) or (self.writer.failure is not None and since_s >= _RETRY_S)
 
     def save(self, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
-        """Copy the state and write it in the background; an earlier failure is said now. All ranks call it after the same step."""
+        """Copy the state and write it in the background. Reports an earlier failure. All ranks call `save` after the same step."""
         self.save_requested, self.started_at = False, self.now()
         self.wait()
         waited_s = self.now() - self.started_at
@@ -76,7 +73,7 @@ class Checkpointing:
         self.longest_s = max(self.longest_s, self.now() - self.started_at)
 
     def wait(self) -> None:
-        """Wait for the last save; say loudly that it failed, where it did, and that old checkpoints cannot be removed."""
+        """Wait for the last save. Prints a warning if the save failed or old checkpoints cannot be removed."""
         self.writer.wait()
         if self.writer.not_pruned is not None:
             self.say(f"warning: {self.writer.not_pruned}")
@@ -86,7 +83,7 @@ class Checkpointing:
             )
 
     def finish(self, step: int, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...] = ()) -> None:
-        """Return when the state after `step` steps is on disk; raises `CheckpointError` where it cannot be put there. Collective."""
+        """Save the state after `step` steps and wait until it is on disk. Raises `CheckpointError` if the save fails. Collective."""
         self.writer.wait()
         owed = self.started_step != step or self.writer.failure is not None or self.save_requested
         if any(self.world.gathered(owed)):
@@ -105,7 +102,7 @@ class Checkpointing:
         return self.writer.saved is not None and not self.store.path(self.writer.saved).is_dir()
 
     def newest(self) -> Checkpoint | None:
-        """The newest intact checkpoint; damaged newer ones are named. None where there is none at all. Collective."""
+        """Return the newest intact checkpoint or None. Warns of damaged newer checkpoints. Collective."""
         intact = self.store.newest_intact(world=self.world if self.world.size > 1 else None)
         if intact is None:
             return None
@@ -115,6 +112,6 @@ class Checkpointing:
         return checkpoint
 
     def at(self, step: int, *, only: Collection[str] | None = None) -> Checkpoint:
-        """The checkpoint of a step, once no save is in flight; `CheckpointError` where it is damaged or absent. Collective."""
+        """Return the checkpoint of a step after pending saves. Raises `CheckpointError` for a damaged or absent checkpoint. Collective."""
         self.writer.wait()
         return self.store.at(step, only=only, world=self.world if self.world.size > 1 else None)

@@ -1,4 +1,4 @@
-"""The components of a run with what stands around its steps, and what the stages of `run/build.py` hand on until then."""
+"""The components of a run, and the results of the stages in `run/build.py`."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class RunComponents(Components):
-    """What a run is made of; the session owns it, and changes it in place."""
+    """The components of a run. The session changes its components in place."""
 
     checkpointing: Checkpointing | None
-    rank_log: RankLog | None  # where the console of a rank above 0 writes
-    files: dict[str, str | bytes]  # of the run's directory, by name
-    example: str | None  # an input to try `surefoot predict` with
+    rank_log: RankLog | None  # the console of ranks above 0
+    files: dict[str, str | bytes]  # additional files of the run's directory, by name
+    example: str | None  # an example input for `surefoot predict`
     trackers: tuple[str, ...]  # names
 
     @property
     def saved_step(self) -> int | None:
-        """The last step that is safe on disk; None if none is."""
+        """The step of the newest checkpoint on disk, or None."""
         return None if self.checkpointing is None else self.checkpointing.writer.saved
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is to do with its data: which samples a step sees, what is due when, at which rates, and what steers it."""
+    """The data pipeline, timetable and learning-rate schedule of a run, and the scores that steer training."""
 
     pipeline: DataPipeline
     times: Timetable
@@ -50,7 +50,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Models:
-    """The models, how they compute, and how each is trained."""
+    """The models, their precision, compilation and parallel strategy, and the training plan of each model."""
 
     by_name: dict[str, nn.Module]
     precision: Precision
@@ -58,6 +58,6 @@ class Models:
     parallel: Strategy
     decisions: dict[str, TrainingPlan]  # parameter groups
     architecture: dict[str, str]
-    recomputed: str | None  # which blocks, in words
+    recomputed: str | None  # description of activation checkpointing
     notes: list[str]
-    fsdp: "Fsdp | None" = None  # what has sharded them
+    fsdp: "Fsdp | None" = None

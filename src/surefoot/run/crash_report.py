@@ -1,4 +1,4 @@
-"""What a run says when it dies: which step, which samples, and what to type next; and the report that it writes."""
+"""The report of a failed run: the step, its samples, and the command that resumes the run."""
 
 import json
 import signal
@@ -12,11 +12,11 @@ from surefoot.run.stop_requests import StopRequests
 
 
 def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
-    """Tell the other ranks that this one begins no further step. Raises `RankLostError` where the loss of another rank is the `problem`."""
+    """Notify the other ranks that this rank stops. Raises `RankLostError` if the loss of another rank caused the `problem`."""
     heart = parts.world.heart
     if isinstance(problem, Exception) and (lost := heart.cause(problem)) is not None:
         raise lost from problem
-    if not isinstance(problem, Exception) or isinstance(problem, DivergedError):  # which all ranks meet
+    if not isinstance(problem, Exception) or isinstance(problem, DivergedError):  # a divergence occurs on all ranks
         heart.goodbye()
     else:
         heart.failed(problem)
@@ -25,10 +25,10 @@ def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
 
 
 def write_report(problem: Exception, parts: RunComponents, *, step: int) -> None:
-    """Keep an error in the run's directory, where there is one, as crash/step-N.json, once no save is in flight.
+    """Write an error to crash/step-N.json in the run's directory, if it has one, after pending saves.
 
-    Samples are of each micro-batch that this rank makes in the step; none is read again, for that may be what failed. A rank
-    above 0 writes crash/step-N-rank-R.json. What was seen of a step made again is in it, and for people in crash/step-N.txt.
+    The report lists the samples of this rank's micro-batches. Samples are not read again, because reading may have failed.
+    A rank above 0 writes crash/step-N-rank-R.json. For a diverged step, crash/step-N.txt also describes the inspection.
     """
     if parts.directory is None:
         return
@@ -51,14 +51,14 @@ def write_report(problem: Exception, parts: RunComponents, *, step: int) -> None
         parts.directory.write_text(f"{name}.json", json.dumps(report, indent=1))
         if text is not None:
             parts.directory.write_text(f"{name}.txt", f"{problem}\n\n{text}\n")
-        if not isinstance(problem, SurefootError):  # which says by itself what stands
+        if not isinstance(problem, SurefootError):  # its message already names the newest checkpoint
             parts.say(f"\n{standing}\n  what happened is in {parts.directory.path / 'crash'}")
-    except (OSError, CheckpointError) as another:  # the error that ended the run must not be hidden by this one
+    except (OSError, CheckpointError) as another:  # this error must not hide the error that ended the run
         parts.say(f"warning: {another}")
 
 
 def report_left(parts: RunComponents, *, step: int) -> None:
-    """Say where a session was left by what is no error, such as sys.exit() in the loop's body."""
+    """Print the unsaved step of a session that ended without an error, such as by sys.exit() in the loop body."""
     if parts.checkpointing is not None:
         parts.checkpointing.wait()
     if parts.saved_step != parts.state.step:
@@ -66,7 +66,7 @@ def report_left(parts: RunComponents, *, step: int) -> None:
 
 
 def ended(parts: RunComponents, stop_requests: StopRequests) -> str:
-    """How a session ended that did not fail."""
+    """Return the reason for the end of a session without an error."""
     if stop_requests.ended_by is not None:
         where = f" on rank {stop_requests.signal_rank}" if stop_requests.signal_rank else ""
         return f"stopped by {signal.Signals(stop_requests.ended_by).name}{where}"
@@ -82,7 +82,7 @@ def ended(parts: RunComponents, stop_requests: StopRequests) -> str:
 
 
 def failed(problem: BaseException) -> str:
-    """What a session failed of.
+    """Describe the exception that ended a session in one line.
 
     >>> failed(ValueError("no such thing\\nat all")), failed(DivergedError("loss became non-finite"))
     ('failed: ValueError: no such thing', 'diverged')

@@ -1,4 +1,4 @@
-"""How a run that has diverged ends: with the weights of its last good step, and words on the likely cause."""
+"""The end of a diverged run: a checkpoint of the last good step, and an error with the likely cause."""
 
 from collections.abc import Callable
 
@@ -12,18 +12,18 @@ from surefoot.train import error_causes
 
 
 def diverged(parts: RunComponents, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...]) -> DivergedError:
-    """Save the state if it is that of the last good step; look at the first bad one, say what happened and what to try. Collective."""
+    """Save the state if it equals the last good state. Inspect the first non-finite step. Return the error to raise. Collective."""
     meter, in_a_row = parts.run_state.meter, list(parts.run_state.meter.skipped_in_a_row)
     first = in_a_row[0] if in_a_row else parts.state.step
     strange, stands = error_causes.strange_samples(parts.pipeline.again(first)), messages.standing(parts)
     if parts.checkpointing is not None and _nothing_changed_since(parts, first):
         parts.checkpointing.writer.wait()
-        if (parts.checkpointing.started_step or 0) <= first:  # else a later checkpoint, latched, would be the newest
+        if (parts.checkpointing.started_step or 0) <= first:  # else a later checkpoint would be the newest
             parts.state.step = first
         meter.skipped_in_a_row = []
         for trained in parts.state.optimizers.values():
             trained.bad_in_a_row.zero_()
-        parts.checkpointing.started_step = None  # one of this very step would still be latched
+        parts.checkpointing.started_step = None  # rewrite this step: its saved counter of bad steps is not 0
         parts.checkpointing.finish(parts.state.step, packed, protected=protected)
         stands = f"weights are those after step {first}, saved as {parts.checkpointing.store.path(parts.state.step)}"
     look = inspect_diverged_step(parts, in_a_row or [first])
@@ -34,8 +34,7 @@ def diverged(parts: RunComponents, packed: Callable[[], Checkpoint], *, protecte
 
 
 def _nothing_changed_since(parts: RunComponents, step: int) -> bool:
-    """Whether the steps skipped from `step` on left everything as it was, so that this is the state of that step."""
-    alone = len(parts.state.optimizers) == 1 and parts.task.loss is not None  # other updates may have been applied
+    alone = len(parts.state.optimizers) == 1 and parts.task.loss is not None  # else another update may be applied
     watch, feedback = parts.run_state.watch, parts.run_state.feedback
     evaluated = (watch is not None and (watch.step or 0) > step) or (
         feedback is not None and feedback.standing.step > step
@@ -44,9 +43,8 @@ def _nothing_changed_since(parts: RunComponents, step: int) -> bool:
 
 
 def _in_words(parts: RunComponents, step: int, samples: list[int], stands: str, *, look: str | None) -> str:
-    """Why a run was ended after too many bad steps in a row, and what to try; `look` in the first of them."""
     rate, stayed = parts.identity["optimizer"].get("lr"), "and stayed so; none of these steps was applied"
-    if parts.settings.max_bad_steps == 0:  # of the steps after it, skipped by the latch, nothing is known
+    if parts.settings.max_bad_steps == 0:  # later steps were skipped unconditionally
         stayed = "(max_bad_steps is 0); neither that step nor a later one was applied"
     lines = [
         f"loss or gradient became non-finite at step {step} {stayed}",

@@ -1,4 +1,4 @@
-"""What one session makes of the model between steps and at the end: scores on the record, what is best, and samples."""
+"""Evaluations, samples and report panels of a session, between steps and at the end of the run."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def make_panels(parts: RunComponents, *, stop: Callable[[], bool] = lambda: False) -> "Panels":
-    """What the run's `panels_fn` makes of the model as it is evaluated; each reason why there are not more is said. Collective."""
+    """Return the panels that the run's `panels_fn` builds with the evaluated model. Warns of missing panels. Collective."""
     from surefoot.tracking.panels_file import Panels, build_panels
 
     make = parts.settings.panels_fn
@@ -31,21 +31,21 @@ def make_panels(parts: RunComponents, *, stop: Callable[[], bool] = lambda: Fals
 
 
 class Evaluations:
-    """The scores of one session, and which are still owed."""
+    """The scores and pending evaluations of one session."""
 
     def __init__(self, parts: RunComponents, journal: Journal) -> None:
         self.parts, self.journal, self.state = parts, journal, parts.state
-        self.scores: dict[str, float] = {}  # the last ones
-        self.first: dict[str, float] = {}  # of the run, with their step
-        self.due = False  # those of the newest step, given up for a signal
-        self.ended = False  # what is scored when the run is over has been scored
-        self.at_end: tuple[int, dict[str, float]] | None = None  # in this session: whose weights, and the scores
+        self.scores: dict[str, float] = {}  # the last scores
+        self.first: dict[str, float] = {}  # the first scores of the run, with their step
+        self.due = False  # a signal interrupted the evaluation of the newest step
+        self.ended = False  # the final evaluation is complete
+        self.at_end: tuple[int, dict[str, float]] | None = None  # final evaluation: step of the weights, scores
 
     @interprets
     def resumed(self, checkpoint: Checkpoint) -> None:
         self.due = checkpoint.saved.evaluation_due
         self.first = {name: float(value) for name, value in checkpoint.saved.first_scores.items()}
-        self.ended = checkpoint.saved.ended and self.parts.finished  # a run that was made longer has another end
+        self.ended = checkpoint.saved.ended and self.parts.finished  # an extended run has a new end
 
     def scores_due(self, done: int) -> bool:
         return bool(self.parts.evaluator.names(at_end=False)) and self.parts.timetable.evaluate_due(done)
@@ -57,14 +57,14 @@ class Evaluations:
         return bool(self.parts.evaluator.names(at_end=True)) and self.parts.finished and not (self.ended or self.due)
 
     def score(self, *, stop: Callable[[], bool]) -> None:
-        """Score every split but those for the end, record it, and watch the score that decides what is best."""
+        """Evaluate and record all splits except `at_end` splits. Updates the best score and the learning-rate factor."""
         metrics = self._evaluate(stop, at_end=False)
         if metrics is None:
             return
         self.scores = numbers(metrics)
         self.first = self.first or {"step": self.state.step, **self.scores}
         watch = self.parts.run_state.watch
-        # first: it may end the run, and then there are no rates to steer
+        # before `_steer`: early stopping may end the run
         improved = watch is not None and watch.improved(self.state.step, self._watched(watch.score))
         if improved and self.parts.checkpointing is not None:
             self.parts.checkpointing.save_requested = True
@@ -74,7 +74,7 @@ class Evaluations:
             self.parts.say(message)
 
     def due_at_start(self) -> bool:
-        """Whether to evaluate before the first step: asked for, and not in the records of a session that ended then. Collective."""
+        """Return True if `evaluate_at_start` is set and no earlier session recorded this evaluation. Collective."""
         parts = self.parts
         if self.state.step or not (parts.settings.evaluate_at_start and parts.evaluator.names(at_end=False)):
             return False
@@ -82,7 +82,7 @@ class Evaluations:
         return bool(parts.world.from_main(all(record["kind"] != "eval" for record in before)))
 
     def score_at_start(self, *, stop: Callable[[], bool]) -> None:
-        """Score every split but those for the end before the first step, and record it; it steers nothing. Given up: made by the resume."""
+        """Evaluate and record all splits except `at_end` splits before the first step. A resume repeats an interrupted evaluation."""
         metrics = self._evaluate(stop, at_end=False)
         self.due = False
         if metrics is not None:
@@ -90,7 +90,7 @@ class Evaluations:
             self.journal.write({"kind": "eval", "step": 0, **metrics})
 
     def score_at_end(self, *, stop: Callable[[], bool]) -> None:
-        """Score what is for the end alone, with the best checkpoint's weights; the next save holds that it was done."""
+        """Evaluate the `at_end` splits with the best checkpoint's weights. A resume does not repeat this evaluation."""
         parts, best = self.parts, self._best()
         with nullcontext() if best is None else weights_of(self.state, best):
             metrics = self._evaluate(stop, at_end=True)
@@ -104,7 +104,7 @@ class Evaluations:
 
     def sample(self) -> None:
         assert self.parts.settings.sample_fn is not None
-        if not self.parts.world.is_main:  # sharded weights are gathered by all
+        if not self.parts.world.is_main:  # all ranks gather sharded weights
             self.parts.evaluator.sample(lambda _: "")
             return
         self.parts.doing("sampling")
@@ -116,12 +116,12 @@ class Evaluations:
         self.journal.write({"kind": "sample", "step": self.state.step, **_sample_texts(sample)})
 
     def show(self, *, stop: Callable[[], bool]) -> None:
-        """Write what a report shows of the task, made by rank 0 until `stop` says so; what cannot be made ends no run. Collective."""
+        """Write the report's panels, built on rank 0 until `stop` returns True. A failure does not end the run. Collective."""
         from surefoot.tracking.panels_file import FILE, panel_to_dict
 
         parts = self.parts
         assert parts.directory is not None
-        if not parts.world.is_main:  # as for a sample
+        if not parts.world.is_main:  # all ranks gather sharded weights
             parts.evaluator.panels(lambda _: None)
             return
         rendered = make_panels(parts, stop=self._announce("making the report's panels", stop))
@@ -134,7 +134,7 @@ class Evaluations:
         self.journal.show({"kind": "panels", "step": rendered.step, "panels": [*map(panel_to_dict, rendered.panels)]})
 
     def conclude(self) -> None:
-        """Show what the run was and what came of it to those who compare runs."""
+        """Send the run's settings and final scores to the trackers."""
         self.journal.show(
             {
                 "kind": "outcome",
@@ -146,7 +146,6 @@ class Evaluations:
         )
 
     def _evaluate(self, stop: Callable[[], bool], *, at_end: bool) -> dict[str, Any] | None:
-        """Scores of the splits that are for the end, or of all others; None where there are none, which is said."""
         names = self.parts.evaluator.names(at_end=at_end)
         which = f"of {', '.join(names)}" if at_end else f"after step {self.state.step:,}"
         try:
@@ -154,13 +153,11 @@ class Evaluations:
         except EvaluationStoppedError:
             self.due = not at_end
             self.parts.say(f"the evaluation {which} is left to the resume")
-        except DivergedError as problem:  # whoever looks at a run does not end it
+        except DivergedError as problem:  # a failed evaluation does not end a run
             self.parts.say(f"warning: no scores {which}: {problem}")
         return None
 
     def _announce(self, what: str, stop: Callable[[], bool]) -> Callable[[], bool]:
-        """Say what is being done, now and whenever it is asked whether to `stop`."""
-
         def stopping() -> bool:
             self.parts.doing(what)
             return stop()
@@ -169,20 +166,15 @@ class Evaluations:
         return stopping
 
     def _steer(self) -> tuple[dict[str, float], str | None]:
-        """Let the scores steer the learning rates of the steps to come; what is recorded of that, and what is said.
-
-        Scores taken only because the run ends here do not count, so that a run made longer goes on as one of that length.
-        After the last step there is nothing to lower: a reduction is kept for a run made longer, and is not told.
-        """
         feedback, step, message = self.parts.run_state.feedback, self.state.step, None
         if feedback is None:
             return {}, None
-        if self.parts.timetable.every["evaluate_every"].due(step):
+        if self.parts.timetable.every["evaluate_every"].due(step):  # False at an early end
             before = feedback.standing.factor
             message = feedback.update(step, self._watched(feedback.plateau.score))
             if not self.parts.finished:
                 self.state.lr_factor = feedback.standing.factor
-            elif feedback.standing.factor != before:
+            elif feedback.standing.factor != before:  # stored for an extended run
                 message = None
         return {"lr_factor": self.state.lr_factor}, message
 
@@ -192,7 +184,6 @@ class Evaluations:
         return self.scores[score]
 
     def _best(self) -> Checkpoint | None:
-        """The best checkpoint where it is an earlier one; none where it cannot be had, which is said."""
         watch, saving = self.parts.run_state.watch, self.parts.checkpointing
         if watch is None or watch.step in (None, self.state.step):
             return None
@@ -207,7 +198,7 @@ class Evaluations:
 
 
 def _sample_texts(sample: str | Sequence[str]) -> dict[str, Any]:
-    """One text for people, and if there are several, all of them by themselves.
+    """Return the text of a sample. For several samples, also return the list of their texts.
 
     >>> _sample_texts("once"), _sample_texts(["once", "twice"])["texts"]
     ({'text': 'once'}, ['once', 'twice'])

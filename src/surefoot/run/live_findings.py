@@ -1,9 +1,7 @@
-"""What a run finds wrong with itself while it trains, and its page at the end: what needs diagnose and report.
+"""The live diagnosis of a run, and the report page at its end.
 
-While it trains it says one line when a finding appears or becomes worse, never a flood.
-
-Findings come from the records of this session and of those before. The next check waits a hundred times as long as the last one took:
-at most 1% of the run's time. Notes are left to `surefoot diagnose`. A resumed run takes what the records show then as said.
+One line is printed when a finding appears or becomes more severe. Only `surefoot diagnose` prints notes. A resumed run
+does not repeat the findings of earlier sessions. The diagnosis takes at most 1% of the run's time.
 """
 
 import math
@@ -25,19 +23,19 @@ from surefoot.tracking.record import Record
 from surefoot.tracking.run_directory import machine_memory_bytes
 
 _ASKED_AFTER = ("train", "eval")
-_TIMES_AS_LONG = 100  # as an asking took, until the next
-_NAMED = 3  # findings at the end of a run
-_GONE = 0.1  # of all steps: a finding that was gone for longer is said again
+_TIMES_AS_LONG = 100  # wait until the next check, in durations of the last check
+_NAMED = 3  # findings in the final message
+_GONE = 0.1  # fraction of all steps: a finding is printed again after a longer absence
 
 
 @dataclass
 class _Reported:
     severity: int
-    gone_since: float = math.inf  # the step after which it was first not found any more
+    gone_since: float = math.inf  # the first step without the finding
 
 
 class LiveFindings:
-    """Of one session, on the rank that speaks. A sink: it takes every record that is written."""
+    """A sink for records that prints the findings of one session on rank 0."""
 
     def __init__(
         self,
@@ -53,11 +51,11 @@ class LiveFindings:
         self.reported: dict[str, _Reported] = {}
         self.broken: set[Check] = set()
         self.not_before = 0.0
-        self.earlier: Iterable[Record] | None = earlier  # until they are read
-        self.waiting: list[Record] = []  # as long
+        self.earlier: Iterable[Record] | None = earlier  # read after the first step, to start faster
+        self.waiting: list[Record] = []  # until `earlier` is read
 
     def write(self, record: Record) -> None:
-        """Keep a record; after one of training or of scores say what is found, where it is time to ask. Never raises."""
+        """Add a record, and print new findings if a check is due. Never raises."""
         try:
             if self.earlier is not None:
                 self.waiting.append(record)
@@ -68,11 +66,11 @@ class LiveFindings:
                 self.collected.add(record)
             if record["kind"] in _ASKED_AFTER and self.now() >= self.not_before:
                 self._remark()
-        except Exception as problem:  # nobody's run ends of what is wrong with a finding
+        except Exception as problem:  # a failed check does not end a run
             self._give_up(problem)
 
     def at_end(self) -> list[Finding]:
-        """What is wrong with the run now that it is over, the worst first and without notes. Never raises."""
+        """Return the findings of the completed run without notes, the most severe first. Never raises."""
         try:
             self._go_on()
             findings = verdicts(self.collected.history(replace(self.described, standing="over")), broken=self._warn_of)
@@ -82,7 +80,7 @@ class LiveFindings:
         return [finding for finding in worst_first(findings) if finding.severity != "note"]
 
     def sentence(self) -> str:
-        """Name what is wrong at the end, and what to type to have it explained; empty if nothing is."""
+        """Return a sentence with the final findings and the command that explains them. Returns "" without findings."""
         if not (findings := self.at_end()):
             return ""
         names = [each.name + (f" since step {each.step:,}" if each.step else "") for each in findings[:_NAMED]]
@@ -91,10 +89,9 @@ class LiveFindings:
         return text if self.command is None else f"{text}: {self.command}"
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing, because no file is open."""
 
     def _go_on(self) -> None:
-        """Read what earlier sessions wrote: when it is first needed, so that no first step waits for it."""
         earlier, self.earlier = self.earlier or (), None
         before = RecordCollector(earlier, times=1)
         if before.kinds:
@@ -106,7 +103,6 @@ class LiveFindings:
         self.waiting = []
 
     def _remark(self) -> None:
-        """Say the worst finding that is new or has become worse, where there is one."""
         step, findings = self._current_findings()
         new = None
         for finding in findings:
@@ -144,14 +140,14 @@ class LiveFindings:
 
 
 def write_page(directory: Path, *, warn: Callable[[str], None]) -> None:
-    """Write the page of a run that has ended; what hinders it is told to `warn`."""
+    """Write the report page of a completed run. A failure is passed to `warn`."""
     from surefoot.report.write import report_at_end
 
     report_at_end(directory, warn=warn)
 
 
 def live_findings_of(parts: RunComponents, configuration: str | None, *, resumed: bool) -> LiveFindings:
-    """The findings of a run that trains now."""
+    """Return the live findings of a run that starts or resumes training."""
     directory = parts.directory
     metrics = directory.metrics if resumed and directory is not None and directory.metrics.exists() else None
     earlier = () if metrics is None else stream_records(metrics, size_bytes=metrics.stat().st_size)

@@ -1,4 +1,4 @@
-"""What a run says in words: its header, its end, and why it diverged."""
+"""Messages of a run: header, end, newest checkpoint, and `repr`."""
 
 import math
 import shlex
@@ -28,7 +28,7 @@ _LABEL = 11  # columns, at the start of a line of the header
 
 
 def header(parts: RunComponents, *, chosen: AutoChoices) -> str:
-    """What a run is, in lines of 80 columns: model, data, plan, update and so on. `chosen`: what "auto" came to now."""
+    """Return the header of a run in lines of 80 columns. `chosen` contains the resolved values of "auto" settings."""
     length, step, device = parts.length, parts.state.step, parts.device
     sizes, plan = parts.pipeline.sizes, parts.pipeline.plan
     cut = f" in {sizes.pieces} micro-batches of {sizes.micro_batch_size:,}" if sizes.pieces > 1 else ""
@@ -73,9 +73,9 @@ def header(parts: RunComponents, *, chosen: AutoChoices) -> str:
 def ending(
     parts: RunComponents, evaluations: Evaluations, *, skipped: int, stopped_by: str | None = None, findings: str = ""
 ) -> str:
-    """How a session ended, how a score moved and where the time went; then a line for each thing to look at or to type next.
+    """Return the message at the end of a session: outcome, change of the score, time per phase, and next commands.
 
-    `skipped` counts the steps that were not applied. `stopped_by`: a signal, and where it came. `findings` stand between the lines.
+    `skipped` is the number of skipped steps. `stopped_by` names the signal and its rank. `findings` is one line of text.
     """
     length, step, watch, evaluation_due = parts.length, parts.state.step, parts.run_state.watch, evaluations.due
     stopped = f"stopped{'' if stopped_by is None else f' by {stopped_by}'} at step {step:,} of {length.steps:,}"
@@ -112,7 +112,7 @@ def ending(
 
 
 def finished(parts: RunComponents) -> str:
-    """What is said to someone who starts a finished run again."""
+    """Return the message of a completed run that is started again."""
     where = f" in {parts.directory.path}" if parts.directory else ""
     all_made = parts.state.step >= parts.length.steps
     why = f"all {parts.length.steps:,} steps are made" if all_made else "early stopping ended it"
@@ -120,14 +120,14 @@ def finished(parts: RunComponents) -> str:
 
 
 def standing(parts: RunComponents) -> str:
-    """Which checkpoint stands, and how to go on from it."""
+    """Return the step of the newest checkpoint, and the command that resumes from it."""
     if parts.directory is None or parts.saved_step is None:
         return "nothing was saved"
     return f"the newest checkpoint is of step {parts.saved_step}; go on with: {resume_command(parts.directory.path)}"
 
 
 def script_toml(described: dict[str, Any]) -> str:
-    """config.toml of a run that a script of the user's own made: the command that made it, and the resolved settings."""
+    """Return config.toml of a run built by a user's script, with the script's command and the resolved settings."""
     import tomlkit
 
     head = "# written by surefoot; this run was made by a script, so `surefoot resume` can only name its command\n\n"
@@ -153,7 +153,7 @@ def _where_the_time_went(parts: RunComponents) -> list[str]:
 def _moved(
     score: str, first: dict[str, float], scores: dict[str, float], *, best: tuple[int, float] | None = None
 ) -> list[str]:
-    """How one score changed since the first of the run, where it did; `best` is an earlier step's and its value.
+    """Describe the change of a score since the run's first evaluation. `best` is (step, value) of an earlier best score.
 
     >>> _moved("a/loss", {"step": 5, "a/loss": 2.0}, {"a/loss": 1.5})
     ['a/loss fell from 2 at step 5 to 1.5']
@@ -168,7 +168,7 @@ def _moved(
     value, reached = after, number(after)
     if best is not None:
         value, reached = best[1], f"{number(best[1])} at step {best[0]:,}, the best, and ended at {reached}"
-    if math.isnan(before) or math.isclose(before, value, rel_tol=1e-9, abs_tol=1e-9):  # what rounding leaves of nothing
+    if math.isnan(before) or math.isclose(before, value, rel_tol=1e-9, abs_tol=1e-9):  # equal up to rounding
         return [f"{score} {reached}"]
     return [
         f"{score} {'fell' if value < before else 'rose'} from {number(before)} at step {first['step']:,.0f} to {reached}"
@@ -189,7 +189,6 @@ def _next_commands(parts: RunComponents, directory: RunDirectory, *, best: bool,
 
 
 def _optimizers(parts: RunComponents) -> str:
-    """Each optimizer, and the number of parameters with each weight decay."""
     texts = []
     for name, trained in parts.state.optimizers.items():
         sizes = Counter[float]()
@@ -204,7 +203,6 @@ def _optimizers(parts: RunComponents) -> str:
 
 
 def _added(parts: RunComponents) -> str:
-    """What the run does beyond a plain loop of forward, backward and update."""
     settings, schedule = parts.settings, parts.settings.schedule
     added = {
         f"clip {settings.clip}": settings.clip != "off",
@@ -219,7 +217,7 @@ def _added(parts: RunComponents) -> str:
 
 
 def in_one_line(parts: RunComponents) -> str:
-    """The model, the data, the step and the directory of a run, as `repr` shows them."""
+    """Return the model, data size, step and directory of a run for `repr`."""
     where = "no run_dir" if parts.directory is None else str(parts.directory.path)
     step = f"step {parts.state.step:,} of {parts.length.steps:,}"
     return f"Run({_models(parts)}; {parts.pipeline.plan.samples:,} samples; {step}; {where})"
@@ -230,7 +228,7 @@ def _models(parts: RunComponents) -> str:
 
 
 def _parameters(model: torch.nn.Module) -> str:
-    """How many numbers are trained, and how many are not where there are such.
+    """Return the numbers of trainable and frozen parameters as text.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2).requires_grad_(False))
     >>> _parameters(model)

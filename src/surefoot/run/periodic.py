@@ -1,7 +1,4 @@
-"""What a run does between two steps, where it is due: it logs, scores, saves, and reads what was seen of a step.
-
-The loop asks (`surefoot.train.loop.Duties`); only here may a run wait for the device.
-"""
+"""The duties of a run between two steps. The training loop calls them as `Duties`; only they may synchronize the device."""
 
 import errno
 from dataclasses import replace
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Periodic:
-    """The duties of one session. `alone`: no code of the user's runs between its steps."""
+    """The periodic duties of one session. `alone` means that no user code runs between steps."""
 
     def __init__(self, parts: RunComponents, stop_requests: StopRequests) -> None:
         self.parts, self.run_state, self.state, self.stop_requests = parts, parts.run_state, parts.state, stop_requests
@@ -35,17 +32,17 @@ class Periodic:
         self.evaluations = Evaluations(parts, self.journal)
         self.alone = False
         self.state_check: StateCheck | None = None
-        self.first_step = 0  # of the session
-        self.later_step = 0  # the first that is no more "starting"
-        self.skipped = 0  # steps, as far as the records tell
+        self.first_step = 0  # of this session
+        self.later_step = 0  # the first step outside the phase "starting"
+        self.skipped = 0  # skipped steps in the records
         self.logged_step = 0
-        self.evaluated_step = 0  # the last one after which scores or a sample were due
+        self.evaluated_step = 0  # the last step with a due evaluation or sample
         self.progress = Progress(parts, self.evaluations)
-        self.changes: set[str] = set()  # of what is trained, as they were said
+        self.changes: set[str] = set()  # printed changes of the trained parameters
 
     def opened(self, state_check: "StateCheck | None") -> None:
         self.state_check, self.first_step = state_check, self.state.step
-        self.compared: int | None = None  # the step after which ranks compared their weights last
+        self.compared: int | None = None  # step of the last weight comparison between ranks
         self.layers, self.flags = self._layers(), self.state.trainable.flags
         self.progress.opened()
 
@@ -55,11 +52,11 @@ class Periodic:
         if self.parts.console is not None:
             self.parts.console.started(self.run_state.clock.all_s())
 
-    # --- asked by the loop ---------------------------------------------------------------------------------------
+    # --- called by the training loop -----------------------------------------------------------------------------
 
     @property
     def stopping(self) -> bool:
-        """True when no further step is to be made; asked once before each step, by all ranks."""
+        """True if no further step follows. All ranks read this property once before each step."""
         is_over = self.parts.out_of_patience or self.state.step >= self.parts.timetable.stop_step
         trainable = self.state.trainable
         trainable.follow()
@@ -73,11 +70,11 @@ class Periodic:
         return self.evaluations.scores_due(done) or self.evaluations.sample_due(done)
 
     def log_due(self, done: int) -> bool:
-        """After the last step, and every `log_every`; once."""
+        """Return True once per step, after the last step and every `log_every`."""
         return self.logged_step != done and self.parts.timetable.log_due(done)
 
     def save_due(self, done: int) -> bool:
-        """After the last step, every `save_every`, at a new best score, when asked by a signal, and again after a failure."""
+        """Return True after the last step, every `save_every`, at a new best score, on a signal, or after a failed save."""
         saving = self.parts.checkpointing
         return saving is not None and (done == self.parts.length.steps or self.stop_requests.save or saving.due(done))
 
@@ -87,7 +84,7 @@ class Periodic:
             step.metrics = self.evaluations.scores
 
     def log(self) -> None:
-        """Wait for the device, write the record of the steps since the last one, and end a run that has diverged."""
+        """Synchronize the device and write a training record. Raises `DivergedError` after too many consecutive skipped steps."""
         self.logged_step = self.state.step
         self.run_state.meter.collect(self.parts.world)
         first_steps = self.run_state.clock.first_steps
@@ -97,7 +94,7 @@ class Periodic:
         values |= derived(self.parts.settings.derived, values)
         times = self.run_state.clock.window()
         trained_s = times["training_s"] + times["data_wait_s"]
-        counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)  # of those seconds
+        counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)  # during `trained_s`
         values["samples"] = samples_of(plan, steps)
         if counted > 0 and trained_s > 0:
             values |= {"targets_per_s": counted / trained_s, "samples_per_s": samples_of(plan, later) / trained_s}
@@ -119,7 +116,7 @@ class Periodic:
             raise diverged(self.parts, self._packed, protected=self._best)
 
     def save(self) -> None:
-        assert self.parts.checkpointing is not None  # save_due says so
+        assert self.parts.checkpointing is not None
         self._keep_directory()
         self.stop_requests.saved()
         with self.progress.timed("save"):
@@ -133,7 +130,7 @@ class Periodic:
         return watch
 
     def record(self, step: Step) -> None:
-        """Keep what was measured of a step; of one that was watched that is read at once, so a checkpoint never owes it."""
+        """Store the measurements of a step. Layer statistics are read at once, so that checkpoints need not store them."""
         if self.state_check is not None and step.index < self.state_check.steps:
             self.state_check.check_step(step)
         self.run_state.meter.add(step)
@@ -141,10 +138,10 @@ class Periodic:
         if isinstance(watch, Watched) and (record := self.layers.read(watch, count=count)) is not None:
             self.journal.write(record)
 
-    # --- asked by whoever holds the session ----------------------------------------------------------------------
+    # --- called by the session -----------------------------------------------------------------------------------
 
     def catch_up(self) -> None:
-        """Do what was due after the step at which a loop was left by `break`."""
+        """Run the due duties after `break` has left the loop."""
         done = self.state.step
         if done == self.first_step:
             return
@@ -154,7 +151,7 @@ class Periodic:
             self.log()
 
     def make_up_for_evaluation(self) -> None:
-        """Make the evaluation that was given up for a signal, and save the step with it, so that it is made once."""
+        """Run the evaluation that a signal interrupted. Then save the step, so that a resume does not evaluate again."""
         self.evaluations.due = False
         self.run_state.clock.start()
         self.run_state.clock.enter("evaluating")
@@ -170,7 +167,6 @@ class Periodic:
             self.parts.checkpointing.finish(self.state.step, self._packed, protected=self._best)
 
     def _keep_directory(self) -> None:
-        """Make the run's directory again if it was deleted while the run trained, and say so; rank 0 looks."""
         directory, saving = self.parts.directory, self.parts.checkpointing
         if directory is None or saving is None or not self.parts.world.is_main:
             return
@@ -180,7 +176,7 @@ class Periodic:
         except OSError as problem:
             if problem.errno != errno.ELOOP:
                 raise
-            return  # the save that follows fails of the same, and says so
+            return  # the next save fails for the same reason and prints it
         if any(deleted):
             saving.save_requested = True
             self.parts.say(
@@ -191,8 +187,8 @@ class Periodic:
     def _evaluate(self) -> None:
         done = self.state.step
         if self.alone and self.run_state.meter.rows and self.log_due(done):
-            self.run_state.clock.enter("training")  # the device may still be busy with it
-            self.log()  # nothing can be added to it: the loss stands before the scores
+            self.run_state.clock.enter("training")  # the device may still execute the step
+            self.log()  # the training record comes before the scores
             self.run_state.clock.enter("evaluating")
         self.evaluated_step = done
         if self.evaluations.scores_due(done):
@@ -203,7 +199,6 @@ class Periodic:
                 self.evaluations.sample()
 
     def _follow_trainable(self) -> None:
-        """Go on with what was frozen or unfrozen since the last step: agree on it, have it watched, and say it. Collective."""
         parts, trainable = self.parts, self.state.trainable
         changes, self.flags = trainable.changes(self.flags), trainable.flags
         if not self.stop_requests.same_on_all_ranks():
@@ -228,7 +223,7 @@ class Periodic:
             parts.make_ready()
         self.layers = self._layers()
         for change in changes:
-            if change not in self.changes:  # of what alternates each is said once
+            if change not in self.changes:  # alternating changes are printed once
                 parts.say(f"after step {self.state.step:,}: {change}")
         self.changes.update(changes)
 
@@ -250,11 +245,11 @@ class Periodic:
     def _packed(self) -> Checkpoint:
         owed = self.evaluations
         self.run_state.meter.collect(self.parts.world)
-        self.state.trainable.follow()  # scores after the last step may have frozen something
+        self.state.trainable.follow()  # an evaluation after the last step may have frozen parameters
         contents = self.parts.packed(evaluation_due=owed.due, ended=owed.ended, first_scores=owed.first)
         return replace(contents, log=self.journal.state())
 
 
 def latched(state: State, max_bad_steps: int) -> bool:
-    """Whether some optimizer has skipped more than `max_bad_steps` steps in a row; waits for the device."""
+    """Return True if an optimizer skipped more than `max_bad_steps` consecutive steps. Synchronizes the device."""
     return any(trained.bad_in_a_row.item() > max_bad_steps for trained in state.optimizers.values())

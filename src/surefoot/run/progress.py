@@ -1,4 +1,4 @@
-"""How far a session's run is: the time that is left for its records, and the epochs that ended for its console."""
+"""The progress of a run: the remaining time for its records, and completed epochs for the console."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,20 +12,20 @@ from surefoot.train.timer import Event, RemainingTime
 
 
 class Progress:
-    """What is still due, and what it takes; `evaluated_step` is the last step after which an evaluation or a sample was due."""
+    """The remaining work and its expected time. `evaluated_step` is the last step with a due evaluation or sample."""
 
     def __init__(self, parts: RunComponents, evaluations: Evaluations) -> None:
         self.parts, self.state, self.evaluations = parts, parts.state, evaluations
         self.remaining = RemainingTime()
-        self.epochs = 0  # that are over
-        self.epoch_loss, self.epoch_s = Mean(0.0, 0), 0.0  # since the end of the last one
+        self.epochs = 0  # completed epochs
+        self.epoch_loss, self.epoch_s = Mean(0.0, 0), 0.0  # since the end of the last epoch
 
     def opened(self) -> None:
         self.epochs = self.parts.timetable.epoch.count(0, self.state.step)
 
     @contextmanager
     def timed(self, event: Event) -> Iterator[None]:
-        """Time an evaluation, a sample or a save; not an evaluation that was given up."""
+        """Time an evaluation, a sample or a save. Interrupted evaluations do not count."""
         now = self.parts.run_state.clock.now
         start_s = now()
         yield
@@ -35,12 +35,9 @@ class Progress:
             )
 
     def eta(self, *, evaluated_step: int) -> dict[str, float]:
-        """Seconds until the run's last step is made, evaluated and saved, with the samples and the evaluation at the end.
-
-        As `eta_s` of a record; nothing before the time of any step is known.
-        """
+        """Return the remaining seconds with evaluations and saves as {"eta_s": seconds}. Returns {} before a step is timed."""
         done, last, every = self.state.step, self.parts.length.steps, self.parts.timetable.every
-        evaluated = done - (evaluated_step != done)  # what is due after this step comes after its record
+        evaluated = done - (evaluated_step != done)  # the evaluation of this step follows its record
         evaluations = every["evaluate_every"].count(evaluated, last) + (not every["evaluate_every"].due(last))
         saves = every["save_every"].count(done - 1, last) + (not every["save_every"].due(last))
         samples = every["sample_every"].count(evaluated, last - 1) + 1
@@ -55,7 +52,7 @@ class Progress:
         return {} if eta_s is None else {"eta_s": eta_s}
 
     def show_epoch(self, values: Record, times: Mapping[str, float], *, evaluated_step: int) -> None:
-        """Show the epoch that ended since the last record: the mean loss of its steps, and their time in this session."""
+        """Print the epoch that ended since the last record: its mean loss, and its time in this session."""
         step, epoch = self.state.step, self.parts.timetable.epoch
         targets = values.get("targets", 0.0)
         self.epoch_loss += Mean(values.get("loss_applied", values.get("loss", 0.0)) * targets, targets)
@@ -65,15 +62,14 @@ class Progress:
         self.epochs = epoch.count(0, step)
         record: Record = {"kind": "epoch", "step": step, "epoch": self.epochs, "epoch_s": self.epoch_s}
         record |= {"epochs": epoch.count(0, self.parts.length.steps), "loss": self.epoch_loss.value}
-        record["is_evaluated"] = evaluated_step != step and self.evaluations.scores_due(step)  # right after this
+        record["is_evaluated"] = evaluated_step != step and self.evaluations.scores_due(step)  # evaluated next
         self.epoch_loss, self.epoch_s = Mean(0.0, 0), 0.0
         if self.parts.console is not None:
             self.parts.console.write(record)
 
     @cached_property
     def _evaluation_steps(self) -> tuple[float, float]:
-        """About how many steps' time an evaluation takes, and the one at the end alone; a forward pass is a third of a step."""
         samples_per_step = self.parts.pipeline.plan.samples * self.parts.length.epochs / self.parts.length.steps
         scoring = self.parts.evaluator
         during, at_end = (scoring.training_samples(scoring.names(at_end=at_end)) for at_end in (False, True))
-        return during / (3 * samples_per_step), at_end / (3 * samples_per_step)
+        return during / (3 * samples_per_step), at_end / (3 * samples_per_step)  # a forward pass is a third of a step

@@ -1,4 +1,4 @@
-"""A run's directory opened: the run goes on from the newest intact checkpoint, or commits step 0."""
+"""The opening of a run's directory: resume from the newest intact checkpoint, or save step 0."""
 
 import json
 import shlex
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """The checkpoint that a run goes on from, and what was chosen for it, if that was now."""
+    """The result of `open_run`: the checkpoint to resume from, or the automatic choices for a new run."""
 
     checkpoint: Checkpoint | None = None
     chosen: AutoChoices = field(default_factory=AutoChoices)
     state_check: "state_check.StateCheck | None" = None
-    loss_contract: str | None = None  # in words, if the batch is cut and the run began now
-    is_over: bool = False  # the run is finished and nothing of it is missing: the session writes nothing
+    loss_contract: str | None = None  # message for a new run with several micro-batches
+    is_over: bool = False  # the run is complete: the session writes nothing
 
 
 def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
-    """Open a run; rank 0 writes the directory, with `configuration` as config.toml, or one for a script. Collective."""
-    parts.follow_trainable()  # what was frozen since the run was built
+    """Open a run. Rank 0 writes `configuration` (None: the script's command and settings) as config.toml. Collective."""
+    parts.follow_trainable()  # parameters frozen since the run was built
     if parts.directory is None or parts.checkpointing is None:
         return _begin(parts)
     if parts.world.is_main:
@@ -83,26 +83,25 @@ def _evaluated_at_end(parts: RunComponents, checkpoint: Checkpoint) -> bool:
 
 
 def _begin(parts: RunComponents) -> OpenedRun:
-    """Settle what is left open until a run begins, and look at its first micro-batch; leaves its state as it was. Collective."""
     chosen = settle_choices(parts)
     if parts.compiling.late:
         parts.compile()
     if (message := start_from_init(parts)) is not None:
         parts.say(message)
     check, verdict = _state_check(parts), None
-    if check is not None and parts.run_state.user_state.is_complete:  # nothing can be kept any more
+    if check is not None and parts.run_state.user_state.is_complete:  # no further state can be registered
         check.check_passes((parts.task.loss, parts.pipeline.first()))
     if parts.task.loss is not None and parts.pipeline.sizes.pieces > 1:
         from surefoot.train.state_check import loss_contract
 
-        with suppress(Exception):  # it will come again in the first step, where it is explained and reported
+        with suppress(Exception):  # the first step repeats and explains the error
             holds, words = loss_contract(parts)
             verdict = f"loss    contract {words}" if holds else f"warning: {words}"
     return OpenedRun(None, chosen, check, verdict)
 
 
 def start_from_init(parts: RunComponents) -> str | None:
-    """Give the models the weights that `init_from` names, if no step is made yet; what there is to tell of them."""
+    """Load the weights of `init_from` into the models before step 0. Returns a message, or None if nothing was loaded."""
     if parts.settings.init_from is None or parts.state.step > 0:
         return None
     from surefoot.checkpoint.init_weights import load_initial_weights
@@ -158,12 +157,11 @@ def _go_on(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) 
     for line in [] if parts.finished else [*as_saved, *parts.notes(checkpoint)]:
         parts.say(f"note: {line}")
     _warn_of_weights_not_finite(parts, f"step-{checkpoint.step:08d}")
-    parts.refuse_another_architecture(checkpoint)  # after tensors that do not fit, which are named
+    parts.refuse_another_architecture(checkpoint)  # after `restore`, which names mismatched tensors
     _compare_program(parts, checkpoint)
 
 
 def _warn_of_weights_not_finite(parts: RunComponents, checkpoint: str) -> None:
-    """Say that weights just restored hold NaN or infinities: no step could mend them. Collective."""
     tensors = [
         (name, tensor)
         for model in parts.state.models.values()
@@ -185,11 +183,7 @@ def _warn_of_weights_not_finite(parts: RunComponents, checkpoint: str) -> None:
         )
 
 
-# --- what is computed, as it was when the run began -------------------------------------------------------------------
-
-
 def _at_beginning(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) -> bool:
-    """Give the models the weights and modes of step 0, and kept objects their state, where that can be done. Collective."""
     models = {file_name("model", name): (name, model) for name, model in parts.state.models.items()}
     try:
         start = checkpoint if checkpoint.step == 0 else saving.at(0, only=[*models, "state"])
@@ -202,14 +196,13 @@ def _at_beginning(parts: RunComponents, saving: Checkpointing, checkpoint: Check
             for part, module in model.named_modules():
                 module.training = part not in start.saved.eval_mode[name]
         state_dict.restore_known(parts.run_state.user_state.objects, start)
-    except (CheckpointError, KeyError):  # of another model: that is named when the newest one is restored
+    except (CheckpointError, KeyError):  # another model: `restore` names the difference
         return False
     return True
 
 
 @interprets
 def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
-    """Settle the fingerprints that the next checkpoints hold; `CheckpointError` for a change that nobody accepted."""
     from surefoot.checkpoint.changes import Change, find_changes, is_elsewhere, refuse_changes
 
     before, now = checkpoint.saved.fingerprints, parts.fingerprints
@@ -217,7 +210,7 @@ def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
     steering = [] if feedback is None else [feedback.plateau.score.split("/")[0]]
     changes, notes = find_changes(before, now, steering=steering)
     data = [{"data": json.loads(json.dumps(each["data"]))} for each in (checkpoint.saved.identity, parts.identity)]
-    if data_changes := differences(*data):  # which `continue_from` has let pass
+    if data_changes := differences(*data):  # `continue_from` ignores them
         changes.insert(0, Change(("data",), f"the training data are others: {data_changes[0]}"))
     refuse_changes(changes, accepted=parts.accept_change, where=parts.where(checkpoint))
     for line in [] if parts.finished else [*notes, *(f"accepted: {change.text}" for change in changes)]:
@@ -226,7 +219,7 @@ def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
     if changes:
         names = sorted({name for change in changes for name in change.names})
         accepted.append({"step": checkpoint.step, "changed": names, "what": [change.text for change in changes]})
-    elif is_elsewhere(before, now):  # what was let pass is nothing to compare with from now on
+    elif is_elsewhere(before, now):  # values of another machine are no reference
         fingerprints = {**before, "sources": now["sources"]}
     elif now["loss"] is None:
         fingerprints |= {name: before[name] for name in ("loss", "draws", "failed", "format")}

@@ -1,4 +1,4 @@
-"""A training run: the parts put together, and the ways to train them."""
+"""The class `Run`, a training run."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 @ordered
 @dataclass(kw_only=True, eq=False, repr=False)
 class Run(RunSettings):
-    """One training run: `run.train()`, or inside `with run:` a loop of your own over `run` or `run.steps()`.
+    """One training run. Call `run.train()`, or write a loop over `run` or `run.steps()` inside `with run:`.
 
-    A run is a pure function of its settings, `seed` and the step. When it is opened it goes on by itself if `run_dir` holds a
-    checkpoint. Durations are text with a unit: "200 steps", "2 epochs", "5%" of the run, and for `save_every` and `time_limit`
-    also "90 min". The keywords, each with its text: docs/reference/settings.md.
+    The settings, `seed` and the step determine the result. A run resumes automatically if `run_dir` contains a checkpoint.
+    Durations are strings with a unit: "200 steps", "2 epochs", "5%" of the run, and for `save_every` and `time_limit` also
+    "90 min". docs/reference/settings.md describes all keywords.
 
-    Raises `ConfigError` or `DataError` for what cannot be run, before anything is written.
+    Raises `ConfigError` or `DataError` for invalid settings or data before files are written.
 
     >>> import torch, surefoot as sf
     >>> inputs = torch.linspace(-1, 1, 64)[:, None]
@@ -68,31 +68,31 @@ class Run(RunSettings):
 
     def __post_init__(self) -> None:
         self.parts = build(self)
-        self.configuration: str | None = None  # config.toml; the command line sets it, a script's is written for it
+        self.configuration: str | None = None  # text of config.toml, set by the command line
         self.session: Session | None = None  # while the run is open
 
     def __repr__(self) -> str:
-        return messages.in_one_line(self.parts) if "parts" in vars(self) else "Run(refused)"  # a debugger asks for it
+        return messages.in_one_line(self.parts) if "parts" in vars(self) else "Run(refused)"
 
     @property
     def state(self) -> State:
-        """The model or models, their optimizers and averaged weights by name, and the number of steps made."""
+        """The models, optimizers and EMA models by name, and the number of completed steps."""
         return self.parts.state
 
     @property
     def rank(self) -> int:
-        """The number of this process among those that train the run, from 0."""
+        """The rank of this process, from 0."""
         return self.parts.world.rank
 
     @property
     def world_size(self) -> int:
-        """The number of processes that train the run."""
+        """The number of ranks that train the run."""
         return self.parts.world.size
 
     # --- three ways to train -------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """Make all steps that are left; opens the run where it is not open."""
+        """Train all remaining steps. Opens the run if it is not open."""
         self.parts.run_state.user_state.is_complete = self.session is None
         with nullcontext() if self.session else self:
             self._open("run.train()").periodic.alone = True
@@ -100,7 +100,7 @@ class Run(RunSettings):
                 pass
 
     def __iter__(self) -> Iterator[Step]:
-        """Make one step after the other and yield it: the body runs between two steps, and is part of them for a resume."""
+        """Execute the steps one after another and yield each step. Its checkpoint is saved after the loop body."""
         if self.parts.task.loss is None:
             raise ConfigError(
                 "this run has no loss: give Run(loss=...), or make the steps yourself with `for step in run.steps():`"
@@ -108,25 +108,25 @@ class Run(RunSettings):
         return self._open("for step in run").steps(opened=False)
 
     def steps(self) -> Iterator[Step]:
-        """Yield each step before it is made: the body makes it, with `forward_backward` and `update`."""
+        """Yield each step before its execution. The loop body executes the step with `forward_backward` and `update`."""
         return self._open("for step in run.steps()").steps(opened=True)
 
     def stop(self) -> None:
-        """End after this step, saved, as `break` does; for code that does not stand in the loop's body."""
+        """Stop the run after this step and save the step, like `break`. Use this method outside the loop body."""
         self._open("run.stop()").stop_requests.run_stop = True
 
     def register_state(self, name: str, obj: Any) -> Any:
-        """Save an object of yours in every checkpoint, and restore it if this run was resumed; call it before the first step.
+        """Save an object in every checkpoint, and restore it in a resumed run. Call this method before the first step.
 
-        `obj` is a tensor, a dictionary or list of JSON values and tensors (keys: strings or integers), a `torch.Generator`, a
-        metric of torchmetrics, or has state_dict and load_state_dict. Returns it. It is refused if what it would save right
-        after a resume is not what was read. Of several processes all must register it, and that of rank 0 is saved.
+        `obj` is a tensor, a `torch.Generator`, a torchmetrics metric, or an object with state_dict and load_state_dict. `obj` can
+        also be a dictionary or list of JSON values and tensors (keys: strings or integers). Returns `obj`. Raises `CheckpointError`
+        if the state after the restore differs from the saved state. All ranks must register the object; rank 0's state is saved.
         """
         self.parts.run_state.user_state.add(name, obj)
         return obj
 
     def __enter__(self) -> Self:
-        """Open the directory; go on from its newest intact checkpoint, or commit step 0."""
+        """Open the directory. Resume from its newest intact checkpoint, or save step 0."""
         refuse_training_at_import()
         if self.session is not None:
             raise ConfigError("this run is open already")
@@ -138,11 +138,10 @@ class Run(RunSettings):
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Save what is not saved yet and close everything.
+        """Save unsaved steps and close the run.
 
-        `break` ends the run like a stop: the step counts as made, and a resume goes on with the next one. After an
-        exception the half-made step is not saved: the newest checkpoint stands, and `crash/` says what happened. A run
-        that was stopped by a signal leaves with exit status 130 or 143.
+        `break` ends the run like `stop`: the step is complete, and a resume continues with the next step. After an exception the
+        incomplete step is not saved, and `crash/` contains a report. A run stopped by a signal exits with status 130 or 143.
         """
         session, self.session = self._open("run.__exit__()"), None
         session.close(problem)
@@ -159,10 +158,9 @@ class Run(RunSettings):
     # --- at any time ---------------------------------------------------------------------------------------------
 
     def evaluate(self, *splits: str) -> dict[str, float]:
-        """Evaluate splits with the averaged weights if there are any; returns {"SPLIT/METRIC": value}. Collective.
+        """Evaluate splits, with the averaged weights if the run has them. Return {"SPLIT/METRIC": value}. Collective.
 
-        Without names: all splits except those with `at_end`. It changes nothing in the run, and records nothing.
-        `ConfigError` for a split that the run does not have.
+        The default is all splits except those with `at_end`. The run does not change. Raises `ConfigError` for an unknown split.
         """
         scoring = self.parts.evaluator
         if unknown := [name for name in splits if name not in scoring.splits]:
@@ -174,29 +172,29 @@ class Run(RunSettings):
             return numbers(scoring.scores(splits or scoring.names(at_end=False)))
 
     def sample(self) -> str | Sequence[str]:
-        """What the run's `sample_fn` makes of the model as it is evaluated; changes nothing. Collective."""
+        """Return the result of the run's `sample_fn` with the evaluated model. Changes nothing. Collective."""
         if self.parts.settings.sample_fn is None:
             raise ConfigError("this run has no sample_fn: give Run(sample_fn=...)")
         with self.parts.numerics():
             return self.parts.evaluator.sample(self.parts.settings.sample_fn)
 
     def make_panels(self) -> "Panels":
-        """What the run's `panels_fn` makes of the model as it is evaluated; the console says why there are not more. Collective."""
+        """Return the panels that the run's `panels_fn` builds with the evaluated model. Warns of missing panels. Collective."""
         if self.parts.settings.panels_fn is None:
             raise ConfigError("this run has no panels_fn: give Run(panels_fn=...)")
         with self.parts.numerics():
             return make_panels(self.parts)
 
     def save(self) -> None:
-        """Write a checkpoint in the background as soon as this step and its body are over."""
+        """Write a checkpoint in the background after this step and its loop body."""
         if self.parts.checkpointing is None:
             raise ConfigError("this run has no directory to save to: give Run(run_dir=...)")
         self._open("run.save()").stop_requests.run_save = True
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> list[str]:
-        """Take the weights and all other state from a checkpoint, to evaluate or use them; other settings are allowed.
+        """Restore the weights and all other state of a checkpoint for evaluation or use. The checkpoint's settings may differ.
 
-        Returns one line for each difference between this run's data and the checkpoint's.
+        Returns one line for each difference between the data of the run and of the checkpoint.
         """
         self.parts.run_state.precision.settle(checkpoint.saved.identity["precision"])
         self.parts.layout.settle(checkpoint.saved.identity["channels_last"])
@@ -208,11 +206,11 @@ class Run(RunSettings):
 
 @contextmanager
 def unchanged(run: Run) -> Iterator[RunComponents]:
-    """A run as it would train now, to make steps with; whatever is done with it, afterwards it is what it was, bit for bit.
+    """Yield a run's components for trial steps, and restore the run's state bit for bit afterwards.
 
-    A checkpoint in memory, on the host, puts its state back; what no checkpoint holds (`preserved`) and the clock come back too.
-    A run that is not open starts with its starting weights, its precision settled. Do not use its meter and its data inside: read
-    data through a feed of your own. Raises `ConfigError` for a run without a loss of its own, and in the middle of a step.
+    A checkpoint in host memory restores the state. `preserved` restores state outside checkpoints. The clock excludes the
+    trial. A run that is not open starts with its initial weights and resolved precision. The block must not use the run's
+    meter, and must read data with another feed. Raises `ConfigError` for a run without a loss, and in the middle of a step.
     """
     parts, state, precision = run.parts, run.state, run.parts.run_state.precision
     if parts.task.loss is None:
@@ -233,8 +231,8 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
     layout_before, described_before = (parts.layout.channels_last, parts.layout.open), dict(parts.identity)
     clock, spent_s = parts.run_state.clock, parts.run_state.clock.now() - parts.run_state.clock.since
     with ExitStack() as stack:
-        stack.callback(lambda: setattr(clock, "since", clock.now() - spent_s))  # at last: putting back takes time too
-        # what a checkpoint holds is put back from one; this has the rest, and the averages' buffers before they are refreshed
+        stack.callback(lambda: setattr(clock, "since", clock.now() - spent_s))  # last, because restoring takes time too
+        # state outside checkpoints, and the EMA models' buffers before their update
         stack.enter_context(
             preserved(models, parts.task.loss, trial.run_state.user_state.objects, state.parameters, with_weights=False)
         )

@@ -1,7 +1,4 @@
-"""One session of a run: opening it, the loop, closing it. Each resume adds another.
-
-What lives only as long (the loader, the files of records, signal handlers, torch's settings) lives here.
-"""
+"""One session of a run, with its loader, record files, signal handlers and torch settings. Each resume starts another session."""
 
 import signal
 import sys
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """Opening and closing, and the loop in between; `periodic` does what is due there."""
+    """The opening, training loop and closing of one session. `periodic` performs the duties between steps."""
 
     def __init__(self, parts: RunComponents, *, configuration: str | None) -> None:
         self.parts, self.run_state, self.state = parts, parts.run_state, parts.state
@@ -45,14 +42,14 @@ class Session:
         self.periodic = Periodic(parts, self.stop_requests)
         self.journal, self.evaluations = self.periodic.journal, self.periodic.evaluations
         self.running: Generator[Step] | None = None
-        self.is_over = False  # the run was finished before: nothing is written
+        self.is_over = False  # the run was already complete: nothing is written
         self.live_findings: LiveFindings | None = None
 
     # --- opening and closing -------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Take over signals and the directory; go on from its newest intact checkpoint, or commit step 0."""
-        self.settings.enter_context(hold_generators())  # before anything that would have to be put back
+        """Install signal handlers and open the directory. Resume from its newest intact checkpoint, or save step 0."""
+        self.settings.enter_context(hold_generators())  # first, because it may raise
         self.signals.install()
         self.heart.opened(
             logs=None if self.parts.directory is None else self.parts.directory.path / "logs",
@@ -70,12 +67,12 @@ class Session:
                 self.journal.open(self.parts.directory, step=self.state.step, saved=now.checkpoint, unit=unit)
                 self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.identity)
             if self.parts.console is not None and self.parts.world.is_main and not self.is_over:
-                from surefoot.run.live_findings import live_findings_of  # which reads all that diagnose knows
+                from surefoot.run.live_findings import live_findings_of  # imports all checks
 
                 self.live_findings = live_findings_of(
                     self.parts, self.configuration, resumed=now.checkpoint is not None
                 )
-                self.journal.sinks.insert(1, self.live_findings)  # behind the console
+                self.journal.sinks.insert(1, self.live_findings)  # after the console
             if self.journal.metrics is not None and now.checkpoint is None:
                 self._look_at_data()
             self.parts.make_ready()
@@ -93,7 +90,7 @@ class Session:
             self.parts.say(now.loss_contract)
 
     def close(self, problem: BaseException | None) -> None:
-        """Save what is not saved yet, or, where `problem` ended the session, keep a report of it; then let go of everything."""
+        """Save unsaved steps, or report the `problem` that ended the session. Then release all resources."""
         try:
             crash_report.tell_others(problem, self.parts)
             if problem is None or isinstance(problem, GeneratorExit):
@@ -121,16 +118,16 @@ class Session:
                 and self.parts.directory is not None
                 and self.parts.world.is_main
             ):
-                from surefoot.run.live_findings import write_page  # last, once all else is on disk
+                from surefoot.run.live_findings import write_page  # last, after all other files
 
                 write_page(self.parts.directory.path, warn=self.parts.say)
-        if self.stop_requests.ended_by is not None and (problem is None or of_compiler(problem)):  # by the same signal
+        if self.stop_requests.ended_by is not None and (problem is None or of_compiler(problem)):
             if self.stop_requests.ended_by == signal.SIGINT and _is_interactive():
-                raise KeyboardInterrupt from problem
+                raise KeyboardInterrupt from problem  # SystemExit would end the interpreter
             raise SystemExit(128 + self.stop_requests.ended_by) from problem
 
     def release(self) -> None:
-        with ExitStack() as last_first:  # each of them, whichever fails
+        with ExitStack() as last_first:  # calls all functions even if one fails
             if self.parts.directory is not None:
                 last_first.callback(self.parts.directory.close)
             last_first.callback(self.journal.close)
@@ -142,11 +139,11 @@ class Session:
     def _finish(self) -> None:
         parts, evaluations = self.parts, self.evaluations
         if self.running is not None:
-            self.running.close()  # a loop over a variable leaves it open
+            self.running.close()  # `break` does not close a generator with another reference
         self.periodic.catch_up()
         self.stop_requests.settle()
         if evaluations.end_due() and self.stop_requests.ended_by is None:
-            self.periodic.save_last()  # first: scoring may take minutes, in which much can happen
+            self.periodic.save_last()  # first, because the evaluation may take minutes
             self.run_state.clock.enter("evaluating")
             evaluations.score_at_end(stop=self.stop_requests.stop_requested)
             self.run_state.clock.enter("saving")
@@ -164,9 +161,7 @@ class Session:
                 self.run_state.clock.enter("saving")
             evaluations.conclude()
         if went_on or self.stop_requests.ended_by is not None:
-            self._happened(
-                crash_report.ended(parts, self.stop_requests)
-            )  # first: findings know by it that the run is over
+            self._happened(crash_report.ended(parts, self.stop_requests))  # first, because findings use this record
             findings = "" if self.live_findings is None else self.live_findings.sentence()
             skipped, stopped_by = self.periodic.skipped, self.stop_requests.stopped_by
             parts.say(messages.ending(parts, evaluations, skipped=skipped, stopped_by=stopped_by, findings=findings))
@@ -180,7 +175,6 @@ class Session:
         self.journal.write({"kind": "data_check", "step": self.state.step, **check, "scored_by_training_loss": names})
 
     def _happened(self, what: str) -> None:
-        """Record what ended the session, and its time since the last record; no checkpoint holds that."""
         self.journal.write({"kind": "event", "step": self.state.step, "event": what, **self.run_state.clock.window()})
 
     # --- the loop ------------------------------------------------------------------------------------------------
@@ -236,7 +230,6 @@ class Session:
             )
 
     def _enter(self, phase: Phase) -> None:
-        """Nothing of the user's runs between steps if the run trains by itself; a session's first steps are told apart."""
         if phase == "user" and self.periodic.alone:
             phase = "training"
         first = self.state.step < self.periodic.later_step and phase in ("training", "data_wait")
@@ -252,6 +245,5 @@ class Session:
 
 
 def _is_interactive() -> bool:
-    """Whether a person types into this process, in a notebook or at a prompt, which `SystemExit` would end or warn of."""
     shell = sys.modules.get("IPython")
     return hasattr(sys, "ps1") or (shell is not None and shell.get_ipython() is not None)

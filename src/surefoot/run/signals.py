@@ -1,7 +1,7 @@
-"""What a run does when it is told to stop or to save: a flag for the loop, never work inside the handler.
+"""Signal handlers that only set flags for the training loop.
 
-Python runs a handler only between two of its own instructions, and one backward pass can be a single call of many seconds.
-So the answer to the first Ctrl-C is given by a thread that waits for the number which Python writes to a socket at once.
+Python runs a handler only between bytecode instructions, and a backward pass can be one call of many seconds. Therefore a
+thread answers the first Ctrl-C: it waits for the signal number, which Python writes to a socket immediately.
 """
 
 import os
@@ -14,14 +14,14 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
-STOP: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}  # as a person calls them
+STOP: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}  # names in messages
 
 
 class Signals:
-    """Handlers for SIGINT, SIGTERM and SIGUSR1 between `install` and `restore`; outside the main thread Python has none.
+    """Handlers for SIGINT, SIGTERM and SIGUSR1 between `install` and `restore`, only in the main thread.
 
-    The first SIGINT or SIGTERM sets `stop` to its number, a SIGUSR1 sets `save`; the loop looks at both after each step.
-    A second one ends the process at once. `say` is called by another thread and inside handlers: see `to_terminal`.
+    The first SIGINT or SIGTERM sets `stop` to its number, and SIGUSR1 sets `save`. The loop reads both after each step. A
+    second SIGINT or SIGTERM ends the process at once. A thread and the handlers call `say`; see `to_terminal`.
     """
 
     def __init__(self, standing: Callable[[], str], *, say: Callable[[str], None]) -> None:
@@ -61,18 +61,16 @@ class Signals:
 
 
 def to_terminal(fresh_line: str) -> Callable[[str], None]:
-    """What writes a line to standard error after `fresh_line`, past Python's buffers: a handler may have interrupted a `print`."""
+    """Return a function that prints `fresh_line` and a text unbuffered, because a signal handler may interrupt a `print`."""
 
     def say(text: str) -> None:
-        with suppress(OSError):  # `train.py | tee log`: Ctrl-C has ended tee too
+        with suppress(OSError):  # in `train.py | tee log` Ctrl-C also ends tee
             os.write(2, f"{fresh_line}{text}\n".encode())
 
     return say
 
 
 class _Answering:
-    """A thread that calls `answer` with the name of the first signal to stop; it touches nothing else of the run."""
-
     def __init__(self, answer: Callable[[str], None]) -> None:
         self.answer = answer
         self.receiver, self.sender = socket.socketpair()
@@ -91,7 +89,7 @@ class _Answering:
         self.receiver.close()
 
     def _listen(self) -> None:
-        if hasattr(signal, "pthread_sigmask"):  # they are for the main thread: it may sleep, and must wake
+        if hasattr(signal, "pthread_sigmask"):  # signals must wake the main thread
             signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
         answered = False
         while numbers := self.receiver.recv(64):
@@ -106,8 +104,7 @@ _wakeup_fds: set[int] = set()  # the sockets that Python writes to
 
 @cache
 def _leave_children_out() -> None:
-    """A forked process has the same socket: what it is told must not be answered for the parent."""
-    if hasattr(os, "register_at_fork"):  # not on Windows
+    if hasattr(os, "register_at_fork"):  # not on Windows; a forked process shares the socket of its parent
         os.register_at_fork(after_in_child=_be_left_out)
 
 

@@ -1,4 +1,4 @@
-"""What can be said of a run's settings before its data are read and its model is built: all that is wrong, at once."""
+"""The validation of a run's settings before its data and model are built."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,19 +14,15 @@ from surefoot.schedules.joined import AnySchedule
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.train.precision import precision as chosen_precision
 
-_MANY = 10_000  # steps in an epoch, as long as nobody knows
+_MANY = 10_000  # assumed steps per epoch before the data size is known
 
 
 def check_settings(settings: TrainSettings, *, schedule: AnySchedule | None) -> None:
-    """Raise one `ConfigError` with everything that is wrong with the settings of a run, whatever it is to train.
-
-    What depends on the size of the data (a length in epochs) is checked as far as that goes.
-    """
+    """Raise one `ConfigError` with all problems of a run's settings that do not depend on the size of the data."""
     problems = problems_of(settings)
     wrong = {problem.split()[0] for problem in problems}
 
     def check(*names: str, by: Callable[[], object]) -> None:
-        """Keep what `by` raises, unless one of the settings that it looks at is wrong by itself."""
         if wrong.isdisjoint(names):
             try:
                 by()
@@ -46,14 +42,13 @@ def check_settings(settings: TrainSettings, *, schedule: AnySchedule | None) -> 
     if settings.sync_batch_norm:
         check("device", "sync_batch_norm", by=lambda: check_device(device_called(settings.device)))
     if problems:
-        raise ConfigError("\n".join(dict.fromkeys(problems)))  # what is wrong with a device is found each time
+        raise ConfigError("\n".join(dict.fromkeys(problems)))  # a device problem occurs in several checks
 
 
 def _check_length(settings: TrainSettings, schedule: AnySchedule | None) -> None:
-    """Raise where the run is longer than can be counted, or too short for its schedule."""
     try:
         sizes = batching(settings.batch_size, settings.micro_batch_size)
-    except ConfigError:  # which is told by itself
+    except ConfigError:  # reported by the check of batch_size
         return
     size = 1 if sizes.unit == "tokens" else sizes.batch_size
     length = planned(settings.length, samples_per_epoch=size * _MANY, batch_size=size)
@@ -63,7 +58,7 @@ def _check_length(settings: TrainSettings, schedule: AnySchedule | None) -> None
 
 
 def json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they will be read from a checkpoint; `ConfigError` for what is no JSON."""
+    """Return settings after a round trip through JSON. Raises `ConfigError` for values that JSON cannot represent."""
     try:
         return dict(json.loads(json.dumps(dict(settings), allow_nan=False)))
     except (TypeError, ValueError) as problem:

@@ -1,4 +1,4 @@
-"""Settings of a schedule: the check of their values, and durations in steps of a run that they must fit."""
+"""Validation of schedule settings, and conversion of their durations into steps."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def refuse_foreign_or_out_of_range(shape: str, settings: Settings) -> None:
-    """Raise `ConfigError` if a setting is not one of the shape's, or out of its range."""
+    """Raise `ConfigError` if the shape does not take a setting, or if a value is out of range."""
     if shape not in SHAPES:
         raise ConfigError(f"schedule.name = {shape!r} is unknown; one of: {', '.join(SHAPES)}")
     takes = SHAPES[shape].takes
@@ -53,7 +53,7 @@ def refuse_foreign_or_out_of_range(shape: str, settings: Settings) -> None:
 
 
 def in_a_run(shape: str, explicit: Settings, length: Length) -> Fall:
-    """All settings of a shape, defaults filled in and durations in steps; `ConfigError` where they do not fit the run."""
+    """Fill in a shape's defaults and convert durations into steps; raise `ConfigError` if the durations do not fit into the run."""
     written = {name: explicit.get(name, default) for name, default in SHAPES[shape].takes.items()}
     durations = [name for name in ("warmup", "cooldown", "cycle") if name in written]
     settings = written | {
@@ -93,20 +93,19 @@ def in_a_run(shape: str, explicit: Settings, length: Length) -> Fall:
 def _milestones(
     written: tuple[str | int, ...], length: Length
 ) -> tuple[tuple[str | int, ...], tuple[int, ...], Fraction | None]:
-    """Milestones as they stay in a longer run, the first or all of them in steps, and the steps between those that recur."""
     setting, first = "schedule.milestones", str(written[0])
     if not first.startswith("every "):
         steps = tuple(in_steps(drop, length=length, setting=setting) for drop in written)
         return steps, steps, None
     text = first.removeprefix("every ")
-    if text.rstrip().endswith("%"):  # of the length with which the run began
+    if text.rstrip().endswith("%"):  # fixed in steps, so that a longer run keeps its milestones
         text = f"{in_steps(text, length=length, setting=setting)} steps"
     numerator, denominator = every(text, length=length, setting=setting).period or (NEVER, 1)
     return (f"every {text}",), (-(-numerator // denominator),), Fraction(numerator, denominator)
 
 
 def as_text(steps: int, written: str | int) -> str:
-    """A duration in steps, and as it was written if that says more.
+    """Format a duration in steps, followed by the user's text unless the user typed a number of steps.
 
     >>> as_text(5, "10%"), as_text(5, 5)
     ('5 steps (10%)', '5 steps')

@@ -1,7 +1,6 @@
-"""The curves of learning-rate schedules: each shape's settings, refusals and formula.
+"""The settings and formulas of all shapes of learning-rate schedules.
 
-A new shape is an entry of `SHAPES` and a public function in `lr_schedule.py` for the user. Where a curve differs from torch's or
-transformers' of that name: docs/decisions/0007.
+A new shape is an entry of `SHAPES` plus a function in `lr_schedule.py`. docs/decisions/0007: differences from torch and transformers.
 """
 
 import math
@@ -20,11 +19,11 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Fall:
-    """The settings of a shape, with durations in steps, and where in the run it falls."""
+    """The resolved settings of a shape: durations in steps, and the steps between which the factor falls."""
 
     settings: Settings
     steps: int
-    period: Fraction | None = None  # steps between milestones, if they recur
+    period: Fraction | None = None  # steps between recurring milestones
 
     @property
     def warmup(self) -> int:
@@ -36,34 +35,34 @@ class Fall:
 
     @property
     def last(self) -> int:
-        """The step at which the floor is reached."""
+        """The step at which the factor reaches its minimum."""
         return self.steps - 1 if self.min_lr_ratio > 0.0 else self.steps
 
     def along(self, rest: Factors) -> Factors:
-        """The factor if `rest`, from 1 down to 0, is left of the way to the floor."""
+        """Scale `rest`, which falls from 1 to 0, to a factor that falls from 1 to `min_lr_ratio`."""
         min_lr_ratio, span = self.min_lr_ratio, 1.0 - self.min_lr_ratio
         return lambda step: min_lr_ratio + span * rest(step)
 
     def left(self) -> Factors:
-        """The remaining part of the fall, from 1 at the end of warm-up to 0; it keeps its digits near 0."""
-        last, falling = self.last, self.last - self.warmup  # 0 if the peak has the last step for itself
+        """Return the remaining fraction of the fall, from 1 at the end of warm-up to 0, without cancellation near 0."""
+        last, falling = self.last, self.last - self.warmup  # 0 if the peak is the last step
         return lambda step: (last - step) / falling
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a schedule, by the name that a flag gives it: an entry of `SHAPES`."""
+    """The shape of a schedule; its key in `SHAPES` is the name that a user types."""
 
     takes: Settings  # its settings and their defaults
     fall: Callable[[Fall], Factors]  # the factor after the step where warm-up ends
-    # How many steps from the first on have the same factors in every longer run; `NEVER` if all have
+    # The number of leading steps whose factors are the same in every longer run; `NEVER` for all steps
     shared: Callable[[Fall], int] = lambda fall: fall.warmup + 1
-    # The setting that can make the last factors too small for a number, and what to type then
+    # The setting that can make the last factors underflow to 0, and the remedy to type
     steep: tuple[str, str] | None = None
 
     @property
     def own_rise(self) -> bool:
-        """Whether its rise is part of the shape, not a warm-up like the others'."""
+        """True if the rise is part of the shape, as in a one-cycle, instead of the common warm-up."""
         return "start_lr_ratio" in self.takes
 
 
@@ -71,7 +70,7 @@ _QUARTER = 0.5 * math.pi  # of a turn: sin(_QUARTER * x) ** 2 is (1 - cos(pi * x
 
 
 def curve(shape: Shape, at: Fall) -> Factors:
-    """The factor as a function of the step; `ConfigError` where it underflows to 0."""
+    """Return the factor as a function of the step; raise `ConfigError` if it underflows to 0."""
     warmup, min_lr_ratio, fall = at.warmup, at.min_lr_ratio, shape.fall(at)
     start: float | None = at.settings.get("start_lr_ratio")
     last = at.last if "min_lr_ratio" in at.settings else NEVER
@@ -126,7 +125,7 @@ def _stable_decay(at: Fall) -> Factors:
 
     def one_minus_sqrt(step: int) -> float:
         left = (last - step) / cooldown
-        return left / (1.0 + math.sqrt(1.0 - left))  # is 1 - sqrt(1 - left), without the cancellation near 0
+        return left / (1.0 + math.sqrt(1.0 - left))  # equals 1 - sqrt(1 - left), without the cancellation near 0
 
     def linear(step: int) -> float:
         return (last - step) / cooldown
@@ -136,7 +135,7 @@ def _stable_decay(at: Fall) -> Factors:
 
 
 def momentum(at: Fall) -> Factors | None:
-    """The momentum of a one-cycle as a function of the step, which falls while the rate rises; None if it stays."""
+    """Return the momentum of a one-cycle as a function of the step; None if the momentum does not change."""
     if (bounds := at.settings.get("momentum_range")) is None:
         return None
     low, high, warmup, last = float(bounds[0]), float(bounds[1]), at.warmup, at.last
@@ -152,7 +151,7 @@ def momentum(at: Fall) -> Factors | None:
 
 def _restarts(at: Fall) -> Factors:
     starts = _cycle_starts(at)
-    # a cycle reaches its floor as a run does: on its last step, or one later
+    # like a run, a cycle reaches its minimum on its last step or one step later
     lasts = [*(start - (at.steps - at.last) for start in starts[1:]), at.last]
 
     def left(step: int) -> float:
@@ -169,7 +168,7 @@ def _cycle_starts(at: Fall) -> list[int]:
     while True:
         following = starts[-1] + round(size)
         size *= growth
-        if 2 * (at.steps - following) < size:  # less than half of the next cycle is left: the one before takes it
+        if 2 * (at.steps - following) < size:  # less than half of the next cycle is left: this cycle takes the rest
             return starts
         starts.append(following)
 

@@ -1,4 +1,4 @@
-"""Schedules one after another, and the type of any schedule."""
+"""Concatenation of two schedules, and the union type of all schedules."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,10 +14,7 @@ from surefoot.schedules.sampled import Groups, Sampled
 
 @dataclass(frozen=True)
 class Joined:
-    """`first` on the steps before `at`, then `second`, which begins at its own step 0; made by `join`.
-
-    Each part is a schedule of its own for a run of its own length: a percentage in it is of that part.
-    """
+    """The schedule that `join` returns: `first` before step `at`, then `second`, which begins at its own step 0."""
 
     first: "AnySchedule"
     second: "AnySchedule"
@@ -40,7 +37,7 @@ class Joined:
         return lambda step: first(step) if step < at else second(step - at)
 
     def momentum(self, length: Length) -> None:
-        """None: `ConfigError` if a part would move the momentum, which the other does not know."""
+        """Return None; raise `ConfigError` if a part changes the momentum, because the other part has no value for it."""
         _, before, after = self._cut(length)
         if self.first.momentum(before) is not None or self.second.momentum(after) is not None:
             raise ConfigError("schedule: a part of two joined schedules moves the momentum\n  leave momentum_range out")
@@ -66,7 +63,7 @@ AnySchedule = Schedule | Joined | Sampled
 
 
 def bound(schedule: AnySchedule, groups: Groups) -> AnySchedule:
-    """The schedule for an optimizer with these numbers in its groups, which a scheduler of torch may depend on."""
+    """Return the schedule bound to these parameter groups: the factors of a torch scheduler may depend on their values."""
     if isinstance(schedule, Joined):
         return replace(schedule, first=bound(schedule.first, groups), second=bound(schedule.second, groups))
     return replace(schedule, groups=groups) if isinstance(schedule, Sampled) and groups else schedule
@@ -74,7 +71,7 @@ def bound(schedule: AnySchedule, groups: Groups) -> AnySchedule:
 
 @known_keywords
 def join(first: AnySchedule, second: AnySchedule, at: str | int = "50%") -> Joined:
-    """`first` on the steps before `at`, then `second`; percentages within them are of their own part of the run.
+    """Use `first` before step `at`, then `second`; a percentage within a part is relative to the length of that part.
 
     >>> from surefoot.schedules.lr_schedule import constant, linear
     >>> factor = join(constant(), linear(), at=2).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))

@@ -1,6 +1,6 @@
-"""Learning-rate schedules: pure functions from a step to a factor on each group's base learning rate.
+"""Learning-rate schedules: pure functions that map a step to a factor on each group's base learning rate.
 
-A schedule remembers nothing, so a resumed run, a replayed step and a drawn preview all see the same rates.
+A schedule has no state, so a resumed run, a replayed step and a plot all use the same learning rates.
 Steps are optimizer updates, counted from 0. Durations are "100 steps", "5%", "2 epochs" or a number of steps.
 """
 
@@ -17,36 +17,36 @@ from surefoot.schedules.curves import SHAPES, Factors, Fall, curve
 
 @dataclass(frozen=True)
 class Schedule:
-    """A rise over `warmup`, then a shape; a setting that is None has the shape's default, a foreign one is refused.
+    """A warm-up followed by a shape. Settings that are None take the shape's default; settings of other shapes raise `ConfigError`.
 
-    While it rises, the factor is (step + 1) / (warmup + 1), so no step is wasted at 0, and it is exactly 1 at `step == warmup`. A
-    one-cycle has its own rise. A floor above 0 is reached on the last step; a floor of 0 one step later, which is never made. Past
-    the end the floor holds; a shape without floor goes on.
+    During warm-up the factor is (step + 1) / (warmup + 1): no step has a learning rate of 0, and the factor is 1 at `step == warmup`.
+    `one_cycle` has its own rise. A minimum above 0 is reached on the last step. A minimum of 0 is reached one step after the end, so
+    that no step is wasted. Beyond the end the factor stays at the minimum; a shape without a minimum continues its formula.
     """
 
     shape: str
     warmup: str | int | None = None
-    """Default 0; "5%" for inverse_sqrt, whose time scale it is; "30%" for one_cycle."""
+    """Duration of the rise. Default 0; "5%" for inverse_sqrt, which also uses it as its time scale; "30%" for one_cycle."""
     min_lr_ratio: float | None = None
-    """The lowest factor. Default 0; 0.01 for exponential; none for constant, inverse_sqrt and multistep (0 says nothing)."""
+    """The lowest factor. Default 0; 0.01 for exponential. constant, inverse_sqrt and multistep ignore 0 and refuse other values."""
     power: float | None = None
-    """polynomial: the exponent of the remaining part of the fall. Default 1, a straight line."""
+    """polynomial: the exponent of the remaining fraction of the fall. Default 1, a straight line."""
     cooldown: str | int | None = None
-    """wsd: the fall at the end. Default "20%"."""
+    """wsd: the duration of the fall at the end. Default "20%"."""
     cooldown_shape: str | None = None
-    """wsd: "1-sqrt" or "linear". Default "1-sqrt"."""
+    """wsd: the shape of the fall, "1-sqrt" or "linear". Default "1-sqrt"."""
     milestones: tuple[str | int, ...] | None = None
-    """multistep: where the rate is multiplied by `gamma`, counted from the run's start. Default ("50%", "75%")."""
+    """multistep: when the learning rate is multiplied by `gamma`, counted from the run's start. Default ("50%", "75%")."""
     gamma: float | None = None
-    """multistep: default 0.1."""
+    """multistep: the factor applied at each milestone. Default 0.1."""
     start_lr_ratio: float | None = None
     """one_cycle: the factor at step 0. Default 1/25."""
     momentum_range: tuple[float, float] | None = None
-    """one_cycle: the lowest and the highest momentum. Default: momentum stays."""
+    """one_cycle: the lowest and the highest momentum. By default the momentum does not change."""
     cycle: str | int | None = None
-    """cosine_restarts: from one full rate to the next. Default "25%"."""
+    """cosine_restarts: the duration of the first cycle. Default "25%"."""
     cycle_growth: float | None = None
-    """cosine_restarts: each cycle is longer than the one before by this factor. Default 1."""
+    """cosine_restarts: the factor by which each cycle is longer than the previous cycle. Default 1."""
 
     def __post_init__(self) -> None:
         refuse_foreign_or_out_of_range(self.shape, self._given)
@@ -56,7 +56,7 @@ class Schedule:
         return {name: value for name, value in vars(self).items() if name != "shape" and value is not None}
 
     def resolved(self, length: Length) -> "Schedule":
-        """The same with durations in steps and defaults filled in; `ConfigError` if it does not fit in the run.
+        """Return a copy with durations in steps and defaults filled in; raise `ConfigError` if the schedule does not fit into the run.
 
         >>> cosine("5%").resolved(Length(steps=200, samples_per_epoch=100, batch_size=10)).warmup
         10
@@ -64,15 +64,15 @@ class Schedule:
         return Schedule(self.shape, **self._in(length).settings)
 
     def factors(self, length: Length) -> Factors:
-        """The factor on the base learning rate as a function of the step; under a microsecond a call."""
+        """Return the factor on the base learning rate as a function of the step. A call takes less than 1 us."""
         return curve(SHAPES[self.shape], self._in(length))
 
     def momentum(self, length: Length) -> Factors | None:
-        """The momentum as a function of the step; None if the optimizer's own stays."""
+        """Return the momentum as a function of the step; None if the optimizer keeps its own momentum."""
         return curves.momentum(self._in(length))
 
     def shared_steps(self, length: Length) -> int:
-        """How many steps from the first on have the same factors in every longer run.
+        """Return the number of leading steps whose factors are the same in every longer run.
 
         >>> wsd(cooldown=20).shared_steps(Length(steps=100, samples_per_epoch=100, batch_size=10))
         81
@@ -83,14 +83,14 @@ class Schedule:
         return in_a_run(self.shape, self._given, length)
 
     def to_dict(self) -> dict[str, Any]:
-        """The shape and the settings that are not absent, as JSON."""
+        """Return the shape and the explicit settings as JSON values."""
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in self._given.items()}
         return {"shape": self.shape, **plain}
 
 
 @known_keywords
 def constant(warmup: str | int = 0) -> Schedule:
-    """The base learning rate throughout, after a warm-up; a run of this schedule can be made longer exactly.
+    """Rise for `warmup`, then stay at the base learning rate. Extending the run later changes no earlier step.
 
     >>> factor = constant(3).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
     >>> [factor(step) for step in (0, 1, 2, 3, 7)]
@@ -125,7 +125,7 @@ def cosine(warmup: str | int = 0, min_lr_ratio: float = 0.0) -> Schedule:
 
 @known_keywords
 def polynomial(warmup: str | int = 0, *, power: float = 1.0, min_lr_ratio: float = 0.0) -> Schedule:
-    """Rise for `warmup`, then fall to `min_lr_ratio` as the remaining part to the `power`; 1 is a straight line.
+    """Rise for `warmup`, then fall to `min_lr_ratio` as the remaining fraction to the power of `power`.
 
     Chen et al. 2017, section 4.1 ("poly", power 0.9): https://arxiv.org/abs/1606.00915
 
@@ -138,10 +138,10 @@ def polynomial(warmup: str | int = 0, *, power: float = 1.0, min_lr_ratio: float
 
 @known_keywords
 def inverse_sqrt(warmup: str | int = "5%") -> Schedule:
-    """Rise for `warmup`, then fall as the inverse square root of the step; can be made longer exactly.
+    """Rise for `warmup`, then fall as the inverse square root of the step. Extending the run later changes no earlier step.
 
-    The factor is sqrt(warmup / step), so the warm-up is the time scale too; with none it is 1 / sqrt(step + 1).
-    Vaswani et al. 2017, section 5.3, up to a constant, which `sf.optim.noam_lr` gives: https://arxiv.org/abs/1706.03762
+    After warm-up the factor is sqrt(warmup / step); without warm-up it is 1 / sqrt(step + 1).
+    Vaswani et al. 2017, section 5.3 (https://arxiv.org/abs/1706.03762), up to a constant, which `sf.optim.noam_lr` returns.
 
     >>> factor = inverse_sqrt(4).factors(Length(steps=20, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 2) for step in (0, 3, 4, 16)]
@@ -154,9 +154,9 @@ def inverse_sqrt(warmup: str | int = "5%") -> Schedule:
 def multistep(
     warmup: str | int = 0, *, milestones: str | Sequence[str | int] = ("50%", "75%"), gamma: float = 0.1
 ) -> Schedule:
-    """Rise for `warmup`, then stay, and multiply by `gamma` at each of the steps `milestones`, counted from the run's start.
+    """Rise for `warmup`, then multiply the learning rate by `gamma` at each of the `milestones`, counted from the run's start.
 
-    `milestones="every 10 epochs"` recurs, as torch's StepLR does; a list is that of MultiStepLR.
+    `milestones="every 10 epochs"` recurs like torch's StepLR; a list behaves like MultiStepLR.
     The defaults are those of He et al. 2016, section 4.2 (CIFAR-10): https://arxiv.org/abs/1512.03385
 
     >>> factor = multistep(gamma=0.5).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
@@ -169,7 +169,7 @@ def multistep(
 
 @known_keywords
 def exponential(warmup: str | int = 0, *, min_lr_ratio: float = 0.01) -> Schedule:
-    """Rise for `warmup`, then multiply by the same factor at each step, so that the last one has `min_lr_ratio`.
+    """Rise for `warmup`, then multiply by the same factor at each step, so that the last step has `min_lr_ratio`.
 
     >>> factor = exponential(min_lr_ratio=0.125).factors(Length(steps=4, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 3) for step in range(5)]
@@ -188,9 +188,9 @@ def one_cycle(
 ) -> Schedule:
     """Rise from `start_lr_ratio` along half a cosine for `warmup`, then fall along another to `min_lr_ratio`.
 
-    With `momentum_range=(0.85, 0.95)` the momentum (Adam's first beta) falls while the rate rises, and rises again after, as
-    torch's OneCycleLR does by default. None: the optimizer's own stays. Smith and Topin 2018: https://arxiv.org/abs/1708.07120, in
-    the two phases of torch's OneCycleLR.
+    With `momentum_range=(0.85, 0.95)` the momentum (Adam's first beta) falls while the learning rate rises, then rises again, like
+    the default of torch's OneCycleLR. By default, the optimizer keeps its own momentum. Smith and Topin 2018
+    (https://arxiv.org/abs/1708.07120), in the two phases of torch's OneCycleLR.
 
     >>> factor = one_cycle(2, start_lr_ratio=0.5).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 2) for step in range(7)]
@@ -213,10 +213,10 @@ def wsd(
     cooldown_shape: Literal["1-sqrt", "linear"] = "1-sqrt",
     min_lr_ratio: float = 0.0,
 ) -> Schedule:
-    """Rise for `warmup`, stay, and fall to `min_lr_ratio` over the last `cooldown`; until then it can be made longer exactly.
+    """Rise for `warmup`, stay, and fall to `min_lr_ratio` over the last `cooldown`. Extending the run changes no step before the fall.
 
-    The cool-down is 1 - sqrt(its part that is over), from a last step at the full rate, or a straight line: Hägele et al. 2024,
-    section 3, https://arxiv.org/abs/2405.18392 (the name is from Hu et al. 2024, https://arxiv.org/abs/2404.06395).
+    The cool-down is linear, or 1 - sqrt(t) with t from 0 (the last step at the full learning rate) to 1: Hägele et al. 2024,
+    section 3, https://arxiv.org/abs/2405.18392. The name is from Hu et al. 2024, https://arxiv.org/abs/2404.06395.
 
     >>> factor = wsd(cooldown=4).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 2) for step in range(3, 9)]
@@ -229,10 +229,10 @@ def wsd(
 def cosine_restarts(
     warmup: str | int = 0, *, cycle: str | int = "25%", cycle_growth: float = 1.0, min_lr_ratio: float = 0.0
 ) -> Schedule:
-    """Rise for `warmup`, then fall along half a cosine in each `cycle`, back to the full rate at once at the start of the next.
+    """Rise for `warmup`, then fall along half a cosine in each `cycle`. Each cycle starts at the full learning rate.
 
-    A floor above 0 is reached on the last step of each cycle. The last cycle ends with the run: a rest of half a cycle or more
-    becomes its own cycle, a shorter one lengthens the one before. Loshchilov and Hutter 2017, section 3:
+    A minimum above 0 is reached on the last step of each cycle. The last cycle ends with the run. A remainder of at least half a
+    cycle becomes a cycle; a shorter remainder lengthens the previous cycle. Loshchilov and Hutter 2017, section 3:
     https://arxiv.org/abs/1608.03983
 
     >>> factor = cosine_restarts(cycle=2, cycle_growth=2.0).factors(Length(steps=6, samples_per_epoch=8, batch_size=1))

@@ -1,6 +1,6 @@
-"""Schedules from code of your own: a function of the step, or a scheduler of torch or transformers.
+"""Schedules from user code: a function of the step, or a scheduler of torch or transformers.
 
-Their factors are computed once for every step when a run is built. A resume, a replay and a plot so read the same numbers.
+The factor of every step is computed once when a run is built, so a resume, a replay and a plot read the same values.
 """
 
 import inspect
@@ -24,16 +24,16 @@ Groups = tuple[Mapping[str, Any], ...]
 
 @dataclass(frozen=True)
 class Sampled:
-    """A schedule whose factors `source` computes; made by `from_function` and `from_scheduler`."""
+    """The schedule that `from_function` and `from_scheduler` return; `source` computes its factors."""
 
     shape: Literal["from_function", "from_scheduler"]
     source: Callable[[Any], Any]
-    steps: int | None = None  # of the run for which it is resolved
-    groups: Groups = ({"lr": 1.0, "betas": (0.9, 0.999)},)  # the numbers that a scheduler is given
+    steps: int | None = None  # length of the run for which the schedule is resolved
+    groups: Groups = ({"lr": 1.0, "betas": (0.9, 0.999)},)  # parameter groups of the scheduler's stand-in optimizer
 
     @property
     def warmup(self) -> None:
-        """Not known."""
+        """None, because user code does not declare a warm-up."""
         return
 
     def resolved(self, length: Length) -> "Sampled":
@@ -43,16 +43,15 @@ class Sampled:
         return _looked_up(self._for(length)._tables[0])
 
     def momentum(self, length: Length) -> Factors | None:
-        """The momentum as a function of the step, if a scheduler changes it."""
         momenta = self._for(length)._tables[1]
         return None if momenta is None else _looked_up(momenta)
 
     def shared_steps(self, length: Length) -> int:  # noqa: ARG002
-        """Every step: the source does not know how long the run is."""
+        """Return `NEVER`: all steps are shared with longer runs, because the source does not depend on the run's length."""
         return NEVER
 
     def to_dict(self) -> dict[str, Any]:
-        """The kind, and a hash of the factors (as 32-bit numbers) that a resume compares."""
+        """Return the shape and a hash of the factors in float32; a resume compares the hashes."""
         if self.steps is None:
             return {"shape": self.shape}
         numbers = [array("f", table).tobytes() for table in self._tables if table is not None]
@@ -63,7 +62,6 @@ class Sampled:
 
     @cached_property
     def _tables(self) -> tuple[Table, Table | None]:
-        """The factor of every step, and its momentum if that changes."""
         steps = self.steps or 1
         if self.shape == "from_function":
             return array("d", [_factor(self.source(step), step, _name(self.source)) for step in range(steps)]), None
@@ -72,9 +70,9 @@ class Sampled:
 
 @known_keywords
 def from_function(fn: Callable[[int], float]) -> Sampled:
-    """The schedule that `fn` computes: `fn(step)` is the factor on the base learning rate; steps count from 0.
+    """Build a schedule from `fn(step)`, the factor on the base learning rate; steps count from 0.
 
-    `fn` must return the same numbers whenever it is called: a resume compares them, and refuses others.
+    `fn` must be deterministic: a resume compares its factors, and raises an error if they differ.
 
     >>> factor = from_function(lambda step: 0.5**step).factors(Length(steps=3, samples_per_epoch=8, batch_size=1))
     >>> [factor(step) for step in range(3)]
@@ -85,11 +83,11 @@ def from_function(fn: Callable[[int], float]) -> Sampled:
 
 @known_keywords
 def from_scheduler(factory: Callable[[Any], Any]) -> Sampled:
-    """The schedule of a torch or transformers scheduler: `factory(optimizer)` returns one, whose `step()` is called at each step.
+    """Build a schedule from a torch or transformers scheduler, which `factory(optimizer)` returns.
 
-    When the run is built, the scheduler steps through the whole run on a stand-in with the groups of the run's optimizer (about 10
-    us per step). A resume so needs no state of it. Momentum is followed too, if the scheduler moves it (OneCycleLR, CyclicLR). A
-    scheduler that needs a metric is refused: use `sf.ReduceLROnPlateau`.
+    When the run is built, the scheduler steps through the whole run on a stand-in optimizer with the same parameter groups (about
+    10 us per step). A resume needs no scheduler state. Changes of the momentum (OneCycleLR, CyclicLR) are applied too. A
+    scheduler that needs a metric raises `ConfigError`; use `sf.ReduceLROnPlateau` instead.
 
     >>> from torch.optim.lr_scheduler import StepLR
     >>> halved = from_scheduler(lambda optimizer: StepLR(optimizer, step_size=2, gamma=0.5))
@@ -127,18 +125,18 @@ def _tables_of_scheduler(factory: Callable[[Any], Any], groups: Groups, steps: i
     from torch.optim import Optimizer
 
     class StandIn(Optimizer):
-        """An optimizer of numbers alone. The base class is not initialized: that imports the compiler."""
+        """An optimizer without weights. The base class is not initialized, because that imports torch's compiler."""
 
         def __init__(self) -> None:
             self.param_groups = [{**group, "params": [zeros(1)]} for group in groups]
             self.defaults = {key: value for group in reversed(groups) for key, value in group.items()}
 
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
-            """Do nothing; a scheduler wraps it."""
+            """Do nothing; the scheduler wraps this method."""
 
     optimizer = StandIn()
     rates, momenta, name = array("d"), array("d"), _name(factory)
-    with warnings.catch_warnings(action="ignore"):  # that the optimizer makes no step
+    with warnings.catch_warnings(action="ignore"):  # torch warns if the optimizer does not step
         try:
             scheduler = factory(optimizer)
         except (ValueError, KeyError) as problem:
@@ -149,7 +147,7 @@ def _tables_of_scheduler(factory: Callable[[Any], Any], groups: Groups, steps: i
             try:
                 if step:
                     advance()
-            except Exception as problem:  # OneCycleLR, if it is of fewer steps
+            except Exception as problem:  # for example OneCycleLR with too few total_steps
                 raise _failed(name, problem, when=f"at step {step} of {steps}") from problem
             factors = [own["lr"] / group["lr"] for own, group in zip(optimizer.param_groups, groups, strict=True)]
             if any(not math.isclose(factor, factors[0], rel_tol=1e-9, abs_tol=1e-12) for factor in factors):
@@ -183,7 +181,6 @@ def _failed(name: str, problem: BaseException, *, when: str) -> ConfigError:
 
 
 def _advance(scheduler: Any, optimizer: Any) -> Callable[[], Any]:
-    """The scheduler's `step`; `ConfigError` if it cannot be called without arguments."""
     name, advance = type(scheduler).__name__, getattr(scheduler, "step", None)
     if not callable(advance):
         raise ConfigError(

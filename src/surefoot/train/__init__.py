@@ -1,1 +1,1 @@
-"""What one step computes, and what is tried beside it."""
+"""The training loop, one step's computation, evaluation, and the state of a run."""

@@ -1,7 +1,7 @@
-"""What of a forward pass is kept for the backward pass: all of it, or a block's inputs, from which it is computed again.
+"""Activation checkpointing, which recomputes a block's activations in the backward pass instead of storing them.
 
-Chen et al. 2016 (https://arxiv.org/abs/1604.06174). Nothing of that changes a bit of a run: computing again starts from the
-same random numbers and the same buffers, and what it does to buffers is forgotten.
+The method is that of Chen et al., 2016 (https://arxiv.org/abs/1604.06174). Checkpointing does not change a run's results.
+Recomputation starts from the same generator states and buffers, and its changes to buffers are discarded.
 """
 
 import random
@@ -41,7 +41,7 @@ _PRODUCTS = {
 
 
 def check_how(how: str, blocks: Sequence[str] | None) -> None:
-    """Raise `ConfigError` for what is no way to keep activations, and for blocks named where none is computed again."""
+    """Raise `ConfigError` for an unknown `how`, or if `blocks` are named although checkpointing is off."""
     if how not in get_args(How):
         raise ConfigError(f"activation_checkpointing = {how!r}: one of {', '.join(get_args(How))}")
     if blocks is not None and how == "off":
@@ -54,12 +54,12 @@ def check_how(how: str, blocks: Sequence[str] | None) -> None:
 def compute_again(
     models: Mapping[str, nn.Module], how: Literal["blocks", "selective"], *, blocks: Sequence[str] | None = None
 ) -> dict[str, nn.Module]:
-    """Have the models' blocks computed again in the backward pass; returns these blocks by name.
+    """Recompute the activations of the models' blocks in the backward pass; return these blocks by name.
 
-    "blocks" keeps what goes into a block. "selective" also keeps the results of matrix products, convolutions and attention.
-    `blocks` are names, as `blocks_of` takes them; None: those found from each model. Replaces the forward of each block on the
-    instance: parameters keep their names, and a copy of the model computes its own blocks again. Evaluation is as before.
-    Raises `ConfigError` if there are no blocks.
+    The mode "blocks" stores only the inputs of each block. "selective" also stores the outputs of matrix products,
+    convolutions and attention. `blocks` are names as for `blocks_of`; if None, each model's repeated blocks are used. The
+    function replaces the forward method of each block instance, so parameters keep their names and a copied model
+    recomputes its own blocks. Checkpointing does not affect evaluation. Raises `ConfigError` if no block is found.
 
     >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))
     >>> list(compute_again({"model": model}, "blocks")), model(torch.zeros(4)).requires_grad
@@ -77,13 +77,13 @@ def compute_again(
             '  name what is to be computed again: activation_checkpointing_modules=["encoder", "MyBlock", "layers.*"], or leave it off'
         )
     for block in {id(block): block for block in chosen.values()}.values():
-        # partial, and not a closure: a deep copy of the block then holds its own forward, and not this one's
+        # a partial, not a closure: a deep copy of the block then holds its own forward
         vars(block)["forward"] = partial(_checkpointed_forward, block, block.forward, how == "selective")
     return chosen
 
 
 def in_words(how: str, blocks: Mapping[str, nn.Module]) -> str:
-    """How blocks are computed again, and which ones.
+    """Return a description of the checkpointing mode and of the blocks, counted by class.
 
     >>> in_words("selective", {"0": nn.Linear(2, 2), "1": nn.Linear(2, 2)})
     'selective, in 2 of Linear'
@@ -106,31 +106,27 @@ def _checkpointed_forward(
             return forward_context, _AsBefore(recompute_context, block)
 
         return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **named)
-    # A compiled graph writes buffers once, whatever it computes again. A block that falls to pieces would run outside of it,
-    # without the contexts above, which cannot be compiled: torch 2.13 takes none but these two.
+    # A compiled graph writes buffers once, even if it recomputes. Graph breaks are errors, since the parts between them would
+    # run without the contexts above; torch 2.13 compiles only the two contexts below.
     with torch._dynamo.error_on_graph_break(True):
         if selective:
             return checkpoint(forward, *inputs, use_reentrant=False, context_fn=selected, **named)
         return checkpoint(forward, *inputs, use_reentrant=False, **named)
 
 
+# Restores buffers and the generators of Python and NumPy for recomputation; `checkpoint` restores torch's. Copies replace the
+# buffers meanwhile, so that other users of the real buffers see no change. A retained graph enters the context several times.
 class _AsBefore:
-    """Buffers and the generators of Python and NumPy as they were; torch's own are put back by `checkpoint`.
-
-    Other tensors stand in the buffers' places meanwhile, so that nothing that holds the real ones sees them change. A graph
-    that is kept is computed again several times, and enters this as often.
-    """
-
     def __init__(self, within: AbstractContextManager[Any], block: nn.Module) -> None:
         self.within = within
-        self.buffers = [  # those in the state of the block; others are constants, which may be large
+        self.buffers = [  # persistent ones only: the others are constants, which may be large
             (owner, name, buffer.detach().clone())
             for owner in block.modules()
             for name, buffer in owner._buffers.items()
             if buffer is not None and name not in owner._non_persistent_buffers_set
         ]
         self.drawn = random.getstate(), np.random.get_state()
-        self.left: list[Any] = []  # what `_put` takes, of each entry
+        self.left: list[Any] = []  # arguments of `_put` for each entry
 
     def __enter__(self) -> None:
         real = [(owner, name, owner._buffers[name]) for owner, name, _ in self.buffers]
@@ -151,7 +147,7 @@ class _AsBefore:
 
 
 def _recompute_policy(_: Any, operator: Any, *inputs: Any, **named: Any) -> CheckpointPolicy:
-    """Whether an operator's result is kept; attention that drops weights is not, since the generator has to move on again."""
     known = dict(zip((argument.name for argument in operator._schema.arguments), inputs, strict=False)) | named
+    # dropout in attention: the generator has to advance again
     is_kept = operator.overloadpacket in _PRODUCTS and not known.get("dropout_p")
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,7 +1,6 @@
-"""What a run computes in where its settings say "auto": facts of the machine and of the model, looked up in a table.
+"""The choice of precision, memory format and compilation for "auto", from the measurements in `config/speed_table.py`.
 
-The table is `config/speed_table.py`. No clock is read and the loss is not called, so two starts of one command choose alike.
-Only a run that has not begun chooses: one that goes on keeps what it began with.
+Equal commands choose equally, since no clock is read and the loss is not called. A resumed run keeps the earlier choice.
 """
 
 from bisect import bisect_left
@@ -19,20 +18,19 @@ from surefoot.config.speed_table import COMPILE, Choice, Facts, look_up
 from surefoot.data.buckets import Buckets
 from surefoot.train.precision import Precision, instruction_set, precision
 
-if TYPE_CHECKING:  # the rest of a run has clocks
+if TYPE_CHECKING:  # at run time these modules import clocks
     from surefoot.data.loader import MicroBatch
     from surefoot.train.components import Components
 
-_OTHER_SHARE = 0.01  # of a model's numbers may be in layers of kinds that were not measured
+_OTHER_SHARE = 0.01  # largest share of a model's parameters in layers of unmeasured kinds
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
 
 
 @dataclass(frozen=True)
 class AutoChoices:
-    """Why a run that left them open has its precision (and layout of images), and why it is compiled or not; None if named.
+    """The reasons for an automatic precision (with memory format) and compilation; None if the user named the setting.
 
-    unknown: the table has nothing for the run, and `surefoot profile` could tell more. auto: what "auto" would have chosen in the
-    place of a precision that is named.
+    `unknown` is true if the table has no row for this run. `auto` is the choice of "auto" if the user named a precision.
     """
 
     precision: str | None = None
@@ -41,7 +39,7 @@ class AutoChoices:
     auto: Choice | None = None
 
     def in_words(self, precision: Precision, *, channels_last: bool) -> str:
-        """A precision and a layout, with the reason if they were chosen now, else with what "auto" would choose."""
+        """Return a description of precision and memory format, with the reason for the choice or with the choice of "auto"."""
         why = "" if self.precision is None else f" (auto: {self.precision})"
         if self.auto is not None:
             other = "" if self.auto.precision == precision.name else f" {self.auto.precision}"
@@ -49,7 +47,7 @@ class AutoChoices:
         return f"{precision.name}{', channels last' * channels_last}{why}"
 
     def lines(self, parts: "Components") -> list[str]:
-        """What else is to be said: whether models are compiled, what could tell more, and that the device is slow in bf16."""
+        """Return the header's lines on compilation, on `surefoot profile`, and on slow bf16 or fp16."""
         lines = {
             f"compile {'on' if parts.compiled else 'off'} (auto: {self.compile})": self.compile is not None,
             "note: `surefoot profile` measures what could be gained here"
@@ -64,10 +62,10 @@ class AutoChoices:
 
 
 def settle_choices(parts: "Components") -> AutoChoices:
-    """Settle precision, layout of images and compiling of a run that has not begun, where they are "auto". Collective.
+    """Choose the precision, memory format and compilation that are "auto" in a new run. Collective.
 
-    Rank 0 decides for all. What it chose is part of the run from then on. A layout is looked up beside the precision: with a
-    precision that is named, images stay as they come. Models are not compiled here: see `Components.compile`.
+    Rank 0 chooses for all ranks, and the choices become part of the run's identity. Images keep their memory format if the
+    precision is named. `Components.compile` compiles the models later.
     """
     settled, why, why_compile, silent, auto = parts.run_state.precision, None, None, False, None
     if settled.open:
@@ -80,7 +78,7 @@ def settle_choices(parts: "Components") -> AutoChoices:
         auto = _choice(parts)
     parts.layout.settle(False)
     if parts.compiling.open:
-        on, known, why_compile = _compile_choice(parts)
+        on, known, why_compile = _compile_choice(parts)  # equal on all ranks
         parts.compiling.settle(on)
         parts.identity["compile"] = on
         silent = silent or not known
@@ -88,7 +86,6 @@ def settle_choices(parts: "Components") -> AutoChoices:
 
 
 def _choice(parts: "Components") -> Choice:
-    """What "auto" chooses for a run; for rank 0 to look up."""
     if parts.device.type in ("cuda", "meta") and not (device := precision("auto", parts.device)).open:
         return Choice(cast(Any, device.name), False, True, f"this {parts.device.type} device has instructions for it")
     facts = run_facts(parts) if parts.world.is_main else ""
@@ -98,7 +95,6 @@ def _choice(parts: "Components") -> Choice:
 
 
 def _compile_choice(parts: "Components") -> tuple[bool, bool, str]:
-    """Whether to compile, whether that is known, and why: by facts that all ranks share."""
     on = COMPILE.get(parts.device.type)
     if parts.task.loss is None:
         return False, True, "the steps are the program's own"
@@ -110,9 +106,9 @@ def _compile_choice(parts: "Components") -> tuple[bool, bool, str]:
 
 
 def run_facts(parts: "Components", *, unmeasured: bool = False) -> Facts | str:
-    """What the choice for a run depends on; else why there is nothing to look up, in words.
+    """Return the table's key for a run, or a text that says why the table has no row for the run.
 
-    Reads the first micro-batch for its shapes, if need be; `unmeasured`: without a row for the processor too.
+    The function may read the first micro-batch for its shapes. `unmeasured` allows a processor without measurements.
     """
     if parts.task.loss is None:
         return "the steps are the program's own"
@@ -138,7 +134,7 @@ def run_facts(parts: "Components", *, unmeasured: bool = False) -> Facts | str:
 
 
 def model_facts(models: Mapping[str, nn.Module]) -> tuple[str, int] | None:
-    """The kind of a model's layers and the width of most of its matrices; None for what cannot be told or was never measured.
+    """Return a model's layer kind and the width of most of its matrices. Returns None if the architecture was not measured.
 
     >>> model_facts({"model": nn.Sequential(nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 200))})
     ('linear', 200)
@@ -160,7 +156,7 @@ def model_facts(models: Mapping[str, nn.Module]) -> tuple[str, int] | None:
     if other > _OTHER_SHARE * sum(_own_numbers(part) for part in parts):
         return None
     convolutions = [part for part in matrices if isinstance(part, nn.Conv2d)]
-    # the smaller side of a matrix, such that half of all numbers are in matrices at least as wide; nothing here is in groups
+    # width: the smaller side of a matrix; half of all parameters are in matrices at least as wide. No convolution is grouped.
     widths = sorted(
         ((min(part.weight.shape[:2]), part.weight.numel()) for part in convolutions or matrices), reverse=True
     )
@@ -179,8 +175,8 @@ def _own_numbers(part: nn.Module) -> int:
     return sum(parameter.numel() for parameter in part.parameters(recurse=False))
 
 
+# Rows of a layer's input, and positions per row of tokens; None for unmeasured shapes.
 def _sizes(layers: str, micro_batch: "MicroBatch | None") -> tuple[int, int] | None:
-    """Rows that a layer is given at once, and positions in a row of tokens; None for data of another shape than was measured."""
     leaves = [] if micro_batch is None else pytree.tree_leaves(micro_batch.batch)
     first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
     match (layers, None if first is None else first.is_floating_point(), () if first is None else tuple(first.shape)):

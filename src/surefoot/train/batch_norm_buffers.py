@@ -1,7 +1,7 @@
-"""Buffers that change in a forward pass (batch statistics, counters), made independent of how a batch is cut.
+"""Buffers that a forward pass changes (batch statistics, counters), made independent of the micro-batch size.
 
-Each micro-batch starts from the buffers of the start of the step. At its end floating buffers become the mean over all
-micro-batches, others take the last value; after a skipped step all are what they were.
+Each micro-batch starts from the buffers at the start of the step. The step then sets floating-point buffers to the mean
+over all micro-batches and other buffers to the last value. A skipped step restores all buffers.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BatchStatistics:
-    """The buffers in the state of some models (default: none), from the start of a step to its end; the mean is over all ranks."""
+    """The persistent buffers of some models (default: no models) during one step, averaged over all ranks."""
 
     def __init__(self, models: Iterable[nn.Module] = (), *, world: "World | None" = None) -> None:
         self.world = world if world is not None and world.size > 1 else None
@@ -31,7 +31,7 @@ class BatchStatistics:
         self.passes = 0
 
     def start_pass(self) -> None:
-        """Before each forward pass: remember the buffers (first pass of a step), or put them back (later ones)."""
+        """Save the buffers before a step's first forward pass; restore them before each later pass."""
         if not self.owners:
             return
         if not self.before:
@@ -41,7 +41,7 @@ class BatchStatistics:
                 buffer.detach().copy_(before)
 
     def end_pass(self, *, counted: bool = True) -> None:
-        """After each forward and backward pass: add what it changed, unless nothing was counted in it."""
+        """Add the buffer changes of one forward and backward pass. Set `counted` to False for a micro-batch without targets."""
         if not self.owners or not counted:
             return
         self.passes += 1
@@ -59,23 +59,21 @@ class BatchStatistics:
         self.changes = changes
 
     def finish(self, skipped: Tensor) -> None:
-        """At the update: the mean over the passes, or what was before where `skipped` (1.0 on the device) says so."""
-        if not self.before:  # no model has buffers, or a step with nothing to count
+        """Set each buffer to its mean over the passes, or restore the buffer if `skipped` (a device tensor) is 1.0."""
+        if not self.before:  # no buffers, or a step without targets
             return
-        applied = (skipped == 0).to(self.before[0].device)  # with weights on the CPU that is where it was decided
+        applied = (skipped == 0).to(self.before[0].device)  # `skipped` is on the CPU if the weights are
         if self.world is not None:
             self._finish_together(self.world, applied)
         else:
             for buffer, before, change in zip(self.tensors(), self.before, self.changes, strict=True):
-                # as a change, so that a buffer no pass touched keeps its bits: (x + x + x) / 3 need not be x
+                # averages changes, so that an unchanged buffer keeps its bits: (x + x + x) / 3 may differ from x
                 averaged = self.passes > 1 and buffer.is_floating_point()
                 after = torch.where(change == 0, before, before + change / self.passes) if averaged else buffer.detach()
                 buffer.detach().copy_(torch.where(applied, after, before))
         self.before, self.changes, self.passes = [], [], 0
 
     def _finish_together(self, world: "World", applied: Tensor) -> None:
-        """As `finish`, over the passes of all ranks; counters too move by the mean of their changes, and a flag is
-        turned if any pass turned it. Collective."""
         wide = torch.float32 if applied.device.type == "mps" else torch.float64
         sums = torch.cat(
             [change.reshape(-1).to(wide) for change in self._own_changes()]
@@ -85,7 +83,7 @@ class BatchStatistics:
         changes, passes = torch.split(sums[:-1], [before.numel() for before in self.before]), sums[-1].clamp(min=1)
         for buffer, before, flat in zip(self.tensors(), self.before, changes, strict=True):
             change = flat.reshape(before.shape)
-            mean = change / passes
+            mean = change / passes  # counters move by it too; a flag flips if any pass flipped it
             if before.dtype == torch.bool:
                 moved = before ^ (change > 0)
             elif before.is_floating_point():
@@ -95,7 +93,6 @@ class BatchStatistics:
             buffer.detach().copy_(torch.where(applied, torch.where(mean == 0, before, moved), before))
 
     def _own_changes(self) -> list[Tensor]:
-        """What the passes of this rank changed in all; of no pass nothing. Of a flag: whether it was turned."""
         if not self.passes:
             return [torch.zeros_like(before) for before in self.before]
         return [
@@ -108,7 +105,7 @@ class BatchStatistics:
         ]
 
     def undo(self) -> None:
-        """Put back what passes changed that no update followed; nothing where there were none."""
+        """Restore the buffers that were changed by passes without an update."""
         for buffer, before in zip(self.tensors(), self.before, strict=False):
             buffer.detach().copy_(before)
         self.before, self.changes, self.passes = [], [], 0

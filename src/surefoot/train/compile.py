@@ -1,7 +1,7 @@
-"""Whether a run's models are compiled, and whether images lie in memory with their channels last.
+"""The compilation (`torch.compile`) of a run's models and the memory format of their images.
 
-Both may be left open ("auto") until a run begins: `train/auto_precision.py` looks up what "auto" comes to. Convolutions are much
-faster with the channels of a pixel side by side on GPUs, and on processors that multiply bfloat16. Weights stay as they are.
+Both settings may stay open ("auto") until a run begins; `train/auto_precision.py` then decides. Channels-last convolutions
+are much faster on GPUs and on processors with bfloat16 instructions. The memory format of weights is unchanged.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,18 +16,18 @@ from surefoot.errors import ConfigError
 
 @dataclass
 class Layout:
-    """Whether images are laid out with their channels last before a model has them; `open` until a run begins or goes on."""
+    """The memory format of image inputs; `open` until a run begins or resumes."""
 
     channels_last: bool = False
     open: bool = False
 
     def settle(self, channels_last: bool) -> None:
-        """Lay them out so from now on, or do not, if that was left open; else nothing changes."""
+        """Set the memory format if it is still open; otherwise do nothing."""
         if self.open:
             self.channels_last, self.open = channels_last, False
 
     def before(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """What a model is called with: images (B, C, H, W) in the layout that was chosen, all else as it is."""
+        """Convert images (B, C, H, W) among a model's inputs to channels last. Returns None if channels last is off."""
         if not self.channels_last:
             return None
         from surefoot.models.layers import channels_side_by_side
@@ -41,9 +41,7 @@ class Layout:
 
 
 def layout(channels_last: object, models: Iterable[nn.Module]) -> Layout:
-    """The layout that a run's models will find their images in; "auto" is looked up beside the precision, else as they come.
-
-    It is open too if the precision is named: a run that began with both left open may go on so.
+    """Return the memory format of a run's images, and register its conversion on each model with convolutions.
 
     >>> convolution = nn.Conv2d(2, 3, 1)
     >>> layout(True, [convolution]).channels_last, convolution(torch.zeros(1, 2, 4, 5)).stride()
@@ -54,6 +52,7 @@ def layout(channels_last: object, models: Iterable[nn.Module]) -> Layout:
             f"channels_last = {channels_last!r}: True, False, or 'auto', which is looked up beside precision = 'auto'"
         )
     with_images = [model for model in models if any(isinstance(part, nn.Conv2d) for part in model.modules())]
+    # "auto" stays open even if the precision is named: a resumed run may restore an automatic choice
     chosen = Layout(channels_last is True and bool(with_images), open=channels_last == "auto" and bool(with_images))
     for model in with_images if channels_last else ():
         model.register_forward_pre_hook(chosen.before)
@@ -62,20 +61,20 @@ def layout(channels_last: object, models: Iterable[nn.Module]) -> Layout:
 
 @dataclass
 class Compiling:
-    """Whether a run's models are compiled; `open` until a run begins or goes on."""
+    """The compilation setting of a run's models; `open` until a run begins or resumes."""
 
     on: bool = False
     open: bool = False
-    late: bool = False  # the models were put together as they are, and are to be compiled when it is settled
+    late: bool = False  # `Components.compile` has to compile the models after `settle`
 
     def settle(self, on: bool) -> None:
-        """Compile from now on, or do not, if that was left open; else nothing changes."""
+        """Turn compilation on or off if the setting is still open; otherwise do nothing."""
         if self.open:
             self.on, self.late, self.open = on, on, False
 
 
 def compiling(setting: object) -> Compiling:
-    """What the setting `compile` means: True, False, or "auto".
+    """Parse the setting `compile`, which is True, False or "auto". Raises `ConfigError` for any other value.
 
     >>> compiling(True).on, compiling("auto").on, compiling("auto").open
     (True, False, True)
@@ -86,14 +85,12 @@ def compiling(setting: object) -> Compiling:
 
 
 def compiled(models: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """The models as torch compiles them for training; their random numbers are those of the models as they are.
-
-    The compiler's own generator draws by how a graph falls to pieces, and FSDP2 cuts it at every block.
-    """
+    """Compile the models for training; their random numbers equal those of the uncompiled models."""
+    # the compiler's own random numbers would depend on graph breaks, and FSDP2 breaks the graph at every block
     as_uncompiled: dict[str, Any] = {"fallback_random": True}
     return {name: torch.compile(model, dynamic=False, options=as_uncompiled) for name, model in models.items()}
 
 
 def sole_or_all(named: Mapping[str, Any]) -> Any:
-    """What a loss is called with: the model where one stands alone, as "model"; else all of them by name."""
+    """Return the loss function's first argument: a single model called "model", otherwise a dictionary of all models."""
     return named["model"] if list(named) == ["model"] else dict(named)

@@ -1,4 +1,4 @@
-"""What a run is made of, put together and not yet begun."""
+"""The parts of a run, assembled before its first step."""
 
 import json
 import re
@@ -42,7 +42,7 @@ from surefoot.train.state_dict import RunState, packed
 
 @dataclass(kw_only=True)
 class Components:
-    """The parts of one run. `whole` is what its steps change; `identity` is what makes it this run and no other."""
+    """The parts of one run. Steps change `run_state`; `identity` holds the settings that must be equal at a resume."""
 
     settings: RunSettings
     task: Task
@@ -56,13 +56,13 @@ class Components:
     compiling: Compiling
     layout: Layout
     identity: dict[str, Any]
-    architecture: dict[str, str]  # each model as it prints itself: kinds and settings of its layers
+    architecture: dict[str, str]  # each model's repr: types and settings of its layers
     split_identity: dict[str, Any]  # fingerprints of the splits
     directory: RunDirectory | None
     console: Screen | None
-    computed_again: str | None  # which blocks, in words
+    computed_again: str | None  # description of the checkpointed blocks
     accept_change: tuple[str, ...]  # names of `checkpoint.changes.CHANGES`, in this session
-    fingerprints: dict[str, Any] = field(default_factory=dict)  # of what is computed; empty until the run is opened
+    fingerprints: dict[str, Any] = field(default_factory=dict)  # of data, code and the first loss
 
     @property
     def device(self) -> torch.device:
@@ -82,18 +82,18 @@ class Components:
 
     @property
     def out_of_patience(self) -> bool:
-        """True when early stopping has ended the run."""
+        """True if early stopping has ended the run."""
         return self.run_state.watch is not None and self.run_state.watch.exhausted
 
     @property
     def finished(self) -> bool:
-        """True when no step is left to be made, in this session or any other."""
+        """True if the run has reached its length or early stopping has ended it."""
         return self.state.step >= self.length.steps or self.out_of_patience
 
     def packed(
         self, *, evaluation_due: bool = False, ended: bool = False, first_scores: Mapping[str, float] | None = None
     ) -> Checkpoint:
-        """A copy of all that changes, and what tells this run and this machine from others: a checkpoint's contents."""
+        """Return a checkpoint's contents: a copy of the run state, and the facts that identify the run and the machine."""
         return packed(
             self.run_state,
             main=self.world.is_main,
@@ -109,7 +109,7 @@ class Components:
         )
 
     def make_ready(self) -> None:
-        """Make passes of several ranks alike from the first step on (`parallel_check.make_ready`). Collective."""
+        """Run a warm-up pass if several ranks share a step (see `parallel_check.make_ready`). Collective."""
         if self.world.size > 1:
             from surefoot.train.parallel_check import make_ready
 
@@ -122,33 +122,30 @@ class Components:
             )
 
     def machine(self) -> dict[str, Any]:
-        """What equal bits depend on besides the configuration."""
+        """Return the facts about hardware, software and parallelism that bitwise-equal results depend on."""
         return machine(self.device, deterministic=self.settings.deterministic) | {
             "ranks": self.world.size,
             "parallel": self.parallel.kind,
         }
 
     def compared(self) -> dict[str, Any]:
-        """What must be the same on every rank, by dotted name."""
+        """Return the settings that must be equal on every rank, by dotted name."""
         printed = {f"model {name}": sha256(text.encode()).hexdigest()[:12] for name, text in self.architecture.items()}
         others = {"frozen": ", ".join(self.state.trainable.state()["frozen"]), "stop_after": self.timetable.stop_step}
         return flat(self.identity) | printed | others
 
     def where(self, checkpoint: Checkpoint) -> str:
-        """A checkpoint of this run as messages call it."""
+        """Return the name of a checkpoint of this run, for messages."""
         step = f"step-{checkpoint.step:08d}"
         return step if self.directory is None else f"{self.directory.path} at {step}"
 
     @interprets
     def continue_from(self, checkpoint: Checkpoint) -> None:
-        """Make it the run that goes on from a checkpoint; `CheckpointError` names every setting that makes it another one.
-
-        Percentages of the schedule are of the length with which the run began.
-        """
+        """Adopt the settings of a checkpoint to resume from. Raises `CheckpointError` if a setting would change the run."""
         where = self.where(checkpoint)
         saved = dict(checkpoint.saved.identity)
-        began = replace(self.length, steps=int(saved["schedule_of_steps"]))
-        if self.identity["init_from"] is None:  # at step 0 it was loaded, and is of no use any more
+        began = replace(self.length, steps=int(saved["schedule_of_steps"]))  # percentages refer to this length
+        if self.identity["init_from"] is None:  # these weights were loaded at step 0 and are not needed again
             saved["init_from"] = None
         try:
             groups = base_groups(self.state.optimizers.values())
@@ -164,7 +161,7 @@ class Components:
                 saved["plateau"] = saved["plateau"] | {"scored": own["plateau"]["scored"]}
         refuse_other_data(saved, own, where=where)
         refuse_another_length(saved, self.length, schedule=schedule, step=checkpoint.step, where=where)
-        self.timetable.every = cadences(self.settings, length=began)  # percentages are of the length it began with
+        self.timetable.every = cadences(self.settings, length=began)
         described = self.identity | {"schedule": schedule.to_dict(), "schedule_of_steps": began.steps}
         if self.run_state.feedback is not None:
             described["plateau"] = described["plateau"] | {
@@ -190,14 +187,13 @@ class Components:
         self.task.ranks.follow_trainable()
 
     def compile(self) -> None:
-        """Have the models compiled for training."""
         self.task = replace(self.task, forward=sole_or_all(self.task.ranks.through(compiled(self.state.models))))
 
     @interprets
     def refuse_another_architecture(self, checkpoint: Checkpoint) -> None:
-        """Raise `CheckpointError` where a model prints itself otherwise than when it was saved, by the same version of torch."""
+        """Raise `CheckpointError` if a model's repr differs from the checkpoint's. Other torch versions are skipped."""
         if checkpoint.saved.machine["torch"] != torch.__version__:
-            return  # whose modules may print themselves otherwise
+            return  # its modules may have another repr
         for name, text in self.architecture.items():
             before = checkpoint.saved.architecture.get(name, "")
             for pair in zip_longest(before.splitlines(), text.splitlines(), fillvalue="nothing"):
@@ -210,11 +206,11 @@ class Components:
 
     @interprets
     def notes(self, checkpoint: Checkpoint) -> list[str]:
-        """What is not as it was and changes no step, but what is seen of the run: the machine, and what is scored."""
+        """Return warnings about differences that a resume allows: another machine, and splits with other data."""
         other_machine = "; ".join(differences(checkpoint.saved.machine, self.machine()))
         before, was = checkpoint.saved.splits, checkpoint.saved.fingerprints
         changed = [name for name in self.split_identity if name in before and self.split_identity[name] != before[name]]
-        if was["machine"] == self.fingerprints["machine"]:  # another one may read them to other bits
+        if was["machine"] == self.fingerprints["machine"]:  # another machine may decode the same files to other bits
             read, now = was["splits"], self.fingerprints["splits"]
             changed += [name for name in now if name not in changed and read.get(name, now[name]) != now[name]]
         goes_on = f"{other_machine}: the run goes on, equal to rounding and no longer bit for bit"
@@ -225,13 +221,13 @@ class Components:
 
     @contextmanager
     def numerics(self) -> Iterator[None]:
-        """Torch's settings as this run has them; afterwards as they were."""
+        """Apply the run's precision and determinism settings to torch; restore torch's settings at the end."""
         kernels = deterministic_kernels(self.device) if self.settings.deterministic else nullcontext()
         with self.run_state.precision.numerics(), kernels:
             yield
 
     def doing(self, what: str) -> None:
-        """Tell whoever watches what is being done, where that may take a while; and the other ranks."""
+        """Report a possibly slow operation to the console and, through the heartbeat, to the other ranks."""
         self.world.heart.busy(what)
         if self.console is not None:
             self.console.doing(what)
@@ -242,6 +238,6 @@ class Components:
 
 
 def printed(model: torch.nn.Module) -> str:
-    """A model as it prints itself, without addresses, and its parts that are in evaluation mode."""
+    """Return a model's repr without memory addresses, and the names of its submodules in evaluation mode."""
     evaluating = [f"{name} in evaluation mode" for name, part in model.named_modules() if not part.training]
     return "\n".join([re.sub(r"0x[0-9a-f]+", "0x", repr(model)), *evaluating])

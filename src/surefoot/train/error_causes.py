@@ -1,4 +1,4 @@
-"""The likely cause of an error in a step, in words: which samples were strange, and which known mistakes look like this."""
+"""Likely causes of an error in a step: known mistakes, and samples with out-of-range or non-finite values."""
 
 import os
 import re
@@ -21,7 +21,7 @@ _WHOLES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 @contextmanager
 def explaining(step: Step | Callable[[], Step]) -> Iterator[None]:
-    """Raise the cause of an error that `step` meets in this block instead of it, where it is known."""
+    """Replace an exception that `step` raises in this block by an error that explains it, if the cause is known."""
     try:
         yield
     except Exception as problem:
@@ -33,7 +33,7 @@ def explaining(step: Step | Callable[[], Step]) -> Iterator[None]:
 
 
 def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBatch]) -> SurefootError | None:
-    """The cause of an exception that a step raised, where it is one that users meet; None where it is not known."""
+    """Return an error that explains an exception raised by a step. Returns None if the cause is unknown."""
     text = str(problem)
     target = re.search(r"Target (-?\d+) is out of bounds|index (-?\d+) is out of bounds for dimension", text)
     in_cross_entropy = any("cross_entropy" in frame.name for frame in traceback.extract_tb(problem.__traceback__))
@@ -69,7 +69,7 @@ def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBat
     return None if cause is None else ConfigError(cause.format(step=step))
 
 
-# What torch says in a `RuntimeError`, and the cause of it
+# Part of torch's `RuntimeError` message: explanation
 _CAUSES = {
     "selective activation checkpoint has been mutated": (
         "activation_checkpointing = selective keeps the results of matrix products, and a block changes one in place\n"
@@ -88,7 +88,7 @@ _CAUSES = {
 
 
 def of_compiler(problem: BaseException | None) -> bool:
-    """Whether an error, or what it came from, is one of torch.compile."""
+    """Return True if an exception, or one of its causes, comes from torch.compile."""
     while problem is not None:
         if any(kind.__module__.startswith(("torch._inductor", "torch._dynamo")) for kind in type(problem).__mro__):
             return True
@@ -97,12 +97,11 @@ def of_compiler(problem: BaseException | None) -> bool:
 
 
 def strange_samples(micro_batches: Sequence[MicroBatch]) -> list[int]:
-    """Ids of the samples whose floating inputs hold a NaN or an infinity; reads the tensors."""
+    """Return the ids of samples with NaN or infinite floating-point inputs. Waits for the device."""
     return _ids_where(micro_batches, lambda rows: ~torch.isfinite(rows) if rows.is_floating_point() else None)
 
 
 def _ids_where(micro_batches: Sequence[MicroBatch], where: Callable[[torch.Tensor], torch.Tensor | None]) -> list[int]:
-    """Ids of the samples for which `where` is true somewhere in a row of some tensor; it is None for tensors of another kind."""
     ids: set[int] = set()
     for micro_batch in micro_batches:
         for tensor in pytree.tree_leaves(micro_batch.batch):

@@ -1,4 +1,4 @@
-"""The metrics of a split, in one pass over it: they depend neither on the batch size nor on what the run does meanwhile."""
+"""Metrics of a split, computed in one epoch and independent of the batch size and of the run's other work."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -29,17 +29,18 @@ _BATCH_SIZE = 16  # if the split names none; changes no metric
 @known_keywords
 @dataclass(frozen=True)
 class Split:
-    """A named data set to evaluate, in order.
+    """A data set to evaluate in order, with its metrics.
 
-    `metrics`: one, several, or {name: metric}. A metric is a function of (outputs, targets) that returns a `Mean`, recorded
-    under the function's name, or {name: Mean}; a Metric or MetricCollection of torchmetrics; or
-    `sf.metrics.whole_split(function)` for what is not a mean. `predict(model, batch)` returns (outputs, targets). By default
-    they are those that the loss returns beside its mean, else `model(inputs), targets` of a batch of two. Without `predict`
-    the model passes each batch once, whatever the number of metrics.
+    `metrics` is one metric, several metrics, or a dictionary of metrics by name. A metric is a function of (outputs,
+    targets) that returns a `Mean`, recorded under the function's name, or a dictionary of `Mean` by name. A metric may also
+    be a Metric or MetricCollection of torchmetrics, or `sf.metrics.whole_split(function)` for a value that is not a mean
+    over samples.
 
-    The run's loss is evaluated too unless `loss` is false. `derived` are functions of all means of this split by name, such as
-    `perplexity`. `batch_size` changes memory and speed, never a metric. `at_end`: evaluated once, when the run is over, with
-    the best checkpoint's weights if there is one: a test split.
+    `predict(model, batch)` returns (outputs, targets). The default is the pair (outputs, targets) that the loss returns
+    beside its mean, or else `(model(inputs), targets)` for a batch (inputs, targets). With the default, the model processes
+    each batch only once. The run's loss is evaluated too unless `loss` is false. `derived` maps names to functions of all
+    means of this split, such as `perplexity`. `batch_size` changes memory and speed, never a metric. If `at_end` is true,
+    the split is evaluated once, after the last step, with the best checkpoint's weights if one exists.
     """
 
     data: Any
@@ -57,7 +58,7 @@ class Split:
 
 
 class EvaluationStoppedError(Exception):
-    """The evaluation was given up, because whoever asked for it has to stop."""
+    """Raised if a stop request interrupts an evaluation."""
 
 
 def evaluate_batches(
@@ -73,10 +74,11 @@ def evaluate_batches(
 ) -> dict[str, Any]:
     """Return the loss and every metric over all batches, by name.
 
-    Waits for the device once, at the end, unless `predict` does or a metric needs the whole split. Leaves modes and random
-    generators as they were. A loss's plain mean is weighted by the batch's count. Raises `EvaluationStoppedError` if `stop`
-    returns true between two batches. In a `world` of several ranks each passes the same number of batches, its own, and returns
-    the same values. Collective then, and `stop` must be agreed.
+    The function waits for the device once, at the end, unless `predict` waits or a metric needs the whole split. Module
+    modes and random generators are restored. A loss without its own count is weighted by the batch's count. Raises
+    `EvaluationStoppedError` if `stop` returns true between two batches. The call is collective if `world` has several
+    ranks. Each rank then passes its own batches, equally many on all ranks. All ranks must agree on `stop` and return the
+    same metrics.
     """
     rank, ranks = (0, 1) if world is None else (world.rank, world.size)
     results, diverged = Results(split.metrics, precision.device, world), None
@@ -91,7 +93,7 @@ def evaluate_batches(
             except DivergedError as problem:
                 if ranks == 1:
                     raise
-                diverged = problem  # the other ranks go on, and may need this one: to gather weights, and to stop
+                diverged = problem  # the other ranks continue, and may wait for this one to gather weights
     return results.values(diverged)
 
 
@@ -105,9 +107,9 @@ def metric_by_batch(
     precision: Precision,
     seed: int,
 ) -> list[Mean] | None:
-    """Return one metric of each batch by itself, counted; None if none has that name. Otherwise as `evaluate_batches`.
+    """Return one metric of each batch as a `Mean` with its count. Returns None if no metric has that name.
 
-    The mean over batches is the metric of the split only if that is a mean over samples, as BLEU is not.
+    The mean over batches equals the split's metric only if the metric is a mean over samples; BLEU, for example, is not.
     """
     means: list[Mean] = []
     with _evaluating(model, seed) as begin, _Passes(model, split, loss) as passes:
@@ -131,9 +133,9 @@ def evaluate(
     precision: str = "fp32",
     seed: int = 0,
 ) -> dict[str, float]:
-    """Return the metrics of a split by name, and the loss if one is given.
+    """Return the metrics of a split by name, and the loss if `loss` is not None.
 
-    The model is moved to the device and otherwise left as it was. `loss` and `precision` are those of `Run`.
+    The model is moved to `device` and is otherwise unchanged. `loss` and `precision` have the same meaning as in `Run`.
 
     >>> import torch
     >>> from surefoot.metrics.classification import accuracy
@@ -157,7 +159,7 @@ def evaluate(
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that are numbers: a confusion matrix, say, is not.
+    """Return only the scalar metrics; a confusion matrix, for example, is left out.
 
     >>> numbers({"accuracy": 0.5, "confusion": [[1, 0], [1, 0]]})
     {'accuracy': 0.5}
@@ -166,17 +168,14 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 class _Passes:
-    """Passes batches through the model: what the loss returns of each, and the (outputs, targets) that metrics receive."""
-
     def __init__(self, model: Any, split: Split, loss: Loss | None) -> None:
         self.model, self.loss, self.predict = model, loss if split.loss else None, split.predict
         self.needs_pair = bool(named_metrics(split.metrics))
-        # of the model: its input, its output, and the output's counter of changes in place
-        self.last_call: tuple[Any, Tensor, int] | None = None
+        self.last_call: tuple[Any, Tensor, int] | None = None  # input, output and the output's version
         self.hook: Any = None
 
     def __enter__(self) -> "_Passes":
-        """A loss may return no pair, but call `model(inputs)`: what comes out need not be computed again."""
+        # a loss that returns no pair may call `model(inputs)`; the hook saves a second call
         can_hook = isinstance(self.model, nn.Module) and not isinstance(self.model, torch.jit.ScriptModule)
         if can_hook and self.needs_pair and self.loss is not None and self.predict is None:
             self.hook = self.model.register_forward_hook(self._note_call, with_kwargs=True)
@@ -187,7 +186,6 @@ class _Passes:
             self.hook.remove()
 
     def of(self, batch: MicroBatch) -> tuple[dict[str, Mean], tuple[Any, Any] | None]:
-        """The means of the loss, and (outputs, targets)."""
         pair = None if self.predict is None or not self.needs_pair else self._predicted(batch.batch)
         means: dict[str, Mean] = {}
         if self.loss is not None:
@@ -231,7 +229,6 @@ class _Passes:
 
 
 def _counted(mean: Any, count: int) -> Mean:
-    """A loss as a counted mean; `ConfigError` if it is not one number."""
     if isinstance(mean, Tensor) and mean.ndim > 0:
         raise ConfigError(f"the loss is not one number but a tensor of shape {tuple(mean.shape)}: return its mean")
     if isinstance(mean, Mean):
@@ -241,7 +238,6 @@ def _counted(mean: Any, count: int) -> Mean:
 
 @contextmanager
 def _evaluating(model: Any, seed: int) -> Iterator[Callable[[int], None]]:
-    """No gradients, and everything in evaluation mode; yields what seeds the generators for a batch by its index."""
     key = stream_key(seed, "evaluate")
     with untouched(), torch.no_grad(), evaluation_mode([*model.values()] if isinstance(model, dict) else [model]):
         yield lambda index: seed_generators(fold(key, index))
@@ -249,7 +245,7 @@ def _evaluating(model: Any, seed: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def evaluation_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Every part of the modules in evaluation mode, and afterwards each in the mode it was in."""
+    """Put the modules and all submodules in evaluation mode; restore the mode of each at the end."""
     were = [(part, part.training) for module in modules for part in module.modules()]
     for part, _ in were:
         part.training = False

@@ -1,7 +1,7 @@
-"""What modules give out in the passes of one step: how large it is, and how much of it lies where an activation is flat.
+"""Output norms of modules in one step, and the fraction of saturated activations.
 
-By forward hooks that are there only while the loss is called, so nothing of it is counted twice where blocks are computed again
-in the backward pass. Nothing here waits for the device, draws a random number, or hands autograd anything.
+Forward hooks are registered only while the loss runs, so recomputation in the backward pass is not counted. The hooks do
+not wait for the device, draw random numbers or add to the autograd graph.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,29 +14,29 @@ from torch import Tensor, nn
 
 from surefoot.distributed.blocks import blocks_of
 
-_STEEP = 0.01  # where the magnitude of an activation's derivative is below this, it counts as flat
-_COMPILED = ("OptimizedModule", "ScriptModule", "RecursiveScriptModule", "TopLevelTracedModule")  # each another's class
+_STEEP = 0.01  # an activation is saturated if the magnitude of its derivative is smaller
+_COMPILED = ("OptimizedModule", "ScriptModule", "RecursiveScriptModule", "TopLevelTracedModule")  # by name
 
 
 @dataclass
 class ModuleActivity:
-    """Of one module in one step: tensors on the device, one of each for every time that it was called."""
+    """Device tensors of one module in one step, with one list entry per call of the module."""
 
     norms: list[Tensor] = field(default_factory=list)
-    flat: list[Tensor] = field(default_factory=list)  # numbers at the flat end; none where the module is no activation
+    flat: list[Tensor] = field(default_factory=list)  # counts of saturated elements, if it is an activation
     numbers: int = 0
 
 
 @dataclass
 class Activity:
-    """Takes notice of modules (by name) as long as its block is entered, and only of those in training mode."""
+    """Context manager that records the outputs of the modules that are in training mode."""
 
     modules: Mapping[str, nn.Module]
     by_module: dict[str, ModuleActivity] = field(default_factory=dict)
     hooks: list[Any] = field(default_factory=list)
 
     def __enter__(self) -> None:
-        # parts in evaluation mode may take a quicker way where they have no hooks, and other bits with it
+        # a hook may keep a module in evaluation mode from its fast path, which has other bits
         self.hooks = [
             module.register_forward_hook(partial(self._look, name))
             for name, module in self.modules.items()
@@ -50,8 +50,8 @@ class Activity:
     def _look(self, name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if (
             torch.compiler.is_compiling()
-            or torch._C._current_graph_task_id() != -1  # it is computed again
-            or torch._C._functorch.maybe_current_level() is not None  # inside of torch.func, which nothing must leave
+            or torch._C._current_graph_task_id() != -1  # recomputation in the backward pass
+            or torch._C._functorch.maybe_current_level() is not None  # inside torch.func, which no tensor may leave
         ):
             return
         values = output[0] if isinstance(output, list | tuple) and output else output
@@ -71,9 +71,10 @@ class Activity:
 
 
 def observed(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that are looked at: those without parts, but for dropout, and the model's repeated blocks. By name, in order.
+    """Return the observed modules by name, in order: repeated blocks, and leaf modules except dropout and `nn.Identity`.
 
-    None inside of what is compiled or scripted. A model without parts is called by its class.
+    Compiled and scripted modules, and all modules inside them, are left out. A model without submodules is named after its
+    class.
 
     >>> list(observed(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Tanh(), nn.Dropout()))))
     ['0', '1.0']
@@ -83,12 +84,11 @@ def observed(model: nn.Module) -> dict[str, nn.Module]:
         name or type(module).__name__: module
         for name, module in _uncompiled(model, "")
         if module in blocks or (next(module.children(), None) is None and not isinstance(module, nn.Identity))
-        if module in blocks or "Dropout" not in type(module).__name__  # whoever wrote it
+        if module in blocks or "Dropout" not in type(module).__name__  # also other libraries' dropout
     }
 
 
 def _uncompiled(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """A module and all inside of it, each once, but for what is compiled."""
     visited: set[nn.Module] = set()
     queue = [(name, module)]
     while queue:
@@ -101,18 +101,16 @@ def _uncompiled(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]
         queue[:0] = [(f"{name}.{part}" if name else part, child) for part, child in submodule.named_children()]
 
 
-# --- where activations are flat: for each class, which of the numbers that it gave lie there ------------------------
-# Where the magnitude of the derivative is below 1/100, from what went in and what came out. What came out decides wherever it
-# tells: in place, what went in is gone.
+# --- saturated elements: those where the magnitude of the activation's derivative is below 1/100 --------------------
+# They are computed from the output if it determines the derivative: an activation in place has overwritten its input.
 
 
 def _slope_below(slope: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor | None, Tensor], Tensor]:
-    """By the derivative as a function of the output."""
     return lambda module, _, out: slope(module, out) < _STEEP
 
 
+# GELU, SiLU, Mish and Hardswish are not monotonic: for inputs below `bound` the derivative is between -1/75 and 0.
 def _far_below(bound: float) -> Callable[[Any, Tensor | None, Tensor], Tensor | None]:
-    """By the input, for what bends once more: from there on down the derivative is between -1/75 and 0."""
     return lambda module, x, out: (
         None if x is None or x is out or (not isinstance(module, nn.GELU) and module.inplace) else x < bound
     )

@@ -1,7 +1,4 @@
-"""Per-layer statistics of one step: the sizes of each parameter's gradient, weights and update, on the device.
-
-Nothing here waits for the device, and nothing changes what it sees; the numbers are read when the step is over.
-"""
+"""Per-layer statistics of one step, kept on the device: norms of each parameter's gradient, weights and update."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,24 +20,22 @@ Name = TypeVar("Name")
 
 
 class Watched:
-    """What is seen of one step. Of several updates of one optimizer in a step (a loop of one's own) it is the last."""
+    """The measurements of one step. If one optimizer is updated several times in a step, the last update counts."""
 
     def __init__(self, index: int, layers: "Layers") -> None:
         self.index, self.parameters, self.activity = index, layers.parameters, Activity(layers.modules)
-        # of several optimizers it is not said whose gradient it is
+        # with several optimizers, the gradient's optimizer is not known
         self.local_times = layers.local_times if len(layers.parameters) == 1 else None
-        self.gradients: dict[str, Named] = {}  # by optimizer; as backward left them
+        self.gradients: dict[str, Named] = {}  # norms by optimizer, without `factors`
         self.factors: dict[str, Tensor | float] = {}
         self.weights: Named = {}  # before the update
         self.updates: Named = {}
-        # rows of a matrix's gradient that are not all zero, of how many
-        self.rows_used: dict[str, tuple[Tensor, int]] = {}
-        # targets of the first micro-batch, and norm of its gradient
-        self.first: tuple[Tensor | float, Tensor] | None = None
+        self.rows_used: dict[str, tuple[Tensor, int]] = {}  # nonzero rows and all rows of each matrix's gradient
+        self.first: tuple[Tensor | float, Tensor] | None = None  # targets and gradient norm of the first micro-batch
         self._copies: dict[str, list[Tensor]] = {}
 
     def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
-        """The loss under the eyes of `activity`; before its second call the gradient is that of the first micro-batch."""
+        """Wrap the loss to record module outputs and, before its second call, the first micro-batch's gradient norm."""
         self.first = None
         several = self.local_times is not None and not self._gradients()
         counted: list[Tensor | float] = []
@@ -59,7 +54,7 @@ class Watched:
 
     @torch.no_grad()
     def before(self, names: Iterable[str], factor: Tensor | float) -> None:
-        """The norms of gradients and weights, and a copy of the weights until `after`."""
+        """Record the norms of gradients and weights, and copy the weights until `after`."""
         for name in names:
             parameters = self.parameters[name]
             weights = [p.detach() for p in parameters.values()]
@@ -76,7 +71,7 @@ class Watched:
 
     @torch.no_grad()
     def after(self, names: Iterable[str]) -> None:
-        """The norm of what changed since `before`: 0 where the update was not applied."""
+        """Record the norm of each parameter's change since `before`; the norm is 0 if the update was skipped."""
         for name in names:
             changes = self._copies.pop(name)
             torch._foreach_sub_(changes, [p.detach() for p in self.parameters[name].values()])
@@ -96,11 +91,11 @@ def _norms(tensors: list[Tensor]) -> list[Tensor]:
 
 
 class Layers:
-    """Makes what watches a step, and reads it.
+    """A factory of `Watched` objects, which also converts them to records.
 
-    trained: the parameters of each optimizer, as this rank holds them, by the name of its model.
-    local_times: as in `Ranks`. compiled: modules are then not looked at, for a hook in a graph makes it another one.
-    seen: which parameters have had a gradient in some watched step, over all sessions; added to.
+    `trained` are each model's optimized parameters on this rank. If `compiled` is true, modules are not observed, since a
+    hook would change the graph. `updated` are the names of parameters that had a nonzero gradient in a watched step of any
+    session.
     """
 
     def __init__(
@@ -130,10 +125,7 @@ class Layers:
         }
 
     def read(self, watched: Watched, *, count: Tensor | float) -> Record | None:
-        """Wait for the device; what was seen of a step that is over, as a record. None where it was not updated. Collective.
-
-        count: targets of the whole batch.
-        """
+        """Return the record of a finished step of `count` targets, or None without updates. Waits for the device. Collective."""
         by_rank = self.world.gathered(self._own(watched, count))
         gradients = {name: self._norm("gradient", name, by_rank) for name in by_rank[0]["gradient"]}
         if not by_rank[0]["weight"]:
@@ -153,7 +145,6 @@ class Layers:
         }
 
     def _own(self, watched: Watched, count: Tensor | float) -> dict[str, Any]:
-        """What this rank has seen, as JSON."""
         factors = {optimizer: abs(float(factor)) for optimizer, factor in watched.factors.items()}
         gradients = {
             name: norm * factors[optimizer]
@@ -188,7 +179,6 @@ class Layers:
         }
 
     def _norm(self, what: str, name: str, by_rank: Sequence[Mapping[str, Any]]) -> float:
-        """Of the whole parameter."""
         return math.hypot(*self._parts(what, name, by_rank))
 
     def _zero_rows(self, name: str, by_rank: Sequence[Mapping[str, Any]]) -> float:
@@ -196,7 +186,6 @@ class Layers:
         return 1.0 - used / rows if rows else 0.0
 
     def _parts(self, what: str, name: str, by_rank: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """What was found of a parameter by the ranks that hold it together."""
         holders = by_rank[:1] if self.rows[name] is None else [own for own in by_rank if own["first_replica"]]
         return [own[what][name] for own in holders if name in own[what]]
 
@@ -221,16 +210,14 @@ def _of_modules(by_rank: Sequence[Mapping[str, Any]]) -> Record:
 
 
 def _noise(own: Sequence[float] | None, gradients: Mapping[str, float]) -> Record:
-    """Squared norms of the gradient of a small batch and of the whole one, each of the mean over its targets."""
     small, big, norm = own or (0.0, 0.0, 0.0)
     if not 0 < small < big:
         return {}
-    # what backward left of the small one is its total over the count of the whole batch
+    # backward divided the small batch's total by the count of the whole batch
     small_norm, big_norm = norm * big / small, math.hypot(*gradients.values())
     small_of = {"small_count": round(small), "small_squared": small_norm * small_norm}
     return {"grad_noise": {**small_of, "big_count": round(big), "big_squared": big_norm * big_norm}}
 
 
 def _fetched(numbers: Mapping[Name, Tensor]) -> dict[Name, float]:
-    """On the host, all at once."""
     return dict(zip(numbers, torch.stack([*numbers.values()]).tolist(), strict=True)) if numbers else {}

@@ -1,7 +1,7 @@
-"""The loop: a whole training run on one page.
+"""The training loop of a run.
 
-`steps` is the run. It calls `forward_backward` and `update`, the two that a loop of your own calls (level 3). Samples, random
-numbers and rates are computed from the step's number. Nothing in a step reads a tensor on the host; `duties.log` waits.
+`steps` calls `forward_backward` and `update`, which a custom loop calls itself (level 3). Samples, random numbers and
+learning rates are functions of the step's index. No step reads a tensor on the host; only `duties` wait for the device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from surefoot.train.batch_norm_buffers import BatchStatistics
 from surefoot.train.loss_accumulator import LossSum
 from surefoot.train.step_watch import UNWATCHED, Watch
 
-if TYPE_CHECKING:  # what a step is handed
+if TYPE_CHECKING:
     from surefoot.config.train_settings import TrainSettings
     from surefoot.data.loader import MicroBatch
     from surefoot.optim.build import RunOptimizer
@@ -39,33 +39,33 @@ Loss = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Task:
-    """What does not change from step to step: how a batch becomes gradients, and gradients an update."""
+    """The constant parts of every step: model, loss, precision, settings and schedule."""
 
-    forward: Any  # the model, or {name: model} where there are several; compiled where asked for
+    forward: Any  # the model or {name: model}, compiled if the setting says so
     loss: Loss | None
-    key: int  # of the stream "train"
+    key: int  # random key of the stream "train"
     precision: Precision
-    factors: Factors  # step -> factor on each group's base rate
+    factors: Factors  # step -> factor on each group's base learning rate
     settings: TrainSettings
-    momentum: Factors | None = None  # step -> momentum; None: it stays
-    ranks: Ranks = field(default_factory=Alone)  # what a step shares with other processes
+    momentum: Factors | None = None  # step -> momentum; None: constant
+    ranks: Ranks = field(default_factory=Alone)  # communication with other processes
 
 
 @dataclass
 class State:
-    """What changes from step to step, and what a checkpoint holds: `step` updates have been made."""
+    """The state that steps change and checkpoints hold, after `step` updates."""
 
     models: dict[str, nn.Module]
     optimizers: dict[str, RunOptimizer]
     ema_models: dict[str, EmaModel] = field(default_factory=dict)
     step: int = 0
     buffers: BatchStatistics = field(default_factory=BatchStatistics)
-    lr_factor: float = 1.0  # on every rate of the schedule; an evaluation lowers it, where a plateau was asked for
-    trainable: Trainable = field(default_factory=Trainable)  # which parameters `optimizers` have
+    lr_factor: float = 1.0  # on every learning rate of the schedule; lowered by `plateau`
+    trainable: Trainable = field(default_factory=Trainable)  # the parameters of `optimizers`
 
     @property
     def model(self) -> nn.Module:
-        """The only model; `ConfigError` if there are several."""
+        """The only model. Raises `ConfigError` if the run has several models."""
         if len(self.models) > 1:
             names = ", ".join(self.models)
             raise ConfigError(f"state.model of several models, {names}\n  take one by name: state.models['NAME']")
@@ -73,38 +73,38 @@ class State:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Every trained parameter of every model."""
+        """The trained parameters of all models."""
         return [parameter for trained in self.optimizers.values() for parameter in trained.parameters]
 
 
 @dataclass(slots=True)
 class Step:
-    """One optimizer update, before (level 3) or after it was made. Tensors are on the device: reading one waits for it."""
+    """One optimizer update, before (level 3) or after it runs. Tensors are on the device: reading a tensor waits for it."""
 
-    index: int  # from 0; records count steps made
+    index: int  # from 0; records count finished steps
     micro_batches: Sequence[MicroBatch]
     _task: Task = field(repr=False)
     state: State
-    loss: Tensor | None = None  # mean over everything counted in the global batch
+    loss: Tensor | None = None  # mean over the targets of the global batch
     target_count: Tensor | float = 0
     lr: float | None = None  # base learning rate, of the first optimizer that was updated
-    grad_norm: Tensor | None = None  # of the whole gradient, of all optimizers together, before clipping
-    grad_norms: dict[str, Tensor] = field(default_factory=dict)  # of each optimizer's
-    clip_fractions: dict[str, Tensor | None] = field(default_factory=dict)  # how much of each was limited, 0 to 1
-    skipped: Tensor | None = None  # 1.0 where the update was not applied, else 0.0
-    metrics: dict[str, float] = field(default_factory=dict)  # filled where this step was evaluated
+    grad_norm: Tensor | None = None  # of all optimizers' gradients together, before clipping
+    grad_norms: dict[str, Tensor] = field(default_factory=dict)  # by optimizer
+    clip_fractions: dict[str, Tensor | None] = field(default_factory=dict)  # by optimizer, from 0 to 1
+    skipped: Tensor | None = None  # 1.0 if the update was not applied, else 0.0
+    metrics: dict[str, float] = field(default_factory=dict)  # filled if this step was evaluated
     _logged: dict[str, Any] = field(default_factory=dict, repr=False)
     _pending: tuple[Tensor, Tensor | float] | None = field(default=None, repr=False)  # loss, factor of unused gradients
     _watch: Watch = field(default=UNWATCHED, repr=False)
 
     def log(self, **values: Tensor | float | Mean) -> None:
-        """Add values to the records, averaged over the log interval; a tensor waits on the device until then, as it is now."""
+        """Add values to the next training record, averaged over the log interval. Tensors are copied and stay on the device."""
         refuse_own(values)
         self._logged |= {name: as_logged(name, value) for name, value in values.items()}
 
 
 class Duties(Protocol):
-    """What a run does between steps. Only these may wait for the device; `done` is the number of steps made."""
+    """The work of a run between steps. Only methods of this class may wait for the device; `done` is the number of finished steps."""
 
     @property
     def stopping(self) -> bool: ...
@@ -129,27 +129,27 @@ def steps(
     opened: bool = False,
     watch: Callable[[int], Watch] = lambda index: UNWATCHED,  # noqa: ARG005
 ) -> Iterator[Step]:
-    """Train until `length` steps are made; yield each of them, made, or (`opened`) still to be made by the caller.
+    """Train to step `length`; yield each step after its update, or before it if `opened` (the caller then updates).
 
-    The caller's code runs at `yield`. A step is recorded and saved after it, so a checkpoint holds its effects too.
+    The caller's code runs at `yield`, before logging and saving, so a checkpoint includes the effects of this code.
     """
-    clear(state.parameters)  # what a step that was never finished may have left
+    clear(state.parameters)  # left by an unfinished step
     state.buffers.undo()
     while state.step < length and not duties.stopping:
         clock("data_wait")
         step = Step(state.step, feed(state.step), task, state, _watch=watch(state.step))
         clock("training")
         if opened:
-            seed_generators(fold(task.key, step.index))  # what the body draws before its first pass, a resume draws too
+            seed_generators(fold(task.key, step.index))  # draws before the body's first pass repeat at a resume
             try:
                 yield step
-            except GeneratorExit:  # `break`: an update that was made counts
+            except GeneratorExit:  # `break` after the update: the step counts
                 if step.skipped is not None:
                     state.step += 1
                     record(step)
                 raise
             finally:
-                state.buffers.undo()  # passes that no update followed
+                state.buffers.undo()  # of passes without an update
             refuse_unused(state.parameters, step=step.index)
         else:
             forward_backward(step)
@@ -164,7 +164,7 @@ def steps(
             clock("user")
             yield step
         if duties.log_due(state.step):
-            clock("training")  # the device may still be busy with the steps that are read here
+            clock("training")  # reading waits for the device to finish these steps
             duties.log()
         if duties.save_due(state.step):
             clock("saving")
@@ -172,12 +172,12 @@ def steps(
 
 
 def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
-    """Add the gradient of the global batch's mean loss to the parameters; return that loss, on the device.
+    """Add the gradient of the global batch's mean loss to the parameters; return that loss on the device.
 
-    `loss(model, batch)` returns a scalar mean over `micro_batch.count` things, or a counted `Mean`, or either of them with
-    (outputs, targets), which only evaluations use, or with {name: Mean} to log. However the batch is cut, the gradient is that
-    of its total divided once by its count. Each micro-batch draws its random numbers from (seed, step, its index): a second
-    call in a step repeats them.
+    `loss(model, batch)` returns a scalar mean over `micro_batch.count` targets, or a `Mean` with its own count. A tuple may
+    add (outputs, targets), which only evaluations use, or a dictionary of `Mean` to log. For any micro-batch size, the
+    gradient is that of the batch's total loss, divided once by the total count. Each micro-batch draws its random numbers
+    from (seed, step, micro-batch index), so a second call in a step repeats them.
     """
     task, state, ranks = step._task, step.state, step._task.ranks
     loss = loss or task.loss
@@ -195,7 +195,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
         with task.precision.autocast():
             result = loss(task.forward, micro_batch.batch)
         part, further = sums.add(result, micro_batch.count)
-        del result  # outputs beside the loss need not outlive the backward pass
+        del result  # frees other outputs before the backward pass
         add_each(step._logged, further)
         if last:
             ranks.begin_sum(sums.total, sums.plain if sums.counted is None else sums.counted)
@@ -215,8 +215,8 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
 def update(step: Step, *names: str) -> None:
     """Take one step of the named optimizers (default: all), then clear every gradient.
 
-    A gradient or loss that is not finite leaves parameters, optimizer state, averages and buffers as they were, bit for bit;
-    that is decided on the device, and so is the latch after `max_bad_steps` of them in a row.
+    If the gradient or the loss is not finite, parameters, optimizer state, averages and buffers stay bit-equal. The device,
+    not the host, makes this decision. After `max_bad_steps` such updates in a row, all later updates are skipped too.
     """
     state, scale = step.state, step._task.precision.loss_scale
     if step._pending is None:
@@ -226,7 +226,7 @@ def update(step: Step, *names: str) -> None:
     step._watch.before(names or state.optimizers, factor)
     skipped = reduce(torch.maximum, [_update_one(step, name, loss, factor) for name in names or state.optimizers])
     step._watch.after(names or state.optimizers)
-    if scale is not None:  # once all gradients made under it are used
+    if scale is not None:  # after all gradients with this scale were used
         scale.update(skipped > 0)
     step.grad_norm = reduce(torch.hypot, step.grad_norms.values())
     step.skipped = skipped if step.skipped is None else torch.maximum(step.skipped, skipped)

@@ -1,4 +1,4 @@
-"""The loss of a step, added up over its micro-batches: what a loss function returned, as parts of one counted mean."""
+"""The loss of a step, accumulated over its micro-batches as parts of one counted mean."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,9 +11,10 @@ from surefoot.tracking.record import refuse_own
 
 
 class LossSum:
-    """`total` is the sum over what was passed here, divided by `nominal`; `counted` by how much it really was taken over.
+    """The total loss of a step's micro-batches, divided by `nominal`, the number of targets counted on the host.
 
-    `counted` is None as long as the host's own counts hold: they are `plain`, and together they are `nominal`.
+    `counted` is the actual number of targets if a loss returned a `Mean` with its own count. Otherwise `counted` is None,
+    and `plain`, the sum of the host's counts, equals `nominal`.
 
     >>> import torch
     >>> weight = torch.ones((), requires_grad=True)
@@ -26,13 +27,14 @@ class LossSum:
     def __init__(self, nominal: float) -> None:
         self.nominal = nominal
         self.total: Tensor | None = None
-        self.plain = 0  # counted on the host alone
-        self._counted: Tensor | float | None = None  # by the loss itself
+        self.plain = 0  # targets counted on the host
+        self._counted: Tensor | float | None = None  # targets counted by the loss
 
     def add(self, result: Any, count: int) -> tuple[Tensor, Mapping[str, Mean]]:
-        """The part of the total that a backward pass starts from, and the means that the loss returned beside it, to be logged.
+        """Return the scalar that the backward pass starts from, and the further means that the loss returned for logging.
 
-        What counts nothing adds nothing: its backward pass is made only to keep step with other ranks.
+        A micro-batch without targets adds nothing to `total`; its backward pass runs only so that all ranks reach the same
+        collective.
         """
         result, further, _ = loss_parts(result)
         loss_total = scalar(result.total if isinstance(result, Mean) else result)
@@ -50,14 +52,12 @@ class LossSum:
 
     @property
     def counted(self) -> Tensor | float | None:
-        """How much was counted, where that need not be `nominal`."""
+        """The actual number of targets, or None if the number equals `nominal`."""
         return self._counted + self.plain if self._counted is not None and self.plain else self._counted
 
 
 def loss_parts(returned: Any) -> tuple[Any, Mapping[str, Mean], tuple[Any, Any] | None]:
-    """A loss; the means that stand beside it, to be logged; and (outputs, targets) for metrics, if it stands beside it.
-
-    `ConfigError` for a tuple of anything else.
+    """Split a loss's return value into loss, means to log, and (outputs, targets). Raises `ConfigError` for other tuples.
 
     >>> loss_parts((0.5, ("outputs", "targets")))
     (0.5, {}, ('outputs', 'targets'))
@@ -82,7 +82,7 @@ def loss_parts(returned: Any) -> tuple[Any, Mapping[str, Mean], tuple[Any, Any] 
 
 
 def scalar(loss: Any) -> Tensor:
-    """A loss that a step can start from: one number that depends on a parameter; anything else is a `ConfigError`."""
+    """Return a scalar loss tensor that requires a gradient. Raises `ConfigError` for any other loss."""
     if isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad:
         return loss
     if not isinstance(loss, Tensor):

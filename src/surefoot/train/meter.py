@@ -1,8 +1,4 @@
-"""What the steps since the last log came to; it stays on the device until then.
-
-A row holds the loss of the global batch, the number of things counted, the gradient's norm, how much of the gradient was
-limited and whether the update was skipped. Rows not yet logged are part of a checkpoint, so a resumed run writes the same records.
-"""
+"""Loss, gradient norm and skipped updates of the steps since the last record, kept on the device and in checkpoints."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,19 +15,19 @@ from surefoot.mean import Mean
 from surefoot.train.loop import Step
 
 Row = tuple[int, Tensor | None, Tensor | float, Tensor | None, Tensor | None, Tensor | None]
-_SHOWN = 20  # steps that were not applied
+_SHOWN = 20  # largest number of skipped steps in a record
 
 
 @dataclass
 class Meter:
-    """One row per step since the last `read`."""
+    """The rows of all steps since the last `read`."""
 
     rows: list[Row] = field(default_factory=list)
     logged: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    skipped_in_a_row: list[int] = field(default_factory=list)  # up to now, as far as the records that were read tell
+    skipped_in_a_row: list[int] = field(default_factory=list)  # the latest consecutive ones, up to the last record
 
     def add(self, step: Step) -> None:
-        """Keep a step's row; reads nothing. Values that the user logs later in the same step are seen too."""
+        """Append a step's row without reading tensors. Values that the user logs later in the same step are included."""
         clipped = (
             next(iter(step.clip_fractions.values()), None)
             if len(step.clip_fractions) < 2
@@ -41,16 +37,15 @@ class Meter:
         self.logged.append((step.index, step._logged))
 
     def read(self, *, first_steps: Sequence[int] = ()) -> tuple[dict[str, Any], list[int]]:
-        """Wait for the device and average over the rows, for a record; also the steps not applied. Starts a new window.
+        """Return the averages for a record and the indexes of the skipped steps; start a new window. Waits for the device.
 
-        `loss` is over everything counted, `loss_max` the largest finite one of a single step, applied or not, and `loss_max_step` the
-        first step that had it. Where updates were skipped, `skipped` counts them, `skipped_steps` names the first 20, and
-        `loss_applied` leaves them out. `norm` is the mean over steps, `grad_norm_max` the largest. `starting_targets` are those of
-        `first_steps`, with which sessions began. `clipped` is how much of the gradient was limited, from 0 to 1, as a mean over
-        the applied steps and the optimizers.
+        `loss` is the mean over all targets. `loss_max` is the largest finite loss of one step, skipped or not, and
+        `loss_max_step` is the first step with this loss. If updates were skipped, `skipped` counts them, `skipped_steps`
+        lists the first 20, and `loss_applied` leaves them out. `starting_targets` counts the targets of `first_steps`, the
+        first steps of sessions. `clip_fraction` is the clipped share of the gradient, from 0 to 1, averaged over applied
+        steps and optimizers.
         """
-        # in NumPy: on so few numbers it is several times as fast as torch
-        rows, logged = self.table().numpy(), self.logged_table()
+        rows, logged = self.table().numpy(), self.logged_table()  # NumPy is several times faster for few elements
         self.rows, self.logged = [], []
         values: dict[str, Any] = {}
         step, loss, count, norm, clipped, skipped = measured = rows[~np.isnan(rows[:, -1])].T
@@ -76,7 +71,7 @@ class Meter:
         return values, [int(index) for index in step[~applied]]
 
     def note_skipped(self, skipped: list[int], *, done: int) -> None:
-        """Take notice of the skipped steps among those read, when `done` steps are made."""
+        """Update `skipped_in_a_row` from the skipped steps of a record that ends after `done` steps."""
         for step in skipped:
             self.skipped_in_a_row = (
                 [*self.skipped_in_a_row, step] if self.skipped_in_a_row[-1:] == [step - 1] else [step]
@@ -85,10 +80,7 @@ class Meter:
             self.skipped_in_a_row = []
 
     def collect(self, world: World) -> None:
-        """Hand the values that were logged on any rank to rank 0, in the order of steps and ranks; collective.
-
-        The rows are the same on every rank: loss, count and norm are of the whole step.
-        """
+        """Gather the logged values of all ranks on rank 0, in the order of steps and ranks. Collective."""
         if world.size == 1:
             return
         by_rank = world.gathered({name: table.tolist() for name, table in self.logged_table().items()})
@@ -98,7 +90,7 @@ class Meter:
         self.logged = sorted(entries, key=lambda pair: pair[0]) if world.is_main else []
 
     def table(self) -> Tensor:
-        """The rows as float64 on the host: step, loss, count, norm, clipped, skipped (NaN where not measured)."""
+        """Return the rows (steps, 6) as float64 on the host: step, loss, count, norm, clipped, skipped (NaN if not measured)."""
         if not self.rows:
             return torch.empty(0, 6, dtype=torch.float64)
         nothing = torch.tensor(math.nan)
@@ -108,7 +100,7 @@ class Meter:
         )
 
     def logged_table(self) -> dict[str, Tensor]:
-        """The user's values as float64 on the host: for each name rows of step, total, count."""
+        """Return the user's values by name as float64 on the host, with the columns step, total and count."""
         rows_by_name: dict[str, list[tuple[float, Any, Any]]] = {}
         for index, values in self.logged:
             for name, value in values.items():
@@ -138,7 +130,7 @@ class Meter:
 def derived(
     functions: Mapping[str, Callable[[Mapping[str, float]], float]] | None, values: Mapping[str, float]
 ) -> dict[str, float]:
-    """The run's `derived` values of a record whose steps have a loss.
+    """Return the `derived` values of a record, or an empty dictionary if the record has no loss.
 
     >>> derived({"double": lambda values: 2 * values["loss"]}, {"loss": 1.5}), derived({"double": max}, {})
     ({'double': 3.0}, {})
@@ -148,18 +140,16 @@ def derived(
 
 def _weighted(measured: NDArray[np.float64]) -> float:
     _, loss, count, *_ = measured[:, measured[2] > 0]
-    with np.errstate(invalid="ignore"):  # inf - inf: such a loss is in the record
+    with np.errstate(invalid="ignore"):  # inf - inf: the record then holds NaN
         return float((loss * count).sum() / count.sum()) if count.size else 0.0
 
 
 def _mean(values: Iterable[Tensor | None]) -> Tensor | None:
-    """The mean over several optimizers, on the device; None where none of them has a limit."""
     fractions = [value.float() for value in values if value is not None]
     return torch.stack(fractions).mean() if fractions else None
 
 
 def _column(values: Sequence[Tensor | float]) -> Tensor:
-    """One column as float64 on the host; tensors of one kind are fetched together."""
     if len({(value.dtype, value.device) if isinstance(value, Tensor) else None for value in values}) > 1:
         return torch.tensor([float(value) for value in values], dtype=torch.float64)
     if isinstance(values[0], Tensor):

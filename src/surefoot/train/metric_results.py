@@ -1,7 +1,4 @@
-"""What the loss and the metrics of a split come to, batch by batch; and over several ranks, as one process would find it.
-
-Outputs travel between ranks as text: nothing is pickled, so nothing that comes can run code.
-"""
+"""The loss and the metrics of a split, equal for any number of ranks. Ranks exchange outputs as text without pickle."""
 
 import base64
 import json
@@ -35,13 +32,13 @@ from surefoot.metrics.contract import (
 
 
 class Results:
-    """What the loss and the metrics of a split come to, batch by batch; padding batches are not counted."""
+    """The loss and the metrics of a split, updated batch by batch. Padding batches are not counted."""
 
     def __init__(self, metrics: Any, device: torch.device, world: World | None) -> None:
         self.world = world if world is not None and world.size > 1 else None
         self.device, self.prefixed = device, isinstance(metrics, Mapping)
         self.functions: list[tuple[str, MetricFunction]] = []
-        self.objects: list[tuple[str, Any]] = []  # of torchmetrics
+        self.objects: list[tuple[str, Any]] = []  # torchmetrics objects
         self.whole_split: list[tuple[str, WholeSplitMetric]] = []
         for name, metric in named_metrics(metrics):
             if isinstance(metric, WholeSplitMetric):
@@ -51,12 +48,12 @@ class Results:
             else:
                 self.functions.append((name, metric))
         self.sums: dict[str, Any] = {}
-        self.collected: list[list[Any]] = []  # of each batch, for each metric of the whole split
-        self.only_pair: Any = None  # of the first batch, until there is a second
+        self.collected: list[list[Any]] = []  # by batch, then by metric
+        self.only_pair: Any = None  # of the first batch, dropped at the second
         self.padding: list[bool] = []
 
     def add(self, means: dict[str, Mean], pair: tuple[Any, Any] | None, *, is_padding: bool) -> None:
-        """Count a batch: what its loss returned, and (outputs, targets)."""
+        """Add a batch: the means of its loss, and (outputs, targets) for the metrics."""
         if pair is not None:
             self.collected.append([_on_cpu(metric.per_batch(*pair)) for _, metric in self.whole_split])
             self.padding.append(is_padding)
@@ -71,12 +68,11 @@ class Results:
                 computed |= own
             for _, metric in self.objects:
                 metric.update(*pair)
-        add_each(
-            self.sums, means | computed
-        )  # a metric takes precedence over a mean that the loss logs under the same name
+        # a metric takes precedence over a mean that the loss logs under the same name
+        add_each(self.sums, means | computed)
 
     def values(self, diverged: DivergedError | None = None) -> dict[str, Any]:
-        """The value of each metric; collective in a world of several ranks, where `diverged` is what one of them met."""
+        """Return each metric by name. Collective. All ranks raise `DivergedError` if one rank passes its error as `diverged`."""
         if self.world is None:
             values = {name: float(mean.value) for name, mean in self.sums.items()}
         else:
@@ -92,12 +88,12 @@ class Results:
         return values | own
 
     def mean(self, name: str, *, samples: int) -> Mean | None:
-        """A metric of one batch alone, counted; None if none has that name, or if it cannot be computed of a part."""
+        """Return a metric of one batch as a `Mean`. Returns None if the name is unknown or the metric needs several batches."""
         if name in self.sums:
             mean: Mean = self.sums[name]
             return mean
         value = None
-        with suppress(Exception):  # what needs more than a batch
+        with suppress(Exception):  # the metric may need several batches
             value = self.values().get(name)
         return Mean(value * samples, samples) if isinstance(value, int | float) else None
 
@@ -119,15 +115,14 @@ class Results:
         return computed() if self.world is None else _from_main_rank(self.world, computed)
 
     def _fresh(self, metric: Any, *, shared: bool) -> Any:
-        """A copy that has seen nothing: the user's is not touched, and two splits may have it. `shared` by all ranks."""
-        copy = deepcopy(metric).to(self.device)
+        copy = deepcopy(metric).to(self.device)  # two splits may share the user's object
         copy.reset()
         for each in torchmetrics_in(copy):
             each.sync_on_compute = shared
         return copy
 
     def _share_few_batches(self, world: World) -> None:
-        """If a rank had padding alone, let every rank see all batches: torchmetrics cannot gather a state that is empty there."""
+        # torchmetrics cannot gather an empty state: if a rank had only padding, every rank sees all batches
         if not any(all(rank) for rank in world.gathered(self.padding)):
             return
         pairs = _collected_in_order(world, [_on_cpu(self.only_pair)], self.padding)
@@ -147,7 +142,6 @@ def _on_host(values: Any) -> Any:
 
 
 def _sums_of_ranks(world: World, sums: Mapping[str, Mean], diverged: DivergedError | None) -> dict[str, Any]:
-    """The means over all ranks by name; `DivergedError` on all of them if one has diverged. Collective."""
     own = {name: (float(mean.total), float(mean.count)) for name, mean in sums.items()}
     of_ranks = world.gathered({"sums": own, "diverged": None if diverged is None else str(diverged)})
     if reasons := [rank["diverged"] for rank in of_ranks if rank["diverged"] is not None]:
@@ -159,7 +153,6 @@ def _sums_of_ranks(world: World, sums: Mapping[str, Mean], diverged: DivergedErr
 
 
 def _collected_in_order(world: World, collected: list[Any], padding: list[bool]) -> list[Any]:
-    """What every rank collected of its batches, in the order of the split, without padding batches. Collective."""
     counted = sum(not is_padding for rank in world.gathered(padding) for is_padding in rank)
     messages = Messages()
     of_ranks = world.gathered([messages.written(batch) for batch in collected])
@@ -168,7 +161,6 @@ def _collected_in_order(world: World, collected: list[Any], padding: list[bool])
 
 
 def _from_main_rank(world: World, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What rank 0 computes, on every rank; if it gives up a model that has diverged, all ranks do. Collective."""
     values, problem = dict[str, Any](), None
     if world.is_main:
         try:
@@ -182,10 +174,9 @@ def _from_main_rank(world: World, compute: Callable[[], dict[str, Any]]) -> dict
 
 
 class Messages:
-    """Values to text and back: numbers, texts, lists, tuples, dictionaries, tensors, arrays, dataclasses and named tuples.
+    """Converter of values to text and back, for numbers, text, containers, tensors, arrays, dataclasses and named tuples.
 
-    The last two, and what is a list or tuple of a kind of its own, come back as classes that this process has written itself before: a name
-    in a message chooses among those.
+    A message can refer only to dataclasses and container classes that this process has written before.
 
     >>> messages = Messages()
     >>> messages.read(messages.written([(1, float("inf")), {"a": "b"}]))
@@ -196,11 +187,11 @@ class Messages:
         self.classes: dict[str, type] = {}
 
     def written(self, value: Any) -> str:
-        """The value as text; `ConfigError` for what cannot be."""
+        """Return the value as text. Raises `ConfigError` for an unsupported type."""
         return json.dumps(self._taken_apart(value))
 
     def read(self, text: str) -> Any:
-        """What was written, by this process or another one of the same program."""
+        """Return the value that this process, or another process of the same program, has written."""
         return self._put_together(json.loads(text))
 
     def _taken_apart(self, value: Any) -> Any:
@@ -244,11 +235,10 @@ class Messages:
         cls = self.classes[kind]
         if is_dataclass(cls):
             return cls(**dict(zip([field.name for field in fields(cls) if field.init], parts, strict=True)))
-        return cls(*parts) if "_fields" in vars(cls) else cls(parts)  # of a named tuple each part is an argument
+        return cls(*parts) if "_fields" in vars(cls) else cls(parts)  # a named tuple takes its parts as arguments
 
 
 def _plain(value: Any) -> Any:
-    """A number or text of a class of its own (an enumeration, a float of NumPy) as a plain one."""
     return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))
 
 

@@ -1,4 +1,4 @@
-"""The models of a run, and their averages, as the files of a checkpoint hold them."""
+"""The weights of a run's models and of their averages in a checkpoint."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,9 +23,10 @@ def load_weights(
     device: str = "auto",
     weights: Literal["auto", "averaged", "trained"] = "auto",
 ) -> nn.Module:
-    """A model with the weights of a checkpoint, on a device: "auto" are those that are evaluated, averaged where the run had averages.
+    """Load a checkpoint's weights into a model, move it to a device and return it in evaluation mode.
 
-    `name` is that of the model in a run of several. Raises `CheckpointError` where they do not fit.
+    The default "auto" loads the averaged weights if the run has them. `name` is the model's name in a run of several
+    models. Raises `CheckpointError` if the weights do not fit.
     """
     if weights not in ("auto", "averaged", "trained"):
         raise ConfigError(f"weights = {weights!r}: auto, averaged or trained")
@@ -39,9 +40,9 @@ def load_weights(
 
 @contextmanager
 def weights_of(state: State, checkpoint: Checkpoint) -> Iterator[None]:
-    """The models and their averages with the weights of a checkpoint of the same run; afterwards with their own again."""
+    """Load the weights of another checkpoint of this run in the block; restore the current weights at the end."""
     for name, average in state.ema_models.items():
-        average.refresh(state.models[name])  # later than this it would be made of the weights that are lent
+        average.refresh(state.models[name])  # a later refresh would average the loaded weights
     loaded_step = f"step {checkpoint.step}"
     own = [(kind, name, model, module_state.model_tensors(model)) for kind, name, model in models_of(state)]
     try:
@@ -59,13 +60,13 @@ def weights_of(state: State, checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def refuse_lossy(state: State) -> None:
-    """Raise `CheckpointError` where a trained parameter, or its average, would not come back from a checkpoint."""
+    """Raise `CheckpointError` if a checkpoint could not restore a trained parameter or its average."""
     for kind, name, model in models_of(state):
         module_state.refuse_lossy(model, trained=_trained(state.models[name]), name=file_name(kind, name))
 
 
 def load_models(state: State, found: Checkpoint, *, where: str) -> list[Callable[[], None]]:
-    """Load the models and their averages; what checks, when all is loaded, that they would save the same again."""
+    """Load the models and their averages; return functions that check later that saving would give the same tensors."""
     checks = []
     for kind, name, model in models_of(state):
         trained, before = _trained(state.models[name]), dict(model.named_parameters())
@@ -82,19 +83,19 @@ def load_models(state: State, found: Checkpoint, *, where: str) -> list[Callable
 
 
 def models_of(state: State) -> list[tuple[str, str, nn.Module]]:
-    """Kind ("model" or "ema"), name and module of every model and every average."""
+    """Return kind ("model" or "ema"), name and module of every model and every average."""
     averages = {name: average.model for name, average in state.ema_models.items()}
     return [(kind, *each) for kind, models in (("model", state.models), ("ema", averages)) for each in models.items()]
 
 
 def model_state(checkpoint: Checkpoint, file: str, name: str) -> module_state.ModelState:
-    """One model's tensors, aliases and extra state in a checkpoint."""
+    """Return one model's tensors, aliases and extra state from a checkpoint."""
     aliases, extra = checkpoint.saved.aliases.get(name, {}), checkpoint.saved.extra.get(file, {})
     return module_state.ModelState(checkpoint.files[file], aliases, extra)
 
 
 def file_name(kind: str, name: str) -> str:
-    """The file of one part: "model" where there is one model, "model-generator" where it is one of several."""
+    """Return a model's file name, which is `kind` for a model named "model", otherwise for example "model-generator"."""
     return kind if name == "model" else f"{kind}-{name}"
 
 

@@ -1,4 +1,4 @@
-"""What a loss uses of its models outside of their own call, found while it runs and named with the line that leads there."""
+"""Detection of submodules and weights that the loss uses outside the model's forward call, by line of the user's code."""
 
 import sys
 from collections import Counter
@@ -19,22 +19,21 @@ _SHOWN = 3
 
 
 class Watch:
-    """Notices modules and, where they are sharded, parameters that are used while no model is being called.
+    """A recorder of modules, and of sharded parameters, that the loss uses while no model is being called.
 
-    `gathered` are the modules that FSDP gathers by themselves, innermost first, and last the models; none where each process has
-    all weights. A parameter may be used only while its own of them is being called.
+    `gathered` are the modules that FSDP gathers separately, innermost first and the models last, or empty without FSDP. A
+    sharded parameter may be used only while the module that gathers it is being called.
     """
 
     def __init__(self, models: Mapping[str, nn.Module], *, gathered: Sequence[nn.Module] = ()) -> None:
         self.sharded = bool(gathered)
         self.called = False
         self.inside = 0
-        self.running = False  # from a loss's call to its return
-        self.outside: dict[str, str] = {}  # what was used, by the user's line
-        # weights that were used while their module was not called, by what that is called
-        self.displaced: dict[str, str] = {}
+        self.running = False  # the loss is being called
+        self.outside: dict[str, str] = {}  # by the line of the user's code: the module or parameter used there
+        self.displaced: dict[str, str] = {}  # by module: a weight used while this module was not being called
         self.differentiated = False  # the loss took gradients of gradients
-        self.order: list[str] = []  # of what is gathered, as it was called
+        self.order: list[str] = []  # names of the gathered modules in the order of their calls
         self.at_work: Counter[int] = Counter()
         self.is_single = len(models) == 1
         self.modules = {
@@ -48,11 +47,11 @@ class Watch:
             for path, parameter in model.named_parameters()
         }
         self.gathered = {id(part): self.modules[id(part)] for part in gathered}
-        # what a parameter is gathered with: the innermost that has it
+        # the innermost gathered module of each parameter
         self.homes = {id(parameter): id(part) for part in reversed(gathered) for parameter in part.parameters()}
 
     def through(self, model: nn.Module, /, *inputs: Any, **named: Any) -> Any:
-        """Call a model that the loss is given."""
+        """Call `model` for the loss; record the call and any second-order gradient through the model's outputs."""
         self.called = True
         self.inside += 1
         try:
@@ -65,7 +64,7 @@ class Watch:
         return outputs
 
     def over(self, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """The loss, watched from its call to its return."""
+        """Wrap the loss to record its uses of modules and parameters."""
 
         def watched_loss(models: Any, batch: Any) -> Any:
             with ExitStack() as stack:
@@ -113,12 +112,12 @@ class Watch:
         ]
 
     def _went_back(self, _: Tensor) -> None:
-        """A gradient came to what a model returned; while the loss still runs, and is to have a gradient, FSDP cannot do that."""
+        # the loss itself computes a gradient with a graph, for which FSDP cannot gather weights
         if self.sharded and self.running and torch.is_grad_enabled():
             self.differentiated = True
 
     def _entered(self, module: nn.Module, _: Any) -> None:
-        if torch._C._current_graph_task_id() != -1:  # in a backward pass blocks are computed again, outside of any call
+        if torch._C._current_graph_task_id() != -1:  # recomputation in the backward pass
             return
         if id(module) in self.gathered:
             self.at_work[id(module)] += 1
@@ -132,7 +131,7 @@ class Watch:
             self.at_work[id(module)] -= 1
 
     def used(self, parameter: Tensor) -> None:
-        """Take notice of a parameter that something with a gradient was made of."""
+        """Record a parameter that contributed to a tensor with a gradient."""
         name, home = self.parameters[id(parameter)], self.homes.get(id(parameter), 0)
         if not self.inside:
             self._note(name)
@@ -140,7 +139,6 @@ class Watch:
             self.displaced.setdefault(self.gathered[home], name)
 
     def _note(self, what: str) -> None:
-        """Remember a use by the line of the user's code that led to it; the first of a line is the outermost."""
         frames: list[FrameType] = []  # from the loss inwards to here
         inner: FrameType | None = sys._getframe()
         while inner is not None and inner.f_code is not self.loss_code:
@@ -155,12 +153,11 @@ class Watch:
                 method = None if others else f"{self.modules[owner]}.{frame.f_code.co_name}()"
                 break
             users = users if others else frame
+        # the first use on a line is the outermost
         self.outside.setdefault(f"{users.f_code.co_filename}:{users.f_lineno}", method or what)
 
 
 class _Uses(TorchFunctionMode):
-    """Notices parameters that something with a gradient is made of."""
-
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self.watch = watch

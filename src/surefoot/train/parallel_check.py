@@ -1,7 +1,7 @@
-"""Passes before the first step of several processes: what would go wrong later without a word is named here.
+"""Checks before the first step of several processes, for mistakes that DDP and FSDP2 do not report.
 
-DDP and FSDP2 see only what goes through the model's own call. Gradients of what a loss computes beside it are not added up over
-processes, sharded weights are not gathered for it, and a parameter that gets no gradient is waited for.
+DDP and FSDP2 see only calls of the model itself. For parameters used outside these calls, gradients are not summed over
+processes and shards are not gathered. Other processes wait for a parameter without a gradient.
 """
 
 import warnings
@@ -39,13 +39,13 @@ def check_first_pass(
     allow_unused: bool = False,
     gathered: Sequence[nn.Module] = (),
 ) -> None:
-    """Pass one micro-batch forward and backward; `ConfigError` with all that several processes could not do; collective.
+    """Run one micro-batch forward and backward; raise `ConfigError` for uses that need a single process. Collective.
 
-    Refuses trained parameters without a gradient (unless `allow_unused`), a loss that never calls a model it is given, and uses of
-    the model's parts outside of that call, by name and line. With `gathered` (what FSDP will gather by itself, innermost first)
-    also parameters used there, weights used while their block is not being called, gradients of gradients, and ranks that
-    call different blocks. If `micro_batch` is None on any rank, no rank checks. A pass that fails is left to the first step,
-    which explains it. Everything is put back; the device needs memory for the activations alone.
+    The check refuses trained parameters without a gradient (unless `allow_unused`), a loss that never calls a model, and
+    uses of submodules outside the model's call, by name and line. `gathered` are the modules that FSDP gathers separately,
+    innermost first. With them, the check also refuses weights used while their block is not being called, gradients of
+    gradients, and different blocks on different ranks. No rank checks if `micro_batch` is None on any rank. The first step
+    explains an exception in the pass. All state is restored; the device needs memory for the activations only.
 
     >>> from surefoot.train.precision import precision
     >>> import numpy as np
@@ -79,16 +79,16 @@ def check_first_pass(
 def make_ready(
     task: Task, state: State, first: Callable[[int], MicroBatch | None], *, user_state: Mapping[str, Any], world: World
 ) -> None:
-    """If several ranks share a step: one pass that counts nothing, after which all passes are alike. Collective.
+    """Run one warm-up pass without targets if several ranks share a step. Collective.
 
-    DDP puts gradients into buckets in the order in which the first pass makes them, and adds the ranks up bucket by bucket: a
-    resumed run, whose first pass is another, would round otherwise. `first` reads this rank's first micro-batch of a step.
+    DDP orders its gradient buckets by the first pass, and sums over ranks bucket by bucket. Without the warm-up, a resumed
+    run would round differently. `first` reads this rank's first micro-batch of a step.
     """
     micro_batch = None if task.loss is None else first(state.step)
-    if any(world.gathered(micro_batch is None)) or micro_batch is None:  # no data: the first step will say why
+    if any(world.gathered(micro_batch is None)) or micro_batch is None:  # no data: the first step reports the reason
         return
     with preserved(state.models, task.loss, user_state, state.parameters), warnings.catch_warnings():
-        # a kernel of one channel has two ways to lie in memory; torch says so once, in the first pass
+        # a one-channel kernel matches two memory formats; torch warns of this once, in the first pass
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         forward_backward(Step(state.step, [replace(micro_batch, count=0)], task, state))
         clear(state.parameters)
@@ -102,7 +102,6 @@ def _passed(
     precision: Precision,
     watch: Watch,
 ) -> list[str]:
-    """Names of the trained parameters that got no gradient."""
     forward = sole_or_all({name: Called(model, partial(watch.through, model)) for name, model in models.items()})
     settings = TrainSettings(length="1 steps", batch_size=len(micro_batch.sample_ids))
     task = Task(forward, watch.over(loss), 0, precision, factors=lambda _: 1.0, settings=settings)
@@ -110,7 +109,7 @@ def _passed(
 
     def note(parameter: Tensor) -> None:
         used.add(parameter)
-        parameter.grad = None  # whole gradients of a model that is to be sharded may be more than there is memory for
+        parameter.grad = None  # the unsharded gradients of a large model may not fit in memory
 
     with preserved(models, loss, {}), precision.numerics(), eagerly(), ExitStack() as hooks:
         trained = {
@@ -126,7 +125,6 @@ def _passed(
 
 
 def _about_order(orders: Sequence[Sequence[str] | None]) -> list[str]:
-    """What ranks call that gather weights together must be the same; in words where it is not (None: a pass that failed)."""
     (base, reference), *others = [(rank, order) for rank, order in enumerate(orders) if order is not None] or [(0, ())]
     for rank, order in others:
         for first, other in zip_longest(reference, order, fillvalue="nothing more"):

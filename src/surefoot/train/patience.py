@@ -1,4 +1,4 @@
-"""Waiting for a better score: which step was the best so far, when to stop early, and when to lower the learning rate."""
+"""Decisions based on a score: the best step, early stopping, and learning-rate reduction on a plateau."""
 
 import math
 from collections.abc import Collection
@@ -13,9 +13,9 @@ from surefoot.errors import ConfigError
 @known_keywords
 @dataclass(frozen=True)
 class EarlyStopping:
-    """End a run whose watched score has not improved for `patience` evaluations.
+    """A rule that ends a run after `patience` evaluations without an improvement of the monitored score.
 
-    `monitor` is "min SPLIT/SCORE" or "max SPLIT/SCORE"; only a change of more than `min_delta` counts as one.
+    `monitor` is "min SPLIT/SCORE" or "max SPLIT/SCORE". Only a change of more than `min_delta` is an improvement.
 
     >>> EarlyStopping("min val/loss", patience=5).min_delta
     0.0
@@ -35,11 +35,11 @@ class EarlyStopping:
 @known_keywords
 @dataclass(frozen=True)
 class ReduceLROnPlateau:
-    """Multiply every learning rate by `factor` whenever the watched score has not improved for `patience` evaluations.
+    """A rule that multiplies every learning rate by `factor` after `patience` evaluations without an improvement.
 
-    `monitor` and `min_delta` are those of `EarlyStopping`. A step's rate is its schedule's times all reductions so far,
-    which together are never less than `min_lr_ratio`. After a reduction `cooldown` evaluations use up no patience. As torch's
-    ReduceLROnPlateau with threshold_mode="abs" and a patience one less.
+    `monitor` and `min_delta` are those of `EarlyStopping`. Each learning rate is the schedule's value times the product of
+    all reductions, which never falls below `min_lr_ratio`. The `cooldown` evaluations after a reduction use up no patience.
+    The rule equals torch's ReduceLROnPlateau with threshold_mode="abs" and a patience smaller by 1.
 
     >>> ReduceLROnPlateau("max val/accuracy", patience=2, factor=0.1).min_lr_ratio
     0.01
@@ -67,12 +67,12 @@ class ReduceLROnPlateau:
 
     @property
     def score(self) -> str:
-        """The name of the watched score."""
+        """The name of the monitored score."""
         return parsed(self.monitor)[1]
 
     @property
     def in_words(self) -> str:
-        """What it does, in a line.
+        """A one-line description of the rule for the header.
 
         >>> print(ReduceLROnPlateau("max val/accuracy", patience=3).in_words)
         times 0.5 after 3 evaluations without a better val/accuracy, and again, down to 0.01 of these
@@ -82,14 +82,12 @@ class ReduceLROnPlateau:
 
     @property
     def evaluations(self) -> str:
-        """How many it waits, in words."""
+        """The patience as text, such as "3 evaluations"."""
         return "1 evaluation" if self.patience == 1 else f"{self.patience} evaluations"
 
 
 class Watch:
-    """The best value of one score, the step it was seen at, and the evaluations since.
-
-    A score that is not a number is neither an improvement nor a failed attempt: it uses up no patience.
+    """The best value of one score, its step, and the number of evaluations since. NaN scores are ignored.
 
     >>> watch = Watch("min val/loss")
     >>> [watch.improved(step, loss) for step, loss in enumerate([2.0, 1.5, math.nan, 1.7])]
@@ -111,7 +109,7 @@ class Watch:
         return self.patience is not None and self.waited >= self.patience
 
     def improved(self, step: int, value: float) -> bool:
-        """Take notice of the score after `step` steps; true where it is the best so far."""
+        """Record the score after `step` steps; return True if it is the best so far."""
         if math.isnan(value):
             return False
         gain = math.inf if self.value is None else (self.value - value) * (1 if self.direction == "min" else -1)
@@ -126,7 +124,7 @@ class Watch:
         return Watched(direction=self.direction, score=self.score, value=value, step=self.step, waited=self.waited)
 
     def load_state(self, state: Watched | None) -> None:
-        """Put back what `state` gave; where another score was watched, what was best of it says nothing of this one."""
+        """Restore the dictionary returned by `state`, unless the checkpoint monitored another score."""
         if state is not None and (state["direction"], state["score"]) == (self.direction, self.score):
             self.value = None if state["value"] is None else float(state["value"])
             self.step, self.waited = state["step"], state["waited"]
@@ -134,20 +132,18 @@ class Watch:
 
 @dataclass(frozen=True)
 class Standing:
-    """What the scores so far have come to."""
+    """The state of a plateau after the scores so far."""
 
     factor: float = 1.0
     best: float | None = None
-    waited: int = 0  # evaluations without a better score, since the best or the last reduction
-    cooling: int = 0  # evaluations to come that use up no patience
+    waited: int = 0  # evaluations since the best score or the last reduction
+    cooling: int = 0  # remaining cooldown evaluations
     not_numbers: int = 0  # scores that were NaN
     step: int = 0  # of the last score
 
 
 def following(plateau: ReduceLROnPlateau, before: Standing, *, step: int, score: float) -> Standing:
-    """Where a plateau stands after one more score: a pure function of the recorded scores.
-
-    So every rank decides alike, without asking. A score that is not a number is counted, and changes nothing else.
+    """Return a plateau's state after one more score. The function is pure, so all ranks agree. NaN scores are only counted.
 
     >>> plateau, standing = ReduceLROnPlateau("min val/loss", patience=2), Standing()
     >>> for step, loss in enumerate([2.0, 2.5, math.nan, 3.0, 1.0], start=1):
@@ -163,7 +159,7 @@ def following(plateau: ReduceLROnPlateau, before: Standing, *, step: int, score:
         return replace(before, step=step, not_numbers=before.not_numbers + 1)
     sign = 1.0 if parsed(plateau.monitor)[0] == "min" else -1.0
     best = sign * math.inf if before.best is None else before.best
-    improved = sign * (best - score) > plateau.min_delta  # never for infinity against infinity, which is NaN
+    improved = sign * (best - score) > plateau.min_delta  # False for inf - inf, which is NaN
     waited = 0 if improved or before.cooling else before.waited + 1
     updated = replace(before, step=step, best=score if improved else before.best)
     if waited < plateau.patience:
@@ -174,13 +170,13 @@ def following(plateau: ReduceLROnPlateau, before: Standing, *, step: int, score:
 
 @dataclass
 class Feedback:
-    """A plateau over a run: where it stands now, in words and in a checkpoint; `State.lr_factor` takes it to the optimizers."""
+    """The plateau rule of a run with its current state; `State.lr_factor` passes the factor to the optimizers."""
 
     plateau: ReduceLROnPlateau
     standing: Standing = Standing()
 
     def update(self, step: int, score: float) -> str | None:
-        """Take notice of the score after `step` steps; what there is to tell of it, in one line."""
+        """Record the score after `step` steps; return a one-line message about a reduction or a NaN score, or None."""
         before, plateau = self.standing, self.plateau
         self.standing = now = following(plateau, before, step=step, score=score)
         if now.not_numbers > before.not_numbers:
@@ -207,7 +203,7 @@ class Feedback:
 
 
 def watched(best: str | None, early_stopping: EarlyStopping | None, *, splits: Collection[str]) -> Watch | None:
-    """The one score that a run watches, for what is best or for stopping early; None for neither."""
+    """Return the tracker of `best` or early stopping, or None. Raises `ConfigError` if the two name different scores."""
     if early_stopping is not None and best not in (None, early_stopping.monitor):
         other = early_stopping.monitor
         raise ConfigError(f"best = {best!r} and early stopping watches {other!r}: a run watches one score")
@@ -221,7 +217,7 @@ def watched(best: str | None, early_stopping: EarlyStopping | None, *, splits: C
 def feedback(
     plateau: ReduceLROnPlateau | None, early_stopping: EarlyStopping | None, *, splits: Collection[str]
 ) -> Feedback | None:
-    """The plateau of a run that scores these splits; `ConfigError` for one that could never lower a rate."""
+    """Return the plateau rule of a run with these splits. Raises `ConfigError` if the rule could never reduce a learning rate."""
     if plateau is not None:
         _refuse_unknown_split(plateau.score, splits, by="plateau: ")
     if plateau is not None and early_stopping is not None:
@@ -230,11 +226,11 @@ def feedback(
 
 
 def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: EarlyStopping) -> None:
-    """Raise `ConfigError` where early stopping ends the run no later than its learning rate is lowered for the first time."""
+    """Raise `ConfigError` if early stopping would end the run before the first learning-rate reduction."""
     same = plateau.monitor == early_stopping.monitor and early_stopping.patience <= plateau.patience
     if same and early_stopping.min_delta >= plateau.min_delta:
         waits, several = early_stopping.patience, early_stopping.patience != 1
-        shorter = f"--plateau.patience {max(1, waits // 3)} for the plateau, or " * several  # none is shorter than 1
+        shorter = f"--plateau.patience {max(1, waits // 3)} for the plateau, or " * several
         raise ConfigError(
             f"early stopping waits {waits} evaluation{'s' * several} and plateau {plateau.patience} for the same score:"
             " the run would end before its learning rate is ever lowered\n"
@@ -243,7 +239,7 @@ def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: Earl
 
 
 def parsed(text: str) -> tuple[Literal["min", "max"], str]:
-    """Direction and score of "min SPLIT/SCORE"; anything else is a `ConfigError`.
+    """Return direction and score of "min SPLIT/SCORE". Raises `ConfigError` for any other text.
 
     >>> parsed("max val/accuracy")
     ('max', 'val/accuracy')

@@ -1,7 +1,7 @@
-"""In which number format a step computes: fp32, tf32, bf16, fp16 or fp8, and the loss scale that fp16 needs.
+"""The precisions of a training step (fp32, tf32, bf16, fp16, fp8), and the loss scale for fp16.
 
-This is the only file that knows a gradient scaler, decided on the device: `torch.amp.GradScaler` reads its overflow flag on the
-host in every step (law 12). A new format is an entry of `FORMATS`, and a choice of `precision` in the settings.
+The loss scale is updated on the device, because `torch.amp.GradScaler` reads its overflow flag on the host in every step
+(law 12). A new precision needs an entry of `FORMATS` and a choice of the setting `precision`.
 """
 
 import os
@@ -18,31 +18,28 @@ from surefoot.errors import ConfigError, first_line
 from surefoot.optim.param_groups import hidden_matrices
 
 _FP8_FROM = (8, 9)  # Ada and Hopper
-_FP8_MULTIPLE = 16  # both sizes of a matrix: what the devices' instructions take
+_FP8_MULTIPLE = 16  # of both sizes of a matrix, required by the hardware
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """One number format; an entry of `FORMATS`."""
+    """The properties of one precision; an entry of `FORMATS`."""
 
-    # What a forward pass computes in where autocast allows it. None: float32 throughout.
-    autocast: torch.dtype | None = None
+    autocast: torch.dtype | None = None  # autocast's dtype; None: float32 throughout
     tf32: bool = False  # whether float32 products and convolutions may round to TF32 on CUDA
     scaled: bool = False  # whether gradients need a loss scale
-    # Changes a model that has just been built, in place. None: models stay as they are.
-    convert: Callable[[nn.Module, torch.device], nn.Module] | None = None
-    # raises `ConfigError` for a device that cannot compute in it
-    refuse: Callable[[torch.device], None] = lambda _: None
-    tolerance: float = 1e-2  # how far, relatively, two sums of the same losses may be apart
-    h100_flops: float  # operations per second, dense, by the data sheet of H100 SXM
+    convert: Callable[[nn.Module, torch.device], nn.Module] | None = None  # converts a new model in place
+    refuse: Callable[[torch.device], None] = lambda _: None  # raises `ConfigError` for an unsupported device
+    tolerance: float = 1e-2  # largest relative difference of two sums of the same losses
+    h100_flops: float  # dense FLOP/s, from the data sheet of H100 SXM
 
 
 @dataclass
 class LossScale:
-    """The factor that keeps fp16 gradients above their smallest number; two tensors, decided on the device.
+    """The factor that keeps fp16 gradients above the smallest fp16 value: two tensors, updated on the device.
 
-    It halves after a step that overflowed and doubles after `interval` good ones in a row, as in Micikevicius et al. 2018,
-    section 3.2 (https://arxiv.org/abs/1710.03740), with the constants of `torch.amp.GradScaler`.
+    The scale halves after a step that overflowed and doubles after `interval` good steps in a row, as in Micikevicius et
+    al., 2018, section 3.2 (https://arxiv.org/abs/1710.03740). The constants are those of `torch.amp.GradScaler`.
     """
 
     scale: Tensor
@@ -50,9 +47,9 @@ class LossScale:
     interval: int = 2000
 
     def update(self, overflowed: Tensor) -> None:
-        """Take notice of one step; `overflowed` is a boolean on the device. Waits for nothing."""
+        """Update the scale without waiting for the device. `overflowed` is a boolean device tensor for the last step."""
         grown = self.good_steps + 1 >= self.interval
-        doubled = self.scale * 2.0  # not past float32: an infinite scale would never halve again
+        doubled = self.scale * 2.0  # must stay finite: an infinite scale would never halve again
         unchanged = torch.where(grown & torch.isfinite(doubled), doubled, self.scale)
         self.good_steps = torch.where(overflowed | grown, 0, self.good_steps + 1)
         self.scale = torch.where(overflowed, self.scale * 0.5, unchanged)
@@ -60,7 +57,7 @@ class LossScale:
 
 @dataclass
 class Precision:
-    """One number format on one device; weights stay float32 in all of them."""
+    """One precision on one device. Weights stay float32."""
 
     name: str
     device: torch.device
@@ -69,7 +66,7 @@ class Precision:
     _plain: AbstractContextManager[None] = field(default_factory=nullcontext, repr=False)
 
     def settle(self, name: str) -> None:
-        """Compute in this format from now on, if that was left open; else nothing changes. `KeyError` for an unknown one."""
+        """Set the precision if it is still open; otherwise do nothing. Raises `KeyError` for an unknown name."""
         if name not in FORMATS:
             raise KeyError(name)
         if self.open:
@@ -77,7 +74,7 @@ class Precision:
 
     @property
     def emulated(self) -> bool:
-        """Whether the device has no instructions for bf16 and is known to lack them, so that computing in it is slow."""
+        """True if the device is known to lack bf16 instructions, so that bf16 is slow."""
         if self.name == "bf16" and self.device.type == "cuda":
             return torch.cuda.get_device_capability(self.device) < CUDA_BF16_FROM
         return self.name == "bf16" and self.device.type == "cpu" and instruction_set() == "none"
@@ -88,7 +85,7 @@ class Precision:
 
     @contextmanager
     def numerics(self) -> Iterator[None]:
-        """Whether CUDA's float32 products and convolutions may round to TF32: only where that was asked for. Then as before."""
+        """Allow TF32 products and convolutions on CUDA only if the precision is tf32; restore torch's settings at the end."""
         if self.device.type != "cuda":
             yield
             return
@@ -113,17 +110,14 @@ class Precision:
 
 
 def instruction_set() -> str:
-    """The processor's best instructions for bf16: "amx_bf16", "avx512_bf16", "arm_bf16", "none", or "unknown".
-
-    `ONEDNN_MAX_CPU_ISA` takes instructions away from the library that multiplies matrices, as they are here then.
-    """
+    """Return the CPU's best bf16 instructions as "amx_bf16", "avx512_bf16", "arm_bf16", "none" or "unknown"."""
     try:
         has = torch.cpu.get_capabilities()
     except AttributeError:  # torch 2.11 may lack it; drop when a later one is the minimum
         return "unknown"
     if has.get("architecture") != "x86_64":
         return "arm_bf16" if has.get("bf16") else "none" if "bf16" in has else "unknown"
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()  # of the instructions that oneDNN uses
     unlimited = limit in ("", "ALL", "DEFAULT")
     if has.get("amx_bf16") and (unlimited or "AMX" in limit):
         return "amx_bf16"
@@ -132,9 +126,9 @@ def instruction_set() -> str:
 
 
 def precision(name: str, device: torch.device) -> Precision:
-    """The number format called `name`; "auto" is bf16 on a CUDA device of compute capability 8.0 or more, else left open.
+    """Return the precision called `name`. Raises `ConfigError` if the name is unknown or unsupported by the device.
 
-    On the meta device, on which nothing is computed, it is what it would be on such a CUDA device.
+    The name "auto" means bf16 on the meta device and on CUDA from compute capability 8.0; elsewhere the choice stays open.
 
     >>> precision("auto", torch.device("cpu")).open
     True
@@ -153,12 +147,12 @@ def precision(name: str, device: torch.device) -> Precision:
 
 
 def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model with its hidden linear layers multiplying in float8, forward and backward; changed in place.
+    """Convert a model's hidden linear layers in place to float8 products, forward and backward; return the model.
 
-    Each tensor is scaled by its own largest number (e4m3 forwards, e5m2 for gradients; Micikevicius et al. 2022, section 3:
-    https://arxiv.org/abs/2209.05433). Parameters stay the same objects. Taken are `nn.Linear` layers whose sizes are multiples
-    of 16, but not heads and what shares its weight with an embedding. The CPU emulates the 8 bits, slowly. Raises `ConfigError`
-    without torchao, and if there is no such layer.
+    Each tensor is scaled by its own largest magnitude, to e4m3 in the forward pass and e5m2 for gradients (Micikevicius et
+    al., 2022, section 3, https://arxiv.org/abs/2209.05433). Parameters stay the same objects. Only `nn.Linear` layers with
+    sizes in multiples of 16 are converted; heads and layers that share an embedding's weight are not. The CPU emulates
+    float8 slowly. Raises `ConfigError` without torchao, or if the model has no such layer.
     """
     hidden = hidden_matrices(model)
     taken = [
@@ -174,7 +168,7 @@ def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
         )
     try:
         torchao = import_module("torchao.float8")
-    except Exception as problem:  # a build for another torch raises what it likes
+    except Exception as problem:  # torchao built for another torch may raise any exception
         raise ConfigError(
             f"precision = fp8 needs torchao, which cannot be imported: {type(problem).__name__}: {first_line(problem)}\n"
             "  install it: pip install surefoot[fp8]"
@@ -182,7 +176,7 @@ def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
     config = torchao.Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
     evaluating = [name for name, part in model.named_modules() if not part.training]
     torchao.convert_to_float8_training(model, module_filter_fn=lambda _, name: name in taken, config=config)
-    for name in evaluating:  # what torchao makes is in training mode
+    for name in evaluating:  # torchao's new layers are in training mode
         model.get_submodule(name).training = False
     return model
 
@@ -204,12 +198,12 @@ def _refuse_fp8(device: torch.device) -> None:
         )
 
 
-# All formats, by the name that a flag gives them; "auto" is one of them when a run begins
+# All precisions by name; "auto" becomes one of them when a run begins
 FORMATS: dict[str, Format] = {
     "fp32": Format(tolerance=1e-4, h100_flops=67e12),
     "tf32": Format(tf32=True, refuse=_refuse_tf32, tolerance=1e-3, h100_flops=494e12),
     "bf16": Format(autocast=torch.bfloat16, h100_flops=989e12),
     "fp16": Format(autocast=torch.float16, scaled=True, h100_flops=989e12),
-    # all but linear layers are bf16 autocast's, and weights stay float32
+    # all other layers use bf16 autocast, and weights stay float32
     "fp8": Format(autocast=torch.bfloat16, convert=with_fp8, refuse=_refuse_fp8, h100_flops=1979e12),
 }

@@ -1,4 +1,4 @@
-"""Is the run that is started the run that was saved? Every difference is named; one that would change the run is refused."""
+"""Comparison of a resumed run with its checkpoint. An error names the settings that would change the run."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,18 +13,18 @@ from surefoot.schedules.lr_schedule import Schedule
 
 Described = Mapping[str, Any]
 
-_WHICH_DATA = (".sha256", ".type", ".indices")  # ends of settings that say which data these are
+_WHICH_DATA = (".sha256", ".type", ".indices")  # suffixes of the settings that identify a data set
 
 
 def differences(saved: Described, now: Described) -> list[str]:
-    """One line for each setting whose value differs: its dotted name, then both values."""
+    """Return a line for each setting whose value differs: its dotted name and both values."""
     before, after = ({key: repr(value) for key, value in flat(settings).items()} for settings in (saved, now))
     pairs = {key: (before.get(key, "absent"), after.get(key, "absent")) for key in {**before, **after}}
     return [f"{key} was {was}, now {now_is}" for key, (was, now_is) in pairs.items() if was != now_is]
 
 
 def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
-    """Raise `CheckpointError` naming every setting in which a run differs from the saved one."""
+    """Raise `CheckpointError` if settings differ from those of the saved run, and name these settings."""
     if changes := differences(saved, now):
         raise CheckpointError(
             f"cannot resume {where}: {changes[0]}"
@@ -34,12 +34,12 @@ def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
 
 
 def has_same_samples(saved: Described, now: Described) -> bool:
-    """Whether two data sets are addressed alike: as many samples, in the same order."""
+    """Return True if two data sets have equally many samples in the same order."""
     return all(saved["data"].get(name) == now["data"].get(name) for name in ("plan", "samples"))
 
 
 def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
-    """Raise `CheckpointError` where the data are others, by type or hash: that alone is said first, then what goes with it."""
+    """Raise `CheckpointError` if the type or hash of the data differs. The message lists the data before other settings."""
     own = [{name: value for name, value in identity["data"].items() if name != "plan"} for identity in (saved, now)]
     changes = differences({"data": own[0]}, {"data": own[1]})
     if not any(line.split()[0].endswith(_WHICH_DATA) for line in changes):
@@ -56,10 +56,10 @@ def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
 
 
 def refuse_another_length(saved: Described, length: Length, *, schedule: AnySchedule, step: int, where: str) -> None:
-    """Raise `CheckpointError` where a run saved with one length after `step` steps cannot go on with another.
+    """Raise `CheckpointError` if a run saved after `step` steps cannot continue with another length.
 
-    `schedule` is in steps, percentages taken of the length with which the run began: where one run is longer than the
-    other, their rates differ from some step on, and that one must not be made yet.
+    `schedule` is in steps; its percentages refer to the length with which the run began. The learning rates for two lengths
+    differ from some step on, and the saved run must not have passed that step.
     """
     before = int(str(saved["length"]).split()[0])
     if before == length.steps:
@@ -68,7 +68,7 @@ def refuse_another_length(saved: Described, length: Length, *, schedule: AnySche
     shared, misfit = 0, ""
     try:
         shared = schedule.shared_steps(shorter)
-    except ConfigError as problem:  # what was a percentage of the longer run does not fit in the shorter one
+    except ConfigError as problem:  # the longer run's schedule does not fit in the shorter run
         misfit = str(problem).splitlines()[0]
     if step <= min(length.steps, shared) and not misfit:
         return

@@ -1,4 +1,4 @@
-"""What `Run` takes: the settings of every run, and what only code can give, each with its text."""
+"""The keywords of `Run`: the settings of every run, and the keywords that only code can set."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -91,61 +91,61 @@ class RunSettings(TrainSettings):
     """The keywords of `Run`."""
 
     model: Model | Mapping[str, Model] = setting(identity=True, by_fingerprint=True, after="")
-    """The model, or better a factory, which is called under the run's seed; or several by name."""
+    """A model or, preferably, a factory that is called under the run's seed; or a dictionary of these by name."""
     loss: Loss | None = setting(None, identity=True, by_fingerprint=True)
-    """`loss(model, batch)` returns a mean, an `sf.Mean`, or either with `(outputs, targets)` or `{name: Mean}`. None: your code makes
-    the steps."""
+    """`loss(model, batch)` returns a scalar mean or an `sf.Mean`, alone or in a tuple with `(outputs, targets)` or a dictionary of
+    `sf.Mean`. If None, your code runs the steps."""
     train_data: Any = setting(identity=True, by_fingerprint=True)
-    """Training data: a map-style data set, a `TensorDataset` or tuple of tensors, a `Mixture`, or `sf.data.TrainWindows` of tokens."""
+    """Training data: a map-style data set, a `TensorDataset`, a tuple of tensors, a `Mixture`, or `sf.data.TrainWindows` of tokens."""
     early_stopping: EarlyStopping | None = setting(None, identity=True, after="time_limit")
-    """End if a score stops improving."""
+    """Rule that ends the run if a score stops improving."""
     collate_fn: Callable[[list[Any]], Any] | None = setting(
         None, identity=True, by_fingerprint=True, after="micro_batch_size"
     )
-    """Makes a batch of a list of samples, as in `DataLoader`."""
+    """Function that collates a list of samples into a batch, as in `DataLoader`."""
     count_fn: Callable[[Any], int] | None = setting(None, identity=True, by_fingerprint=True)
-    """Number of targets in a batch, over which the loss is a mean; called on the host. None: its first dimension."""
+    """Number of targets in a batch, computed on the host. If None, the size of the first dimension is used."""
     count_unit: str = setting("targets", check=_unit, observer=True)
-    """What console, page and TensorBoard call a target, such as "tokens"."""
+    """Name of the targets in the console, the page and TensorBoard, such as "tokens"."""
     optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built] = setting(
         identity=True, after="workers", group="optimization"
     )
-    """`surefoot.optim.adamw(...)` or the like, or a function from parameter groups to a `torch.optim.Optimizer`; or several by name."""
+    """Optimizer such as `surefoot.optim.adamw(...)`, a function from parameter groups to a `torch.optim.Optimizer`, or several by name."""
     schedule: AnySchedule | None = setting(None, check=_schedule, identity=True)
-    """Factor on the learning rate over the run: `surefoot.schedules.cosine(...)` or the like. None: constant."""
+    """Learning-rate factor over the run, such as `surefoot.schedules.cosine(...)`. If None, the factor is constant."""
     plateau: ReduceLROnPlateau | None = setting(None, check=_plateau, identity=True)
-    """Lower the learning rate if a score stops improving; `evaluate_every` is then part of what the run is."""
+    """Rule that lowers the learning rate if a score stops improving; `evaluate_every` must then be equal at a resume."""
     splits: Mapping[str, Split] | None = setting(
         None, check=_splits, observer=True, after="deterministic", group="evaluation"
     )
-    """Named data sets to evaluate, such as "val": {name: Split}."""
+    """Data sets to evaluate, as a dictionary of `Split` by name, such as "val"."""
     best: str | None = setting(None, observer=True, after="evaluate_at_start")
-    """ "min val/loss" or "max val/accuracy": the score whose best checkpoint is kept."""
+    """Score whose best checkpoint is kept, such as "min val/loss" or "max val/accuracy"."""
     sample_fn: Callable[[Any], str | Sequence[str]] | None = setting(None, observer=True)
-    """`sample_fn(model)` returns text to show, or a list of texts, for example generated text."""
+    """`sample_fn(model)` returns a text or a list of texts to print, such as generated text."""
     derived: Mapping[str, Callable[[Mapping[str, float]], float]] | None = setting(
         None, check=_derived, observer=True, after="layer_stats_every"
     )
-    """Functions of a training record's numbers, whose values stand in it too: {"perplexity": surefoot.metrics.perplexity}."""
+    """Functions of a training record's values, recorded by name: {"perplexity": surefoot.metrics.perplexity}."""
     panels_fn: Makes | None = setting(None, observer=True, after="trackers")
-    """`panels_fn(model)` yields panels for the page, once, at the end; after 60 seconds no further panel is asked for."""
+    """`panels_fn(model)` yields panels for the page, once, at the end; after 60 s no further panel is computed."""
     console: bool = setting(True, per_rank=True, after="report")
     """Print progress."""
     parallel: Kind | Strategy = setting("auto", observer=True, after="keep_every", group="processes")
-    """How several processes work together: "none", "ddp", "fsdp", or `surefoot.fsdp(...)`; "auto" is DDP if there are several."""
+    """Parallel strategy "none", "ddp", "fsdp" or `surefoot.fsdp(...)`; "auto" means DDP for several processes."""
     identity: Mapping[str, Any] | None = setting(None, identity=True, after="check_ranks_every", group="extras")
-    """Your own JSON that must be equal at a resume, such as how the data were made."""
+    """Your own JSON that must be equal at a resume, such as the steps of data preparation."""
     extra_files: Mapping[str, str | bytes] | None = setting(None, observer=True)
     """Files to write into the run's directory, such as a tokenizer: {name: text or bytes}."""
     describe_fn: Callable[[Any], str] | None = setting(None, observer=True)
-    """Text of a batch of one sample, for `surefoot replay`. None: shapes and values."""
+    """Function from a batch of one sample to text, for `surefoot replay`. If None, shapes and values are printed."""
     predict_example: str | None = setting(None, observer=True)
-    """An input for the `surefoot predict` command that the run prints at its end; "" if it needs none."""
+    """Input in the `surefoot predict` command that the run prints at its end; "" if the command needs no input."""
     data_summary: Sequence[str] = setting((), observer=True)
-    """Lines on the data that `surefoot plan` shows; the start of a run shows the first."""
+    """Lines on the data that `surefoot plan` prints; the start of a run prints the first line."""
     accept_change: str | Sequence[str] | None = setting(
         None, check=_accept_change, one_session=True, after="check_state"
     )
-    """What may compute something else than before, from this session on: "loss", "model", "collate", "data" or "optimizer"."""
+    """Parts ("loss", "model", "collate", "data", "optimizer") that may compute differently from this session on."""
     disk: Disk = setting(DISK, per_rank=True)
-    """What writes checkpoints; tests give one that fails."""
+    """Object that writes checkpoints; tests pass one that fails."""

@@ -1,4 +1,4 @@
-"""What a run makes of its model between steps: metrics over its splits, and samples. Nothing here changes the run."""
+"""Evaluation of a run's splits and samples between steps. Evaluation does not change the run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -23,7 +23,7 @@ Made = TypeVar("Made")
 
 
 class Evaluator:
-    """Metrics and samples with the averaged weights where a run has them, else with the trained ones."""
+    """Evaluator of splits and samples with the averaged weights if the run has them, otherwise with the trained weights."""
 
     def __init__(
         self,
@@ -47,18 +47,16 @@ class Evaluator:
         self.callables: dict[str, Any] = {}
 
     def names(self, *, at_end: bool) -> list[str]:
-        """The splits of every evaluation, or those that are evaluated when the run is over."""
+        """Return the names of the splits that are evaluated only after the last step (`at_end`), or of all other splits."""
         return [name for name, split in self.splits.items() if split.at_end == at_end]
 
     def scores(self, names: Sequence[str], *, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-        """The metrics of some splits, as {"SPLIT/METRIC": value}; waits for the device. Given up if `stop` returns true.
-
-        With a sharded model all ranks pass their batches in step; `predict` may call it as often as it likes, with whole weights.
-        """
+        """Return the metrics of splits as {"SPLIT/METRIC": value}. Raises `EvaluationStoppedError` if `stop` returns true."""
         forward, models = self._forward(), self.models().values()
         metrics: dict[str, Any] = {}
         for name in names:
             split = self.splits[name]
+            # `predict` may call the model any number of times, so it gets whole weights
             with nullcontext() if split.predict is None else self.ranks.whole(models):
                 batches = self.pipeline.split(split.data, batch_size=split.batch_size)
                 values = evaluate_batches(forward, batches, split, stop=stop, world=self.pipeline.world, **self._how())
@@ -67,19 +65,17 @@ class Evaluator:
         return metrics
 
     def seconds(self, name: str, *, batches: int = 3) -> float:
-        """About how long it takes to evaluate a split now, measured with a few of its batches."""
+        """Return the estimated seconds to evaluate a split, measured on its first `batches` batches."""
         split, forward = self.splits[name], self._forward()
         took_s, samples = 0.0, 0
         for batch in self.pipeline.split(split.data, batch_size=split.batch_size, max_batches=batches):
             start_s = perf_counter()
-            metric_by_batch(
-                forward, [batch], split, metric="loss", **self._how()
-            )  # a part may be too little for other metrics
+            metric_by_batch(forward, [batch], split, metric="loss", **self._how())  # others may need more
             took_s, samples = took_s + perf_counter() - start_s, samples + len(batch.sample_ids)
         return took_s * sample_count(split.data) / max(1, samples)
 
     def training_samples(self, names: Sequence[str]) -> float:
-        """How many samples of the training data hold as many values as these splits, by one sample of each; computes no pass."""
+        """Return the estimated number of training samples with the same total size as these splits. Runs no forward pass."""
 
         def values(data: Any) -> int:
             (batch,) = self.pipeline.split(data, batch_size=1, max_batches=1)
@@ -92,10 +88,7 @@ class Evaluator:
             return total / max(1, values(self.pipeline.dataset)) if total else 0.0
 
     def metric_by_batch(self, metric: str, *, batches: int) -> list[Mean] | None:
-        """ "SPLIT/METRIC" of each of `batches` batches of neighboring samples by itself (fewer of a small split).
-
-        None if the split has no such metric that a single batch could have.
-        """
+        """Return "SPLIT/METRIC" of each batch, for at most `batches` batches. Returns None if a batch has no such metric."""
         name, _, wanted = metric.partition("/")
         split = self.splits[name]
         neighbors = self.pipeline.split(split.data, batch_size=-(-sample_count(split.data) // batches))
@@ -105,16 +98,16 @@ class Evaluator:
         return {"loss": self.loss, "precision": self.precision, "seed": self.pipeline.seed}
 
     def leave_out_end(self) -> None:
-        """Evaluate nothing that is for the end of the run alone: whoever chooses between runs must not see it."""
+        """Remove the splits that are evaluated at the end, so that a choice between runs does not depend on them."""
         self.splits = {name: split for name, split in self.splits.items() if not split.at_end}
 
     def panels(self, make: Callable[[Any], Made]) -> Made:
-        """What `make` shows of the model, in the run's precision; as for a sample."""
+        """Return `make(model)`, called like `sample` but in the run's precision."""
         with self.precision.autocast():
             return self.sample(make, stream="panels")
 
     def sample(self, make: Callable[[Any], Made], *, stream: str = "sample") -> Made:
-        """What `make` shows of the model."""
+        """Return `make(model)`, called in evaluation mode, without gradients and with its own random seed."""
         model = next(iter(self.models().values()))
         with self.ranks.whole([model]), untouched(), torch.no_grad(), evaluation_mode([model]):
             seed_generators(fold(stream_key(self.pipeline.seed, stream), self.state.step))
@@ -127,7 +120,7 @@ class Evaluator:
 
     def _forward(self) -> Any:
         models: dict[str, Any] = dict(self.models())
-        if self.compiling.on:  # callables of their own: what training compiled is specialised to its mode and shapes
+        if self.compiling.on:  # training's compiled models are specialized to its mode and shapes
             self.callables = self.callables or {
                 name: torch.compile(model, dynamic=False) for name, model in models.items()
             }

@@ -1,4 +1,4 @@
-"""Passes that leave no trace: whatever is tried with a model and a loss, everything is afterwards as it was."""
+"""Passes without side effects: all state is restored afterwards."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,11 +25,12 @@ def preserved(
     *,
     with_weights: bool = True,
 ) -> Iterator[Callable[..., None]]:
-    """Put everything back at the end; gradients are absent meanwhile. Yields what puts back all, or only what a checkpoint holds.
+    """Restore all state at the end of the block; inside the block, gradients are None.
 
-    Everything: weights, buffers, extra state, modes, gradients, the three random generators, `user_state`, and what models and
-    the loss remember in attributes, closures and globals. `parameters` are further ones that an optimizer trains. Without
-    `with_weights` no parameter is copied: for passes that change none.
+    The state comprises weights, buffers, extra state, modes, gradients, the three random generators, `user_state`, and the
+    attributes, closures and globals of models and loss. The block receives a function that restores all state; with
+    `only_saved`, the function restores only the state in a checkpoint. `parameters` are further parameters that an
+    optimizer trains. If `with_weights` is false, parameters are not copied, and the block must not change them.
     """
     from surefoot.checkpoint.unsaved import Observation
 
@@ -52,7 +53,7 @@ def preserved(
                 for buffer, numbers in buffers:
                     buffer.copy_(numbers)
             for part, extra in extras:
-                part.set_extra_state(deepcopy(extra))  # it may keep what it is given, and change that
+                part.set_extra_state(deepcopy(extra))  # the module may keep its argument and modify it
             for part, training in modes:
                 part.training = training
             for parameter in every:
@@ -71,16 +72,13 @@ def preserved(
 
 
 def eagerly() -> AbstractContextManager[Any]:
-    """Nothing is compiled for one pass; torch's compiler is not even imported for it."""
+    """Disable `torch.compile` for one pass, without importing torch's compiler."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def timed_pass(task: Task, state: State, micro_batch: MicroBatch) -> tuple[float, int]:
-    """Pass a micro-batch forward and backward; return the seconds that it took, the device's included, and the targets counted.
-
-    Parameters and buffers stay what they were, and no gradient is left. On one thread of the CPU these are the processor's
-    seconds, which other processes do not lengthen.
-    """
+    """Time one micro-batch forward and backward, without lasting effects; return the seconds and the number of targets."""
+    # on one CPU thread, process time is independent of other processes
     on_one_thread = task.precision.device.type == "cpu" and torch.get_num_threads() == 1
     clock = process_time if on_one_thread else perf_counter
     began, step = clock(), Step(state.step, [micro_batch], task, state)

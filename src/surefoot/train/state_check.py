@@ -1,4 +1,4 @@
-"""Passes and updates when a run begins or goes on, after which all is as it was: is what it computes what its checkpoints say?"""
+"""Start-of-session checks: checkpoints hold all state, and a resumed run computes the same as before."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,15 +30,15 @@ from surefoot.train.precision import FORMATS
 from surefoot.train.scratch import eagerly, preserved
 from surefoot.train.step_watch import UNWATCHED, Watch
 
-_MAX_WEIGHT_BYTES = 2 << 30  # up to which the loss is compared at a resume, for which the weights of step 0 are read
+_MAX_WEIGHT_BYTES = 2 << 30  # above this, no loss is compared at a resume, since it needs the weights of step 0
 
 
 @dataclass
 class StateCheck:
-    """Finds what passes and updates change and no checkpoint holds, when a run begins. It watches the first two steps.
+    """A check of a new run's first two steps for state that passes or updates change but no checkpoint holds.
 
-    What the second of two equal passes changes is state; what only the first one sets is a cache. `user_state`: the objects of
-    `run.register_state`. The checks are collective, and refuse with `ConfigError`.
+    A change by the second of two equal passes is state; a change only by the first pass is a cache. `user_state` holds the
+    objects of `run.register_state`. The checks are collective and raise `ConfigError`.
     """
 
     task: Task
@@ -46,15 +46,15 @@ class StateCheck:
     user_state: Mapping[str, Any]
     world: World
     exact: bool  # equal passes give equal bits
-    inner: Watch = UNWATCHED  # what else watches a step
+    inner: Watch = UNWATCHED  # another observer of the step
     has_passed: bool = False
     losses: list[tuple[Loss, MicroBatch]] = field(default_factory=list)  # of the first step
-    updates: list[list[Observation]] = field(default_factory=list)  # of one step: before and after each
+    updates: list[list[Observation]] = field(default_factory=list)  # before and after each update of a step
     changed: set[str] = field(default_factory=set)  # by the updates of the first step
-    steps: int = 2  # that it watches
+    steps: int = 2  # number of watched steps
 
     def check_passes(self, *passes: tuple[Loss | None, MicroBatch | None]) -> None:
-        """Pass this rank's micro-batch twice, once in a run; what fails is left to the step, where its error is explained."""
+        """Compare the states after two passes of this rank's micro-batch, once per run. The step explains a failing pass."""
         for loss, micro_batch in () if self.has_passed else passes:
             able = loss is not None and micro_batch is not None and micro_batch.count > 0
             if not all(self.world.gathered(able)) or loss is None or micro_batch is None:
@@ -63,13 +63,13 @@ class StateCheck:
                 names = self._changed_by_second_pass(loss, micro_batch)
             except NotPutBackError:
                 raise
-            except Exception:  # of the user's: the step explains it
+            except Exception:  # in the user's code: the step explains it
                 names = []
             refuse_unsaved(self.world.gathered(names), when="in every pass")
             self.has_passed = True
 
     def check_step(self, step: Step) -> None:
-        """After each of the first two steps: look at what its updates changed; pass what a user's own steps have passed."""
+        """Check the updates of one of the first two steps, and the passes that a custom loop ran in the step."""
         step._watch, changed = self.inner, self.changed
         self.changed = {name for each in self.updates for name in changes(*each, exact=self.exact)}
         if step.index:
@@ -91,7 +91,7 @@ class StateCheck:
 
     def _changed_by_second_pass(self, loss: Loss, micro_batch: MicroBatch) -> list[str]:
         models, task = self.state.models, replace(self.task, loss=loss)
-        if holders(self.state.parameters) is None:  # else all ranks gather weights together
+        if holders(self.state.parameters) is None:  # otherwise all ranks gather weights together
             task = replace(task, ranks=Alone(), forward=sole_or_all(models))
         losses, after = [], []
         with preserved(models, loss, self.user_state, self.state.parameters) as put_back, eagerly():
@@ -115,16 +115,16 @@ def first_loss(
     task: Task,
     user_state: Mapping[str, Any],
 ) -> tuple[float | None, bool]:
-    """The loss of the first step's first micro-batch as a step computes it, uncompiled, and whether it drew random numbers.
+    """Return the uncompiled loss of the first step's first micro-batch, and True if the pass drew random numbers.
 
-    None for a pass that fails: the first step says why. No gradient is computed, unless the loss takes one itself. Everything is
-    put back as for `check_first_pass`. Of sharded models all ranks must make the pass: it gathers weights.
+    The loss is None if the pass fails; the first step reports the error. No gradient is computed unless the loss computes
+    one. All state is restored. All ranks of a sharded model must call this function, because the pass gathers weights.
     """
-    assert task.loss is not None  # `fingerprints` has asked
+    assert task.loss is not None  # `fingerprints` has checked this
     generators = [torch.get_rng_state, *([torch.cuda.get_rng_state] if task.precision.device.type == "cuda" else [])]
     sharded = any(held_of(parameter)[1] is not None for model in models.values() for parameter in model.parameters())
     with preserved(models, task.loss, user_state), eagerly():
-        for gradients in (False, True)[: 1 if sharded else 2]:  # with them FSDP would wait for a backward pass
+        for gradients in (False, True)[: 1 if sharded else 2]:  # with gradients, FSDP would wait for a backward pass
             seed_generators(fold(task.key, 0, micro_batch.index))
             before = [state() for state in generators]
             try:
@@ -139,10 +139,10 @@ def first_loss(
 
 
 def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
-    """Hashes of samples, of the first micro-batch and of the user's own code, and the loss of that micro-batch. Collective.
+    """Return hashes of samples, the first micro-batch and the user's code, and the loss of that micro-batch. Collective.
 
-    `at_beginning` tells whether the models have the weights of step 0; without them, and above 2 GB of weights, no loss is
-    computed. All ranks pass the same micro-batch; what rank 0 finds counts.
+    A loss is computed only if the models have the weights of step 0 (`at_beginning`) and at most 2 GiB of weights. All
+    ranks use the same micro-batch, and the values of rank 0 are returned.
     """
     parts.doing("looking at what is computed")
     pipeline, task, models, loss = parts.pipeline, parts.task, parts.state.models, parts.task.loss
@@ -168,7 +168,7 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     }
     micro_batch = pipeline.beginning()
     if micro_batch is not None:
-        with suppress(Exception):  # of the user's objects in it
+        with suppress(Exception):  # in methods of the user's objects
             fingerprint["micro_batch"] = {
                 "sha256": hash_of(micro_batch.batch, unknown),
                 "count": micro_batch.count,
@@ -184,7 +184,7 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
 
 
 def has_small_loss(parts: Components) -> bool:
-    """Whether the run has a loss, and weights that may be read once more for it."""
+    """Return True if the run has a loss and at most 2 GiB of weights."""
     weights = [each for model in parts.state.models.values() for each in model.parameters()]
     return (
         parts.task.loss is not None and sum(each.numel() * each.element_size() for each in weights) <= _MAX_WEIGHT_BYTES
@@ -192,10 +192,10 @@ def has_small_loss(parts: Components) -> bool:
 
 
 def loss_contract(parts: Components) -> tuple[bool, str]:
-    """Whether the loss of a batch is the count-weighted mean of its two halves', in evaluation mode; and that in words.
+    """Check in evaluation mode that a batch's loss is the count-weighted mean over its halves; return (holds, description).
 
-    If not, the mean is over something else than what is counted, or the loss couples samples, and gradients would depend on how
-    a batch is cut. Each rank takes its own first micro-batch. Collective.
+    If the check fails, the loss is not a mean over the counted targets, or the loss couples samples. Gradients then depend
+    on the micro-batch size. Each rank checks its own first micro-batch. Collective.
     """
     if parts.task.loss is None:
         return True, "not checked: this run has no loss of its own"
@@ -208,7 +208,7 @@ def loss_contract(parts: Components) -> tuple[bool, str]:
     with preserved(state.models, parts.task.loss, user_state, state.parameters) as put_back, parts.numerics():
         for piece, seed in ((batch, 0), (batch, 1), (halves[0], 0), (halves[1], 0)):
             means.append(_mean(parts, piece, seed))
-            put_back()  # as in a step, of which each micro-batch begins with the same buffers
+            put_back()  # as in a step: each micro-batch starts from the same buffers
     together, repeated, halved = (float(each.value) for each in (means[0], means[1], means[2] + means[3]))
     tolerance = FORMATS[parts.run_state.precision.name].tolerance * max(1.0, abs(together))
     if not math.isfinite(together) or abs(together - halved) <= tolerance:
@@ -225,7 +225,6 @@ def loss_contract(parts: Components) -> tuple[bool, str]:
 
 
 def _mean(parts: Components, batch: MicroBatch, seed: int) -> Mean:
-    """The loss of a batch of each rank, called with the plain models unless all ranks must gather their weights together."""
     means = metric_by_batch(
         parts.task.forward if parts.parallel.kind == "fsdp" else sole_or_all(parts.state.models),
         [replace(batch, batch=deepcopy(batch.batch))],  # a loss may write into it
@@ -240,7 +239,6 @@ def _mean(parts: Components, batch: MicroBatch, seed: int) -> Mean:
 
 
 def _halves(micro_batch: MicroBatch, parts: Components) -> list[MicroBatch] | None:
-    """The same nest with half the rows of every tensor; None where something in it is no tensor of so many rows."""
     size, count = len(micro_batch.sample_ids), parts.pipeline.count or rows
     leaves, nest = pytree.tree_flatten(micro_batch.batch)
     if size < 2 or any(not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != size for leaf in leaves):

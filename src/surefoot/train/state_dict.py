@@ -1,4 +1,4 @@
-"""The whole of a run at one step, as the contents of a checkpoint, and back."""
+"""Conversion of a run's state at one step to a checkpoint and back."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,22 +25,22 @@ from surefoot.train.timer import Clock
 
 @dataclass
 class UserState:
-    """The user's own objects, and what a checkpoint held for names not yet asked for."""
+    """The user's registered objects, and saved state that no object has claimed yet."""
 
     objects: dict[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     unclaimed: dict[str, Any] = field(default_factory=dict)
-    is_complete: bool = False  # no object is added before the first step
+    is_complete: bool = False  # no further object is registered before the first step
 
     def add(self, name: str, stateful: Any) -> None:
-        """Keep an object from now on; it is put back as it was saved, where it was."""
+        """Register an object, and restore its state if the checkpoint holds any under this name."""
         self.objects[name] = stateful
         if name in self.unclaimed:
             restore_object(stateful, self.tensors, self.unclaimed.pop(name), name=name)
-        pack_state({name: stateful})  # what cannot be saved is refused here, not at the first save
+        pack_state({name: stateful})  # refuses an unsupported object here, not at the first save
 
     def refuse_unclaimed(self) -> None:
-        """Raise `CheckpointError` where something saved was not asked for: it would be lost with the next checkpoint."""
+        """Raise `CheckpointError` if saved state was not claimed by an object: the next checkpoint would lose it."""
         if self.unclaimed:
             raise CheckpointError(
                 f"the checkpoint holds kept state that nobody asked for: {', '.join(self.unclaimed)}\n"
@@ -50,22 +50,22 @@ class UserState:
 
 @dataclass(frozen=True)
 class RunState:
-    """Everything that changes while a run goes on."""
+    """The state that changes during a run."""
 
     state: State
     precision: Precision
     watch: Watch | None = None
-    feedback: Feedback | None = None  # from scores to learning rates
+    feedback: Feedback | None = None  # learning-rate reduction by scores
     meter: Meter = field(default_factory=Meter)
     clock: Clock = field(default_factory=Clock)
     user_state: UserState = field(default_factory=UserState)
-    updated_parameters: set[str] = field(default_factory=set)  # those that had a gradient in some watched step
+    updated_parameters: set[str] = field(default_factory=set)  # parameters with a nonzero gradient in any watched step
 
 
 def packed(run_state: RunState, *, main: bool = True, **facts: Any) -> Checkpoint:
-    """A copy of everything, on the host; waits for the device. `facts` are JSON that describes the run, not its state.
+    """Copy the run state to the host as a checkpoint. Waits for the device.
 
-    Of several ranks each copies the rows that it holds and is to save, and the `main` one all that is the same on every rank.
+    Each rank copies the rows that it saves; rank 0 (`main`) also copies replicated state. `facts` describe the run as JSON.
     """
     state = run_state.state
     for name, average in state.ema_models.items():
@@ -117,7 +117,6 @@ def packed(run_state: RunState, *, main: bool = True, **facts: Any) -> Checkpoin
 def _divided(
     by_file: Mapping[str, Mapping[str, Tensor]], rows: Mapping[str, Mapping[str, Rows]]
 ) -> tuple[dict[str, dict[str, Tensor]], Pieces | None]:
-    """What every rank has, and this rank's rows of all else; none on a rank whose rows another one saves."""
     first_rows = next((each for named in rows.values() for each in named.values()), None)
     if first_rows is None or first_rows.group.size() == 1:
         return {file: dict(tensors) for file, tensors in by_file.items()}, None
@@ -142,7 +141,7 @@ def _divided(
 
 @interprets
 def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bool = True) -> None:
-    """Make everything what it was when `packed` was called, on any number of ranks; what does not fit raises `CheckpointError`."""
+    """Restore the state that `packed` copied, on any number of ranks. Raises `CheckpointError` if the state does not fit."""
     saved, state = checkpoint.saved, run_state.state
     expected = {
         file_name(kind, name)
@@ -154,7 +153,7 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
             f"cannot resume {where}: it holds {', '.join(sorted(checkpoint.files))}, this run needs {', '.join(sorted(expected))}"
         )
     loose = checkpoint.tensors("state")
-    state.trainable.load_state(saved.trainable, where=where)  # first: averages of what joins begin anew
+    state.trainable.load_state(saved.trainable, where=where)  # first: averages of new parameters start over
     checks = load_models(state, checkpoint, where=where)
     for name, model in state.models.items():
         for part, module in model.named_modules():
@@ -166,7 +165,7 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
         )
         load_optimizer(trained.optimizer, tensors, plain, parameter_names(state.models[name]))
         load_group_numbers(trained.optimizer, saved.param_groups[name], _under("groups/", loose))
-        decided_on = trained.bad_in_a_row.device  # that of the weights, which may be kept on the CPU
+        decided_on = trained.bad_in_a_row.device  # the device of the weights, possibly the CPU
         trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(decided_on)
         trained.clipping.remembered = {
             key: each.to(decided_on) for key, each in _under(f"clipping/{name}/", loose).items()
@@ -175,7 +174,7 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
         check()
     run_state.precision.load_tensors(_under("precision/", loose))
     run_state.meter.load_tensors(_under("meter/", loose))
-    if not main:  # what was logged on any rank is rank 0's from then on
+    if not main:  # rank 0 holds the logged values of all ranks
         run_state.meter.logged = []
     run_state.meter.skipped_in_a_row = list(saved.skipped_in_a_row)
     run_state.clock.load_state(saved.clock)
@@ -193,14 +192,13 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
 
 
 def restore_known(objects: Mapping[str, Any], checkpoint: Checkpoint) -> None:
-    """Put back those of the user's objects that a checkpoint knows; `CheckpointError` if one does not take its state back."""
+    """Restore the user's objects that a checkpoint holds. Raises `CheckpointError` if an object does not restore its state."""
     tensors = _under("kept/", checkpoint.tensors("state"))
     for name in [name for name in objects if name in checkpoint.saved.user_state]:
         restore_object(objects[name], tensors, checkpoint.saved.user_state[name], name=name)
 
 
 def parameter_names(model: nn.Module) -> dict[Tensor, str]:
-    """The name of each parameter."""
     return {parameter: name for name, parameter in model.named_parameters()}
 
 

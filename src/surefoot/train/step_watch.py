@@ -1,4 +1,4 @@
-"""What the loop shows of a step to whoever measures it: `Watch`, and `UNWATCHED`, which sees nothing and which most steps have."""
+"""The interface of step measurements (`Watch`), and `UNWATCHED`, which measures nothing and is used for most steps."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,34 +10,34 @@ if TYPE_CHECKING:
 
 Loss = Callable[[Any, Any], Any]
 
-Named = dict[str, Tensor]  # numbers on the device, by parameter
+Named = dict[str, Tensor]  # device scalars by parameter name
 
 
 class Watch(Protocol):
-    """What looks at a step while it is made."""
+    """An observer of one step."""
 
     def over(self, loss: Loss, micro_batches: "Sequence[MicroBatch]") -> Loss:
-        """The loss as it is to be called for each of the micro-batches of one pass over the step."""
+        """Return the loss to call for each micro-batch of one forward and backward pass over the step."""
 
     def before(self, names: Iterable[str], factor: Tensor | float) -> None:
-        """These optimizers are about to step: their gradients are whole, and neither limited nor multiplied by `factor`."""
+        """Measure before these optimizers step. Gradients are complete, but not yet clipped or multiplied by `factor`."""
 
     def after(self, names: Iterable[str]) -> None:
-        """These optimizers have taken their step, or were made to skip it."""
+        """Measure after these optimizers have stepped or skipped the step."""
 
 
 class Unwatched:
-    """Nothing is looked at."""
+    """An observer that measures nothing."""
 
     def over(self, loss: Loss, micro_batches: "Sequence[MicroBatch]") -> Loss:  # noqa: ARG002
-        """The loss itself."""
+        """Return the loss unchanged."""
         return loss
 
     def before(self, names: Iterable[str], factor: Tensor | float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def after(self, names: Iterable[str]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 UNWATCHED = Unwatched()

@@ -1,7 +1,6 @@
-"""Where the time of a run goes: each session's first step, training, waiting for data, evaluating, saving, the user's own code.
+"""The seconds of a run by phase: session start, training, data wait, evaluation, saving and the user's code.
 
-This is the one definition of a run's time: records, the console, the page and `diagnose` add up these seconds. What a session
-does before its first step, and after the record of its end, belongs to none.
+The time before a session's first step and after its last record belongs to no phase.
 """
 
 from collections import deque
@@ -14,14 +13,14 @@ from surefoot.checkpoint.state_json import Seconds
 from surefoot.tracking.record import PHASES, Phase
 
 Event = Literal["evaluation", "sample", "save"]
-_RECENT = 9  # records that an estimate looks back on
+_RECENT = 9  # number of records in an estimate
 
-# "starting" is what comes once: the first step of a session, its data too, in which kernels, buffers and workers are made; and of
-# a new run the second step, which is watched as well for state that no checkpoint holds.
+# "starting" is the first step of a session with its data, which creates kernels, buffers and workers. In a new run, the second
+# step belongs to it too, since that step is checked for state that no checkpoint holds.
 
 
 class Clock:
-    """Splits the time since it was made into phases; each moment counts for exactly one of them.
+    """A clock that assigns each moment after its creation to exactly one phase.
 
     >>> ticks = iter([0.0, 2.0, 5.0])
     >>> clock = Clock(now=lambda: next(ticks))
@@ -36,20 +35,20 @@ class Clock:
         self.since = now()
         self.window_s: dict[str, float] = {}
         self.total_s: dict[str, float] = {}
-        self.first_steps: list[int] = []  # indexes of the steps of this window with which sessions began: "starting"
+        self.first_steps: list[int] = []  # indexes of this window's steps in the phase "starting"
 
     def start(self) -> None:
-        """Begin to train: what was since the last phase belongs to none."""
+        """Enter the phase "data_wait"; the time since the last phase is not counted."""
         self.phase, self.since = "data_wait", self.now()
 
     def enter(self, phase: Phase) -> None:
-        """From now on, time is spent on `phase`."""
+        """Assign the time from now on to `phase`."""
         now = self.now()
         self.window_s[self.phase] = self.window_s.get(self.phase, 0.0) + now - self.since
         self.phase, self.since = phase, now
 
     def window(self) -> dict[str, float]:
-        """Seconds in each phase since the last call, as `training_s` and so on; starts a new window."""
+        """Return the seconds in each phase since the last call, as `training_s` and so on; start a new window."""
         self.enter(self.phase)
         seconds = {f"{phase}_s": self.window_s.get(phase, 0.0) for phase in PHASES}
         self.total_s |= {phase: self.total_s.get(phase, 0.0) + spent for phase, spent in self.window_s.items()}
@@ -57,12 +56,12 @@ class Clock:
         return seconds
 
     def all_s(self) -> float:
-        """Seconds of all recorded phases, over all sessions up to now."""
+        """Return the seconds of all recorded phases over all sessions."""
         self.enter(self.phase)
         return sum(spent.get(phase, 0.0) for spent in (self.total_s, self.window_s) for phase in PHASES)
 
     def state(self) -> Seconds:
-        """What a checkpoint holds: seconds in each phase over all sessions, and those since the last record, with their first steps."""
+        """Return the checkpoint state: seconds by phase over all sessions and in the window, and the window's first steps."""
         self.enter(self.phase)
         total_s = {phase: self.total_s.get(phase, 0.0) + spent for phase, spent in self.window_s.items()}
         return {
@@ -79,11 +78,11 @@ class Clock:
 
 
 class RemainingTime:
-    """Estimates how long a run still takes, from the recent past and from what is still due.
+    """An estimate of a run's remaining time from recent times and the work still due.
 
-    The lower median over the last 9 records counts, so neither a slow start nor a busy spell is trusted for long. The work of
-    evaluations is given in steps; their measured time replaces that of steps after the first one. Samples and saves count from
-    the first one on.
+    The lower median of the last 9 records limits the effect of slow spells. The work of an evaluation is given in steps; it
+    takes the time of these steps until an evaluation has been timed. Samples and saves count after the first of each has
+    been timed.
 
     >>> remaining = RemainingTime()
     >>> remaining.seconds(steps=90, evaluations=6.0)
@@ -97,26 +96,24 @@ class RemainingTime:
 
     def __init__(self) -> None:
         self.training_s: deque[float] = deque(maxlen=_RECENT)  # per step
-        self.user_s: deque[float] = deque(
-            maxlen=_RECENT
-        )  # per step; of the user's own code, which need not be the same in all
-        self.event_s: dict[Event, deque[float]] = {}  # of an evaluation: per step's worth of work
+        self.user_s: deque[float] = deque(maxlen=_RECENT)  # per step; averaged, since user code may run in few steps
+        self.event_s: dict[Event, deque[float]] = {}  # of an evaluation: per step of work
 
     def add_steps(self, count: int, *, training_s: float, user_s: float = 0.0) -> None:
-        """Take note of the time of `count` steps, with the wait for their data."""
+        """Add the time of `count` steps, including the wait for their data."""
         if count > 0:
             self.training_s.append(training_s / count)
             self.user_s.append(user_s / count)
 
     def add_event(self, event: Event, seconds: float, *, steps: float = 1.0) -> None:
-        """Take note of the time of an evaluation (whose work is that of `steps`), of a sample or of a save."""
+        """Add the time of a sample, of a save, or of an evaluation that is as much work as `steps` steps."""
         if steps > 0:
             self.event_s.setdefault(event, deque(maxlen=_RECENT)).append(seconds / steps)
 
     def seconds(
         self, *, steps: int, evaluations: float, samples: int = 0, saves: int = 0, save_every_s: float | None = None
     ) -> float | None:
-        """Seconds for all that is left, with saves every `save_every_s` besides; None before the time of any step is known."""
+        """Return the seconds of remaining work, with saves every `save_every_s`. Returns None before the first timed step."""
         if not self.training_s:
             return None
         step_s = median_low(self.training_s)
@@ -128,7 +125,7 @@ class RemainingTime:
 
 
 class Deadline:
-    """The end of a time limit that began when this was made; a step that would end after it is not to be begun.
+    """A time limit that starts at creation. A step that would end after the limit must not start.
 
     >>> ticks = iter([0.0, 1.0, 5.0, 9.0])
     >>> deadline = Deadline(12.0, now=lambda: next(ticks))
@@ -139,10 +136,10 @@ class Deadline:
     def __init__(self, limit_s: float, now: Callable[[], float] = perf_counter) -> None:
         self.now, self.end = now, now() + limit_s
         self.checked: float | None = None
-        self.longest_s = 0.0  # from one look to the next: a step, with all that was due after it
+        self.longest_s = 0.0  # between two calls of `near`: a step and the work due after it
 
     def near(self, *, keep_free_s: float) -> bool:
-        """Asked before each step: whether it, if it takes as long as the longest, would leave less than `keep_free_s`."""
+        """Return True if a step as long as the longest so far would leave less than `keep_free_s`. Call it before each step."""
         now = self.now()
         if self.checked is not None:
             self.longest_s = max(self.longest_s, now - self.checked)

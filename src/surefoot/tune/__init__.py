@@ -1,4 +1,4 @@
-"""Settings found by trying: a range test of the learning rate, sizes of micro-batches; variants trained side by side."""
+"""Settings from measurements: a learning rate range test, and a search for the micro-batch size."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The micro-batch sizes to try, and the choice among the tried ones: computed from measurements alone, without run and torch."""
+"""The choice of micro-batch sizes to try and to recommend, as pure arithmetic on measurements."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -7,16 +7,16 @@ from typing import Any, Literal
 from surefoot.memory import in_words
 from surefoot.tracking.format import text_table
 
-_CLOSE = 0.97  # of the best throughput: what is gained beyond is less than what other sizes cost in memory
+_CLOSE = 0.97  # of the best throughput: the last 3% are not worth the memory of a larger size
 
 
 @dataclass(frozen=True)
 class SizeTrial:
-    """One micro-batch size: the accumulation that keeps the batch, and what a step of it takes; no throughputs where it fails."""
+    """A micro-batch size with its accumulation steps, memory and throughput. Throughputs are None if the size fails."""
 
     size: int
     accumulation: int
-    memory_bytes: int | None  # of all that the run holds on the device at once; predicted where it was not tried
+    memory_bytes: int | None  # peak of the whole run on the device; predicted if the size was not tried
     samples_per_s: float | None = None
     targets_per_s: float | None = None
     problem: str = ""
@@ -28,7 +28,7 @@ class SizeTrial:
 
 @dataclass(frozen=True)
 class BatchSizeSearch:
-    """The sizes that `find_batch_size` tried, in order, and its recommendation; every row keeps the same `batch_size`.
+    """The sizes that `find_batch_size` tried, in ascending order, and its recommendation. All rows have the same `batch_size`.
 
     >>> row = SizeTrial(size=16, accumulation=2, memory_bytes=10**9, samples_per_s=500.0)
     >>> BatchSizeSearch([row], 32, "samples", 4 * 10**9, recommended=row, fastest=row, largest=row).flags
@@ -45,13 +45,13 @@ class BatchSizeSearch:
 
     @property
     def flags(self) -> str:
-        """The flags that set the recommended sizes."""
+        """The command-line flags of the recommended sizes."""
         sizes = (self.batch_size, self.recommended.size)
         batch, micro_batch = (f"{size}" if self.unit == "samples" else f'"{size} tokens"' for size in sizes)
         return f"--batch-size {batch} --micro-batch-size {micro_batch}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
+        """Return all fields as JSON values."""
         return asdict(self) | {"flags": self.flags, "reason": self.reason}
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class BatchSizeSearch:
 
     @property
     def reason(self) -> str:
-        """Why the recommended size, and which are the fastest and the largest, in words."""
+        """A sentence that justifies the recommended size and names the fastest and the largest size."""
         unit, best = self.unit, self.fastest
         size = "the whole batch" if self.largest.size == self.batch_size else f"{self.largest.size} {unit}"
         rated = "samples" if unit == "samples" else "targets"
@@ -76,12 +76,12 @@ class BatchSizeSearch:
 def search_sizes(
     attempt: Callable[[int], SizeTrial], sizes: Sequence[int], *, deadly_bytes: float, standing_bytes: int
 ) -> list[SizeTrial]:
-    """Try sizes at least doubling up to the whole batch, then those above the largest that fits, then the fastest's neighbors.
+    """Try sizes that at least double up to the whole batch, then sizes above the largest that fits, then neighbors of the fastest.
 
-    A larger size may need less memory, since a loss of many logits is computed in pieces: one that does not fit ends nothing. Only
-    what would need more than `deadly_bytes` is not tried: the system would end the process. A line through the two largest tried sizes
-    predicts that (through `standing_bytes` at 0 and the largest, if only one was tried or they fall).
-    Returns what was tried in order of size, and the smallest that was not, with its prediction.
+    A size that does not fit does not end the search: a larger size may need less memory, because large losses are computed in chunks.
+    Sizes predicted to need more than `deadly_bytes` are skipped, because the system would kill the process. Predictions lie on a line
+    through the two largest tried sizes. If only one was tried or memory fell, the line starts at `standing_bytes` for size 0.
+    Returns the trials in order of size, plus the smallest skipped size with its prediction.
 
     >>> def attempt(size):
     ...     fits = 100 + 10 * size <= 1000
@@ -128,7 +128,7 @@ def search_sizes(
 def recommend(
     tried: list[SizeTrial], *, batch_size: int, unit: Literal["samples", "tokens"], limit_bytes: int
 ) -> BatchSizeSearch | None:
-    """The smallest size within 3 % of the best throughput; None where none fits.
+    """Recommend the smallest size within 3 % of the best throughput; return None if no size fits.
 
     >>> rows = [SizeTrial(1, 4, 10, 50.0, 50.0), SizeTrial(2, 2, 20, 98.0, 98.0), SizeTrial(4, 1, 40, 100.0, 100.0)]
     >>> found = recommend(rows, batch_size=4, unit="samples", limit_bytes=99)
@@ -151,7 +151,6 @@ def recommend(
 
 
 def _rate(row: SizeTrial, unit: str) -> float:
-    """The unit for comparing sizes: samples of one length, or tokens if lengths differ."""
     return (row.samples_per_s if unit == "samples" else row.targets_per_s) or 0.0
 
 

@@ -1,4 +1,4 @@
-"""How large a micro-batch may be, and how large it should be: memory and throughput measured with steps of the run's own."""
+"""Search for the micro-batch size: measures memory and throughput with the run's own steps."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from surefoot.train import error_causes
 from surefoot.tune.batch_size_search import BatchSizeSearch, SizeTrial, recommend, search_sizes
 from surefoot.tune.micro_batch_trial import ONE_VALUE, Trial
 
-_MARGIN = 0.9  # of the limit: memory is lost between tensors, and kernels take some that no tensor holds
+_MARGIN = 0.9  # of the limit: fragmentation and kernel workspaces take memory that no tensor holds
 
 
 def find_batch_size(
@@ -25,31 +25,27 @@ def find_batch_size(
     memory: str | None = None,
     progress_fn: Callable[[str], None] | None = None,
 ) -> BatchSizeSearch:
-    """Measure memory and throughput of the run's micro-batch sizes, and recommend one that leaves its batch size as it is.
+    """Measure memory and throughput of micro-batch sizes, and recommend a size that keeps the run's batch size.
 
-    Sizes tried are divisors of the batch size (or of `batch_size`, as `Run(batch_size=...)` takes it), in samples or in
-    tokens as the run has it. Each size makes steps on the run's own data. Their peak memory and the median time of a pass and of an update
-    are measured, without reading data. A size does not fit if it needs more than 90% of the free memory of
-    the device, or of `memory` ("8GB"). Every size is tried, but on a CPU those that are predicted to
-    need more than is free there: the system would end the process. All changes are undone: training continues bit for bit as if nothing had
-    been tried. `progress_fn(text)` receives a line on each trial.
+    The tried sizes are divisors of the batch size, in the run's unit (samples or tokens). `batch_size` replaces the run's batch size,
+    in the form of `Run(batch_size=...)`. Each size runs steps on the run's data. The search measures the peak memory of these steps
+    and the median times of a micro-batch and of an update, without data loading. A size fits if it needs at most 90% of the device's
+    free memory, or of `memory` ("8GB"). On a CPU, sizes predicted to exceed the free memory are skipped, because the system would
+    kill the process. All changes are undone: training continues bit for bit as without the search. `progress_fn(text)` receives one
+    line per trial.
 
     >>> data = torch.randn(64, 4), torch.randn(64, 1)
     >>> run = Run(
     ...     model=lambda: torch.nn.Linear(4, 1),
     ...     loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
-    ...     train_data=data,
     ...     optimizer=lambda groups: torch.optim.SGD(groups, lr=0.1),
-    ...     batch_size=16,
-    ...     length="9 epochs",
-    ...     device="cpu",
-    ...     console=False,
+    ...     train_data=data, batch_size=16, length="9 epochs", device="cpu", console=False,
     ... )
     >>> search = find_batch_size(run, memory="1 GB")
     >>> [row.size * row.accumulation for row in search.tried], search.largest.size
     ([16, 16, 16, 16, 16], 16)
 
-    Raises `ConfigError` where no size fits, for a run without a loss of its own, and in the middle of a step.
+    Raises `ConfigError` if no size fits, for a run without a `loss`, and in the middle of a step.
     """
     sizes = _target(run, batch_size)
     memory_bytes = None if memory is None else parsed_bytes(memory, setting="memory")
@@ -57,7 +53,7 @@ def find_batch_size(
         trial = Trial(parts, sizes)
         limit = (free_bytes(parts.device) if memory_bytes is None else memory_bytes) * _MARGIN
         standing = trial.standing_bytes()
-        limit_bytes = int(limit + (standing if memory_bytes is None else 0))  # what stands already is not free any more
+        limit_bytes = int(limit + (standing if memory_bytes is None else 0))  # free memory excludes standing bytes
 
         def attempt(size: int) -> SizeTrial:
             if progress_fn is not None:
@@ -79,7 +75,6 @@ def find_batch_size(
 def _nothing_fits(
     rows: Sequence[SizeTrial], failed: Exception | None, *, run: Run, unit: str, limit_bytes: int
 ) -> Exception:
-    """Why no size can be used."""
     measured = [row for row in rows if row.memory_bytes is not None]
     if failed is not None and not measured:
         if rows[-1].problem != ONE_VALUE:
@@ -97,7 +92,7 @@ def _nothing_fits(
 
 
 def what_changes_with_it(run: Run) -> str:
-    """Which parts of a model see another thing with another micro-batch size, in a sentence."""
+    """Return a sentence on the effects of the micro-batch size on dropout and batch normalization."""
     parts = [part for model in run.state.models.values() for part in model.modules()]
     dropping = any(
         (isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p > 0)
@@ -111,17 +106,15 @@ def what_changes_with_it(run: Run) -> str:
 
 
 def _deadly_bytes(device: torch.device, *, limit_bytes: int, standing_bytes: int) -> float:
-    """How much a trial may be predicted to take: of an accelerator any amount, since running out of it can be caught."""
-    if device.type != "cpu":
+    if device.type != "cpu":  # an out-of-memory error of an accelerator can be caught
         return math.inf
     try:
         return free_bytes(device) * _MARGIN + standing_bytes
-    except ConfigError:  # not told by this system
+    except ConfigError:  # this system does not report free memory
         return limit_bytes
 
 
 def _target(run: Run, batch_size: int | str | None) -> Batching:
-    """The batch that is to be kept; in the unit of the run's own, which its data and settings go by."""
     own = run.parts.pipeline.sizes
     sizes = own if batch_size is None else planned_sizes(run.parts.pipeline.dataset, batch_size, None)
     if sizes.unit != own.unit:

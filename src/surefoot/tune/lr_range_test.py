@@ -1,4 +1,4 @@
-"""The curve of a learning rate range test, and the suggested rate: arithmetic on a curve, without run and torch."""
+"""The curve of a learning rate range test, and the suggested learning rate, as pure arithmetic on losses."""
 
 import math
 from dataclasses import dataclass
@@ -12,23 +12,24 @@ from surefoot.errors import ConfigError
 Curve = NDArray[np.float64]
 End = Literal["highest", "diverged", "not finite"]
 
-_WIDTH = 0.3  # decades of the rate over which the weight of a neighbouring loss falls to 1/e
-_DIVERGED = 4.0  # times the best smoothed loss
-_NOISE = 3.5  # standard deviations of a fall of the smoothed loss: a smaller one is none
-_LEAST = 1e-3  # of the first loss: so much it has to fall by, however little noise there is
-_ROOM = 4.0  # so many times lower than the rate at which it diverged must a rate be to be suggested
+_WIDTH = 0.3  # decades of learning rate over which the weight of a neighboring loss falls to 1/e
+_DIVERGED = 4.0  # times the best running average
+_NOISE = 3.5  # standard deviations: a smaller fall of the smoothed loss counts as noise
+_LEAST = 1e-3  # of the first loss: the minimum fall, even without noise
+_ROOM = 4.0  # minimum ratio of the diverged learning rate to the suggestion
 _SPIKE = 6.0  # standard deviations of one loss from the median of the five around it
-_ROWS = 12  # of the printed table, at most
-_FEW = 5  # losses from which no curve can be made
+_ROWS = 12  # maximum rows of the printed table
+_FEW = 5  # minimum number of losses for a curve
 
 
 @dataclass(frozen=True)
 class LRRangeTest:
-    """The losses of a range test, each at the rate of the update before it, and what follows from them; `print` shows a table.
+    """The losses and the suggested learning rate of a range test. `print` shows a table.
 
-    `rates` and `losses` are (n,): those before the loss diverged, or all. `end` says why there are no more: the highest rate was
-    reached, the running average of the losses (`averaged`) went past four times its best, or a loss or gradient was not finite; in
-    the latter two cases at `diverged_at`. `suggested` is the learning rate to begin with, to two digits, if there is one.
+    `rates` and `losses`, both (n,), end before the loss diverged; `losses[i]` follows the update with `rates[i]`. `end` is "highest" if
+    the test reached the highest learning rate. It is "diverged" if the running average of the losses (`averaged`) exceeded 4 times its
+    best. It is "not finite" if a loss or gradient was not finite. `diverged_at` is the learning rate of either event. `suggested` has
+    two digits, or is None if the curve allows no suggestion.
 
     >>> rates = np.geomspace(1e-5, 1.0, 50)
     >>> test = suggest(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
@@ -48,7 +49,7 @@ class LRRangeTest:
 
     @property
     def ended(self) -> str:
-        """Why the test ended, in a sentence."""
+        """A sentence with the reason why the test ended."""
         if self.end == "highest":
             return f"the test went to the highest rate, {as_text(float(self.rates[-1]))}"
         if self.diverged_at is None:
@@ -58,11 +59,10 @@ class LRRangeTest:
         return f"the test stopped at {as_text(self.diverged_at)}: {why}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
+        """Return all fields as JSON values."""
         return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
 
     def __str__(self) -> str:
-        """A few of the rates with their losses, the suggestion and its reason, and why the test ended."""
         rows = [
             f"  {as_text(float(self.rates[index])):<8} {self.losses[index]:<10.4g} {self.smoothed[index]:.4g}"
             for index in range(0, len(self.rates), max(1, -(-len(self.rates) // _ROWS)))
@@ -75,10 +75,10 @@ class LRRangeTest:
 
 
 def suggest(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None = None) -> LRRangeTest:
-    """The suggestion that a curve gives: the rate at which its smoothed loss falls steepest, for each factor on the rate.
+    """Suggest the learning rate at which the smoothed loss falls steepest over the logarithm of the learning rate.
 
-    The steepest fall is fastai's suggestion after Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186). If that is within a factor of
-    4 of the rate that diverged, the rate with the lowest loss is divided by 10 instead.
+    This is fastai's suggestion, after Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186). If the steepest fall is within
+    a factor of 4 of the diverged learning rate, the suggestion is the learning rate of the lowest loss, divided by 10.
 
     >>> rates = np.geomspace(1e-5, 1, 101)
     >>> test = suggest(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
@@ -115,7 +115,7 @@ def suggest(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None 
 
 
 def check_range(min_lr: float, max_lr: float, steps: int) -> None:
-    """Raise one `ConfigError` with all that is wrong with a range of rates; named as they are typed.
+    """Raise one `ConfigError` that lists all problems of a range of learning rates.
 
     >>> check_range(1e-6, 10.0, 100)
     """
@@ -136,9 +136,7 @@ def check_range(min_lr: float, max_lr: float, steps: int) -> None:
 
 
 def without_spikes(losses: Curve) -> Curve:
-    """The losses, with those that stand alone far from the others around them replaced by the median of these.
-
-    One bad batch would else be the steepest fall there is. Where a loss goes down or up for good nothing is replaced.
+    """Replace isolated outliers by the median of five losses, so that the loss after one bad batch is not the steepest fall.
 
     >>> without_spikes(np.array([2.0, 2.1, 9.0, 1.9, 2.0, 1.8, 1.9])).tolist()
     [2.0, 2.1, 2.0, 1.9, 2.0, 1.8, 1.9]
@@ -148,10 +146,10 @@ def without_spikes(losses: Curve) -> Curve:
 
 
 def smoothed(rates: Curve, losses: Curve) -> Curve:
-    """The mean of the losses around each rate, with weights exp(-decades / 0.3), divided by what the weights sum to.
+    """Return the weighted mean of the losses around each learning rate, with normalized weights exp(-decades / 0.3).
 
-    It is a bias-corrected exponential moving average over both sides: one over the past alone would move the curve to higher rates.
-    Losses far above the first count as that far, so that the end does not hide the rest.
+    This is a bias-corrected exponential moving average over both sides; an average of the past alone would shift the curve to higher
+    learning rates. Losses are capped at `far`, so that divergence at the end does not hide the rest.
 
     >>> smoothed(np.geomspace(1e-3, 1, 4), np.full(4, 2.5)).round(12).tolist()
     [2.5, 2.5, 2.5, 2.5]
@@ -160,15 +158,13 @@ def smoothed(rates: Curve, losses: Curve) -> Curve:
 
 
 def far(rates: Curve, losses: Curve) -> float:
-    """A cap for losses far above the first, for smoothing: as far above the smoothed first loss as that is above the lowest."""
+    """Return the cap for losses before smoothing: as far above the smoothed first loss as the lowest loss is below it."""
     first = float((_weights(rates)[0] * losses).sum())
     return float(max(first, losses[0]) + (first - losses.min()))
 
 
 def averaged(losses: Curve) -> Curve:
-    """The running average of the losses, over the past: its weight is 0.8 on what came before, corrected for the start.
-
-    It decides where the test ends, since it is known while the test goes on.
+    """Return the bias-corrected running average of past losses, with decay 0.8. This average decides when the test ends.
 
     >>> averaged(np.array([2.0, 1.0])).round(4).tolist()
     [2.0, 1.4444]
@@ -181,7 +177,7 @@ def averaged(losses: Curve) -> Curve:
 
 
 def diverged(losses: Curve) -> int | None:
-    """The place of the first loss at which the running average (`averaged`) is past four times its best; None for none.
+    """Return the index of the first loss at which the running average (`averaged`) exceeds 4 times its best, or None.
 
     >>> diverged(np.array([2.0, 1.0, 1.0, 2.0, 60.0, 90.0])), diverged(np.array([2.0, 1.0, 3.0]))
     (4, None)
@@ -193,7 +189,7 @@ def diverged(losses: Curve) -> int | None:
 
 
 def as_text(rate: float) -> str:
-    """A rate as a person types it, to two digits.
+    """Format a learning rate with two digits, as a user types it.
 
     >>> as_text(0.00213), as_text(0.05), as_text(2e-3), as_text(100.0)
     ('2.1e-3', '0.05', '2e-3', '100')
@@ -236,9 +232,8 @@ def _weights(rates: Curve) -> Curve:
 
 
 def _falls(rates: Curve, losses: Curve, curve: Curve, lowest: int) -> bool:
-    """Whether the smoothed loss falls by more than noise, from its beginning or from most of what comes before its least."""
     weights, noise = _weights(rates), _noise_of_one(losses)
-    from_start = weights[0] - weights[lowest]  # at the ends less is averaged, so they are less sure
+    from_start = weights[0] - weights[lowest]  # a fall's noise depends on its averaging weights
     from_most = weights[: lowest + 1].mean(axis=0) - weights[lowest]
     return any(
         level - curve[lowest] > max(_NOISE * noise * math.sqrt(float((apart**2).sum())), _LEAST * abs(curve[0]))
@@ -247,5 +242,4 @@ def _falls(rates: Curve, losses: Curve, curve: Curve, lowest: int) -> bool:
 
 
 def _noise_of_one(losses: Curve) -> float:
-    """The standard deviation of one loss, by the median step from one to the next."""
-    return float(np.median(np.abs(np.diff(losses)))) / (0.6745 * math.sqrt(2))
+    return float(np.median(np.abs(np.diff(losses)))) / (0.6745 * math.sqrt(2))  # a robust standard deviation

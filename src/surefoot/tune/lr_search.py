@@ -1,4 +1,4 @@
-"""A range test of the learning rate: on the data that the run would see next, with everything of its own step."""
+"""The learning rate range test: runs the next steps of a run with increasing learning rates, then undoes them."""
 
 import math
 from collections.abc import Callable, Generator
@@ -19,7 +19,7 @@ from surefoot.train.error_causes import explaining
 from surefoot.train.loop import State, Step, forward_backward, update
 from surefoot.tune.lr_range_test import Curve, LRRangeTest, as_text, averaged, check_range, diverged, far, suggest
 
-_BLOCK = 10  # losses are read so many at a time: reading waits for the device
+_BLOCK = 10  # losses per read from the device, because each read waits for the device
 
 
 def find_lr(
@@ -30,32 +30,27 @@ def find_lr(
     steps: int = 100,
     progress_fn: Callable[[float, float], None] | None = None,
 ) -> LRRangeTest:
-    """Try learning rates from `min_lr` to `max_lr`, each the same factor above the one before, and suggest one.
+    """Try `steps` learning rates, geometrically spaced from `min_lr` to `max_lr`, and suggest one of them.
 
-    The run makes its own next steps, one for each rate: same samples, accumulation, precision, clipping and optimizer. The
-    rate takes the place of base rate and schedule; all groups keep the ratios of their base rates. The test is
-    undone: training goes on bit for bit as if there had been none. It ends early where the running average of the losses is
-    past four times its best, or a loss or gradient is not finite. A loss is that after the update with its rate.
-    `progress_fn(rate, loss)` receives each of them when it is read. `print` the result for a short table with the suggestion.
-
-    Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186), where the rate grows linearly; exponentially as fastai has it.
+    The run takes its next steps, one per learning rate, with its own samples, accumulation, precision, clipping and optimizer. The
+    tried learning rate replaces base learning rate and schedule; parameter groups keep the ratios of their base learning rates. Each
+    loss follows the update with its learning rate. The test ends early if the running average of the losses exceeds 4 times its best,
+    or if a loss or gradient is not finite. All changes are undone: training continues bit for bit as without the test.
+    `progress_fn(rate, loss)` receives each loss when it is read. `print` the result for a short table with the suggestion.
+    Smith 2017, section 3.3 (https://arxiv.org/abs/1506.01186), with fastai's exponential instead of linear growth.
 
     >>> inputs = torch.linspace(-1, 1, 64)[:, None]
     >>> run = Run(
     ...     model=lambda: torch.nn.Linear(1, 1),
     ...     loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
-    ...     train_data=(inputs, 3 * inputs),
     ...     optimizer=lambda groups: torch.optim.SGD(groups, lr=1.0),
-    ...     batch_size=16,
-    ...     length="9 epochs",
-    ...     device="cpu",
-    ...     console=False,
+    ...     train_data=(inputs, 3 * inputs), batch_size=16, length="9 epochs", device="cpu", console=False,
     ... )
     >>> test = find_lr(run)
     >>> test.end, 0.01 < test.suggested < 2
     ('diverged', True)
 
-    Raises `ConfigError` for a run that is finished, has no loss of its own, or is in the middle of a step.
+    Raises `ConfigError` if the run is finished, has no `loss`, or is in the middle of a step.
     """
     check_range(min_lr, max_lr, steps)
     if run.parts.finished:
@@ -65,7 +60,7 @@ def find_lr(
         )
     rates = np.geomspace(min_lr, max_lr, steps)
     losses: list[float] = []
-    bad: int | None = None  # the place of the first loss that is none, or has gone wild
+    bad: int | None = None  # index of the first loss that is not finite or has diverged
     with unchanged(run) as parts, closing(_steps(parts, rates.tolist())) as blocks:
         for block in blocks:
             first = len(losses)
@@ -89,9 +84,8 @@ def find_lr(
 
 
 def _steps(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[float, bool]]]:
-    """The steps of the test in blocks: each step's loss before its update, and whether loss and gradient were finite."""
     first, last = parts.state.step, len(rates)
-    # a state of its own over the same parts: nothing that the run may have set beside them has a say in the rate
+    # a new state over the same components, so that no other setting of the run changes the learning rate
     state = State(parts.state.models, parts.state.optimizers, parts.state.ema_models, first, parts.state.buffers)
     base = _base_rate(parts)
     task = replace(parts.task, factors=lambda step: rates[min(step - first, last - 1)] / base)
@@ -111,7 +105,6 @@ def _steps(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[flo
 
 
 def _base_rate(parts: RunComponents) -> float:
-    """The learning rate in the settings of the first optimizer; of one that is built by a function, its first group's."""
     name, trained = next(iter(parts.state.optimizers.items()))
     described = parts.identity["optimizer"]
     rate = (described if len(parts.state.optimizers) == 1 and name == "model" else described[name]).get("lr")
@@ -119,12 +112,12 @@ def _base_rate(parts: RunComponents) -> float:
 
 
 def draw(test: LRRangeTest, directory: Path, *, title: str) -> list[Path]:
-    """Write find-lr.png and find-lr.svg into a directory; `ConfigError` if they cannot be written."""
+    """Write find-lr.png and find-lr.svg into a directory; raise `ConfigError` if they cannot be written."""
     return figures.draw([chart_of(test)], directory / "find-lr", title=title)
 
 
 def chart_of(test: LRRangeTest) -> Chart:
-    """Losses, on a logarithmic axis where all are above 0; crosses at its top for those that would hide the fall."""
+    """Chart the losses, on a logarithmic axis if all are positive. Losses that would hide the fall become crosses at the top."""
     if not len(test.losses):
         return Chart("find-lr", "Loss", (), wide=True)
     low, high = float(min(test.losses.min(), test.smoothed.min())), float(test.smoothed.max())

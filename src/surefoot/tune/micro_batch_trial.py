@@ -1,4 +1,4 @@
-"""One micro-batch size tried: steps of the run's own with it, their peak of memory and the time that they take."""
+"""The trial of one micro-batch size: runs steps of the run, and measures their peak memory and time."""
 
 import gc
 from collections.abc import Sequence
@@ -28,13 +28,11 @@ from surefoot.tune.batch_size_search import SizeTrial
 
 ONE_VALUE = "batch normalisation cannot train on one value"
 _ROUNDS = 5
-_ENOUGH_S = 3.0  # of timing one size
-_LOOKED_AT = 200  # micro-batches, for the fullest of those that differ
+_ENOUGH_S = 3.0  # time limit for timing one size
+_LOOKED_AT = 200  # micro-batches among which the largest is searched for, if sizes differ
 
 
 class _FixedPlan:
-    """A plan whose every step is of micro-batches that were chosen (`data.plan.MicroBatches`)."""
-
     def __init__(self, chosen: Sequence[tuple[Ids, Ids]], samples: int) -> None:
         self.chosen, self.samples, self.pieces = chosen, samples, len(chosen)
 
@@ -47,25 +45,25 @@ class _FixedPlan:
 
 
 class Trial:
-    """Steps of one run with micro-batches of any size; its learning rate is 0, so that nothing diverges meanwhile."""
+    """Steps of one run with micro-batches of any size. The learning rate is 0, so that training does not diverge."""
 
     def __init__(self, parts: RunComponents, sizes: Batching) -> None:
         self.parts, self.state, self.target = parts, parts.state, sizes
         self.task = replace(parts.task, factors=lambda _: 0.0)
-        # compiled code is not seen where operators are counted; without it a step needs no less
+        # memory is counted per operator, which compiled code hides; an uncompiled step needs at least as much
         is_hidden = parts.compiled and parts.device.type != "cuda"
         self.measured_task = replace(self.task, forward=sole_or_all(self.state.models)) if is_hidden else self.task
         self.failed: Exception | None = None
         self.update_s: float | None = None
 
     def sizes(self) -> list[int]:
-        """The divisors of the batch, from the smallest that holds every sample."""
+        """Return the divisors of the batch size, from the smallest that fits the longest sample."""
         plan, total = self.parts.pipeline.plan, self.target.batch_size
         least = int(plan.longest.max()) if isinstance(plan, Buckets) else 1
         return [size for size in range(least, total + 1) if total % size == 0]
 
     def standing_bytes(self) -> int:
-        """Models, averages and optimizer state, as they are kept between steps; before the first update as far as known."""
+        """Return the bytes of models, weight averages and optimizer state; before the first update optimizer state may be missing."""
         models = [*self.state.models.values(), *(average.model for average in self.state.ema_models.values())]
         states = [entries for trained in self.state.optimizers.values() for entries in trained.optimizer.state.values()]
         weights = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
@@ -74,36 +72,36 @@ class Trial:
         )
 
     def attempt(self, size: int, *, limit_bytes: int) -> SizeTrial:
-        """Make steps with micro-batches of one size, and measure; the row says why if that fails."""
+        """Run and measure steps with micro-batches of one size. If a step fails, `problem` of the result holds the reason."""
         pieces = self.target.batch_size // size
         try:
             return self._measured(size, pieces, limit_bytes)
         except Exception as problem:
             failed = problem
-        clear(self.state.parameters)  # free what the step has left
+        clear(self.state.parameters)  # free leftover gradients
         self.state.buffers.undo()
         gc.collect()
         if self.parts.device.type == "cuda":
             torch.cuda.empty_cache()
-        # of an accelerator, or of the CPU's allocator, which raises a plain RuntimeError
+        # the CPU's allocator raises a plain RuntimeError
         if isinstance(failed, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(failed):
             return SizeTrial(size, pieces, limit_bytes + 1, problem="out of memory")
         self.failed = self.failed or failed
         text = first_line(failed) or type(failed).__name__
-        one_value = isinstance(failed, ValueError) and "more than 1 value per channel" in text  # of torch's batch norm
+        one_value = isinstance(failed, ValueError) and "more than 1 value per channel" in text  # torch's batch norm
         return SizeTrial(size, pieces, None, problem=ONE_VALUE if one_value else shortened(text, 60))
 
     def _measured(self, size: int, pieces: int, limit_bytes: int) -> SizeTrial:
         if self.parts.compiled:
-            torch.compiler.reset()  # each size is compiled by itself, and torch gives up after the eighth
+            torch.compiler.reset()  # each size is compiled separately, and torch gives up after 8 compilations
         timed, fullest = self._micro_batches(size)
-        twice = min(pieces, 2)  # the second pass finds the gradients of the first in memory
-        self._step(self.task, [timed[0]] * twice)  # what the first step allocates, and what stays of it
+        twice = min(pieces, 2)  # the second micro-batch runs while the gradients of the first are in memory
+        self._step(self.task, [timed[0]] * twice)  # allocates optimizer state and caches
         peak_bytes = 0
         for micro_batch in fullest:
             with peak(self.parts.device) as usage:
                 self._step(self.measured_task, [micro_batch] * twice)
-            # a step's batches are all there before its first pass; on an accelerator the next step's too
+            # all batches of a step are loaded before its first pass; on an accelerator also those of the next step
             copies = pieces * (1 if self.parts.device.type == "cpu" else 2)
             batch_bytes = tensor_bytes(tensor for tensor in tree_iter(micro_batch.batch) if isinstance(tensor, Tensor))
             peak_bytes = max(peak_bytes, usage.memory_bytes + copies * batch_bytes)
@@ -117,11 +115,11 @@ class Trial:
         start_s, times = perf_counter(), list[float]()
         while len(times) < _ROUNDS and (len(times) < 2 or perf_counter() - start_s < _ENOUGH_S):
             times.append(sum(timed_pass(self.task, self.state, micro_batch)[0] for micro_batch in timed))
-        steps_s = pieces * median(times) + self.update_s * len(timed)  # of as many steps as are timed
+        steps_s = pieces * median(times) + self.update_s * len(timed)  # seconds of len(timed) steps
         return SizeTrial(size, pieces, memory_bytes, pieces * samples / steps_s, pieces * targets / steps_s)
 
     def _micro_batches(self, size: int) -> tuple[list[MicroBatch], list[MicroBatch]]:
-        """Micro-batches of one size to be timed, and to measure memory with: the same, or the fullest where they differ."""
+        # micro-batches for timing and for memory; in buckets, memory is measured with the largest and the longest
         pipeline, sizes = self.parts.pipeline, Batching(size, size, self.target.unit)
         plan = data_plan(pipeline.dataset, seed=pipeline.seed, samples=pipeline.plan.samples, sizes=sizes)
         if isinstance(plan, Buckets):
@@ -137,7 +135,6 @@ class Trial:
         return (micro_batches[:-2], micro_batches[-2:]) if isinstance(plan, Buckets) else (micro_batches, micro_batches)
 
     def _step(self, task: Any, micro_batches: list[MicroBatch]) -> float:
-        """Make a step; returns the seconds of its update."""
         step = Step(self.state.step, micro_batches, task, self.state)
         forward_backward(step)
         _wait(step)
@@ -148,6 +145,5 @@ class Trial:
 
 
 def _wait(step: Step) -> None:
-    """Wait for the device: the value read here was queued last."""
     assert step.loss is not None
-    float(step.loss + 0.0)
+    float(step.loss + 0.0)  # the sum is queued last, so reading it waits for the device

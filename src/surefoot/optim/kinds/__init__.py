@@ -1,1 +1,1 @@
-"""Optimizers that a run can be given by name: each file has the class, and how to build it, shard it and skip its steps."""
+"""The optimizers that a run can name; each file has a class and its `OptimizerKind`."""

@@ -1,4 +1,4 @@
-"""Adafactor with torch's arithmetic and without its waiting: torch's own reads four numbers a parameter on the host."""
+"""Adafactor with torch's arithmetic; torch's own class waits for four values per parameter on the host."""
 
 from collections.abc import Sequence
 from math import prod
@@ -13,10 +13,10 @@ from surefoot.optim.kinds.kind import OptimizerKind
 
 
 class Adafactor(Optimizer):
-    """Shazeer and Stern 2018, algorithm 4 (https://arxiv.org/abs/1804.04235), with torch's differences from it.
+    """Adafactor with torch's deviations (Shazeer and Stern 2018, algorithm 4: https://arxiv.org/abs/1804.04235).
 
-    The mean square of a matrix's gradient is kept as that of each row and each column, their product over their mean. Rows and
-    columns are the last two dimensions. An attribute `found_inf` of 1 makes a step change no bit.
+    The mean squared gradient of a matrix is approximated by the product of its row means and column means over their mean. Rows
+    and columns are the last two dimensions. If the attribute `found_inf` is 1, a step changes no bit.
     """
 
     def __init__(
@@ -38,7 +38,6 @@ class Adafactor(Optimizer):
         subtract(parameters, updates, decay=group["lr"] * group["weight_decay"], found_inf=found_inf)
 
     def _update(self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> Tensor:
-        """The update subtracted from the parameter, without its decay; moves the mean squares."""
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
         smallest = torch.finfo(parameter.dtype).eps

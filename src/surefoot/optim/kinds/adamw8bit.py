@@ -1,7 +1,7 @@
-"""AdamW with its two moments in 8 bits, by bitsandbytes' block-wise quantization.
+"""AdamW with both moments in 8 bits, by bitsandbytes' block-wise quantization.
 
-The library's own AdamW8bit waits for the device after every parameter, and counts steps on the host, where a skipped one cannot be
-undone. The step here does neither, with the same numbers (map, blocks of 256, 32 bits for the small).
+The library's AdamW8bit waits for the device after every parameter and counts steps on the host, where a skipped step cannot be
+undone. This class avoids both, with the same quantization map, blocks of 256 and 32 bits for small parameters.
 """
 
 from math import prod
@@ -17,14 +17,14 @@ from surefoot.optim.in_place import by_group, made_steps, replace, subtract
 from surefoot.optim.kinds.kind import OptimizerKind
 
 BLOCK = 256
-SMALLEST = 4096  # numbers; what is smaller keeps 32 bits: norms and biases need them and cost nothing
+SMALLEST = 4096  # elements; smaller parameters (norms, biases) need 32-bit state, which costs little
 
 
 class AdamW8bit(Optimizer):
-    """Dettmers et al. 2022, sections 2.1 and 2.2 (https://arxiv.org/abs/2110.02861); the arithmetic is in float32.
+    """8-bit AdamW in float32 arithmetic (Dettmers et al., 2022, sections 2.1 and 2.2: https://arxiv.org/abs/2110.02861).
 
-    The state of a large parameter is `exp_avg` and `exp_avg_sq` as codes of 8 bits, and the largest magnitude of each block of
-    256. An attribute `found_inf` of 1 makes a step change no bit.
+    The state of a large parameter is `exp_avg` and `exp_avg_sq` as 8-bit codes, and the largest magnitude of each block of 256.
+    If the attribute `found_inf` is 1, a step changes no bit.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class AdamW8bit(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self.quantization = quantization()
         devices = {parameter.device for group in self.param_groups for parameter in group["params"]}
-        # the 256 numbers that codes stand for, from -1 to 1, or from 0 for squares
+        # the 256 values of the codes, from -1 to 1, or from 0 to 1 for squares
         self.maps: dict[tuple[str, torch.device], Tensor] = {
             (key, device): self.quantization.create_dynamic_map(signed=is_signed).to(device)
             for device in devices
@@ -48,12 +48,11 @@ class AdamW8bit(Optimizer):
     @by_group
     def step(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
         made_steps([self.state[parameter]["step"] for parameter in parameters], found_inf=found_inf)
-        for parameter in parameters:  # one by one: only its own moments are in 32 bits at a time
+        for parameter in parameters:  # one by one, so that only one parameter has 32-bit moments at a time
             updates = [self._update(parameter, group, found_inf)]
             subtract([parameter], updates, rate=group["lr"], decay=group["weight_decay"], found_inf=found_inf)
 
     def _update(self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> Tensor:
-        """Adam's direction for a parameter; moves its moments."""
         (beta1, beta2), state = group["betas"], self.state[parameter]
         assert parameter.grad is not None
         gradient = parameter.grad.float()
@@ -65,12 +64,11 @@ class AdamW8bit(Optimizer):
         return mean.div_(1.0 - beta1 ** state["step"]).div_(root)
 
     def _read(self, state: dict[str, Any], key: str) -> Tensor:
-        """A moment in float32, not to be seen by the state."""
         codes: Tensor = state[key]
         if codes.dtype is not torch.uint8:
             return codes.clone()
         moment: Tensor = self.quantization.dequantize_blockwise(
-            codes.contiguous(),  # after a resume they lie as the parameter does: the CUDA kernel would mix them up
+            codes.contiguous(),  # resumed codes have the parameter's strides, which the CUDA kernel misreads
             absmax=state[f"{key}_largest"],
             code=self.maps[key, codes.device],
             blocksize=BLOCK,
@@ -94,20 +92,19 @@ class AdamW8bit(Optimizer):
         return state
 
     def _codes(self, key: str, value: Tensor) -> tuple[Tensor, Tensor]:
-        """A moment in 8 bits, and the largest magnitude of each block."""
         codes, blocks = self.quantization.quantize_blockwise(value, code=self.maps[key, value.device], blocksize=BLOCK)
         return codes, blocks.absmax
 
 
 def quantization() -> ModuleType:
-    """bitsandbytes' functions; `ConfigError` with the package to install if it is missing or cannot be loaded."""
+    """Return `bitsandbytes.functional`; raise `ConfigError` if bitsandbytes is missing or cannot be loaded."""
     import logging
 
     log = logging.getLogger("bitsandbytes")
-    level, log.level = log.level, logging.ERROR  # it tells of kernels for inference that it did not find
+    level, log.level = log.level, logging.ERROR  # it warns of missing inference kernels
     try:
         from bitsandbytes import functional
-    except Exception as problem:  # its library of kernels may fail in many ways
+    except Exception as problem:  # its kernel library may fail in many ways
         raise ConfigError(
             f"adamw8bit needs bitsandbytes, which cannot be loaded: {first_line(problem) or repr(problem)}\n"
             '  pip install "surefoot[quant]", or use adamw'

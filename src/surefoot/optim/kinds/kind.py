@@ -1,7 +1,4 @@
-"""Facts about each class of optimizers: how it is built, its state, how it runs on shards and skips a step.
-
-Each `OptimizerKind` stands beside its class in a file of `kinds/`; its name and settings are declared in `optimizers.py`.
-"""
+"""Facts about each optimizer class, defined beside the class in `kinds/`; `optimizers.py` declares its name and settings."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +17,7 @@ from surefoot.optim.param_groups import Group
 
 Settings = Mapping[str, Any]
 Shape = tuple[int, ...]
-Shapes = Sequence[tuple[Shape, int]]  # of each parameter its shape on this rank, and the bytes of one of its numbers
+Shapes = Sequence[tuple[Shape, int]]  # per parameter: its shape on this rank, and its bytes per element
 StateBytes = Callable[[Any, Shapes], int]
 
 NUMBER_BY_NUMBER = "number by number"
@@ -28,30 +25,30 @@ NUMBER_BY_NUMBER = "number by number"
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerKind:
-    """One optimizer. Without a `name` it is one that a function of the user's may build, or a part of another."""
+    """An optimizer class. Without a `name`, the class comes from a user's function or is part of another optimizer."""
 
-    cls: Callable[..., Optimizer]  # its class
+    cls: Callable[..., Optimizer]
     name: str | None = None
-    # From groups, the base rate and settings. None: `made`, with all settings as keywords.
+    # Called with groups, base learning rate and settings. None: `cls`, with all settings as keywords.
     build: Callable[[Sequence[Group], float, Settings], Optimizer] | None = None
-    takes_complex: bool = False  # whether it trains complex parameters
-    # Bytes of state on this rank, without step counters. None: not known before its first step.
+    takes_complex: bool = False
+    # Bytes of state on this rank, without step counters. None: unknown before the first step.
     state_bytes: StateBytes | None = None
-    # Bytes that an update takes for its time, of whole shapes and a number of ranks. None: what `skip` copies.
+    # Temporary bytes of an update, from unsharded shapes and the number of ranks. None: the copies of `skip`.
     update_bytes: Callable[[Sequence[Shape], int], int] | None = None
-    shardable: bool  # whether it may run where each rank holds some rows of every parameter
-    on_shards: str = NUMBER_BY_NUMBER  # how it does, or why it may not
-    # How it leaves a bad step undone. "part by part": as each of its `parts`, which `hand_over` gives rates, gradients and state
-    # for a step, and `let_go` frees after it.
+    shardable: bool  # True if it can train some rows of every parameter on each rank
+    on_shards: str = NUMBER_BY_NUMBER  # how it trains shards, or why it cannot
+    # How a bad step is skipped. "part by part": separately by each of `parts`, which get learning rates, gradients and state from
+    # `hand_over` before a step; `release` frees the gradients after the step.
     skip: Literal["fused kernel", "own arithmetic", "own arithmetic off the CPU", "part by part", "copies"]
-    # Cuts the groups by what parameters are. None: they stay as they are.
+    # Splits the groups by the type of parameters. None: groups do not change.
     split: Callable[[nn.Module, Sequence[Group], Settings], list[Group]] | None = None
-    # A mean of the weights that it keeps, which is evaluated in their place. None: it keeps none.
+    # The average of the weights, which is evaluated instead of them. None: the optimizer has no average.
     average: Callable[[ModelCopy, Any], EmaModel] | None = None
 
 
 def copies(count: int) -> StateBytes:
-    """The state bytes of an optimizer that keeps `count` numbers for each one of a parameter.
+    """Return a function for the state bytes of an optimizer with `count` state elements per parameter element.
 
     >>> copies(2)(None, [((10, 3), 4)])
     240
@@ -60,13 +57,13 @@ def copies(count: int) -> StateBytes:
 
 
 def all_kinds() -> list[OptimizerKind]:
-    """Those with a name, in the order of `optimizers.py`, and other known ones of torch."""
+    """Return the named kinds, in the order of `optimizers.py`, and the known unnamed kinds."""
     files = dict.fromkeys(declaration.file for declaration in OPTIMIZERS.values())
     return [kind for file in files for kind in import_module(file, package="surefoot.optim.kinds").KINDS]
 
 
 def kind_named(name: str) -> OptimizerKind:
-    """The optimizer that is declared under this name.
+    """Return the kind of the optimizer `name`.
 
     >>> kind_named("lion").skip
     'own arithmetic'
@@ -75,14 +72,12 @@ def kind_named(name: str) -> OptimizerKind:
 
 
 def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
-    """The kind of an optimizer; None for any other class. A subclass is another class, since it may do more."""
+    """Return the kind of an optimizer, or None for any other class, such as a subclass, which may do more."""
     return next((kind for kind in all_kinds() if kind.cls is type(optimizer)), None)
 
 
 def state_bytes(optimizer: Any, *, shards: int = 1) -> int | None:
-    """Bytes of state on this rank, without step counters; None for an unknown optimizer.
-
-    With `shards` those of the first of as many ranks that each hold some rows of every parameter, as FSDP2 spreads them.
+    """Return the bytes of state, without step counters, on the first of `shards` FSDP2 ranks; None for an unknown optimizer.
 
     >>> import torch
     >>> from surefoot.optim.kinds.lion import Lion
@@ -99,13 +94,13 @@ def state_bytes(optimizer: Any, *, shards: int = 1) -> int | None:
 
 
 def shapes_of(optimizer: Optimizer, shards: int) -> Shapes:
-    """Shape and bytes per number of each parameter, or of its part if there are several shards."""
+    """Return the shape and bytes per element of each parameter, or of its first shard if `shards` is above 1."""
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     return [(shard_shape(each.shape, shards), each.element_size()) for each in parameters]
 
 
 def refuse_shards(kind: OptimizerKind | None, *, name: str) -> None:
-    """Raise `ConfigError` unless an optimizer is known to run on shards; most do, as they look at one number at a time.
+    """Raise `ConfigError` unless an optimizer is known to train shards; elementwise optimizers are.
 
     >>> refuse_shards(kind_named("muon"), name="muon")
     """

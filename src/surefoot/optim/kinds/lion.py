@@ -1,4 +1,4 @@
-"""Lion: every number of a parameter moves by the learning rate, in the direction of a momentum's sign."""
+"""Lion: each element of a parameter moves by the learning rate, in the direction of a momentum's sign."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from surefoot.optim.kinds.kind import OptimizerKind, copies
 
 
 class Lion(Optimizer):
-    """Chen et al. 2023, algorithm 2 (https://arxiv.org/abs/2302.06675); the state is one momentum.
+    """Lion, with one momentum as state (Chen et al., 2023, algorithm 2: https://arxiv.org/abs/2302.06675).
 
-    direction = sign(beta1 * momentum + (1 - beta1) * gradient); weight -= lr * (direction + weight_decay * weight);
-    momentum = beta2 * momentum + (1 - beta2) * gradient. An attribute `found_inf` of 1 makes a step change no bit.
+    direction = sign(beta1 * momentum + (1 - beta1) * gradient); weight -= lr * (direction + weight_decay * weight); momentum =
+    beta2 * momentum + (1 - beta2) * gradient. If the attribute `found_inf` is 1, a step changes no bit.
 
     >>> weight = torch.nn.Parameter(torch.tensor([1.0, 1.0]))
     >>> weight.grad = torch.tensor([1e-9, -5.0])

@@ -1,4 +1,4 @@
-"""Muon for hidden matrices, whole or of shards, and torch's AdamW for all else, as one optimizer."""
+"""Muon for hidden matrices, sharded or not, and torch's AdamW for all other parameters, in one optimizer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace as with_changes
@@ -24,14 +24,12 @@ from surefoot.optim.param_groups import Group, hidden_matrices, split_hidden, wi
 
 
 class MuonWithAdamW(Optimizer):
-    """Groups that say "hidden" are Muon's, the others AdamW's; state and groups are this optimizer's own.
+    """Muon for groups with `hidden` set and AdamW for other groups; this optimizer owns the state and the groups.
 
-    Updates are scaled to the root mean square of AdamW's, 0.2 (Liu et al. 2025, section 2.2, equation 4:
-    https://arxiv.org/abs/2502.16982). A convolution's kernel is flattened to (outputs, rest), as Jordan et al. 2024 have it
-    (https://kellerjordan.github.io/posts/muon/).
-
-    With shards, each matrix is gathered completely (`BatchedMuon`). `parts` are the two optimizers; `hand_over` gives them this
-    one's state and rates, so that code that loads or writes these need not know the parts.
+    Muon's updates are scaled to AdamW's root mean square, 0.2 (Liu et al., 2025, section 2.2, equation 4:
+    https://arxiv.org/abs/2502.16982). A convolution's kernel is flattened to (outputs, rest), as in Jordan et al., 2024
+    (https://kellerjordan.github.io/posts/muon/). Sharded matrices are gathered completely (`BatchedMuon`). `hand_over` gives
+    `parts`, the two optimizers, the state and learning rates of this optimizer, so that other code need not know the parts.
     """
 
     def __init__(
@@ -77,14 +75,13 @@ class MuonWithAdamW(Optimizer):
                     matrix.grad = None if parameter.grad is None else parameter.grad.reshape(matrix.shape)
 
     def release(self) -> None:
-        """Drop the views of kernels' gradients: until the next step they would hold their memory once more."""
+        """Drop the gradient views of kernels, which would keep the gradients in memory until the next step."""
         for group, matrices in zip(self.param_groups, self.matrices, strict=False):  # Muon's groups are the first
             for parameter, matrix in zip(group["params"], matrices, strict=True):
                 if matrix is not parameter:
                     matrix.grad = None
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step with each part. A run steps or skips them one by one: `skip_step.PartByPart`."""
         loss = loss_of(closure)
         self.hand_over()
         for part in self.parts:
@@ -94,10 +91,10 @@ class MuonWithAdamW(Optimizer):
 
 
 class BatchedMuon(Optimizer):
-    """`torch.optim.Muon` (2.13), on the CPU to the bit, with matrices of one shape made orthogonal together.
+    """`torch.optim.Muon` (2.13), bit-identical on the CPU, with matrices of one shape orthogonalized together.
 
-    Its parameters are all whole, or all `Shard`s of matrices: then a step is collective, and momentum stays with its rows. An
-    attribute `found_inf` of 1 makes a step change no bit; it must be the same on every rank.
+    Its parameters are all complete, or all `Shard`s of matrices. With shards, a step is collective, and momentum stays sharded.
+    If the attribute `found_inf` (equal on every rank) is 1, a step changes no bit.
     """
 
     def __init__(
@@ -123,7 +120,7 @@ class BatchedMuon(Optimizer):
         if not members:
             return loss
         how = [NewtonSchulz(group["ns_steps"], tuple(group["ns_coefficients"]), group["eps"]) for _, group in members]
-        one_batch = isinstance(members[0][0], Shard)  # two exchanges for all
+        one_batch = isinstance(members[0][0], Shard)  # shards: two exchanges for all matrices
         for batch in [range(len(members))] if one_batch else batches([each.shape for each, _ in members], how):
             self._step([members[index] for index in batch], [how[index] for index in batch], found_inf)
         return loss
@@ -131,7 +128,6 @@ class BatchedMuon(Optimizer):
     def _step(
         self, members: Sequence[tuple[Tensor, dict[str, Any]]], how: Sequence[NewtonSchulz], found_inf: Tensor | None
     ) -> None:
-        """The step of some parameters, each with its group."""
         updates = [self._momentum_moved(each, group, found_inf) for each, group in members]
         shards = [each.rows for each, _ in members if isinstance(each, Shard)]
         directions = orthogonal_rows(updates, shards, how) if shards else orthogonal(updates, how)
@@ -145,7 +141,6 @@ class BatchedMuon(Optimizer):
                 replace(each, each.mul(decay_factor).add_(direction, alpha=-rate), found_inf=found_inf)
 
     def _momentum_moved(self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> Tensor:
-        """The matrix to orthogonalize for one parameter; moves its momentum."""
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
         if not state:
@@ -159,7 +154,6 @@ class BatchedMuon(Optimizer):
 
 
 def _as_matrix(parameter: nn.Parameter) -> nn.Parameter:
-    """A matrix itself; a kernel's numbers seen as one of (outputs, rest)."""
     if parameter.ndim == 2:
         return parameter
     if not parameter.is_contiguous():

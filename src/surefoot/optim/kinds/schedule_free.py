@@ -1,8 +1,8 @@
-"""AdamW that needs no falling rate: gradients are taken between a fast point and the mean of all its places.
+"""AdamW without a falling learning rate: gradients are computed between a fast point and its running average.
 
-Three points (Defazio et al. 2024, equations 2 to 4: https://arxiv.org/abs/2405.15682): AdamW moves z without momentum; x, the mean
-of all z, is evaluated; gradients are taken at y = (1 - beta1) z + beta1 x. The parameters are y and the state holds z, so that x =
-y + (1 - 1 / beta1) (z - y) need not be kept: `ScheduleFreeAverage` computes it out of place.
+AdamW without momentum moves z. The average of all z is x, which is evaluated. Gradients are computed at y = (1 - beta1) z + beta1 x
+(Defazio et al., 2024, equations 2 to 4: https://arxiv.org/abs/2405.15682). The parameters are y and the state holds z.
+`ScheduleFreeAverage` computes x = y + (1 - 1 / beta1) (z - y) out of place.
 """
 
 from typing import Any
@@ -18,10 +18,10 @@ from surefoot.optim.kinds.kind import OptimizerKind, copies
 
 
 class ScheduleFree(Optimizer):
-    """Algorithm 1 of the paper: after step t, x moves to z by lr_t^2 / (lr_1^2 + ... + lr_t^2).
+    """Algorithm 1 of Defazio et al., 2024: after step t, x moves to z by lr_t^2 / (lr_1^2 + ... + lr_t^2).
 
-    Weight decay is taken at y, as in the authors' code. A step counts for a parameter where it has a gradient. An attribute
-    `found_inf` of 1 makes a step change no bit.
+    Weight decay is computed at y, as in the authors' code. A step counts only for parameters with a gradient. If the
+    attribute `found_inf` is 1, a step changes no bit.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ScheduleFree(Optimizer):
 
         corrections = (1.0 - beta2 ** torch.stack([state["step"] for state in states])).unbind()
         sums = torch.stack(weight_sums)
-        # a sum of 0 is that of rates of 0, or of a first step that is skipped
+        # a sum is 0 if all learning rates were 0, or if the first step is skipped
         towards_fast = rate * rate / sums.clamp(min=torch.finfo(sums.dtype).tiny)
         roots = torch._foreach_div(squares, corrections)
         torch._foreach_sqrt_(roots)
@@ -56,7 +56,7 @@ class ScheduleFree(Optimizer):
         updates = torch._foreach_div(gradients, roots)
         if group["weight_decay"]:
             torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
-        # y - (1 - c) beta1 (...) of the authors' code: towards z by c, and the share of z's own step that y takes part in
+        # as in the authors' code: y moves toward z by c, and by 1 - beta1 (1 - c) of z's own step
         steps_of_y = torch._foreach_sub(parameters, fast)
         torch._foreach_mul_(steps_of_y, towards_fast.unbind())
         torch._foreach_add_(
@@ -75,10 +75,7 @@ class ScheduleFree(Optimizer):
 
 
 class ScheduleFreeAverage:
-    """A copy of a model for x, the weights that are evaluated; computed when they are asked for, never swapped in.
-
-    `model` is the copy: score it, sample from it, save it, after `refresh`.
-    """
+    """A model copy with the evaluated weights x; call `refresh` before you evaluate, sample from or save `model`."""
 
     def __init__(self, model_copy: ModelCopy, optimizer: ScheduleFree) -> None:
         self.model_copy, self.model, self.optimizer = model_copy, model_copy.model, optimizer
@@ -88,7 +85,7 @@ class ScheduleFreeAverage:
             for group in optimizer.param_groups
             for parameter in group["params"]
         ]
-        self._moved = bool(optimizer.state)  # True where the optimizer was built again on the way
+        self._moved = bool(optimizer.state)  # True if the optimizer was rebuilt during the run
 
     def restart(self, live: nn.Module) -> None:
         self.model_copy.copy_parameters()
@@ -96,12 +93,11 @@ class ScheduleFreeAverage:
         self.refresh(live)
 
     def update(self, applied: Tensor) -> None:  # noqa: ARG002
-        """Take note of a step; a skipped one moves neither y nor z, and so not x either."""
+        """Record a step; a skipped step moves neither y nor z, so x does not change either."""
         self._moved = True
 
     @torch.no_grad()
     def refresh(self, live: nn.Module) -> None:
-        """Bring the copy up to date: x if steps were made since the last time, and the live buffers."""
         if self._moved:
             for parameter, average, weight in self._pairs:
                 fast = self.optimizer.state.get(parameter, {}).get("z")

@@ -1,7 +1,6 @@
-"""Torch's own optimizers: those with a name here, and others that a user's function may build.
+"""Torch's own optimizers: the named ones, and others that a user's function may build.
 
-Fused where torch has a kernel. NAdam and RAdam count on the device where that is not the host, so that a skipped step can be
-undone there.
+Optimizers are fused if torch has a kernel. NAdam and RAdam count steps on a CUDA device, so that a skipped step can be undone.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +14,6 @@ from surefoot.optim.param_groups import Group, with_rates
 
 
 def _named_kind(name: str, cls: Callable[..., Optimizer], *, fused: bool, state_bytes: StateBytes) -> OptimizerKind:
-    """One with a name, and a flag that is set if it fits all parameters."""
-
     def build(groups: Sequence[Group], lr: float, settings: Settings) -> Optimizer:
         parameters = [parameter for group in groups for parameter in group.parameters]
         flags = {"capturable": all(each.is_cuda or each.is_meta for each in parameters), "decoupled_weight_decay": True}
@@ -37,7 +34,6 @@ def _named_kind(name: str, cls: Callable[..., Optimizer], *, fused: bool, state_
 
 
 def _unnamed_kind(cls: type[Optimizer], *, count: int | None = None, why_whole: str | None = None) -> OptimizerKind:
-    """One without a name: how many copies of its parameters it keeps, if that is known, and why it needs whole parameters."""
     return OptimizerKind(
         cls=cls,
         state_bytes=None if count is None else copies(count),
