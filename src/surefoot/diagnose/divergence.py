@@ -1,4 +1,4 @@
-"""Checks for divergence, its first signs, non-finite steps, and loss spikes."""
+"""Checks for divergence, nonfinite steps, and loss spikes."""
 
 import math
 
@@ -9,29 +9,29 @@ from surefoot.diagnose.history import History
 from surefoot.diagnose.statistics import FEWEST, level, levels, noise, spread
 
 LOST = 0.5
-"""Of what was gained: half of it lost is no fluctuation, and no restart of a schedule either, which costs a tenth or so."""
+"""Fraction of the loss reduction that a diverged run has lost again. A restart of a schedule costs about a tenth."""
 RISEN = 1.2
-"""Times the first loss, for a run that had gained nothing: above chance by a fifth is no noise of a level."""
+"""Ratio of the loss to the first loss in a diverged run whose loss never fell. Noise of the level is below a fifth."""
 GREW = 5.0
-"""Times its own median: what tells a layer that breaks from one whose gradient is noisy (their largest are about twice the median)."""
+"""Ratio of a layer's gradient to its median that indicates a fault. Noisy gradients reach about twice their median."""
 MANY = 0.05
-"""Of all steps: one in twenty lost shows in the result; fewer are single samples or, in fp16, the search for a loss scale."""
+"""Fraction of skipped steps that affects the result. Fewer are single samples or, in fp16, the search for a loss scale."""
 FP16 = 0.01
-"""Of all steps: a loss scale doubles every 2,000 steps and is found too large each time (Micikevicius et al. 2018, section 3.2,
-https://arxiv.org/abs/1710.03740), with some at the start."""
+"""Fraction of skipped steps that is normal in fp16. The loss scale doubles every 2,000 steps, and each time overflows
+(Micikevicius et al. 2018, section 3.2, https://arxiv.org/abs/1710.03740). Some more steps overflow at the start."""
 NEIGHBOURS = 10
-"""Records to each side: enough for a median and its deviation, few enough for the loss to have stayed where it was."""
+"""Neighboring records on each side: enough for a median and its deviation, few enough for a constant loss level."""
 SIGMAS = 8.0
-"""Of the neighbours' deviation. Losses have heavy tails: with six, one record in thousands would be a spike of nothing."""
+"""Minimum height of a spike in standard deviations. With 6, the heavy tails of losses give one false spike in thousands."""
 NOTHING = 0.01
-"""Of the loss at the start: jumps among the last hundredth of it, where all is learnt, matter to nobody."""
+"""Minimum height of a spike as a fraction of the first loss."""
 ABOVE = 0.25
-"""Of the neighbours' median, at least: a jump by less is none, however quiet they are."""
+"""Minimum height of a spike as a fraction of the median of the neighboring records."""
 
 
 @check("diverged")
 def diverged(history: History) -> Verdict:
-    """Check for a loss that permanently lost half of its progress, and for a run that ended in non-finite steps."""
+    """Check for a loss that permanently lost half of its reduction, and for a run that ended in nonfinite steps."""
     loss = history.loss
     if (history.ended_by or "").startswith("diverged") or _bad_at_the_end(history) > history.described.max_bad_steps:
         skipped = skipped_steps(history)
@@ -61,7 +61,7 @@ def diverged(history: History) -> Verdict:
 
 @check("non-finite-steps", needs=lambda history: need(history.train, "no step was recorded yet"))
 def non_finite_steps(history: History) -> Verdict:
-    """Check for steps skipped because of a non-finite loss or gradient."""
+    """Check for steps skipped because of a nonfinite loss or gradient."""
     described, skipped = history.described, int(history.total("skipped"))
     well(not skipped, f"every one of {history.step:,} steps was finite")
     indexes = skipped_steps(history)
@@ -93,7 +93,7 @@ def non_finite_steps(history: History) -> Verdict:
 
 @check("loss-spikes")
 def loss_spikes(history: History) -> Verdict:
-    """Compare the largest step loss in each record with those of neighboring records."""
+    """Compare the largest step loss in each record with neighboring records."""
     series = history.column("loss_max").finite
     series = series if len(series) >= FEWEST else history.loss
     need(len(series) >= FEWEST, f"{len(series)} records of the loss are too few (at least {FEWEST})")
@@ -135,7 +135,6 @@ def loss_spikes(history: History) -> Verdict:
 
 
 def skipped_steps(history: History) -> list[int]:
-    """Return the indexes of recorded skipped steps."""
     return sorted({int(step) for record in history.train for step in record.get("skipped_steps") or ()})
 
 
@@ -165,7 +164,6 @@ def _divergence(history: History, first_bad: int, message: str, evidence: str, *
 
 
 def _first_to_grow(history: History, first_bad: int) -> str:
-    """Return a sentence on the layer whose gradient or update first rose far above its usual level, from shortly before the divergence."""
     grown: list[tuple[int, float, str]] = []  # the step, the growth factor, and a sentence
     for kind, quantity in (("grad_norm", "gradient"), ("update_norm", "update"), ("activation_rms", "output")):
         for name, series in history.watched(kind).items():
@@ -185,7 +183,6 @@ def _first_to_grow(history: History, first_bad: int) -> str:
 
 
 def _bad_at_the_end(history: History) -> int:
-    """Count the consecutive skipped steps at the run's end, as far as the records are complete."""
     count = 0
     for record, window in zip(reversed(history.train), reversed(history.windows.value), strict=True):
         skipped = int(record.get("skipped") or 0)
@@ -196,7 +193,7 @@ def _bad_at_the_end(history: History) -> int:
 
 
 def _passes(history: History, indexes: list[int]) -> str:
-    """Return a sentence if about one step per epoch was skipped, which suggests one bad sample. Returns "" otherwise."""
+    """Return a sentence if about one step per epoch was skipped, which suggests one bad sample."""
     samples, batch = history.described.samples, history.described.batch_size
     of_tokens = "tokens" in str(history.described.identity.get("batch_size"))
     if samples is None or batch is None or len(indexes) < 2 or of_tokens:

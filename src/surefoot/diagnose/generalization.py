@@ -11,26 +11,27 @@ from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import level, noise
 
 EVALUATIONS = 4
-"""The fewest: a best one, a first, and two after it that agree."""
+"""Minimum number of evaluations: the first, the best, and two later ones."""
 WORSE = 0.02
-"""Of the best loss: two evaluations in a row that are worse by 2 % are beyond what batches of one size do to an average over a split
-(their noise is under 1 % from a few hundred samples on)."""
+"""Minimum rise above the best loss, in two evaluations. Noise is below 1 % for splits of at least a few hundred samples."""
 MANY_EVALUATIONS = 12
-"""From here on their own noise can be told from the bend of their course."""
+"""Number of evaluations from which the noise can be estimated."""
 BY_CHANCE = 3.0
-"""Deviations of that noise: the lowest of some dozens of evaluations is two below their level, and the last two may be one above it."""
+"""Minimum rise in standard deviations of the noise. The minimum of some dozens of evaluations is two below the mean, and
+the last two evaluations may be one above the mean."""
 NOTHING = 0.01
-"""Of the first evaluation's loss: less is a rise among what is all but 0."""
+"""Minimum rise as a fraction of the first loss. A smaller rise is among losses of almost 0."""
 NEARLY_ALL = 0.95
-"""Of the targets: who always gives the commonest answer is right in 19 of 20 cases, so a high accuracy says nothing."""
+"""Fraction of equal targets at which a constant answer is right in 19 of 20 cases."""
 SHARED = 0.01
-"""Of a split: more is seen in the first digits of a score. Real data have a few duplicates."""
+"""Fraction of a split's samples in the training data that affects scores. Real data have a few duplicates."""
 PASSAGES_SHARED = 0.1
-"""Of a split's windows over a text: of two texts of the same kind a few in a hundred share a passage (2 % of Python's own library), and of
-one text cut in two ways a fifth of the windows have the same one. A shared passage is a part of a window, so a score moves less."""
+"""Fraction of a split's text windows that share a passage with the training data. Texts of one kind share a few percent (2
+% in Python's own library). Two splits of one text share a fifth. A passage is a part of a window, so a score changes
+less."""
 MOSTLY_SHARED = 0.5
-"""Of a split: its score is one of the training data."""
-_MOST_SCORES = 3  # printed beside a loss
+"""Fraction of shared samples above which a split's score is a training score."""
+_MOST_SCORES = 3  # metrics printed beside a loss
 
 
 @check("overfitting")
@@ -77,7 +78,6 @@ def overfitting(history: History) -> Verdict:
 
 
 def _rise(history: History, series: Series) -> float:
-    """Return the rise of a split's loss since its best. Returns 0 if the rise is noise or the training loss has not fallen since."""
     row = int(np.argmin(series.value))
     after = series.value[row + 1 :]
     if len(series) < EVALUATIONS or len(after) < 2 or not _fell_since(history, int(series.step[row])):
@@ -92,7 +92,7 @@ def _rise(history: History, series: Series) -> float:
 
 @check("train-validation-overlap")
 def overlap(history: History) -> Verdict:
-    """Check for samples of a split that also occur in the training data, and for text windows that share a passage."""
+    """Check for samples of a split in the training data, and for text windows that share a passage."""
     recorded = history.data.get("overlap")
     splits = {
         split: counts
@@ -142,7 +142,7 @@ def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding
 
 @check("constant-targets")
 def constant_targets(history: History) -> Verdict:
-    """Check whether all or nearly all targets are equal."""
+    """Check for targets that are all or nearly all equal."""
     distinct = int(history.targets.get("distinct") or 0)
     share = float(history.targets.get("most_common_fraction") or 0.0)
     need(distinct, "the records do not say which targets there are")
@@ -166,7 +166,7 @@ def constant_targets(history: History) -> Verdict:
 
 @check("smoothed-perplexity")
 def smoothed_perplexity(history: History) -> Verdict:
-    """Check for a metric named perplexity with label smoothing. The exponential of a smoothed loss is not a perplexity."""
+    """Check for a metric named perplexity with label smoothing: the exponential of a smoothed loss is not a perplexity."""
     described, smoothing = history.described, history.described.label_smoothing
     scores = [score for score in history.score_names if "perplexity" in score.lower() or score.lower().endswith("ppl")]
     trained_on = history.data.get("scored_by_training_loss")
@@ -180,7 +180,6 @@ def smoothed_perplexity(history: History) -> Verdict:
     for reason, holds in reasons.items():
         well(holds, reason)
     distinct = int(history.targets.get("distinct") or 0)
-    # the lower bound of a smoothed loss
     floor = smoothed_floor(smoothing, distinct) if distinct > 1 else -math.inf
     for score in of_loss:
         values = [record[score] for record in history.scores if isinstance(record.get(score), int | float)]
@@ -217,7 +216,7 @@ def smoothed_floor(smoothing: float, classes: int) -> float:
 
 
 def _other_scores(history: History, split: str, best: int) -> list[str]:
-    """Return sentences on the split's other metrics since. Accuracy may rise while wrong answers gain confidence."""
+    """Return sentences on other metrics. Accuracy may rise with the loss while wrong answers gain confidence."""
     names = [name for name in history.score_names if name.rpartition("/")[0] == split and not name.endswith("/loss")]
     texts = []
     for name in names[:_MOST_SCORES]:
@@ -228,13 +227,11 @@ def _other_scores(history: History, split: str, best: int) -> list[str]:
 
 
 def _fell_since(history: History, step: int) -> bool:
-    """Return whether the training loss has fallen since a step by more than its noise."""
     loss = history.loss
     surely = 1.6 * noise(loss.value)  # two standard errors of the difference of two medians of five
     return len(loss) >= EVALUATIONS and _level_near(loss, int(loss.step[-1])) < _level_near(loss, step) - surely
 
 
 def _level_near(loss: Series, step: int) -> float:
-    """Return the median loss of the five records around a step."""
     first = max(0, min(int(np.searchsorted(loss.step, step)) - 2, len(loss) - 5))
     return level(loss.value[first : first + 5])

@@ -11,30 +11,31 @@ from surefoot.diagnose.layers import WATCHED, matrices
 from surefoot.diagnose.statistics import first_and_last_third, level, trend
 
 FEWEST = 12
-"""Records: thirds of four, whose medians one record does not move."""
+"""Minimum number of records: thirds of four, whose medians one record does not change."""
 OFTEN = 0.9
-"""Of the steps. A limit is for the rare large gradient (Pascanu et al. 2013, section 3.2, https://arxiv.org/abs/1211.5063); one
-that acts in nine of ten steps is what sets the size of the steps, and the rate no longer does."""
+"""Fraction of clipped steps above which the limit, not the learning rate, determines the step size. Clipping is for rare
+large gradients (Pascanu et al. 2013, section 3.2, https://arxiv.org/abs/1211.5063)."""
 FAR_BELOW = 2.0
-"""Times the limit: they set it to between half of the usual norm and ten times it, so one below half acts all the time."""
+"""Minimum ratio of gradient norm to limit. Pascanu et al. set the limit to between half and ten times the usual norm."""
 FAR_ABOVE = 10.0
-"""Times the limit: steps of a tenth of what the gradient says. Below, it is a smaller rate for SGD, and nothing for Adam."""
+"""Ratio of gradient norm to limit that is a warning. A smaller ratio only lowers SGD's learning rate, not Adam's."""
 GREW = 10.0
-"""From the first to the last third: a norm varies by two or three within a run that is well, and falls or rises slowly."""
+"""Ratio of the last third to the first third. A healthy gradient norm changes slowly, by a factor of 2 or 3."""
 SURE = 3.0
-"""Standard deviations of a trend: one run in a thousand has such a one by chance."""
+"""Minimum significance of a trend in standard deviations. One run in a thousand exceeds 3 by chance."""
 GONE = 1e-4
-"""Of the largest layer's gradient, each times its weight: what a change of the layer by a given part of itself does to the loss, in
-whatever units it has its weights. Every layer of a plain network with sigmoids takes a factor of 4 or more (Hochreiter 1991;
-Glorot and Bengio 2010); in networks that train, layers are within some hundreds of each other."""
+"""Ratio of a layer's gradient times weight to that of the largest layer. This product is the effect of a relative weight
+change on the loss, in any units. Each sigmoid layer of a plain network costs a factor of 4 or more (Hochreiter 1991; Glorot
+and Bengio 2010). Layers of networks that train differ by some hundreds."""
 NOISY = 10.0
-"""Noise scale over batch size. With a batch of B, a step is worth B / (B + noise scale) of one with the true gradient (McCandlish et al.
-2018, equation 2.7, https://arxiv.org/abs/1812.06162): below a tenth, twice the batch is all but twice the progress."""
+"""Ratio of noise scale to batch size. A step with batch size B is worth B / (B + noise scale) of a step with the true
+gradient (McCandlish et al. 2018, equation 2.7, https://arxiv.org/abs/1812.06162). Below a tenth, a doubled batch almost
+doubles the progress."""
 
 
 @check("often-clipped")
 def often_clipped(history: History) -> Verdict:
-    """Measure the fraction of clipped steps in the second half of the run, and the ratio of the gradient norm to the clipping limit."""
+    """Measure the fraction of clipped steps in the second half of the run, and the ratio of gradient norm to limit."""
     described, (kind, limit) = history.described, history.described.clip or ("", math.nan)
     well(
         kind in ("off", "auto"),
@@ -68,7 +69,7 @@ def often_clipped(history: History) -> Verdict:
 
 @check("growing-gradient")
 def growing_gradient(history: History) -> Verdict:
-    """Compare the gradient norm in the last third of the run with the first third, and name the layers with the largest growth."""
+    """Compare the gradient norms in the first and last third of the run, and name the layers that grew most."""
     norms = history.column("grad_norm").finite.since(history.described.warmup)
     need(len(norms) >= FEWEST, f"{len(norms)} records of the norm after the warm-up are too few (at least {FEWEST})")
     before, now = first_and_last_third(norms.value)
@@ -98,7 +99,7 @@ def growing_gradient(history: History) -> Verdict:
 
 @check("vanishing-gradient")
 def vanishing_gradient(history: History) -> Verdict:
-    """Compare each layer's gradient times weight with the largest, and find gradients that are 0 everywhere."""
+    """Compare each layer's gradient times weight with the largest layer, and find gradients of 0."""
     norms = history.column("grad_norm").finite
     quarter = len(norms) // 4
     gradients, weights = (_settled(history, kind) for kind in ("grad_norm", "weight_norm"))
@@ -147,7 +148,7 @@ def vanishing_gradient(history: History) -> Verdict:
 
 @check("batch-too-small")
 def noisy_batch(history: History) -> Verdict:
-    """Compare the gradient noise scale with the batch size: McCandlish et al. 2018, appendix A.1. Means are taken before the division."""
+    """Compare the gradient noise scale with the batch size (McCandlish et al. 2018, appendix A.1)."""
     measured = [record["grad_noise"] for record in history.layers if isinstance(record.get("grad_noise"), dict)]
     keys = ("small_count", "small_squared", "big_count", "big_squared")
     rows = np.array([[noise.get(key) or math.nan for key in keys] for noise in measured]).reshape(-1, 4)
@@ -184,9 +185,9 @@ def noisy_batch(history: History) -> Verdict:
 
 
 def noise_scale(rows: NDArray[np.float64]) -> float:
-    """Return the targets per batch at which noise equals gradient, from rows of (small count, squared norm, big count, squared norm).
+    """Return the batch size in targets at which the noise equals the gradient, or infinity if noise hides the gradient.
 
-    Returns infinity if the noise hides the gradient. McCandlish et al. 2018, equations A.2 and A.3.
+    The rows are (small count, squared norm, big count, squared norm). McCandlish et al. 2018, equations A.2 and A.3.
 
     >>> noise_scale(np.array([[1.0, 1.0 + 8.0, 4.0, 1.0 + 2.0]]))  # gradient 1, noise 8 / count
     8.0
@@ -196,14 +197,14 @@ def noise_scale(rows: NDArray[np.float64]) -> float:
 
 
 def gradient_and_noise(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return unbiased estimates per row: the true gradient's squared norm, and the variance of one target's gradient."""
+    """Return unbiased estimates per row: the squared norm of the true gradient, and the variance of one target's gradient."""
     small, small_squared, big, big_squared = rows.T
     noise = (small_squared - big_squared) / (1 / small - 1 / big)
     return (big * big_squared - small * small_squared) / (big - small), noise
 
 
 def _settled(history: History, kind: str) -> dict[str, Series]:
-    """Return the measured steps after the warm-up without the first. Earlier, weights initialized to 0 have hardly moved."""
+    """Return measured steps after warm-up without the first. Weights initialized to 0 have hardly moved before."""
     return {
         name: series.where((series.step >= history.described.warmup) & (series.step > series.step[0]))
         for name, series in history.watched(kind).items()

@@ -10,27 +10,26 @@ from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import level
 
 USUAL = (1e-4, 1e-2)
-"""Norm of an update over that of the weight. Karpathy's rule of thumb is 1e-3 (CS231n, "Ratio of weights:updates",
-https://cs231n.github.io/neural-networks-3/#ratio); a decade to both sides of it is usual."""
+"""Usual ratio of update norm to weight norm: a decade on both sides of the rule of thumb 1e-3. Source: CS231n, "Ratio of
+weights:updates", https://cs231n.github.io/neural-networks-3/#ratio."""
 FAR = 10.0
-"""How far outside of that is told: Adam's first steps, small networks and the end of a schedule leave the range by less."""
+"""Factor outside `USUAL` that is a finding. Adam's first steps, small networks and the end of a schedule deviate less."""
 WATCHED = 3
-"""Watched steps: a median of three is not moved by one."""
+"""Minimum number of measured steps: one step does not change a median of three."""
 DEAD = 0.5
-"""Of a layer's units, in the middle of the watched steps: half of what it costs is for nothing. (Trained networks with ReLU use few of
-their units on any one token, but different ones: Li et al. 2023, https://arxiv.org/abs/2210.06313; here none of the whole batch.)"""
+"""Fraction of a layer's units that are dead for the complete batch, as a median over measured steps. Trained networks with
+ReLU use few units on any one token, but different units (Li et al. 2023, https://arxiv.org/abs/2210.06313)."""
 ALIVE = 0.1
-"""Of a layer's units at the start: with weights as usual hardly any is 0 for all samples of a batch."""
+"""Maximum fraction of dead units at the start. With usual weights, hardly any unit is 0 for a complete batch."""
 ALL_FLAT = 0.99
-"""Of the outputs of a rectifier (ReLU and its like), of which half are 0 at the start, and nine tenths or more in a trained sparse one."""
+"""Fraction of zero outputs of a dead rectifier. It is 0.5 at the start, and 0.9 or more after sparse training."""
 FLAT = 0.5
-"""Of the outputs of a squashing activation (tanh, sigmoid): with weights of the usual size a tenth or less is where its slope
-is below 1/100 (Glorot and Bengio 2010, section 3, https://proceedings.mlr.press/v9/glorot10a.html)."""
+"""Fraction of saturated outputs (slope below 1/100) of tanh or sigmoid. With usual weights, the fraction is at most a tenth
+(Glorot and Bengio 2010, section 3, https://proceedings.mlr.press/v9/glorot10a.html)."""
 SQUASHING = ("Tanh", "Sigmoid", "Hardtanh", "Hardsigmoid", "Softsign", "LogSigmoid")
 
 
 def watched_steps(history: History) -> None:
-    """Require enough steps with layer statistics."""
     need(len(history.layers) >= WATCHED, f"{len(history.layers)} watched steps are too few (at least {WATCHED})")
 
 
@@ -67,7 +66,7 @@ def never_updated(history: History) -> Verdict:
 
 @check("unusual-updates")
 def unusual_updates(history: History) -> Verdict:
-    """Measure each matrix's median update-to-weight ratio at high learning rates of the run."""
+    """Measure each matrix's median update-to-weight ratio at high learning rates."""
     medians, watched = _ratios(history)
     need(medians, f"{watched} watched steps at the higher rates are too few (at least {WATCHED})")
     low, middle, high = USUAL[0] / FAR, math.sqrt(USUAL[0] * USUAL[1]), USUAL[1] * FAR
@@ -101,19 +100,19 @@ def unusual_updates(history: History) -> Verdict:
 
 
 def unmoved(history: History) -> list[str]:
-    """Return the frequently measured parameters whose weights never changed."""
+    """Return the parameters that were measured often and never changed."""
     moved = {parameter: series.finite.value for parameter, series in history.watched("update_norm").items()}
     return [parameter for parameter, values in moved.items() if values.size >= WATCHED and not values.any()]
 
 
 def ratio_at_full_rate(history: History) -> float:
-    """Return the median update-to-weight ratio of all layers at high learning rates. Returns NaN with too few measured steps."""
+    """Return the median update-to-weight ratio at high learning rates, or NaN with too few measured steps."""
     medians, _ = _ratios(history)
     return float(np.median(list(medians.values()))) if medians else math.nan
 
 
 def matrices(history: History, names: Iterable[str]) -> list[str]:
-    """Select the parameters that are matrices by their names and module classes. Biases and norm weights are not matrices."""
+    """Select parameters that are matrices, by name and module class. Biases and norm weights are not matrices."""
 
     def is_matrix(parameter: str) -> bool:
         module, _, leaf = parameter.rpartition(".")
@@ -124,7 +123,6 @@ def matrices(history: History, names: Iterable[str]) -> list[str]:
 
 
 def _ratios(history: History) -> tuple[dict[str, float], int]:
-    """Return median update-to-weight ratios of matrices (half the peak learning rate or more, weights not near 0) and the step count."""
     moved, weights = history.watched("update_norm"), history.watched("weight_norm")
     rates, medians, watched = history.column("lr").finite, dict[str, float](), 0
     for parameter in matrices(history, [name for name in moved if name in weights]):
@@ -213,7 +211,6 @@ def died(history: History) -> list[str]:
 
 
 def _flat(history: History, *, squashing: bool) -> dict[str, Series]:
-    """Return the fraction of saturated outputs of each activation."""
     return {
         module: series
         for module, series in history.watched("saturated_fraction").items()
@@ -222,7 +219,6 @@ def _flat(history: History, *, squashing: bool) -> dict[str, Series]:
 
 
 def _above(columns: Mapping[str, Series], limit: float) -> list[tuple[float, int, str]]:
-    """Select columns with a median of at least `limit`, ignoring the first of several steps. Returns median, first such step, and name."""
     middles = {name: level(each.value[1:] if len(each) > WATCHED else each.value) for name, each in columns.items()}
     above = {name: columns[name].where(columns[name].value >= limit) for name in middles if middles[name] >= limit}
     return sorted(((middles[name], int(above[name].step[0]), name) for name in above), key=lambda column: -column[0])
@@ -233,7 +229,7 @@ def _shares(columns: Iterable[tuple[float, int, str]], of_what: str) -> str:
 
 
 def _is_lookup(history: History, parameter: str) -> bool:
-    """Return whether a parameter is an embedding table, where a batch uses only a few rows."""
+    """Return True for an embedding table, since a batch uses only a few of its rows."""
     kind = history.described.kinds.get(parameter.rpartition(".")[0])
     words = ("emb", "wte", "wpe", "token", "position")
     return "Embedding" in kind if kind else any(word in parameter.lower() for word in words)

@@ -11,37 +11,38 @@ from surefoot.diagnose.layers import died, ratio_at_full_rate, unmoved
 from surefoot.diagnose.statistics import level, levels, noise
 
 FEWEST = 12
-"""Records of a loss: quarters of three, the fewest that have a median apart from their extremes."""
+"""Minimum number of loss records: quarters of three, the fewest with a robust median."""
 SMALLEST_FALL = 0.01
-"""Of the first loss: a model that has learnt how often each target comes, and no more, has gained about as much."""
+"""Relative fall of the loss when a model has learned only the frequencies of the targets."""
 CERTAIN = 2.0
-"""Standard errors: a fall within two is chance in one of twenty runs (the usual 5 %)."""
+"""Minimum significance of a fall in standard errors. One run in twenty exceeds 2 by chance (5 %)."""
 LITTLE = 0.25
-"""Of the first loss: a run that has gained more than a quarter of it has a rate that does something, however long it takes."""
+"""Maximum relative fall of the loss with a learning rate that is too low."""
 STRAIGHT = 0.6
-"""What the second half of all rate gains over what the first half gains. A loss that falls as a power or an exponential of the
-steps, as a trained one does (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361), is far below a half; a straight line has 1."""
+"""Ratio of the loss falls in the second and the first half of the summed learning rate. A linear fall has 1. A power law or
+an exponential (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361) is far below 0.5."""
 WILD = 0.1
-"""Of a weight's norm in one step: ten times the upper end of the usual range of updates (`layers.USUAL`)."""
+"""Update-to-weight ratio of one step: ten times the upper end of the usual range (`layers.USUAL`)."""
 TIMID = 1e-5
-"""Of a weight's norm in one step: a tenth of the lower end of the usual range, and 10,000 steps to move by a tenth."""
+"""Update-to-weight ratio of one step: a tenth of the lower end of the usual range. 10,000 steps move a weight by a
+tenth."""
 MOVED = 0.1
-"""Of a weight's norm, over the whole run: a model whose weights are all within a tenth of where they began is still about the one that
-it was made as. The sum of all updates is more than how far they came (triangle inequality), so this is told only where it is sure."""
+"""Ratio of summed update norms to weight norm in a model that is almost unchanged. The sum is an upper bound of the
+distance (triangle inequality), so this finding is certain."""
 REBOUND = 0.03
-"""Of the level that the loss had in the first third, which is lost when the rate is full and not made good before it falls: what a rate
-loses that is too high. Levels of a few records differ by 1 % or so by chance alone."""
+"""Rise above the lowest loss of the first third, as a fraction, at high learning rates. Levels vary by about 1 % by
+chance."""
 ABOVE_START = 1.05
-"""Times the first loss: chance level is where a model begins, and only updates that are too large take it above that."""
+"""Ratio of the loss to the first loss. Only updates that are too large raise the loss above chance level."""
 
 
 @dataclass(frozen=True)
 class Course:
-    """The loss in quarters of its records, and the standard error of a quarter's level."""
+    """Median losses in quarters of the records, and the standard error of a median."""
 
     start: float
     quarters: tuple[float, ...]
-    error: float  # standard error of a quarter's level
+    error: float
 
     @property
     def best(self) -> float:
@@ -49,12 +50,12 @@ class Course:
 
     @property
     def fallen(self) -> bool:
-        """Whether the loss ever fell below its start by more than the noise."""
+        """True if the loss ever fell below its start by more than the noise."""
         return self.start - self.best > max(CERTAIN * math.sqrt(2) * self.error, SMALLEST_FALL * abs(self.start))
 
 
 def course(loss: Series) -> Course:
-    """Summarize a loss of at least `FEWEST` records. The start is the first value if that lies far above the first quarter."""
+    """Summarize a loss of at least `FEWEST` records. The start is the first value if far above the first quarter."""
     parts = np.array_split(loss.value, 4)
     wobble = noise(loss.value)
     start, first = level(parts[0]), float(loss.value[0])
@@ -159,7 +160,7 @@ def rate_too_high(history: History) -> Verdict:
 
 @check("rate-too-low")
 def rate_too_low(history: History) -> Verdict:
-    """Check for a loss that falls slowly and linearly in the summed learning rate, and for updates that hardly move the weights."""
+    """Check for a loss that falls slowly and linearly in the summed learning rate, and for weights that hardly move."""
     described = history.described
     ratio = ratio_at_full_rate(history)
     curve = None if len(history.loss) < FEWEST else _halves(history)
@@ -201,7 +202,6 @@ _RATIO = "a step at the highest rates changes the weights by {:.2g} of their nor
 
 
 def _rebound(history: History) -> str:
-    """Return a sentence if the loss fell in the first third, rose, and stayed above its minimum while the learning rate was high."""
     loss, rates = history.loss, history.column("lr").finite
     width = max(3, len(loss) // 10)
     course = levels(loss.value, width)
@@ -224,7 +224,6 @@ def _rebound(history: History) -> str:
 
 
 def _halves(history: History) -> tuple[float, float, float, float] | None:
-    """Return the start, the falls of the loss in the first and second half of the summed learning rate, and the error of a level."""
     loss, rates = history.loss, history.column("lr").finite
     if len(rates) < FEWEST:
         return None

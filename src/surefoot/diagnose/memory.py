@@ -1,4 +1,4 @@
-"""A check for memory that grows throughout the run."""
+"""A check for memory that grows throughout a run."""
 
 import numpy as np
 
@@ -8,22 +8,22 @@ from surefoot.diagnose.statistics import first_and_last_third, level, slope, tre
 from surefoot.tracking.format import with_unit
 
 FEWEST = 12
-"""Records after the first quarter of a session, in which allocators, caches and workers take what they need."""
+"""Minimum number of records after the first quarter of a session, in which allocators, caches and workers grow."""
 STRETCHES = 6
-"""What adds up rises in each of them; what an allocator takes for an evaluation or a longer batch comes in one or two steps up."""
+"""Parts of a session that must all show growth. An evaluation or a longer batch adds memory in one or two steps."""
 STEADY = 0.3
-"""Of the mean rise from stretch to stretch, the least one: what adds up may be logged or freed unevenly."""
+"""Minimum growth in a part relative to the mean growth, since a leak may be logged or freed unevenly."""
 SURE = 4.0
-"""Standard deviations of a trend: memory that is given out in large pieces rises in stairs, and stairs look like trends."""
+"""Minimum significance of a trend in standard deviations. Large allocations rise in stairs, which look like trends."""
 LEAST_BYTES = 16e6
-"""Grown in all: allocators keep some megabytes more or less."""
+"""Minimum growth in bytes. Allocators vary by some megabytes."""
 LEAST_SHARE = 0.02
-"""Grown in all, of what was used: fragments of a large process."""
+"""Minimum growth relative to the used memory, because of fragmentation in large processes."""
 
 
 @check("growing-memory")
 def growing_memory(history: History) -> Verdict:
-    """Measure the growth of the process's memory per step, and the time until the machine's memory is full."""
+    """Measure the growth of memory per step, and the time until the machine's memory is full."""
     first_step = max(history.resumed, default=0)  # a resume starts a new process with new memory
     settled = first_step + (history.step - first_step) // 4
     names = ("host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
@@ -39,7 +39,6 @@ def growing_memory(history: History) -> Verdict:
 
 
 def _growth(series: Series) -> float | None:
-    """Return the growth in bytes per step. Returns None if the growth is uncertain."""
     before, now = first_and_last_third(series.value)
     sure = trend(series.value) >= SURE and trend(series.value[len(series) // 2 :]) >= SURE / 2
     if now - before < max(LEAST_BYTES, LEAST_SHARE * before) or not sure:

@@ -1,21 +1,21 @@
-"""Checks of a run's length and schedule: an early end, a long warm-up, a high final learning rate, a still falling loss."""
+"""Checks of run length and schedule: an early end, a long warm-up, a high final learning rate, a still falling loss."""
 
 from surefoot.diagnose.finding import Unknown, Verdict, check, need, well, wrong
 from surefoot.diagnose.history import History
 
 LONG_WARMUP = 0.25
-"""Of the run: warm-ups in use are 1 % to 10 % (Vaswani et al. 2017: 4 %; Brown et al. 2020: 0.1 %); past a quarter it is
-time at rates below the one that was chosen. One-cycle's own rise is 30 %, by its design."""
+"""Fraction of a run above which a warm-up is too long. Usual warm-ups are 1 % to 10 % (Vaswani et al. 2017: 4 %; Brown et
+al. 2020: 0.1 %). One-cycle schedules use 30 %."""
 HIGH = 0.5
-"""Of the highest rate: what a fall to near 0 gains at the end (Hägele et al. 2024, section 3, https://arxiv.org/abs/2405.18392)
-is not had; every schedule that falls ends below half."""
+"""Ratio of the last to the highest learning rate that is too high. All schedules that fall end below half. A fall to near 0
+lowers the final loss (Hägele et al. 2024, section 3, https://arxiv.org/abs/2405.18392)."""
 LEAST_STEPS = 50
-"""Of fewer the rate of the last record says little about the schedule's end, and the run was a trial."""
+"""Minimum number of steps. In a shorter run, the last record says little about the end of the schedule."""
 STILL = 0.02
-"""Of the loss of a split, over the last fifth of the run. A loss that goes as the -0.1th power of the steps gains as much there
-(Kaplan et al. 2020, section 3: exponents of 0.05 to 0.1), and twice the length would gain 7 %."""
+"""Minimum relative fall of a split's loss over the last fifth of a run. A loss proportional to steps ** -0.1 falls as much
+(Kaplan et al. 2020, section 3: exponents of 0.05 to 0.1). Such a loss falls by 7 % if the run is twice as long."""
 EVALUATIONS = 4
-"""The fewest, of which two or more lie at the end."""
+"""Minimum number of evaluations, of which two or more lie at the end."""
 EXACT = ("constant", "inverse_sqrt")  # schedules whose run can be extended with bitwise-equal results
 
 
@@ -61,7 +61,7 @@ def ended_early(history: History) -> Verdict:
 
 @check("long-warm-up")
 def long_warmup(history: History) -> Verdict:
-    """Measure the warm-up as a fraction of the schedule's length."""
+    """Measure the warm-up as a fraction of the schedule."""
     described = history.described
     steps, warmup = described.schedule_steps, described.warmup
     if steps is None or described.shape is None:
@@ -147,6 +147,5 @@ def high_rate_at_end(history: History) -> Verdict:
 
 
 def _rates(history: History) -> tuple[float, float]:
-    """Return the last and the highest learning rate."""
     rates = history.column("lr").finite
     return (float(rates.value[-1]), float(rates.value.max())) if len(rates) else (0.0, 0.0)

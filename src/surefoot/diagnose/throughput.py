@@ -10,34 +10,34 @@ from surefoot.diagnose.statistics import first_and_last_third, level, noise, tre
 from surefoot.tracking.format import three_digits
 
 FEWEST = 12
-"""Records of a throughput: thirds of four."""
+"""Minimum number of throughput records: thirds of four."""
 LEAST_S = 1.0
-"""Of time in all: what a run of less spends on anything is not worth a word."""
+"""Minimum total time. In a shorter run, no overhead matters."""
 WORTH_S = 60.0
-"""Of time in all, from which evaluating or saving too long is a warning: a shorter run is a trial, over before it is changed."""
+"""Total time from which long evaluations or saves are a warning. A shorter run is a trial."""
 LONG_ENOUGH_S = 3.0
-"""Of steps in all, for their speed to be judged: other processes come and go within seconds."""
+"""Minimum time of all steps for a verdict on speed. Other processes come and go within seconds."""
 WAITING = 0.1
-"""Of the time of steps: less is lost in the noise of a shared machine."""
+"""Minimum fraction of step time spent waiting for data. Less is noise of a shared machine."""
 MUCH_WAITING = 0.3
-"""Of the time of steps: a third of the machine stands still."""
+"""Fraction of step time spent waiting for data that is a warning."""
 EVALUATING = 0.25
-"""Of all time: a quarter of what the run costs is not spent on training. Validation usually takes a few per cent."""
+"""Maximum fraction of total time for evaluation. Validation usually takes a few percent."""
 SAVING = 0.1
-"""Of all time: saving is in the background, and only copying is waited for; a tenth is far more often than any crash costs."""
+"""Maximum fraction of total time for saves. Saves run in the background, and training waits only for copies."""
 WANTED = 0.05
-"""Of all time, that evaluating or saving is to take after what is tried."""
+"""Target fraction of total time for evaluations or saves after the suggested change."""
 FELL = 0.8
-"""Last over first third: a fifth is beyond what a machine that is otherwise busy takes for as long as a third of a run."""
+"""Ratio of the last third to the first third. Other load on the machine rarely costs a fifth for a third of a run."""
 SURE = 3.0
-"""Standard deviations of a trend: one run in a thousand has such a one by chance."""
+"""Minimum significance of a trend in standard deviations. One run in a thousand exceeds 3 by chance."""
 UNEVEN = 0.25
-"""Deviation of neighbours over the level: batches of different lengths make a tenth or so."""
+"""Ratio of the deviation between adjacent records to the level. Batches of different lengths cause about a tenth."""
 
 
 @check("data-bound")
 def data_bound(history: History) -> Verdict:
-    """Measure the fraction of step time spent waiting for data. Skips the first record, when workers start."""
+    """Measure the fraction of step time spent waiting for data, without the first record, when workers start."""
     described = history.described
     waiting, training = (history.column(column).value[1:] for column in ("data_wait_s", "training_s"))
     waited_s, trained_s = (float(spent[np.isfinite(spent)].sum()) for spent in (waiting, training))
@@ -68,9 +68,10 @@ def data_bound(history: History) -> Verdict:
 
 
 def workers_needed(waited_s: float, trained_s: float, *, workers: int) -> int:
-    """Return the number of workers that load a step's samples within its training time, at least one more than now.
+    """Return the number of workers that load a step within its training time, at least one more than now.
 
-    Without workers, the wait is the loading time of one process. With workers, all of them together need the step's time.
+    Without workers, the wait is the loading time of one process. With workers, each worker loads for the complete step
+    time.
 
     >>> workers_needed(3.0, 1.0, workers=0), workers_needed(1.0, 1.0, workers=2)
     (3, 4)
@@ -87,12 +88,11 @@ def evaluating_too_long(history: History) -> Verdict:
 
 @check("saving-too-long")
 def saving_too_long(history: History) -> Verdict:
-    """Measure the fraction of time that training waits for checkpoints."""
+    """Measure the fraction of time spent waiting for checkpoints."""
     return _overhead(history, "saving_s", SAVING, doing="Saving", setting="save_every")
 
 
 def _speeds(history: History) -> Series:
-    """Return targets per second without the first record, which includes warm-up."""
     speed = history.column("targets_per_s").finite
     return speed.where(np.arange(len(speed)) > 0)
 
@@ -107,7 +107,7 @@ def _enough_speeds(history: History) -> None:
 
 @check("falling-throughput", needs=_enough_speeds)
 def falling_throughput(history: History) -> Verdict:
-    """Compare targets per second in the last third of the run with the first third."""
+    """Compare targets per second in the first and last third of the run."""
     speed = _speeds(history)
     before, now = first_and_last_third(speed.value)
     sure = -trend(speed.value)
@@ -182,7 +182,6 @@ def _overhead(history: History, column: str, limit: float, *, doing: str, settin
 
 
 def _more_seldom(history: History, setting: str, times: float) -> str:
-    """Return the text that multiplies an interval setting. For evaluations, the records provide the current interval."""
     if setting == "save_every":
         return history.described.typed(setting, "15 min" if history.described.present(setting) == "auto" else "auto")
     at = [record["step"] for record in history.scores]
@@ -192,7 +191,6 @@ def _more_seldom(history: History, setting: str, times: float) -> str:
 
 
 def _grew(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-    """Return the ratio of the last third to the first third, without the first record."""
     third = max(1, (len(values) - 1) // 3)
     before, now = level(values[1 : 1 + third]), level(values[-third:])
     return now / before if before > 0 else 1.0

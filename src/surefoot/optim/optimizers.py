@@ -108,8 +108,8 @@ def sgd(
 ) -> OptimizerSpec:
     """Specify stochastic gradient descent, with torch's momentum: buffer = momentum * buffer + gradient.
 
-    The learning rate multiplies the buffer. In Sutskever et al., 2013, equations 1 and 2, it multiplies only the gradient inside
-    the buffer: https://proceedings.mlr.press/v28/sutskever13.html
+    The learning rate multiplies the buffer. In Sutskever et al., 2013, equations 1 and 2, the learning rate multiplies the
+    gradient inside the buffer: https://proceedings.mlr.press/v28/sutskever13.html
 
     >>> dict(sgd(0.1, momentum=0.9).settings)
     {'momentum': 0.9, 'nesterov': False}
