@@ -21,9 +21,7 @@ _EXAMPLES = 3  # example translations of a sample
 def check(config: Config) -> list[Any]:
     """Validate the settings and return the parts that need no data. Raises `ConfigError` with all problems."""
     return checked(
-        lambda: network_shape(
-            config, source=300, target=300
-        ),  # the vocabulary sizes are unknown until the text is read
+        lambda: network_shape(config, source=300, target=300),  # the sizes are unknown until the text is read
         _as_usual(config.optimizer).spec,
         config.schedule.spec,
         config.check,
@@ -33,7 +31,6 @@ def check(config: Config) -> list[Any]:
 
 
 def build(config: Config) -> "sf.Run":
-    """Build the run of a configuration without starting it."""
     _, optimizer, schedule, *_ = check(config)
     corpus = texts.bilingual(config, saved=saved_tokenizer_path(config.run_dir))
     own = None if corpus.source is corpus.target else corpus.source.vocab_size
