@@ -37,7 +37,7 @@ class TriedRunOptions(ChangedProgramOption, ProgramOptions):
 class FindLr(TriedRunOptions):
     """Train one step at each learning rate, from the lowest to the highest, on the
     data that training would read next. Suggest the learning rate at which the loss
-    falls steepest. Settings are those of surefoot train. For a RUN, the steps start
+    falls steepest. surefoot train has the same settings. For a RUN, the steps start
     at its newest checkpoint. The run is not changed; only --out is written. The
     exit status is 1 if no learning rate can be suggested.
 
