@@ -136,7 +136,6 @@ def _why_not_compared(before: Fingerprints, now: Fingerprints, *, elsewhere: boo
 
 
 def _may_compare_batches(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> bool:
-    """Return True if both micro-batches have the same number of samples, which depends on the number of ranks."""
     return before is not None and now is not None and before["samples"] == now["samples"]
 
 
@@ -153,7 +152,7 @@ def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def _changed_texts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the names with changed, new or removed source code. Moving a function to another file is no change."""
+    """Return the names with changed, new or removed source code. Moving a function to another file is not a change."""
     moved = {(_without_file(name), text) for name, text in before.items()}
     came = [name for name, text in now.items() if (_without_file(name), text) not in moved]
     return came + [name for name in before if _without_file(name) not in set(map(_without_file, now))]

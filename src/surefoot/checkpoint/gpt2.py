@@ -46,7 +46,7 @@ _OF_GPT = {  # settings in transformers (all defaults) of a gpt2-family `GPT`
 
 
 def is_gpt2_layout(names: Iterable[str]) -> bool:
-    """Return True if the tensor names are those of a GPT-2 in transformers.
+    """Return True if the tensors have the names of GPT-2 in transformers.
 
     >>> is_gpt2_layout(["wte.weight", "wpe.weight", "h.0.ln_1.weight"]), is_gpt2_layout(["embedding.weight"])
     (True, False)
@@ -72,7 +72,7 @@ def to_gpt2_layout(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def named_in_gpt2(name: str) -> tuple[str | None, bool]:
-    """Return the name of a `GPT` tensor in transformers (None for the head), and True if its matrices are transposed.
+    """Return the transformers name of a `GPT` tensor (None for the head), and True for a transposed matrix.
 
     >>> named_in_gpt2("embedding.weight"), named_in_gpt2("blocks.0.mlp.up.weight")
     (('transformer.wte.weight', False), ('transformer.h.0.mlp.c_fc.weight', True))

@@ -122,10 +122,7 @@ def copy_into(
 
 
 def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> None:
-    """Raise `CheckpointError` if saving and loading would change a parameter; leave the model unchanged.
-
-    Only parameters that state_dict converts are filled with test values, saved and loaded.
-    """
+    """Raise `CheckpointError` if saving and loading would change a parameter that state_dict converts; restore the model."""
     live = live_state(model)[0]  # keeps the tensors alive, so that ids stay unique
     saved = {id(each) for each in live.values()}
     parts = {key: part for name, each in model.named_parameters() for key, part in plain_tensors(name, each).items()}

@@ -192,10 +192,7 @@ def generator_state(generator: Any) -> tuple[Any, Callable[[Any], None]]:
 
 
 def same(earlier: Any, later: Any, *, exact: bool = True) -> bool:
-    """Return True if two values have the same type and equal bits. Unless `exact`, floats may differ by rounding.
-
-    A tensor counts as equal if only one of the two observations copied the tensor.
-    """
+    """Return True if types and bits are equal (floats: within rounding unless `exact`), or if only one tensor was copied."""
     if isinstance(earlier, Counted) != isinstance(later, Counted):
         return True
     if type(earlier) is not type(later):

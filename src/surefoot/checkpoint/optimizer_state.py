@@ -20,7 +20,7 @@ _OWN = "own"  # key in the optimizer's plain state; all other keys contain a sla
 def optimizer_tensors(
     optimizer: Optimizer, names: Mapping[Tensor, str], *, include_unsharded: bool = True
 ) -> tuple[Named, dict[str, Any], dict[str, Rows]]:
-    """Return copies of state tensors (PARAMETER/KEY), plain state, and row ranges. `include_unsharded` as in `model_tensors`."""
+    """Return copies of state tensors (PARAMETER/KEY), plain state, and row ranges. `include_unsharded`: see `model_tensors`."""
     # state that all parameters share has keys that are not tensors
     states = [(parameter, state) for parameter, state in optimizer.state.items() if isinstance(parameter, Tensor)]
     entries = {f"{name_of(owner, names)}/{key}": (owner, state[key]) for owner, state in states for key in state}

@@ -38,10 +38,7 @@ _MANIFEST_BYTES = 16 << 20  # far above the size of any manifest; larger files a
 
 @contextmanager
 def interpreted(directory: Path | None) -> Iterator[None]:
-    """Turn errors from saved state into `DamageError`, so that no saved value causes a traceback.
-
-    Errors from the user's code or a package pass unchanged. All errors pass unchanged if `directory` is None.
-    """
+    """Turn errors from saved state into `DamageError`, unless user code or a package raised or `directory` is None."""
     try:
         yield
     except UNREADABLE as problem:
@@ -73,7 +70,7 @@ def read(directory: Path, *, only: Collection[str] | None = None, disk: Disk = D
 
 
 def opened(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Checkpoint:
-    """Return a checkpoint with unchecked tensors on disk, to load completely or by rows; `only` as in `read`."""
+    """Return a checkpoint with unchecked tensors on disk. `only` selects entries as in `read`."""
     return _join_files(_Source(directory, disk), only, _open)
 
 

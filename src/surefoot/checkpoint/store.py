@@ -78,10 +78,10 @@ class Store:
     def newest_intact(
         self, *, only: Only = None, up_to: float = math.inf, world: World | None = None
     ) -> tuple[Checkpoint, list[Damage]] | None:
-        """Return the newest intact checkpoint up to step `up_to` (None without checkpoints), and the damage of newer ones.
+        """Return the newest intact checkpoint up to step `up_to`, and the damage of newer checkpoints.
 
-        `only` as in `read`. With a `world` (collective), each rank checks a share of the bytes, and tensors stay on disk
-        until use. Raises `CheckpointError` if all checkpoints are damaged.
+        `only` selects entries as in `read`. With a `world` (collective), each rank checks a share of the bytes, and tensors
+        stay on disk until use. Returns None without checkpoints; raises `CheckpointError` if all are damaged.
         """
         damaged: list[Damage] = []
         for step, path in [each for each in self._list_on_all_ranks(world) if each[0] <= up_to]:
@@ -96,7 +96,7 @@ class Store:
         raise CheckpointError("\n  ".join([*lines, "put a sound copy back, or start afresh elsewhere: --run-dir DIR"]))
 
     def at(self, step: int, *, only: Only = None, world: World | None = None) -> Checkpoint:
-        """Return the checkpoint of a step, with `world` as in `newest_intact`; raise `CheckpointError` if damaged or absent."""
+        """Return the checkpoint of a step with the options of `newest_intact`; raise `CheckpointError` if damaged or absent."""
         error: CheckpointError | None = None
         for path in [path for saved_step, path in self._list_on_all_ranks(world) if saved_step == step]:
             try:

@@ -1,8 +1,4 @@
-"""Safetensors files, read by rows and written in segments. Only the requested rows are in memory.
-
-The format: https://huggingface.co/docs/safetensors#format. The safetensors library reads complete files and copies tensors
-before a write.
-"""
+"""Safetensors files by rows, without a complete copy in memory: https://huggingface.co/docs/safetensors#format."""
 
 import json
 import math
@@ -105,7 +101,7 @@ class Stored:
 
 
 def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
-    """Return the tensors of a file from the header; raise a one-line `ValueError` for an invalid file."""
+    """Return the tensors of a file without reading their values; raise a one-line `ValueError` for an invalid file."""
     size, length = disk.size(path), int.from_bytes(disk.read(path, start=0, length=8), "little")
     if not 2 <= length <= min(size - 8, _HEADER_BYTES):
         raise ValueError("not safetensors: its header has no length that can be")
@@ -120,10 +116,7 @@ def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
 
 
 def file_header(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of a file with these tensors, whose bytes follow in this order.
-
-    Raises `ValueError` unless wider dtypes come first. This order aligns every value to the width of its dtype.
-    """
+    """Return the header of a file with these tensors in order; raise `ValueError` unless wider dtypes come first (alignment)."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start, narrowest = 0, math.inf
     for name, (dtype, shape) in tensors.items():

@@ -85,7 +85,7 @@ class Observation:
 
     @torch.no_grad()
     def put_back(self, *, only_saved: bool = False) -> None:
-        """Restore all visited state, or with `only_saved` only saved state; raise `NotPutBackError` after failures."""
+        """Restore all visited state, or only saved state if `only_saved`; raise `NotPutBackError` if a restoration failed."""
         problems = []
         for is_saved, undo in self.undo:
             if is_saved or not only_saved:
@@ -101,7 +101,7 @@ class Observation:
             )
 
     def visit(self, path: str, thing: Any, is_saved: bool = False, *, is_root: bool = False) -> None:
-        """Record an object and all inspectable objects that it refers to."""
+        """Record an object and all objects that are reachable from this object."""
         if thing is None or isinstance(thing, _PLAIN):
             self._note(path, thing, is_saved)
         elif not (

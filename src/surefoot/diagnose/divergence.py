@@ -11,7 +11,7 @@ from surefoot.diagnose.statistics import FEWEST, level, levels, noise, spread
 LOST = 0.5
 """Fraction of the loss reduction that a diverged run has lost again. A restart of a schedule costs about a tenth."""
 RISEN = 1.2
-"""Ratio of the loss to the first loss in a diverged run whose loss never fell. Noise of the level is below a fifth."""
+"""Minimum ratio of the last to the first loss in a diverged run whose loss never fell. Noise adds less than a fifth."""
 GREW = 5.0
 """Ratio of a layer's gradient to its median that indicates a fault. Noisy gradients reach about twice their median."""
 MANY = 0.05
@@ -22,7 +22,7 @@ FP16 = 0.01
 NEIGHBOURS = 10
 """Neighboring records on each side: enough for a median and its deviation, few enough for a constant loss level."""
 SIGMAS = 8.0
-"""Minimum height of a spike in standard deviations. With 6, the heavy tails of losses give one false spike in thousands."""
+"""Minimum height of a spike in standard deviations. With 6, heavy tails cause one false spike in thousands of records."""
 NOTHING = 0.01
 """Minimum height of a spike as a fraction of the first loss."""
 ABOVE = 0.25
@@ -31,7 +31,7 @@ ABOVE = 0.25
 
 @check("diverged")
 def diverged(history: History) -> Verdict:
-    """Check for a loss that permanently lost half of its reduction, and for a run that ended in nonfinite steps."""
+    """Check for a loss that rose permanently by half of its earlier fall, and for a run that ended in nonfinite steps."""
     loss = history.loss
     if (history.ended_by or "").startswith("diverged") or _bad_at_the_end(history) > history.described.max_bad_steps:
         skipped = skipped_steps(history)
@@ -193,7 +193,6 @@ def _bad_at_the_end(history: History) -> int:
 
 
 def _passes(history: History, indexes: list[int]) -> str:
-    """Return a sentence if about one step per epoch was skipped, which suggests one bad sample."""
     samples, batch = history.described.samples, history.described.batch_size
     of_tokens = "tokens" in str(history.described.identity.get("batch_size"))
     if samples is None or batch is None or len(indexes) < 2 or of_tokens:

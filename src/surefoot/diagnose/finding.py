@@ -121,7 +121,6 @@ class Check:
 
 
 def check(name: str, needs: Needs = lambda _: None) -> Callable[[Callable[[History], Verdict]], Check]:
-    """Return a decorator that turns a function into a `Check`."""
     return lambda measure: Check(name, needs, measure)
 
 

@@ -17,18 +17,17 @@ WORSE = 0.02
 MANY_EVALUATIONS = 12
 """Number of evaluations from which the noise can be estimated."""
 BY_CHANCE = 3.0
-"""Minimum rise in standard deviations of the noise. The minimum of some dozens of evaluations is two below the mean, and
-the last two evaluations may be one above the mean."""
+"""Minimum rise in standard deviations of the noise. The lowest of some dozens of evaluations is two standard deviations
+below the mean, and the last two evaluations may be one above the mean."""
 NOTHING = 0.01
-"""Minimum rise as a fraction of the first loss. A smaller rise is among losses of almost 0."""
+"""Minimum rise as a fraction of the first loss. Losses near 0 fluctuate by less."""
 NEARLY_ALL = 0.95
 """Fraction of equal targets at which a constant answer is right in 19 of 20 cases."""
 SHARED = 0.01
 """Fraction of a split's samples in the training data that affects scores. Real data have a few duplicates."""
 PASSAGES_SHARED = 0.1
-"""Fraction of a split's text windows that share a passage with the training data. Texts of one kind share a few percent (2
-% in Python's own library). Two splits of one text share a fifth. A passage is a part of a window, so a score changes
-less."""
+"""Fraction of a split's text windows that share a passage with the training data. Similar texts share a few percent (2 % in
+Python's own library), and two splits of one text share a fifth. A passage is only a part of a window."""
 MOSTLY_SHARED = 0.5
 """Fraction of shared samples above which a split's score is a training score."""
 _MOST_SCORES = 3  # metrics printed beside a loss
@@ -216,7 +215,6 @@ def smoothed_floor(smoothing: float, classes: int) -> float:
 
 
 def _other_scores(history: History, split: str, best: int) -> list[str]:
-    """Return sentences on other metrics. Accuracy may rise with the loss while wrong answers gain confidence."""
     names = [name for name in history.score_names if name.rpartition("/")[0] == split and not name.endswith("/loss")]
     texts = []
     for name in names[:_MOST_SCORES]:

@@ -99,7 +99,7 @@ def growing_gradient(history: History) -> Verdict:
 
 @check("vanishing-gradient")
 def vanishing_gradient(history: History) -> Verdict:
-    """Compare each layer's gradient times weight with the largest layer, and find gradients of 0."""
+    """Compare each layer's gradient times weight with that of the largest layer, and find gradients of 0."""
     norms = history.column("grad_norm").finite
     quarter = len(norms) // 4
     gradients, weights = (_settled(history, kind) for kind in ("grad_norm", "weight_norm"))

@@ -42,7 +42,7 @@ class History:
     train: tuple[Record, ...] = ()
     scores: tuple[Record, ...] = ()
     layers: tuple[Record, ...] = ()
-    last_event: Record | None = None  # of the last session
+    last_event: Record | None = None  # the end of the last session
     data: Mapping[str, Any] = field(default_factory=dict)
     resumed: tuple[int, ...] = ()
     _watched: dict[str, dict[str, Series]] = field(default_factory=dict, init=False)
@@ -83,13 +83,12 @@ class History:
         return Series(steps, np.maximum(np.diff(steps, prepend=0), 1).astype(np.float64))
 
     def total(self, name: str) -> float:
-        """Return the sum of a value over all training records and the last event, which covers the time after them."""
+        """Return the sum of a value over all training records and the last event, which covers the time after the last record."""
         ending = _number((self.last_event or {}).get(name))
         return float(self.column(name).finite.value.sum()) + (ending if math.isfinite(ending) else 0.0)
 
     @cached_property
     def splits(self) -> dict[str, Series]:
-        """The losses of the splits evaluated during training, by split name."""
         names = dict.fromkeys(name for record in self.scores for name in record if name.endswith("/loss"))
         losses = {name.removesuffix("/loss"): _column(self.scores, name).finite for name in names}
         return {name: series for name, series in losses.items() if len(series)}

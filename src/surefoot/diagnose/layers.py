@@ -22,7 +22,7 @@ ReLU use few units on any one token, but different units (Li et al. 2023, https:
 ALIVE = 0.1
 """Maximum fraction of dead units at the start. With usual weights, hardly any unit is 0 for a complete batch."""
 ALL_FLAT = 0.99
-"""Fraction of zero outputs of a dead rectifier. It is 0.5 at the start, and 0.9 or more after sparse training."""
+"""Fraction of zero outputs of a dead rectifier. Untrained rectifiers have 0.5; sparse trained ones have 0.9 or more."""
 FLAT = 0.5
 """Fraction of saturated outputs (slope below 1/100) of tanh or sigmoid. With usual weights, the fraction is at most a tenth
 (Glorot and Bengio 2010, section 3, https://proceedings.mlr.press/v9/glorot10a.html)."""
@@ -229,7 +229,6 @@ def _shares(columns: Iterable[tuple[float, int, str]], of_what: str) -> str:
 
 
 def _is_lookup(history: History, parameter: str) -> bool:
-    """Return True for an embedding table, since a batch uses only a few of its rows."""
     kind = history.described.kinds.get(parameter.rpartition(".")[0])
     words = ("emb", "wte", "wpe", "token", "position")
     return "Embedding" in kind if kind else any(word in parameter.lower() for word in words)

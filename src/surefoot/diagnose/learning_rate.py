@@ -1,4 +1,4 @@
-"""Checks for losses that do not fall, and for a learning rate that causes this."""
+"""Checks for losses that do not fall, and for learning rates that are too high or too low."""
 
 import math
 from dataclasses import dataclass
@@ -24,14 +24,12 @@ an exponential (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361) is far bel
 WILD = 0.1
 """Update-to-weight ratio of one step: ten times the upper end of the usual range (`layers.USUAL`)."""
 TIMID = 1e-5
-"""Update-to-weight ratio of one step: a tenth of the lower end of the usual range. 10,000 steps move a weight by a
-tenth."""
+"""Update-to-weight ratio of one step: a tenth of the lower end of the usual range. 10,000 steps move a weight by 10 %."""
 MOVED = 0.1
 """Ratio of summed update norms to weight norm in a model that is almost unchanged. The sum is an upper bound of the
 distance (triangle inequality), so this finding is certain."""
 REBOUND = 0.03
-"""Rise above the lowest loss of the first third, as a fraction, at high learning rates. Levels vary by about 1 % by
-chance."""
+"""Relative rise above the lowest loss of the first third at high learning rates. Levels vary by about 1 % by chance."""
 ABOVE_START = 1.05
 """Ratio of the loss to the first loss. Only updates that are too large raise the loss above chance level."""
 

@@ -1,7 +1,6 @@
 """The history of a run, collected during training or read from its directory. Torch-free.
 
-The newest checkpoint provides the settings; config.toml adds settings that do not affect results. Unreadable records are
-skipped.
+The newest checkpoint provides the settings, and config.toml adds further settings. Unreadable records are skipped.
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,7 +47,7 @@ def description_of(run: Path) -> RunDescription:
 
 
 MOST: dict[str, int] = {"train": 2000, "eval": 1000, "layer_stats": 200, "event": 200}
-"""Maximum number of records per kind. Beyond it, the older half of the records is thinned."""
+"""Maximum number of records per kind. Above this number, the older half of the records is thinned."""
 _SUMMED = ("targets", "starting_targets", "skipped", *(f"{phase}_s" for phase in PHASES))
 _LARGEST = ("grad_norm_max", "host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
 _AVERAGED = ("loss", "grad_norm", "clip_fraction")
@@ -93,7 +92,7 @@ class RecordCollector:
 
 
 def thinned(records: Sequence[Record]) -> list[Record]:
-    """Halve the records of one kind: training records are merged in pairs, and of others every second is dropped.
+    """Halve the records of one kind: merge pairs of training records, or drop every second record of another kind.
 
     >>> thinned([{"kind": "train", "step": 1, "loss": 2.0, "targets": 1}, {"kind": "train", "step": 2, "loss": 1.0, "targets": 3}])
     [{'kind': 'train', 'step': 2, 'loss': 1.25, 'targets': 4}]

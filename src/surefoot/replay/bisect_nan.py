@@ -18,7 +18,7 @@ from surefoot.train.components import Components
 def first_bad(
     parts: Components, known: Sequence[Record], *, out: Path, say: Callable[[str], None]
 ) -> tuple[int | None, str]:
-    """Return the first bad step of a run, or None, and a sentence about the result. `parts` replays steps.
+    """Return the first bad step of a run, or None, and a sentence about the result. Steps are replayed with `parts`.
 
     A bad step has a nonfinite loss, gradient or updated weight. An overflow that a smaller loss scale cures does not count.
     """

@@ -138,7 +138,7 @@ class Look:
 
 
 def json_values(value: Any) -> Any:
-    """Convert to JSON values. A nonfinite value becomes null, and `nonfinite` has its text.
+    """Convert to JSON values. A nonfinite value becomes null, and its text is added in an entry `nonfinite`.
 
     >>> json_values({"loss": math.nan, "shape": (2, 3)})
     {'loss': None, 'shape': [2, 3], 'nonfinite': {'loss': 'nan'}}

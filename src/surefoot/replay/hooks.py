@@ -1,7 +1,4 @@
-"""Hooks for one step that record the inputs, outputs and gradients of modules in order.
-
-The hooks do not change the plain modules. A block that is recomputed in the backward pass is recorded once.
-"""
+"""Hooks for one step that record inputs, outputs and gradients of modules in order, and recomputed blocks only once."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager

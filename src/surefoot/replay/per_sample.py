@@ -1,4 +1,4 @@
-"""Losses, gradients and faults of single samples in a micro-batch, with its random state. All state is restored."""
+"""Losses, gradients and faults of single samples, with the random state of their micro-batch. All state is restored."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ class Probe:
         return False
 
     def wrong_samples(self) -> list[int]:
-        """Bisect for the faulty samples, and return their rows: each fails alone, or the smallest group fails together."""
+        """Return the rows of faulty samples, found by bisection: single samples, or the smallest group that fails together."""
         every = list(range(self.count))
         return self._halved(every) if self.can_cut and self.goes_wrong(every) else []
 

@@ -112,10 +112,9 @@ class Execution:
 def execution(parts: Components, checkpoint: Checkpoint, *, records: Sequence[Record] = ()) -> Iterator[Execution]:
     """Yield an `Execution` of a run from a checkpoint; restore torch's settings and generators on exit.
 
-    `parts` must be built and not open. Its models change; its directory is neither locked, read nor written. `records` are
-    the run's records, whose scores a plateau needs. Torch uses the checkpoint's number of threads.
-
-    Raises `ConfigError` for steps that need the user's own code, and `CheckpointError` for a checkpoint of another run.
+    `parts` must be built and not open. The models of `parts` change. The run directory is neither locked, read nor written.
+    A plateau needs the scores in `records`. Torch uses the checkpoint's number of threads. Raises `ConfigError` for steps
+    that need the user's own code, and `CheckpointError` for a checkpoint of another run.
     """
     refuse_own_steps(parts, step=checkpoint.step)
     threads = torch.get_num_threads()
@@ -156,7 +155,7 @@ def refuse_own_steps(parts: Components, *, step: int) -> None:
 
 
 def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the changed conditions of bitwise equality as text, or "" without changes.
+    """Return the changed settings that affect the bits of results as text, or "" without changes.
 
     >>> describe_changes({"device": "cpu", "threads": 1}, {"device": "cpu", "threads": 4})
     'threads was 1, now 4'
@@ -168,7 +167,7 @@ def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def nearest_checkpoint(store: Store, step: int) -> tuple[Checkpoint, list[Damage]]:
-    """Return the newest intact checkpoint up to `step`, and damaged later ones; raise `CheckpointError` if none is intact."""
+    """Return the newest intact checkpoint up to `step`, and later damage; raise `CheckpointError` if none is intact."""
     if (newest := store.newest_intact(up_to=step)) is not None:
         return newest
     existing = ", ".join(map(str, store.steps())) or "none"

@@ -1,4 +1,4 @@
-"""Statistics of tensors, summed over tensors of one name, and batches of chosen samples."""
+"""Statistics of tensors, and batches of chosen samples."""
 
 import math
 from collections.abc import Sequence

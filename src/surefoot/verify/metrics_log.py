@@ -43,7 +43,7 @@ class Noted:
 
 @dataclass(frozen=True)
 class Log:
-    """All lines, the lines that no resume has superseded, the number of verified bytes, and the problems."""
+    """A parsed metrics.jsonl: all lines, the lines not superseded by a resume, the number of verified bytes, and problems."""
 
     lines: list[Line]
     proved_bytes: int = 0
@@ -54,11 +54,11 @@ class Log:
         return curve(self.lines)
 
     def lines_of(self, kind: str, name: str = "step") -> list[Line]:
-        """Return the curve's lines of one kind whose records have the value `name`."""
+        """Return the lines of one kind that contain `name` and that no resume has superseded."""
         return [line for line in self.curve if line.kind == kind and name in line.record]
 
     def of(self, kind: str) -> list[Record]:
-        """Return the curve's records of one kind."""
+        """Return the records of one kind that no resume has superseded."""
         return [line.record for line in self.lines_of(kind)]
 
     def up_to(self, length: int) -> list[Line]:

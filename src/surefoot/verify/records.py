@@ -65,18 +65,18 @@ def times(log: Log, checkpoint: StoredStep) -> list[Problem]:
 
 
 def has_times(log: Log, checkpoint: StoredStep) -> bool:
-    """Return True if a checkpoint's clock can be compared. Changed records cannot be summed."""
+    """Return True if the records up to a checkpoint are unchanged, so that their times can be summed."""
     return checkpoint.manifest.log is not None and checkpoint.manifest.log[0] <= log.proved_bytes
 
 
 def has_best(checkpoint: StoredStep) -> bool:
-    """Return True if a checkpoint's best metric can be compared. Any session may begin to monitor a metric."""
+    """Return True if the records determine a checkpoint's best metric. Without early stopping, monitoring may begin later."""
     early, monitor = checkpoint.state.identity.get("early_stopping"), checkpoint.state.monitor
     return early is not None and monitor is not None and checkpoint.manifest.log is not None
 
 
 def best_metric(log: Log, checkpoint: StoredStep) -> list[Problem]:
-    """Return a problem if the records contradict a checkpoint's best metric, or the number of evaluations since then."""
+    """Return a problem if the records contradict a checkpoint's best metric or the number of evaluations since the best."""
     early, saved = checkpoint.state.identity.get("early_stopping"), checkpoint.state.monitor
     if early is None or saved is None or checkpoint.manifest.log is None:
         return []
@@ -108,7 +108,7 @@ def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
 
 
 def targets(log: Log, each: float) -> Iterator[Problem]:
-    """Yield records without `each` targets per step since the last record, or since a resume after a divergence."""
+    """Yield records without `each` targets per step, counted from the last record or from a resume after a divergence."""
     name, before, resumed = "targets", 0, 0
     for line in log.curve:
         resumed = line.step if line.kind == "resume" else resumed
@@ -155,7 +155,6 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
 
 
 def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[Problem]:
-    """Return the first problems of one kind. The last text has the number of omitted problems."""
     every = list(problems)
     first = every[:_SHOWN]
     if len(every) > _SHOWN:

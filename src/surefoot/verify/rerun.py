@@ -29,9 +29,8 @@ def plan_windows(
     """Return at most `windows` windows of about `steps` steps, or one window to the end if `steps` is None.
 
     `starts` are the steps of usable checkpoints. `points` are the steps with a record or a checkpoint to compare. A window
-    ends at its last point within `steps` of its start, or else at the next point. Windows never overlap. If `seed` is
-    given, it draws the windows. Otherwise, the first and last possible windows and evenly spaced windows between are
-    chosen.
+    ends at its last point within `steps` of its start, or else at the next point. Windows never overlap. `seed` selects
+    windows at random. Without `seed`, the first, the last and evenly spaced windows are selected.
 
     >>> plan_windows([0, 80, 90, 100], range(10, 101, 10), steps=20, windows=2)
     [Window(start=0, stop=20), Window(start=80, stop=100)]
@@ -91,10 +90,10 @@ def _without_overlap(possible: Sequence[Window], *, end: int) -> list[Window]:
 def replay_window(
     parts: RunComponents, files: Files, window: Window, *, tolerance: float, watch: Callable[[], None]
 ) -> Outcome:
-    """Replay a window, and compare every record and checkpoint inside with the results.
+    """Replay a window, and compare every record and checkpoint in the window with the results.
 
-    After a checkpoint that differs, the replay continues from the computed state. After two in a row, the replay continues
-    from the saved state.
+    After a checkpoint that differs, the replay continues from the computed state. After two such checkpoints in a row, the
+    replay continues from the saved state.
     """
     replay = _WindowReplay(parts, files, window, tolerance=tolerance, watch=watch)
     start: StoredStep | None = files.checkpoints[window.start]

@@ -115,7 +115,6 @@ def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
 
 
 def cost(windows: Sequence[Window], files: Files, *, end: int, step_s: float | None) -> str:
-    """Return the cost of replaying these windows, and of replaying all steps."""
     steps = sum(window.steps for window in windows)
     all_steps = end - min(files.checkpoints)
     text = (

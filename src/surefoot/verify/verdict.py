@@ -60,7 +60,7 @@ class Difference:
     computed: str
     more: str = ""  # further differences
     file: str = ""  # the entry of `Checkpoint.files`
-    name: str = ""  # the tensor's name
+    name: str = ""  # the name of the tensor
     differing: float = 1.0  # the fraction of values that differ
 
 

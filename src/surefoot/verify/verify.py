@@ -43,7 +43,7 @@ def verify(
     """Check all files of a run directory, replay steps from its checkpoints, and compare every bit.
 
     `run` is built like the run in the directory, is not open, and is restored at the end. `files` are the checked files.
-    The other arguments are those of `SavedRun.verify`. Raises `ConfigError` for a run on several ranks.
+    See `SavedRun.verify` for the other arguments. Raises `ConfigError` for a run on several ranks.
     """
     parts = replace(run.parts, accept_change=CHANGES)  # replay also from checkpoints older than a change
     if parts.world.size > 1:
@@ -95,7 +95,7 @@ def verify(
 
 
 def verify_files(files: Files, *, why: str, problem: DataError | None = None) -> Verdict:
-    """Return the facts that files and records prove. `why` is the reason for no replay, and `problem` is a data error."""
+    """Return the facts that files and records prove. `why` is the reason why no step is replayed; `problem` is a data error."""
     verdict = _check_files(files)
     verdict.not_proved.append(f"no step was made again: {why}")
     if problem is not None:
