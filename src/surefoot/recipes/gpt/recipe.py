@@ -55,6 +55,7 @@ def check(config: Config) -> list[Any]:
 
 
 def build(config: Config) -> "sf.Run":
+    """Build the run of a configuration without starting it."""
     context = config.model.context
     _, optimizer, schedule, *_ = check(config)
     corpus = texts.corpus(config.data, saved=texts.saved_tokenizer_path(config.run_dir), init=config.init_from)

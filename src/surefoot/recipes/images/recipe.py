@@ -37,6 +37,7 @@ def check(config: Config) -> list[Any]:
 
 
 def build(config: Config) -> "sf.Run":
+    """Build the run of a configuration without starting it."""
     from surefoot.report.task_panels import png_file
 
     changes = config.augmentation

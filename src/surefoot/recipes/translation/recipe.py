@@ -31,6 +31,7 @@ def check(config: Config) -> list[Any]:
 
 
 def build(config: Config) -> "sf.Run":
+    """Build the run of a configuration without starting it."""
     _, optimizer, schedule, *_ = check(config)
     corpus = texts.bilingual(config, saved=saved_tokenizer_path(config.run_dir))
     own = None if corpus.source is corpus.target else corpus.source.vocab_size
