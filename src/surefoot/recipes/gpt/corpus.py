@@ -42,7 +42,6 @@ class Corpus:
 
     @property
     def longest_held_out(self) -> Any:
-        """The longest contiguous array of validation tokens."""
         held_out = self.val
         return max(held_out.arrays if isinstance(held_out, sf.data.TokenShards) else [held_out], key=len)
 
