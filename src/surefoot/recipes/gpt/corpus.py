@@ -27,8 +27,7 @@ class Corpus:
     train: Any
     val: Any
     tokenizer: Any
-    chosen: str
-    """The settings of the tokenizer, which a resume compares."""
+    chosen: str  # tokenizer settings, which a resume compares
     about: tuple[str, str]
     """The name and size of the text, and its validation part."""
 
