@@ -89,7 +89,7 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
         ([*GPT, "--batch-size", "many"], "batch_size = 'many': write a number of samples"),
         ([*GPT, "--optimizer.lr", "fast"], "--optimizer.lr"),
         ([*GPT, "--optimizer.lr", "-1"], "optimizer.lr = -1.0: a number above 0 is needed"),
-        ([*GPT, "--optimizer.name", "adma"], "none of adamw, "),
+        ([*GPT, "--optimizer.name", "adma"], "not one of adamw, "),
         ([*GPT, "--optimizer.name", "schedulefree"], "Did you mean schedule_free?"),
         ([*GPT, "--optimizer.name", "sgdd"], "Did you mean sgd?"),
         ([*GPT, "--seed"], "--seed"),
@@ -98,7 +98,7 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
         ([*GPT, "--schedule.warmup", "1000 steps"], "does not fit in a run of 3 steps"),
         (
             [*GPT, "--batch-size", "32", "--micro-batch-size", "5"],
-            "nearest that can: micro_batch_size 4 or 8, or batch_size 30",
+            "nearest valid: micro_batch_size 4 or 8, or batch_size 30",
         ),
         ([*GPT, "--batch-size", "0"], "batch_size = 0"),
         ([*GPT, "--batch-size", "-4"], "batch_size = -4"),
@@ -110,8 +110,8 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
         ([*GPT, "--config", "missing.toml"], "missing.toml"),
         (["resume"], "which run?"),
         (["resume", "nowhere"], "no run 'nowhere'"),
-        (["evaluate", "latest"], "no run below"),
-        (["diagnose", "."], ". is a directory and no run: it holds no config.toml"),
+        (["evaluate", "latest"], "no run in"),
+        (["diagnose", "."], ". is a directory, but not a run: it has no config.toml"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_told_shortly_and_nothing_is_written(

@@ -82,8 +82,8 @@ def test_a_changed_program_is_refused_in_three_lines_unless_it_is_asked_for(
     capsys.readouterr()
     assert left_with(arguments) == 2
     refusal = capsys.readouterr().err.strip().splitlines()[-3:]
-    assert refusal[0] == f"error: {program} is not the program that made runs/a: its text has changed since"
-    assert refusal[2].strip() == "to run it all the same, add --run-changed-program"
+    assert refusal[0] == f"error: {program} is not the program that built runs/a: its text has changed since"
+    assert refusal[2].strip() == "to run it anyway, add --run-changed-program"
     assert not Path("canary").exists()
     left_with([*arguments, "--run-changed-program"])
     assert Path("canary").exists()
@@ -103,7 +103,7 @@ def test_a_program_of_the_same_text_that_lies_inside_the_run_is_refused(
     config = Path("runs/a/config.toml")
     config.write_text(config.read_text().replace(str(program), str(inside)))
     assert left_with(["evaluate", "runs/a"]) == 2
-    assert "lies inside the run's directory" in capsys.readouterr().err
+    assert "is inside the run's directory" in capsys.readouterr().err
     assert not Path("canary").exists()
     main(["evaluate", "runs/a", "--run-changed-program"])
     assert Path("canary").exists()
@@ -202,7 +202,7 @@ def test_the_panels_of_a_killed_run_are_made_by_evaluate_and_shown_by_report(
     records = Path("runs/a/metrics.jsonl")
     records.write_text("".join(line for line in records.read_text().splitlines(True) if "event" not in line))
     main(["report", "runs/a"])
-    assert "which surefoot evaluate runs/a --panels makes" in capsys.readouterr().out
+    assert "to add them: surefoot evaluate runs/a --panels" in capsys.readouterr().out
     assert "made anew" not in Path("runs/a/report.html").read_text()
     main(["evaluate", "runs/a", "--panels"])
     assert "with the weights of step 4; to see them: surefoot report runs/a" in capsys.readouterr().out
@@ -227,6 +227,6 @@ def test_a_comparison_goes_on_only_with_the_program_that_it_began_with(
     Path("canary").unlink()
     program.write_text(program.read_text() + "\n# changed\n")
     assert left_with(["compare", "compared"]) == 2
-    assert "is not the program that made compared" in capsys.readouterr().err
+    assert "is not the program that built compared" in capsys.readouterr().err
     assert left_with(["compare", "compared/lr=0.001", "compared/lr=0.002", "--paired"]) == 0
     assert not Path("canary").exists()

@@ -326,11 +326,11 @@ def test_what_is_not_shared_is_said(here: Path, capsys: pytest.CaptureFixture[st
     for paired in (["--paired"], []):  # what the comparison has left beside its runs is as good
         again = compare(*("widths/width=4", "widths/width=8"), *paired, "--out", "paired")
         assert [row["difference"] for row in again["variants"]] == [row["difference"] for row in found["variants"]]
-    assert "written: paired/comparison.png, .svg, .md, .tsv, .json, over those of" in capsys.readouterr().out
+    assert "written: paired/comparison.png, .svg, .md, .tsv, .json, replacing an earlier" in capsys.readouterr().out
     shutil.rmtree(here / "widths" / "results")
     plain = compare(*("widths/width=4", "widths/width=8"), "--out", "paired")
     assert [row["difference"] for row in plain["variants"]] == [None, None]
-    assert any("was not scored batch by batch: --paired does that" in note for note in plain["notes"])
+    assert any("was not evaluated batch by batch: add --paired" in note for note in plain["notes"])
     assert "widths/width=4: --width 4" in plain["notes"]
 
 
@@ -352,24 +352,24 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
     [
         (["gpt", "--vary", "optimizer.name=adamw,sgd", "--vary", "optimizer.momentum=0.9,0.8"], "foreign to adamw"),
         (["gpt", "--vary", "optimizer.lrr=0.1"], "did you mean"),
-        (["gpt", "--vary", "optimizer.lr"], "a setting, =, and what it is to be"),
+        (["gpt", "--vary", "optimizer.lr"], "write SETTING=VALUE, as in --vary"),
         (["gpt", "--vary", "optimizer.lr=0.1,0.10"], "two variants are the same"),
-        (["gpt", "--vary", "optimizer.lr=1e-4..1e-2"], "ranges are for a search"),
-        (["gpt", "--vary", "run_dir=a,b"], "a directory of its own"),
-        (["gpt"], "compare what?"),
+        (["gpt", "--vary", "optimizer.lr=1e-4..1e-2"], "ranges need a search"),
+        (["gpt", "--vary", "run_dir=a,b"], "has its own directory"),
+        (["gpt"], "compare needs settings to vary"),
         (["gpt", "--vary", "optimizer.lr=0.1,fast"], "not a number"),
         (["gpt", "--vary", "seed=0,1", "--seeds", "2"], "--seeds and a varied seed"),
         (["gpt", "--trials", "3", "--vary", "optimizer.lr=1e-2..1e-4"], "from a lower number to a higher one"),
         (["gpt", "--trials", "3", "--vary", "optimizer.lr=1e-2..-"], "is no number"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--jobs", "none"], "is not a whole number"),
-        (["gpt", "--vary", "optimizer.lr=1,2", "--sampler", "random"], "are of a search"),
-        (["gpt", "--vary", "optimizer.lr=1,2", "--paired"], "--paired is for runs that are there"),
+        (["gpt", "--vary", "optimizer.lr=1,2", "--sampler", "random"], "are for a search"),
+        (["gpt", "--vary", "optimizer.lr=1,2", "--paired"], "--paired is for existing runs"),
         (["gpt", "--variant", "optimizer.name=adamw", "--variant", "optimizer.name=adamw seed=0"], "are the same"),
         (["gpt", "--variant", "optimizer.lr=0.1"], "nothing to compare it with\n  add another value"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--baseline", "foo"], "no variant of that name; there are: lr=1, lr=2"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--metric", "val/loss"], "--metric 'val/loss': cannot watch"),
-        (["gpt", "--vary", "optimizer.lr=1,2", "--metric", "min loss"], "a split and a score of it"),
-        (["a", "b", "--jobs", "2"], "--jobs is for the start of a comparison"),
+        (["gpt", "--vary", "optimizer.lr=1,2", "--metric", "min loss"], "name a split and its metric"),
+        (["a", "b", "--jobs", "2"], "--jobs is only for the start of a comparison"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_trained(
@@ -409,10 +409,10 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--trials", "3"], "is no search"),
-        (["--out", "elsewhere"], "--out is for the start of a comparison"),
-        (["--metric", "min tset/loss"], "these runs score no such split on the way; there are: val"),
-        (["--metric", "min test/loss"], "these runs score no such split on the way"),
+        (["--trials", "3"], "is not a search"),
+        (["--out", "elsewhere"], "--out is only for the start of a comparison"),
+        (["--metric", "min tset/loss"], "these runs do not evaluate this split during training; available: val"),
+        (["--metric", "min test/loss"], "these runs do not evaluate this split during training"),
         (["--metric", "min val/lss"], "has no such score; it has: val/loss"),
         (["--baseline", "foo"], "no variant of that name; there are: name=adamw, name=sgd"),
         (["whole"], "whole is a comparison; its runs: whole/name=adamw, whole/name=sgd"),
@@ -444,7 +444,7 @@ def test_a_reader_that_has_gone_is_no_error(whole: Path, monkeypatch: pytest.Mon
 def test_a_score_of_no_split_is_not_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["compare", "program.py:build", "--vary", "width=4,8", "--metric", "min tset/loss", "--out", "out"])
-    assert "these runs score no such split on the way; there are: val" in capsys.readouterr().err
+    assert "these runs do not evaluate this split during training; available: val" in capsys.readouterr().err
     plan = planned.read(here / "out")
     assert plan is not None
     assert plan.metric is None
@@ -454,7 +454,7 @@ def test_a_plan_tells_what_varies_from_what_was_typed_for_all(whole: Path) -> No
     lines = (whole / "compare.toml").read_text().splitlines()
     assert 'name = "adamw" # varied' in lines
     assert "lr = 0.01 # flag" in lines
-    assert any(line.startswith("run_dir = ") and line.endswith("# of each its own") for line in lines)
+    assert any(line.startswith("run_dir = ") and line.endswith("# per variant") for line in lines)
 
 
 def test_the_precision_that_was_chosen_is_in_the_settings_of_every_run(here: Path) -> None:

@@ -42,13 +42,13 @@ def test_shards_are_made_and_trained_on_with_the_tokenizer_beside_them(capsys: p
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        ([], 2, "data what?"),
-        (["get"], 2, "no 'get'"),
-        (["prepare", "out"], 2, "which text, and where to?"),
+        ([], 2, "data needs a subcommand"),
+        (["get"], 2, "data has no subcommand 'get'"),
+        (["prepare", "out"], 2, "needs an output directory and input files"),
         (["prepare", "out", "a.jsonl"], 2, "error: --tokenizer is missing"),
-        (["prepare", "out", "a.jsonl", "--tokenizer=bpe"], 2, "is trained on text first"),
+        (["prepare", "out", "a.jsonl", "--tokenizer=bpe"], 2, "is trained with a run"),
         (["prepare", "out", "a.jsonl", "--tokeniser=bytes"], 2, "did you mean --tokenizer?"),
-        (["prepare", "out", "a.jsonl", "--tokenizer=gpt2"], 3, "in the place of gpt2"),
+        (["prepare", "out", "a.jsonl", "--tokenizer=gpt2"], 3, "instead of gpt2"),
         (["prepare", "out", "a.jsonl", "--tokenizer=lossy.json"], 3, "use one of the GPT-2 kind"),
         (["prepare", "out", "a.jsonl", "--tokenizer=missing"], 3, "no tokenizer at missing"),
         (["prepare", "out", "a.jsonl", "--tokenizer=bytes", "--processes=1"], 3, "a.jsonl, line 1 has no 'text'"),

@@ -116,4 +116,4 @@ def test_a_finding_that_fails_is_named_and_ends_nothing(
 
     monkeypatch.setattr("surefoot.diagnose.checks.CHECKS", (Check("wrong", lambda _: None, wrong),))
     main(["diagnose", str(made(tmp_path / "run", train()))])
-    assert "warning: the finding wrong cannot be made: ZeroDivisionError: of ours" in capsys.readouterr().err
+    assert "warning: check wrong failed: ZeroDivisionError: of ours" in capsys.readouterr().err

@@ -115,7 +115,7 @@ def test_another_optimizer_than_the_runs_is_refused(capsys: pytest.CaptureFixtur
         '[program]\nkind = "recipe"\nname = "images"\n[optimizer]\nname = "adamw"\n'
     )
     assert refused("find-lr", "mine", "--optimizer.name", "sgd") == 2
-    assert "was trained with adamw, and its state is that one's\n  leave it out" in capsys.readouterr().err
+    assert "was trained with adamw, and its checkpoint has that optimizer's state\n  leave it out" in capsys.readouterr().err
 
 
 def test_find_batch_prints_flags_that_train_takes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,8 +156,8 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["find-lr"], "find-lr of what?"),
-        (["find-batch-size", "--memory", "8GB"], "find-batch-size of what?"),
+        (["find-lr"], "find-lr needs a recipe"),
+        (["find-batch-size", "--memory", "8GB"], "find-batch-size needs a recipe"),
         (["find-lr", "imagse"], "did you mean images?"),
         (["find-lr", "program.py:build", "--min-lr", "1", "--max-lr", "0.1"], "--min-lr 0.1 --max-lr 1"),
         (["find-lr", "program.py:build", "--steps", "9"], "steps = 9"),

@@ -131,7 +131,7 @@ def test_one_gpu_sends_nothing_and_has_no_strategies(capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("recipe", ["gpt", "translation"])
 def test_recipes_are_computed_without_data(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "none were read" in said(
+    assert "not read: the settings give" in said(
         capsys, recipe, "--world-size", "8", "--fsdp.gather-dtype", "bf16", "--parallel", "fsdp"
     )
 
@@ -149,12 +149,12 @@ def test_an_outline_has_the_model_of_the_run(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--flops", "1e12"], "say how many there are: --world-size 8"),
-        (["--world-size", "0"], "--world-size '0' is not a whole number"),
+        (["--flops", "1e12"], "add their number: --world-size 8"),
+        (["--world-size", "0"], "--world-size '0' must be 1 or more"),
         (["--world-size", "8", "--bandwidth", "50"], "--bandwidth '50': write it with a unit, as in \"50 GB/s\""),
         (["--world-size", "8", "--mfu", "40"], "above 0 and at most 1"),
         (["--world-size", "8", "--flops", "fast"], "--flops 'fast' is not a number"),
-        (["--world-size", "8", "--flops", "0"], "--flops '0': how many a second"),
+        (["--world-size", "8", "--flops", "0"], "--flops '0': FLOP per second"),
         (["--world-size", "8", "--gpu-memory", "80"], "fits"),
         (["--world-size", "8", "--world-siez", "9"], "did you mean --world-size?"),
         (

@@ -165,23 +165,23 @@ def test_everything_that_is_wrong_with_a_list_is_told_at_once(here: Path, capsys
     assert "did you mean cosine?" in lines[0]
     assert "min_lr_ratio = 'x' is not a number" in lines[1]
     assert "did you mean cooldown?" in lines[2]
-    assert "'floor' is no setting: write NAME=VALUE" in lines[3]
+    assert "'floor' is not a setting: write NAME=VALUE" in lines[3]
     assert "means nothing to schedule.name linear" in lines[4]
     assert "no schedule 'a'" in lines[6]
-    assert "linear: is there twice" in lines[7]
+    assert "linear: occurs twice" in lines[7]
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--schedules", ""], "plan which schedules?"),
-        (["gpt", "--schedules="], "plan which schedules?"),
+        (["--schedules", ""], "--schedules is empty: write"),
+        (["gpt", "--schedules="], "--schedules is empty: write"),
         (["--schedules"], "--schedules needs a value"),
-        (["--schedules", "constant+linear"], "'linear' begins nowhere"),
+        (["--schedules", "constant+linear"], "'linear' has no start"),
         (["--schedules", "constant+linear@100%"], "need one for each"),
         (["--schedules", "cosine:warmup=2000 steps"], "does not fit in a run of 1000 steps"),
         (["--schedules", "cosine", "--length", "3 epochs"], "without data nobody knows"),
-        (["--schedules", "cosine", "--schedule.name", "wsd"], "the names are those of --schedules"),
+        (["--schedules", "cosine", "--schedule.name", "wsd"], "--schedules already names the schedules"),
         (["--schedules", "cosine", "--optimizer.lr", "1"], "unknown setting --optimizer.lr"),
         (["--schedules", "cosine", "gtp"], "did you mean gpt?"),
         (["--schedules", "cosine", "--shedules", "x"], "did you mean --schedules?"),

@@ -179,7 +179,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(trained: Path) -> None:
 
 def test_a_checkpoint_is_not_a_run_and_what_to_type_is_said(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = trained / "checkpoints" / "step-00000020"
-    assert f"give its run, {trained}, and --checkpoint 20" in refused(capsys, str(place), "the")
+    assert f"name its run, {trained}, and add --checkpoint 20" in refused(capsys, str(place), "the")
 
 
 def test_a_program_that_predicts_nothing_says_so(
@@ -196,5 +196,5 @@ def test_a_program_that_predicts_nothing_says_so(
     )
     main(["train", "program.py:build"])
     said = refused(capsys, "a", "x")
-    assert "does not say how its model is used: it defines no predict()" in said
+    assert "the program of runs/a defines no predict()" in said
     assert "surefoot.load('runs/a').load_model(model)" in said

@@ -114,7 +114,7 @@ def test_a_rank_starts_no_others(typed: Typed, tmp_path: Path, monkeypatch: pyte
     ("arguments", "words"),
     [
         ([*GPT, "--nproc", "3"], "nearest that can: 2 or 4 ranks"),
-        ([*GPT[:4], "--nproc", "3"], "nearest that can: 2 or 4 ranks; or batch_size 66"),
+        ([*GPT[:4], "--nproc", "3"], "nearest valid: 2 or 4 ranks; or batch_size 66"),
         ([*GPT, "--nproc", "0"], "write --nproc 4, or --nproc 1:4"),
         ([*GPT, "--nproc", "4:2"], "write --nproc 4, or --nproc 1:4"),
         ([*GPT, "--nproc", "all"], "write --nproc 4, or --nproc 1:4"),
@@ -123,8 +123,8 @@ def test_a_rank_starts_no_others(typed: Typed, tmp_path: Path, monkeypatch: pyte
         (["train", "mine.py", "--nproc", "1:4"], "nobody knows beforehand"),
         (["plan", *GPT[1:], "--nproc", "3"], "nearest that can: 2 or 4 ranks"),
         (["plan", "mine.py", "--nproc", "1:4"], "nobody knows beforehand"),
-        (["find-lr", "gpt", "--nproc", "2"], "find-lr works in one process"),
-        (["compare", "gpt", "--vary", "seed=1,2", "--nproc", "2"], "compare works in one process"),
+        (["find-lr", "gpt", "--nproc", "2"], "find-lr runs in one process"),
+        (["compare", "gpt", "--vary", "seed=1,2", "--nproc", "2"], "compare runs in one process"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(

@@ -104,8 +104,8 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_taken(trained: Path, com
     [
         (["--step", "24"], 2, "the steps of RUN are 0 to 23"),
         (["--step", "-1"], 2, "--step '-1' is not a whole number, 0 or more"),
-        ([], 2, "--bisect-nan to find the first bad step"),
-        (["--step", "3", "--bisect-nan"], 2, "--bisect-nan to find the first bad step"),
+        ([], 2, "either a step or --bisect-nan, which finds the first bad step"),
+        (["--step", "3", "--bisect-nan"], 2, "either a step or --bisect-nan, which finds the first bad step"),
         (["--step", "3", "--nproc", "2"], 2, "--nproc"),
         (["--step", "3", "--batch-size", "4"], 4, "batch_size was 8, now 4"),
         (["--step", "3", "--sampels", "4"], 2, "sampels"),

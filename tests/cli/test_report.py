@@ -63,7 +63,7 @@ def test_what_makes_the_panels_is_named_where_a_run_that_a_recipe_made_has_left_
     config = here / "runs" / "a" / "config.toml"
     config.write_text(config.read_text().replace("script", "recipe"))
     main(["report", "a"])
-    assert "which surefoot evaluate runs/a --panels makes" in capsys.readouterr().out
+    assert "to add them: surefoot evaluate runs/a --panels" in capsys.readouterr().out
     panels = Panels(step=100, panels=(ConfusionMatrix(title="cats and dogs", classes=("cat",), counts=((4,),)),))
     (here / "runs" / "a" / "panels.json").write_text(panels.to_json())
     main(["report", "a"])
@@ -75,8 +75,8 @@ def test_what_is_not_understood_is_refused(here: Path, capsys: pytest.CaptureFix
     assert "which run?" in refused(capsys)
     assert "no run 'c' here" in refused(capsys, "a", "c")
     assert "unknown option --pdf" in refused(capsys, "a", "--pdf")
-    assert "--port is for --watch" in refused(capsys, "a", "--port", "80")
-    assert "writes none" in refused(capsys, "a", "--watch", "--out", "x.html")
+    assert "--port needs --watch" in refused(capsys, "a", "--port", "80")
+    assert "writes no file" in refused(capsys, "a", "--watch", "--out", "x.html")
     assert "not a whole number" in refused(capsys, "a", "--watch", "--port", "x")
 
 

@@ -78,17 +78,17 @@ def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "submit what?"),
-        (["gpt", "--run-dir", "run"], "for how long? --hours 12"),
+        ([], "submit needs a recipe or a program"),
+        (["gpt", "--run-dir", "run"], "--hours is missing: with --hours 12"),
         (["gpt", "--run-dir", "run", "--hours", "0.01"], "too short to save before the end"),
         (["gpt", "--run-dir", "run", "--hours", "long"], "'long' is not a number"),
-        (["gpt", "--run-dir", "run", "--hours", "1", "--nodes", "0"], "--nodes '0' is not a whole number"),
+        (["gpt", "--run-dir", "run", "--hours", "1", "--nodes", "0"], "--nodes '0' must be 1 or more"),
         (["gpt", "--hours", "1", "--run-dir", "None"], "add --run-dir runs/NAME"),
         (["gpt", "--hours", "1", "--run-dir", "run", "--config", "missing.toml"], "cannot read missing.toml"),
         (["gpt", "--hours", "1", "--run-dir", "run", "--optimizer.lrr", "1"], "did you mean"),
         (["gpt", "--hours", "1", "--run-dir", "run", "--partitio", "1"], "did you mean --partition?"),
-        (["gpt", *TWO, "--tasks-per-node", "3"], "batch_size = 8 cannot be shared evenly by 6 ranks"),
-        (["gpt", *TWO, "--nproc", "2"], "--nproc 2 in a job whose 2 tasks are the processes"),
+        (["gpt", *TWO, "--tasks-per-node", "3"], "batch_size = 8 cannot be divided evenly among 6 ranks"),
+        (["gpt", *TWO, "--nproc", "2"], "--nproc 2 in a job of 2 tasks, each of which is one"),
         (["gpt", "--hours", "1", "--run-dir", "run", "--local", "--sbatch", "account=lab"], "--sbatch is for Slurm"),
         (["gpd", "--hours", "1"], "did you mean gpt?"),
         (["gpt", "--hours", "1", "--run-dir", "run", "--local", "--nodes", "2"], "LocalExecutor can use only one node"),
@@ -102,7 +102,7 @@ def test_what_cannot_be_is_refused_before_there_is_a_job(arguments: list[str], s
 def test_a_machine_without_slurm_is_told(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "to try it on this machine: --local" in refused(["gpt", *TWO], capsys)
+    assert "to test on this machine: --local" in refused(["gpt", *TWO], capsys)
 
 
 def test_the_extra_is_named_where_submitit_is_missing(tmp_path, monkeypatch, capsys) -> None:

@@ -307,7 +307,7 @@ def test_a_changed_program_is_named_when_it_is_resumed(program: Path, capsys: py
     main(["train", "program.py:build", "--length", "3 steps"])
     program.write_text(PROGRAM + "\n# changed\n")
     main(["resume", "mine"])
-    assert "has changed since this run began" in capsys.readouterr().out
+    assert "has changed since the run started" in capsys.readouterr().out
 
 
 def test_a_changed_program_is_named_before_it_is_executed(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -315,7 +315,7 @@ def test_a_changed_program_is_named_before_it_is_executed(program: Path, capsys:
     capsys.readouterr()
     program.write_text("raise SystemExit(7)\n" + PROGRAM)
     assert refused("resume", "mine") == 7
-    assert "has changed since this run began" in capsys.readouterr().out
+    assert "has changed since the run started" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_a_program_that_came_with_the_run_is_not_executed(program: Path, capsys:
     config.write_text(config.read_text().replace(str(program), str(evil)))
     for verb in ("resume", "evaluate"):
         assert refused(verb, "mine") == 2
-        assert "lies inside the run's directory" in capsys.readouterr().err
+        assert "is inside the run's directory" in capsys.readouterr().err
     assert not Path("canary").exists()
 
 
@@ -452,7 +452,7 @@ def test_a_program_beside_a_run_is_not_executed_by_whatever_path_it_is_named(
 def test_a_file_that_is_no_program_is_refused(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("notes.txt").write_text("3")
     assert refused("train", "notes.txt:build") == 2
-    assert "is no program" in capsys.readouterr().err
+    assert "is not a program" in capsys.readouterr().err
 
 
 def test_a_stop_that_lies_behind_is_said_to_be_nothing(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -480,7 +480,7 @@ def test_a_relative_path_of_data_is_explained_in_another_directory(
     monkeypatch.chdir(tmp_path / "other")
     for verb in ("resume", "evaluate"):
         assert refused(verb, "../runs/a") == 3
-        assert f"this run was started in {tmp_path}: a relative path is from there" in capsys.readouterr().err
+        assert f"this run was started in {tmp_path}: relative paths start there" in capsys.readouterr().err
 
 
 def test_commands_to_type_are_those_that_work_here(
@@ -508,10 +508,10 @@ def test_a_mean_of_checkpoints_is_said_to_be_of_their_steps_and_the_best_to_be_t
     capsys.readouterr()
     main(["evaluate", "mine", "--checkpoint", "average 3"])
     said = capsys.readouterr()
-    assert said.err.startswith("scoring the mean of steps 4, 6, 8 of runs/mine on all")
+    assert said.err.startswith("evaluating the average of steps 4, 6, 8 of runs/mine on all")
     assert said.out.startswith("mean_of_steps=4,6,8 all/loss=")
     main(["evaluate", "mine", "--checkpoint", "best"])
-    assert ", the best, of runs/mine on all" in capsys.readouterr().err
+    assert "(the best) of runs/mine on all" in capsys.readouterr().err
 
 
 def test_the_end_of_a_run_names_predict_where_its_program_has_one(

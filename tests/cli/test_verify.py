@@ -153,10 +153,10 @@ def test_a_run_whose_program_is_gone_has_its_files_checked(place: Path, capsys: 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--all", "--steps", "3"], "--all makes all steps again"),
-        (["--steps", "0"], "--steps '0' is not a whole number, 1 or more"),
-        (["--tolerance", "-1"], "--tolerance -1: a relative difference is 0 or more"),
-        (["--nproc", "2"], "verify works in one process"),
+        (["--all", "--steps", "3"], "--all repeats all steps"),
+        (["--steps", "0"], "--steps '0' must be 1 or more"),
+        (["--tolerance", "-1"], "--tolerance -1: the relative difference must be 0 or more"),
+        (["--nproc", "2"], "verify runs in one process"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(
@@ -174,4 +174,4 @@ def test_a_terminal_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: 
         watch = progress(show, now=lambda: next(ticks))
         watch(50, 200)
         watch(51, 200)  # too soon after the other
-    assert capsys.readouterr().err == "\r\x1b[2K50 of 200 steps made again, 30s left ...\r\x1b[2K"
+    assert capsys.readouterr().err == "\r\x1b[2K50 of 200 steps repeated, 30s left ...\r\x1b[2K"

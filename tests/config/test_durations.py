@@ -50,7 +50,7 @@ def test_run_length_refuses_what_is_no_length_and_says_what_to_type(text):
 
 
 def test_a_length_that_cannot_be_counted_is_refused():
-    with pytest.raises(ConfigError, match="more samples than can be counted"):
+    with pytest.raises(ConfigError, match="more samples than a 64-bit integer can count"):
         planned("1e18 epochs", samples_per_epoch=1000, batch_size=30)
 
 

@@ -89,4 +89,4 @@ def test_only_a_changed_file_is_noted(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == ""
     file.write_text("x = 2\n")
     user_code.note_changed(file, was=was)
-    assert capsys.readouterr().out.startswith(f"note: {file} has changed since this run began")
+    assert capsys.readouterr().out.startswith(f"note: {file} has changed since the run started")

@@ -221,7 +221,7 @@ def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(stopped_a
                 "micro_batch_size": None,
                 "train_data": sf.data.TrainWindows(np.arange(90), context=9, seed=0),
             },
-            "micro-batches of 8 tokens hold no sample: each is 9 tokens long",
+            "micro-batches of 8 tokens cannot hold a sample of 9 tokens",
         ),
     ],
 )

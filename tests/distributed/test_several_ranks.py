@@ -265,8 +265,8 @@ def plainly(**changes: Any) -> None:
     [
         (3, {}, "3 ranks cannot share the 4 micro-batches of a step (batch_size 16) evenly"),
         (3, {}, "nearest that can: 2 or 4 ranks"),
-        (3, {"micro_batch_size": None}, "batch_size = 16 cannot be shared evenly by 3 ranks"),
-        (2, {"parallel": "none"}, "each would train a model of its own"),
+        (3, {"micro_batch_size": None}, "batch_size = 16 cannot be divided evenly among 3 ranks"),
+        (2, {"parallel": "none"}, "each would train its own model"),
         (2, {"parallel": "dpd"}, "one of auto, none, ddp, fsdp"),
     ],
 )

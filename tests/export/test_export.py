@@ -295,8 +295,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["--layout", "gpt3"], 2, "--layout 'gpt3' is none of native, gpt2"),
-        (["--weights", "mean"], 2, "--weights 'mean' is none of auto, averaged, trained"),
+        (["--layout", "gpt3"], 2, "--layout 'gpt3' is not one of native, gpt2"),
+        (["--weights", "mean"], 2, "--weights 'mean' is not one of auto, averaged, trained"),
         (["--weights", "averaged"], 2, "this run has no averaged ones"),
         (["--max-file", "5 apples"], 2, "max_file = '5 apples': write it with a unit"),
         (

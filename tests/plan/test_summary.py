@@ -443,6 +443,6 @@ def test_a_recipe_says_where_its_text_is_from_and_what_of_it_is_held_out(
     first = lines.index("data") + 1
     assert lines[first : first + 2] == [
         "  text of text.txt",
-        "  1 file, 12,000 characters; 5.0% of them are held out: the end of it",
+        "  1 file, 12,000 characters; 5.0% of them for validation: the end of the file",
     ]
-    assert lines[first + 2].endswith("tokens to train on, 601 held out; 257 different ones in the vocabulary")
+    assert lines[first + 2].endswith("tokens for training, 601 for validation; 257 in the vocabulary")

@@ -386,7 +386,7 @@ def own_loop() -> sf.Run:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "profile of what?"),
+        ([], "profile needs a recipe"),
         (["--speedups", "wrokers"], "did you mean workers?"),
         (["--speedups", "colour"], "there are: none, usual, all, workers"),
         (["--steps", "2"], "4 or more"),

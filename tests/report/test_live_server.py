@@ -95,7 +95,7 @@ def test_ctrl_c_ends_watching_with_130_and_says_so(tmp_path: Path) -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
     assert process.stdout is not None
     said = process.stdout.readline()
-    assert re.fullmatch(r"open http://127.0.0.1:\d+/ here; Ctrl-C ends it\n", said)
+    assert re.fullmatch(r"open http://127.0.0.1:\d+/ on this machine; Ctrl-C stops the server\n", said)
     process.send_signal(signal.SIGINT)
     _, complaint = process.communicate(timeout=HANG_S)
-    assert (process.returncode, complaint) == (130, "\nno longer served\n")
+    assert (process.returncode, complaint) == (130, "\nserver stopped\n")

@@ -175,7 +175,7 @@ def test_a_log_of_a_rank_is_not_appended_to_through_a_link(tmp_path: Path, outsi
     (tmp_path / "rank-1.log").symlink_to(outside / "thesis.txt")
     log.at_once("a line that finds no place")
     log.write("x")
-    with pytest.raises(OSError, match="a link, and nothing is written through links"):
+    with pytest.raises(OSError, match="a link, and surefoot does not write through links"):
         log.flush()
 
 
@@ -378,7 +378,7 @@ def test_a_run_that_dies_writes_no_report_through_a_link(
 
     with pytest.raises(RuntimeError, match="boom"):
         train_and(run_dir, 2, die)
-    assert "a link, and nothing is written through links" in capsys.readouterr().out
+    assert "a link, and surefoot does not write through links" in capsys.readouterr().out
 
 
 def test_records_are_not_written_again_through_a_link(tmp_path: Path, elsewhere: Path) -> None:
@@ -398,7 +398,7 @@ def test_what_makes_a_directory_of_logs_goes_through_no_link(tmp_path: Path, els
     plant(tmp_path, "logs", elsewhere)
     log.at_once("a line that finds no place")
     log.write("x")
-    with pytest.raises(OSError, match="nothing is written through links"):
+    with pytest.raises(OSError, match="surefoot does not write through links"):
         log.flush()
     heart = Heartbeat(HashStore(), rank=2, size=3, host="here")
     heart.opened(logs=tmp_path / "logs", fresh_line="")
@@ -408,7 +408,7 @@ def test_what_makes_a_directory_of_logs_goes_through_no_link(tmp_path: Path, els
         lambda: TensorBoard(tmp_path / "logs", from_step=0),
         lambda: Trials(RunDirectory(tmp_path), lambda _: ["true"], threads=1, cwd=".").start("a"),
     ):
-        with pytest.raises(OSError, match="nothing is written through links"):
+        with pytest.raises(OSError, match="surefoot does not write through links"):
             opened()
 
 

@@ -528,7 +528,7 @@ def test_early_stopping_ends_where_keras_ends(direction: Any, patience: int, min
     [
         (["--plateau.patience", "0"], "patience = 0"),
         (["--plateau.patience", "2", "--plateau.factor", "1.5"], "factor = 1.5"),
-        (["--plateau.factor", "0.5"], "changes nothing without a patience"),
+        (["--plateau.factor", "0.5"], "has no effect without a patience"),
         (["--plateau.patience", "3", "--early-stopping.patience", "3"], "before its learning rate is ever lowered"),
     ],
 )

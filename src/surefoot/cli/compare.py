@@ -20,7 +20,8 @@ def compare(arguments: list[str]) -> None:
     _check_score(options.metric)
     if not named:
         raise ConfigError(
-            "compare what? surefoot compare gpt --vary optimizer.lr=1e-3,3e-3, or surefoot compare RUN RUN"
+            "compare needs settings to vary, or several runs\n"
+            "  surefoot compare gpt --vary optimizer.lr=1e-3,3e-3, or surefoot compare RUN RUN"
         )
     plan, path = None, Path(named[0])
     if len(named) > 1:
@@ -30,11 +31,11 @@ def compare(arguments: list[str]) -> None:
     else:
         refuse_all(
             {
-                f"{path} is one run: name another to compare it with, or what to train": (
+                f"{path} is one run: name another run to compare it with, or a recipe to train": (
                     path / "config.toml"
                 ).is_file(),
-                "--paired is for runs that are there: those trained here are always scored batch by batch": options.paired,
-                "--sampler and --pruner are of a search\n  say how many trials: --trials 20": (
+                "--paired is for existing runs: new runs are always evaluated batch by batch": options.paired,
+                "--sampler and --pruner are for a search\n  set the number of trials: --trials 20": (
                     options.trials is None and not typed.isdisjoint({"sampler", "pruner"})
                 ),
             }
@@ -52,7 +53,7 @@ def compare(arguments: list[str]) -> None:
 def _refuse(flags: Sequence[str], options: set[str]) -> None:
     for first in [*flags, *(f"--{name.replace('_', '-')}" for name in sorted(options))][:1]:
         raise ConfigError(
-            f"{first} is for the start of a comparison\n  another one: surefoot compare RECIPE ... --out DIR"
+            f"{first} is only for the start of a comparison\n  start another one: surefoot compare RECIPE ... --out DIR"
         )
 
 
@@ -62,4 +63,4 @@ def _check_score(text: str | None) -> None:
     except ConfigError as problem:
         raise ConfigError(f"--metric {text!r}: {problem}") from problem
     if score is not None and not all(score.partition("/")):
-        raise ConfigError(f"--metric {text!r}: a split and a score of it, as in '{direction} val/loss'")
+        raise ConfigError(f"--metric {text!r}: name a split and its metric, as in '{direction} val/loss'")

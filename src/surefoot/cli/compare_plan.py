@@ -74,7 +74,7 @@ def planned_of(program: Program, flags: Sequence[str], options: Compare, *, verb
     if program.config is None:
         raise ConfigError(
             f"{program.described.get('path')}: build() takes no settings, so there is nothing to vary\n"
-            "  let it take a dataclass: def build(config: Config), with a field `out: str`"
+            "  give it a dataclass argument: def build(config: Config), with a field `run_dir: str`"
         )
     refuse_several(flags, verb="compare")
     space = _space(options) if options.trials is not None else None
@@ -82,13 +82,13 @@ def planned_of(program: Program, flags: Sequence[str], options: Compare, *, verb
     texts, configurations = _configurations(program, options, flags, texts, verb=verb)
     if space is None and len(texts) == 1:
         raise ConfigError(
-            "one variant, and nothing to compare it with\n"
-            "  add another value (--vary optimizer.lr=1e-3,3e-3), another --variant, or --seeds 3 to see what a seed changes"
+            "only one variant: nothing to compare it with\n"
+            "  add another value (--vary optimizer.lr=1e-3,3e-3), another --variant, or --seeds 3 to see the effect of the seed"
         )
     flat = [flatten(config) for config, _ in configurations]
     if "run_dir" not in flat[0]:
         raise ConfigError(
-            "these runs have no setting `run_dir`, so all variants would be one directory\n  add run_dir: str to the settings"
+            "these runs have no setting `run_dir`, so all variants would share one directory\n  add run_dir: str to the settings"
         )
     varied = [{setting: values[setting] for setting in text} for values, text in zip(flat, texts, strict=True)]
     if space is None:
@@ -107,7 +107,7 @@ def planned_of(program: Program, flags: Sequence[str], options: Compare, *, verb
     plan = Planned(
         program=program.described,
         base=flat[0],
-        origins={**configurations[0][1], **dict.fromkeys(recorded, "varied"), "run_dir": "of each its own"},
+        origins={**configurations[0][1], **dict.fromkeys(recorded, "varied"), "run_dir": "per variant"},
         variants=variants if space is None else [],
         threads=options.threads or max(1, cores // options.jobs),
         started_in=os.getcwd(),
@@ -137,7 +137,7 @@ def program_of(plan: Planned, *, run: Path) -> tuple[Program, type[Any]]:
     """Return the program and the settings dataclass of a comparison's runs. The caller has checked that the program is unchanged."""
     program = program_again(plan.program, run=run, run_changed=True)
     if program.config is None:
-        raise ConfigError(f"{plan.program['path']}: build() takes no settings any more")
+        raise ConfigError(f"{plan.program['path']}: build() no longer takes settings")
     return program, program.config
 
 
@@ -153,12 +153,12 @@ def _combinations(options: Compare) -> list[dict[str, str]]:
     for text in options.vary:
         setting, value = _setting(text, "--vary")
         if setting in vary:
-            raise ConfigError(f"--vary {setting} is given twice: put its values into one, with commas between")
+            raise ConfigError(f"--vary {setting} occurs twice: list all its values in one, separated by commas")
         vary[setting] = [part.strip() for part in value.split(",")]
         refuse_all(
             {
-                f"--vary {text}: a value is missing\n  write it as --vary {setting}=1e-3,3e-3": "" in vary[setting],
-                f"--vary {text}: ranges are for a search\n  add --trials 20, or give the values one by one": any(
+                f"--vary {text}: a value is missing\n  write --vary {setting}=1e-3,3e-3": "" in vary[setting],
+                f"--vary {text}: ranges need a search\n  add --trials 20, or list the values": any(
                     ".." in part and not Path(part).exists() for part in vary[setting]
                 ),
             }
@@ -167,10 +167,10 @@ def _combinations(options: Compare) -> list[dict[str, str]]:
     combinations: list[dict[str, str]] = [*grid(vary), *single] or [{}] * (options.seeds > 1)
     if not combinations:
         raise ConfigError(
-            "compare what? --vary optimizer.lr=1e-3,3e-3, or --variant 'optimizer.name=sgd optimizer.lr=0.1'"
+            "no setting varies: add --vary optimizer.lr=1e-3,3e-3, or --variant 'optimizer.name=sgd optimizer.lr=0.1'"
         )
     if options.seeds > 1 and any("seed" in combination for combination in combinations):
-        raise ConfigError("--seeds and a varied seed: choose one of them")
+        raise ConfigError("--seeds and a varied seed exclude each other: leave one out")
     return combinations
 
 
@@ -197,9 +197,7 @@ def _configurations(
             if options.seeds > 1:
                 seed = flatten(config).get("seed")
                 if not isinstance(seed, int):
-                    raise ConfigError(
-                        "these runs have no whole number `seed` among their settings, so --seeds cannot repeat them"
-                    )
+                    raise ConfigError("these runs have no integer setting `seed`, so --seeds cannot vary it")
                 known[-1] = {**text, "seed": str(seed)}
                 for repeat in range(1, options.seeds):
                     add({**text, "seed": str(seed + repeat)})
@@ -218,10 +216,10 @@ def _configurations(
 def _space(options: Compare) -> dict[str, dict[str, Any]]:
     refuse_all(
         {
-            "--trials chooses its combinations itself: leave --variant and --seeds out": (
+            "--trials chooses the combinations: leave out --variant and --seeds": (
                 bool(options.variant) or options.seeds > 1
             ),
-            "search for what? --vary optimizer.lr=1e-4..1e-2 --vary optimizer.name=adamw,sgd": not options.vary,
+            "a search needs settings to vary: --vary optimizer.lr=1e-4..1e-2 --vary optimizer.name=adamw,sgd": not options.vary,
         }
     )
     return {name: parameter(name, value) for name, value in (_setting(text, "--vary") for text in options.vary)}
@@ -230,7 +228,7 @@ def _space(options: Compare) -> dict[str, dict[str, Any]]:
 def _setting(text: str, option: str) -> tuple[str, str]:
     setting, equals, value = text.partition("=")
     if not equals or not setting or not value:
-        raise ConfigError(f"{option} {text}: a setting, =, and what it is to be, as in {option} optimizer.lr=1e-3")
+        raise ConfigError(f"{option} {text}: write SETTING=VALUE, as in {option} optimizer.lr=1e-3")
     if setting == "run_dir":
-        raise ConfigError(f"{option} {text}: each variant has a directory of its own below --out")
+        raise ConfigError(f"{option} {text}: each variant has its own directory below --out")
     return setting.replace("-", "_"), value

@@ -38,7 +38,7 @@ def train_variants(new_plan: Planned | None, path: Path, options: Compare, *, ty
     directory = RunDirectory(path)
     directory.open()
     screen = runner.screen()
-    signals = Signals(lambda: f"go on with: surefoot compare {path}", say=to_terminal("\n"))
+    signals = Signals(lambda: f"resume with: surefoot compare {path}", say=to_terminal("\n"))
     try:
         plan, chooser = _prepared(new_plan, directory, options, typed=typed)
         screen.say(_said_first(plan, path, chooser, jobs=options.jobs))
@@ -57,7 +57,7 @@ def train_variants(new_plan: Planned | None, path: Path, options: Compare, *, ty
         finally:
             signals.restore()
         if signals.stop is not None:
-            TextWriter(None).put(f"stopped; go on with: surefoot compare {path}\n")
+            TextWriter(None).put(f"stopped; resume with: surefoot compare {path}\n")
             raise SystemExit(128 + signals.stop)
         plan = planned.read(path) or plan
         comparison = compared(_trained(plan, path), target=plan.target, baseline=plan.baseline, settled=plan.settled)
@@ -80,11 +80,13 @@ def _prepared(
         changes |= {"baseline": options.baseline} if "baseline" in typed else {}
         if options.trials is not None:
             if existing.search is None:
-                raise ConfigError(f"--trials {options.trials}: {directory.path} is no search, its variants are given")
+                raise ConfigError(
+                    f"--trials {options.trials}: {directory.path} is not a search: its variants are fixed"
+                )
             changes["search"] = {**existing.search, "trials": options.trials}
         if options.threads not in (None, existing.threads):
             raise ConfigError(
-                f"--threads {options.threads}: this comparison has {existing.threads}, and another number gives other bits"
+                f"--threads {options.threads}: this comparison uses {existing.threads}, and another number would change its bits"
             )
         plan = replace(existing, **changes)
     elif existing is None:
@@ -96,8 +98,8 @@ def _prepared(
     previous_metric = None if existing is None or existing.search is None or not existing.found else existing.watch
     if previous_metric is not None and plan.watch != previous_metric:
         raise ConfigError(
-            f"--metric {plan.metric!r}: what this search has tried was judged by {' '.join(previous_metric)}\n"
-            "  another search: --out DIR"
+            f"--metric {plan.metric!r}: this search has ranked its trials by {' '.join(previous_metric)}\n"
+            "  start another search: --out DIR"
         )
     _check_score(plan, directory.path)
     check_baseline(plan)
@@ -119,7 +121,7 @@ def _search(plan: Planned, directory: RunDirectory) -> Search:
 
     if plan.watch is None:
         raise ConfigError(
-            "these runs watch no score, so a search would not know what is better\n  say it: --metric 'min SPLIT/SCORE'"
+            "these runs monitor no metric, so a search cannot rank its trials\n  add --metric 'min SPLIT/METRIC'"
         )
     return Search(directory.path, **plan.search, direction=plan.watch[0], begin=begin)
 
@@ -133,14 +135,14 @@ def _check_score(plan: Planned, path: Path) -> None:
     splits = plan.found.get("splits")
     if plan.metric is not None and splits is not None and parsed(plan.metric)[1].partition("/")[0] not in splits:
         raise ConfigError(
-            f"--metric {plan.metric!r}: these runs score no such split on the way; there are: {', '.join(splits) or 'none'}"
+            f"--metric {plan.metric!r}: these runs do not evaluate this split during training; available: {', '.join(splits) or 'none'}"
         )
     for name in plan.names if plan.metric is not None else []:
         read_run(path / name, metric=plan.metric)
 
 
 def _said_first(plan: Planned, path: Path, chooser: runner.Chooser, *, jobs: int) -> str:
-    done = f", {chooser.over} of them {'is' if chooser.over == 1 else 'are'} done" if chooser.over else ""
+    done = f", {chooser.over} finished" if chooser.over else ""
     runs = counted(chooser.total, "run" if plan.search is None else "trial")
     return "\n".join(
         [
@@ -163,7 +165,7 @@ def compare_existing(options: Compare) -> None:
     _refuse_comparisons(options.what)
     paths = [find_run(name) for name in options.what]
     if len({path.resolve() for path in paths}) < len(paths):
-        raise ConfigError("one of these runs is named twice")
+        raise ConfigError("a run is named twice")
     runs = [read_run(path, metric=options.metric) for path in paths]
     unlike = [
         name
@@ -179,11 +181,11 @@ def compare_existing(options: Compare) -> None:
         known = {name: run.settings[name] for name in unlike[:_DIFFERENT] if run.settings.get(name) is not None}
         notes += [f"{path}: {flags(known) or 'without ' + ', '.join(unlike[:_DIFFERENT])}"] * bool(unlike)
     if len(unlike) > _DIFFERENT:
-        notes.append(f"and {len(unlike) - _DIFFERENT} more settings that differ: see config.toml of each")
+        notes.append(f"and {len(unlike) - _DIFFERENT} more settings differ: see config.toml of each run")
     out = RunDirectory(local_path(options.out or _OUT, setting="--out"))
     out.open()
     try:
-        over = ", over those of an earlier comparison" * (out.path / "comparison.json").exists()
+        over = ", replacing an earlier comparison" * (out.path / "comparison.json").exists()
         _tell(compared(compared_runs, target=options.target, baseline=options.baseline), out, more=notes, over=over)
     finally:
         out.close()
@@ -198,7 +200,7 @@ def _refuse_comparisons(names: Sequence[str]) -> None:
             more = f" and {len(plan.names) - _NAMED} more" if len(plan.names) > _NAMED else ""
             problems.append(f"{name} is a comparison; its runs: {there}{more}")
     if problems:
-        raise ConfigError("\n  ".join([*some_of(problems), "compare runs of them: surefoot compare RUN RUN"]))
+        raise ConfigError("\n  ".join([*some_of(problems), "compare these runs: surefoot compare RUN RUN"]))
 
 
 def _scored_then(path: Path, run: Trained) -> Mapping[str, Any]:
@@ -207,16 +209,16 @@ def _scored_then(path: Path, run: Trained) -> Mapping[str, Any]:
         steps = [(batches.get(kind) or {}).get("step") for kind in ("best", "final")]
         if "why" in batches or (batches.get("score") == run.watch[1] and steps == [run.best[0], run.scores[-1][0]]):
             return batches
-    return {"why": f"{path} was not scored batch by batch: --paired does that"}
+    return {"why": f"{path} was not evaluated batch by batch: add --paired"}
 
 
 def _scored_again(path: Path, run: Trained, run_changed: bool) -> dict[str, Any]:
-    print(f"scoring {path} batch by batch", file=sys.stderr)
+    print(f"evaluating {path} batch by batch", file=sys.stderr)
     try:
         program, config = program_and_config(path, run_changed=run_changed)
         return scores_by_batch(build_run(program, in_directory(config, path), of=path), run)
     except SurefootError as problem:
-        return {"why": f"{path} cannot be built again: {first_line(problem)}"}
+        return {"why": f"{path} cannot be rebuilt: {first_line(problem)}"}
 
 
 def _tell(comparison: Comparison, directory: RunDirectory, *, more: Sequence[str], over: str = "") -> None:

@@ -67,11 +67,11 @@ def train(plan: planned.Planned, directory: Path, name: str) -> None:
 def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
     """Return the watched score of each batch, with the weights of the best and the last checkpoint, or {"why": reason}."""
     if trained.watch is None or run.parts.directory is None:
-        return {"why": "no score is watched"}
+        return {"why": "no metric is monitored"}
     score, best = trained.watch[1], trained.best
     split = score.partition("/")[0]
     if best is None or trained.final is None or split not in run.parts.evaluator.splits:
-        return {"why": f"{score} was never scored"}
+        return {"why": f"{score} was never evaluated"}
     store, last = Store(run.parts.directory.checkpoints), trained.scores[-1][0]
     scores: dict[str, Any] = {"score": score, "split": run.parts.split_identity[split]}
     for kind, step, expected in (("final", last, trained.final), ("best", *best)):
@@ -80,20 +80,20 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
             continue
         try:
             for difference in run.load_checkpoint(store.at(step)):
-                return {"why": f"its data are not those it was trained on: {difference}"}
+                return {"why": f"its data set has changed: {difference}"}
         except CheckpointError:
             scores[kind] = None  # the run may not keep its best checkpoint
             continue
         with run.parts.numerics():
             means = run.parts.evaluator.metric_by_batch(score, batches=BATCHES)
         if means is None:
-            return {"why": f"{score} is no mean over samples"}
+            return {"why": f"{score} is not a mean over samples"}
         counts, totals = [float(mean.count) for mean in means], [float(mean.total) for mean in means]
         # relative to the sum of absolute values, because opposite signs cancel in the plain sum
         if abs(math.fsum(totals) - expected * math.fsum(counts)) > _CLOSE * math.fsum(map(abs, totals)):
-            return {"why": f"{score} is no mean over samples"}
+            return {"why": f"{score} is not a mean over samples"}
         if scores.setdefault("counts", counts) != counts:
-            return {"why": f"{score} counts other targets from one checkpoint to the next"}
+            return {"why": f"{score} counts different targets at different checkpoints"}
         scores[kind] = {"step": step, "means": [float(mean.value) for mean in means]}
     return scores
 

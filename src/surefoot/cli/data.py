@@ -39,20 +39,22 @@ class Prepare:
 def data(arguments: list[str]) -> None:
     form = "surefoot data prepare OUT INPUT... --tokenizer NAME"
     if arguments[:1] != ["prepare"] and "help" not in dict(by_flag(arguments)):
-        raise ConfigError(f"no {arguments[0]!r}: {form}" if arguments else f"data what?: {form}")
-    missing = f"which text, and where to? {form}"
+        raise ConfigError(
+            f"data has no subcommand {arguments[0]!r}: {form}" if arguments else f"data needs a subcommand: {form}"
+        )
+    missing = f"data prepare needs an output directory and input files: {form}"
     options = only_options(Prepare, arguments[1:] or arguments, verb="data prepare", missing=missing)
     if not options.inputs:
         raise ConfigError(missing)
     if options.tokenizer is None:
         raise ConfigError(
-            "--tokenizer is missing: what turns the text into tokens\n"
-            "  gpt2, bytes, or a tokenizer's file or directory (a run's, say): --tokenizer NAME"
+            "--tokenizer is missing: it turns the text into tokens\n"
+            "  gpt2, bytes, or a tokenizer's file or directory, such as a run's: --tokenizer NAME"
         )
     if options.tokenizer in ("bpe", "characters"):
         raise ConfigError(
-            f"--tokenizer {options.tokenizer} is trained on text first: surefoot train gpt ... --run-dir RUN does, and then\n"
-            "  name that run's: --tokenizer RUN"
+            f"--tokenizer {options.tokenizer} is trained with a run: surefoot train gpt ... --run-dir RUN\n"
+            "  then name that run: --tokenizer RUN"
         )
     from surefoot.data.text.prepare_shards import prepare_shards
     from surefoot.recipes.gpt.corpus import named_tokenizer
@@ -68,5 +70,5 @@ def data(arguments: list[str]) -> None:
             say=lambda line: print(line, file=sys.stderr, flush=True),
         )
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on", file=sys.stderr)
+        print("\nstopped; the same command continues", file=sys.stderr)
         raise

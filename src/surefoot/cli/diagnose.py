@@ -38,7 +38,7 @@ def diagnose(arguments: list[str]) -> None:
     all_verdicts = verdicts(
         history,
         broken=lambda check, problem: print(  # a bug in one check must not hide the other findings
-            f"warning: the finding {check.name} cannot be made: {type(problem).__name__}: {problem}", file=sys.stderr
+            f"warning: check {check.name} failed: {type(problem).__name__}: {problem}", file=sys.stderr
         ),
     )
     findings = worst_first(all_verdicts)

@@ -49,7 +49,7 @@ def evaluate(arguments: list[str]) -> None:
     if options.panels:
         if splits or options.questions or options.checkpoint is not None:
             raise ConfigError(
-                "--panels shows the best checkpoint, or the newest: leave --split, --questions and --checkpoint out"
+                "--panels uses the best checkpoint, or the newest: leave out --split, --questions and --checkpoint"
             )
         processes.refuse_several(arguments, verb="evaluate --panels")
         _write_panels(program, config_here, run_path)
@@ -57,8 +57,8 @@ def evaluate(arguments: list[str]) -> None:
     files = named_files(options.questions, setting="--questions")
     if files and "judged" not in program.names:
         raise ConfigError(
-            f"--questions {options.questions[0]}: only runs of gpt answer questions, and {run_path} is not one\n"
-            "  for one of the run's own splits: --split NAME"
+            f"--questions {options.questions[0]}: only gpt runs answer questions, and {run_path} is not a gpt run\n"
+            "  to evaluate a split of the run: --split NAME"
         )
     if files:
         processes.refuse_several(arguments, verb="evaluate --questions FILE", or_launched=True)
@@ -69,15 +69,15 @@ def evaluate(arguments: list[str]) -> None:
     from surefoot.checkpoint import Store
     from surefoot.checkpoint.average import last_steps
 
-    whose = f"step {chosen.step}{', the best,' * (options.checkpoint == 'best')} of {run_path}"
+    whose = f"step {chosen.step}{' (the best)' * (options.checkpoint == 'best')} of {run_path}"
     key = f"step={chosen.step}"
     if options.checkpoint is not None and options.checkpoint.startswith("average"):
         steps = list(map(str, last_steps(Store(run_path / "checkpoints"), int(options.checkpoint.split()[1]))))
-        whose, key = f"the mean of steps {', '.join(steps)} of {run_path}", f"mean_of_steps={','.join(steps)}"
+        whose, key = f"the average of steps {', '.join(steps)} of {run_path}", f"mean_of_steps={','.join(steps)}"
     if splits or not files:
         _evaluate_splits(build_run(program, config_here, of=run_path), splits, chosen, whose=whose, key=key)
     if files:
-        note(f"scoring {whose} on {', '.join(files)}")
+        note(f"evaluating {whose} on {', '.join(files)}")
         for name, value in program.names["judged"](config_here, files, run=run_path, checkpoint=chosen):
             print(f"{key} {name}={value!r}", flush=True)
 
@@ -86,16 +86,16 @@ def _evaluate_splits(run: "Run", only: Sequence[str], chosen: "Checkpoint", *, w
     scoring = run.parts.evaluator
     if unknown := [name for name in only if name not in scoring.splits]:
         raise ConfigError(
-            f"--split {unknown[0]}: this run has no such split; it has: {', '.join(scoring.splits) or 'none'}\n"
-            "  for a file of questions: --questions NAME=FILE"
+            f"--split {unknown[0]}: this run has no such split; available: {', '.join(scoring.splits) or 'none'}\n"
+            "  to evaluate a file of questions: --questions NAME=FILE"
         )
     at_end = scoring.names(at_end=True)
     names = only or scoring.names(at_end=False) or at_end
-    note(f"scoring {whose} on {', '.join(names) or 'nothing'}")
+    note(f"evaluating {whose} on {', '.join(names) or 'nothing'}")
     if at_end and not only and names != at_end:
-        note(f"note: not on {', '.join(at_end)}, for the end of the run; to evaluate it: --split {at_end[0]}")
+        note(f"note: left out for the end of the run: {', '.join(at_end)}; to evaluate it now: --split {at_end[0]}")
     if run.load_checkpoint(chosen):
-        note("warning: the data are others than the run was trained on: these scores are of those")
+        note("warning: the data set has changed since training: these metrics are for the changed data")
     for name, value in run.evaluate(*names).items():
         if run.parts.world.is_main:
             print(f"{key} {name}={value!r}")
@@ -106,10 +106,10 @@ def _write_panels(program: Program, config: Any, run_path: Path) -> None:
     from surefoot.tracking.run_reader import is_running
 
     if is_running(run_path):
-        raise ConfigError(f"{run_path} is being trained: it makes its panels when it is over")
+        raise ConfigError(f"{run_path} is training: it writes its panels when it ends")
     run = build_run(program, config, of=run_path)
     if run.parts.settings.panels_fn is None:
-        raise ConfigError(f"what made {run_path} has no panels_fn: give Run(panels_fn=...)")
+        raise ConfigError(f"the program of {run_path} has no panels_fn: add Run(panels_fn=...)")
     try:
         chosen = choose_checkpoint(run_path, "best")
     except CheckpointError:  # the run has no best checkpoint, or it is damaged

@@ -72,8 +72,8 @@ def find_lr(arguments: list[str]) -> None:
     def watch(rate: float, loss: float) -> None:
         nonlocal rates_read
         if rates_read == 0:  # errors come before the table
-            about = f"{count} rates from {as_text(lowest)} to {as_text(highest)}, one a step, from step {start:,}"
-            print(about, "  rate     loss after it", sep="\n")
+            about = f"{count} learning rates from {as_text(lowest)} to {as_text(highest)}, one per step, from step {start:,}"
+            print(about, "  lr       loss after the step", sep="\n")
         if rates_read % stride == 0:
             print(f"  {as_text(rate):<8} {loss:.4g}", flush=True)
         rates_read += 1
@@ -82,7 +82,7 @@ def find_lr(arguments: list[str]) -> None:
     test = lr_search.find_lr(run, min_lr=lowest, max_lr=highest, steps=count, progress_fn=watch)
     what = "--optimizer.lr" if "optimizer.lr" in settings else "learning rate"
     print(
-        f"{test.ended}; the table shows {-(-rates_read // stride)} of {len(test.rates)} rates",
+        f"{test.ended}; the table shows {-(-rates_read // stride)} of {len(test.rates)} learning rates",
         "no suggestion" if test.suggested is None else f"suggested  {what} {as_text(test.suggested)}",
         f"  {test.reason}",
         sep="\n",
@@ -94,7 +94,7 @@ def find_lr(arguments: list[str]) -> None:
 
 
 def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[T, list[str]]:
-    missing = f"{verb} of what? surefoot {verb} gpt, or surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
+    missing = f"{verb} needs a recipe, a program or a run: surefoot {verb} gpt, surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
     options, flags = verb_options(kind, arguments, verb=verb, missing=missing, help_goes_on=True)
     refuse_several(flags, verb=verb)
     return options, flags
@@ -108,7 +108,7 @@ def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> "
         return _saved_run(find_run(what), options, flags, verb=verb)
     program = find_program(what)
     if options.checkpoint is not None or options.run_changed_program:
-        raise ConfigError(f"--checkpoint and --run-changed-program are of a run that is there, and {what} is none")
+        raise ConfigError(f"--checkpoint and --run-changed-program are for an existing run, and {what} is not a run")
     config, _ = program_settings(program, options, flags, verb=verb)
     if isinstance(config, TrainSettings):  # ignore files of another run, such as a tokenizer
         config = replace(config, run_dir=None, trackers=None)
@@ -118,14 +118,14 @@ def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> "
 
 def _saved_run(path: Path, options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> "tuple[sf.Run, set[str]]":
     if options.config is not None:
-        raise ConfigError(f"--config is for what has no settings yet, and {path} has\n  leave it out, or give flags")
+        raise ConfigError(f"--config is for new runs, and {path} has its settings\n  leave out --config, or use flags")
     optimizer = flag_text(flags, "optimizer.name")
     if verb == "find-lr" and optimizer is not None:
         trained_with = values(file_text(path / "config.toml")).get("optimizer.name")
         if trained_with not in (None, optimizer):
             raise ConfigError(
-                f"--optimizer.name {optimizer}: {path} was trained with {trained_with}, and its state is that one's\n"
-                "  leave it out, or test a start with the other one: surefoot find-lr RECIPE --optimizer.name ..."
+                f"--optimizer.name {optimizer}: {path} was trained with {trained_with}, and its checkpoint has that optimizer's state\n"
+                "  leave it out, or test a new run: surefoot find-lr RECIPE --optimizer.name ..."
             )
     program, config = saved_settings(path, options, flags, verb=verb)
     run = build_run(program, in_directory(config, path), of=path)

@@ -30,25 +30,25 @@ OVERVIEW = """surefoot trains PyTorch models without losing its footing.
   surefoot plan ...               show what train would run; draw schedules
   surefoot find-lr ...            try learning rates and suggest one
   surefoot find-batch-size ...    measure micro-batch sizes and recommend one
-  surefoot profile RECIPE         show where a step's time goes
+  surefoot profile RECIPE         measure the time of each part of a step
   surefoot resume RUN             continue from the newest intact checkpoint
   surefoot submit ...             train as a job of Slurm that requeues itself
   surefoot evaluate RUN           evaluate a checkpoint: newest, best, or a step
   surefoot predict RUN INPUT...   use a trained model
   surefoot compare RECIPE ...     train variants and compare them
-  surefoot diagnose RUN           show what is wrong with a run, and what to try
+  surefoot diagnose RUN           report problems of a run, and settings to try
   surefoot report RUN...          write a page about one run or several
-  surefoot replay RUN --step N    repeat a past step and look into it
+  surefoot replay RUN --step N    repeat a past step and inspect it
   surefoot verify RUN             check files, repeat steps, compare bits
   surefoot export RUN             write a run's weights for other programs
   surefoot data prepare OUT TEXT  write token shards from text, JSONL or Parquet
   surefoot completion SHELL       print completion for bash, zsh or fish
 
-RUN is a run's directory, its name under runs/, or latest. surefoot VERB --help
-lists a verb's options. --traceback shows where an error came from. Exit status:
-0 done, 2 settings, 3 data, 4 checkpoint, 5 diverged, 6 out of memory, 7 another
-process of the run was lost, 8 repeated steps differ (verify), 130 and 143 saved
-after a signal (not saved after a second one).
+RUN is a run's directory, its name under runs/, or latest. For the options of a
+subcommand: surefoot SUBCOMMAND --help. --traceback prints an error's traceback.
+Exit status: 0 done, 2 settings, 3 data, 4 checkpoint, 5 diverged, 6 out of
+memory, 7 another process of the run was lost, 8 repeated steps differ (verify),
+130 and 143 saved after a signal (not saved after a second one).
 """
 
 
@@ -91,7 +91,7 @@ def run_or_exit(call: Callable[[], None], *, with_traceback: bool) -> None:
     except KeyboardInterrupt:
         # otherwise the session reports it for all ranks
         if "surefoot.run.session" not in sys.modules and not started_by_launcher():
-            print("\nnothing was begun", file=sys.stderr)
+            print("\ninterrupted before the start", file=sys.stderr)
         sys.exit(130)
     except Exception as problem:
         # other ranks exist only if this module, which imports torch, is loaded
@@ -132,7 +132,7 @@ def _verb(words: list[str]) -> None:
         from difflib import get_close_matches
 
         raise ConfigError(
-            f"no verb {words[0]!r}: one of {', '.join(VERBS)}"
+            f"no subcommand {words[0]!r}: choose from {', '.join(VERBS)}"
             + "".join(f"\n  did you mean surefoot {near}?" for near in get_close_matches(words[0], VERBS, n=1))
         )
     verb_function(words[0])(words[1:])

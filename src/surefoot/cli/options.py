@@ -30,7 +30,7 @@ _WORDS = {  # messages of tyro and Python -> plain wording
     r"could not convert string to float: ('[^']*')": r"\1 is not a number",
     r"invalid literal for int\(\) with base 10: ('[^']*')": r"\1 is not a whole number",
     r"Missing value for argument '?(--[\w.-]+)'?\.? Expected \d+ values?\.?": r"\1 needs a value",
-    r"Unrecognized options?: ": "what is meant by: ",
+    r"Unrecognized options?: ": "unknown argument: ",
 }
 WHICH_RUN = "which run? give its directory, its name under runs/, or latest"
 
@@ -146,9 +146,9 @@ def verb_options(
     for field in dataclasses.fields(options):
         flag, value = f"--{field.name.removesuffix('_').replace('_', '-')}", getattr(options, field.name)
         if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{flag} {str(value)!r} is not a number")
+            raise ConfigError(f"{flag} {str(value)!r} is not a finite number")
         if "least" in field.metadata and value is not None and value < field.metadata["least"]:
-            raise ConfigError(f"{flag} {str(value)!r} is not a whole number, {field.metadata['least']} or more")
+            raise ConfigError(f"{flag} {str(value)!r} must be {field.metadata['least']} or more")
     return options, without(arguments, own)
 
 
@@ -183,19 +183,21 @@ def find_run(name: str) -> Path:
         runs = sorted(Path("runs").glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
         if runs:
             return _readable(runs[-1].parent)
-        raise ConfigError(f"no run below {Path('runs').resolve()}")
+        raise ConfigError(f"no run in {Path('runs').resolve()}")
     directory = Path(name)
     for path in (directory, Path("runs") / name):
         if (path / "config.toml").is_file():
             return _readable(path)
     if directory.parent.name == "checkpoints" and directory.is_dir():
         step = int("".join(filter(str.isdigit, directory.name)) or 0)
-        raise ConfigError(f"{name} is a checkpoint: give its run, {directory.parent.parent}, and --checkpoint {step}")
+        raise ConfigError(
+            f"{name} is a checkpoint: name its run, {directory.parent.parent}, and add --checkpoint {step}"
+        )
     there = ", ".join(sorted(file.parent.name for file in Path("runs").glob("*/config.toml"))) or "none"
     raise ConfigError(
-        f"{name} is a directory and no run: it holds no config.toml (below runs/: {there})"
+        f"{name} is a directory, but not a run: it has no config.toml (runs in runs/: {there})"
         if directory.is_dir()
-        else f"no run {name!r} here, nor below runs/ (there: {there})"
+        else f"no run {name!r}, here or in runs/ (available: {there})"
     )
 
 
@@ -230,7 +232,7 @@ def _unboxed(text: str) -> str:
         choices = re.findall(r"'([^']*)'", choice[3])
         meant = difflib.get_close_matches(choice[1].replace("_", "-"), choices, n=1)
         question = f". Did you mean {meant[0]}?" if meant else ""
-        return f"{choice[2]} {choice[1]!r} is none of {', '.join(choices)}{question}"
+        return f"{choice[2]} {choice[1]!r} is not one of {', '.join(choices)}{question}"
     return problem
 
 

@@ -17,17 +17,17 @@ from surefoot.recipes.program import build_run
 if TYPE_CHECKING:
     from surefoot.plan.network_model import Machine
 
-_H100 = "H100 SXM's data sheet"
+_H100 = "H100 SXM data sheet"
 _USUAL = {
     "mfu": (0.4, "as Grattafiori et al. 2024 report, table 4"),
     "gpu_memory": (80e9, _H100),
-    "bandwidth": (50e9, "an adapter of 400 Gb/s for each GPU"),
+    "bandwidth": (50e9, "one 400 Gb/s adapter per GPU"),
     "node_bandwidth": (450e9, f"{_H100}, NVLink one way"),
-    "node_size": (8, "as is usual"),
+    "node_size": (8, "usual"),
 }
 _FRACTIONS = (
-    ("flops", math.inf, "how many a second, such as 989e12"),
-    ("mfu", 1.0, "which fraction of the FLOP/s is used, above 0 and at most 1"),
+    ("flops", math.inf, "FLOP per second, such as 989e12"),
+    ("mfu", 1.0, "the fraction of the FLOP/s that is used, above 0 and at most 1"),
 )
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
@@ -88,7 +88,7 @@ def plan(arguments: list[str]) -> None:
     program, options, flags = program_options(Plan, arguments, verb="plan")
     numbers = _numbers(options)
     if options.world_size is not None and options.recorded():
-        raise ConfigError("--world-size is about GPUs on paper: leave --nproc and --max-restarts out")
+        raise ConfigError("--world-size starts no processes: leave out --nproc and --max-restarts")
     config, origins = program_settings(program, options, flags, verb="plan")
     if options.world_size is not None:
         from surefoot.distributed.world import on_meta
@@ -142,7 +142,7 @@ def _numbers(options: MachineOptions) -> dict[str, float]:
     typed = {name: getattr(options, name) for name in ("flops", *_USUAL) if getattr(options, name) is not None}
     if typed and options.world_size is None:
         raise ConfigError(
-            f"--{next(iter(typed)).replace('_', '-')} is about GPUs on paper\n  say how many there are: --world-size 8"
+            f"--{next(iter(typed)).replace('_', '-')} describes GPUs to plan for\n  add their number: --world-size 8"
         )
     from surefoot.memory import parsed_bytes  # imports torch
 

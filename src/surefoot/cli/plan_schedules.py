@@ -50,17 +50,19 @@ def plan_schedules(arguments: Sequence[str], *, foreign: Collection[str]) -> Non
     """Print and draw the schedules of a list. Options of `plan` that are in `foreign` are refused."""
     options, flags = verb_options(PlanSchedules, arguments, verb="plan")
     for unused in [name for name, _ in by_flag(flags) if name in foreign][:1]:
-        raise ConfigError(f"--{unused.replace('_', '-')}: --schedules trains nothing\n  leave it out")
+        raise ConfigError(
+            f"--{unused.replace('_', '-')}: no effect with --schedules, which trains nothing\n  leave it out"
+        )
     if not options.schedules:
-        raise ConfigError(f"plan which schedules? --schedules LIST, {_FORM}")
+        raise ConfigError(f"--schedules is empty: write --schedules LIST, {_FORM}")
     if flag_text(flags, "schedule.name") is not None:
-        raise ConfigError("--schedule.name: the names are those of --schedules\n  leave it out")
+        raise ConfigError("--schedule.name: --schedules already names the schedules\n  leave it out")
     length, settings, rate = _basis(options, flags)
     from surefoot.plan.schedule_plot import draw_traces, table, trace_schedules
 
     traces = trace_schedules(schedules(options.schedules, length, shared=settings), length)
     base = "" if rate is None else f", base learning rate {rate:g}"
-    print(f"schedules of a run of {length.steps:,} steps{base}\n\n{table(traces, rate=rate)}\n")
+    print(f"schedules for {length.steps:,} steps{base}\n\n{table(traces, rate=rate)}\n")
     print(f"drawn in {' and '.join(map(str, draw_traces(traces, out=options.out, rate=rate)))}")
 
 
@@ -78,7 +80,7 @@ def schedules(text: str, length: Length, *, shared: Mapping[str, Any]) -> dict[s
     for name in names:
         try:
             if name in by_name:
-                raise ConfigError("is there twice")
+                raise ConfigError("occurs twice")
             by_name[name] = _schedule(name, length, shared)
         except ConfigError as problem:
             problems.append(f"--schedules {name}: {problem}")
@@ -97,7 +99,7 @@ def _schedule(text: str, length: Length, shared: Mapping[str, Any]) -> Single | 
     for other in others:
         shape, mark, at = other.rpartition("@")
         if not mark:
-            raise ConfigError(f"{other!r} begins nowhere: write at which step, as in {first}+{other}@50%")
+            raise ConfigError(f"{other!r} has no start: add one, as in {first}+{other}@50%")
         # a part begins at its own step 0 and uses the shared settings except the warm-up
         following = _single(shape, {name: value for name, value in shared.items() if name != "warmup"}, rises=False)
         joined = join(joined, following, at=in_steps(at, length=length, setting="at"))
@@ -107,7 +109,7 @@ def _schedule(text: str, length: Length, shared: Mapping[str, Any]) -> Single | 
 def _single(text: str, shared: Mapping[str, Any], *, rises: bool = True) -> Single:
     shape, *settings = text.split(":")
     if shape not in SHAPES:
-        meant = did_you_mean(shape, SHAPES, otherwise=f"there are: {', '.join(SHAPES)}")
+        meant = did_you_mean(shape, SHAPES, otherwise=f"choose from {', '.join(SHAPES)}")
         raise ConfigError(f"no schedule {shape!r}: {meant}")
     own = dict(_setting(setting) for setting in settings)
     taken = {name: value for name, value in shared.items() if name in SHAPES[shape].takes}
@@ -123,7 +125,7 @@ def _setting(text: str) -> tuple[str, Any]:
     known = [own for each in SHAPES.values() for own in each.takes]
     if not equals or not value or name not in known:
         meant = did_you_mean(name, known if name not in known else (), otherwise=f"write NAME=VALUE, {_FORM}")
-        raise ConfigError(f"{text!r} is no setting: {meant}")
+        raise ConfigError(f"{text!r} is not a setting: {meant}")
     if name == "milestones":
         return name, tuple(value.split("/"))
     if name not in _FACTORS:

@@ -36,8 +36,8 @@ def predict(arguments: list[str]) -> None:
     program, config = program_and_config(run_path, run_changed=options.run_changed_program)
     if "predict" not in program.names or "Predict" not in program.names:
         raise ConfigError(
-            f"what {run_path} was made by does not say how its model is used: it defines no predict()\n"
-            "  in Python, give its weights to a model of yours:\n"
+            f"the program of {run_path} defines no predict(), which would use its model\n"
+            "  in Python, load its weights into your model:\n"
             f"  surefoot.load({str(run_path)!r}).load_model(model)"
         )
     request, _ = configured(program.names["Predict"], [], flags, verb=f"predict {options.run} INPUT", own=[Predict])

@@ -44,7 +44,7 @@ def among_settings(program: Program) -> tuple[str, ...]:
 
 
 def program_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[Program, T, list[str]]:
-    missing = f"{verb} what? surefoot {verb} gpt, or surefoot {verb} FILE.py:build"
+    missing = f"{verb} needs a recipe or a program: surefoot {verb} gpt, or surefoot {verb} FILE.py:build"
     program = find_program(target(kind, arguments, verb=verb, missing=missing))
     return program, *verb_options(kind, arguments, verb=verb, but=among_settings(program), help_goes_on=True)
 
@@ -69,9 +69,9 @@ def refuse_several(arguments: Sequence[str], *, verb: str, or_launched: bool = F
     """Raise if a single-process subcommand is asked to start several; with `or_launched`, also if a launcher started several."""
     for name in NAMES:
         if flag_text(arguments, name) is not None:
-            raise ConfigError(f"{verb} works in one process: leave --{name.replace('_', '-')} out")
+            raise ConfigError(f"{verb} runs in one process: leave out --{name.replace('_', '-')}")
     if or_launched and placed(os.environ).world_size > 1:
-        raise ConfigError(f"{verb} works in one process: start it without torchrun or srun")
+        raise ConfigError(f"{verb} runs in one process: start it without torchrun or srun")
 
 
 def start_several(
@@ -83,7 +83,7 @@ def start_several(
         if not started_by_launcher() and flag_text(flags, "nproc") is not None:
             raise ConfigError(
                 f"--nproc {wanted.text} in a process that a launcher has started (WORLD_SIZE={os.environ['WORLD_SIZE']})\n"
-                "  leave --nproc out, or start it without that launcher"
+                "  leave out --nproc, or start it without that launcher"
             )
         return
     if wanted.max_count == 1 and not several.max_restarts:
@@ -116,8 +116,8 @@ def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> N
     if several.recorded() and (tasks > 1 or local):
         named = " and ".join(f"--{name.replace('_', '-')} {value}" for name, value in several.recorded().items())
         raise ConfigError(
-            f"{named} in a job whose {tasks} task{'s' * (tasks > 1)} {'are' if tasks > 1 else 'is'} the processes that train\n"
-            "  leave it out, and say how many: --tasks-per-node, or --gpus-per-node"
+            f"{named} in a job of {tasks} task{'s' * (tasks > 1)}, each of which is one training process\n"
+            "  leave it out, and set the number of tasks: --tasks-per-node, or --gpus-per-node"
         )
     settings = {} if config is None else flatten(config)
     # only the job's machines know their GPUs
@@ -129,7 +129,7 @@ def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> N
 
 def _wanted(several: Several) -> ProcessCount:
     if several.max_restarts < 0:
-        raise ConfigError(f"max_restarts = {several.max_restarts}: a number of times, 0 or more")
+        raise ConfigError(f"max_restarts = {several.max_restarts}: the number of restarts, 0 or more")
     return parse_nproc(several.nproc)
 
 

@@ -44,10 +44,11 @@ def replay(arguments: list[str]) -> None:
     saved = SavedRun(path, read_program=lambda: saved_settings(path, options, flags, verb="replay"))
     if (step is None) is not options.bisect_nan:
         raise ConfigError(
-            f"replay what? surefoot replay {options.run} --step N, or --bisect-nan to find the first bad step"
+            "replay needs either a step or --bisect-nan, which finds the first bad step\n"
+            f"  surefoot replay {options.run} --step N, or surefoot replay {options.run} --bisect-nan"
         )
     if not saved.checkpoints:
-        raise CheckpointError(f"{path} holds no checkpoint, so none of its steps can be made again")
+        raise CheckpointError(f"{path} holds no checkpoint, so no step can be repeated")
     from surefoot.replay.bisect_nan import first_bad
     from surefoot.replay.replay import records_of, refuse_step, replay_step
     from surefoot.tracking.console import TextWriter

@@ -44,29 +44,32 @@ class Report:
 
 
 def report(arguments: list[str]) -> None:
-    options = only_options(Report, arguments, verb="report", missing=f"report on {WHICH_RUN}; or several")
+    options = only_options(Report, arguments, verb="report", missing=f"{WHICH_RUN}; or several runs")
     runs = [find_run(name) for name in options.runs]
     if options.watch:
         if options.out is not None or options.png:
-            raise ConfigError("--watch serves the page and writes none: leave --out and --png out")
+            raise ConfigError("--watch serves the page and writes no file: leave out --out and --png")
         from surefoot.report.live_server import HERE, create_server
 
         with create_server(runs, port=options.port or 0) as server:
             try:
-                print(f"open http://{HERE}:{server.server_address[1]}/ here; Ctrl-C ends it", flush=True)
+                print(
+                    f"open http://{HERE}:{server.server_address[1]}/ on this machine; Ctrl-C stops the server",
+                    flush=True,
+                )
                 server.serve_forever()
             except KeyboardInterrupt:
-                print("\nno longer served", file=sys.stderr)
+                print("\nserver stopped", file=sys.stderr)
                 sys.exit(130)
         return
     if options.port is not None:
-        raise ConfigError("--port is for --watch")
+        raise ConfigError("--port needs --watch")
     from surefoot.report.write import write_page
 
     target = write_page(*runs, out=None if options.out is None else local_path(options.out, setting="--out"))
     print(f"written: {target}")
     if len(runs) == 1 and _could_have_panels(runs[0]):
-        print(f"note: without panels of what the model does, which surefoot evaluate {runs[0]} --panels makes")
+        print(f"note: without panels of the model's outputs; to add them: surefoot evaluate {runs[0]} --panels")
     if options.png:
         from surefoot.report.figures import draw
         from surefoot.report.run_charts import charts

@@ -32,7 +32,7 @@ def resume(arguments: list[str]) -> None:
     run = find_run(target(Resume, arguments, verb="resume"))
     program, before = read_program(run, resuming=True)
     if not (run / "checkpoints").is_dir():
-        raise CheckpointError(f"{run} holds no checkpoint to go on from: start it with surefoot train")
+        raise CheckpointError(f"{run} holds no checkpoint to resume from: start it with surefoot train")
     options, flags = verb_options(Resume, arguments, verb="resume", but=among_settings(program), help_goes_on=True)
     of_recipes = (
         ("preset", "init_from") if program.config is not None and issubclass(program.config, TrainSettings) else ()
@@ -41,8 +41,8 @@ def resume(arguments: list[str]) -> None:
         if flag_text(flags, name) is not None:
             flag = name.replace("_", "-")
             raise ConfigError(
-                f"--{flag} is for the start of a run, and {run} has begun\n"
-                f"  another run: surefoot train ... --{flag} ... --run-dir DIR"
+                f"--{flag} is only for the start of a run, and {run} has started\n"
+                f"  start another run: surefoot train ... --{flag} ... --run-dir DIR"
             )
     saved = {name: value for name, value in before.items() if name not in names_of(TrainSettings, "one_session")}
     saved |= {"run_dir": str(run)} if "run_dir" in saved or of_recipes else {}

@@ -72,7 +72,7 @@ def read_settings(
         _print_options(own, verb)
         sys.exit(0)
     if typed := " ".join([*flags, *(f"--config ({origin})" for origin, layer in layers if layer)]):
-        raise ConfigError(f"{program.described.get('path')}: build() takes no settings, but there are: {typed}")
+        raise ConfigError(f"{program.described.get('path')}: build() takes no settings, but the command has {typed}")
     return None, {}
 
 

@@ -57,8 +57,8 @@ class Training:
 class Submit(AcceptChange, ProgramOptions):
     """Train as a Slurm job with one process per GPU, through submitit (extra slurm).
     The run saves before the job's time limit and on preemption; the job is then
-    requeued and the run resumes with the same bits. surefoot train has the same
-    settings. --run-dir must be on a file system that all machines share.
+    requeued and the run resumes with the same bits. All settings of surefoot train
+    apply. --run-dir must be on a file system that all machines share.
 
       surefoot submit gpt --hours 12 --gpus-per-node 8 --run-dir runs/large
       surefoot submit my.py:build --hours 24 --gpus-per-node 4 --sbatch account=lab
@@ -91,16 +91,20 @@ class Submit(AcceptChange, ProgramOptions):
 
 
 def submit(arguments: list[str]) -> None:
-    missing = "submit what? surefoot submit gpt --hours 12 --gpus-per-node 8 --run-dir runs/large"
+    missing = (
+        "submit needs a recipe or a program: surefoot submit gpt --hours 12 --gpus-per-node 8 --run-dir runs/large"
+    )
     of_train = ("config", "accept_change")  # passed on to train
     what = target(Submit, arguments, verb="submit", missing=missing)
     options, flags = verb_options(Submit, arguments, verb="submit", but=of_train, help_goes_on=True)
     tasks = options.nodes * options.tasks
     check_training([what, *flags], tasks=tasks, local=options.local)
     if options.hours is None:
-        raise ConfigError("for how long? --hours 12; when they are over, the job is requeued and goes on")
+        raise ConfigError("--hours is missing: with --hours 12, the job is requeued after 12 hours and the run resumes")
     if options.hours < _SHORTEST_H:
-        raise ConfigError(f"--hours {options.hours:g} is too short to save before the end: {_SHORTEST_H} or more")
+        raise ConfigError(
+            f"--hours {options.hours:g} is too short to save before the end: the minimum is {_SHORTEST_H}"
+        )
     requested: dict[str, Any] = {  # submitit's names
         "name": "surefoot",
         "timeout_min": round(options.hours * 60),
@@ -112,7 +116,7 @@ def submit(arguments: list[str]) -> None:
     }
     if options.local:
         for name in ["--sbatch"] * bool(options.sbatch) + ["--partition"] * (options.partition is not None):
-            raise ConfigError(f"{name} is for Slurm, and --local is without it: leave one of them out")
+            raise ConfigError(f"{name} is for Slurm, which --local does not use: leave one out")
     else:  # "account=lab" is an option of sbatch with a value, "exclusive" one without
         pairs = [text.removeprefix("--").partition("=") for text in options.sbatch]
         further = {name: value if equals else True for name, equals, value in pairs}
@@ -129,9 +133,9 @@ def submit(arguments: list[str]) -> None:
     size = "1 process" if tasks == 1 else f"{options.nodes} x {options.tasks} processes"
     hours, log = f"{options.hours:g} hour{'s' * (options.hours != 1)}", job.paths.stdout
     print(
-        f"submitted  job {job.job_id}: {size}, {hours}, and again up to {options.requeues} times",
+        f"submitted  job {job.job_id}: {size}, {hours}, requeued up to {options.requeues} times",
         f"  command  {shlex.join(['surefoot', 'train', what, *flags])}",
-        f"  look     tail -f {log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log}",
+        f"  log      tail -f {log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log}",
         f"  stop     {'kill -INT' if options.local else 'scancel'} {job.job_id}",
         sep="\n",
     )
@@ -149,7 +153,7 @@ def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = Fa
     processes.refuse_tasks(tasks, processes.settled(options, config), config, local=local)
     if getattr(config, "run_dir", "") is None:
         raise ConfigError(
-            "a job that goes on after its time needs a directory\n  add --run-dir runs/NAME, on shared files"
+            "a requeued job resumes from its directory, and --run-dir is not set\n  add --run-dir runs/NAME, on a shared file system"
         )
 
 
@@ -166,7 +170,7 @@ def _submitted(training: Training, requested: dict[str, Any], options: Submit) -
         with _submitit("submitit.core.utils").environment_variables(**dict([_SIGNAL])):  # for local processes
             return executor.submit(training)
     except (RuntimeError, ValueError, OSError) as problem:
-        where = "" if options.local else "\n  is this where jobs are submitted? to try it on this machine: --local"
+        where = "" if options.local else "\n  does this machine submit jobs? to test on this machine: --local"
         raise ConfigError(f"the job could not be submitted: {first_line(problem)}{where}") from problem
 
 

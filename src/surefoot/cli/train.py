@@ -70,8 +70,8 @@ def start(
     run.configuration = to_toml(config or NoSettings(), origins, program.described | several.recorded())
     if only is not None and (run.parts.directory is None or run.parts.directory.path.resolve() != only.resolve()):
         raise ConfigError(
-            f"resuming {only}, but what made it now builds a run in {run.parts.directory.path if run.parts.directory else 'no directory'}\n"
-            "  was `run_dir` changed, or is it relative to another directory than this one?"
+            f"resuming {only}, but its program now has the run in {run.parts.directory.path if run.parts.directory else 'no directory'}\n"
+            "  was `run_dir` changed, or is it relative to another directory?"
         )
     run.parts = dataclasses.replace(
         run.parts,

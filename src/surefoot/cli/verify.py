@@ -28,7 +28,7 @@ class Verify(ChangedProgramOption, RunOption):
     run, only files are checked; the script can call surefoot.load(run).verify().
 
     The exit status is 0 if nothing is wrong, 4 if files are damaged or contradict
-    each other, 3 if the data have changed, 8 if steps differ.
+    each other, 3 if the data set has changed, 8 if steps differ.
 
       surefoot verify latest
       surefoot verify runs/mine --steps 200 --windows 3
@@ -57,8 +57,8 @@ def verify(arguments: list[str]) -> None:
     tolerance = options.tolerance or 0.0
     refuse_all(
         {
-            "--all makes all steps again: leave --steps, --windows and --seed out": options.all and some,
-            f"--tolerance {tolerance:g}: a relative difference is 0 or more": tolerance < 0,
+            "--all repeats all steps: leave out --steps, --windows and --seed": options.all and some,
+            f"--tolerance {tolerance:g}: the relative difference must be 0 or more": tolerance < 0,
         }
     )
     from surefoot.verify.rerun import STEPS
@@ -95,6 +95,6 @@ def progress(show: Callable[[str], None], now: Callable[[], float] = time.monoto
         if time_s - drawn >= _BETWEEN_S:
             drawn = time_s
             left = duration((time_s - start_s) / max(done, 1) * (total - done))
-            show(f"{done:,} of {total:,} steps made again, {left} left")
+            show(f"{done:,} of {total:,} steps repeated, {left} left")
 
     return watch

@@ -35,7 +35,7 @@ class Batching:
         rows = self.micro_batch_size // length
         if rows < 1:
             raise ConfigError(
-                f"micro-batches of {self.micro_batch_size} tokens hold no sample: each is {length} tokens long\n"
+                f"micro-batches of {self.micro_batch_size} tokens cannot hold a sample of {length} tokens\n"
                 f"  try: --micro-batch-size {_written(length, 'tokens')}"
             )
         return Batching(rows * self.pieces, rows)
@@ -60,15 +60,15 @@ def batching(batch_size: int | str, micro_batch_size: int | str | None) -> Batch
     if unit != of_piece:
         raise ConfigError(
             f"batch_size = {batch_size} is in {unit} and micro_batch_size = {micro_batch_size} in {of_piece}\n"
-            f"  give both in one of them: --micro-batch-size {_written(piece, unit)}"
+            f"  use one unit for both: --micro-batch-size {_written(piece, unit)}"
         )
     if piece < 1 or total % piece:
         below, above = _divisors_beside(piece, total)
         near = " or ".join(_written(size, unit) for size in sorted({below, above}))
         fitting = _written(max(1, round(total / max(piece, 1))) * max(piece, 1), unit)
         raise ConfigError(
-            f"batch_size = {batch_size} cannot be cut evenly into micro-batches of {micro_batch_size}\n"
-            f"  nearest that can: micro_batch_size {near}, or batch_size {fitting}"
+            f"batch_size = {batch_size} cannot be divided evenly into micro-batches of {micro_batch_size}\n"
+            f"  nearest valid: micro_batch_size {near}, or batch_size {fitting}"
         )
     return Batching(total, piece, unit)
 
@@ -85,8 +85,8 @@ def one_each(batch_size: int | str, *, ranks: int) -> int | str:
         return total // ranks if unit == "samples" else f"{total // ranks} tokens"
     below, above = _divisors_beside(ranks, total)
     raise ConfigError(
-        f"batch_size = {batch_size} cannot be shared evenly by {ranks} ranks\n"
-        f"  nearest that can: {below}{f' or {above}' if above > ranks else ''} ranks; or batch_size"
+        f"batch_size = {batch_size} cannot be divided evenly among {ranks} ranks\n"
+        f"  nearest valid: {below}{f' or {above}' if above > ranks else ''} ranks; or batch_size"
         f" {_written(-(-total // ranks) * ranks, unit)}"
     )
 
@@ -99,7 +99,7 @@ def _divisors_beside(number: int, total: int) -> tuple[int, int]:
 
 def _parsed(name: str, size: int | str) -> tuple[int, Literal["samples", "tokens"]]:
     if isinstance(size, bool) or not isinstance(size, int | str):
-        raise ConfigError(f'{name} = {size!r}: a whole number of samples is needed, or a text such as "4096 tokens"')
+        raise ConfigError(f'{name} = {size!r}: expected a whole number of samples, or text such as "4096 tokens"')
     if isinstance(size, int) or (size.strip().isascii() and size.strip().isdigit()):
         return int(size), "samples"
     match = _TOKENS.fullmatch(size.strip())

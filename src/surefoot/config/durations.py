@@ -114,7 +114,7 @@ def planned(text: str, *, samples_per_epoch: int, batch_size: int, setting: str 
     """
     if samples_per_epoch < 1 or batch_size < 1:
         raise ConfigError(
-            f"{setting} = {text!r} of {samples_per_epoch} samples in steps of {batch_size}: both must be at least 1"
+            f"{setting} = {text!r} for {samples_per_epoch} samples and batch size {batch_size}: both must be at least 1"
         )
     refuse = partial(_refusal, text, setting, examples=("200 steps", "30 epochs"))
     _refuse_bare(text, setting)
@@ -124,9 +124,9 @@ def planned(text: str, *, samples_per_epoch: int, batch_size: int, setting: str 
     length = Length(0, samples_per_epoch, batch_size, in_epochs=unit == "epochs")
     steps = ceil(_in_steps(number, unit, length, refuse))
     if steps < 1:
-        raise refuse("is no step at all")
+        raise refuse("is less than one step")
     if steps * batch_size > _MOST_SAMPLES:
-        raise refuse("is more samples than can be counted")
+        raise refuse("needs more samples than a 64-bit integer can count")
     return replace(length, steps=steps)
 
 
@@ -140,7 +140,7 @@ def in_steps(text: str | int, *, length: Length, setting: str = "duration") -> i
     refuse = partial(_refusal, text, setting, examples=("100 steps", "5%", "2 epochs"))
     number, unit = _parsed(text, refuse)
     if unit == "seconds":
-        raise refuse("is a time; this is counted in steps")
+        raise refuse("is a time, but this setting counts steps")
     steps = _in_steps(number, unit, length, refuse)
     return floor(steps + Fraction(1, 2)) if unit == "%" else ceil(steps)
 
@@ -158,11 +158,11 @@ def every(text: str | None, *, length: Length, time: bool = False, setting: str 
     _refuse_bare(text, setting)
     number, unit = _parsed(text, refuse)
     if number == 0:
-        raise refuse("would be always")
+        raise refuse("is an interval of zero")
     if unit != "seconds":
         return Every(period=_in_steps(number, unit, length, refuse).as_integer_ratio())
     if not time:
-        raise refuse("is a time; time is for save_every and time_limit only")
+        raise refuse("is a time, which only save_every and time_limit take")
     return Every(seconds=float(number))
 
 
@@ -246,4 +246,4 @@ def _in_steps(number: Fraction, unit: _Unit, length: Length, refuse: Callable[..
 
 def _refusal(text: object, setting: str, problem: str, *, examples: tuple[str, ...]) -> ConfigError:
     *others, last = (repr(example) for example in examples)
-    return ConfigError(f"{setting} = {text!r} {problem}\n  write it as {', '.join(others)} or {last}")
+    return ConfigError(f"{setting} = {text!r} {problem}\n  write {', '.join(others)} or {last}")

@@ -29,7 +29,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "warmup_ratio warmup": ('warmup="5%"', 'schedule=sf.schedules.cosine(warmup="5%")'),
     "min_lr eta_min lr_min end_lr": ("min_lr_ratio=0.1", "schedule=sf.schedules.cosine(min_lr_ratio=0.1)"),
     "scheduler lr_scheduler lr_scheduler_type lr_schedule": (
-        "schedule=sf.schedules.cosine(...), or of a torch scheduler: sf.schedules.from_scheduler(factory)",
+        "schedule=sf.schedules.cosine(...), or from a torch scheduler: sf.schedules.from_scheduler(factory)",
     ),
     "step_size": ('milestones="every {n} steps"',),
     "cycle_momentum base_momentum max_momentum": ("momentum_range=(0.85, 0.95)",),
@@ -76,7 +76,7 @@ _NO_KEYWORD = {  # concepts without a keyword of Run
     **dict.fromkeys(("callbacks", "callback"), "put your code into the body of `for step in run:`, inside `with run:`"),
     **dict.fromkeys(
         ("devices", "gpus", "num_gpus", "nproc"),
-        "start several processes by torchrun, or `surefoot train FILE.py:build --nproc {}`",
+        "start several processes with torchrun, or `surefoot train FILE.py:build --nproc {}`",
     ),
 }
 
@@ -126,7 +126,7 @@ def _refusal(name: str, word: str, value: Any, known: list[str]) -> str:
     cures += [f"write {near}={{}}" for near in difflib.get_close_matches(word, known, n=1)]
     lines = [
         f"{name}({word}={text}): {name} has no keyword {word}",
-        f"all of its keywords: help(surefoot.{name})" if len(known) > 20 else f"its keywords: {', '.join(known)}",
+        f"all keywords: help(surefoot.{name})" if len(known) > 20 else f"its keywords: {', '.join(known)}",
         *(cure.replace("{}", text).replace("{n}", text.strip('"')) for cure in cures[:1]),
     ]
     return "\n  ".join(lines)

@@ -49,7 +49,8 @@ class Strategy(FSDPSettings):
                 f"parallel = {self.kind!r}: one of {', '.join(KINDS)}": self.kind not in KINDS,
                 f"sync = {self.sync!r}: auto, last or every": (self.sync not in ("auto", "last", "every")),
                 f"gather_dtype = {self.gather_dtype!r}: fp32 or bf16": self.gather_dtype not in ("fp32", "bf16"),
-                f"replicas = {self.replicas}: how many groups hold the model each, 1 or more": self.replicas < 1,
+                f"replicas = {self.replicas}: the number of groups that each hold the model, 1 or more": self.replicas
+                < 1,
             }
         )
 
@@ -114,7 +115,7 @@ def strategy_of(kind: Kind, *, ddp: DDPSettings, fsdp: FSDPSettings) -> Strategy
     for field in fields(other):
         if (value := getattr(other, field.name)) != field.default:
             raise ConfigError(
-                f"{name}.{field.name} = {value!r} is for {name}, and parallel is {kind}\n"
+                f"{name}.{field.name} = {value!r} is for {name}, and parallel = {kind}\n"
                 f"  leave it out, or try: --parallel {name}"
             )
     return Strategy(kind=kind, **vars(own))
@@ -132,14 +133,14 @@ def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
     if strategy.kind == "none" and (strategy.find_unused_parameters or strategy.sync == "every"):
         name = "find_unused_parameters" if strategy.find_unused_parameters else "sync"
         raise ConfigError(
-            f"ddp.{name} = {vars(strategy)[name]!r} is for several processes, and parallel is none\n"
+            f"ddp.{name} = {vars(strategy)[name]!r} is for several processes, and parallel = none\n"
             "  leave it out, or try: --parallel auto"
         )
     if strategy.kind == "auto":
         strategy = replace(strategy, kind="ddp" if ranks > 1 else "none")
     if strategy.kind == "none" and ranks > 1:
         raise ConfigError(
-            f"parallel = none, and {ranks} processes were started: each would train a model of its own\n"
+            f"parallel = none with {ranks} processes: each would train its own model\n"
             "  try: --parallel ddp, --parallel fsdp, or one process"
         )
     if ranks == 1:
@@ -147,7 +148,7 @@ def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
     if ranks % strategy.replicas:
         fewer = max(number for number in range(1, strategy.replicas) if ranks % number == 0)
         raise ConfigError(
-            f"replicas = {strategy.replicas} does not divide {ranks} ranks: each replica is held by equally many\n"
+            f"replicas = {strategy.replicas} does not divide {ranks} ranks: each replica needs the same number of ranks\n"
             f"  try: --fsdp.replicas {fewer}, or {strategy.replicas * max(1, round(ranks / strategy.replicas))} ranks"
         )
     if strategy.sync == "auto":

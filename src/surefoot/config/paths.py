@@ -42,7 +42,7 @@ def open_no_follow(path: Path, flags: int) -> int:
     except OSError as problem:
         if problem.errno != errno.ELOOP:
             raise
-        raise OSError(errno.ELOOP, "a link, and nothing is written through links", str(path)) from problem
+        raise OSError(errno.ELOOP, "a link, and surefoot does not write through links", str(path)) from problem
     return _checked(handle, path, link_allowed=_FOLLOWS_NO_LINK != 0)
 
 
@@ -57,7 +57,7 @@ def read_regular(path: Path, *, limit: int = _SMALL_BYTES) -> bytes:
     with open_regular(path) as file:
         data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1) or b""  # `read` allocates its whole argument
     if len(data) > limit:
-        raise OSError(errno.EFBIG, f"larger than {limit:,} bytes, which surefoot never writes there", str(path))
+        raise OSError(errno.EFBIG, f"larger than {limit:,} bytes, and surefoot never writes such a file", str(path))
     return data
 
 
@@ -77,7 +77,7 @@ def _checked(handle: int, path: Path, *, link_allowed: bool) -> int:
             kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
             raise OSError(errno.EINVAL, f"{kind}, not a regular file", str(path))
         if not (link_allowed or os.path.samestat(os.lstat(path), status)):
-            raise OSError(errno.ELOOP, "a link, and nothing is written through links", str(path))
+            raise OSError(errno.ELOOP, "a link, and surefoot does not write through links", str(path))
     except OSError:
         os.close(handle)
         raise
@@ -88,7 +88,7 @@ def make_no_follow(directory: Path) -> None:
     """Create a directory and its missing parents. Raises `OSError` if the directory is a link."""
     directory.mkdir(parents=True, exist_ok=True)
     if directory.is_symlink():
-        raise OSError(errno.ELOOP, "a link, and nothing is written through links", str(directory))
+        raise OSError(errno.ELOOP, "a link, and surefoot does not write through links", str(directory))
 
 
 def write_whole(path: Path, pieces: bytes | Iterable[bytes | memoryview]) -> None:

@@ -43,7 +43,7 @@ def setting(
     roles = [role for role, is_given in (*flags, ("observer", observer)) if is_given]
     if len(roles) != 1:
         raise TypeError(
-            f"a setting has exactly one role of {', '.join(typing.get_args(Role))}; this one has {roles or 'none'}"
+            f"a setting needs exactly one role of {', '.join(typing.get_args(Role))}; this one has {roles or 'none'}"
         )
     metadata = {"role": roles[0], "check": check, "by_fingerprint": by_fingerprint, "after": after, "group": group}
     return dataclasses.field(
@@ -66,20 +66,20 @@ class Declared:
             own, where = cls.__dict__.get(name), f"{cls.__name__}.{name}"
             is_declared = isinstance(own, dataclasses.Field) and "role" in own.metadata
             if name not in inherited and not is_declared:
-                raise TypeError(f"{where} is not declared by setting(...): what would a resume do with it?")
+                raise TypeError(f"{where} is not declared by setting(...), which states its role in a resume")
             if name in inherited:
                 owner = next(kind for kind in cls.__mro__[1:] if name in inspect.get_annotations(kind))
                 hints = [_evaluated(kind, hint) for kind, hint in ((cls, annotation), (owner, inherited[name].type))]
                 if is_declared or not isinstance(own, dataclasses.Field) or hints[0] != hints[1]:
-                    raise TypeError(f"{where}: of an inherited setting only the default may change, by default(...)")
+                    raise TypeError(f"{where}: only the default of an inherited setting may change, by default(...)")
                 own.metadata = inherited[name].metadata
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__ and name in {field.name for field in dataclasses.fields(self)}:
             kind = type(self).__name__
             raise ConfigError(
-                f"{name} cannot be assigned: the settings of a {kind} are checked once, when it is made\n"
-                f"  give it there: {kind}(..., {name}={value!r})"
+                f"{name} cannot be assigned: the settings of a {kind} are checked once, when it is created\n"
+                f"  set it there: {kind}(..., {name}={value!r})"
             )
         super().__setattr__(name, value)
 

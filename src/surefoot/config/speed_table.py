@@ -99,10 +99,10 @@ def look_up(facts: Facts, *, layout_open: bool = True) -> Choice:
     gains = {name: min(row.gains.get(name, 0.0) for row in rows) for name in names} | {"": 1.0}
     fp32, bf16 = _with_layout(gains, ""), _with_layout(gains, "bf16")
     if gains[bf16] >= BF16_WORTH_IT * gains[fp32]:
-        faster = f"at least {gains[bf16]:.2f} times as fast as fp32 where it was measured"
+        faster = f"measured at least {gains[bf16]:.2f} times as fast as fp32"
         return Choice("bf16", bf16.endswith("channels last"), True, faster)
-    sooner = f", and channels last at least {gains[fp32]:.2f} times as fast" if fp32 else ""
-    return Choice("fp32", bool(fp32), True, f"bf16 is hardly faster where it was measured{sooner}")
+    sooner = f", channels last at least {gains[fp32]:.2f} times as fast" if fp32 else ""
+    return Choice("fp32", bool(fp32), True, f"bf16 was measured hardly faster{sooner}")
 
 
 def _with_layout(gains: Mapping[str, float], precision: str) -> str:

@@ -93,12 +93,12 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise ConfigError(f"{where} is no file of settings: it is nested without end") from None
+        raise ConfigError(f"{where} is not a settings file: it is nested too deeply") from None
     except tomllib.TOMLDecodeError as problem:
         match = re.search(r"at line (\d+)", str(problem))
         line = f"\n  {text.splitlines()[int(match[1]) - 1].strip()}" if match else ""
         raise ConfigError(
-            f'{where} is not TOML: {problem}{line}\n  text stands in quotes, as in length = "30 epochs"'
+            f'{where} is not TOML: {problem}{line}\n  write text in quotes, as in length = "30 epochs"'
         ) from problem
 
 

@@ -54,10 +54,10 @@ def _out(value: Any, *, setting: str) -> None:
     if (problem := type_problem(setting, value, str | Path, format_fn=repr)) is not None:
         raise ConfigError(problem)
     if not str(value):
-        raise ConfigError(f"{setting} is empty: give the path of the run's directory, or leave it out to save nothing")
+        raise ConfigError(f"{setting} is empty: set the path of the run's directory, or leave it out to save nothing")
 
 
-_decay = number("a number from 0 to below 1 is needed, such as 0.999", least=0, below=1, kind=int | float)
+_decay = number("must be at least 0 and below 1, such as 0.999", least=0, below=1, kind=int | float)
 _length = partial(planned, samples_per_epoch=_ANY_LENGTH.samples_per_epoch, batch_size=_ANY_LENGTH.batch_size)
 
 ClipKind = Literal["norm", "value", "adaptive", "auto", "off"]
@@ -79,13 +79,13 @@ def clipping(text: Any, *, setting: str = "clip") -> tuple[ClipKind, float]:
     limit = _number(text)
     if 0 < limit < math.inf:
         raise ConfigError(
-            f"{setting} = {text!r} does not say what it is a limit of\n"
-            f'  try: --{setting} "norm {limit}", a limit on the norm of the whole gradient'
+            f"{setting} = {text!r} names no kind of clipping\n"
+            f'  try: --{setting} "norm {limit}", a limit on the global gradient norm'
         )
     raise ConfigError(
-        f"{setting} = {text!r} is no limit on the gradient\n"
-        "  write it as 'norm 1.0' (of all of it), 'value 0.5' (of each number), 'adaptive 0.01' (of each unit, as a fraction\n"
-        "  of its weights), 'auto 0.9' (of all of it, that quantile of the last 100 norms) or 'off'"
+        f"{setting} = {text!r} is not a limit on the gradient\n"
+        "  write 'norm 1.0' (global norm), 'value 0.5' (each element), 'adaptive 0.01' (each unit, as a fraction of its\n"
+        "  weights), 'auto 0.9' (global norm, this quantile of the last 100 norms) or 'off'"
     )
 
 
@@ -126,7 +126,7 @@ class TrainSettings(Declared):
     ema: float | None = setting(None, check=_decay, identity=True)
     """Decay of averaged weights, such as 0.999. Evaluations then use the averaged weights. None: no average."""
     max_bad_steps: int = setting(
-        5, check=number("how many bad steps in a row a run survives, 0 or more", least=0), identity=True
+        5, check=number("the number of consecutive bad steps that a run survives, 0 or more", least=0), identity=True
     )
     """Consecutive non-finite steps that a run survives, checked at each record. Non-finite steps are never applied."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = setting(
@@ -166,7 +166,7 @@ class TrainSettings(Declared):
     save_every: str = setting("auto", check=save_interval, cadence=True)
     """How often a checkpoint is written, in steps or time; also at start and end. auto: every 5 min, or 60 s if a save takes <0.6 s."""
     keep_last: int = setting(
-        3, check=number("how many of the newest checkpoints to keep, 1 or more", least=1), observer=True
+        3, check=number("the number of newest checkpoints to keep, 1 or more", least=1), observer=True
     )
     """Number of newest checkpoints to keep, besides the first, the best and those of keep_every."""
     keep_every: str | None = setting(None, check=every, cadence=True)

@@ -31,7 +31,7 @@ def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"no file {path} (looked in {Path.cwd()})")
     if path.suffix != ".py":
-        raise ConfigError(f"{path} is no program: a file of Python ends in .py")
+        raise ConfigError(f"{path} is not a program: the name of a Python file ends in .py")
     path = path.resolve()
     name = path.stem if path.stem not in sys.modules else f"_{path.stem}"  # random.py must not hide `random`
     specification = importlib.util.spec_from_file_location(name, path)
@@ -49,7 +49,7 @@ def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
     except Exception as problem:
         raise ConfigError(
             f"{_location(problem, path)}: {type(problem).__name__}: {first_line(problem)}\n"
-            f"  {path.name} is run to find {function!r} in it, and cannot be: does `python {path.name}` work?"
+            f"  running {path.name} to find {function!r} failed: does `python {path.name}` work?"
         ) from problem
     finally:
         _IMPORTED_NOW.remove(path)
@@ -64,7 +64,7 @@ def refuse_training_at_import() -> None:
     if _IMPORTED_NOW:
         raise ConfigError(
             f"{_IMPORTED_NOW[-1]} trains when it is imported\n"
-            "  a command imports a program to build its run, and then does what it is asked for\n"
+            "  a command imports a program only to build its run\n"
             "  put run.train() below `if __name__ == '__main__':`, and return the run from `def build()`"
         )
 
@@ -88,25 +88,25 @@ def refuse_changed(path: Path, *, was: str | None, run: Path, resuming: bool = F
     if not path.is_file():
         return
     if path.resolve().is_relative_to(run.resolve()):
-        reason = f"lies inside the run's directory {run}: it came with that, and may be anybody's"
+        reason = f"is inside the run's directory {run}: it came with the run, and anyone may have written it"
     elif was is None:
-        reason = f"is not noted as a program of {run}"
+        reason = f"is not recorded as a program of {run}"
     elif resuming:
         return
     elif digest(path) != was:
-        reason = f"is not the program that made {run}: its text has changed since"
+        reason = f"is not the program that built {run}: its text has changed since"
     elif (open_to := _written_by_others(path.resolve(), run=run)) is not None:
-        reason = f"could have been changed by other users, who may write to {open_to}"
+        reason = f"could have been changed by other users, who can write to {open_to}"
     else:
         return
     instead = (
-        f"if it is yours, copy it out of {run}, and write that path into {run / 'config.toml'}"
+        f"if it is yours, copy it out of {run}, and write the new path into {run / 'config.toml'}"
         if resuming
-        else "to run it all the same, add --run-changed-program"
+        else "to run it anyway, add --run-changed-program"
     )
     raise ConfigError(
         f"{path} {reason}\n"
-        f"  its code would run with your rights, and need not compute what the run has computed\n  {instead}"
+        f"  its code would run with your permissions, and its results may differ from the run's\n  {instead}"
     )
 
 
@@ -128,7 +128,7 @@ def _written_by_others(path: Path, *, run: Path) -> Path | None:
 def note_changed(path: Path, *, was: str | None) -> None:
     """Print a note if a file exists and has changed since the start of the run."""
     if digest(path) not in (None, was):
-        print(f"note: {path} has changed since this run began: what it goes on with may not be what it was", flush=True)
+        print(f"note: {path} has changed since the run started: results may differ", flush=True)
 
 
 def text_hashes(objects: Iterable[Any]) -> dict[str, str]:

@@ -171,8 +171,8 @@ def _of_flags(kind: Callable[..., Watching], name: str, settings: Mapping[str, A
     if flags and "patience" not in flags:
         key, value = next(iter(flags.items()))
         raise sf.ConfigError(
-            f"{name}.{key} = {value!r} changes nothing without a patience\n"
-            f"  give one too: --{name.replace('_', '-')}.patience 3"
+            f"{name}.{key} = {value!r} has no effect without a patience\n"
+            f"  add one: --{name.replace('_', '-')}.patience 3"
         )
     return kind(**({"monitor": monitor} | flags)) if flags else None
 
@@ -180,9 +180,7 @@ def _of_flags(kind: Callable[..., Watching], name: str, settings: Mapping[str, A
 def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping[str, str]) -> None:
     """Raise `ConfigError` if a preset needs the user's data and no path is set. `meant_for` describes the data per preset."""
     if path is None and preset is not None and preset in meant_for:
-        raise sf.ConfigError(
-            f"--preset {preset} is for data of yours, and data.path is absent\n  give {meant_for[preset]}"
-        )
+        raise sf.ConfigError(f"--preset {preset} needs your data, and data.path is not set\n  use {meant_for[preset]}")
 
 
 @ordered

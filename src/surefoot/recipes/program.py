@@ -41,7 +41,7 @@ class Program:
     def preset(self, name: str | None) -> dict[str, Any]:
         presets = self.names.get("PRESETS", {})
         if name is not None and name not in presets:
-            meant = did_you_mean(name, presets, otherwise=f"there are: {', '.join(presets) or 'none'}")
+            meant = did_you_mean(name, presets, otherwise=f"available: {', '.join(presets) or 'none'}")
             raise ConfigError(f"no preset {name!r}: {meant}")
         return {} if name is None else dict(presets[name])
 
@@ -89,7 +89,7 @@ def find_program(name: str) -> Program:
     if ":" in name or name.endswith(".py"):
         path, _, function = name.partition(":")
         return _in_file(Path(path), function or "build")
-    meant = did_you_mean(name, NAMES, otherwise=f"there are: {', '.join(NAMES)}; or give FILE.py:build")
+    meant = did_you_mean(name, NAMES, otherwise=f"choose from {', '.join(NAMES)}, or name FILE.py:build")
     raise ConfigError(f"no recipe {name!r}: {meant}")
 
 
@@ -103,8 +103,8 @@ def program_again(
             if name not in NAMES:
                 raise ConfigError(
                     f"{run / 'config.toml'} names the recipe {name!r}, which this version of surefoot does not have\n"
-                    "  surefoot writes only the names of its own recipes there, and runs no file in their place\n"
-                    f"  there are: {', '.join(NAMES)}; if a newer version made the run, install that one"
+                    "  surefoot writes only the names of its own recipes there, and never runs a file instead\n"
+                    f"  available: {', '.join(NAMES)}; if a newer version wrote the run, install that version"
                 )
             return find_program(name)
         case {"kind": "file", "path": str(path), "function": str(function), "sha256": str(digest)}:
@@ -121,11 +121,11 @@ def program_again(
             return _in_file(Path(path), function)
         case {"kind": "script", "command": list(command)}:
             raise ConfigError(
-                f"{run} was made by a script, and only that can build it again:\n  {shlex.join(command)}\n"
-                "  there, surefoot.load(run) has evaluate(), replay(step) and verify(); anywhere, a model of yours gets its weights by\n"
+                f"{run} was built by a script, and only the script can rebuild it:\n  {shlex.join(command)}\n"
+                "  in the script, surefoot.load(run) has evaluate(), replay(step) and verify(); elsewhere, load its weights into a model:\n"
                 f"  surefoot.load({str(run)!r}).load_model(model)"
             )
-    raise ConfigError("config.toml does not say what made this run: [program] is missing or damaged")
+    raise ConfigError("config.toml does not name the program of this run: [program] is missing or damaged")
 
 
 def read_program(run: Path, *, resuming: bool = False, run_changed: bool = False) -> tuple[Program, dict[str, Any]]:
@@ -157,7 +157,7 @@ def build_run(program: Program, config: Any, *, of: Path | None = None) -> "Run"
             if started_in in (None, os.getcwd()):
                 raise
             raise DataError(
-                f"{problem}\n  this run was started in {started_in}: a relative path is from there"
+                f"{problem}\n  this run was started in {started_in}: relative paths start there"
             ) from problem
 
 
@@ -213,8 +213,8 @@ def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
         return store.at(store.best_step(chosen))
     if not (which.isascii() and which.isdigit()):
         raise ConfigError(
-            f"--checkpoint {which!r}: newest, best, or a step: {', '.join(str(step) for step in store.steps())};"
-            ' or "average 5", of the last five'
+            f"--checkpoint {which!r}: choose newest, best, a step ({', '.join(str(step) for step in store.steps())}),"
+            ' or "average 5" for the last five'
         )
     return store.at(int(which))
 
@@ -233,6 +233,6 @@ def _config_of(build: Callable[..., Any], path: Path) -> type[Any] | None:
     kind = typing.get_type_hints(build).get(parameters[0])
     if len(parameters) > 1 or not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         raise ConfigError(
-            f"{path}: {build.__name__} must take nothing, or one argument annotated with a dataclass of its settings"
+            f"{path}: {build.__name__} must take no argument, or one argument annotated with a dataclass of its settings"
         )
     return kind

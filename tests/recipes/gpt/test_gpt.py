@@ -202,7 +202,7 @@ def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(
 
 def test_a_vocabulary_for_weights_that_have_one_is_refused(path: Path, tmp_path: Path) -> None:
     trained(config(path, run_dir=str(tmp_path / "first")))
-    with pytest.raises(sf.ConfigError, match=r"data\.vocab_size = 280: the weights of --init-from have a tokenizer"):
+    with pytest.raises(sf.ConfigError, match=r"data\.vocab_size = 280: the weights of --init-from have their own tokenizer"):
         gpt.build(config(path, init_from=str(tmp_path / "first"), **{"data.tokenizer": None, "data.vocab_size": 280}))
 
 
@@ -416,7 +416,7 @@ def test_a_preset_is_a_complete_configuration_whose_model_can_be_built(name: str
 @pytest.mark.parametrize("name", ["shakespeare", "gpt2-124m", "gpt2-1558m", "modern-124m"])
 def test_a_preset_for_other_text_does_not_train_on_the_standard_library(name: str) -> None:
     asked = layered(gpt.Config, [("preset", gpt.PRESETS[name]), ("flag", {"preset": name})])[0]
-    with pytest.raises(sf.ConfigError, match=f"--preset {name} is for data of yours, and data.path is absent"):
+    with pytest.raises(sf.ConfigError, match=f"--preset {name} needs your data, and data.path is not set"):
         gpt.build(asked)
 
 
@@ -436,7 +436,7 @@ def test_the_names_of_presets_are_those_that_help_shows() -> None:
 
 def test_rows_of_tables_that_are_not_there_are_refused() -> None:
     with pytest.raises(
-        sf.ConfigError, match=r"model.ngram_buckets = 100 is of tables that are not there\n  --model.ngrams 2"
+        sf.ConfigError, match=r"model.ngram_buckets = 100 has no effect without n-grams\n  add them: --model.ngrams 2"
     ):
         gpt.check(gpt.Config(model=gpt.Model(ngram_buckets=100)))
     assert gpt.network_shape(gpt.Config(model=gpt.Model(ngrams=2)), vocab_size=500).ngram_buckets == 32768

@@ -154,8 +154,8 @@ def test_another_loss_other_data_and_another_network_are_another_run(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"data.classes": tuple("jihgfedcba")}, "the classes of these data are j, i, .*; those of the run.*: 0, 1, "),
-        ({"data.path": "synthetic", "data.size": 9, "data.channels": 1}, "have size 9, those of the run 8"),
+        ({"data.classes": tuple("jihgfedcba")}, "the classes of this data set are j, i, .*; the run's classes are, by index, 0, 1, "),
+        ({"data.path": "synthetic", "data.size": 9, "data.channels": 1}, "have size 9, the run's images have size 8"),
     ],
 )
 def test_a_run_is_never_scored_on_images_of_another_kind(change: dict[str, Any], says: str, stopped: str) -> None:
@@ -236,7 +236,7 @@ def test_a_network_of_a_file_is_trained_resumed_and_used(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("net.py:wrong", r"makes \(2, 7\) of 2 images: \(2, 10\) is needed"),
+        ("net.py:wrong", r"returns \(2, 7\) for 2 images: \(2, 10\) is needed"),
         ("net.py:large", "cannot take images of 1 channel"),
         ("net.py:nothing", "returned NoneType"),
         ("net.py:mute", "8 x 8 pixels: AssertionError: $"),
@@ -305,9 +305,9 @@ def test_a_changed_network_is_refused_where_nobody_asks_for_it(
         with pytest.raises(SystemExit) as end:
             main(command)
         assert end.value.code == 2
-        assert f"{program} is not the program that made {run}" in capsys.readouterr().err
+        assert f"{program} is not the program that built {run}" in capsys.readouterr().err
         main([*command, "--run-changed-program"])
-        assert f"note: {program} has changed since this run began" in capsys.readouterr().out
+        assert f"note: {program} has changed since the run started" in capsys.readouterr().out
 
 
 def test_a_changed_file_is_another_run(program: Path, tmp_path: Path) -> None:
@@ -394,7 +394,7 @@ def test_predict_runs_no_changed_network_that_the_settings_do_not_name(
     with pytest.raises(SystemExit) as end:
         main(["predict", str(run), str(tmp_path / "x.png")])
     assert end.value.code == 2
-    assert f"{program} is not noted as a program of {run}" in capsys.readouterr().err
+    assert f"{program} is not recorded as a program of {run}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -500,7 +500,7 @@ def test_a_preset_is_a_complete_configuration(name: str) -> None:
 @pytest.mark.parametrize("name", ["fashion-mnist", "fashion-mnist-fast", "cifar10", "imagenet"])
 def test_a_preset_for_other_data_does_not_train_on_digits(name: str) -> None:
     asked = layered(images.Config, [("preset", images.PRESETS[name]), ("flag", {"preset": name})])[0]
-    with pytest.raises(sf.ConfigError, match=f"--preset {name} is for data of yours, and data.path is absent"):
+    with pytest.raises(sf.ConfigError, match=f"--preset {name} needs your data, and data.path is not set"):
         images.build(asked)
 
 
@@ -537,7 +537,7 @@ def test_other_pictures_left_out_are_another_run(tmp_path: Path) -> None:
 def test_the_run_of_another_recipe_is_told_from_one_that_lost_a_file(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-00000000").mkdir(parents=True)
     for begun in (predict.saved_metadata, corpus.saved_tokenizer_path):
-        with pytest.raises(sf.CheckpointError, match="run of another recipe"):
+        with pytest.raises(sf.CheckpointError, match="if another recipe wrote the run"):
             begun(str(tmp_path))
 
 
@@ -597,7 +597,7 @@ def test_several_pictures_are_named_one_json_object_a_line(shades: Path, capsys:
 @pytest.mark.parametrize(
     ("given", "status", "says"),
     [
-        ([], 2, "which picture?"),
+        ([], 2, "predict needs a picture"),
         (["nowhere.png"], 3, "no file nowhere.png"),
         (["text.png"], 3, "is no picture that can be read"),
         (["{place}/dark.png", "--top-k", "0"], 2, "top_k = 0"),

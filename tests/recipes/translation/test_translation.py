@@ -264,7 +264,7 @@ def test_another_tokenizer_at_resume_is_refused_by_its_name(folder: Path, tmp_pa
 def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(folder: Path, tmp_path: Path) -> None:
     first = trained(config(folder, run_dir=str(tmp_path / "first")))
     write(folder, "train", range(7000, 9000))
-    with pytest.raises(sf.ConfigError, match=r"data\.vocab_size = 300: the weights of --init-from have a tokenizer"):
+    with pytest.raises(sf.ConfigError, match=r"data\.vocab_size = 300: the weights of --init-from have their own tokenizer"):
         translation.build(config(folder, init_from=str(tmp_path / "first")))
     second = translation.build(config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None}))
     assert second.parts.files == first.parts.files
@@ -293,7 +293,7 @@ def test_pairs_that_are_too_long_are_told_once_and_all_are_scored(
     run = translation.build(config(folder, **{"data.max_source_tokens": 4}))
     said = capsys.readouterr().err
     assert said.startswith("note: ")
-    assert "of 1,000 pairs to train on are longer than 4 and 128 tokens" in said
+    assert "of 1,000 training pairs are left out, longer than 4 and 128 tokens" in said
     assert len(run.parts.evaluator.splits["val"].data) == 40
 
 
@@ -301,7 +301,7 @@ def test_a_pair_of_a_validation_file_that_the_model_cannot_take_is_named_by_its_
     val = folder / "val.en"
     lines = val.read_text().splitlines()
     val.write_text("\n".join([*lines[:6], "one " * 40, *lines[7:]]))
-    with pytest.raises(sf.DataError, match=r"val\.en, line 7: a pair to be scored has .* the model's context of 32"):
+    with pytest.raises(sf.DataError, match=r"val\.en, line 7: an evaluation pair has .* the model's context of 32"):
         translation.build(config(folder, **SHORT))
 
 
@@ -318,7 +318,7 @@ def test_a_long_pair_held_out_of_the_training_file_is_neither_trained_on_nor_sco
     (folder / "own.tsv").write_text("\n".join([*pairs, *(f"{number} {'one ' * 40}\tx" for number in range(99))]) + "\n")
     run = translation.build(config(folder, **SHORT, **{"data.path": str(folder / "own.tsv"), "data.val_fraction": 0.1}))
     said = capsys.readouterr().err
-    assert "held out are longer than the model's context of 32 tokens (model.context) and not scored" in said
+    assert "validation pairs are longer than the model's context of 32 tokens (model.context) and not evaluated" in said
     splits = [len(made.parts.evaluator.splits["val"].data) for made in (before, run)]
     assert splits[0] == splits[1]
     assert run.evaluate()["val/bleu"] >= 0  # as many translations as references
@@ -347,7 +347,7 @@ def test_pairs_with_an_empty_side_are_counted_and_can_be_left_out(
 @pytest.mark.parametrize("name", ["multi30k", "multi30k-fast", "base", "big"])
 def test_a_preset_for_other_data_does_not_train_on_phrases(name: str) -> None:
     asked = layered(translation.Config, [("preset", translation.PRESETS[name]), ("flag", {"preset": name})])[0]
-    with pytest.raises(sf.ConfigError, match=f"--preset {name} is for data of yours, and data.path is absent"):
+    with pytest.raises(sf.ConfigError, match=f"--preset {name} needs your data, and data.path is not set"):
         translation.build(asked)
 
 

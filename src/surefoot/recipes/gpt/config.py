@@ -8,7 +8,7 @@ from surefoot.config.setting import default, ordered, setting
 from surefoot.config.train_settings import number
 from surefoot.recipes.optimizer_settings import RecipeSettings
 
-_COUNT = number("how many, or 0 for none", least=0)
+_COUNT = number("a whole number, 0 or more", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,9 @@ class Config(RecipeSettings):
     """Number of questions with four continuations on the validation text; 0 disables them. Default: 200 if the text is long enough."""
     multiple_choice: tuple[str, ...] | None = setting(None, observer=True)
     """Files of multiple-choice questions to evaluate, each as NAME=FILE, such as hellaswag=hellaswag_val.jsonl."""
-    multiple_choice_questions: int = setting(500, check=number("how many of a file, 1 or more", least=1), observer=True)
+    multiple_choice_questions: int = setting(
+        500, check=number("the number of questions per file, 1 or more", least=1), observer=True
+    )
     """Number of questions per file, the same questions at every evaluation. `surefoot evaluate RUN --questions NAME=FILE` evaluates all."""
     sample_count: int = setting(1, check=number("a number of samples, 1 or more", least=1), observer=True)
     """Number of samples shown at a time, each with its own seed."""

@@ -35,8 +35,8 @@ class Corpus:
     def in_words(self) -> list[str]:
         return [
             *self.about,
-            f"{len(self.train):,} tokens to train on, {len(self.val):,} held out;"
-            f" {self.tokenizer.vocab_size:,} different ones in the vocabulary",
+            f"{len(self.train):,} tokens for training, {len(self.val):,} for validation;"
+            f" {self.tokenizer.vocab_size:,} in the vocabulary",
         ]
 
     @property
@@ -72,7 +72,7 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
         if (Path(path) / "prepare.json").is_file() or any(Path(path).glob("shard-*.bin")):
             raise sf.DataError(
                 f"{path} holds unfinished token shards: it has no tokens.json, which is written last\n"
-                "  the same surefoot data prepare goes on where it was; shards copied from elsewhere: was all copied?"
+                "  continue with the same surefoot data prepare; if the shards were copied, copy all files"
             )
     documents = sf.data.stdlib_documents() if path is None else sf.data.load_documents(path)
     training, held_out = sf.data.split_documents(documents, val_fraction=data.val_fraction)
@@ -80,7 +80,9 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
         case None | "bpe":
             size = _VOCABULARY if data.vocab_size is None else data.vocab_size
             tokenizer = tokenizer or sf.tokenizers.BPETokenizer.train(training, vocab_size=size)
-            chosen = f"bpe, {size} tokens" if init is None or name else f"that of init, or bpe, {size} tokens"
+            chosen = (
+                f"bpe, {size} tokens" if init is None or name else f"the tokenizer of init_from, or bpe, {size} tokens"
+            )
         case "characters":
             text, chosen = "".join(documents.values()), name
             tokenizer = tokenizer or sf.tokenizers.CharacterTokenizer.from_text(text)
@@ -93,7 +95,7 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
                 tokenizer or named,
                 f"{named.vocab_size} tokens, {sha256(named.to_json().encode()).hexdigest()[:16]}",
             )
-    origin = "text of Python's standard library (data.path is absent)" if path is None else f"text of {path}"
+    origin = "text of Python's standard library (data.path is not set)" if path is None else f"text of {path}"
     tokens = sf.data.encode_documents(training, tokenizer), sf.data.encode_documents(held_out, tokenizer)
     return Corpus(*tokens, tokenizer, chosen, about=(origin, _describe_split(documents, held_out)))
 
@@ -118,8 +120,8 @@ def saved_tokenizer_path(out: str | Path | None) -> Path | None:
     path = Path(out) / TOKENIZER
     if not path.is_file():
         raise sf.CheckpointError(
-            f"{path} is missing: without it nobody knows what the run's tokens mean\n"
-            "  put it back; or is it the run of another recipe? Choose another --run-dir"
+            f"{path} is missing: it has the text of the run's tokens\n"
+            "  restore it; if another recipe wrote the run, choose another --run-dir"
         )
     return path
 
@@ -129,11 +131,11 @@ def refuse_foreign_vocabulary(data: Data) -> None:
     tokenizer, vocab_size = data.tokenizer or "bpe", data.vocab_size
     if vocab_size is not None and tokenizer != "bpe":
         raise sf.ConfigError(
-            f"data.vocab_size = {vocab_size} is for tokenizers that are trained here (bpe); {tokenizer!r} has its own\n"
-            "  leave it out (--data.vocab-size None, where a preset has one), or: --data.tokenizer bpe"
+            f"data.vocab_size = {vocab_size} is for a tokenizer trained on the text (bpe); {tokenizer!r} has its own size\n"
+            "  leave it out (--data.vocab-size None, if a preset sets it), or try: --data.tokenizer bpe"
         )
     if vocab_size is not None and vocab_size < _MIN_VOCABULARY:
-        raise sf.ConfigError(f"data.vocab_size = {vocab_size}: byte pairs need {_MIN_VOCABULARY} tokens at least")
+        raise sf.ConfigError(f"data.vocab_size = {vocab_size}: byte pairs need at least {_MIN_VOCABULARY} tokens")
 
 
 def saved_tokenizer(path: Path) -> Any:
@@ -160,9 +162,9 @@ def _of_weights(weights: Path, *, vocab_size: int | None) -> Any:
     file = beside(weights)
     if file is not None and vocab_size is not None:
         raise sf.ConfigError(
-            f"data.vocab_size = {vocab_size}: the weights of --init-from have a tokenizer of their own, {file}\n"
-            "  leave it out (--data.vocab-size None, where a preset has one), or train another tokenizer, whose tokens those\n"
-            "  weights do not know: --data.tokenizer bpe"
+            f"data.vocab_size = {vocab_size}: the weights of --init-from have their own tokenizer, {file}\n"
+            "  leave it out (--data.vocab-size None, if a preset sets it), or train another tokenizer, which the weights\n"
+            "  were not trained with: --data.tokenizer bpe"
         )
     return None if file is None else sf.tokenizers.load(file)
 
@@ -170,8 +172,10 @@ def _of_weights(weights: Path, *, vocab_size: int | None) -> Any:
 def _describe_split(documents: Mapping[str, str], held_out: Sequence[str]) -> str:
     characters = sum(map(len, documents.values()))
     files = f"{len(documents):,} file{'s' * (len(documents) != 1)}, {characters:,} characters"
-    which = "the end of it" if len(documents) == 1 else f"{len(held_out):,} whole file{'s' * (len(held_out) != 1)}"
-    return f"{files}; {sum(map(len, held_out)) / characters:.1%} of them are held out: {which}"
+    which = (
+        "the end of the file" if len(documents) == 1 else f"{len(held_out):,} whole file{'s' * (len(held_out) != 1)}"
+    )
+    return f"{files}; {sum(map(len, held_out)) / characters:.1%} of them for validation: {which}"
 
 
 def named_tokenizer(name: str) -> Any:
@@ -181,7 +185,7 @@ def named_tokenizer(name: str) -> Any:
     if name == "gpt2" and not _GPT2.is_dir():
         raise sf.DataError(
             f"GPT-2's tokenizer is not at {_GPT2}\n"
-            "  put its encoder.json and vocab.bpe there, or name their directory in the place of gpt2"
+            "  put its encoder.json and vocab.bpe there, or name their directory instead of gpt2"
         )
     return sf.tokenizers.load(_GPT2 if name == "gpt2" else name)
 
@@ -191,41 +195,41 @@ def _of_shards(path: Path, data: Data, tokenizer: Any) -> Corpus:
     checked, count = shards.refuse_damaged(), len(shards.shards)
     if checked < count:
         note(
-            f"note: {checked:,} of the {count:,} token shards in {path} were compared with their hashes; all of"
-            " them: the same surefoot data prepare once more"
+            f"note: {checked:,} of the {count:,} token shards in {path} were compared with their hashes;"
+            " to compare all, repeat the same surefoot data prepare"
         )
     file = path / TOKENIZER  # written by `surefoot data prepare`
     own = sf.tokenizers.load(file) if file.is_file() else None
     tokenizer = tokenizer or own if name is None else tokenizer
     if name in ("bpe", "characters") or (name is None and tokenizer is None):
         raise sf.ConfigError(
-            f"{path} holds tokens, not text: --data.tokenizer must name what made them: gpt2, bytes, or a file"
+            f"{path} holds tokens, not text: --data.tokenizer must name their tokenizer: gpt2, bytes, or a file"
         )
     if data.vocab_size is not None:
         raise sf.ConfigError(
-            f"data.vocab_size = {data.vocab_size} is for tokenizers that are trained here; {path} holds tokens already\n"
-            "  leave it out (--data.vocab-size None, where a preset has one)"
+            f"data.vocab_size = {data.vocab_size} is for a tokenizer trained on the text; {path} holds tokens already\n"
+            "  leave it out (--data.vocab-size None, if a preset sets it)"
         )
     tokenizer = tokenizer or named_tokenizer(str(name))
     if own is not None and tokenizer.to_json() != own.to_json():
-        other = "that of the weights" if name is None else f"--data.tokenizer {name}"
+        other = "the tokenizer of the weights" if name is None else f"--data.tokenizer {name}"
         raise sf.ConfigError(
-            f"{path} holds tokens of the tokenizer beside them, {file}; {other} is another\n"
-            f"  for that of the shards: --data.tokenizer {path}\n"
-            "  for the other one, shards of its own: surefoot data prepare OUT INPUT... --tokenizer NAME"
+            f"{path} holds tokens of the tokenizer {file}; {other} is another\n"
+            f"  to use the shards' tokenizer: --data.tokenizer {path}\n"
+            "  to use the other tokenizer, write other shards: surefoot data prepare OUT INPUT... --tokenizer NAME"
         )
     if tokenizer.vocab_size < shards.vocab_size:
         raise sf.ConfigError(
-            f"{path} was written for {shards.vocab_size} different tokens, --data.tokenizer {name} has {tokenizer.vocab_size}"
+            f"{path} has a vocabulary of {shards.vocab_size} tokens, --data.tokenizer {name} of {tokenizer.vocab_size}"
         )
     training, held_out = shards.divided(data.val_fraction)
     return Corpus(
         training,
         held_out,
         tokenizer,
-        chosen=name or "that of init, or of the shards",
+        chosen=name or "the tokenizer of init_from, or of the shards",
         about=(
             f"{count:,} token shard{'s' * (count != 1)} of {path}",
-            f"{len(held_out) / len(shards):.1%} of the tokens are held out: the end of them",
+            f"{len(held_out) / len(shards):.1%} of the tokens for validation: the last ones",
         ),
     )

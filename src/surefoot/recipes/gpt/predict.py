@@ -47,7 +47,7 @@ def continuations(
     prompts = [*inputs, *from_file] or [otherwise]
     encoded = [tokenizer.encode(prompt).tolist() for prompt in prompts]
     if [] in encoded:
-        raise sf.ConfigError(f"prompt {encoded.index([]) + 1} is empty: give at least one character to go on from")
+        raise sf.ConfigError(f"prompt {encoded.index([]) + 1} is empty: write at least one character to continue from")
     settings: dict[str, Any] = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "seed")}
     settings |= {
         "max_new_tokens": options.max_new_tokens,
@@ -87,5 +87,5 @@ def _lines(path: Path) -> list[str]:
         raise sf.DataError(f"cannot read prompts from {path}: {problem}") from problem
     prompts = [line for line in text.replace("\r\n", "\n").split("\n") if line]  # not at Unicode line breaks
     if not prompts:
-        raise sf.DataError(f"{path} holds no prompt: write one a line")
+        raise sf.DataError(f"{path} holds no prompt: write one per line")
     return prompts

@@ -29,9 +29,7 @@ def named_files(
         if not name or not file or "/" in name:
             raise sf.ConfigError(f"{setting}: {text!r}: write NAME=FILE, such as hellaswag=hellaswag_val.jsonl")
         if name in paths or name in taken:
-            raise sf.ConfigError(
-                f"{setting}: two splits called {name!r}: one would hide the other; write another NAME=FILE"
-            )
+            raise sf.ConfigError(f"{setting}: two splits called {name!r}: choose another name, NAME=FILE")
         paths[name] = local_path(file, setting=setting)
     return paths
 
@@ -45,7 +43,7 @@ def question_split(
     if dataset.shortened:
         note(
             f"note: {name}: {dataset.shortened:,} of {len(dataset):,} questions are longer than the context of {context}"
-            " tokens: their contexts are cut"
+            " tokens: their contexts are truncated"
         )
     several = dataset.choices > 1
     return sf.Split(

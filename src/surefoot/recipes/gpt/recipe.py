@@ -33,7 +33,7 @@ def loss_heatmap(model: Any, corpus: texts.Corpus, *, context: int) -> "sf.repor
     real = targets_BT.flatten() >= 0  # the last window is padded
     tokens = [int(inputs_BT[0, 0]), *targets_BT.flatten()[real].tolist()]
     return sf.report.TextHeatmap.from_losses(
-        "held-out text",
+        "validation text",
         tokens,
         losses[real].tolist(),
         tokenizer=corpus.tokenizer,
@@ -63,7 +63,9 @@ def build(config: Config) -> "sf.Run":
     network = network_shape(config, vocab_size=tokenizer.vocab_size)
     prompt = tokenizer.encode(_prompt(config, tokenizer)).tolist() if config.sample_tokens else []
     if config.sample_tokens and not prompt:
-        raise sf.ConfigError("sample_prompt is empty: give at least one character to go on from, or --sample-tokens 0")
+        raise sf.ConfigError(
+            "sample_prompt is empty: write at least one character to continue from, or set --sample-tokens 0"
+        )
 
     def sample(model: Any) -> list[str]:
         settings: dict[str, Any] = {"max_new_tokens": config.sample_tokens, "context": context, "temperature": 0.7}
@@ -140,7 +142,7 @@ def outline(config: Config) -> "sf.Run | None":
         train_data=sf.data.TrainWindows(np.zeros(4 * context, dtype=np.int64), context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
-        data_summary=[f"none were read: {vocab_size:,} different tokens, as the settings say"],
+        data_summary=[f"not read: the settings give {vocab_size:,} tokens in the vocabulary"],
         **config.run_settings(None),
     )
 
@@ -155,7 +157,7 @@ def network_shape(config: Config, *, vocab_size: int) -> Any:
     shape = config.model
     if shape.ngram_buckets is not None and shape.ngrams == 1:
         raise sf.ConfigError(
-            f"model.ngram_buckets = {shape.ngram_buckets} is of tables that are not there\n  --model.ngrams 2, 3 or 4 makes them"
+            f"model.ngram_buckets = {shape.ngram_buckets} has no effect without n-grams\n  add them: --model.ngrams 2, 3 or 4"
         )
     own = {name: value for name, value in vars(shape).items() if value is not None}
     try:

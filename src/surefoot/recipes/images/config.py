@@ -17,7 +17,7 @@ class Data:
     """A directory of IDX files (MNIST), CIFAR-10's binary files, class folders, or train/, val/ and test/ with class folders; or
     synthetic. Default: scikit-learn's digits."""
     classes: tuple[str, ...] | None = None
-    """Class names by number; for folders, all folder names in this order. Default: numbers, or sorted folder names."""
+    """Class names by index; for folders, all folder names in this order. Default: indices, or sorted folder names."""
     val_fraction: float = 0.1
     """Fraction of the training images for validation, if val/ does not exist."""
     size: int | None = None

@@ -44,7 +44,8 @@ def refuse_settings(model: Model) -> None:
     refuse_all(
         {
             **{
-                f"model.{name} = {getattr(model, name)!r} is foreign to {model.name}": getattr(model, name) is not None
+                f"model.{name} = {getattr(model, name)!r} is not a setting of {model.name}": getattr(model, name)
+                is not None
                 for owner, own in _OWN.items()
                 for name in own
                 if owner != kind
@@ -119,8 +120,8 @@ def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: 
         and size <= _LAST_PIXEL[_own(model, kind, size=size).get("stem", "cifar")]
     ):
         raise sf.ConfigError(
-            f"micro-batches of 1 image of {size} x {size} pixels: {name} makes one pixel of it, and batch normalisation has\n"
-            "  nothing to take a deviation of\n"
+            f"micro-batches of 1 image of {size} x {size} pixels: {name} reduces it to one pixel, and batch normalization\n"
+            "  needs several values per channel\n"
             "  try: --micro-batch-size 2, and a --batch-size that it divides"
         )
 
@@ -141,7 +142,7 @@ def _kind(name: str) -> str:
     if name.rpartition(":")[0].endswith(".py"):
         return "file"
     choices = f"one of {', '.join(_KINDS)}, timm:NAME, FILE.py:build"
-    raise sf.ConfigError(f"model.name = {name!r} is no network: {did_you_mean(name, _KINDS, otherwise=choices)}")
+    raise sf.ConfigError(f"model.name = {name!r} is not a network: {did_you_mean(name, _KINDS, otherwise=choices)}")
 
 
 def _of_timm(name: str, *, channels: int, classes: int) -> Callable[[], Any]:
@@ -164,7 +165,9 @@ def _of_file(name: str, shape: dict[str, Any]) -> Callable[[], Any]:
     build = user_code.names_in(Path(path), function=function, form=f"{form} -> nn.Module")[function]
     parameters = list(inspect.signature(build).parameters)
     if parameters and sorted(parameters) != sorted(shape):
-        raise sf.ConfigError(f"{path}: {function} takes {', '.join(parameters)}; write {form}, or without arguments")
+        raise sf.ConfigError(
+            f"{path}: {function} takes {', '.join(parameters)}; write {form}, or a function without arguments"
+        )
     return lambda: build(**shape) if parameters else build()
 
 
@@ -188,4 +191,4 @@ def _refuse_outputs(network: Any, name: str, *, channels: int, classes: int, siz
     network.train(were)
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
         actual = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-        raise sf.ConfigError(f"{name} makes {actual} of 2 images: (2, {classes}) is needed, a number for each class")
+        raise sf.ConfigError(f"{name} returns {actual} for 2 images: (2, {classes}) is needed, one logit per class")

@@ -51,14 +51,14 @@ class Metadata:
 
         if list(classes) != self.classes:
             return (
-                f"the classes of these data are {first_names(classes)}; those of the run, by number: {first_names(self.classes)}\n"
-                "  are these its data? Classes of arrays are named by --data.classes"
+                f"the classes of this data set are {first_names(classes)}; the run's classes are, by index, {first_names(self.classes)}\n"
+                "  is this the run's data set? --data.classes names the classes of arrays"
             )
         for name, actual, own in (("size", size, self.size), ("channels", channels, self.channels)):
             if actual != own:
                 return (
-                    f"the images of these data have {name} {actual}, those of the run {own}\n"
-                    f"  pictures in folders are made so: --data.{name} {own}"
+                    f"the images of this data set have {name} {actual}, the run's images have {name} {own}\n"
+                    f"  to convert pictures in folders: --data.{name} {own}"
                 )
         return None
 
@@ -77,8 +77,8 @@ def read_metadata(run: Path) -> Metadata:
             raise ValueError(f"its entries should be {', '.join(hints)}")
     except FileNotFoundError as problem:
         raise sf.CheckpointError(
-            f"{path} is missing: without it nobody knows what the run's classes are called\n"
-            "  put it back; or is it the run of another recipe? Choose another --run-dir"
+            f"{path} is missing: it has the names of the run's classes\n"
+            "  restore it; if another recipe wrote the run, choose another --run-dir"
         ) from problem
     except (OSError, ValueError) as problem:
         raise sf.CheckpointError(f"{path} is damaged: {problem}") from problem
@@ -86,7 +86,7 @@ def read_metadata(run: Path) -> Metadata:
     if program.suffix == ".py" and (not user_code.is_resolved(program) or program.is_relative_to(run.resolve())):
         raise sf.CheckpointError(
             f"{path} names a program by a relative path, through a link or inside the run: {program}\n"
-            "  surefoot never writes that: it would run whatever came with the directory\n"
+            "  surefoot never writes such a path: it could lead to a file that came with the run\n"
             f"  if it is yours, copy it out of the run, and write its absolute path, without links, into {path}"
         )
     return Metadata(**fields)
@@ -130,7 +130,7 @@ def classify(model: Any, metadata: Metadata, inputs: Sequence[str], options: Pre
     import torch
 
     if not inputs:
-        raise sf.ConfigError("which picture? surefoot predict RUN picture.png")
+        raise sf.ConfigError("predict needs a picture: surefoot predict RUN picture.png")
     if options.top_k < 1:
         raise sf.ConfigError(f"top_k = {options.top_k}: the number of classes to show, 1 or more")
     shape: dict[str, Any] = {name: getattr(metadata, name) for name in ("size", "channels", "crop", "mean", "std")}

@@ -117,10 +117,10 @@ def build(config: Config) -> "sf.Run":
 
 
 def _in_words(datasets: "sf.data.ImageDatasets", path: str | None) -> list[str]:
-    test = "no test part" if datasets.test is None else f"{len(datasets.test):,} to test at the end"
+    test = "no test split" if datasets.test is None else f"{len(datasets.test):,} for the test at the end"
     return [
-        "scikit-learn's handwritten digits (data.path is absent)" if path is None else f"images of {path}",
-        f"{len(datasets.train):,} to train on, {len(datasets.val):,} held out, {test}",
+        "scikit-learn's handwritten digits (data.path is not set)" if path is None else f"images of {path}",
+        f"{len(datasets.train):,} for training, {len(datasets.val):,} for validation, {test}",
         f"{len(datasets.classes)} classes; {datasets.fitting.size} x {datasets.fitting.size} pixels,"
         f" {datasets.fitting.channels} channel{'s' * (datasets.fitting.channels != 1)}",
     ]

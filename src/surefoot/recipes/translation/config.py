@@ -9,7 +9,7 @@ from surefoot.config.train_settings import number
 from surefoot.recipes.optimizer_settings import FRACTION, Optimizer, RecipeSettings, Schedule
 
 _ONE_OR_MORE = number("1 or more", least=1)
-_FROM_ZERO = number("a number from 0 on", least=0, kind=int | float)
+_FROM_ZERO = number("a number, 0 or more", least=0, kind=int | float)
 
 
 @dataclass(frozen=True, kw_only=True)

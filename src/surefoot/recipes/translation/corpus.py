@@ -31,12 +31,12 @@ class Bilingual:
 
     @property
     def in_words(self) -> list[str]:
-        test = "no test part" if self.test is None else f"{len(self.test):,} to test at the end"
+        test = "no test split" if self.test is None else f"{len(self.test):,} for the test at the end"
         tokenizers = (self.source,) if self.source is self.target else (self.source, self.target)
         sizes = [f"{tokenizer.vocab_size:,}" for tokenizer in tokenizers]
         return [
             self.about,
-            f"{len(self.train):,} pairs to train on, {len(self.val):,} held out, {test}",
+            f"{len(self.train):,} pairs for training, {len(self.val):,} for validation, {test}",
             f"{' and '.join(sizes)} subwords{' for both languages' if len(sizes) == 1 else ''}",
         ]
 
@@ -57,7 +57,7 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
     if data.path is None:
         drawn = sf.data.cldr_phrases(source, target, count=data.phrase_count, seed=config.seed)
         parts = sf.data.ParallelText(*sf.data.split_pairs(drawn, val_fraction=fraction), None)
-        about = f"phrases in {source} and {target}, rendered from CLDR (data.path is absent)"
+        about = f"phrases in {source} and {target}, rendered from CLDR (data.path is not set)"
     else:
         parts = sf.data.load_pairs(
             data.path, source=source, target=target, val_fraction=fraction, on_empty=data.on_empty
@@ -82,25 +82,25 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
         note(f"note: {parts.left_out:,} {pairs_are} left out (data.on_empty)")
     if pairs.left_out:
         note(
-            f"note: {pairs.left_out:,} of {len(parts.train):,} pairs to train on are longer than"
-            f" {data.max_source_tokens} and {data.max_target_tokens} tokens (data.max_source_tokens, data.max_target_tokens) and left out"
+            f"note: {pairs.left_out:,} of {len(parts.train):,} training pairs are left out, longer than"
+            f" {data.max_source_tokens} and {data.max_target_tokens} tokens (data.max_source_tokens, data.max_target_tokens)"
         )
     held_out = _within(context, parts.val, tokenizers, origin=parts.val_origin)
     test = None if parts.test is None else _within(context, parts.test, tokenizers, origin=parts.test_origin)
     chosen = f"{data.tokenizer}, {promised_vocabulary(data.vocab_size)} tokens{'' if data.shared_vocab else ' for each side'}"
-    chosen = chosen if init is None else f"that of init, or {chosen}"
+    chosen = chosen if init is None else f"the tokenizer of init_from, or {chosen}"
     return Bilingual(pairs, held_out, test, *tokenizers, chosen, about)
 
 
 def _refuse_unlike(data: Data, tokenizers: tuple[Any, Any], path: Path) -> None:
     if data.vocab_size is not None:
         raise sf.ConfigError(
-            f"data.vocab_size = {data.vocab_size}: the weights of --init-from have a tokenizer of their own, {path}\n"
-            "  leave it out (--data.vocab-size None, where a preset has one)"
+            f"data.vocab_size = {data.vocab_size}: the weights of --init-from have their own tokenizer, {path}\n"
+            "  leave it out (--data.vocab-size None, if a preset sets it)"
         )
     if tokenizers[0].kind != data.tokenizer:
         raise sf.ConfigError(
-            f"data.tokenizer = {data.tokenizer!r}: the weights of --init-from have {tokenizers[0].kind}, {path}\n"
+            f"data.tokenizer = {data.tokenizer!r}: the weights of --init-from use {tokenizers[0].kind}, {path}\n"
             f"  try: --data.tokenizer {tokenizers[0].kind}"
         )
     if (tokenizers[0] is tokenizers[1]) != data.shared_vocab:
@@ -115,16 +115,16 @@ def _within(context: int, sentences: Sentences, tokenizers: tuple[Any, Any], *, 
     lengths = sf.data.TokenPairs.from_text(sentences, source=tokenizers[0], target=tokenizers[1]).lengths.max(axis=1)
     long = (lengths > context).nonzero()[0].tolist()
     if long and (origin is not None or len(long) == len(sentences)):
-        where = "a pair to be scored" if origin is None else f"{origin.of(long[0])}: a pair to be scored"
-        more = f"; so are {len(long) - 1:,} more" if len(long) > 1 else ""
+        where = "an evaluation pair" if origin is None else f"{origin.of(long[0])}: an evaluation pair"
+        more = f"; {len(long) - 1:,} more are too long" if len(long) > 1 else ""
         raise sf.DataError(
             f"{where} has {lengths[long[0]]} tokens, more than the model's context of {context}{more}:\n"
-            f"  {sentences[long[0]][0][:60]!r} ...\n  take it out, or give a larger --model.context"
+            f"  {sentences[long[0]][0][:60]!r} ...\n  remove it, or set a larger --model.context"
         )
     if long:
         note(
-            f"note: {len(long):,} of {len(sentences):,} pairs held out {'is' if len(long) == 1 else 'are'} longer than the model's"
-            f" context of {context} tokens (model.context) and not scored"
+            f"note: {len(long):,} of {len(sentences):,} validation pairs {'is' if len(long) == 1 else 'are'} longer than the model's"
+            f" context of {context} tokens (model.context) and not evaluated"
         )
     return [pair for pair, length in zip(sentences, lengths.tolist(), strict=True) if length <= context]
 

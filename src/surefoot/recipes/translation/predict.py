@@ -91,7 +91,7 @@ def panel(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, langu
         for (source, reference), translation in zip(spread, translations, strict=True)
     ]
     return sf.report.Examples.best_and_worst(
-        f"{len(rows)} of {len(pairs):,} held-out sentences translated", "BLEU of the sentence, 0 to 100", rows
+        f"{len(rows)} of {len(pairs):,} validation sentences translated", "sentence BLEU, 0 to 100", rows
     )
 
 
@@ -126,8 +126,8 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
     if piped or (not inputs and file is None):
         if sys.stdin is None or (sys.stdin.isatty() and not piped):
             raise sf.ConfigError(
-                'nothing to translate: give a sentence, as in surefoot predict RUN "Two dogs play in the snow.",\n'
-                "  a file with one a line (--file), or lines on standard input"
+                'nothing to translate: add a sentence, as in surefoot predict RUN "Two dogs play in the snow.",\n'
+                "  a file with one sentence per line (--file), or lines on standard input"
             )
         sentences += _lines(sys.stdin.buffer.read(), "standard input")
     return sentences
@@ -151,8 +151,8 @@ def answers(model: Any, inputs: Sequence[str], options: Predict, search: Search)
         yield "".join(f"{line}\n" for line in translate(model, texts, search, batch_size=options.batch_size))
     if failed:
         raise sf.DataError(
-            f"{failed:,} of {len(sentences):,} line{'s' * (len(sentences) != 1)} could not be translated: empty in the answers,"
-            " named in the warnings"
+            f"{failed:,} of {len(sentences):,} line{'s' * (len(sentences) != 1)} could not be translated: they are empty in the output"
+            " and named in the warnings"
         )
 
 
@@ -160,7 +160,7 @@ def _too_long(model: Any, source: Any, text: str) -> str | None:
     limit, tokens = model.shape.context - 1, len(source.encode(text.strip()))  # one position is for the end token
     if tokens <= limit:
         return None
-    return f"has {tokens} tokens, and the model takes {limit}: {text[:60]!r} ...: give it in parts, one sentence a line"
+    return f"has {tokens} tokens, and the model takes {limit}: {text[:60]!r} ...: split it, one sentence per line"
 
 
 def _lines(data: bytes, where: str) -> list[Sentence]:

@@ -66,7 +66,7 @@ def build(config: Config) -> "sf.Run":
     def sample(model: Any) -> str:
         some = scored[:: max(1, len(scored) // _EXAMPLES)][:_EXAMPLES]
         lines = zip(some, translate(model, [one for one, _ in some], at_end), strict=True)
-        return "\n".join(f"{one}\n  meant: {other}\n  said:  {answer}" for (one, other), answer in lines)
+        return "\n".join(f"{one}\n  reference: {other}\n  output:    {answer}" for (one, other), answer in lines)
 
     def in_words(batch: Any) -> str:
         source_BS, target_BT = batch
@@ -122,8 +122,8 @@ def outline(config: Config) -> "sf.Run | None":
         optimizer=optimizer,
         schedule=schedule,
         data_summary=[
-            f"none were read: {vocab_size:,} subwords{'' if config.data.shared_vocab else ' for each language'}, as the settings say,",
-            f"and sentences of {length} tokens",
+            f"not read: the settings give {vocab_size:,} subwords{'' if config.data.shared_vocab else ' for each language'},",
+            f"and sentences have {length} tokens here",
         ],
         **config.run_settings(None),
     )
@@ -156,7 +156,7 @@ def _refuse_wrong(config: Config) -> None:
     sides = {"data.max_source_tokens": data.max_source_tokens, "data.max_target_tokens": data.max_target_tokens}
     refuse_all(
         {
-            f"data.vocab_size = {data.vocab_size}: subwords need {smallest} tokens at least, all bytes and three more": (
+            f"data.vocab_size = {data.vocab_size}: subwords need at least {smallest} tokens, all bytes and three more": (
                 data.vocab_size is not None and data.vocab_size < smallest
             ),
             f"data.source and data.target are both {data.source!r}: name two languages": data.source == data.target,
