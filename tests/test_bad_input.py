@@ -79,7 +79,7 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
     [
         (["trian"], "did you mean surefoot train?"),
         (["evalute"], "did you mean surefoot evaluate?"),
-        (["train"], "train what?"),
+        (["train"], "train needs a recipe or a program"),
         (["train", "gtp"], "did you mean gpt?"),
         (["train", "missing.py:build"], "no file missing.py"),
         ([*GPT, "--lenght", "3"], "unknown setting --lenght: did you mean --length?"),

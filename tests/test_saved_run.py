@@ -301,7 +301,7 @@ def test_steps_of_a_script_are_made_again_with_the_run_that_it_builds(of_script:
     verdict = sf.load(of_script).verify()
     assert verdict.sound
     assert any("a script made this run" in line for line in verdict.not_proved)
-    with pytest.raises(sf.ConfigError, match="was made by a script"):
+    with pytest.raises(sf.ConfigError, match="was built by a script"):
         sf.load(of_script).evaluate()
 
 

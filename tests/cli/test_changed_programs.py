@@ -116,7 +116,7 @@ def test_a_program_that_others_may_write_is_refused(
 ) -> None:
     Path(place).chmod(mode)
     assert left_with(["evaluate", "runs/a"]) == 2
-    assert f"who may write to {Path(place).resolve()}" in capsys.readouterr().err
+    assert f"who can write to {Path(place).resolve()}" in capsys.readouterr().err
     assert not Path("canary").exists()
 
 
@@ -128,7 +128,7 @@ def test_a_directory_above_that_others_may_change_is_refused_and_a_sticky_one_is
     assert left_with(["evaluate", "runs/a"]) == 0
     above.chmod(0o777)
     assert left_with(["evaluate", "runs/a"]) == 2
-    assert f"who may write to {above}" in capsys.readouterr().err
+    assert f"who can write to {above}" in capsys.readouterr().err
 
 
 def test_a_group_may_write_if_it_is_the_users_own(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,7 +235,7 @@ def test_a_signal_saves_the_running_variants_and_says_how_to_go_on(here: Path, n
         assert parent.stdout is not None
         said = parent.stdout.read()
     assert parent.returncode == status
-    assert "go on with: surefoot compare stopped" in said
+    assert "resume with: surefoot compare stopped" in said
     for name in ("adamw", "sgd"):
         run = here / "stopped" / f"name={name}"
         assert int(weights(run)[""].removeprefix("step-")) == steps_of(run) > 0
@@ -356,7 +356,7 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
         (["gpt", "--vary", "optimizer.lr=0.1,0.10"], "two variants are the same"),
         (["gpt", "--vary", "optimizer.lr=1e-4..1e-2"], "ranges need a search"),
         (["gpt", "--vary", "run_dir=a,b"], "has its own directory"),
-        (["gpt"], "compare needs settings to vary"),
+        (["gpt"], "no setting varies: add --vary"),
         (["gpt", "--vary", "optimizer.lr=0.1,fast"], "not a number"),
         (["gpt", "--vary", "seed=0,1", "--seeds", "2"], "--seeds and a varied seed"),
         (["gpt", "--trials", "3", "--vary", "optimizer.lr=1e-2..1e-4"], "from a lower number to a higher one"),

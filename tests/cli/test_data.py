@@ -99,4 +99,4 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
     with pytest.raises(SystemExit) as end:
         main(["data", "prepare", "shards", "a.jsonl", "--tokenizer", "bytes"])
     assert end.value.code == 130
-    assert capsys.readouterr().err == "\nstopped; the same command goes on\n"
+    assert capsys.readouterr().err == "\nstopped; the same command continues\n"

@@ -238,7 +238,7 @@ def test_of_a_program_without_panels_none_can_be_made(there: Ended, capsys: pyte
     with pytest.raises(SystemExit) as end:
         main(["evaluate", "runs/plain", "--panels"])
     assert end.value.code == 2
-    assert "what made runs/plain has no panels_fn: give Run(panels_fn=...)" in capsys.readouterr().err
+    assert "the program of runs/plain has no panels_fn: add Run(panels_fn=...)" in capsys.readouterr().err
 
 
 def test_of_a_run_whose_data_are_gone_it_is_said(

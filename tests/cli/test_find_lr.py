@@ -95,7 +95,7 @@ def test_find_lr_prints_the_flag_to_type_and_writes_nothing(capsys: pytest.Captu
 def test_find_lr_draws_where_it_is_told_and_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
     main(["find-lr", "program.py:plain", "--out", "pictures/here", "--steps=30", "--min-lr=1e-4", "--max-lr", "100"])
     said = capsys.readouterr().out
-    assert "30 rates from 1e-4 to 100" in said
+    assert "30 learning rates from 1e-4 to 100" in said
     assert re.search(r"^suggested  learning rate \S+$", said, re.MULTILINE)  # a program without settings has no flag
     assert files() == {"program.py", "pictures/here/find-lr.svg", "pictures/here/find-lr.png"}
 
@@ -144,7 +144,7 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
     )  # too noisy for a suggestion
     said = capsys.readouterr().out
     assert "from step 0" in said
-    assert "the test went to the highest rate, 1e-4; the table shows 20 of 20 rates" in said
+    assert "the test went to the highest rate, 1e-4; the table shows 20 of 20 learning rates" in said
     assert "no suggestion" in said
     main(["find-batch-size", "latest", "--memory", "1 GB"])
     assert "recommended" in capsys.readouterr().out
@@ -163,7 +163,7 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
         (["find-lr", "program.py:build", "--steps", "9"], "steps = 9"),
         (["find-lr", "program.py:build", "--steps", "many"], "'many' is not a whole number"),
         (["find-lr", "program.py:build", "--max-lr", "ten"], "'ten' is not a number"),
-        (["find-lr", "program.py:build", "--max-lr", "nan"], "--max-lr 'nan' is not a number"),
+        (["find-lr", "program.py:build", "--max-lr", "nan"], "--max-lr 'nan' is not a finite number"),
         (["find-lr", "program.py:build", "--min-lr"], "--min-lr needs a value"),
         (["find-lr", "program.py:build", "--mni-lr", "1e-4"], "did you mean --min-lr?"),
         (["find-lr", "program.py:build", "--out", "program.py"], "cannot write to program.py"),

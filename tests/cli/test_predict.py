@@ -114,8 +114,8 @@ def test_the_best_checkpoint_or_that_of_a_step_can_be_asked(trained: Path, capsy
         (["the", "--top-p", "2"], "top_p = 2"),
         (["the", "--max-new-tokns", "5"], "did you mean --max-new-tokens?"),
         ([""], "prompt 1 is empty"),
-        (["the", "--checkpoint", "last"], "newest, best, or a step"),
-        (["the", "--checkpoint", "\u00b2"], "newest, best, or a step"),
+        (["the", "--checkpoint", "last"], "choose newest, best, a step ("),
+        (["the", "--checkpoint", "\u00b2"], "choose newest, best, a step ("),
     ],
 )
 def test_a_mistake_is_told_shortly(

@@ -103,7 +103,7 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_taken(trained: Path, com
     ("arguments", "status", "said"),
     [
         (["--step", "24"], 2, "the steps of RUN are 0 to 23"),
-        (["--step", "-1"], 2, "--step '-1' is not a whole number, 0 or more"),
+        (["--step", "-1"], 2, "--step '-1' must be 0 or more"),
         ([], 2, "either a step or --bisect-nan, which finds the first bad step"),
         (["--step", "3", "--bisect-nan"], 2, "either a step or --bisect-nan, which finds the first bad step"),
         (["--step", "3", "--nproc", "2"], 2, "--nproc"),
@@ -143,7 +143,7 @@ def test_a_run_without_checkpoints_is_refused(trained: Path, command: Ran, tmp_p
     shutil.copytree(trained, tmp_path / "bare")
     shutil.rmtree(tmp_path / "bare" / "checkpoints")
     status, _, error = command("replay", "bare", "--step", "3")
-    assert (status, error) == (4, "error: bare holds no checkpoint, so none of its steps can be made again\n")
+    assert (status, error) == (4, "error: bare holds no checkpoint, so no step can be repeated\n")
 
 
 def test_the_run_of_a_script_is_replayed_in_that_script(command: Ran) -> None:

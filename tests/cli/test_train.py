@@ -239,7 +239,7 @@ def test_a_run_that_would_go_on_elsewhere_is_not_resumed(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert refused("resume", str(tmp_path / "runs/plain")) == 2
-    assert "builds a run in runs/plain" in capsys.readouterr().err
+    assert "has the run in runs/plain" in capsys.readouterr().err
     assert not Path("runs").exists()
 
 
@@ -345,7 +345,7 @@ def test_what_is_for_the_start_of_a_run_is_refused_at_its_resume(
     small = ["--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2", "--sample-tokens=0", *FEW]
     main(["train", "gpt", "--data.path=text.txt", "--length=2 steps", "--run-dir=runs/mine", *small])
     assert refused("resume", "mine", flag, "small") == 2
-    assert f"{flag} is for the start of a run" in capsys.readouterr().err
+    assert f"{flag} is only for the start of a run" in capsys.readouterr().err
 
 
 def test_what_ended_the_last_session_does_not_end_the_resumed_one(program: Path) -> None:

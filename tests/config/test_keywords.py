@@ -45,7 +45,7 @@ def refusal(constructor: Callable[..., Any], **keywords: Any) -> str:
         ({"bf16": True}, 'precision="bf16"'),
         (
             {"scheduler": "cosine"},
-            "schedule=sf.schedules.cosine(...), or of a torch scheduler: sf.schedules.from_scheduler(factory)",
+            "schedule=sf.schedules.cosine(...), or from a torch scheduler: sf.schedules.from_scheduler(factory)",
         ),
         ({"lenght": "3 epochs"}, 'length="3 epochs"'),
         ({"early_stoping": None}, "early_stopping=..."),

@@ -62,7 +62,7 @@ def plan_schedules(arguments: Sequence[str], *, foreign: Collection[str]) -> Non
 
     traces = trace_schedules(schedules(options.schedules, length, shared=settings), length)
     base = "" if rate is None else f", base learning rate {rate:g}"
-    print(f"schedules for {length.steps:,} steps{base}\n\n{table(traces, rate=rate)}\n")
+    print(f"schedules of a run of {length.steps:,} steps{base}\n\n{table(traces, rate=rate)}\n")
     print(f"drawn in {' and '.join(map(str, draw_traces(traces, out=options.out, rate=rate)))}")
 
 

@@ -246,4 +246,4 @@ def _in_steps(number: Fraction, unit: _Unit, length: Length, refuse: Callable[..
 
 def _refusal(text: object, setting: str, problem: str, *, examples: tuple[str, ...]) -> ConfigError:
     *others, last = (repr(example) for example in examples)
-    return ConfigError(f"{setting} = {text!r} {problem}\n  write {', '.join(others)} or {last}")
+    return ConfigError(f"{setting} = {text!r} {problem}\n  write it as {', '.join(others)} or {last}")

@@ -122,7 +122,7 @@ def test_what_cannot_be_scored_is_refused(capsys: pytest.CaptureFixture[str]) ->
         ("flag", "names", "status", "says"),
         [
             ("--split", ["nothing"], 2, "this run has no such split; available: val\n"),
-            ("--split", ["swag.jsonl"], 2, "for a file of questions: --questions NAME=FILE"),
+            ("--split", ["swag.jsonl"], 2, "to evaluate a file of questions: --questions NAME=FILE"),
             ("--questions", ["missing.jsonl"], 3, "no file missing.jsonl"),
             ("--questions", ["=swag.jsonl"], 2, "write NAME=FILE"),
             ("--questions", ["a=swag.jsonl", "a=last.jsonl"], 2, "two splits called 'a'"),

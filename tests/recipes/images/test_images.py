@@ -418,7 +418,7 @@ def test_resnets_have_the_stem_that_suits_the_images_or_is_asked(name: str, stem
     ],
 )
 def test_a_setting_of_another_network_is_foreign(name: str, setting: str, value: Any) -> None:
-    with pytest.raises(sf.ConfigError, match=rf"model\.{setting} = .* is foreign to {name}"):
+    with pytest.raises(sf.ConfigError, match=rf"model\.{setting} = .* is not a setting of {name}"):
         images.build(config(**{"model.width": None, "model.name": name, f"model.{setting}": value}))
 
 

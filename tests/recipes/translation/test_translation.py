@@ -220,8 +220,8 @@ def test_translating_meanwhile_changes_no_bit(changes: dict[str, Any], folder: P
 def test_a_sample_shows_source_reference_and_translation(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained(config(folder))
     said = capsys.readouterr().out
-    assert said.count("  meant: ") == said.count("  said:  ") == 3
-    assert f"{words(1, 'en')}\n  meant: {words(1, 'de')}\n  said:  " in said
+    assert said.count("  reference: ") == said.count("  output:    ") == 3
+    assert f"{words(1, 'en')}\n  reference: {words(1, 'de')}\n  output:    " in said
 
 
 # --- tokenizers ------------------------------------------------------------------------------------------------------------
