@@ -350,10 +350,10 @@ def test_a_users_value_cannot_take_the_name_of_a_records_own(name: str) -> None:
         return small_runs.loss(model, batch), {name: sf.Mean(1.0, 1)}
 
     run = build(None)
-    with pytest.raises(sf.ConfigError, match=f"a value called '{name}' cannot be logged"), run:  # noqa: PT012
+    with pytest.raises(sf.ConfigError, match=f"a value named '{name}' cannot be logged"), run:  # noqa: PT012
         for step in run:
             step.log(**{name: 1.0})
-    with pytest.raises(sf.ConfigError, match=f"a value called '{name}' cannot be logged"):
+    with pytest.raises(sf.ConfigError, match=f"a value named '{name}' cannot be logged"):
         build(None, loss=loss).train()
 
 
