@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
     "a split of arrays": (
         {"splits": {"v": sf.Split((X.numpy(), Y.numpy()))}},
         sf.DataError,
-        "split 'v': the data are a tuple of NumPy arrays",
+        "split 'v': the data set is a tuple of NumPy arrays",
         "torch.as_tensor",
     ),
     "splits as a tuple": ({"splits": (X, Y)}, sf.ConfigError, "splits is a tuple", "splits={"),

@@ -188,7 +188,7 @@ def _read_index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
     path = directory / INDEX
     if not directory.is_dir():
         raise DataError(
-            f"no token shards at {directory}: the directory does not exist\n  make them with surefoot.data.write_shards"
+            f"no token shards at {directory}: the directory does not exist\n  write them with surefoot.data.write_shards"
         )
     if not path.is_file():
         raise DataError(f"no token shards in {directory}: {INDEX}, written last, is missing\n  write them again")
