@@ -270,7 +270,7 @@ def test_a_data_set_smaller_than_a_batch_trains_and_says_so(capsys: pytest.Captu
     with run:
         counts = [sum(part.count for part in step.micro_batches) for step in run]
     assert counts == [8, 8, 8, 8]
-    assert "each is seen several times a step" in " ".join(capsys.readouterr().out.split())
+    assert "each step repeats samples" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(("decay", "noted"), [(0.99, True), (0.5, False), (None, False)])
