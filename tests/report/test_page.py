@@ -295,7 +295,7 @@ def test_no_run_is_refused_and_a_place_that_cannot_be_written_too(tmp_path: Path
         write_page(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"neither config.toml nor metrics.jsonl"):
         write_page(tmp_path)
-    with pytest.raises(ConfigError, match="which run"):
+    with pytest.raises(ConfigError, match="pass the directory of one run or several"):
         write_page()
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot write to .*\n.*out=PATH"):

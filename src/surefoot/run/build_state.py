@@ -107,8 +107,9 @@ def decided(
             )
     foreign = [name for name in named if name not in models]
     if foreign or not named:
-        wrong = f"no model is named {foreign[0]!r}" if foreign else "no model is named"
-        raise ConfigError(f"optimizer: {wrong}; models: {', '.join(models)}")
+        raise ConfigError(
+            f"optimizer names {', '.join(foreign) or 'no model'}; models of this run: {', '.join(models)}"
+        )
     decisions = {name: _decided(name, models, spec, clip=clip) for name, spec in named.items()}
     for name, spec in named.items():
         if ema is not None or (isinstance(spec, OptimizerSpec) and kind_named(spec.name).average is not None):

@@ -65,5 +65,5 @@ def _in_words(parts: RunComponents, step: int, samples: list[int], stands: str, 
         now = f" (now {rate:g})" if isinstance(rate, float) else ""
         lines.append(f"  try: a lower optimizer.lr{now}, or a longer schedule.warmup (now {parts.schedule.warmup})")
     if parts.directory is not None:
-        lines.append(f"  look: {commands.replay_command(parts.directory.path, step)}")
+        lines.append(f"  inspect this step: {commands.replay_command(parts.directory.path, step)}")
     return "\n".join(lines)

@@ -24,6 +24,8 @@ _MANY_IN_BUFFERS = 1_000_000
 
 _MUCH_OF_THE_START = 0.1
 
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+
 _LABEL = 11  # columns, at the start of a line of the header
 
 
@@ -101,7 +103,9 @@ def ending(
     sentences += [f"the learning rate was lowered to {lowered:.3g} of the schedule's"] * (lowered < 1)
     were = "step was" if skipped == 1 else "steps were"
     sentences += [f"{skipped} {were} skipped because of a non-finite gradient"] * (skipped > 0)
-    lines = [_in_lines([*sentences, *_where_the_time_went(parts)])]
+    sentences = [sentence.replace(" ", _NO_BREAK) for sentence in [*sentences, *_where_the_time_went(parts)]]
+    # a line ends between two sentences, or within a sentence longer than a line
+    lines = [wrapped(line.replace(_NO_BREAK, " ")) for line in wrapped("; ".join(sentences)).split("\n")]
     lines += [findings] * bool(findings)
     if parts.directory is not None:
         best_is_older = watch is not None and watch.value is not None and watch.step != step
@@ -133,22 +137,6 @@ def script_toml(described: dict[str, Any]) -> str:
     head = "# written by surefoot; a script built this run, so `surefoot resume` can only print its command\n\n"
     program = {"kind": "script", "command": ["python", *sys.argv]}
     return head + tomlkit.dumps({"program": program, "run": without_none(described)})
-
-
-def _in_lines(sentences: list[str]) -> str:
-    """Join sentences in lines of 80 columns. A line ends between two sentences, or within a sentence longer than a line.
-
-    >>> print(_in_lines(["finished: 630 steps", "val/loss fell from 4.2 at step 90 to 4.03", "took 9s: 8s training"]))
-    finished: 630 steps; val/loss fell from 4.2 at step 90 to 4.03;
-      took 9s: 8s training
-    """
-    lines = list[str]()
-    for sentence in [*(f"{each};" for each in sentences[:-1]), sentences[-1]]:
-        if lines and len(f"{lines[-1]} {sentence}") <= 80:
-            lines[-1] += f" {sentence}"
-        else:
-            lines.append("  " * bool(lines) + sentence)
-    return "\n".join(map(wrapped, lines))
 
 
 def _where_the_time_went(parts: RunComponents) -> list[str]:
@@ -185,8 +173,8 @@ def _moved(
         return [f"{score} is NaN"]
     value, reached = after, number(after)
     if best is not None:
-        last = "the best and last value" if after == best[1] else f"the best, and ended at {reached}"
-        value, reached = best[1], f"{number(best[1])} at step {best[0]:,}, {last}"
+        ended = " and last value" if after == best[1] else f", and ended at {reached}"
+        value, reached = best[1], f"{number(best[1])} at step {best[0]:,}, the best{ended}"
     if math.isnan(before) or math.isclose(before, value, rel_tol=1e-9, abs_tol=1e-9):  # equal up to rounding
         return [f"{score} {reached}"]
     return [

@@ -270,7 +270,7 @@ def test_evaluate_scores_with_the_run_s_own_tokenizer(
     main(["evaluate", str(tmp_path / "run")])
     after = capsys.readouterr()
     assert after.out == before.out
-    assert after.err.count("the data set has changed since training") == 1
+    assert after.err.count("the data are others than the run was trained on") == 1
 
 
 def test_a_sample_of_a_model_that_overflows_is_a_warning_and_the_run_ends_saved(
