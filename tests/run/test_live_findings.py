@@ -52,7 +52,7 @@ def test_a_finding_is_said_once_and_again_where_it_is_worse() -> None:
         made.write(record)
     about = [line for line in said if "non-finite" in line]
     assert about[0] == (
-        "WARNING non-finite-steps: 1 step was skipped, for a loss or gradient that was not finite."
+        "WARNING non-finite-steps: 1 step was skipped because the loss or gradient was not finite."
         " More: surefoot diagnose runs/a"
     )
     assert [line.split()[0] for line in about] == ["WARNING", "ERROR"]

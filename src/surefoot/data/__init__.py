@@ -1,4 +1,4 @@
-"""Data sets, the plan that assigns samples to each training step, and the feed that loads those samples."""
+"""Data sets, plans of the samples in each training step, and the feed that loads the samples."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Batches of samples of similar length, limited by a number of tokens; the batches are reshuffled every epoch."""
+"""Batches of samples of similar length, limited by a number of tokens and reshuffled every epoch."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -8,7 +8,7 @@ from surefoot.data.order import Ids, folded, permutation
 from surefoot.errors import DataError
 from surefoot.seeding import fold, stream_key
 
-_WIDER = 1.1  # the largest ratio of the longest to the shortest sample of a bucket
+_WIDER = 1.1  # largest ratio of the longest to the shortest sample of a bucket
 _NOISE = 3.0  # tokens: samples of a bucket are in random order if their total lengths differ by less
 
 
@@ -22,10 +22,10 @@ class Lengthy(Protocol):
 
 
 class Buckets:
-    """Plan of the samples of each micro-batch; a micro-batch has at most `tokens` tokens, padding included.
+    """Plan of micro-batches with at most `tokens` tokens each, padding included.
 
-    lengths: (samples,) or (samples, sides). A micro-batch of n rows counts as n times the longest side of its samples.
-    Every step has `pieces` micro-batches. In the last step of an epoch, the last micro-batches may be empty.
+    lengths: tokens per sample, (samples,) or (samples, sides). A micro-batch of n rows counts as n times its longest side.
+    Every step has `pieces` micro-batches. The last micro-batches of an epoch may be empty.
 
     >>> plan = Buckets(0, lengths=np.array([3, 3, 3, 4, 9]), tokens=9, pieces=1)
     >>> plan.samples, plan.steps, sorted(ids.tolist() for step in range(3) for ids, _ in plan.micro_batches(step))[-1]
@@ -67,7 +67,6 @@ class Buckets:
         return {"order": "length buckets per epoch", "samples": self.samples, "batches": len(self.ends)}
 
     def _order(self, epoch: int) -> Ids:
-        """Return all sample ids sorted by bucket, then by total length plus noise drawn for this epoch."""
         if self.cached_order[0] != epoch:
             numbers = np.arange(self.samples, dtype=np.uint64)
             drawn = folded(np.full_like(numbers, fold(self.key, epoch)), numbers)
@@ -77,7 +76,6 @@ class Buckets:
 
 
 def _cut(longest: Ids, tokens: int) -> tuple[Ids, Ids]:
-    """Return the bucket of every sample, and the end index of each batch in the order sorted by bucket."""
     order = np.argsort(longest, kind="stable")
     of_sample = np.empty(len(longest), np.int64)
     ends: list[Ids] = []
@@ -90,7 +88,6 @@ def _cut(longest: Ids, tokens: int) -> tuple[Ids, Ids]:
 
 
 def _buckets(lengths: Ids, tokens: int) -> list[tuple[int, int, int]]:
-    """Split sorted lengths into (start, end, longest); a bucket ends once it fills a batch and exceeds `_WIDER`."""
     values, counts = (column.tolist() for column in np.unique(lengths, return_counts=True))
     buckets: list[tuple[int, int, int]] = []
     first, size, shortest = 0, 0, values[0]

@@ -1,4 +1,4 @@
-"""Checks that a data set is indexable, not empty and repeatable before training, and the fingerprint of its data."""
+"""Checks of a data set before training, and the fingerprint of its data."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from surefoot.data.gathering import Gather, gather_fn, is_tensors, leaves, sampl
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
-_NAMED_PARTS = 64  # a data set of more parts gets one hash of all parts
+_NAMED_PARTS = 64  # if a data set has more parts, one hash covers all of them
 _DRAWS_UNSEEDED = (
     "differs when it is read again under the same seed\n"
     "  it seems to hold a random generator of its own (random.Random(), np.random.default_rng(), torch.Generator()),\n"
@@ -24,7 +24,7 @@ _GATHERS_OTHERWISE = (
     "differs when it is gathered again: gather(ids, epochs) must be a function of these two\n"
     "  draw from np.random.default_rng((seed, epoch, id)), or leave gather out: __getitem__ is seeded for every sample"
 )
-_READINGS = 8  # reads of sample 0; two other samples get half of them. 8 coin flips agree with probability 1/128
+_READINGS = 8  # reads of sample 0; two other samples get half as many. 8 coin flips agree with probability 1/128
 
 
 @runtime_checkable
@@ -32,15 +32,14 @@ class Fingerprinted(Protocol):
     """A data set that computes its own fingerprint."""
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return JSON values that differ if the data differ."""
+        """Return JSON values that change if the data change."""
 
 
 def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> int:
     """Return the number of samples; raise `DataError` if the data set is not indexable or not repeatable.
 
-    The first, middle and last samples are read several times under one seed (gathered samples under different seeds). The reads
-    differ if the data set owns a random generator, and then a resumed run would see other samples. The state of the global
-    generators is restored. A list is refused as a list of batches if its first entry has `batch_size` rows.
+    The first, middle and last samples are read several times under one seed, or gathered under different seeds. If the reads
+    differ, a resumed run would train on other samples. A list is refused as a list of batches if its first entry has `batch_size` rows.
     """
     name = type(dataset).__name__
     if instead := _what_instead(dataset, batch_size=batch_size):
@@ -69,7 +68,6 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
 
 
 def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | None:
-    """Return the reason why an object is not a usable data set, and the remedy. Returns None if the object is usable."""
     parts = list(dataset) if isinstance(dataset, tuple | list) and len(dataset) <= 8 else []
     arrays = [isinstance(part, np.ndarray | Tensor) and part.ndim > 0 for part in parts]
     if isinstance(dataset, Tensor):
@@ -95,7 +93,6 @@ def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | 
 
 
 def _are_columns(parts: Sequence[Any]) -> bool:
-    """Return True if the arrays look like columns, not samples: equal lengths, but different row shapes or dtypes."""
     kinds = {(part.shape[1:], str(part.dtype)) for part in parts}
     return len(set(map(len, parts))) == 1 and len(parts[0]) > 1 and len(kinds) > 1
 
@@ -108,7 +105,7 @@ def _is_batch(first: Any, batch_size: int) -> bool:
 
 
 def check_split(name: str, dataset: Any, *, seed: int) -> None:
-    """Raise `DataError` if a split cannot be evaluated, and `ConfigError` if its name is empty or has a slash."""
+    """Raise `DataError` if a split cannot be evaluated, and `ConfigError` if the name is empty or has a slash."""
     if not name or "/" in name:
         raise ConfigError(f"split {name!r}: scores are called SPLIT/SCORE, so its name needs a character, and no slash")
     try:
@@ -118,7 +115,7 @@ def check_split(name: str, dataset: Any, *, seed: int) -> None:
 
 
 def read(dataset: Any, sample: int, *, step: int) -> Any:
-    """Return one sample; convert an exception of the data set into a `DataError` that names the sample and the step."""
+    """Return one sample; if the data set raises an exception, raise a `DataError` with the sample id and the step."""
     try:
         return dataset[sample]
     except SurefootError:
@@ -131,7 +128,7 @@ def read(dataset: Any, sample: int, *, step: int) -> Any:
 
 
 def rows(batch: Any) -> int:
-    """Return the first dimension of the first tensor in a nested batch, which is the sample count of a mean loss."""
+    """Return the size of the first dimension of the first tensor in a nested batch."""
     tensor = next((leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)), None)
     if tensor is None or tensor.ndim == 0:
         raise DataError(
@@ -144,8 +141,9 @@ def rows(batch: Any) -> int:
 def fingerprint(dataset: Any) -> dict[str, Any]:
     """Return a JSON fingerprint of the data: type, length, and a hash of the contents.
 
-    Evenly spaced rows of tensors are hashed, up to 16 MiB each; lists, tuples, dictionaries, arrays and indices of a `Subset` too. Parts
-    of a `ConcatDataset` or `StackDataset` get a fingerprint each, or one hash if over 64. A method `fingerprint()` has precedence.
+    Up to 16 MiB of evenly spaced rows are hashed per tensor. Lists, tuples, dictionaries, arrays and `Subset` indices are also hashed.
+    Each part of a `ConcatDataset` or `StackDataset` has its own fingerprint, or all parts share one hash if more
+    than 64 exist. A method `fingerprint()` takes precedence.
     """
     if isinstance(dataset, Fingerprinted):
         return {"type": type(dataset).__name__, **dataset.fingerprint()}

@@ -1,7 +1,4 @@
-"""Hashes of samples, micro-batches and lists of samples; equal values have equal hashes.
-
-`dataset_checks.fingerprint` describes a whole data set. `checkpoint/changes.py` compares the hashes of two sessions.
-"""
+"""Hashes of samples, micro-batches and lists of samples; equal values have equal hashes."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,18 +17,18 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset
 from surefoot.data.gathering import by_sample, gather_fn
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
-_MAX_BYTES = 1 << 24  # hashed per tensor, and per list of samples
+_MAX_BYTES = 1 << 24  # limit of hashed bytes per tensor, and per list of samples
 
 
 @runtime_checkable
 class Picture(Protocol):
-    """An image of PIL."""
+    """A PIL image."""
 
     mode: str
     size: tuple[int, int]
 
     def tobytes(self) -> bytes:
-        """Return the bytes of the pixels."""
+        """Return the pixel bytes."""
 
 
 @runtime_checkable
@@ -43,9 +40,9 @@ class Concatenated(Protocol):
 
 
 def hash_of(value: Any, unknown: dict[str, None] | None = None) -> str:
-    """Return a hash of a nested value; the names of types that cannot be hashed by content are added to `unknown`.
+    """Return a hash of a nested value; add the names of types without hashable contents to `unknown`.
 
-    The order of mappings and sets is ignored. Memory addresses in strings and the directories of absolute paths are ignored.
+    The hash ignores the order of mappings and sets, memory addresses in strings, and the directories of absolute paths.
 
     >>> hash_of({"x": torch.ones(2), "y": 3}) == hash_of({"y": 3, "x": torch.ones(2)}), hash_of(1.0) == hash_of(2.0)
     (True, False)
@@ -57,17 +54,16 @@ def hash_of(value: Any, unknown: dict[str, None] | None = None) -> str:
 
 
 def hash_of_list(samples: Sequence[Any]) -> str:
-    """Return a hash of up to 2,000 evenly spaced samples and about 16 MiB; the first and last samples are included."""
+    """Return a hash of up to 2,000 evenly spaced samples (about 16 MiB), including the first and last samples."""
     size_bytes = max(1, sum(map(len, _pieces(samples[0], {}))))
     count = min(len(samples), max(3, min(2_000, _MAX_BYTES // size_bytes)))
     return hash_of([samples[index] for index in np.linspace(0, len(samples) - 1, count).astype(int).tolist()])
 
 
 def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[str, None]) -> dict[str, str]:
-    """Return hashes by name: of the first, middle and last sample, two random samples, and one sample of up to 64 parts.
+    """Return hashes by name of the first, middle and last samples, two random samples, and one sample from up to 64 parts.
 
-    Each sample is read as in the first epoch, under its own seed. Unreadable samples are skipped; training reports their errors.
-    `gather`: gather samples if the data set supports gathering. The state of the global generators is restored.
+    Each sample is read (or gathered, if `gather` is true) under its own seed, as in the first epoch. Unreadable samples are skipped.
     """
     gathered = gather_fn(dataset) if gather else None
     dataset = by_sample(dataset)
@@ -90,7 +86,7 @@ def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[st
 
 
 def parts_of(dataset: Any) -> Mapping[str, Any]:
-    """Return the parts of a concatenated or stacked data set by name; other data sets give an empty mapping."""
+    """Return the parts of a concatenated or stacked data set by name, or an empty mapping for other data sets."""
     if type(dataset) not in (ConcatDataset, StackDataset):
         return dataset.concatenated() if isinstance(dataset, Concatenated) else {}
     inner = dataset.datasets
@@ -98,14 +94,13 @@ def parts_of(dataset: Any) -> Mapping[str, Any]:
 
 
 def all_within(dataset: Any) -> Iterator[Any]:
-    """Yield a data set, then recursively the parent of a subset and the parts of a concatenation."""
+    """Yield a data set and, recursively, the parents of subsets and the parts of concatenations."""
     yield dataset
     for part in [dataset.dataset] if type(dataset) is Subset else parts_of(dataset).values():
         yield from all_within(part)
 
 
 def _ranges(dataset: Any, start: int = 0, prefix: str = "") -> Iterator[tuple[str, int, int]]:
-    """Yield (name, first sample, end) for each innermost part of a nested concatenation."""
     for name, part in {} if type(dataset) is StackDataset else parts_of(dataset).items():
         yield from list(_ranges(part, start, f"{prefix}{name}.")) or [(f"{prefix}{name}", start, start + len(part))]
         start += len(part)

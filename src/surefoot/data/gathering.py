@@ -18,20 +18,20 @@ Gather = Callable[[Ids, Ids], Any]
 class Gathers(Protocol):
     """A data set that builds a whole micro-batch from sample ids and epochs.
 
-    `gather` is not seeded: derive random numbers from (seed, epoch, id), as in `np.random.default_rng((seed, epoch, id))`.
+    `gather` runs without seeding: draw random numbers from `np.random.default_rng((seed, epoch, id))`.
     """
 
     def __len__(self) -> int:
         """Return the number of samples."""
 
     def gather(self, ids: Ids, epochs: Ids) -> Any:
-        """Return the batch of these samples, each augmented as in its epoch."""
+        """Return the samples `ids` as one batch; each sample is augmented for its epoch."""
 
 
 def gather_fn(dataset: Any) -> Gather | None:
     """Return the function of (ids, epochs) that gathers a batch, or None if samples must be read individually.
 
-    A tuple of tensors, a `TensorDataset`, a class with `gather`, and a `Subset` or `Mixture` of these can be gathered.
+    Tuples of tensors, `TensorDataset`, classes with `gather`, and a `Subset` or `Mixture` of these support gathering.
     """
     if tensors := tensors_of(dataset):
         return partial(_rows_of, tensors)
@@ -42,27 +42,24 @@ def gather_fn(dataset: Any) -> Gather | None:
 
 
 def is_tensors(dataset: Any) -> bool:
-    """Return True if a data set is a nonempty tuple of tensors."""
     return isinstance(dataset, tuple) and bool(dataset) and all(isinstance(part, Tensor) for part in dataset)
 
 
 def tensors_of(dataset: Any) -> tuple[Tensor, ...]:
-    """Return the columns of a `TensorDataset` or a tuple of tensors; other data sets give an empty tuple."""
+    """Return the tensors of a `TensorDataset` or a tuple of tensors, or an empty tuple for other data sets."""
     return dataset.tensors if type(dataset) is TensorDataset else dataset if is_tensors(dataset) else ()
 
 
 def sample_count(dataset: Any) -> int:
-    """Return the number of samples of a data set; a tuple of tensors has one sample per row."""
     return len(dataset[0]) if is_tensors(dataset) else len(dataset)
 
 
 def by_sample(dataset: Any) -> Any:
-    """Convert a tuple of tensors to a `TensorDataset`, which indexes samples; return other data sets unchanged."""
     return TensorDataset(*dataset) if is_tensors(dataset) else dataset
 
 
 def leaves(batch: Any) -> Iterator[Any]:
-    """Yield all leaves of nested lists, tuples and dictionaries, in order.
+    """Yield the leaves of nested lists, tuples and dictionaries in order.
 
     >>> list(leaves({"x": [1, 2], "y": (3, {"z": "a"})}))
     [1, 2, 3, 'a']
@@ -77,11 +74,7 @@ def leaves(batch: Any) -> Iterator[Any]:
 
 
 def first_few(ids: Ids) -> str:
-    """Format the first four sample ids for a message.
-
-    >>> first_few(np.arange(5))
-    '0, 1, 2, 3 ...'
-    """
+    """Format the first four sample ids for a message."""
     return ", ".join(str(sample) for sample in ids[:4]) + (" ..." if len(ids) > 4 else "")
 
 

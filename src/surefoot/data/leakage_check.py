@@ -1,4 +1,4 @@
-"""Checks of the data before the first step: the variety of the targets, and training samples leaked into a split."""
+"""Data checks before the first step: distinct targets, and training samples that leaked into a split."""
 
 from collections.abc import Callable, Mapping
 from time import perf_counter
@@ -14,9 +14,9 @@ from surefoot.data.gathering import gather_fn, leaves, sample_count, tensors_of
 from surefoot.data.order import Ids
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
-_MAX_SAMPLES, _MAX_BYTES = 20_000, 1 << 24  # per data set; the fingerprint has the same limit of bytes
-_MAX_SAMPLES_READ, _READING_S = 2_000, 0.2  # per data set that is read by sample; seconds for all data sets together
-_PROBED = 16  # samples that estimate the size of a sample
+_MAX_SAMPLES, _MAX_BYTES = 20_000, 1 << 24  # per data set
+_MAX_SAMPLES_READ, _READING_S = 2_000, 0.2  # limits without gathering: samples per data set, seconds for all data sets
+_PROBED = 16  # samples read to estimate the bytes per sample
 IGNORED = -100  # the default ignore_index of cross-entropy
 
 Batch = tuple[list[bytes], Ids | None]
@@ -24,28 +24,28 @@ Batch = tuple[list[bytes], Ids | None]
 
 @runtime_checkable
 class Stored(Protocol):
-    """A data set that returns its samples before random augmentation."""
+    """A data set that can return its samples without random augmentation."""
 
     def stored(self, ids: Ids) -> Batch:
-        """Return the bytes of these samples, and all their targets if those are integers."""
+        """Return the bytes of each sample in `ids`, and all targets (None if the targets are not integers)."""
 
 
 @runtime_checkable
 class Cut(Protocol):
-    """A data set of windows over a longer sequence; overlapping windows at different offsets are different samples."""
+    """A data set of windows over a longer sequence; windows at different offsets may overlap."""
 
     def passages(self, ids: Ids) -> Batch:
-        """Return a passage of each of these windows, and all targets of the windows."""
+        """Return one passage of each window in `ids` (see `passages` below), and all targets."""
 
 
 def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
-    """Return the record on the data: `samples`, the number `checked`, `targets`, and the `overlap` of each split.
+    """Return the data record with the keys `samples`, `checked` (number of checked samples), `targets` and `overlap` (by split).
 
-    `targets`: the number of `distinct` targets and the `most_common_fraction`; absent if targets are not integers. A target is the
-    second part of a sample (input, target), or the entry "target", "targets", "label" or "labels" of a mapping. `overlap`: the
-    number of samples `checked`, and the number `overlapping` with training samples (equal bytes). `among_all`: all indices of two
-    subsets were compared. `passages`: passages of windows were compared. `same`: the split is the training data. Unreadable samples
-    are skipped. The state of the global generators is restored.
+    `targets` has the number of `distinct` targets and the `most_common_fraction`, and is absent for targets other than integers. The
+    target is the second part of an (input, target) sample, or the entry "target", "targets", "label" or "labels" of a mapping.
+    `overlap` has the number of `checked` samples, and the number of samples `overlapping` with training samples (equal bytes). The
+    flag `among_all` means that all indices of two subsets were compared, `passages` that passages of windows were compared, and
+    `same` that the split is the training data. Unreadable samples are skipped.
 
     >>> inputs, labels = torch.arange(6.0), torch.tensor([0, 1, 0, 1, 0, 0])
     >>> look = first_look((inputs, labels), {"val": (inputs[4:], labels[4:])}, seed=0)
@@ -78,9 +78,9 @@ def rows_as_bytes(*arrays: NDArray[Any]) -> list[bytes]:
 
 
 def passages(windows_NT: NDArray[Any], *, most: int = 64) -> list[bytes]:
-    """Return one passage of each window of tokens: at most `most` tokens and at most 25% of the window.
+    """Return one passage per window of tokens: at most `most` tokens and at most 25% of the window.
 
-    A passage begins at the minimal hash of four tokens, so overlapping windows of the same text often share a passage
+    A passage starts at the four tokens with the smallest hash, so overlapping windows often share a passage
     (Schleimer, Wilkerson and Aiken 2003, section 3: https://doi.org/10.1145/872757.872770).
 
     >>> text = np.random.default_rng(0).integers(0, 50, 100)
@@ -123,18 +123,17 @@ def _is_same(first: Any, second: Any) -> bool:
 
 
 def _read_samples(dataset: Any, *, seed: int, reading_s: float) -> tuple[list[int], Ids | None]:
-    """Return an integer hash of each checked sample, and the targets of all checked samples."""
     try:
         return _hash_samples(dataset, key=stream_key(seed, "first look"), reading_s=reading_s)
-    except Exception:  # a record must not end a run that may never need this sample
+    except Exception:  # the record is optional: an unreadable sample must not end the run here
         return [], None
 
 
 def _hash_samples(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int], Ids | None]:
-    """Hash samples in blocks until the limit of bytes or time; the first samples alone are a poor estimate of the time."""
+    """Hash samples in blocks, because the first samples alone are a poor estimate of the reading time."""
 
     def read_one(ids: Ids) -> Batch:
-        seed_generators(key)  # the same seed for all samples
+        seed_generators(key)  # one seed for all samples, so that equal samples are augmented equally
         sample = dataset[int(ids[0])]
         return [b"".join(_bytes(part) for part in leaves(sample))], _target(sample)
 
@@ -160,7 +159,6 @@ def _hash_samples(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int
 
 
 def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
-    """Return a function of ids that reads samples without augmentation, or gathers batches. Returns None if neither is possible."""
     if isinstance(dataset, Stored):
         return dataset.stored
     if isinstance(dataset, Cut):
@@ -190,7 +188,6 @@ def _bytes(leaf: Any) -> bytes:
 
 
 def _target(sample: Any) -> Ids | None:
-    """Return the integer targets of a sample or batch, or None if the targets are not integers or cannot be identified."""
     label: Any = None
     if isinstance(sample, Mapping):
         label = next((sample[name] for name in ("target", "targets", "label", "labels") if name in sample), None)
@@ -203,7 +200,6 @@ def _target(sample: Any) -> Ids | None:
 
 
 def _choose(samples: int, limit: int, generator: np.random.Generator) -> Ids:
-    """Return all sample ids, or a sorted random choice of `limit` ids that depends only on the generator and the length."""
     if samples <= limit:
         return np.arange(samples, dtype=np.int64)
     return np.sort(generator.choice(samples, size=limit, replace=False, shuffle=False)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Micro-batches of each step on the device, read from a data set by a plan; loader workers read individual samples."""
+"""Reader that loads the micro-batches of each step from a data set to the device."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,33 +17,30 @@ from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Samples of one forward and backward pass: tensors on the device, sample ids and epochs."""
+    """The samples of one forward and backward pass, with tensors on the device."""
 
     batch: Any
     count: int
-    """The number of targets that the mean loss averages over, as an integer on the host."""
+    """The number of targets in the mean loss, as an integer on the host."""
     index: int
-    """The index of the micro-batch within the global batch of its step."""
+    """The index of the micro-batch within its step."""
     sample_ids: Ids
-    """The indices of the samples in the data set."""
     epochs: Ids
-    """The epoch of each sample."""
     is_padding: bool = False
-    """True if the batch only keeps ranks in step; its results are dropped."""
+    """True if the batch only equalizes the number of forward passes on all ranks; the results are dropped."""
 
 
 class Feed:
     """Reader of the micro-batches of consecutive steps; `start(step)` sets the first step.
 
-    A step of the plan is cut into micro-batches of `micro_batch_size` (None: one micro-batch). `count` maps a batch to its number
-    of targets on the host, before the copy to the device; the default is the first dimension. Data sets that gather whole batches
-    (see `gather_fn`) ignore `workers`: this process reads them. If `collate` is given, tensors are read by sample.
-
-    `own`: indices of the micro-batches of each step that this rank reads (default: all). If `own` is given, an empty micro-batch is
-    replaced by another one with a count of 0, because each rank must run a forward and backward pass.
-
-    `puts_back`: restore the global generators after a read in this process (default); the restore takes longer than the read of a
-    small batch. `say` is called with a warning if a worker hangs.
+    micro_batch_size: samples per micro-batch; if None, each step is one micro-batch.
+    count: a function from a batch to its number of targets, called on the host (default: the size of the first dimension).
+    workers: number of loader processes, ignored if the data set gathers whole batches (see `gather_fn`).
+    collate: a function from samples to a batch. If `collate` is given, samples are read individually.
+    own: indices of the micro-batches that this rank reads (default: all). If `own` is given, another micro-batch
+    with a count of 0 replaces an empty micro-batch, because each rank must run a forward and backward pass.
+    puts_back: restore the global generators after each read in this process, which takes longer than reading a small batch.
+    say: a function that receives a warning if a worker hangs.
     """
 
     def __init__(
@@ -79,7 +76,7 @@ class Feed:
         self.latest: int | None = None  # the last requested step
 
     def start(self, step: int, *, stop: int | None = None) -> None:
-        """Set the next step to `step` and the end to `stop` (exclusive), and start the workers if any are configured."""
+        """Start reading at `step` until `stop` (exclusive), and start the workers if any are configured."""
         self.close()
         self.step, self.stop = step, -1 if stop is None else stop
         if self.workers and self.gather is None:
@@ -94,7 +91,7 @@ class Feed:
             )
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
-        """Return the micro-batches of a step; raise `ValueError` if the step does not follow the previous step."""
+        """Return the micro-batches of a step; raise `ValueError` if the steps are not consecutive."""
         if step != self.step:
             raise ValueError(f"feed stands at step {self.step}, asked for {step}: start({step}) first")
         self.step, self.latest = step + 1, step
@@ -118,14 +115,14 @@ class Feed:
             if not len(ids) and self.shared:
                 substitute = next(nth for nth, (piece_ids, _) in enumerate(pieces) if len(piece_ids))
                 batch = self._read(step, substitute, *pieces[substitute])
-            # views of the plan's arrays are made read-only; after gathering, because torch warns about read-only arrays
+            # protect the plan's arrays; only after gathering, because torch warns about read-only arrays
             ids.flags.writeable = epochs.flags.writeable = False
             there = batch if self.device.type == "cpu" else to_device(batch, self.device, pin=self.pins)
             micro_batches.append(MicroBatch(there, self.count(batch) if len(ids) else 0, index, ids, epochs))
         return micro_batches
 
     def _read(self, step: int, index: int, ids: Ids, epochs: Ids) -> Any:
-        if not len(ids):  # the end of an epoch, if the number of samples per step varies
+        if not len(ids):  # an empty micro-batch at the end of an epoch
             return None
         if self.gather is None:
             return self.reading.here(step, index, puts_back=self.puts_back)
@@ -152,11 +149,10 @@ def in_order(
     rank: int = 0,
     ranks: int = 1,
 ) -> Iterator[MicroBatch]:
-    """Yield every sample of a data set once, in order; the last batch holds the rest, and then the workers end.
+    """Yield every sample of a data set once, in order; the last batch may be smaller.
 
-    `collate` is ignored for a data set without `__getitem__`, which only gathers whole batches. If `max_batches` is given, at most
-    this number of evenly spaced batches is read, in this process. Rank r reads batches r, r + ranks, ...; ranks with one batch
-    fewer get a padding batch marked `is_padding`.
+    `collate` is ignored if the data set has no `__getitem__`. If `max_batches` is given, this process reads at most `max_batches`
+    evenly spaced batches. Rank r reads batches r, r + ranks, ...; a rank with one batch fewer gets a batch marked `is_padding`.
     """
     plan = InOrder(samples=sample_count(dataset), batch_size=batch_size, rank=rank, ranks=ranks)
     feed = Feed(
@@ -185,7 +181,7 @@ def in_order(
 
 
 def to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
-    """Copy every tensor of nested lists, tuples and dictionaries to the device, without waiting for the copies.
+    """Copy the tensors of nested lists, tuples and dictionaries to the device asynchronously.
 
     If `pin` is true, host tensors are first copied to page-locked memory, because copies from pageable memory block on CUDA.
     """

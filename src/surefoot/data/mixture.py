@@ -1,4 +1,4 @@
-"""Several data sets as one, in fixed proportions."""
+"""Weighted mixture of several data sets."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,9 @@ from surefoot.errors import DataError
 class Mixture:
     """Weighted mixture of data sets by name: {"web": (pages, 0.7), "books": (books, 0.3)}.
 
-    Every 1,000 samples hold each data set in exact proportion to its weight. Each data set has its own order and epochs. Weights need
-    not sum to 1. Indexing sees the concatenation. A data set with only `gather` cannot mix with a data set without `gather`.
+    In every block of 1,000 samples, each data set's share is proportional to its weight. Weights need not sum to 1. Each data set has
+    its own order and epochs. `mixture[i]` indexes the concatenated data sets. A data set with only `gather` cannot be mixed with a data set
+    without `gather`.
 
     >>> from torch import zeros
     >>> len(Mixture({"web": ((zeros(30), zeros(30)), 0.7), "books": ((zeros(10), zeros(10)), 0.3)}))
@@ -39,7 +40,7 @@ class Mixture:
         self.ends = list(accumulate(self.sizes))
         self.gathered = [gather_fn(dataset) for dataset in self.datasets]
         single = [name for name, part in zip(self.names, self.gathered, strict=True) if part is None]
-        if not single:  # without this method the mixture is read by sample
+        if not single:  # without `gather`, the mixture is read by sample
             self.gather = self._gather
         batched = [name for name, dataset in self.concatenated().items() if not hasattr(dataset, "__getitem__")]
         if batched and single:
@@ -88,7 +89,6 @@ def _checked_size(name: str, dataset: Any) -> int:
 
 
 def _interleave(batches: Sequence[Any], order: Tensor) -> Any:
-    """Concatenate nested batches and reorder the rows."""
     first = batches[0]
     if isinstance(first, Tensor):
         return torch.cat(list(batches)).index_select(0, order.to(first.device, non_blocking=True))

@@ -1,6 +1,6 @@
-"""Sample order as a pure function of (seed, step); step 1,000,000 costs as much as step 0.
+"""Sample order as a pure function of (seed, step), at a constant cost per step.
 
-Step k reads positions [k * B, (k + 1) * B) of the concatenated permutations of the epochs. Permutations are computed, never stored.
+Step k reads positions [k * B, (k + 1) * B) of the concatenated permutations of all epochs; B is the batch size.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,28 +15,28 @@ from surefoot.seeding import fold, stream_key
 Ids = NDArray[np.int64]
 
 _ROUNDS = 6
-_ROUNDS_SMALL = 10  # a round mixes six bits less well; 10 rounds make all orders of few samples equally likely
-# positions computed per NumPy call, at first and later; several steps share the overhead of a call
+_ROUNDS_SMALL = 10  # for at most six bits, which mix less per round: all orders become equally likely
+# positions computed per NumPy call: after a jump, and for consecutive steps
 _FIRST_SAMPLES, _BLOCK_SAMPLES = 512, 16384
-_SLOTS = 1000  # block size, in samples, in which the proportions of a mixture are exact
+_SLOTS = 1000  # samples per block of a mixture; the proportions are exact in each block
 
 
 @runtime_checkable
 class MicroBatches(Protocol):
-    """Plan of the samples of each micro-batch; every step has `pieces` micro-batches, some of them empty."""
+    """Plan of the samples of each micro-batch; every step has `pieces` micro-batches, possibly empty."""
 
     samples: int
     pieces: int
 
     def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
-        """Return (sample ids, epochs) for each micro-batch of a step; both arrays have one entry per sample."""
+        """Return (sample ids, epochs) for each micro-batch of a step, with one entry per sample."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the parameters of the order except the seed, as JSON values."""
+        """Return the parameters of the order as JSON values, without the seed."""
 
 
 class Cut:
-    """Plan whose steps are cut into micro-batches of equal size; the last micro-batch of a step may be smaller."""
+    """Plan that cuts each step of another plan into micro-batches; the last micro-batch of a step may be smaller."""
 
     def __init__(self, plan: "Plan", micro_batch_size: int) -> None:
         self.plan, self.size, self.samples = plan, micro_batch_size, plan.samples
@@ -54,7 +54,6 @@ class Cut:
 
 
 def samples_of(plan: MicroBatches, steps: Sequence[int]) -> int:
-    """Return the number of samples in the steps, summed over all ranks."""
     if isinstance(plan, Cut):
         return plan.plan.batch_size * len(steps)
     return sum(len(ids) for step in steps for ids, _ in plan.micro_batches(step))
@@ -74,7 +73,6 @@ class Order:
         self.blocks = _Blocks(self._at, batch_size)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
-        """Return the sample ids of a step and their epochs, both (batch_size,)."""
         return self.blocks.step(step)
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,8 +86,8 @@ class Order:
 class MixtureOrder:
     """Order that mixes several sources in fixed proportions; each source has its own order and epochs.
 
-    Every block of 1,000 samples holds each source's exact quota (largest remainder), shuffled. Ids are global: the offset of the
-    source plus the id within the source. One epoch of the mixture has as many samples as all sources together.
+    Every shuffled block of 1,000 samples has the exact quota of each source (largest remainder). A sample id is the offset of the
+    source plus the index within the source. An epoch of the mixture has as many samples as all sources together.
     """
 
     def __init__(self, seed: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int) -> None:
@@ -111,7 +109,7 @@ class MixtureOrder:
         blocks, slots = np.divmod(positions, _SLOTS)
         shuffled = _by_epoch(self.slot_key, _SLOTS, blocks, slots)
         sources = self.source_of_slot[shuffled]
-        # the running index within the source: the quotas of all earlier blocks, plus the index within this block
+        # index within the source: the quotas of all earlier blocks, plus the index within this block
         places = blocks * self.quotas[sources] + shuffled - self.first_slots[sources]
         ids, epochs = np.empty_like(positions), np.empty_like(positions)
         for source in np.unique(sources):
@@ -122,9 +120,9 @@ class MixtureOrder:
 
 
 class InOrder:
-    """Order of evaluation: every sample once, first to last; the last step holds the rest.
+    """Order of evaluation: every sample once, first to last; the last step may be smaller.
 
-    Rank r reads batches r, r + ranks, ...; a rank that runs out of batches reads the last batch of the data set.
+    Rank r reads batches r, r + ranks, ...; a rank without a further batch repeats the last batch of the data set.
 
     >>> plan = InOrder(samples=5, batch_size=2, rank=1, ranks=2)
     >>> plan.batches, [plan.ids(step)[0].tolist() for step in range(2)]
@@ -148,9 +146,9 @@ Plan = Order | MixtureOrder | InOrder  # maps a step to its samples; `samples` i
 
 
 def permutation(key: int, size: int, positions: Ids) -> Ids:
-    """Map positions through the permutation of range(size) that `key` selects.
+    """Apply the pseudorandom permutation of range(size) with key `key` to positions.
 
-    A Feistel network over the smallest even number of bits for `size` is applied until the value is below `size` (Black and Rogaway
+    A Feistel network on the smallest even number of bits for `size` is applied until the value is below `size` (Black and Rogaway
     2002, sections 3 and 4: https://doi.org/10.1007/3-540-45760-7_9). The expected number of applications is at most four.
 
     >>> sorted(permutation(7, 6, np.arange(6)).tolist())
@@ -185,15 +183,13 @@ def folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.ui
     >>> int(folded(np.array([7], np.uint64), np.array([3], np.uint64))[0]) == fold(7, 3)
     True
     """
-    mixed = keys + np.uint64(0x9E3779B97F4A7C15) + parts  # wraps at 64 bits, as it should
+    mixed = keys + np.uint64(0x9E3779B97F4A7C15) + parts  # wraps at 64 bits, as intended
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
 
 
 class _Blocks:
-    """Cache of steps computed in one call; a block is larger for consecutive steps than after a jump."""
-
     def __init__(self, at: Callable[[Ids], tuple[Ids, Ids]], batch_size: int) -> None:
         self.at, self.batch_size = at, batch_size
         self.first, self.ids, self.epochs = 0, np.empty(0, np.int64), np.empty(0, np.int64)
@@ -209,14 +205,12 @@ class _Blocks:
 
 
 def _by_epoch(key: int, size: int, epochs: Ids, offsets: Ids) -> Ids:
-    """Map each offset through the permutation of its epoch; epochs may be in any order."""
     first, last = int(epochs.min()), int(epochs.max())
     own_keys = folded(np.full(last - first + 1, key, np.uint64), np.arange(first, last + 1, dtype=np.uint64))
     return _permute(size, offsets, _round_keys(own_keys, size), epochs - first)
 
 
 def _half(size: int) -> int:
-    """Return half of the smallest even number of bits for the values below `size`."""
     return max(1, -(-(size - 1).bit_length() // 2))
 
 

@@ -1,4 +1,4 @@
-"""Data pipeline of one run: batch sizes, the plan of samples for each step, and the feed that reads them."""
+"""Data pipeline of a run: batch sizes, the plan of samples, and the feed that reads the samples."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ def planned_sizes(
     ranks: int = 1,
     began: int | str | None = None,
 ) -> Batching:
-    """Return the sizes of a step and its micro-batches, in tokens only if samples differ in length.
+    """Return the batch and micro-batch sizes, in tokens only if samples differ in length.
 
-    If `micro_batch_size` is None, each of `ranks` reads one micro-batch; a resumed run keeps its first size, `began`.
+    If `micro_batch_size` is None, each rank reads one micro-batch per step. A resumed run keeps its first micro-batch size, `began`.
     """
     if micro_batch_size is None:
         micro_batch_size = began or one_each(batch_size, ranks=ranks)
@@ -62,7 +62,7 @@ def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroB
 
 
 def steps_of_epoch(plan: MicroBatches, sizes: Batching) -> tuple[int, int]:
-    """Return the length of an epoch and of a step in samples, or in steps if steps differ in samples."""
+    """Return the size of an epoch and of a step in samples, or in steps if the samples per step vary."""
     return (plan.steps, 1) if isinstance(plan, Buckets) else (plan.samples, sizes.batch_size)
 
 
@@ -77,7 +77,7 @@ def refuse_compiled(plan: MicroBatches, *, compiled: bool) -> None:
 
 @dataclass(frozen=True)
 class DataPipeline:
-    """The training data, their plan, and the settings of their reader."""
+    """The training data set, its sample plan, and the settings of the reader."""
 
     dataset: Any
     plan: MicroBatches
@@ -93,7 +93,7 @@ class DataPipeline:
         return self._feed(workers=workers, own=self._own if self.world.size > 1 else None, puts_back=False, say=say)
 
     def samples(self, step: int) -> list[list[int]]:
-        """Return the sample ids of this rank's micro-batches of a step, from the plan; no sample is read."""
+        """Return the sample ids of this rank's micro-batches of a step without reading the samples."""
         try:
             pieces = self.plan.micro_batches(step)
         except Exception:  # an error of the plan must not hide the error that is being reported
@@ -101,15 +101,13 @@ class DataPipeline:
         return [pieces[index][0].tolist() for index in self._own]
 
     def first(self, step: int = 0) -> MicroBatch | None:
-        """Read this rank's first micro-batch of a step; return None if the read fails."""
         return next(iter(self.again(step, own=self._own[:1])), None)
 
     def beginning(self) -> MicroBatch | None:
-        """Read the first micro-batch of the run, the same on every rank; return None if the read fails."""
         return next(iter(self.again(0, own=range(1))), None)
 
     def again(self, step: int, *, own: range | None = None) -> Sequence[MicroBatch]:
-        """Read the micro-batches of any step, those of `own` or of all ranks; return an empty list if the read fails."""
+        """Read the micro-batches of any step (all, or those in `own`); return an empty list if the read fails."""
         feed = self._feed(own=own)
         with untouched():
             try:
@@ -121,9 +119,9 @@ class DataPipeline:
                 feed.close()
 
     def split(self, dataset: Any, *, batch_size: int | None, max_batches: int | None = None) -> Iterator[MicroBatch]:
-        """Yield the samples of another data set once, divided among ranks; `max_batches` limits them and reads all on this rank."""
+        """Yield the batches of a split once, divided among ranks; with `max_batches`, every rank reads the same batches."""
         rows = self.sizes.micro_batch_size
-        if isinstance(self.plan, Buckets):  # the rows that fit if all have the maximal length
+        if isinstance(self.plan, Buckets):  # rows that fit even if all have the maximal length
             rows = max(1, rows // int(self.plan.longest.max()))
         return in_order(
             dataset,
@@ -140,7 +138,6 @@ class DataPipeline:
 
     @property
     def _own(self) -> range:
-        """The indices of this rank's micro-batches in a step."""
         share = self.plan.pieces // self.world.size
         return range(self.world.rank * share, (self.world.rank + 1) * share)
 

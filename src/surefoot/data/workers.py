@@ -30,16 +30,16 @@ Collate = Callable[[list[Any]], Any]
 
 _LEFT_TO_THE_PARENT = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 _WAIT_S = 5.0
-_SOCKET = 107  # the maximal length of a socket's path on Linux
-_HANGS_AFTER = 4  # waits of 5 s for one micro-batch before a warning; doubled for a worker after each warning
+_SOCKET = 107  # the maximal length of a socket path on Linux
+_HANGS_AFTER = 4  # waits of `_WAIT_S` for a worker before a warning; doubled after each warning
 
 
 class Reading(Dataset[Any]):
     """A data set of micro-batches, indexed by (step, index within the step).
 
-    Every sample is read under its own seed. Seeding Python's and NumPy's generators takes longer than a read from memory. Therefore
-    only torch's generators are seeded until a read draws from Python's or NumPy's generators; that micro-batch is read again. Code
-    that draws from these generators and restores their state is not detected.
+    Every sample is read under its own seed. At first, only torch's generators are seeded, because seeding Python's and NumPy's
+    generators takes longer than a read from memory. If a read draws from Python's or NumPy's generators, the micro-batch is read again,
+    and all generators are seeded from then on. Code that restores the generators after its draws is not detected.
     """
 
     def __init__(self, dataset: Any, plan: MicroBatches, *, seed: int, collate: Collate) -> None:
@@ -68,7 +68,6 @@ class Reading(Dataset[Any]):
             torch.set_num_threads(threads)
 
     def _read(self, step: int, index: int) -> Any:
-        """Read the micro-batch; the global generators are left in any state."""
         if self.undrawn is not None:
             self.undrawn.begin()
             with suppress(DataError):  # unseeded draws may cause an error: read again with seeds
@@ -101,10 +100,7 @@ class Reading(Dataset[Any]):
 
 
 def _check_temporary_directory() -> None:
-    """Raise `ConfigError` if the path of a worker's socket would be too long (Linux only, `unix(7)`).
-
-    Without this check, a thread of the worker fails and the run waits forever for the batch.
-    """
+    # with a longer socket path (see unix(7)), a thread of the worker would fail and the run would wait forever
     path = tempfile.gettempdir()
     limit = _SOCKET - len("/pymp-12345678/listener-12345678")  # as multiprocessing names it
     if sys.platform == "linux" and len(os.fsencode(path)) > limit:
@@ -135,7 +131,6 @@ class Workers:
         self.named_after = dict.fromkeys(range(workers), _HANGS_AFTER)  # waits before the next warning, by worker
         were = set(multiprocessing.active_children())
         with warnings.catch_warnings(), _deaths_told():
-            # the user chooses the number of workers
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             steps = count(first) if stop is None else range(first, stop)
             loader = DataLoader(
@@ -153,11 +148,10 @@ class Workers:
             with _forking():
                 self.batches: Any = iter(loader)
             self.processes = set(multiprocessing.active_children()) - were
-            # at exit, Python waits for processes, which ignore SIGTERM: end them first
+            # at exit, Python waits for the workers, which ignore SIGTERM: end the workers first
             atexit.register(self.close)
 
     def next(self) -> Any:
-        """Return the next micro-batch in order; raise the error of a worker."""
         worker = self.taken % self.workers  # the loader reads from the workers in turn
         for waits in count(1):
             try:
@@ -187,9 +181,9 @@ class Workers:
         )
 
     def close(self) -> None:
-        """End the processes; kill a process that still reads a sample after five seconds."""
+        """End the worker processes; after five seconds, kill a process that still reads a sample."""
         atexit.unregister(self.close)
-        # the traceback of an error may keep the iterator alive: do the work of its __del__ now
+        # the traceback of an error may keep the iterator alive: run the cleanup of its __del__ now
         self.batches._shutdown_workers()
         for process in self.processes:
             if process.is_alive():
@@ -198,7 +192,6 @@ class Workers:
 
 
 def _begin(parent: int, collects: bool, _worker: int) -> None:
-    """Ignore signals that the parent handles, leave inherited objects alone, and exit if the parent ends."""
     # garbage collection would copy inherited memory, and an inherited store would wait for threads of the parent
     gc.freeze()
     if collects:
@@ -219,7 +212,6 @@ def _end_with(parent: int) -> None:
 
 @contextmanager
 def _deaths_told() -> Iterator[None]:
-    """Convert torch's `RuntimeError` about a dead worker into a `DataError`."""
     try:
         yield
     except RuntimeError as problem:
@@ -233,7 +225,7 @@ def _deaths_told() -> Iterator[None]:
 
 @contextmanager
 def _forking() -> Iterator[None]:
-    """Disable garbage collection and block signals during the fork; an early signal would kill a new worker."""
+    # an early signal would kill a new worker
     collects = gc.isenabled()
     has_masks = hasattr(signal, "pthread_sigmask")  # Windows has none
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_PARENT) if has_masks else set()

@@ -128,7 +128,7 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int) -> None:
-    """Raise `DivergedError` if ranks with the same rows have different weights or buffers. The message names a tensor. Collective."""
+    """Raise `DivergedError` with the first different tensor if ranks with the same rows differ in weights or buffers. Collective."""
     own = _checksums_by_part(models)
     by_rank = world.gathered({part: sum(sums.values()) for part, sums in own.items()})
     if all(by_rank[first][part] == by_rank[rank][part] for part, first, rank in _rank_pairs(by_rank)):

@@ -48,7 +48,7 @@ class Ddp:
 
     @property
     def local_times(self) -> float | None:
-        """The scale of a rank's own gradient before it is averaged: the number of ranks. None if every pass reduces gradients."""
+        """The constant factor of a rank's own gradient before averaging: the number of ranks. None if every pass reduces gradients."""
         return None if self.parallel.sync == "every" else float(self.world.size)
 
     def follow_trainable(self) -> None:
@@ -127,7 +127,7 @@ def spread(
     nominal: float,
     fsdp: "Fsdp | None" = None,
 ) -> tuple[Ranks, dict[str, Any]]:
-    """Return the strategy of a step (`fsdp` for sharded models), and the callables that the loss receives by name."""
+    """Return the strategy of a step (`fsdp` if sharded) and the loss's callables by name. `forwards` are models, compiled or not."""
     called = {name: Called(model, forwards[name]) for name, model in models.items()}
     if fsdp is not None:
         fsdp.called = called

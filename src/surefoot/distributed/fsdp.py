@@ -70,8 +70,8 @@ class FullySharded:
     def copy_gradients_to_shards(self) -> None:
         """Give each shard its rows of the gradient after the last pass, in the memory of the parameter's own gradient.
 
-        A shard gets None if no rank has a gradient. With `find_unused_parameters`, ranks wait to exchange the indices of used
-        parameters.
+        A shard gets None if no rank has its gradient. With `find_unused_parameters`, ranks exchange the used parameters, and
+        wait.
         """
         idle = set[int]()
         if self.parallel.find_unused_parameters:

@@ -1,6 +1,6 @@
 """The thread of a rank that sends heartbeats, and ends the process if another rank is lost.
 
-Collectives time out after a day, since compilation and long evaluations are slow. So each rank also reports to the ranks' store,
+Collectives time out after a day, since compilation and evaluation can take hours. So each rank also reports to the ranks' store,
 over a separate connection, that the rank is alive. Rank 0 reads all reports. The other ranks read rank 0's report, and the name
 of a lost rank from rank 0 or the launcher. Without a launcher, connections to rank 0 (`Lines`) reveal the end of a process at
 once.
@@ -137,7 +137,7 @@ class Heartbeat:
         return None if self.lost is None else RankLostError(self._with_advice(self.lost))
 
     def speaks_of(self, problem: BaseException) -> bool:
-        """Return whether this rank prints its error. Waits a moment for rank 0's error, since only rank 0 prints an equal error."""
+        """Return whether this rank prints its error. Waits a moment for rank 0's error: if both are equal, only rank 0 prints."""
         if isinstance(problem, RankLostError) and self.lost is not None:
             return self._speaks_of(self.lost)
         if self.rank == 0 or not self.threads:

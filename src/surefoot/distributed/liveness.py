@@ -184,7 +184,8 @@ class Lines:
     """Idle connections between rank 0 and every other rank. The system closes a connection when its process ends.
 
     A killed rank is noticed at once. A stopped rank or a lost machine keeps its connection open, and some networks block such
-    connections; then only missing heartbeats reveal the loss. Forked children, such as a loader's workers, close their copies.
+    connections. In these cases, only missing heartbeats reveal the loss. Forked children, such as a loader's workers, close their
+    copies.
     """
 
     def __init__(self, nonce: str) -> None:

@@ -65,7 +65,7 @@ def rows_of_state(parameter: Tensor, value: Tensor) -> Rows | None:
 
 
 def name_of(parameter: Tensor, names: Mapping[Tensor, str]) -> str:
-    """Return the name in the model of an optimizer's parameter. `names` maps the model's own parameters to their names."""
+    """Return the model's name for an optimizer's parameter. `names` maps the model's own parameters to their names."""
     return parameter.called if isinstance(parameter, Shard) else names[parameter]
 
 

@@ -37,10 +37,10 @@ class Ranks(Protocol):
 
     @property
     def local_times(self) -> float | None:
-        """The scale of this rank's own gradient before the last pass of a step. None if that gradient is unavailable."""
+        """The constant factor of this rank's own gradient before the last pass of a step. None if that gradient is unavailable."""
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:
-        """Prepare a micro-batch, and return whether its pass runs. A pass without targets only serves collectives, with zero gradients."""
+        """Prepare a micro-batch, and return whether its pass runs. A pass without targets has zero gradients and only joins collectives."""
 
     def begin_sum(self, total: Tensor | None, counted: Tensor | float) -> None:
         """Start the sum of the losses of all ranks, before the last backward pass."""

@@ -1,6 +1,6 @@
-"""Beam search for the likeliest target of a source with an encoder-decoder; a beam of 1 is greedy search.
+"""Beam search for the likeliest target of a source with an encoder-decoder.
 
-The target of a source does not depend on the other sources of its batch, except for rounding. Shapes: B sources, S source tokens,
+Except for rounding, a target does not depend on the other sources of its batch. Shape suffixes: B sources, S source tokens,
 K open hypotheses per source, N candidates per hypothesis, C candidates per source, V vocabulary, T target tokens so far.
 """
 
@@ -16,7 +16,7 @@ from surefoot.models.seq2seq import PADDING, Decoding, Seq2Seq
 from surefoot.seeding import untouched
 from surefoot.train.evaluate import evaluation_mode
 
-BEGIN, END = 1, 2  # equal to the tokens in `tokenizers/subwords.py`
+BEGIN, END = 1, 2  # as in `tokenizers/subwords.py`
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ def twice_and_ten(source_tokens: int) -> int:
 
 
 def penalty(length: int, alpha: float) -> float:
-    """Return the length penalty, the divisor of the log-probability of a target of `length` tokens (end included).
+    """Return the length penalty of a target of `length` tokens (end included), ((5 + length) / 6) ** alpha.
 
-    The penalty is ((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14: https://arxiv.org/abs/1609.08144). With alpha = 0,
-    scores are log-probabilities, which favor short targets. A larger alpha favors longer targets.
+    A score is a log-probability divided by this penalty (equation 14 of https://arxiv.org/abs/1609.08144). With alpha = 0, scores
+    favor short targets. A larger alpha favors longer targets.
 
     >>> penalty(1, 0.6), round(penalty(7, 1.0), 6)
     (1.0, 2.0)
@@ -61,11 +61,11 @@ def beam_search(
     max_new_tokens_fn: Callable[[int], int] = twice_and_ten,
     batch_size: int = 64,
 ) -> list[Hypothesis]:
-    """Search for the likeliest target of each source (tokens with the end token); return one hypothesis per source, in order.
+    """Search for the likeliest target of each source (with its end token); return one hypothesis per source, in order.
 
-    A beam of 1 is greedy search. Up to `batch_size` sources of similar length are searched together. A source of n tokens gets at
-    most `max_new_tokens_fn(n)` target tokens, by default 2 n + 10. The training modes of modules and the state of the global
-    generators are restored. The host waits for the device at every token.
+    A beam of 1 is greedy search. Up to `batch_size` sources of similar length are searched together. For a source of n tokens, the
+    target has at most `max_new_tokens_fn(n)` tokens, by default 2 n + 10. Training modes and global generators are restored. The host
+    waits for the device at every token.
 
     >>> from surefoot.models import Seq2SeqConfig
     >>> model = Seq2Seq(Seq2SeqConfig(encoder_layers=1, decoder_layers=1, heads=2, width=8, mlp_width=16, vocab_size=10))
@@ -97,13 +97,9 @@ def _search_batch(
     length_penalty: float = 0.6,
     max_new_tokens_fn: Callable[[int], int] = twice_and_ten,
 ) -> list[Hypothesis]:
-    """Return the best target of each row of a padded batch of sources on the model's device.
-
-    Each step extends the `beam_size` open hypotheses of a source by every token. An extension is finished if it ends and is among the
-    `beam_size` likeliest extensions. The likeliest extensions without an end stay open. The search of a source stops after `beam_size`
-    finished hypotheses, after `max_new_tokens_fn(source tokens)` tokens, or if no open hypothesis can win. The likeliest open
-    hypothesis is returned if no hypothesis has finished.
-    """
+    # Each step extends the `beam_size` open hypotheses of a source by every token. The best extensions that end in END are finished,
+    # and the best other extensions stay open. The search of a source stops after `beam_size` finished hypotheses, at the limit of
+    # tokens, or if no open hypothesis can win. Without a finished hypothesis, the best open hypothesis is returned.
     if beam_size < 1:
         raise ConfigError(f"beam_size = {beam_size}: at least 1 hypothesis is kept open; 1 is greedy search")
     if not 0 <= length_penalty < math.inf:
@@ -118,23 +114,20 @@ def _search_batch(
         search = _Search(model, source_BS, limits, beam_size=beam_size, alpha=length_penalty)
         while search.alive:
             search.lengthen()
-    return [best for best in search.best if best is not None]  # `lengthen` sets all of them
+    return [best for best in search.best if best is not None]  # `lengthen` has set every entry
 
 
 class _Search:
-    """Open hypotheses of the unfinished sources; `alive` maps rows to source indices."""
-
     def __init__(self, model: Seq2Seq, source_BS: Tensor, limits: list[int], *, beam_size: int, alpha: float) -> None:
         self.beam_size, self.alpha, self.limits = beam_size, alpha, limits
         self.decoding = Decoding(model, source_BS, hypotheses=1, max_tokens=max(limits))
         self.alive = list(range(len(limits)))
         self.tokens_BKT = torch.full((len(limits), 1, 1), BEGIN, device=source_BS.device)
-        self.scores_BK = torch.zeros((len(limits), 1), device=source_BS.device)  # logarithms of probabilities
+        self.scores_BK = torch.zeros((len(limits), 1), device=source_BS.device)  # log-probabilities
         self.ended = [0] * len(limits)
         self.best: list[Hypothesis | None] = [None] * len(limits)
 
     def lengthen(self) -> None:
-        """Add one token to each open hypothesis."""
         length = self.tokens_BKT.shape[2]  # with the new token, without the begin token
         scores_BC, parents_BC, tokens_BC = self._candidates()
         ends_BC = tokens_BC == END
@@ -165,7 +158,7 @@ class _Search:
             self.decoding.select(kept_B, parents_BK[kept_B])
 
     def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return scores, parent hypotheses and tokens of the best 2 K extensions per source, best first; K of them may end."""
+        # 2 K extensions per source, best first: at most K of them end, so K stay open
         logits_BKV = self.decoding.logits(self.tokens_BKT[:, :, -1])
         logits_BKV = logits_BKV.to(torch.promote_types(logits_BKV.dtype, torch.float32))
         total_BK1 = logits_BKV.logsumexp(dim=2, keepdim=True)
@@ -182,7 +175,6 @@ class _Search:
         return scores_BC, places_BC // following, tokens_BKN.flatten(1).gather(1, places_BC)
 
     def _end(self, length: int, scores_BC: Tensor, parents_BC: Tensor) -> None:
-        """Count the finished candidates (finite scores), and update the best hypothesis of each source."""
         ended_B = scores_BC.isfinite().sum(dim=1).tolist()
         best_B, places_B = scores_BC.max(dim=1)
         parents_B = parents_BC.gather(1, places_B[:, None])[:, 0].tolist()

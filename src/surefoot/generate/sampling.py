@@ -30,7 +30,7 @@ def sample(
     eos_id: int | None = None,
     use_cache: bool = False,
 ) -> list[int]:
-    """Return the prompt `tokens` (T >= 1) and up to `max_new_tokens` sampled tokens in one list; arguments as in `stream`.
+    """Return the prompt `tokens` (T >= 1) followed by up to `max_new_tokens` sampled tokens; arguments as in `stream`.
 
     >>> class Counting(nn.Module):
     ...     def forward(self, tokens_BT):
@@ -61,10 +61,11 @@ def stream(
     """Yield up to `max_new_tokens` sampled tokens after the prompt `tokens` (T >= 1); stop before `eos_id`.
 
     model: maps tokens (1, T) to logits (1, T, V) on its own device, in evaluation mode. If the text exceeds `context` tokens, the model
-    continues from the last half of the context. `use_cache`: pass the model its `new_cache(batch)` and only the new tokens.
-    `temperature`: 0 selects the likeliest token. `top_k`: sample from the k likeliest tokens. `top_p`: sample from the smallest set of
-    likeliest tokens with this total probability (Holtzman et al. 2020, section 3.1: https://arxiv.org/abs/1904.09751). The text depends
-    only on the seed. Training modes and global generators are restored. The host waits for the device at every token.
+    continues from the last half of the context.
+    use_cache: pass only the new tokens to the model, with a cache from `model.new_cache(batch)`.
+    temperature: 0 selects the likeliest token. top_k: sample from the k likeliest tokens.
+    top_p: sample from the smallest set of likeliest tokens with this total probability (section 3.1 of https://arxiv.org/abs/1904.09751).
+    Equal seeds give equal texts. Training modes and global generators are restored. The host waits for the device at every token.
 
     >>> class Counting(nn.Module):
     ...     def forward(self, tokens_BT):
@@ -99,10 +100,10 @@ def sample_batch(
     use_cache: bool = False,
     batch_size: int = 16,
 ) -> list[list[int]]:
-    """Return each prompt with up to `max_new_tokens` sampled tokens, in order; prompts of equal length form batches.
+    """Return each prompt followed by up to `max_new_tokens` sampled tokens, in order of the prompts.
 
-    Each prompt is sampled under (seed, prompt index). Its text does not depend on `batch_size` or other prompts, except for rounding
-    in larger matrices. The other arguments are those of `stream`.
+    Prompts of equal length form batches. Each prompt is sampled under (seed, prompt index), so `batch_size` and the other prompts
+    change a text only by rounding. See `stream` for the remaining arguments.
 
     >>> class Counting(nn.Module):
     ...     def forward(self, tokens_BT):
@@ -128,15 +129,13 @@ def sample_batch(
             ended |= {nth for nth, row in enumerate(rows) if row[-1] == eos_id}
             if len(ended) == len(rows):
                 break
-        for nth in ended:  # cut the tokens after eos_id; rows of a batch keep one length
+        for nth in ended:  # cut at eos_id only now, because all rows of a batch need one length
             del rows[nth][rows[nth].index(cast("int", eos_id), length) :]
     return texts
 
 
 @dataclass(frozen=True)
 class _Sampler:
-    """The sampling settings of `stream`."""
-
     max_new_tokens: int
     context: int
     temperature: float
@@ -145,7 +144,6 @@ class _Sampler:
     seed: int
 
     def check_prompt(self, tokens: Sequence[int] | Tensor) -> None:
-        """Raise `ConfigError` with all problems of the settings and a prompt."""
         needs = {
             f"seed = {self.seed}: give a number from 0 to 2**64 - 1": 0 <= self.seed < 1 << 64,
             "no token to start from: give at least one, for example that of a line break": len(tokens) > 0,
@@ -168,7 +166,7 @@ class _Sampler:
     def extend(
         self, model: nn.Module, rows: list[list[int]], generators: Sequence[torch.Generator], *, use_cache: bool
     ) -> Iterator[None]:
-        """Append `max_new_tokens` tokens to each row, yielding after each token; the model's modes are restored at every `yield`."""
+        # the training modes of the model are restored at every `yield`
         step = _NextLogits(model, context=self.context, use_cache=use_cache)
         for _ in range(self.max_new_tokens):
             with torch.no_grad(), untouched(), evaluation_mode([model]):
@@ -193,8 +191,6 @@ class _Sampler:
 
 
 class _NextLogits:
-    """Computes next-token logits of growing rows of tokens, with a cache if `use_cache` is true."""
-
     def __init__(self, model: nn.Module, *, context: int, use_cache: bool) -> None:
         self.model, self.context, self.use_cache = model, context, use_cache
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -202,7 +198,6 @@ class _NextLogits:
         self.cache: Any = None
 
     def next_logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Return the logits (B, V) of the next token, float32 on the CPU."""
         length = len(rows[0])
         if self.cached == 0:
             self.first = max(0, length - self.context)

@@ -1,4 +1,4 @@
-"""In-place arithmetic that a bad step leaves unapplied; the device reads the skip flag, and the host does not.
+"""In-place updates that a bad step skips; the device reads the skip flag, without the host.
 
 Torch's fused SGD kernel computes `target -= rate * (amount + decay * target)` unless its flag is set. Nearly every update can use
 this kernel, in one pass and without a copy. `Restoring` handles all other updates, by restoring copies.
@@ -39,7 +39,7 @@ def subtract(
 ) -> None:
     """Subtract rate * (amount + decay * target) from each target; if `found_inf` is 1, change no bit.
 
-    `found_inf` is a float32 tensor on the targets' device; None means 0. With `negated`, rate * (decay * target - amount) is
+    `found_inf` is a float32 tensor on the targets' device; None stands for 0. With `negated`, rate * (decay * target - amount) is
     subtracted, as with torch's `maximize`.
 
     >>> weight = torch.tensor([1.0])
@@ -79,12 +79,12 @@ def move_towards(
 
 
 def replace(target: Tensor, value: Tensor, *, found_inf: Tensor | None) -> None:
-    """Copy `value` into `target` unless `found_inf` is 1; for small tensors and integer tensors."""
+    """Copy `value`, a small or integer tensor, into `target` unless `found_inf` is 1."""
     target.copy_(value if found_inf is None else torch.where(found_inf > 0, target, value))
 
 
 def read_on_cpu(number: Tensor) -> float:
-    """Return the value of a CPU scalar, or raise `RuntimeError`; only this function below the loop reads tensors (decision 0033).
+    """Return a CPU scalar's value, or raise `RuntimeError`. Below the loop, only this function reads tensors (decision 0033).
 
     >>> read_on_cpu(torch.tensor(0.5))
     0.5

@@ -1,6 +1,6 @@
 """Rules for the base learning rate and learning-rate factors for parts of a model, without importing torch.
 
-A factor of 0 freezes. Several are multiplied: `adamw(3e-4, lr_multipliers=[layer_decay(0.75), frozen("embedding.*")])`.
+A factor of 0 freezes. Factors are multiplied: `adamw(3e-4, lr_multipliers=[layer_decay(0.75), frozen("embedding.*")])`.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""Byte-pair encoding (Sennrich et al. 2016: https://arxiv.org/abs/1508.07909), trained on text or loaded from GPT-2.
+"""Byte-pair encoding (https://arxiv.org/abs/1508.07909), trained on text or loaded from GPT-2's files.
 
-Tokenizers are byte-level (Radford et al. 2019, section 2.2): every text can be encoded, and a token is one or more bytes.
+Tokenizers are byte-level (section 2.2 of the GPT-2 paper): every text can be encoded, and a token is one or more bytes.
 """
 
 import json
@@ -59,7 +59,7 @@ def tokens_by_word(
 
 
 def splits_into_words(tokenizer: "tokenizers.Tokenizer") -> bool:
-    """Return True if a byte-level tokenizer splits text exactly as GPT-2's tokenizer does, without further rules."""
+    """Return True if a byte-level tokenizer splits text exactly like GPT-2's tokenizer."""
     if tokenizer.pre_tokenizer is None or tokenizer.normalizer is not None:
         return False
     pieces = json.loads(tokenizer.pre_tokenizer.__getstate__())
@@ -68,7 +68,7 @@ def splits_into_words(tokenizer: "tokenizers.Tokenizer") -> bool:
 
 
 class BPETokenizer:
-    """Byte-level BPE tokenizer, implemented by the library `tokenizers`.
+    """Byte-level BPE tokenizer based on the library `tokenizers`.
 
     >>> tokenizer = BPETokenizer.train(["low lower lowest"] * 9, vocab_size=264)
     >>> tokenizer.decode(tokenizer.encode("lower")), len(tokenizer.encode("lower")) < 5
@@ -76,7 +76,7 @@ class BPETokenizer:
     """
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
-        self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # the characters of END in a text are text
+        self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # encode the characters of END as text
         self.vocab_size: int = tokenizer.get_vocab_size()
         self.eos_id: int | None = tokenizer.token_to_id(END)
         self.dtype = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
@@ -101,7 +101,7 @@ class BPETokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Load a file of `to_json` or of the library, or a directory with GPT-2's encoder.json and vocab.bpe."""
+        """Load a file from `to_json` or the library `tokenizers`, or a directory with GPT-2's encoder.json and vocab.bpe."""
         path = local_path(path, setting="path")
         for vocabulary, merges in _GPT2_FILES:
             if (path / vocabulary).is_file() and (path / merges).is_file():
@@ -123,7 +123,7 @@ class BPETokenizer:
         return cls(_from_library(json.dumps(parse_description(text, "bpe")["tokenizer"]), where="the description"))
 
     def to_json(self) -> str:
-        """Return all tokens and merges as JSON, in the format of the library."""
+        """Return all tokens and merges as JSON in the format of the library `tokenizers`."""
         return json.dumps({"kind": "bpe", "tokenizer": json.loads(self.tokenizer.to_str())}, ensure_ascii=False)
 
     @property
@@ -131,10 +131,10 @@ class BPETokenizer:
         """The number of UTF-8 bytes of each token, (vocab_size,); 0 for `eos_id`."""
         counts = np.zeros(self.vocab_size, dtype=np.int64)
         for token, token_id in self.tokenizer.get_vocab().items():
-            counts[token_id] = len(token)  # tokens write each byte as one letter
+            counts[token_id] = len(token)  # each byte is one letter of the token
         for token_id, added in self.tokenizer.get_added_tokens_decoder().items():
             counts[token_id] = len(added.content.encode())  # added tokens are plain text
-        if self.eos_id is not None:  # GPT-2's files have it as an ordinary token
+        if self.eos_id is not None:  # GPT-2's files store `eos_id` as an ordinary token
             counts[self.eos_id] = 0
         return counts
 
@@ -154,12 +154,12 @@ class BPETokenizer:
         return [np.array(encoding.ids, dtype=self.dtype) for encoding in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of tokens without `eos_id`; invalid UTF-8 (a cut character) becomes U+FFFD."""
+        """Decode tokens to text and skip `eos_id`; invalid UTF-8 (a cut character) becomes U+FFFD."""
         return self.tokenizer.decode([token for token in as_ids(ids, self.vocab_size) if token != self.eos_id])
 
 
 def from_json(text: str) -> Tokenizer:
-    """Return the tokenizer whose `to_json` wrote the text; raise `DataError` for any other text.
+    """Rebuild a tokenizer from the result of `to_json`; raise `DataError` for any other text.
 
     >>> from_json(CharacterTokenizer("xy").to_json()).encode("yx").tolist()
     [1, 0]
@@ -173,9 +173,9 @@ def from_json(text: str) -> Tokenizer:
 
 
 def load(path: Path | str) -> Tokenizer:
-    """Load a tokenizer from a directory, or from a file that `to_json` or the library `tokenizers` wrote.
+    """Load a tokenizer from a directory, or from a file written by `to_json` or the library `tokenizers`.
 
-    A directory needs tokenizer.json (as in a run directory), or GPT-2's encoder.json and vocab.bpe. Raises `DataError` if none exists.
+    A directory needs tokenizer.json (as in a run directory), or encoder.json and vocab.bpe of GPT-2. Raises `DataError` without these.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "tokenizer.json"
@@ -191,7 +191,6 @@ def load(path: Path | str) -> Tokenizer:
 
 
 def _byte_level(*files: str) -> "tokenizers.Tokenizer":
-    """Return a tokenizer without merges, or with the merges of GPT-2 files."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE.from_file(*files) if files else models.BPE())
@@ -227,7 +226,6 @@ def _from_library(text: str, *, where: str) -> "tokenizers.Tokenizer":
 
 
 def _keeps_text(tokenizer: "tokenizers.Tokenizer") -> bool:
-    """Return True if a text with all kinds of bytes, spaces and added tokens is decoded to itself."""
     codes = (*range(256), 0x7FF, *range(0x800, 0xD800, 0x800), *range(0x10000, 0x110000, 0x10000))
     added = " ".join(f" {token.content} " for token in tokenizer.get_added_tokens_decoder().values())
     text = f"Hello, WORLD 12 dogs\n\n  a\tb {''.join(map(chr, codes))}{added} end "

@@ -1,6 +1,6 @@
 """Subword tokenizers for translation: BPE or a unigram model, trained on text; decoding restores every text exactly.
 
-Both models work on bytes written as letters (Radford et al. 2019, section 2.2). Each digit is a token; a text begins with a space.
+Both models operate on bytes written as letters (section 2.2 of the GPT-2 paper). Each digit is a token; a text begins with a space.
 """
 
 import json
@@ -25,7 +25,7 @@ _SPECIAL = ["<padding>", "<begin>", "<end>"]
 
 
 class SubwordTokenizer:
-    """Subword tokenizer of the library `tokenizers`; tokens 0, 1 and 2 are padding, begin and end.
+    """Subword tokenizer based on the library `tokenizers`; tokens 0, 1 and 2 are padding, begin and end.
 
     >>> tokenizer = SubwordTokenizer.train(["low lower lowest"] * 9, vocab_size=270)
     >>> tokenizer.decode(tokenizer.encode("lower")), len(tokenizer.encode("lower")) < 5
@@ -33,18 +33,18 @@ class SubwordTokenizer:
     """
 
     min_vocab_size = 256 + len(_SPECIAL)
-    """The smallest vocabulary size: all bytes, and padding, begin and end."""
+    """The smallest vocabulary size: 256 bytes, padding, begin and end."""
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
-        self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # the characters <end> in a text are text
+        self.tokenizer, tokenizer.encode_special_tokens = tokenizer, True  # encode the characters <end> as text
         self.vocab_size: int = tokenizer.get_vocab_size()
         self.kind: Kind = "bpe" if type(tokenizer.model).__name__ == "BPE" else "unigram"
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int, kind: Kind = "bpe") -> Self:
-        """Train a tokenizer of up to `vocab_size` tokens on the texts; small texts give fewer tokens.
+        """Train a tokenizer of up to `vocab_size` tokens on texts; small texts give fewer tokens.
 
-        bpe: Sennrich et al. 2016 (https://arxiv.org/abs/1508.07909); unigram: Kudo 2018 (https://arxiv.org/abs/1804.10959).
+        `kind` is "bpe" (https://arxiv.org/abs/1508.07909) or "unigram" (https://arxiv.org/abs/1804.10959).
         """
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -71,7 +71,7 @@ class SubwordTokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the tokenizer whose `to_json` wrote the text; raise `DataError` for any other text."""
+        """Rebuild a tokenizer from the result of `to_json`; raise `DataError` for any other text."""
         from tokenizers import Tokenizer
 
         try:
@@ -87,14 +87,14 @@ class SubwordTokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Load a tokenizer from a file with the result of `to_json`."""
+        """Load a tokenizer from a file written by `to_json`."""
         try:
             return cls.from_json(read_regular(local_path(path, setting="path"), limit=200_000_000).decode())
         except (OSError, UnicodeDecodeError) as problem:
             raise DataError(f"no tokenizer can be read from {path}: {problem}") from problem
 
     def to_json(self) -> str:
-        """Return all tokens and merges or weights as JSON, in the format of the library."""
+        """Return all tokens and merges or weights as JSON in the format of the library `tokenizers`."""
         return json.dumps({"kind": "subwords", "tokenizer": json.loads(self.tokenizer.to_str())}, ensure_ascii=False)
 
     def encode(self, text: str) -> NDArray[np.int32]:
@@ -107,12 +107,12 @@ class SubwordTokenizer:
         return [np.array(one.ids, dtype=np.int32) for one in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of tokens without padding, begin and end; invalid UTF-8 becomes U+FFFD."""
+        """Decode tokens to text and skip padding, begin and end; invalid UTF-8 becomes U+FFFD."""
         return self.tokenizer.decode([token for token in as_ids(ids, self.vocab_size) if token > END]).removeprefix(" ")
 
 
 def _repeatable(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
-    """Make a unigram tokenizer deterministic: sort its tokens, round the weights, and fix the weights of pruned letters."""
+    # training is not deterministic: sort the tokens, round the weights, and fix the weights of pruned letters
     described = json.loads(tokenizer.to_str())
     weights = {token: round(weight, 6) for token, weight in described["model"]["vocab"][len(_SPECIAL) :]}
     lowest = min((weight for token, weight in weights.items() if len(token) > 1), default=0.0)

@@ -1,4 +1,4 @@
-"""Tokenizers of bytes and of characters, and the protocol of all tokenizers; `tokenizers/bpe.py` has BPE."""
+"""Byte and character tokenizers, and the protocol of all tokenizers."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -12,35 +12,35 @@ from surefoot.errors import DataError
 
 
 class Tokenizer(Protocol):
-    """Map from text to integer tokens from 0 to `vocab_size` - 1, and back."""
+    """Converter between text and tokens (integers from 0 to `vocab_size` - 1)."""
 
     @property
     def vocab_size(self) -> int:
-        """The number of different tokens."""
+        """The number of distinct tokens."""
 
     @property
     def eos_id(self) -> int | None:
-        """The token that ends a document, or None if the tokenizer lacks such a token."""
+        """The end-of-document token, or None if the tokenizer has no such token."""
 
     @property
     def byte_counts(self) -> NDArray[Any]:
         """The number of UTF-8 bytes of each token, (vocab_size,); 0 for `eos_id`."""
 
     def encode(self, text: str) -> NDArray[Any]:
-        """Return the tokens of a text, 1-dimensional and unsigned."""
+        """Return the tokens of a text as a 1-dimensional unsigned array."""
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """Return the tokens of each text."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of tokens."""
+        """Decode tokens to text."""
 
     def to_json(self) -> str:
         """Return a JSON description from which `from_json` rebuilds the tokenizer."""
 
 
 class ByteTokenizer:
-    """Tokenizer of UTF-8 bytes, with one token for the end of a document; every text can be encoded.
+    """Tokenizer of UTF-8 bytes, with one token for the end of a document.
 
     >>> ByteTokenizer().encode("hé").tolist()
     [104, 195, 169]
@@ -51,7 +51,7 @@ class ByteTokenizer:
 
     @property
     def byte_counts(self) -> NDArray[Any]:
-        """The number of UTF-8 bytes of each token, (257,): 1, and 0 for `eos_id`."""
+        """The number of UTF-8 bytes of each token, (257,): 1 for bytes and 0 for `eos_id`."""
         return np.array([1] * 256 + [0])
 
     def encode(self, text: str) -> NDArray[np.uint16]:
@@ -63,11 +63,11 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of bytes without `eos_id`; invalid UTF-8 (a cut character) becomes U+FFFD."""
+        """Decode tokens to text and skip `eos_id`; invalid UTF-8 (a cut character) becomes U+FFFD."""
         return bytes(token for token in as_ids(ids, self.vocab_size) if token != self.eos_id).decode(errors="replace")
 
     def to_json(self) -> str:
-        """Return a JSON description with only the kind of the tokenizer."""
+        """Return the kind of the tokenizer as JSON."""
         return json.dumps({"kind": "bytes"})
 
     @classmethod
@@ -101,7 +101,7 @@ class CharacterTokenizer:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Return the tokenizer of all characters in a text, sorted."""
+        """Build a tokenizer of the distinct characters in a text, sorted."""
         return cls("".join(sorted(set(text))))
 
     @property
@@ -126,11 +126,11 @@ class CharacterTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of tokens."""
+        """Decode tokens to text."""
         return "".join(self.characters[token] for token in as_ids(ids, self.vocab_size))
 
     def to_json(self) -> str:
-        """Return a JSON description with the characters in order."""
+        """Return the characters in order as JSON."""
         return json.dumps({"kind": "characters", "characters": self.characters})
 
     @classmethod
@@ -139,7 +139,7 @@ class CharacterTokenizer:
 
 
 def parse_description(text: str, kind: str | None) -> dict[str, Any]:
-    """Parse the result of `to_json` of a tokenizer of one kind (None: any kind); raise `DataError` for any other text."""
+    """Parse the `to_json` result of a tokenizer of kind `kind` (None: any kind); raise `DataError` for any other text."""
     needed = {"bytes": {"kind"}, "characters": {"kind", "characters"}, "bpe": {"kind", "tokenizer"}}
     _, fields = read_json(text, problem="no description of a tokenizer")
     if not isinstance(fields, dict) or fields.get("kind") not in needed or set(fields) != needed[fields["kind"]]:
@@ -150,7 +150,7 @@ def parse_description(text: str, kind: str | None) -> dict[str, Any]:
 
 
 def read_json(source: str | Path, *, problem: str) -> tuple[str, Any]:
-    """Read a text or a file, and return the text and its JSON value; raise `DataError` with `problem` if parsing fails."""
+    """Return a JSON text (or the text of a JSON file) and its parsed value; raise `DataError` with `problem` if parsing fails."""
     try:
         text = source if isinstance(source, str) else source.read_text(encoding="utf-8")
         return text, json.loads(text)
@@ -178,11 +178,7 @@ def as_ids(ids: Any, vocab_size: int) -> list[int]:
 
 
 def encodable(text: str) -> str:
-    """Return the text unchanged; raise `DataError` if the text holds half a surrogate pair, which UTF-8 cannot encode.
-
-    >>> encodable("a")
-    'a'
-    """
+    """Return the text unchanged; raise `DataError` if the text has half a surrogate pair, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as problem:

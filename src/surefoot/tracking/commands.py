@@ -13,7 +13,7 @@ _TYPED_IN = {"", "-", "-c", "ipykernel_launcher.py"}  # program names of an inte
 
 
 def resume_command(directory: Path) -> str:
-    """Return the command that resumes the run in a directory, or a sentence if no command can start its code."""
+    """Return the command that resumes a run, or a sentence if no command can restart the code of the run."""
     if by_command():
         return f"{typed(Path(sys.argv[0]))} resume {shlex.quote(str(directory))}"
     if Path(sys.argv[0]).name in _TYPED_IN:
@@ -22,20 +22,18 @@ def resume_command(directory: Path) -> str:
 
 
 def replay_command(directory: Path, step: int) -> str:
-    """Return the command that replays a step and displays it."""
     if by_command():
         return f"{typed(Path(sys.argv[0]))} replay {shlex.quote(str(directory))} --step {step}"
     return f"print(surefoot.load(run).replay({step})) where this run is built, in place of training it"
 
 
 def diagnose_command(directory: Path) -> str:
-    """Return the command that explains the problems of a run."""
     command = typed(Path(sys.argv[0]) if by_command() else Path(sys.executable).with_name("surefoot"))
     return f"{command} diagnose {shlex.quote(str(directory))}"
 
 
 def typed(program: Path, name: str | None = None) -> str:
-    """Return the text to type for a program: its name if the shell finds the name, else its path relative to here."""
+    """Return a program as command-line text: its name if the shell finds the name, else its relative path."""
     name, here = name or program.name, program.absolute()
     on_path = Path(shutil.which(name) or "")
     if not here.is_file() or (on_path.resolve() == program.resolve() and on_path.parent == here.parent):
@@ -44,12 +42,11 @@ def typed(program: Path, name: str | None = None) -> str:
 
 
 def by_command() -> bool:
-    """Return whether this process is the command `surefoot` and not a script."""
     return Path(sys.argv[0]).name == "surefoot"
 
 
 def commands(run: RunFiles, *, finished: bool) -> dict[str, str]:
-    """Return the shell commands for a run by purpose. Returns {} if the first command of the run is unknown."""
+    """Return the shell commands for a run by purpose, or {} if the first command of the run is unknown."""
     first, last = (run.sessions[index] if run.sessions else Session() for index in (0, -1))
     began = first.get("command")
     if not began:
@@ -65,7 +62,6 @@ def commands(run: RunFiles, *, finished: bool) -> dict[str, str]:
 
 
 def _again(words: list[str]) -> str:
-    """Return the command of the first start as text to type."""
     if words[0] in _TYPED_IN:
         return "# typed in, or a notebook: the same code again"
     if words[0] == "surefoot":
@@ -74,7 +70,7 @@ def _again(words: list[str]) -> str:
 
 
 def _without_out(words: list[str]) -> list[str]:
-    """Return the same command with another run directory, because the original directory would resume the run."""
+    # the original run directory would resume the run
     others = [
         word
         for before, word in pairwise(["", *words])
@@ -84,7 +80,6 @@ def _without_out(words: list[str]) -> list[str]:
 
 
 def _with_place(line: str, session: Session) -> str:
-    """Return a command preceded by the working directory and the commit of its session."""
     directory, commit = session.get("directory"), session.get("git_commit")
     lines = [f"cd {shlex.quote(directory)}"] if directory else []
     if commit and re.fullmatch(r"[0-9a-f]{7,64}", commit):

@@ -1,4 +1,4 @@
-"""Records as plain lines of `key=value`, one per record, without color or redrawing. For files, pipes and dumb terminals."""
+"""Plain console output for files, pipes and dumb terminals: one line of `key=value` per record."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ _SHOWN = ("loss", "loss_applied", "skipped", "lr", "grad_norm", "clip_fraction",
 _BETWEEN_S = 10.0  # seconds between two lines of training
 _LONG_S = 60.0  # seconds of one activity before a line reports it
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-_MOST = 1 << 16  # characters that a rank log buffers
+_MOST = 1 << 16  # buffered characters of a rank log
 
 
 class Screen(Sink, Protocol):
@@ -27,7 +27,7 @@ class Screen(Sink, Protocol):
 
     @property
     def fresh_line(self) -> str:
-        """Return the prefix that puts another writer's message on a new line."""
+        """The prefix that starts another writer's message on a new line."""
 
     def say(self, text: str) -> None: ...
     def started(self, spent_s: float) -> None: ...
@@ -36,13 +36,13 @@ class Screen(Sink, Protocol):
 
 @dataclass(eq=False)
 class TextWriter:
-    """A writer of text to a stream until the stream fails. The default, standard output, is looked up at each write."""
+    """Writer to a text stream, silent after a failed write. If `stream` is None, text goes to the current `sys.stdout`."""
 
     stream: TextIO | None
     gone: bool = False
 
     def put(self, text: str) -> None:
-        """Write and flush the text. After a failure (`... | head`, a closed window, a full disk), write nothing more."""
+        """Write and flush the text; after an `OSError` (closed pipe, closed window, full disk), write nothing more."""
         stream = self.stream or sys.stdout
         if self.gone or stream is None:  # the stream was closed before the start
             return
@@ -56,15 +56,15 @@ class TextWriter:
 
 
 def can_redraw(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal that can redraw a line. A notebook (`!python train.py`) keeps every redrawn line."""
+    """Return True if a stream is a terminal that can redraw a line; a notebook (`!python train.py`) cannot."""
     plain = os.environ.get("TERM") in ("dumb", "unknown") or "JPY_PARENT_PID" in os.environ
     return stream is not None and stream.isatty() and not plain
 
 
 class Console:
-    """Print records as lines on a stream. Training prints at most one line per ten seconds.
+    """Printer of records as lines on a stream, with at most one training line per ten seconds.
 
-    The first and last training records and those before messages are always printed. `every_record` prints all of them.
+    The first and last training records, and those before messages, are always printed. `every_record`: print all training records.
     """
 
     fresh_line = "\n"
@@ -81,10 +81,10 @@ class Console:
         self.length, self.unit, self.every_record, self.now = length, unit, every_record, now
         self.writer = TextWriter(stream)
         self.printed_at: float | None = None
-        self.latest: Record | None = None  # the newest training record without a line
-        self.epoch: Record | None = None  # a finished epoch without a line
+        self.latest: Record | None = None  # the newest unprinted training record
+        self.epoch: Record | None = None  # an unprinted finished epoch
         self.what = ""
-        self.activity_start: float | None = None  # of the current activity; None after its line
+        self.activity_start: float | None = None  # None after the line of the current activity
 
     def write(self, record: Record) -> None:
         self.what = ""
@@ -112,11 +112,11 @@ class Console:
         """Do nothing, because the lines contain no times."""
 
     def doing(self, what: str) -> None:
-        """Write one line if the same activity lasts over a minute. Other lines report finished work."""
+        """Print one line if the same activity lasts over a minute."""
         if what != self.what:
             self.what, self.activity_start = what, self.now()
         elif self.activity_start is not None and self.now() - self.activity_start >= _LONG_S:
-            self.activity_start = None  # the activity is reported
+            self.activity_start = None
             self.say(f"still {what} ...")
 
     def close(self) -> None:
@@ -125,7 +125,6 @@ class Console:
             self._print_scores({"step": self.epoch["step"]})
 
     def _print_scores(self, record: Record) -> None:
-        """Print the scores of a record and the epoch that ended at the record's step."""
         values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]
         step, epoch, self.epoch = f"step={record['step']}/{self.length}", self.epoch, None
         if epoch is None or epoch["step"] != record["step"]:
@@ -153,21 +152,20 @@ class Console:
 
 
 class RankLog(StringIO):
-    """The messages of a rank above 0. Until `open` names a file, a small buffer holds the messages."""
+    """Messages of a rank above 0: buffered in memory until `open`, then written to a file."""
 
     def __init__(self) -> None:
         super().__init__()
         self.path: Path | None = None
 
     def open(self, path: Path) -> None:
-        """Append the time, the buffered text and all later text to a file. Create the file's directory if necessary."""
+        """Append the time, the buffered text and all later text to a file; create its directory if necessary."""
         make_no_follow(path.parent)
         self.path = path
         self.at_once(f"--- {datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z} ---")
         self.flush()
 
     def flush(self) -> None:
-        """Write the buffered text to the file if a file is open."""
         if self.path is None and self.tell() <= _MOST:
             return
         text = self.getvalue()

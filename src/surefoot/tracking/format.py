@@ -1,4 +1,4 @@
-"""Formatting of values, times, sizes and names as text for the console, the page, tables and charts."""
+"""Formatting of values, times, sizes and names as text."""
 
 import re
 import textwrap
@@ -28,7 +28,7 @@ def in_line(name: str) -> str:
 
 
 def wrapped(line: str, *, indent: int = 2, width: int = 80) -> str:
-    """Wrap a line at spaces and indent the continuation lines. A word longer than the width stays unbroken.
+    """Wrap a line at spaces and indent the continuation lines; a word longer than the width stays unbroken.
 
     >>> print(wrapped("device  cpu, 1 thread, no accelerator", indent=8, width=20))
     device  cpu, 1
@@ -41,7 +41,7 @@ def wrapped(line: str, *, indent: int = 2, width: int = 80) -> str:
 
 
 def shortened(text: str, limit: int, *, keep: Literal["start", "end", "both"] = "start") -> str:
-    """Shorten a text to at most `limit` characters. `keep` selects the part to keep.
+    """Shorten a text to at most `limit` characters; `keep` selects the part to keep.
 
     >>> shortened("aten::convolution", 12), shortened("blocks.3.mlp.up", 12, keep="end")
     ('aten::con...', '...3.mlp.up')
@@ -55,7 +55,7 @@ def shortened(text: str, limit: int, *, keep: Literal["start", "end", "both"] = 
 
 
 def number(value: float) -> str:
-    """Format a value with five significant digits, as an integer if exact or above 10,000. Small values are not rounded to 0.
+    """Format a value with five significant digits; exact integers and values above 10,000 have no decimals.
 
     >>> number(0.00003), number(2.34567), number(51234.0), number(1e30), number(float("nan"))
     ('3e-05', '2.3457', '51234', '1e+30', 'nan')
@@ -134,7 +134,7 @@ def measured_time(seconds: float) -> str:
 
 
 def as_typed(value: Any, *, digits: int | None = None) -> str:
-    """Format a setting's value as command-line text: exact shortest floats or `digits` digits, and lists separated by spaces.
+    """Format a setting as command-line text: exact floats (or with `digits` digits), and lists separated by spaces.
 
     >>> as_typed(0.0001), as_typed((0.9, 0.95)), as_typed(None), as_typed("5%"), as_typed(True), as_typed(0.123456, digits=3)
     ('0.0001', '0.9 0.95', 'None', '5%', 'True', '0.123')
@@ -148,7 +148,7 @@ def as_typed(value: Any, *, digits: int | None = None) -> str:
 
 
 def text_table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), indent: str = "") -> list[str]:
-    """Format rows as aligned lines. Columns in `left` are left-aligned; all others (numeric) are right-aligned.
+    """Format rows as aligned lines; columns in `left` are left-aligned, all others right-aligned.
 
     >>> for line in text_table([("phase", "ms", "share"), ("forward", "12.5", "40%")]):
     ...     print(line)

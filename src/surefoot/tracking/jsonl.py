@@ -1,7 +1,7 @@
-"""Records as append-only lines of JSON, read by reports and diagnosis.
+"""Records as append-only lines of JSON.
 
-A non-finite value is null, and `nonfinite` holds its text ("NAME/NAME" for nested values). A resumed run
-appends a resume record. `stream_records` then drops earlier records after that step, except events.
+A non-finite value is null, and `nonfinite` holds its text ("NAME/NAME" for nested values). A resumed run appends a resume record;
+`stream_records` then skips earlier records after the resumed step, except events.
 """
 
 import json
@@ -24,7 +24,7 @@ _decoded = json.JSONDecoder().decode  # json.loads would detect the encoding of 
 
 
 class AppendedFile:
-    """A file opened for appending. Bytes that do not fit on the disk stay in memory until the next call."""
+    """A file opened for appending; bytes that cannot be written stay in memory until the next call."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.waiting = path, b""
@@ -35,17 +35,15 @@ class AppendedFile:
         return self.file.read(length)
 
     def append(self, content: bytes) -> None:
-        """Append bytes and hand them to the operating system. If `append` raises `OSError`, the bytes stay in memory."""
+        """Append bytes without buffering; if `append` raises `OSError`, unwritten bytes stay in memory."""
         self.waiting += content
         while self.waiting:  # one write may accept only a part
             self.waiting = self.waiting[self.file.write(self.waiting) :]
 
     def was_deleted(self) -> bool:
-        """Return whether the file's path is missing or belongs to another file."""
         return not is_named(self.path, self.file)
 
     def make_again(self) -> None:
-        """Recreate a deleted file with its content at the same path."""
         deleted, start = self.file, 0
         self.file = self._opened()
         self.file.truncate(0)
@@ -55,7 +53,7 @@ class AppendedFile:
         deleted.close()
 
     def close(self) -> None:
-        """Close the file. Raises `OSError` if bytes are lost."""
+        """Close the file; raise `OSError` if bytes are lost."""
         try:
             self.append(b"")
         finally:
@@ -66,7 +64,6 @@ class AppendedFile:
 
 
 def is_named(path: Path, file: IO[bytes]) -> bool:
-    """Return whether an open file is still the file at this path."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -74,10 +71,10 @@ def is_named(path: Path, file: IO[bytes]) -> bool:
 
 
 class JsonLines:
-    """A file of records. A checkpoint saves the file's length and hash."""
+    """A file of records; a checkpoint saves the file's length and hash."""
 
     def __init__(self, path: Path, *, noted_bytes: int = 0) -> None:
-        """Open the file for appending. A torn last line is cut off, unless a checkpoint's `noted_bytes` include the line."""
+        """Open the file and cut off an incomplete last line, unless a checkpoint's `noted_bytes` include the line."""
         self.appended, self.hash = AppendedFile(path), sha256()
         self.length = os.fstat(self.appended.file.fileno()).st_size
         whole_lines = self._whole_lines()
@@ -90,11 +87,11 @@ class JsonLines:
             self._append(b"\n")
 
     def write(self, record: Record) -> None:
-        """Append one line. If `write` raises `OSError`, the line stays in memory until the next call and is not lost."""
+        """Append one line; if `write` raises `OSError`, the line stays in memory until the next call."""
         self._append(line(record).encode(errors="backslashreplace") + b"\n")
 
     def holds(self, length: int, digest: str) -> bool:
-        """Return whether the file still begins with the bytes that a checkpoint recorded."""
+        """Return True if the file still begins with the bytes that a checkpoint recorded."""
         begin, start = sha256(), 0
         while start < length and (chunk := self.appended.read(start, min(length - start, _READ_BYTES))):
             begin.update(chunk)
@@ -102,11 +99,10 @@ class JsonLines:
         return start == length and begin.hexdigest() == digest
 
     def state(self) -> tuple[int, str]:
-        """Return the length in bytes and the SHA-256 of all lines written so far."""
         return self.length, self.hash.hexdigest()
 
     def close(self) -> None:
-        """Close the file. Raises `OSError` if lines are lost."""
+        """Close the file; raise `OSError` if lines are lost."""
         self.appended.close()
 
     def _append(self, content: bytes) -> None:
@@ -115,7 +111,6 @@ class JsonLines:
         self.appended.append(content)
 
     def _whole_lines(self) -> int:
-        """Return the length of the file up to its last line break."""
         end = self.length
         while end > 0:
             start = max(0, end - _READ_BYTES)
@@ -150,14 +145,14 @@ def _is_strange(value: object) -> bool:
 
 
 def records(path: Path) -> list[Record]:
-    """Read the records of a run as one curve, without incomplete lines and without records superseded by a later resume."""
+    """Return the records of a run, without incomplete lines and without records superseded by a resume."""
     return list(stream_records(path))
 
 
 def stream_records(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
-    """Yield the records of one curve one at a time. The file is read twice, first to find the resume records.
+    """Yield the records of a run, without records superseded by a resume; the file is read twice.
 
-    Skips lines appended meanwhile, bytes beyond the first `size_bytes`, incomplete lines and lines that are not records.
+    Incomplete lines, invalid lines, lines appended meanwhile, and bytes beyond the first `size_bytes` are skipped.
     """
     ends, steps, size = _resumed(path, size_bytes)
     for index in range(len(steps) - 2, -1, -1):  # the earliest step of all resumes from here on
@@ -174,7 +169,6 @@ def stream_records(path: Path, *, size_bytes: int | None = None) -> Iterator[Rec
 
 
 def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], int]:
-    """Return the byte positions after the resume records, their steps, and the number of bytes to read."""
     ends, steps, size = list[int](), list[int](), 0
     with open_regular(path) as file:
         while (most_bytes is None or size < most_bytes) and (text := file.readline(_LONGEST)):
@@ -187,14 +181,14 @@ def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], 
 
 
 def parse_record(text: bytes) -> Record | None:
-    """Parse the record in a line and restore its non-finite values. Returns None if the line is not a record."""
+    """Parse a line as a record and restore its non-finite values; return None if the line is not a record."""
     try:
         record = _decoded(text.decode())
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         return None
-    if type(record.get("step")) is not int or record["step"] < 0:  # true is not a step
+    if type(record.get("step")) is not int or record["step"] < 0:  # excludes booleans
         return None
     strange = record.pop("nonfinite", None)
     for name, written in strange.items() if isinstance(strange, dict) else ():

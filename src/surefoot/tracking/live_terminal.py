@@ -1,6 +1,6 @@
 """The terminal view of a run: a table with one row per evaluation, and one live line below the table.
 
-Only the live line is redrawn. No thread runs and the cursor stays visible, so the terminal is intact however the process ends.
+Only the live line is redrawn. No thread runs and the cursor stays visible, so the terminal stays usable after any exit.
 """
 
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _ERASE = "\r\x1b[2K"
 _GAP = "  "
 _BAR = (5, 16)  # columns; a shorter bar is left out
-_BESIDE_BAR = 58  # columns: loss, time left, learning rate, norm and targets per second, each of its usual width
+_BESIDE_BAR = 58  # columns: loss, time left, learning rate, norm and targets per second, at their usual widths
 _ECHO = 3  # columns: the terminal's "^C" must not wrap, and some terminals wrap at the last column
 _CELL = 9  # columns of a score
 _TIME = 6
@@ -32,7 +32,7 @@ _STYLES = {
     "finished": "bold green",
 }
 _EPOCH = 20  # columns of "epoch 12/30 in 1m05s"
-_WRITTEN: dict[str, Callable[[float], str]] = {  # the fields of the live line, in this order
+_WRITTEN: dict[str, Callable[[float], str]] = {  # fields of the live line, in order
     "eta_s": lambda value: f"left {duration(value)}",
     "lr": lambda value: f"lr {value:.3g}".replace("e-0", "e-"),
     "grad_norm": lambda value: f"norm {value:.3g}".replace("e-0", "e-"),
@@ -42,7 +42,7 @@ _WRITTEN: dict[str, Callable[[float], str]] = {  # the fields of the live line, 
 
 
 class Terminal:
-    """The live view on the terminal `stream` (default: standard output). Honors NO_COLOR and uses only the eight plain colors."""
+    """The live view on a terminal (default: standard output); honors NO_COLOR and uses only the eight plain colors."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class Terminal:
     ) -> None:
         from rich.console import Console  # the import takes 60 ms, and only terminals need rich
 
-        self.unit, self.every_record = unit, every_record  # whether each training record has a row too
-        self.row_due, self.row_step = False, 0  # whether the last training record needs a row; the step of the last row
+        self.unit, self.every_record = unit, every_record  # if true, each training record has a row
+        self.row_due, self.row_step = False, 0  # True if the last training record needs a row; the step of the last row
         self.length, self.now, self.start_s = length, now, now()
         self.stream = stream or sys.stdout
         self.rich = Console(file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -76,11 +76,11 @@ class Terminal:
 
     @property
     def fresh_line(self) -> str:
-        """Return the text that erases the live line, or "" if standard error is not this terminal."""
+        """The text that erases the live line, or "" if standard error is not this terminal."""
         return _ERASE if os.isatty(2) else ""
 
     def write(self, record: Record) -> None:
-        """Print one record: a row for scores, or the text of a sample. Then redraw the live line."""
+        """Print a record (scores as a row, a sample as text), and redraw the live line."""
         self.phrase = ""
         match record["kind"]:
             case "train":
@@ -100,7 +100,6 @@ class Terminal:
         self._draw()
 
     def _print_row(self, record: Record | None = None) -> None:
-        """Print the table row of an evaluation. Without a record, print the pending row of the last training record, if any."""
         if record is None and self.row_due and self.train is not None:
             record = {"step": self.train["step"]}
         if record is not None:
@@ -108,23 +107,20 @@ class Terminal:
             self._above(*self._row(record))
 
     def say(self, text: str) -> None:
-        """Print text above the live line, wrapped at spaces. The first word is colored if it names a severity."""
+        """Print wrapped text above the live line; the first word is colored if it is a severity."""
         self._print_row()
         self._above(*map(self._worded, visible(text).split("\n")))
         self._draw()
 
     def started(self, spent_s: float) -> None:
-        """Start the clock of the rows. The run has already taken `spent_s` seconds."""
         self.start_s = self.now() - spent_s
 
     def doing(self, what: str) -> None:
-        """Show the current activity on the live line until the next record."""
         if in_line(what) != self.phrase:
             self.phrase = in_line(what)
             self._draw()
 
     def close(self) -> None:
-        """Erase the live line, so that later text begins on an empty line."""
         self._print_row()
         self.guests.close()
         if self.drawn or self.unfinished:
@@ -132,7 +128,6 @@ class Terminal:
         self.train, self.phrase, self.drawn, self.unfinished = None, "", False, False
 
     def give_way(self, text: str) -> None:
-        """Erase the live line for another writer's text."""
         if self.drawn:
             self.writer.put(_ERASE)
             self.drawn = False
@@ -140,7 +135,6 @@ class Terminal:
             self.unfinished = not text.endswith("\n")
 
     def _start(self) -> str:
-        """Return the text that moves the cursor to an empty line."""
         return "\n" if self.unfinished else _ERASE
 
     def _above(self, *lines: "str | Text") -> None:
@@ -163,12 +157,11 @@ class Terminal:
         self.drawn, self.unfinished = True, False
 
     def _line(self) -> "Text":
-        """Return the parts of the live line that fit, in order of importance."""
         from rich.text import Text
 
         line, record, room = Text(), self.train, max(1, self.rich.width - _ECHO)
         spare = room - _BESIDE_BAR - 2 * len(str(self.length)) - 2
-        unit = f" {self.unit}/s" if spare > _BAR[1] + len(self.unit) else "/s"  # constant: the bar goes first
+        unit = f" {self.unit}/s" if spare > _BAR[1] + len(self.unit) else "/s"  # depends on the width alone
         if record is not None:
             if (width := min(_BAR[1], spare)) >= _BAR[0]:
                 full = round(width * min(1.0, record["step"] / max(1, self.length)))
@@ -201,7 +194,7 @@ class Terminal:
         end = f"{_GAP}epoch {epoch['epoch']}/{epoch['epochs']} in {duration(epoch['epoch_s'])}" if epoch else ""
         step = max(5, len(str(self.length)))
         room = self.rich.width - 1 - step - len(_GAP) - _TIME
-        note = len(_GAP) + _EPOCH if self.epoch else 0  # the epoch gives way to scores
+        note = len(_GAP) + _EPOCH if self.epoch else 0  # scores take precedence over the epoch
         in_one_line, in_two = (
             (("train loss",), *((name,) for name in values)),
             (("train", "loss"), *map(_split, values)),
@@ -228,14 +221,12 @@ class Terminal:
 
 
 def screen(length: int, stream: TextIO | None = None, *, unit: str = "targets", every_record: bool = False) -> Screen:
-    """Return the live view if `stream` (default: standard output) is a terminal that can redraw a line, else plain lines."""
+    """Return a `Terminal` if `stream` (default: standard output) can redraw a line, else a `Console`."""
     kind = Terminal if can_redraw(stream or sys.stdout) else Console
     return kind(length, stream, unit=unit, every_record=every_record)
 
 
 class _Guest:
-    """A standard stream for other writers while a live line is visible on the same terminal."""
-
     def __init__(self, stream: TextIO, give_way: Callable[[str], None]) -> None:
         self.stream, self.give_way = stream, give_way
 
@@ -252,7 +243,6 @@ class _Guest:
 
 
 def _values(record: Record, *, unit: str) -> list[tuple[str, str]]:
-    """Return the fields of the live line after the step, each with its style."""
     values = [(f"{record['skipped']} skipped", "red")] if record.get("skipped") else []
     values += [(f"loss {loss}", "")] if (loss := _loss(record)) else []
     values += [(write(record[name]).replace("/s", unit), "") for name, write in _WRITTEN.items() if name in record]
@@ -260,7 +250,6 @@ def _values(record: Record, *, unit: str) -> list[tuple[str, str]]:
 
 
 def _loss(record: Record) -> str:
-    """Format the loss of the applied steps. Returns "" without a loss."""
     loss = record.get("loss_applied", record.get("loss"))
     return "" if loss is None else number(loss)
 
@@ -276,13 +265,11 @@ def _cell(value: float) -> str:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Split a score's name into its split and its metric, the two lines of a title."""
     split, _, score = name.rpartition("/")
     return split, score
 
 
 def _ends(titles: Sequence[tuple[str, ...]]) -> list[int]:
-    """Return the end position of each column in cells."""
     from rich.cells import cell_len
 
     return list(accumulate(len(_GAP) + max(_CELL, *map(cell_len, title)) for title in titles))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Journal:
-    """All sinks of records. After `open`, the sinks include the files of a run's directory."""
+    """Writer of records to all sinks; `open` adds the files of a run's directory."""
 
     def __init__(self, console: Screen | None) -> None:
         self.console = console
@@ -27,7 +27,7 @@ class Journal:
         self.failing: set[int] = set()  # ids of the sinks with a printed warning
 
     def open(self, directory: RunDirectory, *, step: int, saved: Checkpoint | None, unit: str) -> None:
-        """Open the files of a directory and continue them after `step` steps, from the checkpoint `saved`."""
+        """Open the record files of a directory, and continue them after `step` steps from the checkpoint `saved`."""
         from surefoot.tracking.tensorboard import TensorBoard
 
         noted = None if saved is None else saved.log
@@ -41,7 +41,7 @@ class Journal:
         self.write({"kind": "resume", "step": step})
 
     def make_again(self, directory: RunDirectory) -> bool:
-        """Recreate deleted record files. Returns whether a file was recreated."""
+        """Recreate deleted record files; return True if a file was recreated."""
         files = [
             sink.appended for sink in (self.metrics, self.board) if sink is not None and sink.appended.was_deleted()
         ]
@@ -52,7 +52,6 @@ class Journal:
         return bool(files)
 
     def follow(self, names: Sequence[str], directory: RunDirectory, *, settings: dict[str, Any]) -> None:
-        """Also send new records to trackers."""
         self.trackers = [Tracker(name, out=directory.path, settings=settings) for name in names]
         self.sinks += self.trackers
 
@@ -60,7 +59,7 @@ class Journal:
         self._hand(record, self.sinks)
 
     def show(self, record: Record) -> None:
-        """Send a record to all sinks except metrics.jsonl, because the directory already has its content."""
+        """Send a record to all sinks except metrics.jsonl, which already contains the record."""
         self._hand(record, [sink for sink in self.sinks if sink is not self.metrics])
 
     def _hand(self, record: Record, sinks: Sequence[Sink]) -> None:
@@ -77,7 +76,6 @@ class Journal:
                 self.failing.discard(id(sink))
 
     def close(self) -> None:
-        """Close all sinks, even if some fail."""
         for tracker in self.trackers:  # the trackers finish concurrently
             tracker.ask_to_close()
         with ExitStack() as last_first:
@@ -85,7 +83,7 @@ class Journal:
                 last_first.callback(self._close, sink)
 
     def state(self) -> tuple[int, str] | None:
-        """Return the length and hash of the record file for a checkpoint. Returns None without a file."""
+        """Return the length and hash of metrics.jsonl for a checkpoint, or None if no file is open."""
         return None if self.metrics is None else self.metrics.state()
 
     def _close(self, sink: Sink) -> None:

@@ -1,4 +1,4 @@
-"""Validation of panels: texts, values, counts and PNG files within the size limits of one page."""
+"""Validation of panels: types, values, and the size limits of a page."""
 
 import base64
 import math
@@ -14,13 +14,12 @@ _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 
 
 def check(holds: bool, otherwise: str) -> None:
-    """Raise `ConfigError` if a condition is false."""
     if not holds:
         raise ConfigError(f"a panel cannot be shown: {otherwise}")
 
 
 def check_texts(*texts: Any) -> None:
-    """Raise if a value is not a string, is too long, or contains a lone surrogate, which a file cannot encode."""
+    """Raise `ConfigError` if a value is not a string, is too long, or has a lone surrogate, which a file cannot encode."""
     for text in texts:
         check(isinstance(text, str), f"a text is a {type(text).__name__}")
         check(len(text) <= LONGEST, f"a text has {len(text):,} characters, and {LONGEST:,} can be shown")
@@ -28,28 +27,22 @@ def check_texts(*texts: Any) -> None:
 
 
 def check_number(value: Any, what: str, *, least: float = -math.inf, most: float = math.inf) -> None:
-    """Raise if the value is not None and not a finite number within the limits."""
+    """Raise `ConfigError` unless the value is None or a finite number from `least` to `most`."""
     if value is not None:
         check(isinstance(value, int | float) and not isinstance(value, bool), f"{what} is a {type(value).__name__}")
         check(math.isfinite(value) and least <= value <= most, f"{what} is {value}; None where there is none")
 
 
 def is_count(value: Any) -> bool:
-    """Return whether the value is a non-negative integer and not a bool.
-
-    >>> is_count(3), is_count(True), is_count(-1)
-    (True, False, False)
-    """
+    """Return True if the value is a non-negative integer and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
 def check_count(parts: Sized, what: str) -> None:
-    """Raise if a panel has more parts than can be shown."""
     check(len(parts) <= _MOST, f"{len(parts):,} {what}, and {_MOST:,} can be shown")
 
 
 def check_png(text: Any) -> None:
-    """Raise if the text is not a base64-encoded PNG file of limited size."""
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)
     except (AttributeError, ValueError) as problem:

@@ -1,4 +1,4 @@
-"""Panels of a report, as plain data; `report/task_panels.py` computes them from a model."""
+"""Report panels as plain data; `report/task_panels.py` computes the panels of a model."""
 
 import math
 import random
@@ -20,9 +20,9 @@ Group = Literal["best", "worst", "random"]
 
 @dataclass(frozen=True, kw_only=True)
 class TextHeatmap:
-    """A text in pieces. Each piece has a value that sets the strength of its tint. The joined pieces are the text.
+    """A text in pieces, each tinted by its value.
 
-    unit: "nats" for losses (0 or more), "fraction" for 0..1. A piece without a value is not tinted.
+    unit: "nats" for losses (0 or more), "fraction" for 0 to 1. A piece with the value None is not tinted.
 
     >>> TextHeatmap(title="val", legend="loss", unit="nats", pieces=(("def", None), (" f", 0.7))).text
     'def f'
@@ -51,10 +51,10 @@ class TextHeatmap:
         tokenizer: Tokenizer,
         legend: str | None = None,
     ) -> Self:
-        """Tint the text of `tokens` by each token's loss in nats. `losses` has one value fewer, because the first token has no loss.
+        """Tint the text of `tokens` by each token's loss in nats; `losses` omits the first token, which has no loss.
 
-        A piece is one token, or the tokens of one character, with the sum of their losses. The joined pieces are the
-        tokenizer's decoded text. The end-of-document token has no text, and its loss is left out.
+        A piece is one token, or all tokens of one character with the sum of their losses. The end-of-document token has no text, and its
+        loss is omitted.
 
         >>> from surefoot.tokenizers import ByteTokenizer
         >>> TextHeatmap.from_losses("", [104, 195, 169], [1.0, 0.5], tokenizer=ByteTokenizer()).pieces
@@ -101,7 +101,7 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Texts side by side. `legend` describes the score."""
+    """Examples side by side; `legend` describes the score."""
 
     kind: ClassVar[str] = "examples"
     title: str
@@ -121,7 +121,7 @@ class Examples:
     def best_and_worst(
         cls, title: str, legend: str, scored: Sequence[tuple[str, str, str, float]], *, each: int = 5
     ) -> Self:
-        """Select the `each` best, worst and random rows of (source, reference, output, score), without repetition.
+        """Select the `each` best, worst and random rows (source, reference, output, score), without repetition.
 
         >>> scored = [("a", "A", "A", 100.0), ("b", "B", "C", 0.0), ("c", "C", "C", 90.0)]
         >>> [(one.source, one.group) for one in Examples.best_and_worst("", "", scored, each=1).examples]
@@ -141,7 +141,7 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """User-computed values over steps, absent from the run's records: {name: ((step, value), ...)}.
+    """User-defined values over steps, {name: ((step, value), ...)}.
 
     >>> Curves(title="temperature", legend="of the softmax", curves={"head": ((1, 1.0), (100, 0.7))}).kind
     'curves'
@@ -163,7 +163,7 @@ class Curves:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfusionMatrix:
-    """The number of samples of each true class (row) with each predicted class (column)."""
+    """The number of samples per true class (row) and predicted class (column)."""
 
     kind: ClassVar[str] = "confusion-matrix"
     title: str
@@ -180,7 +180,7 @@ class ConfusionMatrix:
 
     @classmethod
     def from_counts(cls, title: str, counts: Sequence[Sequence[int]], *, classes: Sequence[str]) -> Self:
-        """Build the panel from counts. Beyond 30 classes, keep the 29 with the most errors and merge the rest into one class.
+        """Build the panel from counts; above 30 classes, keep the 29 with the most errors and merge the others into one class.
 
         >>> ConfusionMatrix.from_counts("val", [[3, 1], [0, 4]], classes=("cat", "dog")).counts
         ((3, 1), (0, 4))
@@ -200,7 +200,7 @@ class ConfusionMatrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """A small image (a PNG file as base64), its true class, its prediction and the loss of the prediction.
+    """A small image (a PNG file as base64) with its true class, predicted class and loss.
 
     >>> Image(png="iVBORw0KGgo=", label="cat", guess="dog", loss=2.3).guess
     'dog'

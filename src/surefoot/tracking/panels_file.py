@@ -1,4 +1,4 @@
-"""Panels as `panels.json` in a run's directory: build, limit, write and read panels."""
+"""Building of panels, and their storage in `panels.json` of a run's directory."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -14,21 +14,20 @@ from surefoot.tracking.panels import Example, Image, Panel
 
 FILE = "panels.json"
 VERSION = 2  # of the file format
-MOST_BYTES = 300_000  # the file becomes a part of one page
-LONGEST_S = 60.0  # the time limit to start another panel
+MOST_BYTES = 300_000  # the file is embedded in a page
+LONGEST_S = 60.0  # no panel is started after this time
 
 PANELS: dict[str, type[Panel]] = {panel.kind: panel for panel in get_args(Panel)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panels:
-    """The panels of the weights after `step` steps."""
+    """The panels computed from the weights after `step` steps."""
 
     step: int
     panels: tuple[Panel, ...]
 
     def __str__(self) -> str:
-        """List the step, and each panel with its kind."""
         return "\n".join(
             [f"panels of step {self.step:,}", *(f"  {panel.kind:<16} {panel.title}" for panel in self.panels)]
         )
@@ -42,7 +41,7 @@ class Panels:
         return {"format_version": VERSION, "step": self.step, "panels": [panel_to_dict(panel) for panel in self.panels]}
 
     def to_json(self) -> str:
-        """Return `to_dict()` as the text of `panels.json`."""
+        """Return the text of `panels.json`."""
         return json.dumps(self.to_dict(), allow_nan=False) + "\n"
 
 
@@ -57,12 +56,7 @@ def panel_to_dict(panel: Panel) -> dict[str, Any]:
 
 
 def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
-    """Split panels into those that fit on a page, in their order, and the rest.
-
-    >>> from surefoot.tracking.panels import ConfusionMatrix
-    >>> fitting([ConfusionMatrix(title="val", classes=(), counts=())])[1]
-    []
-    """
+    """Return the panels that fit on a page and the panels that do not fit, each in order."""
     fits, left_out = list[Panel](), list[Panel]()
     room = MOST_BYTES - len(Panels(step=2**63, panels=()).to_json())
     for panel in panels:
@@ -79,7 +73,7 @@ def build_panels(
     stop: Callable[[], bool] = lambda: False,
     now: Callable[[], float] = perf_counter,
 ) -> tuple[list[Panel], list[str]]:
-    """Build the panels of a model until `stop` returns True or a minute has passed. Returns the panels and warnings; never raises.
+    """Return the panels of a model and warnings, built until `stop` returns True or a minute has passed; raise no error.
 
     Panels yielded before an exception are kept.
 
@@ -111,7 +105,7 @@ def build_panels(
 
 
 def read_panels(run: Path | str) -> Panels | None:
-    """Read the panels of a run's directory. Returns None without a file. Raises `DataError` if surefoot did not write the file."""
+    """Read the panels of a run's directory, or return None without a file; raise `DataError` if surefoot did not write the file."""
     path = local_path(run, setting="run") / FILE
     try:
         with open_regular(path) as file:
@@ -129,7 +123,7 @@ def read_panels(run: Path | str) -> Panels | None:
 
 
 def panels_from_json(text: str) -> Panels:
-    """Parse the text that `Panels.to_json` returned. Raises `ConfigError` for any other text.
+    """Parse the result of `Panels.to_json`; raise `ConfigError` for any other text.
 
     >>> panels_from_json(Panels(step=3, panels=()).to_json())
     Panels(step=3, panels=())
@@ -147,7 +141,6 @@ def panels_from_json(text: str) -> Panels:
 
 
 def _panel(kind: str, values: dict[str, Any]) -> Panel:
-    """Build a panel from its JSON values and convert lists to tuples. The panel validates its own values."""
     for name, part in (("examples", Example), ("images", Image)):
         if name in values:
             values[name] = [part(**one) for one in values[name]]

@@ -1,4 +1,4 @@
-"""The record kinds and their keys, the sink protocol, and the names reserved by surefoot."""
+"""Record kinds and their keys, the sink protocol, and reserved names."""
 
 from collections.abc import Iterable
 from typing import Any, Literal, Protocol
@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 from surefoot.errors import ConfigError
 
 Record = dict[str, Any]
-"""A record of any kind, with scores as "SPLIT/SCORE" and values of the user's besides the keys that its kind declares."""
+"""A record: the keys of its kind, scores as "SPLIT/SCORE", and user-defined values."""
 
 
 Phase = Literal["opening", "starting", "training", "data_wait", "evaluating", "saving", "user"]
@@ -22,7 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {
     | {"samples": int, "samples_per_s": float, "targets": float, "starting_targets": float, "targets_per_s": float}
     | {"lr": float, "eta_s": float}
     | {"host_memory_bytes": int, "host_memory_peak_bytes": int, "device_memory_peak_bytes": int},
-    # an evaluation, with the factor of a plateau schedule if there is one
+    # an evaluation; `lr_factor` only with a plateau schedule
     "eval": {"step": int, "lr_factor": float},
     # the evaluation at the end of a run, and the step of the evaluated weights
     "final_eval": {"step": int, "weights_step": int},
@@ -39,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
     # a resume from this step; earlier records of later steps are superseded
     "resume": {"step": int},
 }
-"""The only declaration of the records in metrics.jsonl: keys and types of each kind."""
+"""The keys and types of each record kind in metrics.jsonl."""
 
 OWN = frozenset({"kind", "text", "nonfinite"} | KINDS["train"].keys() | KINDS["eval"].keys())
 
@@ -61,10 +61,7 @@ class Sink(Protocol):
 
 
 def refuse_own(names: Iterable[str]) -> None:
-    """Raise `ConfigError` if a user's value has a reserved name.
-
-    >>> refuse_own(["accuracy"])
-    """
+    """Raise `ConfigError` if a user-defined value has a reserved name."""
     if taken := OWN.intersection(names):
         name = min(taken)
         raise ConfigError(

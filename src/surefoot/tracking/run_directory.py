@@ -26,7 +26,7 @@ from surefoot.tracking.run_reader import HELD, Session, read_sessions, surefoot_
 
 _DIRECTORIES = ("checkpoints", "crash", "logs", "tensorboard", "trackers")
 _APPENDED_TO = ("metrics.jsonl", ".lock")
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors without lock support, such as on some servers
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of file systems without locks
 _REPLACED = ("config.toml", "environment.json", "panels.json")  # replaced atomically, so links are not followed
 
 
@@ -37,7 +37,7 @@ class RunDirectory:
     path: Path
     lock: IO[bytes] | None = None
     is_locked: bool = False  # False on a file system without locks
-    small_files: dict[str, bytes] = field(default_factory=dict)  # config.toml and others, rewritten if deleted
+    small_files: dict[str, bytes] = field(default_factory=dict)  # config.toml and others, restored if deleted
 
     @property
     def checkpoints(self) -> Path:
@@ -48,7 +48,7 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     def open(self) -> None:
-        """Create and lock the directory. Raises if another process trains in the directory or if a file to write is a link."""
+        """Create and lock the directory; raise an error if another process trains in the directory or a file to write is a link."""
         resolved = self.path.resolve()
         if resolved in HELD:  # one process can lock the same file repeatedly
             raise ConfigError(f"this process is training into {self.path} already: choose another --run-dir")
@@ -74,11 +74,11 @@ class RunDirectory:
         HELD.add(resolved)
 
     def remember(self, *names: str) -> None:
-        """Read the named small files into memory, so that `make_again` can restore them."""
+        """Read small files into memory, so that `make_again` can restore the files."""
         self.small_files |= {name: (self.path / name).read_bytes() for name in names if (self.path / name).is_file()}
 
     def make_again(self) -> bool:
-        """Recreate and lock a deleted directory or lock file, and restore the small files. Returns whether anything was recreated.
+        """Recreate and lock a deleted directory or lock file, and restore the small files; return True if anything was recreated.
 
         Raises `CheckpointError` if another process has since started training in the directory.
         """
@@ -107,7 +107,7 @@ class RunDirectory:
         return True
 
     def refuse_links(self) -> None:
-        """Raise `OSError` (ELOOP) if a file that the run writes is a link. Nothing may be written or removed in this case."""
+        """Raise `OSError` (ELOOP) if a file or directory that the run writes is a link."""
         if (link := self._link()) is not None:
             words = f"a link to {os.readlink(link)}, and a run follows no link out of its directory"
             raise OSError(errno.ELOOP, words, str(link))
@@ -133,7 +133,7 @@ class RunDirectory:
                 )
 
     def _locked(self) -> tuple[IO[bytes], bool | None]:
-        """Lock the directory for this process. Returns the lock and True, False (another process has it) or None (no lock support)."""
+        # True: locked; False: another process has the lock; None: no lock support
         lock = os.fdopen(open_no_follow(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b")
         if sys.platform == "win32":
             return lock, True
@@ -158,7 +158,6 @@ class RunDirectory:
         self.write_bytes(name, text.encode())
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Write a small file atomically."""
         target = self.path / name
         try:
             write_whole(target, data)
@@ -168,7 +167,6 @@ class RunDirectory:
             self.small_files[name] = data
 
     def add_session(self, session: dict[str, Any]) -> None:
-        """Append one start or resume to environment.json."""
         file = self.path / "environment.json"
         earlier: tuple[Session, ...] = ()
         if file.exists():
@@ -180,7 +178,7 @@ class RunDirectory:
 
 
 def directory_of_start(run: Path) -> str | None:
-    """Return the working directory of a run's first command. Returns None if unknown."""
+    """Return the working directory of a run's first command, or None if unknown."""
     try:
         return str(read_sessions(run)[0]["directory"])
     except (OSError, ValueError, LookupError):
@@ -188,7 +186,7 @@ def directory_of_start(run: Path) -> str | None:
 
 
 def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
-    """Validate a recipe's small files. Raises `ConfigError` for a file name with a path or a reserved file name."""
+    """Return a recipe's small files; raise `ConfigError` for a file name with a path or a reserved file name."""
     ours = {*_DIRECTORIES, *_APPENDED_TO, *_REPLACED, "report.html"}
     if wrong := [name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours]:
         raise ConfigError(f"files: {wrong[0]!r} is no plain name, or one that surefoot uses itself: choose another")
@@ -196,7 +194,7 @@ def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
 
 
 def machine(device: torch.device, *, deterministic: bool) -> dict[str, Any]:
-    """Return the hardware and software facts that bitwise-equal results depend on."""
+    """Return the hardware and software properties that affect bitwise reproducibility."""
     return {
         "surefoot": surefoot_version(),
         "torch": torch.__version__,
@@ -209,7 +207,6 @@ def machine(device: torch.device, *, deterministic: bool) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """Describe the start of this session: working directory, command and machine."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
@@ -224,7 +221,7 @@ def environment() -> dict[str, Any]:
 
 
 def machine_memory_bytes() -> int | None:
-    """Return the machine's memory in bytes. Returns None if the system does not report the size."""
+    """Return the machine's memory in bytes, or None if unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # AttributeError: Windows has no sysconf
@@ -232,7 +229,7 @@ def machine_memory_bytes() -> int | None:
 
 
 def _make(path: Path) -> None:
-    """Create a directory and its missing parents durably, so that they survive a power failure."""
+    # durably, so that the directories survive a power failure
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for directory in missing:

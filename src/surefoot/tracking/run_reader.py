@@ -1,6 +1,6 @@
-"""The reader of a run's directory: settings, sessions, crashes, the newest state.json, and records. Torch-free; takes no lock.
+"""Reader of a run's directory: settings, sessions, crashes, the newest state.json, and records; without torch and locks.
 
-`read_run` lists missing or damaged files in `RunFiles.problems`. `read_settings` and `read_sessions` raise.
+`read_run` lists missing or damaged files in `RunFiles.problems`. `read_settings` and `read_sessions` raise errors.
 """
 
 import json
@@ -36,7 +36,7 @@ _FLOCK = "qqihh" if _DARWIN else "hhqqi0q"  # struct flock in fcntl.h
 
 
 class Session(TypedDict, total=False):
-    """One start or resume in environment.json. Any key may be missing if another tool wrote the file."""
+    """A start or resume in environment.json; any key may be missing if another tool wrote the file."""
 
     step: int
     time: str
@@ -65,30 +65,29 @@ class Settings:
 
     @property
     def script(self) -> bool:
-        """Whether a user's script built the run, so that no subcommand can rebuild the run."""
+        """True if a user's script built the run, so that no subcommand can rebuild the run."""
         return self.program.get("kind") == "script"
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The small files of a run's directory. `step` is the step of the newest checkpoint with a readable `state`."""
+    """The small files of a run's directory; `step` is the step of the newest checkpoint with a readable `state`."""
 
     path: Path
     config: Settings
     sessions: tuple[Session, ...]
-    crashes: tuple[Mapping[str, Any], ...]  # newest first, with the "words" of the text file beside each
+    crashes: tuple[Mapping[str, Any], ...]  # newest first; "words" holds the text file of a crash
     step: int
     state: SavedState | None
     problems: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """The name of the run in charts."""
         return self.path.resolve().name or str(self.path)
 
     @property
     def planned_steps(self) -> int | None:
-        """The planned number of steps. None if unknown."""
+        """The planned number of steps, or None if unknown."""
         if self.state is not None:
             return self.state.planned_steps
         length = self.config.flat.get("length")
@@ -97,7 +96,6 @@ class RunFiles:
 
 
 def read_run(path: Path) -> RunFiles:
-    """Read the small files of a run's directory."""
     problems: list[str] = []
 
     @contextmanager
@@ -121,13 +119,13 @@ def read_run(path: Path) -> RunFiles:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Yield the records of one curve one at a time. Yields nothing if the file is absent. Raises `OSError` if the file is unreadable."""
+    """Yield the records of a run, or nothing if the file is missing; raise `OSError` if the file is unreadable."""
     metrics = path / "metrics.jsonl"
     return stream_records(metrics) if metrics.exists() else iter(())
 
 
 def read_settings(path: Path) -> Settings:
-    """Read config.toml. Raises `OSError`, `UnicodeDecodeError` or `ConfigError` if the file is missing or damaged."""
+    """Read config.toml; raise `OSError`, `UnicodeDecodeError` or `ConfigError` if the file is missing or damaged."""
     file = path / "config.toml"
     text = read_regular(file).decode()
     flat, made_by, noted = values(text, where=str(file)), program(text, where=str(file)), None
@@ -138,7 +136,7 @@ def read_settings(path: Path) -> Settings:
 
 
 def read_sessions(path: Path) -> tuple[Session, ...]:
-    """Read environment.json. Raises `OSError` if the file is missing, `ValueError` if the file lists no sessions."""
+    """Read environment.json; raise `OSError` if the file is missing, and `ValueError` if the file lists no sessions."""
     try:
         environment = json.loads(read_regular(path / "environment.json"))
     except RecursionError as error:
@@ -150,7 +148,7 @@ def read_sessions(path: Path) -> tuple[Session, ...]:
 
 
 def read_state(path: Path, step: int) -> SavedState | None:
-    """Read a checkpoint's state.json without checking its hash. Returns None if the file is missing or damaged."""
+    """Return a checkpoint's state.json without checking its hash, or None if the file is missing or damaged."""
     try:
         return typed_state(parse_state(read_regular(path / "checkpoints" / f"step-{step:08d}" / "state.json")))
     except (OSError, ValueError):
@@ -158,14 +156,14 @@ def read_state(path: Path, step: int) -> SavedState | None:
 
 
 def began_with(path: Path, batch_size: int | str) -> int | str | None:
-    """Return the micro-batch size of an existing run with the same batch size. Returns None otherwise. Does not check the run's files."""
+    """Return the micro-batch size of an existing run with the same batch size, else None."""
     state = newest_state(path)[1]
     described: Mapping[str, Any] = {} if state is None else state.identity
     return described.get("micro_batch_size") if described.get("batch_size") == batch_size else None
 
 
 def newest_state(path: Path) -> tuple[int, SavedState | None]:
-    """Return the step and content of the newest readable state.json. Returns 0 and None without a readable file."""
+    """Return the step and content of the newest readable state.json, or (0, None) without a readable file."""
     for directory in sorted((path / "checkpoints").glob("step-*"), reverse=True):
         number = directory.name.removeprefix("step-")
         if number.isdecimal() and (state := read_state(path, int(number))) is not None:
@@ -174,7 +172,7 @@ def newest_state(path: Path) -> tuple[int, SavedState | None]:
 
 
 def other_format(path: Path) -> str | None:
-    """Return one sentence if another surefoot version wrote the run's checkpoints in an unreadable format. Returns None otherwise."""
+    """Return one sentence if another surefoot version wrote the run's checkpoints in an unreadable format, else None."""
     for file in sorted((path / "checkpoints").glob(f"step-*/{MANIFEST}"), reverse=True):
         with suppress(OSError, ValueError, RecursionError):
             manifest = json.loads(read_regular(file))
@@ -185,13 +183,12 @@ def other_format(path: Path) -> str | None:
 
 
 def refuse_other_format(path: Path) -> None:
-    """Raise `CheckpointError` with the sentence of `other_format`, if any."""
     if (why := other_format(path)) is not None:
         raise CheckpointError(why)
 
 
 def standing_of(run: Path) -> Standing:
-    """Return whether a process is training in a directory, by testing the lock without taking the lock."""
+    """Return "running" if a process is training in the directory, else "over" or "unknown", without acquiring the lock."""
     if run.resolve() in HELD:  # opening and closing the lock file would release the lock
         return "running"
     if sys.platform == "win32":
@@ -208,13 +205,11 @@ def standing_of(run: Path) -> Standing:
 
 
 def is_running(run: Path) -> bool:
-    """Return whether a process is certainly training in a directory."""
     return standing_of(run) == "running"
 
 
 @cache
 def surefoot_version() -> str:
-    """Return the installed version."""
     try:
         return version("surefoot")
     except PackageNotFoundError:
@@ -222,7 +217,6 @@ def surefoot_version() -> str:
 
 
 def _crashes(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """Read the errors that ended the run, without unreadable files."""
     crashes = []
     for file in sorted((path / "crash").glob("step-*.json"), reverse=True)[:_MAX_CRASHES]:
         with suppress(OSError, ValueError, RecursionError):

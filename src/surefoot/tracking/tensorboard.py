@@ -1,4 +1,4 @@
-"""Records as TensorBoard scalars, texts, images and hparams. Points superseded by a resume are purged."""
+"""Records as TensorBoard scalars, texts, images and hparams."""
 
 import base64
 import itertools
@@ -25,7 +25,7 @@ _LONGEST_NAME = 16
 
 
 def pictured(panel: Mapping[str, Any]) -> Image.Image | None:
-    """Draw a confusion matrix or image panel (a dictionary of `panel_to_dict`) as one image. Returns None for other kinds.
+    """Draw a confusion matrix or image panel (from `panel_to_dict`) as one image; return None for other kinds.
 
     >>> pictured({"kind": "confusion-matrix", "title": "", "classes": ("a", "b"), "counts": ((3, 1), (0, 4))}).size
     (71, 71)
@@ -39,7 +39,6 @@ def pictured(panel: Mapping[str, Any]) -> Image.Image | None:
 
 
 def _matrix(classes: Any, counts: Any) -> Image.Image:
-    """Draw a confusion matrix. A larger fraction of the row is darker; the rows are the true classes, as labeled."""
     names = [name[:_LONGEST_NAME] for name in classes]
     margin = 8 + _LETTER * max((len(name) for name in names), default=0)
     side = margin + _CELL * len(names)
@@ -61,7 +60,6 @@ def _matrix(classes: Any, counts: Any) -> Image.Image:
 
 
 def _tiles(pngs: list[bytes]) -> Image.Image:
-    """Tile images row by row, each scaled to the tile size."""
     across = min(8, len(pngs))
     image = Image.new("RGB", (across * (_TILE + 2), -(-len(pngs) // across) * (_TILE + 2)), "white")
     for index, data in enumerate(pngs):
@@ -73,12 +71,12 @@ def _tiles(pngs: list[bytes]) -> Image.Image:
     return image
 
 
-_files = itertools.count()  # counter of this process
-_NO_CURVES = {"layer_stats", "data_check", "event"}  # nested values or texts
+_files = itertools.count()  # file numbers of this process
+_NO_CURVES = {"layer_stats", "data_check", "event"}  # kinds with nested values or texts
 
 
 class TensorBoard:
-    """An event directory. `from_step` is the step of the resume; TensorBoard hides later points of older sessions."""
+    """A TensorBoard event directory; `from_step` is the resumed step, and TensorBoard hides later points of older sessions."""
 
     def __init__(self, directory: Path, *, from_step: int, unit: str = "targets") -> None:
         # importing protobuf and others takes half a second
@@ -97,7 +95,7 @@ class TensorBoard:
         self._append(self.event(wall_time=time.time(), step=from_step + 1, session_log=start))
 
     def write(self, record: Record) -> None:
-        """Write a record's values under its kind at its step, panel images, and the run's outcome as hparams."""
+        """Write a record: values under its kind at its step, panel images, and the outcome of the run as hparams."""
         match record["kind"]:
             case "sample":
                 from torch.utils.tensorboard.summary import text
@@ -120,7 +118,7 @@ class TensorBoard:
                 self.appended.append(b"")  # nothing new; only waiting bytes are written
 
     def close(self) -> None:
-        """Close the file. Raises `OSError` if values are lost."""
+        """Close the file; raise `OSError` if values are lost."""
         self.appended.close()
 
     def _add_pictures(self, record: Record) -> None:
@@ -135,7 +133,6 @@ class TensorBoard:
         self._add(values, record)
 
     def _add_outcome(self, record: Record) -> None:
-        """Write the settings as hparams, TensorBoard's table of runs. The metrics of the table are existing scalars."""
         from torch.utils.tensorboard.summary import hparams
 
         scores = [*record["scores"], *record.get("scores_at_end", {})]
@@ -144,7 +141,7 @@ class TensorBoard:
             for name, value in record["settings"].items()
             if value is not None
         }
-        # the table takes its values from the scalars
+        # TensorBoard's table of runs takes its metrics from the existing scalars
         for part in hparams(settings, dict.fromkeys(scores, 0.0)):  # type: ignore[no-untyped-call]
             self._add(part.value, record)
 
@@ -153,7 +150,6 @@ class TensorBoard:
         self._append(self.event(wall_time=time.time(), step=record["step"], summary=self.summary(value=values)))
 
     def _append(self, event: Any) -> None:
-        """Write an event in the TFRecord format. A full disk raises `OSError`, and the next call writes the waiting bytes."""
         packed = BytesIO()
         self.writer(packed).write(event.SerializeToString())
         self.appended.append(packed.getvalue())

@@ -1,7 +1,6 @@
 """The choice of precision, memory format and compilation for "auto", from the measurements in `config/speed_table.py`.
 
-The choice reads no clock and does not call the loss, so equal commands choose equally. A resumed run keeps its first
-choice.
+Equal commands choose equally, since no clock is read and the loss is not called. A resumed run keeps the earlier choice.
 """
 
 from bisect import bisect_left

@@ -27,7 +27,7 @@ class Layout:
             self.channels_last, self.open = channels_last, False
 
     def before(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Convert images (B, C, H, W) among a model's inputs to channels last. Returns None if the setting is off."""
+        """Convert images (B, C, H, W) among a model's inputs to channels last. Returns None if channels last is off."""
         if not self.channels_last:
             return None
         from surefoot.models.layers import channels_side_by_side

@@ -31,10 +31,10 @@ _BATCH_SIZE = 16  # if the split names none; changes no metric
 class Split:
     """A data set to evaluate in order, with its metrics.
 
-    `metrics` is one metric, several metrics, or a dictionary of them by name. A metric is a function of (outputs, targets)
-    that returns a `Mean`, recorded under the function's name, or a dictionary of `Mean` by name. A metric may also be a
-    Metric or MetricCollection of torchmetrics, or `sf.metrics.whole_split(function)` for a value that is not a mean over
-    samples.
+    `metrics` is one metric, several metrics, or a dictionary of metrics by name. A metric is a function of (outputs,
+    targets) that returns a `Mean`, recorded under the function's name, or a dictionary of `Mean` by name. A metric may also
+    be a Metric or MetricCollection of torchmetrics, or `sf.metrics.whole_split(function)` for a value that is not a mean
+    over samples.
 
     `predict(model, batch)` returns (outputs, targets). The default is the pair (outputs, targets) that the loss returns
     beside its mean, or else `(model(inputs), targets)` for a batch (inputs, targets). With the default, the model processes
@@ -58,7 +58,7 @@ class Split:
 
 
 class EvaluationStoppedError(Exception):
-    """Evaluation was interrupted by a stop request."""
+    """Raised if a stop request interrupts an evaluation."""
 
 
 def evaluate_batches(
@@ -77,8 +77,8 @@ def evaluate_batches(
     The function waits for the device once, at the end, unless `predict` waits or a metric needs the whole split. Module
     modes and random generators are restored. A loss without its own count is weighted by the batch's count. Raises
     `EvaluationStoppedError` if `stop` returns true between two batches. The call is collective if `world` has several
-    ranks. Each rank then passes its own batches, equally many on all ranks; `stop` must return the same value on all ranks,
-    and all ranks return the same metrics.
+    ranks. Each rank then passes its own batches, equally many on all ranks. All ranks must agree on `stop` and return the
+    same metrics.
     """
     rank, ranks = (0, 1) if world is None else (world.rank, world.size)
     results, diverged = Results(split.metrics, precision.device, world), None

@@ -176,7 +176,7 @@ def _from_main_rank(world: World, compute: Callable[[], dict[str, Any]]) -> dict
 class Messages:
     """Converter of values to text and back, for numbers, text, containers, tensors, arrays, dataclasses and named tuples.
 
-    A message can only name classes of dataclasses, named tuples, lists and tuples that this process has written before.
+    A message can refer only to dataclasses and container classes that this process has written before.
 
     >>> messages = Messages()
     >>> messages.read(messages.written([(1, float("inf")), {"a": "b"}]))

@@ -1,4 +1,4 @@
-"""Uses of a model by the loss outside the model's forward call, each with the line of the user's code."""
+"""Detection of submodules and weights that the loss uses outside the model's forward call, by line of the user's code."""
 
 import sys
 from collections import Counter
@@ -51,7 +51,7 @@ class Watch:
         self.homes = {id(parameter): id(part) for part in reversed(gathered) for parameter in part.parameters()}
 
     def through(self, model: nn.Module, /, *inputs: Any, **named: Any) -> Any:
-        """Call `model` for the loss, and record this call and any second-order gradient."""
+        """Call `model` for the loss; record the call and any second-order gradient through the model's outputs."""
         self.called = True
         self.inside += 1
         try:

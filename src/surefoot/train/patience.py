@@ -143,7 +143,7 @@ class Standing:
 
 
 def following(plateau: ReduceLROnPlateau, before: Standing, *, step: int, score: float) -> Standing:
-    """Return a plateau's state after one more score. A pure function, so all ranks agree. NaN scores are only counted.
+    """Return a plateau's state after one more score. The function is pure, so all ranks agree. NaN scores are only counted.
 
     >>> plateau, standing = ReduceLROnPlateau("min val/loss", patience=2), Standing()
     >>> for step, loss in enumerate([2.0, 2.5, math.nan, 3.0, 1.0], start=1):

@@ -126,7 +126,7 @@ def instruction_set() -> str:
 
 
 def precision(name: str, device: torch.device) -> Precision:
-    """Return the precision called `name`. Raises `ConfigError` if the name is unknown or the device does not support it.
+    """Return the precision called `name`. Raises `ConfigError` if the name is unknown or unsupported by the device.
 
     The name "auto" means bf16 on the meta device and on CUDA from compute capability 8.0; elsewhere the choice stays open.
 

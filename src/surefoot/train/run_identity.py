@@ -24,7 +24,7 @@ def differences(saved: Described, now: Described) -> list[str]:
 
 
 def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
-    """Raise `CheckpointError` if settings differ from those of the saved run. The message names them."""
+    """Raise `CheckpointError` if settings differ from those of the saved run, and name these settings."""
     if changes := differences(saved, now):
         raise CheckpointError(
             f"cannot resume {where}: {changes[0]}"

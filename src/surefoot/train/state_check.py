@@ -1,4 +1,4 @@
-"""Checks at the start of a session that checkpoints hold all state and that a resumed run computes the same as before."""
+"""Start-of-session checks: checkpoints hold all state, and a resumed run computes the same as before."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,7 +54,7 @@ class StateCheck:
     steps: int = 2  # number of watched steps
 
     def check_passes(self, *passes: tuple[Loss | None, MicroBatch | None]) -> None:
-        """Run this rank's micro-batch twice, once in a run, and compare the state. The step itself explains a failing pass."""
+        """Compare the states after two passes of this rank's micro-batch, once per run. The step explains a failing pass."""
         for loss, micro_batch in () if self.has_passed else passes:
             able = loss is not None and micro_batch is not None and micro_batch.count > 0
             if not all(self.world.gathered(able)) or loss is None or micro_batch is None:
@@ -118,7 +118,7 @@ def first_loss(
     """Return the uncompiled loss of the first step's first micro-batch, and True if the pass drew random numbers.
 
     The loss is None if the pass fails; the first step reports the error. No gradient is computed unless the loss computes
-    one. The function restores all state. All ranks of a sharded model must call it, because the pass gathers weights.
+    one. All state is restored. All ranks of a sharded model must call this function, because the pass gathers weights.
     """
     assert task.loss is not None  # `fingerprints` has checked this
     generators = [torch.get_rng_state, *([torch.cuda.get_rng_state] if task.precision.device.type == "cuda" else [])]
@@ -141,7 +141,7 @@ def first_loss(
 def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     """Return hashes of samples, the first micro-batch and the user's code, and the loss of that micro-batch. Collective.
 
-    No loss is computed unless the models have the weights of step 0 (`at_beginning`), or if the weights exceed 2 GiB. All
+    A loss is computed only if the models have the weights of step 0 (`at_beginning`) and at most 2 GiB of weights. All
     ranks use the same micro-batch, and the values of rank 0 are returned.
     """
     parts.doing("looking at what is computed")
@@ -194,8 +194,8 @@ def has_small_loss(parts: Components) -> bool:
 def loss_contract(parts: Components) -> tuple[bool, str]:
     """Check in evaluation mode that a batch's loss is the count-weighted mean over its halves; return (holds, description).
 
-    If the check fails, the loss is not a mean over the counted targets or couples samples, so gradients depend on the
-    micro-batch size. Each rank checks its own first micro-batch. Collective.
+    If the check fails, the loss is not a mean over the counted targets, or the loss couples samples. Gradients then depend
+    on the micro-batch size. Each rank checks its own first micro-batch. Collective.
     """
     if parts.task.loss is None:
         return True, "not checked: this run has no loss of its own"

@@ -1,4 +1,4 @@
-"""Labeled images in memory: scikit-learn's digits, IDX files, CIFAR-10, and a synthetic data set."""
+"""Labeled images in memory: scikit-learn's digits, IDX files, CIFAR-10, and synthetic images."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +21,12 @@ _BYTES = 0x08  # the IDX type code of unsigned bytes, the usual dtype of images
 _LARGEST_BYTES = 1 << 34  # the largest accepted size in a header
 _IDX_PARTS = {"training": "train", "test": "t10k"}
 _IDX_KINDS = ("images-idx3", "labels-idx1")
-_DIGITS_TEST = 360  # of 1,797
+_DIGITS_TEST = 360  # test images of 1,797
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Training and test images (N, H, W, C) as bytes, their labels (N,), and the names of the classes."""
+    """Training and test images (N, H, W, C) as uint8, their labels (N,), and the class names."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
@@ -36,9 +36,9 @@ class Arrays:
 
 
 def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return images (N, 32, 32, 3) and labels (N,) of one file of CIFAR-10's binary version.
+    """Return images (N, 32, 32, 3) and labels (N,) from one file in CIFAR-10's binary format.
 
-    Raises `DataError` for a missing file, an incomplete row, and a label that is not a class (with the row).
+    Raises `DataError` for a missing file, an incomplete row, or an invalid label.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -66,7 +66,6 @@ def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 
 def cifar_arrays(path: Path) -> Arrays:
-    """Read the six files of CIFAR-10's binary version in a directory."""
     missing = [name for name in (*TRAINING_FILES, TEST_FILE) if not (path / name).is_file()]
     if missing:
         raise DataError(f"{path} holds CIFAR-10 without {', '.join(missing)}\n  unpack cifar-10-binary.tar.gz again")
@@ -76,9 +75,9 @@ def cifar_arrays(path: Path) -> Arrays:
 
 
 def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
-    """Return the array of an IDX file of unsigned bytes; `dimensions` is 3 for images (N, H, W) and 1 for labels (N,).
+    """Return the uint8 array of an IDX file; `dimensions` is 3 for images (N, H, W) and 1 for labels (N,).
 
-    Raises `DataError` for a missing file, another magic number, and a size that differs from the header's.
+    Raises `DataError` for a missing file, a wrong magic number, or a size that contradicts the header.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -121,9 +120,9 @@ def _kind_name(dimensions: int) -> str:
 
 
 def digits() -> Arrays:
-    """Return scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; the test part is a fixed choice of 360 digits.
+    """Return scikit-learn's 1,797 handwritten digits (8 x 8 pixels); the test part has a fixed choice of 360 digits.
 
-    The digits are the test part of the data set of Alpaydin and Kaynak 1998: https://doi.org/10.24432/C50P49
+    Source: the test part of the data set of Alpaydin and Kaynak 1998, https://doi.org/10.24432/C50P49
 
     >>> digits().test_images.shape
     (360, 8, 8, 1)
@@ -138,7 +137,7 @@ def digits() -> Arrays:
 
 
 def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
-    """Read four IDX files of a directory, plain or .gz; if `numbered`, raise `DataError` for a class without a training image."""
+    """Read four IDX files, plain or .gz; if `numbered` is true, raise `DataError` for a class without a training image."""
     parts = []
     for part, prefix in _IDX_PARTS.items():
         images, labels = (_idx_file(folder, prefix, kind) for kind in _IDX_KINDS)
@@ -163,7 +162,7 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
 
 
 def synthetic(*, images: int = 10_000, size: int = 32, channels: int = 3, classes: int = 10) -> Arrays:
-    """Return synthetic images for speed measurements: a noisy pattern per class, and 20% as many test images.
+    """Return synthetic images for speed measurements: one noisy pattern per class, and 20% as many test images.
 
     >>> arrays = synthetic(images=20, size=8, channels=1, classes=2)
     >>> arrays.images.shape, arrays.test_images.shape, sorted(set(arrays.labels.tolist()))
@@ -180,7 +179,7 @@ def synthetic(*, images: int = 10_000, size: int = 32, channels: int = 3, classe
 
 
 def arrays_in(folder: Path, *, numbered: bool = True) -> Arrays | None:
-    """Read CIFAR-10 or IDX files from a directory; return None if neither exists. `numbered`: see `idx_arrays`."""
+    """Read CIFAR-10 or IDX files (see `idx_arrays`) from a directory; return None if neither exists."""
     for directory in (folder, folder / "cifar-10-batches-bin"):
         if any((directory / name).is_file() for name in (*TRAINING_FILES, TEST_FILE)):
             return cifar_arrays(directory)

@@ -1,7 +1,7 @@
 """Image augmentation of whole batches: random crops, flips, RandAugment and cutout.
 
-The augmentation of an image is a bit-exact function of (seed, epoch, sample). Color operations are lookup tables of 256 values per
-image; geometric operations are affine maps. Shapes: B batch, H height, W width, C channels.
+Augmentation is a bit-exact function of (seed, epoch, sample id). Color operations are lookup tables of 256 values per image;
+geometric operations are affine maps. Shape suffixes: B batch, H height, W width, C channels.
 """
 
 import math
@@ -16,7 +16,7 @@ from surefoot.errors import ConfigError
 Pixels = NDArray[np.uint8]
 Bits = NDArray[np.uint64]
 
-_DOWN, _ACROSS, _MIRRORED, _HOLE_DOWN, _HOLE_ACROSS, _FURTHER = range(6)  # a different number for every draw
+_DOWN, _ACROSS, _MIRRORED, _HOLE_DOWN, _HOLE_ACROSS, _FURTHER = range(6)  # draw numbers
 STRONGEST = 10  # magnitudes are 0 to 10
 
 KINDS = (
@@ -36,13 +36,13 @@ _ENHANCED, _SHEARED, _MOVED, _TURNED, _BITS_LOST = 0.9, 0.3, 0.45, math.radians(
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """Augmentation settings of training images; by default, images are not changed.
+    """Augmentation settings of training images; the defaults leave images unchanged.
 
-    `crop_padding`: pixels of black padding on every side before a random crop of the original size. `flip`: mirror half of the images
-    left to right. `randaugment`: number of random color and geometric operations of magnitude `randaugment_magnitude` (0 to 10), as in
-    Cubuk et al. 2020 (https://arxiv.org/abs/1909.13719) without equalize, autocontrast, sharpness and color. `cutout`: side of a
-    randomly centered square in the mean color (DeVries and Taylor 2017: https://arxiv.org/abs/1708.04552), in pixels.
-
+    crop_padding: pixels of black padding on every side before a random crop of the original size.
+    flip: mirror half of the images left to right.
+    randaugment: number of random operations of magnitude `randaugment_magnitude` (0 to 10), as in RandAugment
+    (https://arxiv.org/abs/1909.13719) without equalize, autocontrast, sharpness and color.
+    cutout: side in pixels of a randomly centered square in the mean color (DeVries and Taylor 2017: https://arxiv.org/abs/1708.04552).
     Raises `ConfigError` with all invalid values.
 
     >>> Augmentation(crop_padding=4, flip=True).cutout
@@ -76,7 +76,7 @@ class Augmentation:
 
 
 def augment(images_BHWC: Pixels, bits_B: Bits, how: Augmentation, *, mean_C: NDArray[np.float64]) -> Pixels:
-    """Augment each image with random draws from its bits; `mean_C` (0 to 1) is the color of cutout squares.
+    """Augment images (B, H, W, C) with draws from `bits_B`; cutout squares have the color `mean_C` (0 to 1).
 
     >>> image = np.arange(9, dtype=np.uint8).reshape(1, 3, 3, 1)
     >>> bits, grey = np.array([11], np.uint64), np.array([0.5])
@@ -95,7 +95,7 @@ def augment(images_BHWC: Pixels, bits_B: Bits, how: Augmentation, *, mean_C: NDA
 
 
 def sample_bits(key: int, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Bits:
-    """Return 64 random bits for each sample in its epoch, (B,): `fold(key, epoch, sample)`.
+    """Return 64 random bits (B,) for each sample and epoch: `fold(key, epoch, sample)`.
 
     >>> from surefoot.seeding import fold
     >>> int(sample_bits(7, np.array([3]), np.array([1]))[0]) == fold(7, 1, 3)
@@ -105,11 +105,7 @@ def sample_bits(key: int, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> 
 
 
 def below(bits_B: Bits, draw: int, bound: int) -> NDArray[np.int64]:
-    """Return a random integer in [0, bound) for each sample, (B,); different values of `draw` give independent integers.
-
-    >>> below(np.array([1, 2, 3], np.uint64), 0, 1).tolist()
-    [0, 0, 0]
-    """
+    """Return a random integer in [0, bound) per sample, (B,); different values of `draw` give independent integers."""
     return ((_drawn(bits_B, draw) >> np.uint64(32)) * np.uint64(bound) >> np.uint64(32)).astype(np.int64)
 
 
@@ -142,7 +138,7 @@ def _with_holes(images_BHWC: Pixels, bits_B: Bits, *, side: int, mean_C: NDArray
 
 
 def randaugment(images_BHWC: Pixels, bits_B: Bits, *, magnitude: int) -> Pixels:
-    """Apply one RandAugment operation to each image; `magnitude` goes from 0 (almost no change) to 10.
+    """Apply one random operation to each image; `magnitude` is 0 (almost no change) to 10.
 
     >>> image, bits = np.full((1, 4, 4, 1), 100, np.uint8), np.array([5], np.uint64)
     >>> randaugment(image, bits, magnitude=0).tolist() == image.tolist()
@@ -153,7 +149,7 @@ def randaugment(images_BHWC: Pixels, bits_B: Bits, *, magnitude: int) -> Pixels:
 
 
 def distort(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np.float64], *, magnitude: int) -> Pixels:
-    """Apply an operation (an index into `KINDS`) with a sign (1.0 or -1.0) to each image."""
+    """Apply the operation `KINDS[kind]` with a sign (1.0 or -1.0) to each image."""
     strength = magnitude / STRONGEST
     after = images_BHWC.copy()
     coloured = np.flatnonzero((kinds_B > 0) & (kinds_B < KINDS.index("shear-x")))
@@ -170,7 +166,6 @@ def distort(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np
 
 
 def _tables(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np.float64], strength: float) -> Pixels:
-    """Return the lookup table of pixel values of each image, (B, 256)."""
     values = np.arange(256, dtype=np.float64)
     factors_B1 = 1.0 + signs_B[:, None] * _ENHANCED * strength
     # an integer sum is exact in any order
@@ -193,7 +188,7 @@ def _tables(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np
 def _maps(
     kinds_B: NDArray[np.int64], signs_B: NDArray[np.float64], strength: float, height: int, width: int
 ) -> NDArray[np.float32]:
-    """Return affine maps (B, 2, 3) of (x, y, 1) from new to old coordinates; the origin is the center of the image."""
+    # maps of (x, y, 1) from new to old coordinates; the origin is the center of the image
     maps = np.tile(np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), (len(kinds_B), 1, 1))
     for kind, row, column, largest in (
         ("shear-x", 0, 1, _SHEARED),
@@ -211,7 +206,6 @@ def _maps(
 
 
 def _warp(images_BHWC: Pixels, maps_B23: NDArray[np.float32]) -> Pixels:
-    """Resample the images by bilinear interpolation at mapped coordinates; pixels outside are black."""
     batch, height, width, channels = images_BHWC.shape
     x_W = np.arange(width, dtype=np.float32) - np.float32((width - 1) / 2)
     y_H1 = (np.arange(height, dtype=np.float32) - np.float32((height - 1) / 2))[:, None]

@@ -1,7 +1,7 @@
-"""Data sets of labeled images: in memory, with whole micro-batches gathered and augmented at once, or in files.
+"""Data sets of labeled images, in memory or in files.
 
-A sample is a normalized image, float32 (C, H, W), and a class index; it depends only on (seed, epoch, sample). Shapes: N images,
-B batch, C channels, H height, W width.
+A sample is a normalized float32 image (C, H, W) and a class index. Samples depend only on (seed, epoch, sample id). Shape suffixes:
+N images, B batch, C channels, H height, W width.
 """
 
 from copy import copy
@@ -28,9 +28,9 @@ _PIECE = 1000  # first draw number of random crops; augmentation uses lower numb
 
 
 class ImageArrays:
-    """Data set of images in memory, bytes (N, H, W, C), with labels (N,); `gather` returns a whole batch.
+    """Data set of uint8 images (N, H, W, C) in memory with labels (N,); `gather` returns a whole batch.
 
-    `seed`: the run's seed; `gather` draws the augmentation of an image from (seed, epoch, sample).
+    `seed` is the run's seed; `gather` draws the augmentation of an image from (seed, epoch, sample id).
 
     >>> images = ImageArrays(np.zeros((5, 8, 8, 1), np.uint8), np.arange(5), mean=(0.5,), std=(0.25,))
     >>> batch, labels = images.gather(np.array([3, 4]), np.array([0, 0]))
@@ -66,25 +66,25 @@ class ImageArrays:
         return _inputs(self, self.images[sample : sample + 1], bits)[0], self.labels[sample]
 
     def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
-        """Return images (B, C, H, W) and labels (B,) of these samples, augmented as in their epochs."""
+        """Return images (B, C, H, W), augmented for their epochs, and labels (B,)."""
         return _inputs(self, self.images.take(ids, axis=0), sample_bits(self.key, ids, epochs)), self.labels[ids]
 
     def stored(self, ids: Ids) -> Batch:
-        """Return the bytes of each original image with its label, and the labels."""
+        """Return the bytes of each unaugmented image with its label, and all labels."""
         labels = self.labels.numpy()[ids]
         return rows_as_bytes(self.images.take(ids, axis=0), labels), labels
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the number, shape and augmentation of the images, and a hash of up to 16 MiB in evenly spaced images."""
+        """Return the number, shape and augmentation of the images, and a hash of evenly spaced images (up to 16 MiB)."""
         content = hash_of((self.images, self.labels))
         return {"samples": len(self), "shape": list(self.images.shape[1:]), "sha256": content, **_how(self)}
 
 
 class ImageFiles:
-    """Data set of image files, decoded at each read; `DataError` names a file that cannot be decoded. Use loader workers.
+    """Data set of image files, decoded at each read; raises `DataError` for a file that cannot be decoded.
 
-    With an augmentation and `fitting.crop == "resized"`, each read starts with a random resized crop. Random draws depend on the global
-    generators, which a run seeds for each sample.
+    With an augmentation and `fitting.crop == "resized"`, each image is first cropped and resized at random. Random numbers come from
+    the global generators, which a run seeds for each sample.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -109,7 +109,7 @@ class ImageFiles:
         augmentation: Augmentation | None = None,
     ) -> None:
         self.files, self.fitting, self.mean, self.std, self.augmentation = files, fitting, mean, std, augmentation
-        self.measured: Moments = (mean, std)  # identifies the images, whatever their normalization
+        self.measured: Moments = (mean, std)  # for the fingerprint; `normalised_with` keeps the value
 
     def __len__(self) -> int:
         return len(self.files.paths)
@@ -125,13 +125,13 @@ class ImageFiles:
         return _inputs(self, image[None], np.array([bits], dtype=np.uint64))[0], int(self.files.labels[sample])
 
     def stored(self, ids: Ids) -> Batch:
-        """Return the bytes of each file with its label, and the labels."""
+        """Return the bytes of each file with its label, and all labels."""
         labels = self.files.labels[ids]
         rows = zip(ids.tolist(), labels, strict=True)
         return [self.files.paths[index].read_bytes() + label.tobytes() for index, label in rows], labels
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the number of files, a hash of names and labels, the measured mean and deviation, and the augmentation."""
+        """Return the number of files, a hash of names and labels, the measured mean and standard deviation, and the augmentation."""
         own = {"samples": len(self), "sha256": self.files.digest(), **vars(self.fitting)}
         return {**own, "measured": [list(part) for part in self.measured], **_how(self)}
 
@@ -148,14 +148,13 @@ def _inputs(dataset: ImageArrays | ImageFiles, images_BHWC: NDArray[np.uint8], b
 
 
 def normalised_with(dataset: Dataset, mean: tuple[float, ...], std: tuple[float, ...]) -> Dataset:
-    """Return a shallow copy of a data set with another mean and standard deviation."""
     other = copy(dataset)
     other.mean, other.std = mean, std
     return other
 
 
 def normalize(images_BHWC: NDArray[np.uint8], *, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Convert bytes (B, H, W, C) to float32 (B, C, H, W): divide by 255, subtract `mean`, and divide by `std` per channel.
+    """Convert uint8 images (B, H, W, C) to float32 (B, C, H, W): divide by 255, subtract `mean`, and divide by `std`.
 
     >>> normalize(np.full((1, 1, 1, 1), 255, np.uint8), mean=(0.5,), std=(0.25,)).item()
     2.0
@@ -168,7 +167,7 @@ def normalize(images_BHWC: NDArray[np.uint8], *, mean: tuple[float, ...], std: t
 def read_image(
     path: Path, *, size: int, channels: int, crop: Any, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Tensor:
-    """Read an image file of any size as a model input (1, C, H, W), preprocessed as the training images.
+    """Read an image file and preprocess it like the training images; return a model input (1, C, H, W).
 
     >>> import tempfile
     >>> from PIL import Image

@@ -21,7 +21,7 @@ OnCorrupt = Literal["error", "skip"]
 Crop = Literal["padded", "resized"]
 
 _MAX_HEADERS = 10_000  # image headers read before training, 0.1 ms each
-_MARGIN = 8 / 7  # resized side over crop side in a center crop of "resized": 256 pixels for a crop of 224
+_MARGIN = 8 / 7  # ratio of resized side to crop side, as in 256 / 224 pixels
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Fitting:
     crop: Crop = "padded"
 
     def center_crop(self, picture: "Image.Image") -> NDArray[np.uint8]:
-        """Return the center crop after a resize of the shorter side to `size` (8/7 of `size` if `crop` is "resized")."""
+        """Resize the shorter side to `size` (8/7 of `size` if `crop` is "resized"), and return the center crop."""
         picture = self._convert(picture)
         width, height = picture.size
         side = self.size if self.crop == "padded" else round(self.size * _MARGIN)
@@ -44,7 +44,7 @@ class Fitting:
         return self._array(picture.crop((left, top, left + self.size, top + self.size)))
 
     def random_crop(self, picture: "Image.Image", draw: Callable[[int], float]) -> NDArray[np.uint8]:
-        """Return a resized crop of 8% to 100% of the area, aspect ratio 3/4 to 4/3 (https://arxiv.org/abs/1409.4842, section 6)."""
+        """Return a resized random crop: 8% to 100% of the area, aspect ratio 3/4 to 4/3 (https://arxiv.org/abs/1409.4842, section 6)."""
         picture = self._convert(picture)
         area = picture.width * picture.height * (0.08 + 0.92 * draw(0))
         shape = (3 / 4) * (16 / 9) ** draw(1)
@@ -74,7 +74,7 @@ class Files:
         return replace(self, paths=[self.paths[index] for index in indices.tolist()], labels=self.labels[indices])
 
     def digest(self) -> str:
-        """Return a hash of the labels, and of each file's name with its class directory but no parent path."""
+        """Return a hash of the labels, and of each file's name with its class directory."""
         names = [f"{path.parent.name}/{path.name}" for path in self.paths]
         return sha256(repr((names, self.labels.tolist())).encode(errors="surrogateescape")).hexdigest()
 
@@ -99,7 +99,7 @@ def open_picture(path: Path) -> "Image.Image":
 
 
 def read_picture(path: Path) -> "Image.Image":
-    """Decode an image of a data set; the `DataError` for a damaged file names the flag that skips such files."""
+    """Decode an image of a data set; if the file is damaged, raise a `DataError` with the flag that skips such files."""
     try:
         return open_picture(path)
     except DataError as problem:
@@ -107,13 +107,13 @@ def read_picture(path: Path) -> "Image.Image":
 
 
 def class_folders(tree: Path) -> list[str]:
-    """Return the sorted names of the directories in `tree`; a missing or empty `tree` gives an empty list."""
+    """Return the sorted names of the directories in `tree`, or an empty list if `tree` is missing."""
     folders = tree.iterdir() if tree.is_dir() else ()
     return sorted(folder.name for folder in folders if folder.is_dir() and not folder.name.startswith("."))
 
 
 def list_pictures(tree: Path, classes: Sequence[str]) -> Files:
-    """List all images in the class directories of `tree`, by class and path; raise `DataError` for unknown or empty classes."""
+    """List the images in the class directories, sorted by class and path; raise `DataError` for unknown or empty classes."""
     outside = [name for name in class_folders(tree) if name not in classes]
     if outside:
         raise DataError(
@@ -134,7 +134,7 @@ def list_pictures(tree: Path, classes: Sequence[str]) -> Files:
 
 
 def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop) -> Fitting:
-    """Return a `Fitting`; size or channels of None are those of the images. Raise `DataError` if the images differ then."""
+    """Return a `Fitting` with a missing size or channel count taken from the images; raise `DataError` if the images differ."""
     if size is not None and channels is not None:
         return Fitting(size, channels, crop)
     sizes: dict[tuple[int, int], Path] = {}
@@ -164,7 +164,6 @@ def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop)
 
 
 def readable_files(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]]:
-    """Decode every file once; return the readable files and the paths of the damaged files."""
 
     def sound(path: Path) -> bool:
         try:
@@ -182,7 +181,6 @@ def readable_files(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]
 
 
 def first_names(names: Sequence[str]) -> str:
-    """Format the first ten names for a message, with the total number if more names exist."""
     return ", ".join(names[:10]) + (f" ... ({len(names)})" if len(names) > 10 else "")
 
 
@@ -193,7 +191,7 @@ def _header(path: Path) -> tuple[int, int, int] | None:
         with Image.open(path) as picture:
             return picture.width, picture.height, 1 if picture.mode in ("1", "L", "LA", "I", "I;16", "F") else 3
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-        return None  # a read reports the error, or skips the file
+        return None  # a later read reports the error or skips the file
 
 
 def _resize(

@@ -1,6 +1,6 @@
 """Loading of labeled images as training, validation and test data sets.
 
-The validation images depend only on the number of training images, so runs with different seeds share the same validation images.
+The choice of validation images depends on the number of training images but not on the seed.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,13 +32,13 @@ from surefoot.data.text.files import check_parts
 from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import stream_key
 
-_MEASURED_FILES = 2_000  # files that mean and deviation are measured on
+_MEASURED_FILES = 2_000  # files read to measure mean and standard deviation
 _TRAIN, _VALIDATION, _TEST = ("train", "training"), ("val", "valid", "validation"), ("test", "testing")
 
 
 @dataclass(frozen=True)
 class ImageDatasets:
-    """Training, validation and test data sets; only `train` is augmented, and `test` is None if no test part exists.
+    """Training, validation and test data sets; only `train` is augmented. If no test part exists, `test` is None.
 
     >>> digits = load_images(val_fraction=0.2)
     >>> len(digits.train), len(digits.val), len(digits.classes)
@@ -50,15 +50,14 @@ class ImageDatasets:
     test: ImageArrays | ImageFiles | None
     classes: tuple[str, ...]
     fitting: Fitting
-    """The side in pixels, the number of channels, and the crop of images of another size."""
+    """The conversion of images to one size and number of channels."""
     mean: tuple[float, ...]
-    """The mean of each channel over the training images, 0 to 1; measured even if another mean normalizes the images."""
     std: tuple[float, ...]
     left_out: list[Path]
-    """The damaged files that `on_corrupt="skip"` left out."""
+    """The paths of the damaged files, skipped if `on_corrupt` is "skip"."""
 
     def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
-        """Return the same data sets, normalized by another mean and deviation; the fields `mean` and `std` do not change.
+        """Return the data sets normalized by another mean and standard deviation; the fields `mean` and `std` do not change.
 
         >>> load_images().normalised_with((0.5,), (0.25,)).train.mean
         (0.5,)
@@ -83,10 +82,10 @@ def load_images(
 ) -> ImageDatasets:
     """Load labeled images as training, validation and test data sets; the default is scikit-learn's 8 x 8 digits.
 
-    path: "synthetic", or a directory of IDX files (MNIST, Fashion-MNIST), of CIFAR-10's binary version, or of class directories. Class
-    directories may be inside train/, val/ and test/; val/ replaces the split by `val_fraction`.
+    path: "synthetic", or a directory of IDX files (MNIST, Fashion-MNIST), CIFAR-10 binary files, or class directories. Class
+    directories may be inside train/, val/ and test/; if val/ exists, `val_fraction` is ignored.
     classes: the names of all classes, in order of class index. seed: the run's seed, for augmentation.
-    size, channels, crop, on_corrupt: settings for image files; "synthetic" takes size and channels too.
+    size, channels, crop, on_corrupt: settings for image files; size and channels also apply to "synthetic".
 
     Raises `DataError` for unreadable files, and `ConfigError` for invalid settings.
 
@@ -131,7 +130,6 @@ def load_images(
 
 
 def refuse_fraction(val_fraction: float) -> None:
-    """Raise `ConfigError` if the validation fraction is not between 0 and 1."""
     if not 0 < val_fraction < 1:
         raise ConfigError(f"data.val_fraction = {val_fraction}: between 0 and 1, such as 0.1")
 
@@ -200,7 +198,7 @@ def _of_folders(
     if held_out is None:
         training, held_out = map(training.select, _split_ids(len(training.paths), val_fraction))
     counts_CV = np.zeros((fits.channels, 256), dtype=np.int64)
-    # one file at a time: thousands of images may exceed the memory
+    # one file at a time, because all images may exceed the memory
     for path in training.paths[:: -(-len(training.paths) // _MEASURED_FILES)]:
         counts_CV += _counts(fits.center_crop(read_picture(path)))
     mean, std = _moments(counts_CV)
@@ -224,12 +222,10 @@ def _split_ids(images: int, val_fraction: float) -> tuple[Ids, Ids]:
 
 
 def _counts(images: Pixels) -> Ids:
-    """Return the histogram of pixel values per channel, (C, 256), of images (..., H, W, C)."""
     return np.stack([np.bincount(plane.reshape(-1), minlength=256) for plane in np.moveaxis(images, -1, 0)])
 
 
 def _moments(counts_CV: Ids) -> Moments:
-    """Return the mean and standard deviation of each channel, 0 to 1, from histograms (C, 256)."""
     values = np.arange(256) / 255
     means, deviations = [], []
     for counts in counts_CV:

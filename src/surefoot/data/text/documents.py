@@ -1,4 +1,4 @@
-"""Streaming of documents from files of any size (text, JSON lines and Parquet), starting at any document."""
+"""Streaming of documents from text, JSON lines and Parquet files of any size, starting at any document."""
 
 import json
 from collections import Counter
@@ -19,7 +19,7 @@ _HINT = "\n  say where the text is: --column NAME"
 
 @dataclass(frozen=True)
 class DocumentFile:
-    """A file of documents: path, name relative to the input, size in bytes, and modification time in ns."""
+    """A document file: path, name relative to the input, size in bytes, and modification time in ns."""
 
     path: Path
     name: str
@@ -27,10 +27,10 @@ class DocumentFile:
     changed_ns: int
 
     def documents(self, *, column: str, start: int = 0) -> Iterator[str]:
-        """Yield the documents from index `start` on; an empty document gives "".
+        """Yield the documents from index `start`; an empty document is "".
 
-        A text file is one document. Each JSON line and each Parquet row is a document, with its text in `column`. Raises `DataError`
-        with file and line for unreadable text.
+        A text file is one document. Each JSON line or Parquet row is a document with its text in `column`. Raises `DataError` with file
+        and line for unreadable text.
         """
         if _kind(self.path) == _PARQUET:
             yield from _rows(self.path, column=column, start=start)
@@ -41,11 +41,11 @@ class DocumentFile:
 
 
 def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> list[DocumentFile]:
-    """List the document files among the inputs and below input directories, sorted by path; files below `out` are skipped.
+    """List the document files in the inputs, sorted by path; files below `out` are skipped.
 
-    Directories are searched for text (.txt, .text, .md, .rst, .py), JSON lines (.jsonl, .ndjson), both plain or .gz, and .parquet. If
-    a directory has JSON lines or Parquet, .md and .py files are skipped, because they describe the data. An input file may also be
-    JSON lines named .json; a file with an unknown suffix is text. Raises `DataError` for missing and empty inputs.
+    Input directories are searched for text (.txt, .text, .md, .rst, .py), JSON lines (.jsonl, .ndjson), both plain or .gz, and
+    .parquet. If a directory has JSON lines or Parquet, .md and .py files are skipped as documentation. An input file with the suffix
+    .json has JSON lines, and an input file with an unknown suffix is text. Raises `DataError` for missing or empty inputs.
     """
     files = []
     for path in [local_path(path, setting="inputs") for path in inputs]:
@@ -107,7 +107,7 @@ def _kind(path: Path) -> str:
 
 
 def json_lines(path: Path, *, start: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield ("FILE, line N", JSON value) for each nonblank line from index `start` on, of a plain or gzipped file."""
+    """Yield ("FILE, line N", JSON value) for each nonblank line from index `start`; the file may be gzipped."""
     lines = ((number, line) for number, line in enumerate(_lines(path), start=1) if line.strip())
     for number, line in islice(lines, start, None):
         where, text = f"{path}, line {number}", decode_utf8(line, str(path), first_line=number)

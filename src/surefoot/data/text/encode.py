@@ -1,4 +1,4 @@
-"""Encoding of texts in several processes, in order; this module avoids torch, so that processes start quickly."""
+"""Encoding of texts in several processes, in order. This module avoids torch, so that the processes start quickly."""
 
 import os
 import signal
@@ -16,11 +16,11 @@ from surefoot.errors import ConfigError, DataError
 from surefoot.tokenizers.bpe import from_json
 from surefoot.tokenizers.tokenizer import Tokenizer
 
-_of_this_process: list[Tokenizer] = []  # in a pool process: its tokenizer
+_of_this_process: list[Tokenizer] = []  # the tokenizer of this pool process
 
 
 class RefusedTextError(DataError):
-    """Error for a text that the tokenizer cannot encode: the index of the text in its batch, and the reason."""
+    """Error for a text that the tokenizer cannot encode, with the index of the text in its batch and the reason."""
 
     def __init__(self, index: int, why: str) -> None:
         super().__init__(index, why)  # both arguments, so that the error can be pickled
@@ -30,8 +30,8 @@ class RefusedTextError(DataError):
 def encode_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, processes: int) -> Iterator[list[Tokens]]:
     """Yield the tokens of each text of each batch, in order, with the end token after each text.
 
-    An empty text has no tokens, not even the end token. Up to 2 batches per process are read ahead. If `processes` is 1, this process
-    encodes. Raises `RefusedTextError` after all batches before that of the refused text.
+    An empty text has no tokens, not even the end token. Up to 2 batches per process are queued. If `processes` is 1, this process
+    encodes the texts. If a text cannot be encoded, `RefusedTextError` is raised after all earlier batches are yielded.
     """
     if processes == 1:
         yield from (_encode(tokenizer, batch) for batch in batches)
@@ -57,8 +57,8 @@ def encode_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, proces
 
 
 def refuse_script_read_again() -> None:
-    """Raise `ConfigError` if a pool process re-imports the script that started it, which would start another pool."""
-    # multiprocessing sets the process name before it imports the script, and the parent process only afterwards
+    """Raise `ConfigError` if a pool process re-imports the main script, which would start another pool."""
+    # while the script is re-imported, the process name is set, but the parent process is not set yet
     if current_process().name != "MainProcess" and parent_process() is None:
         raise ConfigError(
             "each process that encodes reads the script again, and came upon the call that started it\n"
@@ -67,7 +67,6 @@ def refuse_script_read_again() -> None:
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
-    """Return the tokens of each text; raise `RefusedTextError` with the index of a text that cannot be encoded."""
     try:
         return tokenizer.encode_all(texts)
     except DataError:
@@ -92,7 +91,6 @@ def _encode_here(texts: list[str]) -> list[Tokens]:
 
 
 def _init_worker(tokenizer: str) -> None:
-    """Set up a pool process: ignore Ctrl-C, which the parent handles, and exit if the parent ends, even by SIGKILL."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread per process
     _of_this_process.append(from_json(tokenizer))

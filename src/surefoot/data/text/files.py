@@ -1,4 +1,4 @@
-"""Training text from the user's files, or from the source of Python's standard library (no download)."""
+"""Training text from the user's files, or from the source of Python's standard library."""
 
 import codecs
 import gzip
@@ -28,19 +28,16 @@ Part = TypeVar("Part", str, np.ndarray)
 
 
 def no_such(path: Path, *, kind: str = "file or directory") -> DataError:
-    """Return the error for a path that does not exist."""
     return DataError(
         f"no {kind} {path} (looked in {Path.cwd()})\n  is it spelled right, and relative to where you are?"
     )
 
 
 def is_utf_16(data: bytes) -> bool:
-    """Return True if bytes begin with a UTF-16 byte order mark; UTF-8 text never does."""
     return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
 def check_parts(training: int, held_out: int, val_fraction: float, *, what: str, cure: str) -> None:
-    """Raise `DataError` if a split leaves no training or no validation samples; `what` names the samples in the message."""
     if not 0 < val_fraction < 1 or not training or not held_out:
         raise DataError(
             f"val_fraction = {val_fraction} of {training + held_out} {what} leaves {training} to train on and "
@@ -50,7 +47,7 @@ def check_parts(training: int, held_out: int, val_fraction: float, *, what: str,
 
 @contextmanager
 def open_unpacked(path: Path) -> Iterator[gzip.GzipFile | BufferedReader]:
-    """Open a plain or gzipped file for reading; convert errors to a `DataError` that names the file."""
+    """Open a plain or gzipped file for reading; convert errors to a `DataError` with the path."""
     try:
         with path.open("rb") as plain:
             zipped = plain.read(len(_GZIP)) == _GZIP
@@ -67,9 +64,9 @@ def open_unpacked(path: Path) -> Iterator[gzip.GzipFile | BufferedReader]:
 
 
 def decode_utf8(data: bytes, where: str, *, first_line: int = 1) -> str:
-    """Decode UTF-8 without its byte order mark; raise `DataError` with line and byte, both counted from 1.
+    """Decode UTF-8 and drop the byte order mark; raise `DataError` with line and byte, both counted from 1.
 
-    `where` names the file. `first_line` is the line number of the first byte.
+    `where` is the file's name in the message. `first_line` is the line number of the first byte.
 
     >>> decode_utf8(b"caf" + bytes([0xe9]), "menu.txt")
     Traceback (most recent call last):
@@ -94,8 +91,8 @@ def decode_utf8(data: bytes, where: str, *, first_line: int = 1) -> str:
 def load_documents(path: Path | str) -> dict[str, str]:
     """Read a file, or all .txt, .text, .md, .rst and .py files below a directory, as {name: text}, sorted by path.
 
-    Files are decoded as UTF-8. In a directory, empty files are skipped, and a missing final newline is added. Raises `DataError` for
-    a missing or empty file, and for a file that is not UTF-8 (with the byte).
+    Files are decoded as UTF-8. In a directory, empty files are skipped, and a missing final newline is added. Raises `DataError` for a
+    missing, empty or non-UTF-8 file.
 
     >>> import tempfile
     >>> root = Path(tempfile.mkdtemp())
@@ -121,9 +118,7 @@ def load_documents(path: Path | str) -> dict[str, str]:
 
 
 def stdlib_documents() -> dict[str, str]:
-    """Return the source of the running Python's standard library without tests, as {name: text}; about 10 MB in 500 files.
-
-    The text differs between versions of Python; a run's data fingerprint shows the difference.
+    """Return the source of the running Python's standard library as {name: text}: about 10 MB in 500 files, without tests.
 
     >>> "json/decoder.py" in stdlib_documents()
     True
@@ -138,10 +133,10 @@ def stdlib_documents() -> dict[str, str]:
 
 
 def split_documents(documents: Mapping[str, str], *, val_fraction: float) -> tuple[list[str], list[str]]:
-    """Split documents into training and validation documents by a hash of their names; split a single document at its end.
+    """Split documents into training and validation documents by a hash of their names; a single document is cut near its end.
 
-    Validation documents amount to `val_fraction` of the characters, at most to twice the fraction; if every document is too large, the
-    smallest document is chosen. Most choices stay the same if documents are added. Raises `DataError` if a part is empty.
+    The validation documents hold `val_fraction` of the characters, at most twice that fraction. If every document is too large, the
+    smallest document is chosen. If documents are added, most choices stay the same. Raises `DataError` if a part is empty.
 
     >>> split_documents({"a": "abcdefghij"}, val_fraction=0.2)
     (['abcdefgh'], ['ij'])
@@ -172,7 +167,7 @@ def split_documents(documents: Mapping[str, str], *, val_fraction: float) -> tup
 
 
 def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
-    """Return the tokens of all documents in one array, each followed by `eos_id` if the tokenizer has it.
+    """Return the tokens of all documents in one array, with `eos_id` (if the tokenizer has one) after each document.
 
     >>> from surefoot.tokenizers import ByteTokenizer
     >>> encode_documents(["ab", "c"], ByteTokenizer()).tolist()
@@ -184,7 +179,7 @@ def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarr
 
 
 def split_sequence(sequence: Part, *, val_fraction: float = 0.1) -> tuple[Part, Part]:
-    """Split text or tokens into a training part and a validation part at the end.
+    """Split text or tokens into a training part and a validation part; the last `val_fraction` is for validation.
 
     >>> split_sequence("abcdefghij", val_fraction=0.2)
     ('abcdefgh', 'ij')

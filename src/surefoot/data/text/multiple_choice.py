@@ -22,10 +22,10 @@ TokenRow = Sequence[int] | Tokens
 
 @dataclass(frozen=True)
 class Question:
-    """A multiple-choice question in tokens: a context and an ending per choice, and `label`, the index of the right choice.
+    """A tokenized multiple-choice question: a context and an ending per choice, and `label`, the index of the right choice.
 
-    Usually all contexts are equal; if the choice is in the context, all endings are equal. No context or ending may be empty. `source`
-    names the origin of the question in messages, such as a file and a line.
+    Usually all contexts are equal, or all endings are equal. No context or ending may be empty. `source` is the origin of the question
+    in messages, such as a file and a line.
 
     >>> Question(contexts=[[5, 6]] * 2, endings=[[7], [8, 9]], label=1).endings[1]
     [8, 9]
@@ -40,9 +40,9 @@ class Question:
 class MultipleChoice:
     """Data set of questions for a `Split` with the metric `multiple_choice_accuracy` or `continuation_accuracy`.
 
-    A row is a context and its ending. A row longer than `context` + 1 tokens loses the start of its context; `shortened` counts the
-    questions with such rows. Questions are sorted from longest to shortest, so the first batch needs the most memory. `max_targets`
-    is the largest number of ending tokens of a question. All questions must have the same number of endings.
+    A row is a context and its ending. If a row exceeds `context` + 1 tokens, the start of its context is cut off; `shortened` counts
+    the questions with such rows. Questions are sorted from longest to shortest, so the first batch needs the most memory.
+    `max_targets` is the largest number of ending tokens of a question. All questions must have the same number of endings.
 
     >>> dataset = MultipleChoice([Question([[1, 2]] * 2, [[3], [4, 5]], label=0)], context=8, byte_counts=[1] * 6)
     >>> dataset.gather(np.array([0]), np.array([0])).targets.tokens.tolist()
@@ -72,7 +72,7 @@ class MultipleChoice:
         return len(self.right)
 
     def gather(self, ids: Ids, _epochs: Ids) -> ChoiceBatch:
-        """Return the batch of these questions, padded to the longest row; epochs are ignored."""
+        """Return the questions `ids` as one batch, padded to the longest row; epochs are ignored."""
         questions = self.order[ids]
         rows_R = (questions[:, None] * self.choices + np.arange(self.choices)).flatten()
         starts_R, shown_R, endings_R = self.starts[rows_R], self.lengths[rows_R] - 1, self.endings[rows_R]
@@ -127,7 +127,7 @@ def cloze_questions(
     """Build multiple-choice questions from a text; the right ending is the true continuation of the context.
 
     Wrong endings are random pieces of `tokens`. Each ending has `ending` tokens (at most half of `context`), and each context has
-    `context` - `ending` tokens. Chance accuracy is 1 in `choices`. The same text and seed give the same questions.
+    `context` - `ending` tokens. Chance accuracy is 1 / `choices`. The same text and seed give the same questions.
 
     >>> question = cloze_questions(np.arange(100), context=8, questions=1, seed=0)[0]
     >>> prefix, right = question.contexts[question.label], question.endings[question.label]
@@ -148,7 +148,7 @@ def cloze_questions(
         generator = np.random.default_rng(fold(stream_key(seed, "cloze"), number))
         prefix_start = int(generator.integers(places + 1))
         starts = [prefix_start + before]
-        for _ in range(100 * choices):  # equal endings are not a choice
+        for _ in range(100 * choices):  # the endings of a question must differ
             start = int(generator.integers(len(tokens) - ending + 1))
             piece = tokens[start : start + ending]
             if not any(np.array_equal(piece, tokens[other : other + ending]) for other in starts):

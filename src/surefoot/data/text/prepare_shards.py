@@ -1,6 +1,6 @@
-"""Preparation of token shards from text of any size in many processes; an interrupted call resumes.
+"""Preparation of token shards from text in several processes, resumable after an interruption.
 
-The bytes do not depend on the number of processes. `prepare.json` stores the inputs, the settings, and the end position of each shard.
+The shards do not depend on the number of processes. `prepare.json` stores the inputs, the settings, and the end of each shard.
 """
 
 import json
@@ -30,12 +30,12 @@ from surefoot.errors import ConfigError, DataError
 from surefoot.tokenizers.tokenizer import Tokenizer
 
 _NOTES, _TOKENIZER = "prepare.json", "tokenizer.json"
-_CHARACTERS_AT_ONCE, _DOCUMENTS_AT_ONCE = 1 << 20, 1024  # the size of a batch for one process
+_CHARACTERS_AT_ONCE, _DOCUMENTS_AT_ONCE = 1 << 20, 1024  # limits of a batch for one process
 _PROGRESS_EVERY_S = 10.0
 
 
 class Position(NamedTuple):
-    """Start of a shard in the text: the indices of file, document and token."""
+    """The start of a shard: the indices of file, document and token."""
 
     file: int
     document: int
@@ -59,14 +59,13 @@ def prepare_shards(
     shard_tokens: int = 100_000_000,
     say: Callable[[str], None] | None = None,
 ) -> TokenShards:
-    """Write the tokens of all documents in files and directories as shards, with the end token after each document.
+    """Tokenize all documents in files and directories, and write the tokens as shards, with the end token after each document.
 
-    A document is a text file, a JSON line or a Parquet row with its text in `column`; empty documents are skipped. `processes` encode
-    (None: one per core); a script must call this function below `if __name__ == "__main__":`. The same call resumes after a kill
-    with the same bytes, and rewrites damaged shards. `say` is called with each line of progress.
-
-    Raises `DataError` for text that cannot be read or encoded, for existing shards of other settings, and for files whose name, size
-    or modification time changed. Raises `ConfigError` if `processes` or `shard_tokens` is below 1.
+    A document is a text file, or a JSON line or Parquet row with its text in `column`; empty documents are skipped. `processes` is the
+    number of encoding processes (None: one per core). A script must call this function below `if __name__ == "__main__":`. After an
+    interruption, the same call resumes, replaces damaged shards, and writes the same bytes. `say` receives each line of progress.
+    Raises `DataError` for unreadable or invalid text, for existing shards with other settings, and for files with a changed name, size
+    or modification time. Raises `ConfigError` if `processes` or `shard_tokens` is below 1.
 
     >>> import tempfile
     >>> from surefoot.tokenizers import ByteTokenizer
@@ -155,7 +154,6 @@ def _encode(
 def _with_progress(
     documents: Iterator[tuple[Position, Tokens]], files: Sequence[DocumentFile], say: Callable[[str], None]
 ) -> Iterator[tuple[Position, Tokens]]:
-    """Yield the documents unchanged, and report the progress every 10 s."""
     began = last_line = time.monotonic()
     count = 0
     for number, (position, tokens) in enumerate(documents, start=1):
@@ -171,7 +169,6 @@ def _with_progress(
 
 
 def _read_notes(directory: Path, settings: dict[str, Any], say: Callable[[str], None]) -> list[PreparedShard]:
-    """Return the shards of an earlier call; raise `DataError` if settings or files in these shards changed."""
     path = directory / _NOTES
     if not path.is_file():
         if (directory / INDEX).exists() or any(directory.glob("shard-*.bin")):
@@ -204,7 +201,6 @@ def _read_notes(directory: Path, settings: dict[str, Any], say: Callable[[str], 
 
 
 def _is_unread(before: Sequence[Any], settings: Mapping[str, Any], prepared: Sequence[PreparedShard]) -> bool:
-    """Return True if all files with text in a shard are unchanged and all shards are full (the last shard may hold a rest)."""
     read = prepared[-1].next.file + 1
     return before[:read] == settings["files"][:read] and all(
         one.shard.count == settings["shard_tokens"] for one in prepared

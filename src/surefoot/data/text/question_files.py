@@ -21,15 +21,13 @@ from surefoot.tokenizers.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class _Record:
-    """A question as text: equal numbers of contexts and endings; endings include their leading space."""
-
     contexts: Sequence[str]
-    endings: Sequence[str]
+    endings: Sequence[str]  # as many as contexts, each with its leading space
     label: int
     source: str
 
 
-# keys of the contexts, of the endings (each a text or a list), and of the index of the right ending
+# keys of the contexts (a text or a list), of the endings (likewise), and of the index of the right ending
 _LAYOUTS: tuple[tuple[str, ...], ...] = (
     ("ctx", "endings", "label"),  # HellaSwag
     ("query", "choices", "gold"),  # ARC, PIQA, OpenBookQA, COPA
@@ -45,10 +43,8 @@ def load_questions(
 
     The file has one JSON object per line, in UTF-8, plain or gzipped. The keys are `ctx, endings, label` (HellaSwag), `query, choices,
     gold`, `context_options, continuation, gold` (one ending after several contexts) or `context, continuation` (one ending). Other
-    keys are ignored. An ending is encoded separately. A space is put before the ending if neither the context ends in white space
-    nor the ending begins with white space.
-
-    Raises `DataError` with file and line for any invalid line of the file, including lines that are not chosen.
+    keys are ignored. Endings are encoded separately; a space is inserted if no white space separates context and ending. Raises
+    `DataError` with file and line for any invalid line of the file.
 
     >>> import tempfile
     >>> from surefoot.tokenizers import ByteTokenizer
@@ -84,7 +80,6 @@ def load_questions(
 
 
 def _layout(record: dict[str, Any], source: str) -> tuple[str, ...]:
-    """Return the layout with the largest fraction of its keys in a record; raise `DataError` if no key is known."""
     best = max(_LAYOUTS, key=lambda layout: sum(key in record for key in layout) / len(layout))
     if not any(key in record for key in best):
         known = "; ".join(map(", ".join, _LAYOUTS))
@@ -128,7 +123,7 @@ def _texts(value: Any, key: str, source: str) -> list[str]:
 
 
 def _right(value: Any, key: str, source: str, *, number: int) -> int:
-    """Parse the index of the right ending; accept a numeric string, as in some copies of HellaSwag."""
+    # some copies of HellaSwag have a numeric string
     is_text = isinstance(value, str) and value.isascii() and value.isdigit()
     plain = int(value) if is_text or (isinstance(value, int) and not isinstance(value, bool)) else -1
     if not 0 <= plain < number:

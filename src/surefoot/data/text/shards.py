@@ -29,7 +29,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dty
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of tokens: its name in the directory, its number of tokens, and the SHA-256 of its bytes."""
+    """A token file: its name in the directory, the number of tokens, and the SHA-256 of its bytes."""
 
     name: str
     count: int
@@ -38,7 +38,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class TokenShards:
-    """Memory-mapped token shards; `arrays` has one array per shard, and tokens are read on access.
+    """Memory-mapped token shards; `arrays` has one array per shard.
 
     >>> import tempfile
     >>> shards = write_shards(np.arange(10), tempfile.mkdtemp() + "/shards", vocab_size=10, shard_tokens=6)
@@ -55,7 +55,7 @@ class TokenShards:
     def open(cls, directory: Path | str) -> Self:
         """Open the shards of a directory; raise `DataError` if a shard is missing, empty, or of the wrong size.
 
-        Only sizes are checked here; `refuse_damaged()` checks the contents.
+        Only the sizes are checked; `refuse_damaged()` checks the contents.
         """
         directory = local_path(directory, setting="directory")
         vocab_size, dtype, shards = _read_index(directory)
@@ -65,7 +65,7 @@ class TokenShards:
         return sum(len(array) for array in self.arrays)
 
     def divided(self, val_fraction: float) -> tuple[Self, Self]:
-        """Split off the last `val_fraction` of the tokens as views, without reads or copies; return (training, validation)."""
+        """Return (training, validation) as views; the last `val_fraction` of the tokens is for validation."""
         held_out = round(len(self) * val_fraction)
         cut = len(self) - held_out
         check_parts(cut, held_out, val_fraction, what="tokens", cure="0.01")
@@ -80,7 +80,7 @@ class TokenShards:
     def refuse_damaged(self, *, max_bytes: int = 4 << 30) -> int:
         """Raise `DataError` with the names of damaged shards (wrong SHA-256); return the number of checked shards.
 
-        If all shards exceed `max_bytes`, only evenly spaced shards of about `max_bytes` in total are checked. Reads are concurrent.
+        If all shards exceed `max_bytes`, only evenly spaced shards of about `max_bytes` in total are checked.
         """
         size_bytes = sum(shard.count for shard in self.shards) * self.arrays[0].itemsize
         chosen = self.shards[:: max(1, -(-size_bytes // max_bytes))]
@@ -99,7 +99,7 @@ class TokenShards:
         return len(chosen)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the number of tokens, the vocabulary size, and a hash of the recorded SHA-256 of all shards."""
+        """Return the number of tokens, the vocabulary size, and a hash of the SHA-256 of all shards."""
         digest = sha256("".join(shard.sha256 for shard in self.shards).encode()).hexdigest()
         return {"tokens": len(self), "vocabulary": self.vocab_size, "sha256": digest}
 
@@ -107,10 +107,10 @@ class TokenShards:
 def write_shards(
     tokens: Tokens | Iterable[Tokens], directory: Path | str, *, vocab_size: int, shard_tokens: int = 100_000_000
 ) -> TokenShards:
-    """Write one array of tokens, or the concatenation of several arrays, as shards of `shard_tokens`, and open the shards.
+    """Write one token array or several concatenated token arrays as shards of `shard_tokens` tokens; return the opened shards.
 
-    `vocab_size` is the number of different tokens; a token takes two bytes up to 65,536, otherwise four. Raises `DataError` for a
-    token outside the vocabulary, for empty input, and for a directory that already has shards.
+    A token takes two bytes if `vocab_size` is at most 65,536, otherwise four. Raises `DataError` for a token outside the
+    vocabulary, for empty input, and for a directory that already has shards.
 
     >>> import tempfile
     >>> len(write_shards([np.arange(5), np.arange(3)], tempfile.mkdtemp() + "/shards", vocab_size=5))
@@ -131,7 +131,6 @@ def write_shards(
 
 
 def write_shard(pieces: Sequence[Tokens], directory: Path, *, number: int, vocab_size: int) -> Shard:
-    """Write one shard durably to disk, and return its entry of the index."""
     path, dtype = directory / f"shard-{number:05d}.bin", _DTYPES[_dtype_name(vocab_size)]
     data = np.concatenate(pieces).astype(dtype).tobytes()
     write_whole(path, data)
@@ -139,7 +138,6 @@ def write_shard(pieces: Sequence[Tokens], directory: Path, *, number: int, vocab
 
 
 def write_index(shards: Sequence[Shard], directory: Path, *, vocab_size: int) -> TokenShards:
-    """Write `tokens.json`, which completes the directory, and open the shards."""
     noted = [vars(shard) for shard in shards]
     index = {"format_version": 1, "dtype": _dtype_name(vocab_size), "vocabulary": vocab_size, "shards": noted}
     write_whole(directory / INDEX, json.dumps(index, indent=1).encode())
@@ -170,7 +168,7 @@ def _check_tokens(parts: Iterable[Tokens], vocab_size: int) -> Iterator[Tokens]:
 def cut_shards(
     parts: Iterable[tuple[Part, Tokens]], shard_tokens: int, *, skip: int = 0
 ) -> Iterator[tuple[list[Tokens], Part, int]]:
-    """Yield the tokens of each shard, and the part and token index after its end; the first `skip` tokens are skipped."""
+    """Yield the tokens of each shard, and the part and token index where the next shard starts; skip the first `skip` tokens."""
     pieces: list[Tokens] = []
     room = shard_tokens
     for part, tokens in parts:
@@ -228,7 +226,7 @@ def _mmap(path: Path, shard: Shard, dtype: np.dtype[Any]) -> Tokens:
 
 
 def is_damaged(directory: Path, shard: Shard) -> bool:
-    """Return True if a shard is missing, unreadable on disk, or has the wrong SHA-256; reads the whole file.
+    """Return True if a shard is missing, unreadable, or has the wrong SHA-256; the complete file is read.
 
     Raises `DataError` if the file cannot be accessed but may be intact, for example without permission.
     """

@@ -21,8 +21,8 @@ from surefoot.seeding import fold, stream_key
 class TrainWindows:
     """Data set of training windows of `context` tokens; windows of an epoch do not overlap.
 
-    The first window starts at an offset from (seed, epoch). A window gives (inputs, targets) from one shard; targets are inputs
-    shifted by one token. Each epoch omits fewer than two windows of tokens at the ends of each shard.
+    A window gives (inputs, targets) from one shard; targets are the inputs shifted by one token. The first window starts at an offset
+    drawn from (seed, epoch). Each epoch omits fewer than two windows of tokens at the ends of each shard.
 
     >>> windows = TrainWindows(np.arange(10), context=3, seed=0)
     >>> len(windows), [part.shape for part in windows.gather(np.array([0, 1]), np.array([0, 0]))]
@@ -50,11 +50,11 @@ class TrainWindows:
 
     @property
     def lengths(self) -> int:
-        """The number of tokens of every window; it allows batch sizes in tokens."""
+        """The number of tokens per window, for batch sizes in tokens."""
         return self.context
 
     def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of these windows, both (B, T) int64."""
+        """Return inputs and targets of the windows `ids`, both (B, T) int64."""
         sources = np.searchsorted(self.ends, ids, side="right")
         first = int(epochs[0])
         if (epochs == first).all():
@@ -68,12 +68,12 @@ class TrainWindows:
         return torch.from_numpy(window_BT[:, :-1].astype(np.int64)), torch.from_numpy(window_BT[:, 1:].astype(np.int64))
 
     def passages(self, ids: Ids) -> Batch:
-        """Return a passage of each window of the first epoch (`leakage_check.passages`), and all targets."""
+        """Return a passage of each window in the first epoch (see `leakage_check.passages`), and all targets."""
         return _passages(*self.gather(ids, np.zeros_like(ids)))
 
     def offsets(self, epoch: int) -> Ids:
         """Return the start of the first window of an epoch in each shard."""
-        # the largest offset lets the last window end with the shard, so that the last tokens are used too
+        # at the largest offset, the last window ends with the shard, so that the last tokens are used too
         return (np.uint64(fold(self.key, epoch)) % self.offset_counts).astype(np.int64)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -84,8 +84,8 @@ class TrainWindows:
 class EvalWindows:
     """Data set of evaluation windows of `context` tokens, in order, with every target exactly once.
 
-    The last window of a shard is padded, with 0 in inputs and -100 (ignored by cross-entropy) in targets. A shard's first token is
-    never a target. If `max_tokens` is given, the seed chooses windows of about `max_tokens` in total (rounded up to a window).
+    The last window of a shard is padded, with 0 in inputs and -100 (ignored by cross-entropy) in targets. The first token of a shard
+    is never a target. If `max_tokens` is given, the seed chooses windows of about `max_tokens` in total (rounded up to a window).
 
     >>> EvalWindows(np.arange(6), context=3).gather(np.array([1]), np.array([0]))
     (tensor([[3, 4, 0]]), tensor([[   4,    5, -100]]))
@@ -117,7 +117,7 @@ class EvalWindows:
         return int(self.ends[-1]) if self.chosen is None else len(self.chosen)
 
     def gather(self, ids: Ids, _epochs: Ids) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of these windows, both (B, T) int64; epochs are ignored."""
+        """Return inputs and targets of the windows `ids`, both (B, T) int64; epochs are ignored."""
         ids = ids if self.chosen is None else self.chosen[ids]
         sources = np.searchsorted(self.ends, ids, side="right")
         firsts = (ids - self.starts[sources]) * self.context
@@ -127,11 +127,11 @@ class EvalWindows:
         return torch.from_numpy(inputs_BT), torch.from_numpy(np.where(filled_BT, IGNORED, window_BT[:, 1:]))
 
     def passages(self, ids: Ids) -> Batch:
-        """Return a passage of each window (`leakage_check.passages`), and all targets."""
+        """Return a passage of each window (see `leakage_check.passages`), and all targets."""
         return _passages(*self.gather(ids, np.zeros_like(ids)))
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the number and hash of the tokens, the context length, and `max_tokens` and seed if windows are chosen."""
+        """Return the number and hash of the tokens, the context length, and `max_tokens` and seed if `max_tokens` is used."""
         return self.identity
 
 
@@ -140,7 +140,6 @@ def _passages(inputs_BT: Tensor, targets_BT: Tensor) -> Batch:
 
 
 def _windows(arrays: Sequence[Tokens], sources: Ids, firsts: Ids, context: int) -> Tokens:
-    """Return `context` + 1 tokens from each start in `firsts`; the last token of an array is repeated past its end."""
     if len(arrays) == 1:
         return _cut(arrays[0], firsts, context)
     window_BT = np.empty((len(firsts), context + 1), dtype=arrays[0].dtype)
@@ -152,7 +151,7 @@ def _windows(arrays: Sequence[Tokens], sources: Ids, firsts: Ids, context: int) 
 
 def _cut(array: Tokens, firsts: Ids, context: int) -> Tokens:
     if array.flags.c_contiguous and firsts.size and firsts.max() < len(array) - context:
-        # a view whose rows start one token apart: whole rows are copied instead of single tokens
+        # overlapping view, so that NumPy copies rows instead of single tokens
         rows: Tokens = np.ndarray((len(array) - context, context + 1), array.dtype, array, strides=array.strides * 2)
         return rows[firsts]
     return array.take(firsts[:, None] + np.arange(context + 1), mode="clip")

@@ -15,7 +15,7 @@ from surefoot.data.text.files import check_parts, decode_utf8, no_such, open_unp
 from surefoot.errors import ConfigError, DataError
 
 Sentences = list[tuple[str, str]]  # a source and its translation
-OnEmpty = Literal["error", "skip"]  # the treatment of pairs with an empty side
+OnEmpty = Literal["error", "skip"]  # treatment of pairs with an empty side
 
 _VALIDATION = ("val", "valid", "validation", "dev")
 _TEST = ("test", "test_2016_flickr")
@@ -26,7 +26,7 @@ _OTHER_LANGUAGES = "other languages: --data.source ... --data.target ..."
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of sentence pairs: the file (the source file if two files exist), and the line of each pair, from 1."""
+    """The origin of sentence pairs: the file with the sources, and the line of each pair, counted from 1."""
 
     file: Path
     lines: Sequence[int]
@@ -37,9 +37,9 @@ class Origin:
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Training, validation and test sentence pairs; `test` is None if no test part exists.
+    """Training, validation and test sentence pairs; if no test part exists, `test` is None.
 
-    `val_origin` and `test_origin` are None if the part has no file of its own. `left_out` counts skipped pairs with an empty side.
+    If a part has no file of its own, its origin is None. `left_out` is the number of pairs skipped for an empty side.
 
     >>> ParallelText(train=[("one", "eins")], val=[("two", "zwei")], test=None).left_out
     0
@@ -67,10 +67,9 @@ def load_pairs(
 
     `path` is a directory or a file, plain or .gz. A directory needs train.en and train.de, or train.tsv, or train.jsonl. Optional parts
     are val (or valid, validation, dev) and test (or test_2016_flickr). A file may be corpus.en (next to corpus.de), .tsv or .jsonl.
-    TSV: source and target are the first two columns, unless a header line names their columns. JSON lines: {"en": ..., "de": ...}, also
-    inside {"translation": ...}. If no validation part exists, a hash of the source selects `val_fraction` of the training pairs for
-    validation; pairs with equal sources stay together.
-
+    TSV: source and target are the first two columns, unless a header line names their columns. JSON lines: {"en": ..., "de": ...},
+    optionally inside {"translation": ...}. Without a validation part, a hash of the source selects `val_fraction` of the training
+    pairs; pairs with equal sources stay together.
     Only a line feed ends a line; surrounding white space is stripped. Raises `DataError` with file and line for unreadable text, and
     for pairs with an empty side unless `on_empty` is "skip".
 
@@ -108,7 +107,7 @@ def load_pairs(
 
 
 def split_pairs(pairs: Sentences, *, val_fraction: float) -> tuple[Sentences, Sentences]:
-    """Split pairs into training and validation pairs by a hash of the source, independent of the other pairs.
+    """Split pairs into training and validation pairs by a hash of the source; other pairs do not affect the choice.
 
     >>> training, held_out = split_pairs([(str(n), "x") for n in range(100)], val_fraction=0.2)
     >>> len(training) + len(held_out), 10 < len(held_out) < 30
@@ -123,7 +122,6 @@ def split_pairs(pairs: Sentences, *, val_fraction: float) -> tuple[Sentences, Se
 
 
 def _names(path: Path, source: str, target: str) -> list[str]:
-    """Return the sorted names of the parts in a directory; parts with a usual name count even if one side is missing."""
     there = {file.name.removesuffix(".gz") for file in path.iterdir() if file.is_file()}
     tables = {name.removesuffix(end) for name in there for end in _TABLES if name.endswith(end)}
     first, second = (
@@ -231,7 +229,6 @@ def _lines(path: Path) -> list[str]:
 
 
 def _without_empty(pairs: Sentences, files: Sequence[Path], *, first_line: int, on_empty: OnEmpty) -> _Part:
-    """Drop pairs with an empty side, or raise `DataError` with their number if `on_empty` is "error"."""
     wrong = [index for index, pair in enumerate(pairs) if not all(pair)]
     if wrong and on_empty == "error":
         problems = ""

@@ -1,4 +1,4 @@
-"""Data set of tokenized sentence pairs; whole batches are padded to the longest row of each side.
+"""Data set of tokenized sentence pairs; the rows of a batch are padded to the longest row of each side.
 
 Shape suffixes: B batch, S source tokens, T target tokens.
 """
@@ -21,10 +21,10 @@ Tokens = NDArray[np.int32]
 
 
 class TokenPairs:
-    """Data set of token pairs: a source ends in `END`; a target has `BEGIN` and `END`; `PADDING` pads both.
+    """Data set of token pairs: sources end in `END`, targets have `BEGIN` and `END`, and both are padded with `PADDING`.
 
-    Pairs with more than `max_source_tokens` or `max_target_tokens` tokens (`END` included) are skipped; `left_out` counts the skipped
-    pairs. `lengths` (pairs, 2) are the tokens that the model sees: source with `END`, and target with either `BEGIN` or `END`.
+    Pairs with more than `max_source_tokens` or `max_target_tokens` tokens (`END` included) are skipped; `left_out` is their number.
+    `lengths` (pairs, 2) counts the tokens that the model sees: source with `END`, and target with either `BEGIN` or `END`.
 
     >>> pairs = TokenPairs([[7, 8], [9]], [[5], [6, 6]])
     >>> source_BS, target_BT = pairs.gather(np.array([1, 0]), np.array([0, 0]))
@@ -85,11 +85,11 @@ class TokenPairs:
         return len(self.lengths)
 
     def gather(self, ids: Ids, _epochs: Ids) -> tuple[Tensor, Tensor]:
-        """Return source tokens (B, S) and target tokens (B, T) of these pairs, int64; epochs are ignored."""
+        """Return source tokens (B, S) and target tokens (B, T) of the pairs `ids`, int64; epochs are ignored."""
         return _rows(self.source, self.source_starts, ids), _rows(self.target, self.target_starts, ids)
 
     def stored(self, ids: Ids) -> Batch:
-        """Return the bytes of the unpadded tokens of each pair, and the tokens of all targets."""
+        """Return the bytes of each pair's unpadded tokens, and all target tokens."""
         sides = (self.source, self.source_starts), (self.target, self.target_starts)
         sources, targets = ([flat[starts[id] : starts[id + 1]] for id in ids.tolist()] for flat, starts in sides)
         rows = [source.tobytes() + target.tobytes() for source, target in zip(sources, targets, strict=True)]
@@ -104,7 +104,6 @@ class TokenPairs:
 
 
 def _flat(rows: Sequence[Sequence[int] | Tokens], *, before: list[int]) -> tuple[Tokens, NDArray[np.int64]]:
-    """Return all rows, each with `END`, in one array, and the start of each row followed by the total length."""
     sequences = [np.array([*before, *row, END], dtype=np.int32) for row in rows]
     return np.concatenate([np.empty(0, np.int32), *sequences]), np.cumsum([0, *map(len, sequences)], dtype=np.int64)
 

@@ -1,7 +1,4 @@
-"""Synthetic parallel phrases without a download, rendered by Babel from Unicode's CLDR.
-
-A model learns word order, number formats and vocabulary from these phrases in two minutes.
-"""
+"""Synthetic parallel phrases without a download, rendered by Babel from Unicode's CLDR."""
 
 import datetime
 import difflib
@@ -17,7 +14,7 @@ if TYPE_CHECKING:
     from babel import Locale
 
 Length = Literal["long", "short"]
-Kind = tuple[Callable[[Random], Any], Callable[[Any, "Locale"], str]]  # draws a content; renders it in a language
+Kind = tuple[Callable[[Random], Any], Callable[[Any, "Locale"], str]]  # draws a value; renders the value in a language
 
 _TRIES = 20  # a kind is exhausted after this number of consecutive repeated phrases
 _LARGEST = {  # CLDR unit -> largest random number
@@ -45,9 +42,9 @@ _CURRENCIES = ("EUR", "USD", "GBP", "JPY", "CHF", "CNY", "INR", "PLN", "SEK", "B
 
 
 def cldr_phrases(source: str = "en", target: str = "de", *, count: int = 24_000, seed: int = 0) -> Sentences:
-    """Generate `count` phrase pairs with distinct sources in about 3 s; the seed and the version of Babel determine the pairs.
+    """Generate `count` phrase pairs with distinct sources; the seed and the version of Babel determine the pairs.
 
-    `source` and `target` are locales ("en", "pt_BR", "sr-Latn"). The kinds of phrases that both languages support alternate.
+    `source` and `target` are locales ("en", "pt_BR", "sr-Latn"). The phrases alternate between all kinds that both languages support.
     Raises `ConfigError` for a locale that CLDR lacks.
 
     >>> cldr_phrases("en", "de", count=3)[0]
@@ -59,7 +56,6 @@ def cldr_phrases(source: str = "en", target: str = "de", *, count: int = 24_000,
     if languages[0] == languages[1]:
         raise ConfigError(f"source and target are both {source!r}: name two languages, such as en and de")
     generator = Random(seed)
-    # similar kinds do not follow each other
     turns = chain(*zip_longest(_times(), _names(languages), _amounts(languages)))
     kinds = [kind for kind in turns if kind is not None and _is_known(kind, languages)]
     phrases: dict[str, str] = {}
@@ -79,7 +75,7 @@ def cldr_phrases(source: str = "en", target: str = "de", *, count: int = 24_000,
 
 
 def locale(name: str) -> "Locale":
-    """Return the CLDR locale `name`; raise `ConfigError` with similar names if the locale does not exist.
+    """Return a CLDR locale; raise `ConfigError` with similar names if the locale does not exist.
 
     >>> locale("pt-BR").territory
     'BR'
@@ -117,13 +113,11 @@ def _time(generator: Random) -> datetime.time:
 
 
 def _number(generator: Random, limit: int = 99_999) -> float:
-    """Draw a log-uniform number; 40% of the numbers get two decimals."""
     integer = float(round(float(limit) ** generator.random()))
     return integer if generator.random() < 0.6 else integer + generator.randrange(1, 100) / 100
 
 
 def _times() -> list[Kind]:
-    """Return the kinds of dates, times of day, and time spans."""
     from babel import dates
 
     def date(style: Literal["full", "long", "medium", "short"]) -> Kind:
@@ -151,7 +145,6 @@ def _times() -> list[Kind]:
 
 
 def _amounts(languages: "tuple[Locale, Locale]") -> list[Kind]:
-    """Return the kinds of quantities with units, money, and numbers."""
     from babel import lists, numbers, units
 
     def has_words(unit: str) -> bool:  # Babel writes CLDR's code if a language lacks words
@@ -200,11 +193,9 @@ def _amounts(languages: "tuple[Locale, Locale]") -> list[Kind]:
 
 
 def _names(languages: "tuple[Locale, Locale]") -> list[Kind]:
-    """Return the kinds of countries and languages, alone, in lists, and combined."""
     from babel import lists, numbers
 
     def common(tables: list[Mapping[str, str]]) -> list[str]:
-        """Return the two-letter codes that have a name in both languages."""
         codes = (code for code in tables[0] if len(code) == 2 and code.isalpha())
         return sorted(code for code in codes if all(table.get(code, code) != code for table in tables))
 

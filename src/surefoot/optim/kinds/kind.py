@@ -25,7 +25,7 @@ NUMBER_BY_NUMBER = "number by number"
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerKind:
-    """An optimizer class. Without a `name`, the class comes from a user's function or is part of another optimizer."""
+    """Facts about an optimizer class; a class without a `name` comes from a user's function or is part of another optimizer."""
 
     cls: Callable[..., Optimizer]
     name: str | None = None
@@ -72,12 +72,12 @@ def kind_named(name: str) -> OptimizerKind:
 
 
 def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
-    """Return the kind of an optimizer, or None for any other class, such as a subclass, which may do more."""
+    """Return the kind of an optimizer, or None for an unknown class; a subclass is unknown, since it may do more."""
     return next((kind for kind in all_kinds() if kind.cls is type(optimizer)), None)
 
 
 def state_bytes(optimizer: Any, *, shards: int = 1) -> int | None:
-    """Return the bytes of state, without step counters, on the first of `shards` FSDP2 ranks; None for an unknown optimizer.
+    """Return the bytes of state, without step counters, on the first of `shards` FSDP2 ranks, or None for an unknown optimizer.
 
     >>> import torch
     >>> from surefoot.optim.kinds.lion import Lion
@@ -100,7 +100,7 @@ def shapes_of(optimizer: Optimizer, shards: int) -> Shapes:
 
 
 def refuse_shards(kind: OptimizerKind | None, *, name: str) -> None:
-    """Raise `ConfigError` unless an optimizer is known to train shards; elementwise optimizers are.
+    """Raise `ConfigError` unless an optimizer is known to train shards, as elementwise optimizers can.
 
     >>> refuse_shards(kind_named("muon"), name="muon")
     """

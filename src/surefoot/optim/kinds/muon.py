@@ -93,7 +93,7 @@ class MuonWithAdamW(Optimizer):
 class BatchedMuon(Optimizer):
     """`torch.optim.Muon` (2.13), bit-identical on the CPU, with matrices of one shape orthogonalized together.
 
-    Its parameters are all complete, or all `Shard`s of matrices. With shards, a step is collective, and momentum stays sharded.
+    Its parameters are all unsharded, or all `Shard`s of matrices. With shards, a step is collective, and momentum stays sharded.
     If the attribute `found_inf` (equal on every rank) is 1, a step changes no bit.
     """
 

@@ -1,6 +1,7 @@
-"""The training side of an experiment tracker: a sink with a bounded queue, and a separate tracker process.
+"""Client of an experiment tracker: a sink with a bounded queue, and a separate tracker process.
 
-The tracker's imports, threads, output and failures do not affect the training. `write` never waits; `close` waits for a bounded time.
+Imports, threads, output and failures of the tracker do not affect the training. `write` never waits; `close` waits `CLOSING_S`
+seconds at most.
 """
 
 import json
@@ -20,14 +21,14 @@ from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.tracking.external.registry import About, project_and_name
 from surefoot.tracking.record import Record
 
-WAITING = 10_000  # records in the queue; beyond this limit the oldest records are dropped
-CLOSING_S = 30.0  # seconds that the end of a run waits for a tracker
+WAITING = 10_000  # maximal number of queued records; the oldest excess records are dropped
+CLOSING_S = 30.0  # seconds that `close` waits for a tracker
 
 
 class Tracker:
-    """Weights & Biases, MLflow or trackio. The tracker writes under `out`/trackers or to the directory that the user configured.
+    """Sink for Weights & Biases, MLflow or trackio, which write to `out`/trackers or to the user's configured directory.
 
-    `write` or `close` raises `OSError` once if data did not reach the tracker. Later records are still sent.
+    If data did not reach the tracker, `write` or `close` raises `OSError` once. Later records are still sent.
     """
 
     def __init__(self, name: str, *, out: Path, settings: dict[str, Any]) -> None:
@@ -35,9 +36,9 @@ class Tracker:
         self.log = self.directory / f"{name}.log"
         project, run = project_and_name(out)
         self.waiting: deque[bytes] = deque()
-        self.begun_line = self.heard = b""  # the rest of a partly written line, and of a partly read line
+        self.begun_line = self.heard = b""  # the rests of a partly written line and of a partly read line
         self.problem: str | None = None
-        self.is_reported = False  # whether the problem was reported
+        self.is_reported = False
         self.until = math.inf  # the deadline of the tracker process
         self.process: subprocess.Popen[bytes] | None = None
         self._append(asdict(About(name, project, run, str(self.directory.resolve()), settings)))
@@ -47,7 +48,7 @@ class Tracker:
             self.problem = f"its process could not be started: {problem.strerror or problem}"
 
     def write(self, record: Record) -> None:
-        """Send as much of a record as the tracker accepts now. The next call sends the rest."""
+        """Queue a record, and send queued records without waiting."""
         if record["kind"] == "resume":  # a resume does not start a new tracker run
             return
         self._append(record)
@@ -59,7 +60,6 @@ class Tracker:
         self._tell()
 
     def ask_to_close(self) -> None:
-        """Tell the tracker that no more records follow, and start its time limit."""
         if self.until == math.inf:
             self.until = time.monotonic() + CLOSING_S
             self._append({"kind": "close"})
@@ -120,7 +120,6 @@ class Tracker:
                 self.begun_line = b""
 
     def _hear(self) -> None:
-        """Read the messages of the process: one line of JSON per problem."""
         if self.process is None or self.process.stdout is None:
             return
         part = b"..."
@@ -132,7 +131,7 @@ class Tracker:
             self.heard += part
         *lines, self.heard = self.heard.split(b"\n")
         for line in lines:
-            with suppress(ValueError):  # lines that are not JSON come from the interpreter's start
+            with suppress(ValueError):  # the starting interpreter may print lines that are not JSON
                 self.problem = self.problem or str(json.loads(line)["problem"])
         if not part and self.process.poll():
             self.problem = self.problem or f"its process ended with status {self.process.returncode}; see {self.log}"

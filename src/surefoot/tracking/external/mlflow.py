@@ -1,6 +1,6 @@
-"""MLflow: metrics at their step, settings as parameters, samples as text artifacts.
+"""MLflow: metrics by step, settings as parameters, samples as text artifacts.
 
-The user sets MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME. The default is an SQLite store with its artifacts in the run's directory.
+The user sets MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME. The default is an SQLite store in the run's directory.
 """
 
 import json
@@ -21,7 +21,7 @@ _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
 class Mlflow:
-    """An MLflow run, identified by the id that the server assigned."""
+    """An MLflow run, identified by the server's run id."""
 
     def __init__(self, about: About, state: TrackerState, say: Callable[[str], None]) -> None:  # noqa: ARG002
         from mlflow import entities
@@ -60,7 +60,7 @@ class Mlflow:
         self.client.set_terminated(self.id, status=_STATUS[ending])
 
     def _tell(self, settings: dict[str, Any]) -> None:
-        """Log new settings as parameters. MLflow parameters are immutable, so a setting that a resume changes becomes a tag."""
+        # MLflow parameters are immutable, so a setting that a resume changes becomes a tag
         parameters = {_name(name): _text(value) for name, value in flat(settings).items()}
         logged = self.client.get_run(self.id).data.params
         new = [self.entities.Param(name, value) for name, value in parameters.items() if name not in logged]
@@ -76,7 +76,6 @@ class Mlflow:
 
 
 def _name(name: str) -> str:
-    """Return a name that contains only characters allowed by MLflow."""
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)[:250]
 
 

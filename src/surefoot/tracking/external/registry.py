@@ -1,4 +1,4 @@
-"""The names and packages of the trackers, the run facts sent to a tracker, and the saved tracker state. Torch-free."""
+"""Names and packages of the trackers, run facts for a tracker, and saved tracker state. This module avoids torch."""
 
 import json
 import re
@@ -15,14 +15,14 @@ from surefoot.errors import ConfigError
 from surefoot.tracking.record import Record
 
 PACKAGES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic"), "trackio": ("trackio",)}
-"""Each tracker with what it imports. Its extra and its file have its name, and its class too, with a capital letter."""
+"""The imported packages of each tracker. The extra and the module have the tracker's name; the class name is capitalized."""
 
 _USUAL = ("runs", "outputs", "experiments")  # common parent directories that are not project names
 _LONGEST = 100  # characters of a name; Weights & Biases allows 128
 
 
 def trackers_of(trackers: str | Sequence[str] | None, *, out: str | Path | None) -> tuple[str, ...]:
-    """Parse tracker names from "wandb,mlflow" or a sequence. Raises `ConfigError` for unknown or repeated names, or without `run_dir`.
+    """Parse tracker names from "wandb,mlflow" or a sequence; raise `ConfigError` for unknown or repeated names, or if `out` is None.
 
     >>> trackers_of("wandb, mlflow", out="runs/first"), trackers_of(["trackio"], out="a"), trackers_of(None, out=None)
     (('wandb', 'mlflow'), ('trackio',), ())
@@ -44,12 +44,9 @@ def trackers_of(trackers: str | Sequence[str] | None, *, out: str | Path | None)
 
 
 def refuse_missing(names: Sequence[str]) -> None:
-    """Raise one `ConfigError` for all trackers whose packages are not installed.
-
-    >>> refuse_missing([])
-    """
+    """Raise one `ConfigError` for all trackers whose packages are not installed."""
     specs = {package: find_spec(package) for name in names for package in PACKAGES[name]}
-    # a directory with the package's name (wandb creates such a directory) has no origin and is no package
+    # a directory named like the package (wandb creates such a directory) has a spec without origin
     there = {package for package, spec in specs.items() if spec is not None and spec.origin is not None}
     wanted = {name: [package for package in PACKAGES[name] if package not in there] for name in names}
     if missing := {name: packages for name, packages in wanted.items() if packages}:
@@ -60,7 +57,7 @@ def refuse_missing(names: Sequence[str]) -> None:
 
 
 def project_and_name(out: Path) -> tuple[str, str]:
-    """Return the tracker's project and run name: the parent directory (except "runs" and the like) and the run's own directory.
+    """Return the project name (the parent directory, skipping "runs" and the like) and the run name (the run's directory).
 
     >>> project_and_name(Path("/home/ann/poems/runs/first")), project_and_name(Path("/data/poems/second try"))
     (('poems', 'first'), ('poems', 'second_try'))
@@ -71,13 +68,12 @@ def project_and_name(out: Path) -> tuple[str, str]:
 
 
 def _plain(name: str) -> str:
-    """Return a name that contains only characters allowed by every tracker."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("_.-")[:_LONGEST]
 
 
 @dataclass(frozen=True)
 class About:
-    """The facts about a run that a tracker receives. The tracker may write to `directory`, which is OUT/trackers."""
+    """The facts about a run for its tracker, which may write to `directory` (OUT/trackers)."""
 
     tracker: str
     project: str
@@ -88,16 +84,16 @@ class About:
 
 @dataclass
 class TrackerState:
-    """The run's id in a tracker and the last step sent, saved as NAME.json in the run's directory."""
+    """A run's id in a tracker and its last sent steps, saved as NAME.json in the run's directory."""
 
     path: Path
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
-    started: bool = False  # whether the run exists in the tracker
-    sent: dict[str, int] = field(default_factory=dict)  # the largest step of each record kind
+    started: bool = False  # True once the run exists in the tracker
+    sent: dict[str, int] = field(default_factory=dict)  # the largest sent step of each record kind
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the state that an earlier session saved. A missing or unreadable file returns the state of a new tracker run."""
+        """Read a saved state; return a new state if the file is missing or unreadable."""
         try:
             saved = json.loads(read_regular(path))
             return cls(path, str(saved["id"]), bool(saved["begun"]), {str(k): int(v) for k, v in saved["sent"].items()})
@@ -105,14 +101,13 @@ class TrackerState:
             return cls(path)
 
     def write(self) -> None:
-        """Save the state atomically."""
         write_whole(self.path, (json.dumps({"id": self.id, "begun": self.started, "sent": self.sent}) + "\n").encode())
 
 
 def numbers_in(record: Record) -> dict[str, float]:
-    """Return the numeric values of a record by their tracker names. Values of a nested dictionary become "NAME/KEY".
+    """Return the numeric values of a record by tracker name; nested values are named "NAME/KEY".
 
-    Metrics keep their names, "SPLIT/METRIC". All other names are prefixed with the record's kind, as in TensorBoard.
+    Metrics ("SPLIT/METRIC") keep their names. Other names are prefixed with the record's kind, as in TensorBoard.
 
     >>> numbers_in({"kind": "train", "step": 3, "loss": 0.5, "grad_noise": {"small": 1.0}})
     {'train/loss': 0.5, 'train/grad_noise/small': 1.0}
@@ -128,7 +123,7 @@ def numbers_in(record: Record) -> dict[str, float]:
 
 
 def text_in(record: Record) -> str | None:
-    """Return the text of a sample or an event. Returns None for a record without text.
+    """Return the text of a sample or an event, or None for other records.
 
     >>> text_in({"kind": "sample", "step": 3, "text": "once"}), text_in({"kind": "train", "step": 3, "loss": 0.5})
     ('once', None)
@@ -138,7 +133,7 @@ def text_in(record: Record) -> str | None:
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested dictionaries into one level. Slashes separate the keys because parameter names contain dots."""
+    # slashes separate the keys, because parameter names contain dots
     by_name: dict[str, Any] = {}
     for name, value in nested.items():
         by_name |= _flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}

@@ -1,6 +1,6 @@
-"""trackio: a local database, or the Space or server in the user's TRACKIO_SPACE_ID or TRACKIO_SERVER_URL.
+"""trackio: a local database, or the Space or server in TRACKIO_SPACE_ID or TRACKIO_SERVER_URL.
 
-The user may set TRACKIO_DIR. By default the database lies in the run's directory. trackio identifies a run by its unique name.
+TRACKIO_DIR sets the directory of the database (default: the run's directory). trackio identifies a run by its unique name.
 """
 
 import os
@@ -40,7 +40,7 @@ class Trackio:
             self.run.log(values, step=record["step"])
 
     def close(self, ending: str) -> None:
-        """Finish the upload. trackio has no status for the end of a run."""
+        """Finish the upload; trackio has no status for the end of a run."""
         del ending
         self.run.finish()
 

@@ -1,6 +1,6 @@
-"""Weights & Biases: values over `step`, samples as HTML, and metrics computed once in the summary.
+"""Weights & Biases: values over `step`, samples as HTML, and final metrics in the summary.
 
-The user may set WANDB_MODE, WANDB_PROJECT, WANDB_DIR and other variables. Without a login and a mode, the run is offline.
+The user may set WANDB_MODE, WANDB_PROJECT, WANDB_DIR and other variables. Without a login and WANDB_MODE, the run is offline.
 """
 
 import html
@@ -11,7 +11,7 @@ from typing import Literal
 from surefoot.tracking.external.registry import About, TrackerState, numbers_in, text_in
 from surefoot.tracking.record import Record, scores_in
 
-_FINISH_S = 25  # seconds, less than the end of a run waits
+_FINISH_S = 25  # seconds, less than `CLOSING_S`
 
 
 class Wandb:
@@ -51,5 +51,4 @@ class Wandb:
             self.run.summary.update(scores_in(record))
 
     def close(self, ending: str) -> None:
-        """Finish the upload and mark a failed run as failed."""
         self.run.finish(exit_code=1 if ending == "failed" else 0)

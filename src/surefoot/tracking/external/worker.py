@@ -1,4 +1,4 @@
-"""The tracker process: reads records as lines of JSON, reports problems, and redirects the package's prints to a log.
+"""The tracker process: reads JSON records, reports problems, and redirects the package's prints to a log.
 
 The process ends at a closing line, or at most `GONE_S` seconds after the training process ends, even if the package hangs.
 """
@@ -24,14 +24,14 @@ _LOOKS_S = 1.0  # seconds between two checks for the training process
 
 
 class Package(Protocol):
-    """A tracker package with one open run."""
+    """A tracker package with an open run."""
 
     def write(self, record: Record) -> None: ...
     def close(self, ending: str) -> None: ...  # "finished", "stopped" or "failed"
 
 
 def main() -> None:
-    """Log the records from standard input. Standard output carries only problems; the package's prints go to the log file."""
+    """Send the records from standard input to the tracker; standard output carries only problems."""
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     print(f"--- {time.strftime('%Y-%m-%d %H:%M:%S %z')} ---", flush=True)
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def end_with(training: int) -> threading.Event:
-    """End this process `GONE_S` seconds after the training process ends or the event is set, even if a thread hangs."""
+    """End this process `GONE_S` seconds after the training process ends or the returned event is set, even if a thread hangs."""
     gone = threading.Event()
 
     def watch() -> None:
@@ -68,9 +68,9 @@ def follow(
     *,
     say: Callable[[str], None],
 ) -> bool:
-    """Send each record to a tracker, except records sent before a resume. Returns False if a record did not reach the tracker.
+    """Send records to a tracker, except records sent before a resume; return False if a record did not reach the tracker.
 
-    The step is saved before its record is sent, so a kill in between loses a point and never repeats a point.
+    Each step is saved before its record is sent, so a kill in between loses a point but never repeats a point.
     """
     each = iter(lines)
     about = About(**json.loads(next(each)))
@@ -117,26 +117,24 @@ def follow(
 
 
 def begin(about: About, state: TrackerState, say: Callable[[str], None]) -> Package:
-    """Start or resume the run in the tracker named by `about`."""
     module = import_module(f"surefoot.tracking.external.{about.tracker}")
     package: Package = getattr(module, about.tracker.capitalize())(about, state, say)
     return package
 
 
 def _until_over(lines: Iterable[bytes], gone: threading.Event) -> Iterator[bytes]:
-    """Yield the lines. An end without a closing line means that the writer has ended; Windows has no other signal."""
+    # input that ends without a closing line shows that the training process has ended; Windows has no other signal
     yield from lines
     gone.set()
 
 
 def _reported_end(record: Record) -> str | None:
-    """Return the run's outcome that an event reports."""
     word = str(record.get("event", "")).split(" ")[0].strip(":,") if record["kind"] == "event" else ""
     return {"failed": "failed", "diverged": "failed", "stopped": "stopped"}.get(word)
 
 
 def _alone(path: Path) -> IO[bytes] | None:
-    """Wait for the tracker process of an earlier session, which ends by itself, and return the lock of this process."""
+    # the tracker process of an earlier session ends by itself: wait for its lock
     if sys.platform == "win32":
         return None
     import fcntl
