@@ -143,7 +143,6 @@ def program_of(plan: Planned, *, run: Path) -> tuple[Program, type[Any]]:
 
 
 def check_baseline(plan: Planned) -> None:
-    """Raise if no variant will have the baseline's name."""
     called = group_labels(plan.variants)
     if plan.search is not None:
         called |= {name: name for name in map(trial_name, range(plan.search["trials"]))}

@@ -51,7 +51,6 @@ def program_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tu
 
 
 def settled(several: Several, config: Any) -> Several:
-    """Return the configuration's values if it has these settings, else `several`."""
     if config is None or "nproc" not in flatten(config):
         return several
     return Several(nproc=config.nproc, max_restarts=config.max_restarts)

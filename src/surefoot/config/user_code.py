@@ -33,9 +33,7 @@ def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
     if path.suffix != ".py":
         raise ConfigError(f"{path} is no program: a file of Python ends in .py")
     path = path.resolve()
-    name = (
-        path.stem if path.stem not in sys.modules else f"_{path.stem}"
-    )  # a file called random.py must not hide the module
+    name = path.stem if path.stem not in sys.modules else f"_{path.stem}"  # random.py must not hide `random`
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None
     assert specification.loader is not None

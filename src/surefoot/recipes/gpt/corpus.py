@@ -34,7 +34,6 @@ class Corpus:
 
     @property
     def in_words(self) -> list[str]:
-        """Lines of text about the corpus, its validation part and its tokens."""
         return [
             *self.about,
             f"{len(self.train):,} tokens to train on, {len(self.val):,} held out;"
