@@ -168,11 +168,11 @@ class Restoring:
             parameter.copy_(torch.where(bad, before, parameter))
             for key, now in optimizer.state.get(parameter, {}).items():
                 if isinstance(now, Tensor) and now.device != parameter.device:
-                    raise self._refused(f"state[{key!r}], a tensor on {now.device}")
+                    raise self._refused(f"state[{key!r}] (a tensor on {now.device})")
                 if isinstance(now, Tensor):
                     now.copy_(torch.where(bad, state[key] if key in state else _fresh(optimizer, group, key, now), now))
                 elif not isinstance(now, bool | int | float | str | None) or key not in state or state[key] != now:
-                    raise self._refused(f"state[{key!r}], a {type(now).__name__}")
+                    raise self._refused(f"state[{key!r}] (of type {type(now).__name__})")
 
     def _refused(self, what: str) -> ConfigError:
         return ConfigError(
