@@ -256,7 +256,7 @@ def test_nan_in_the_data_names_the_sample_and_keeps_the_weights_of_the_last_good
     changes = PLAIN | {"length": "30 steps", "log_every": "4 steps"}
     said = run_refused(5, run_dir="run", train_data=(poisoned, labels), **changes)
     assert "sample 5" in said
-    assert "weights are those after step 0" in said
+    assert "the weights after step 0" in said
     store = Store(tmp_path / "run" / "checkpoints")
     fresh = build(None, train_data=(inputs, labels), **changes).state.models["model"].state_dict()
     for step in store.steps():
@@ -443,7 +443,10 @@ MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
     "min_delta = nan": (2, lambda: stopping(min_delta=float("nan"))),
     "schedule = 'cosine' is not a schedule": (2, lambda: {"schedule": "cosine"}),
     "batch_size = 64.0": (2, lambda: {"batch_size": 64.0}),
-    "SGD is neither a specification nor": (2, lambda: {"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])}),
+    "SGD is neither an optimizer specification nor": (
+        2,
+        lambda: {"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])},
+    ),
     "seed = -1": (2, lambda: {"seed": -1}),
     "seed = 18446744073709551616": (2, lambda: {"seed": 1 << 64}),
     "a lazy module": (2, lambda: {"model": lambda: nn.LazyLinear(3)}),

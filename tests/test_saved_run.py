@@ -195,7 +195,7 @@ def test_a_saved_run_shows_its_path_step_and_status(of_script: Path, tmp_path: P
         (of_script / "aside").rename(of_script / "metrics.jsonl")
     assert (
         repr(sf.load(tmp_path / "none"))
-        == f"SavedRun({tmp_path / 'none'}: {tmp_path / 'none'} is no directory of a run)"
+        == f"SavedRun({tmp_path / 'none'}: {tmp_path / 'none'} is not the directory of a run)"
     )
     with build(tmp_path / "run"):
         assert repr(sf.load(tmp_path / "run")) == f"SavedRun({tmp_path / 'run'}: step 0, running)"
@@ -276,7 +276,7 @@ def test_a_finished_run_that_is_resumed_says_so_and_changes_nothing(
     finally:
         (there / "program.py").write_text(PROGRAM)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("note: ")]
-    assert line.startswith("this run in run is finished: all 4 steps are made")
+    assert line.startswith("this run in run is finished: all 4 steps are completed")
     assert contents(there / "run") == before
 
 
@@ -300,7 +300,7 @@ def test_steps_of_a_script_are_made_again_with_the_run_that_it_builds(of_script:
     assert sf.load(build(of_script)).replay(3).logged == sf.load(build(of_script)).replay(step=3).logged
     verdict = sf.load(of_script).verify()
     assert verdict.sound
-    assert any("a script made this run" in line for line in verdict.not_proved)
+    assert any("only the script that built this run" in line for line in verdict.not_proved)
     with pytest.raises(sf.ConfigError, match="was made by a script"):
         sf.load(of_script).evaluate()
 

@@ -462,7 +462,7 @@ def test_a_stop_that_lies_behind_is_said_to_be_nothing(program: Path, capsys: py
     main(["train", "program.py:build", "--length", "8 steps", "--stop-after", "4 steps"])
     capsys.readouterr()
     main(["resume", "mine", "--stop-after", "2 steps"])
-    assert "nothing to do: 4 steps are made, and stop_after is 2" in capsys.readouterr().out
+    assert "nothing to do: 4 steps are completed, and stop_after is 2" in capsys.readouterr().out
 
 
 def test_an_option_of_the_verb_s_own_may_have_been_meant(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -497,7 +497,7 @@ def test_commands_to_type_are_those_that_work_here(
     monkeypatch.setattr(sys, "argv", ["env/bin/surefoot"])
     monkeypatch.setattr(sys, "executable", str(tmp_path / "env" / "bin" / "python"))
     main(["train", "program.py:build", "--length", "4 steps", "--stop-after", "2 steps"])
-    assert "go on with:  env/bin/surefoot resume runs/mine" in capsys.readouterr().out
+    assert "resume with:  env/bin/surefoot resume runs/mine" in capsys.readouterr().out
     monkeypatch.setenv("PATH", str(tmp_path / "env" / "bin"))
     main(["resume", "mine"])
     said = capsys.readouterr().out

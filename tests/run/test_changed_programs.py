@@ -359,8 +359,7 @@ def test_objects_that_are_not_looked_into_are_named_when_the_run_begins(
     }
     built(place, stop_after="4 steps", **settings).train()
     assert (
-        "note: Graph in samples cannot be looked into: a resume does not notice if they change"
-        in capsys.readouterr().out
+        "note: Graph in samples cannot be inspected: a resume does not detect their changes" in capsys.readouterr().out
     )
     built(place, **(settings | {"train_data": [(torch.ones(2), 1, Graph()) for _ in range(12)]})).train()
 

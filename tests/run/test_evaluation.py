@@ -186,7 +186,7 @@ def test_no_step_is_steered_by_what_is_for_the_end() -> None:
 def test_the_end_says_whose_weights_were_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build(tmp_path / "run", splits={"test": judged(at_end=True)}, early_stopping=None, best=None, console=True).train()
     printed = " ".join(capsys.readouterr().out.split())
-    assert "scored once, with the weights of the last step" in printed
+    assert "evaluated once, with the weights of the last step" in printed
     assert "; test/loss " in printed
 
 

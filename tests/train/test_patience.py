@@ -369,7 +369,7 @@ def test_a_resume_says_at_which_rate_it_goes_on(tmp_path: Path, capsys: pytest.C
     build(tmp_path / "run", stop_after="7 steps").train()
     build(tmp_path / "run", console=True).train()
     said = " ".join(capsys.readouterr().out.split())
-    assert "going on at step 7 with 0.5 of the schedule's rate" in said
+    assert "resuming at step 7 with 0.5 of the schedule's learning rate" in said
 
 
 def test_after_the_last_step_nothing_is_lowered_and_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -465,7 +465,7 @@ def test_early_stopping_of_another_score_or_more_patience_goes_with_it() -> None
 
 
 def test_a_score_that_is_not_taken_is_named_at_the_first_evaluation() -> None:
-    with pytest.raises(sf.ConfigError, match=r"cannot watch 'val/sane': scored are val/loss, val/same"):
+    with pytest.raises(sf.ConfigError, match=r"cannot monitor 'val/sane': available metrics: val/loss, val/same"):
         build(None, plateau=ReduceLROnPlateau("min val/sane", 2)).train()
 
 

@@ -88,7 +88,6 @@ def settings_page(flags: Sequence[Flag]) -> str:
 
 
 def section(title: str, flags: Sequence[Flag], *, names: Collection[str] = ()) -> str:
-    """Return a heading with flags below it. Texts show the settings in `names` as flags."""
     return "\n".join([f"{title.replace('_', ' ')}:", *(line for flag in flags for line in _lines(flag, names)), ""])
 
 

@@ -44,7 +44,6 @@ def among_settings(program: Program) -> tuple[str, ...]:
 
 
 def program_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[Program, T, list[str]]:
-    """Return the program, the options of the subcommand, and the other arguments, which are settings."""
     missing = f"{verb} what? surefoot {verb} gpt, or surefoot {verb} FILE.py:build"
     program = find_program(target(kind, arguments, verb=verb, missing=missing))
     return program, *verb_options(kind, arguments, verb=verb, but=among_settings(program), help_goes_on=True)

@@ -133,7 +133,8 @@ def note_changed(path: Path, *, was: str | None) -> None:
 
 def text_hashes(objects: Iterable[Any]) -> dict[str, str]:
     """Return hashes of the source text of the user's functions by name, including functions that they name. An object is hashed by its
-    class and base classes. Comments, docstrings, formatting, the standard library, installed packages and surefoot are ignored."""
+    class and base classes, a `functools.partial` by its function. Comments, docstrings, formatting, the standard library, installed
+    packages and surefoot are ignored."""
     texts = defaultdict[str, set[str]](set)
     waiting = [each.func if isinstance(each, partial) else each for each in objects]
     while waiting:

@@ -212,7 +212,7 @@ def test_a_falling_schedule_is_noted(capsys: pytest.CaptureFixture[str]) -> None
     build(schedule=sf.schedules.constant("2 steps"), console=True)
 
     said = capsys.readouterr().out
-    assert said.count("schedule_free needs no falling rate") == 1
+    assert said.count("schedule_free needs no learning-rate decay") == 1
     assert "schedule=sf.schedules.constant(...)" in said
 
 

@@ -26,8 +26,7 @@ class Bilingual:
     test: Sentences | None
     source: Any
     target: Any  # the same object as `source` if the vocabulary is shared
-    chosen: str
-    """The settings of the tokenizers, which a resume compares."""
+    chosen: str  # tokenizer settings, which a resume compares
     about: str
 
     @property
