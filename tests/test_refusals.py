@@ -166,7 +166,9 @@ def test_a_factory_that_fails_of_itself_raises_what_it_raised() -> None:
 
 
 def test_betas_outside_of_the_range_of_torch_are_refused_with_a_pair_that_is_inside() -> None:
-    with pytest.raises(sf.ConfigError, match=r"optimizer.betas = \(0\.9, 1\.0\): a pair such as \(0\.9, 0\.999\)"):
+    with pytest.raises(
+        sf.ConfigError, match=r"optimizer.betas = \(0\.9, 1\.0\) must be a pair such as \(0\.9, 0\.999\)"
+    ):
         build(optimizer=sf.optim.adamw(lr=0.1, betas=(0.9, 1.0)))
 
 

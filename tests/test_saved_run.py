@@ -208,9 +208,9 @@ def test_a_kind_of_records_that_does_not_exist_is_refused(of_script: Path) -> No
 
 def test_weights_that_are_not_there_are_refused(of_script: Path, tmp_path: Path) -> None:
     build(tmp_path / "run", ema=None).train()
-    with pytest.raises(sf.CheckpointError, match="holds no ema"):
+    with pytest.raises(sf.CheckpointError, match="has no ema; available: "):
         sf.load(tmp_path / "run").load_model(linear, weights="averaged")
-    with pytest.raises(sf.ConfigError, match="auto, averaged or trained"):
+    with pytest.raises(sf.ConfigError, match="choose from auto, averaged, trained"):
         sf.load(of_script).load_model(linear, weights="best")  # type: ignore[arg-type]
 
 

@@ -702,7 +702,7 @@ def test_other_ranks_are_told_in_one_line(tmp_path: Path, capsys: pytest.Capture
     store.save(replace(found, state={**found.state, "machine": machine}))
     build(tmp_path / "run", length="4 steps", console=True).train()
     assert [line for line in capsys.readouterr().out.splitlines() if "bit for bit" in line] == [
-        "note: ranks was 2, now 1; parallel was 'fsdp', now 'none': the run goes on, equal to rounding and no longer bit for bit"
+        "note: ranks was 2, now 1; parallel was 'fsdp', now 'none': training continues, equal up to rounding and no longer bit for bit"
     ]
 
 
