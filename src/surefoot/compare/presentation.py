@@ -16,7 +16,7 @@ from surefoot.tracking.format import as_typed, duration, in_line, number, shorte
 
 Point = tuple[int, float]  # step, value
 _POINTS = 200  # maximum points of a curve; longer curves are averaged to reduce noise
-_SHOWN = 12  # names in the legend
+_SHOWN = 12  # maximum names in the legend
 _HEAD = 0.05  # fraction of a run whose steep initial losses may leave the axes
 _FAR = 3.0  # times the range of the narrower variants: variants further out would flatten them
 _LONGEST = 90  # characters of a name in the legend

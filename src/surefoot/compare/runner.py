@@ -96,7 +96,7 @@ class InOrder:
         self.over = len(names) - len(self.waiting)
 
     def next(self) -> str | None:
-        """Return the next variant to train; None if no variant is ready. The session calls this again after each variant that ends."""
+        """Return the next variant to train; None if no variant is ready. The session asks again after each variant that ends."""
         return self.waiting.pop(0) if self.waiting else None
 
     def saw(self, name: str, step: int, score: float) -> bool:  # noqa: ARG002

@@ -26,8 +26,8 @@ _LOG_FROM = 10.0  # ratio of the ends from which a range is searched on a logari
 def parameter(setting: str, text: str) -> dict[str, Any]:
     """Parse the search space of a setting, a range ("1e-4..1e-2") or choices ("adamw,sgd"), into JSON values.
 
-    A positive range is searched on a logarithmic scale if its end is at least 10 times its start; the suffix ",log" or ",linear"
-    overrides the scale. A range between integers yields integers.
+    A positive range is searched on a logarithmic scale if its end is at least 10 times its start. The suffix ",log" or ",linear"
+    overrides this scale. A range between integers yields integers.
 
     >>> parameter("optimizer.lr", "1e-4..1e-2")
     {'kind': 'range', 'low': 0.0001, 'high': 0.01, 'log': True}

@@ -37,7 +37,7 @@ class Difference:
 def paired_difference(first: Sequence[float], second: Sequence[float], *, counts: Sequence[float]) -> Difference:
     """Compute `first` minus `second` over the same batches, weighted by `counts`, the number of targets per batch.
 
-    The mean is exactly the difference of the two scores over all targets. As a ratio of sums, it has the standard error
+    The mean is exactly the difference of the two scores over all targets. The mean is a ratio of sums, with standard error
     sqrt(n / (n - 1) * sum(c_i^2 (d_i - d)^2)) / sum(c_i): Cochran 1977, Sampling Techniques, section 6.4, without the correction for
     a finite population. With equal counts the standard error is s / sqrt(n).
 

@@ -29,7 +29,7 @@ class Trained:
     """The curves and settings of a run that was trained or interrupted.
 
     `loss`: (step, mean training loss since the previous record). `scores`: (step, score). `times`: (step, seconds of training and of
-    waiting for data so far). `order`: settings of the sample order, and hashes of the weights of step 0; None without them.
+    waiting for data so far). `order`: settings of the sample order, and hashes of the weights of step 0, or None.
     """
 
     settings: Mapping[str, Any]

@@ -1,7 +1,7 @@
 """Residual networks of 18, 34 and 50 layers (He et al. 2016: https://arxiv.org/abs/1512.03385), for small and large images.
 
-Module names are those of torchvision, whose weights can be loaded. Like torchvision, a bottleneck has its stride in the 3 x 3
-convolution. Shapes: B batch, C channels, H height, W width, K classes.
+Module names are those of torchvision, whose weights can be loaded. As in torchvision, the 3 x 3 convolution of a bottleneck has the
+stride. Shapes: B batch, C channels, H height, W width, K classes.
 """
 
 from typing import Literal

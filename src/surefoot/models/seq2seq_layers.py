@@ -26,7 +26,7 @@ class Seq2SeqConfig:
     activation: "relu2" is the square of ReLU (So et al. 2021, section 4.2: https://arxiv.org/abs/2109.08668).
     qk_norm: RMS norms of each head's queries and keys (Henry et al. 2020, section 3: https://arxiv.org/abs/2010.04245).
     zero_init_residual: output layers of residual branches start at zero, so that blocks start as the identity (Goyal et al. 2017,
-    section 5.1: https://arxiv.org/abs/1706.02677). This needs norm_placement "pre".
+    section 5.1: https://arxiv.org/abs/1706.02677). `zero_init_residual` needs norm_placement "pre".
 
     >>> Seq2SeqConfig(encoder_layers=3, decoder_layers=3, heads=4, width=256, mlp_width=1024, vocab_size=8000).parameters
     7578624

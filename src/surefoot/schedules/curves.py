@@ -55,7 +55,7 @@ class Shape:
 
     takes: Settings  # its settings and their defaults
     fall: Callable[[Fall], Factors]  # the factor after the step where warm-up ends
-    # The number of leading steps whose factors are the same in every longer run; `NEVER` if all of them are
+    # The number of leading steps whose factors are the same in every longer run; `NEVER` for all steps
     shared: Callable[[Fall], int] = lambda fall: fall.warmup + 1
     # The setting that can make the last factors underflow to 0, and the remedy to type
     steep: tuple[str, str] | None = None

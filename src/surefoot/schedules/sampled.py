@@ -86,7 +86,7 @@ def from_scheduler(factory: Callable[[Any], Any]) -> Sampled:
     """Build a schedule from a torch or transformers scheduler, which `factory(optimizer)` returns.
 
     When the run is built, the scheduler steps through the whole run on a stand-in optimizer with the same parameter groups (about
-    10 us per step), so a resume needs no scheduler state. Changes of the momentum (OneCycleLR, CyclicLR) are applied too. A
+    10 us per step). A resume needs no scheduler state. Changes of the momentum (OneCycleLR, CyclicLR) are applied too. A
     scheduler that needs a metric raises `ConfigError`; use `sf.ReduceLROnPlateau` instead.
 
     >>> from torch.optim.lr_scheduler import StepLR

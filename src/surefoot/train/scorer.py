@@ -88,7 +88,7 @@ class Evaluator:
             return total / max(1, values(self.pipeline.dataset)) if total else 0.0
 
     def metric_by_batch(self, metric: str, *, batches: int) -> list[Mean] | None:
-        """Return the metric "SPLIT/METRIC" of at most `batches` batches. Returns None if the metric is undefined for a batch."""
+        """Return "SPLIT/METRIC" of each batch, for at most `batches` batches. Returns None if a batch has no such metric."""
         name, _, wanted = metric.partition("/")
         split = self.splits[name]
         neighbors = self.pipeline.split(split.data, batch_size=-(-sample_count(split.data) // batches))

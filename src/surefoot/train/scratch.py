@@ -28,9 +28,9 @@ def preserved(
     """Restore all state at the end of the block; inside the block, gradients are None.
 
     The state comprises weights, buffers, extra state, modes, gradients, the three random generators, `user_state`, and the
-    attributes, closures and globals of models and loss. The block receives a function that restores all state, or with
-    `only_saved` only the state in a checkpoint. `parameters` are further parameters that an optimizer trains. If
-    `with_weights` is false, parameters are not copied, and the block must not change parameters.
+    attributes, closures and globals of models and loss. The block receives a function that restores all state; with
+    `only_saved`, the function restores only the state in a checkpoint. `parameters` are further parameters that an
+    optimizer trains. If `with_weights` is false, parameters are not copied, and the block must not change them.
     """
     from surefoot.checkpoint.unsaved import Observation
 

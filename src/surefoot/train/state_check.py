@@ -1,4 +1,4 @@
-"""Checks at the start of a session that checkpoints hold all state and that a resumed run computes the same as before."""
+"""Start-of-session checks: checkpoints hold all state, and a resumed run computes the same as before."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,7 +54,7 @@ class StateCheck:
     steps: int = 2  # number of watched steps
 
     def check_passes(self, *passes: tuple[Loss | None, MicroBatch | None]) -> None:
-        """Run this rank's micro-batch twice, once in a run, and compare the state. The step itself explains a failing pass."""
+        """Compare the states after two passes of this rank's micro-batch, once per run. The step explains a failing pass."""
         for loss, micro_batch in () if self.has_passed else passes:
             able = loss is not None and micro_batch is not None and micro_batch.count > 0
             if not all(self.world.gathered(able)) or loss is None or micro_batch is None:
@@ -100,7 +100,7 @@ class StateCheck:
                 batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))  # a loss may write into it
                 losses.append(float(forward_backward(Step(0, [batch], task, State(models, {})))))
                 after.append(Observation(models, loss, user_state=self.user_state))
-        differ = f"what the loss depends on ({losses[0]:.9g}, then {losses[1]:.9g})"
+        differ = f"state that the loss depends on ({losses[0]:.9g}, then {losses[1]:.9g})"
         return changes(*after, exact=self.exact) or [differ] * (not same(*losses, exact=self.exact))
 
     def _observed(self) -> Observation:
@@ -118,7 +118,7 @@ def first_loss(
     """Return the uncompiled loss of the first step's first micro-batch, and True if the pass drew random numbers.
 
     The loss is None if the pass fails; the first step reports the error. No gradient is computed unless the loss computes
-    one. The function restores all state. All ranks of a sharded model must call it, because the pass gathers weights.
+    one. All state is restored. All ranks of a sharded model must call this function, because the pass gathers weights.
     """
     assert task.loss is not None  # `fingerprints` has checked this
     generators = [torch.get_rng_state, *([torch.cuda.get_rng_state] if task.precision.device.type == "cuda" else [])]
@@ -141,10 +141,10 @@ def first_loss(
 def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     """Return hashes of samples, the first micro-batch and the user's code, and the loss of that micro-batch. Collective.
 
-    No loss is computed unless the models have the weights of step 0 (`at_beginning`), or if the weights exceed 2 GiB. All
+    A loss is computed only if the models have the weights of step 0 (`at_beginning`) and at most 2 GiB of weights. All
     ranks use the same micro-batch, and the values of rank 0 are returned.
     """
-    parts.doing("looking at what is computed")
+    parts.doing("checking the training step")
     pipeline, task, models, loss = parts.pipeline, parts.task, parts.state.models, parts.task.loss
     unknown: dict[str, None] = {}
     hashed = partial(hashes_of_samples, seed=pipeline.seed, gather=pipeline.collate is None, unknown=unknown)
@@ -194,15 +194,15 @@ def has_small_loss(parts: Components) -> bool:
 def loss_contract(parts: Components) -> tuple[bool, str]:
     """Check in evaluation mode that a batch's loss is the count-weighted mean over its halves; return (holds, description).
 
-    If the check fails, the loss is not a mean over the counted targets or couples samples, so gradients depend on the
-    micro-batch size. Each rank checks its own first micro-batch. Collective.
+    If the check fails, the loss is not a mean over the counted targets, or the loss couples samples. Gradients then depend
+    on the micro-batch size. Each rank checks its own first micro-batch. Collective.
     """
     if parts.task.loss is None:
-        return True, "not checked: this run has no loss of its own"
+        return True, "not checked: this run has no loss function"
     batch = parts.pipeline.first()
     halves = None if batch is None else _halves(batch, parts)
     if not all(parts.world.gathered(halves is not None)) or batch is None or halves is None:
-        return True, "not checked: a batch that is not tensors of one length, or of one sample, cannot be cut in two"
+        return True, "not checked: a batch must hold tensors of one length, and two samples or more, to be split in two"
     means = []
     state, user_state = parts.state, parts.run_state.user_state.objects
     with preserved(state.models, parts.task.loss, user_state, state.parameters) as put_back, parts.numerics():
@@ -212,15 +212,15 @@ def loss_contract(parts: Components) -> tuple[bool, str]:
     together, repeated, halved = (float(each.value) for each in (means[0], means[1], means[2] + means[3]))
     tolerance = FORMATS[parts.run_state.precision.name].tolerance * max(1.0, abs(together))
     if not math.isfinite(together) or abs(together - halved) <= tolerance:
-        return True, f"holds: {together:.6g} for a batch, {halved:.6g} for its halves together"
+        return True, f"holds: {together:.6g} for a batch, {halved:.6g} for its two halves combined"
     if abs(together - repeated) > tolerance:
-        return True, "not checked: the loss draws random numbers in evaluation mode too"
+        return True, "not checked: the loss draws random numbers even in evaluation mode"
     return False, (
-        f"the loss of a batch is {together:.6g}, of its two halves together (counting {halves[0].count} and {halves[1].count})"
-        f" {halved:.6g}\n"
-        "  the loss is a mean over something else than is counted: say over what, with Run(count_fn=lambda batch: ...),\n"
-        "  or return surefoot.Mean(total, count); a loss that couples samples of a batch (a contrastive one) is another one in\n"
-        "  every cut: leave micro_batch_size out, in one process (--micro-batch-size)"
+        f"the loss of a batch is {together:.6g}, but {halved:.6g} for its two halves combined"
+        f" (with counts {halves[0].count} and {halves[1].count})\n"
+        "  either the loss is not a mean over the counted targets: pass Run(count_fn=lambda batch: ...),\n"
+        "  or return surefoot.Mean(total, count); or it couples samples of a batch (a contrastive loss) and depends on the\n"
+        "  micro-batch size: leave micro_batch_size out (--micro-batch-size), and train in one process"
     )
 
 

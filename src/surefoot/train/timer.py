@@ -38,7 +38,7 @@ class Clock:
         self.first_steps: list[int] = []  # indexes of this window's steps in the phase "starting"
 
     def start(self) -> None:
-        """Enter the training phases; the time since the last phase is not counted."""
+        """Enter the phase "data_wait"; the time since the last phase is not counted."""
         self.phase, self.since = "data_wait", self.now()
 
     def enter(self, phase: Phase) -> None:
@@ -80,9 +80,9 @@ class Clock:
 class RemainingTime:
     """An estimate of a run's remaining time from recent times and the work still due.
 
-    The lower median of the last 9 records limits the effect of slow spells. Evaluation work is given in steps, and a unit
-    costs as much as a step until an evaluation has been timed. Samples and saves count after the first of each has been
-    timed.
+    The lower median of the last 9 records limits the effect of slow spells. The work of an evaluation is given in steps; it
+    takes the time of these steps until an evaluation has been timed. Samples and saves count after the first of each has
+    been timed.
 
     >>> remaining = RemainingTime()
     >>> remaining.seconds(steps=90, evaluations=6.0)

@@ -27,11 +27,12 @@ def find_batch_size(
 ) -> BatchSizeSearch:
     """Measure memory and throughput of micro-batch sizes, and recommend a size that keeps the run's batch size.
 
-    The tried sizes are divisors of the batch size (or of `batch_size`, in the form of `Run(batch_size=...)`), in samples or tokens like
-    the run's own. Each size runs steps on the run's data. The search measures the peak memory of these steps and the median times of a
-    micro-batch and of an update, without data loading. A size fits if it needs at most 90% of the device's free memory, or of `memory`
-    ("8GB"). On a CPU, sizes predicted to exceed the free memory are skipped, because the system would kill the process. All changes are
-    undone: training continues bit for bit as without the search. `progress_fn(text)` receives one line per trial.
+    The tried sizes are divisors of the batch size, in the run's unit (samples or tokens). `batch_size` replaces the run's batch size,
+    in the form of `Run(batch_size=...)`. Each size runs steps on the run's data. The search measures the peak memory of these steps
+    and the median times of a micro-batch and of an update, without data loading. A size fits if it needs at most 90% of the device's
+    free memory, or of `memory` ("8GB"). On a CPU, sizes predicted to exceed the free memory are skipped, because the system would
+    kill the process. All changes are undone: training continues bit for bit as without the search. `progress_fn(text)` receives one
+    line per trial.
 
     >>> data = torch.randn(64, 4), torch.randn(64, 1)
     >>> run = Run(

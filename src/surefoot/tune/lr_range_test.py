@@ -28,8 +28,8 @@ class LRRangeTest:
 
     `rates` and `losses`, both (n,), end before the loss diverged; `losses[i]` follows the update with `rates[i]`. `end` is "highest" if
     the test reached the highest learning rate. It is "diverged" if the running average of the losses (`averaged`) exceeded 4 times its
-    best, and "not finite" if a loss or gradient was not finite; `diverged_at` is the learning rate of either event. `suggested` has two
-    digits, or is None if the curve allows no suggestion.
+    best. It is "not finite" if a loss or gradient was not finite. `diverged_at` is the learning rate of either event. `suggested` has
+    two digits, or is None if the curve allows no suggestion.
 
     >>> rates = np.geomspace(1e-5, 1.0, 50)
     >>> test = suggest(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
@@ -182,7 +182,7 @@ def averaged(losses: Curve) -> Curve:
 
 
 def diverged(losses: Curve) -> int | None:
-    """Return the index of the first loss at which the running average (`averaged`) exceeds 4 times its best; None if it never does.
+    """Return the index of the first loss at which the running average (`averaged`) exceeds 4 times its best, or None.
 
     >>> diverged(np.array([2.0, 1.0, 1.0, 2.0, 60.0, 90.0])), diverged(np.array([2.0, 1.0, 3.0]))
     (4, None)
