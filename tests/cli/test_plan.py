@@ -116,10 +116,10 @@ def test_an_optimizer_that_cannot_be_sharded_is_refused_and_has_no_such_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     adafactor = ["gpt", "--world-size", "8", "--optimizer.name", "adafactor"]
-    assert "parallel = fsdp: Adafactor cannot train parts" in refused(capsys, *adafactor, "--parallel", "fsdp")
+    assert "parallel = fsdp: Adafactor cannot train shards" in refused(capsys, *adafactor, "--parallel", "fsdp")
     rows = section(said(capsys, *adafactor), "strategies")
     assert [line.split()[0] for line in rows[1:-1]] == ["ddp"]
-    assert "Adafactor cannot train parts" in rows[-1]
+    assert "Adafactor cannot train shards" in rows[-1]
 
 
 def test_one_gpu_sends_nothing_and_has_no_strategies(capsys: pytest.CaptureFixture[str]) -> None:

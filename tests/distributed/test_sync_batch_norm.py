@@ -78,7 +78,7 @@ def test_in_one_process_it_changes_nothing_and_says_so(capsys: pytest.CaptureFix
         run.train()
     one, other = (list(run.state.models["model"].state_dict().values()) for run in runs)
     torch.testing.assert_close(one, other)
-    assert "sync_batch_norm changes nothing in one process" in capsys.readouterr().out
+    assert "sync_batch_norm has no effect in one process" in capsys.readouterr().out
     assert any(
         "with another number of ranks it is another run" in line
         for line in summary.batch_arithmetic(runs[0].parts, None)

@@ -257,7 +257,7 @@ def test_a_contrastive_loss_that_is_cut_is_warned_of_with_its_figures(capsys: py
     assert whole > 2 * halves
     text = started(capsys, loss=contrastive)
     assert text.startswith(
-        f"warning: the loss of a batch is {whole:.6g}, of its two halves together (counting 5 and 5) {halves:.6g}"
+        f"warning: the loss of a batch is {whole:.6g}, but {halves:.6g} for its two halves combined (with counts 5 and 5)"
     )
     assert "count_fn=lambda batch" in text
     assert "leave micro_batch_size out" in text
@@ -343,7 +343,7 @@ def begun_on_ranks(run_dir: str) -> str:
 def test_the_contract_is_looked_at_where_ranks_cut_the_batch(ranks: Ranks, tmp_path: Path) -> None:
     first, second = ranks(2, begun_on_ranks, run_dir=str(tmp_path / "run"))
     assert "warning: the loss of a batch is" in first
-    assert "(counting 10 and 10)" in first
+    assert "(with counts 10 and 10)" in first
     assert second == ""
 
 

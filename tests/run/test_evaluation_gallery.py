@@ -199,7 +199,7 @@ def test_their_seconds_are_those_of_evaluating(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_run_without_panels_refuses_to_make_some() -> None:
-    with pytest.raises(sf.ConfigError, match=r"give Run\(panels_fn=...\)"):
+    with pytest.raises(sf.ConfigError, match=r"pass Run\(panels_fn=...\)"):
         build(None).make_panels()
 
 

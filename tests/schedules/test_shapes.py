@@ -63,7 +63,7 @@ def test_a_run_with_a_shape_that_is_added_resumes_to_the_bit_and_is_not_made_lon
 
     whole = weights(tmp_path / "whole")
     weights(tmp_path / "cut", stop_after="4 steps")
-    with pytest.raises(sf.CheckpointError, match="its schedule has other rates from step 3 on, and 4 steps are made"):
+    with pytest.raises(sf.CheckpointError, match="its learning rates differ from step 3 on, and 4 steps are completed"):
         weights(tmp_path / "cut", "20 steps")
     resumed = weights(tmp_path / "cut")
 

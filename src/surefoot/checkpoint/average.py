@@ -1,7 +1,4 @@
-"""The mean of the weights of several checkpoints, which often scores slightly better than each of them.
-
-Vaswani et al. 2017, section 6.1: the last 5 or 20 checkpoints of a run (https://arxiv.org/abs/1706.03762).
-"""
+"""The mean weights of several checkpoints (Vaswani et al. 2017, section 6.1, https://arxiv.org/abs/1706.03762)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,11 +13,11 @@ from surefoot.errors import CheckpointError
 
 
 def average_weights(store: Store, count: int) -> Checkpoint:
-    """Return the newest checkpoint with the mean weights of the `count` newest checkpoints, not counting step 0.
+    """Return the newest checkpoint with the mean weights of the `count` newest checkpoints after step 0.
 
-    Averages models and their moving averages, summed in float64. Integer tensors, extra state (`get_extra_state`) and
-    everything else come from the newest checkpoint. The result is for scoring, not for resuming. Raises `CheckpointError` for
-    fewer checkpoints, damage, different models or different 8-bit codes (quantized weights).
+    Models and their moving averages are summed in float64. Integer tensors, extra state (`get_extra_state`) and all other
+    state come from the newest checkpoint. Use the result for evaluation, not to resume. Raises `CheckpointError` for too
+    few or damaged checkpoints, different models, or different 8-bit codes (quantized weights).
 
     >>> import tempfile, torch
     >>> store = Store(tempfile.mkdtemp())
@@ -57,7 +54,7 @@ def average_weights(store: Store, count: int) -> Checkpoint:
 
 
 def last_steps(store: Store, count: int) -> list[int]:
-    """Return the steps of the `count` newest checkpoints, not counting step 0; fewer steps if fewer checkpoints exist."""
+    """Return the steps of the newest checkpoints after step 0, at most `count` steps."""
     return [step for step in store.steps() if step > 0][-count:]
 
 

@@ -1,4 +1,4 @@
-"""Changes of the program since the run began. Each change has a name, and is an error unless the user accepts that name."""
+"""Changes of the program since the run began. A change is an error unless the user accepts the name of the change."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -9,22 +9,22 @@ from surefoot.checkpoint.module_state import shortened
 from surefoot.errors import CheckpointError, ConfigError
 
 CHANGES = ("loss", "model", "collate", "data", "optimizer")
-_RELATIVE, _RELATIVE_IN_FEW_BITS = 1e-4, 2e-2  # tolerances of another machine's loss: fp32, others
-_READERS = ("torch", "surefoot", "device", "hardware", "cpu")  # decide how samples are read
+_RELATIVE, _RELATIVE_IN_FEW_BITS = 1e-4, 2e-2  # relative tolerances of a loss on another machine: fp32, other dtypes
+_READERS = ("torch", "surefoot", "device", "hardware", "cpu")  # may change the bits of samples
 Fingerprints = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Change:
-    """A computation with another result than before. The user accepts a change by accepting all of its `names`."""
+    """A computation with another result than at the start of the run. To accept a change, the user accepts all of its `names`."""
 
     names: tuple[str, ...]
     text: str
-    cause: str = ""  # the changed text in the user's code, if known
+    cause: str = ""  # the changed functions or classes, if known
 
 
 def change_names(accepted: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the change names in `accept_change`, a text with commas or a list; raise `ConfigError` for an unknown name.
+    """Return the change names in `accept_change`, a list or comma-separated text; raise `ConfigError` for an unknown name.
 
     >>> change_names("loss,data"), change_names(None)
     (('loss', 'data'), ())
@@ -40,10 +40,11 @@ def change_names(accepted: str | Sequence[str] | None) -> tuple[str, ...]:
 def find_changes(
     before: Fingerprints, now: Fingerprints, *, steering: Collection[str] = ()
 ) -> tuple[list[Change], list[str]]:
-    """Return the computations with another result than before, and notes on other changes.
+    """Return the computations with other results than before, and notes on other differences.
 
-    On the same machine, values are compared bit for bit. On another machine only losses are compared, within rounding.
-    `steering` names the splits whose scores change the run. If no values are comparable, changed source code is a change.
+    On the same machine, values must be equal bit for bit. On another machine, only losses are compared, within rounding.
+    `steering` names the splits whose scores affect the run. Changed source code counts as a change if no values can be
+    compared.
     """
     texts = {name: _changed_texts(before["sources"][name], now["sources"][name]) for name in CHANGES}
     elsewhere = is_elsewhere(before, now)
@@ -95,12 +96,11 @@ def find_changes(
 
 
 def is_elsewhere(before: Fingerprints, now: Fingerprints) -> bool:
-    """Return True if samples may have other bits now, since another machine or torch version reads them."""
+    """Return True if another machine, or another version of torch or surefoot, may read samples with other bits."""
     return any(before["machine"][name] != now["machine"][name] for name in _READERS)
 
 
 def refuse_changes(changes: Sequence[Change], *, accepted: Collection[str], where: str) -> None:
-    """Raise `CheckpointError` with the names of the changes that are not accepted."""
     if refused := [change for change in changes if not set(change.names) <= set(accepted)]:
         names = ",".join(dict.fromkeys(name for change in refused for name in change.names))
         also = f"; also {'; '.join(shortened([change.text for change in refused[1:]], 2))}" * (len(refused) > 1)
@@ -112,7 +112,6 @@ def refuse_changes(changes: Sequence[Change], *, accepted: Collection[str], wher
 
 
 def _change_of_batch(before: Fingerprints, now: Fingerprints, texts: Mapping[str, Sequence[str]]) -> Change:
-    """Describe the change if equal samples give another micro-batch."""
     counts = before["micro_batch"]["count"], now["micro_batch"]["count"]
     if counts[0] != counts[1]:
         what = f"the first micro-batch counted {counts[0]} targets, and counts {counts[1]} (count=)"
@@ -123,7 +122,6 @@ def _change_of_batch(before: Fingerprints, now: Fingerprints, texts: Mapping[str
 
 
 def _why_not_compared(before: Fingerprints, now: Fingerprints, *, elsewhere: bool) -> str | None:
-    """Return the reason why the earlier loss cannot be compared with the current loss, or None."""
     if None in (before["loss"], now["loss"]):
         return "no loss of it can be compared"
     batches = before["micro_batch"], now["micro_batch"]
@@ -138,7 +136,6 @@ def _why_not_compared(before: Fingerprints, now: Fingerprints, *, elsewhere: boo
 
 
 def _may_compare_batches(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> bool:
-    """Return True if both micro-batches exist and have the same number of samples; other ranks may split a batch differently."""
     return before is not None and now is not None and before["samples"] == now["samples"]
 
 
@@ -155,14 +152,13 @@ def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def _changed_texts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the names whose text was changed, added or removed; a move to another file does not count."""
+    """Return the names with changed, new or removed source code. Moving a function to another file is not a change."""
     moved = {(_without_file(name), text) for name, text in before.items()}
     came = [name for name, text in now.items() if (_without_file(name), text) not in moved]
     return came + [name for name in before if _without_file(name) not in set(map(_without_file, now))]
 
 
 def _without_file(name: str) -> str:
-    """Return the function name, as in "loss() in train.py", without the file name, which may have changed."""
     return name.partition(" in ")[0]
 
 

@@ -1,11 +1,11 @@
 """The format of one checkpoint: a directory of safetensors and JSON files, and a manifest with their hashes.
 
     model.safetensors, ...   named tensors, one file for each entry of `Checkpoint.files`
-    model.00001-of-00002.safetensors, ...   instead of one file, if tensors are sharded over ranks (`manifest.py`)
-    state.json               everything that is not a tensor
-    manifest.json            written last: the step, and the length and SHA-256 of each file (`manifest.py`)
+    model.00001-of-00002.safetensors, ...   rows of sharded tensors, one file per rank (`manifest.py`)
+    state.json               all other state
+    manifest.json            the step, and the size and SHA-256 of each file; written last (`manifest.py`)
 
-The format has no pickle, so reading executes no code from a checkpoint. `reader.py` reads and checks the files.
+The format has no pickle, so that a checkpoint cannot execute code. `reader.py` reads and checks the files.
 """
 
 import json
@@ -36,9 +36,9 @@ _HASHED_AT_ONCE = 1 << 18  # bytes; hashing them takes 0.2 ms, as long as starti
 class Checkpoint:
     """The state of a run after `step` updates: JSON, and named tensors for each file ("model", "optimizer", ...).
 
-    `log` is the length in bytes and the SHA-256 of metrics.jsonl at this step. Tensors to write must be contiguous on the
-    host, share no memory, and not change before the write ends. `pieces` holds this rank's rows of sharded tensors. Tensors
-    read from disk are complete, in memory or still on disk.
+    `log` has the length in bytes and the SHA-256 of metrics.jsonl at this step. Tensors to write must be contiguous on the
+    host, share no memory, and stay unchanged until the write ends. `pieces` has this rank's rows of sharded tensors.
+    Tensors read from disk are complete; a `Stored` tensor is loaded on demand.
 
     >>> import torch
     >>> Checkpoint(step=3, files={"model": {"weight": torch.ones(2)}}).step
@@ -50,11 +50,11 @@ class Checkpoint:
     state: Mapping[str, Any] = field(default_factory=dict)
     log: tuple[int, str] | None = None
     pieces: Pieces | None = None
-    directory: Path | None = field(default=None, compare=False)  # the directory that the checkpoint was read from
+    directory: Path | None = field(default=None, compare=False)  # the source of a checkpoint that was read
 
     @cached_property
     def saved(self) -> SavedState:
-        """The state of a run as a typed dict. Raises `CheckpointError` if a part is missing, perhaps after another version of surefoot."""
+        """The typed state of a run. Raises `CheckpointError` for a missing key, as in checkpoints of other surefoot versions."""
         try:
             return typed_state(self.state)
         except ValueError as problem:
@@ -69,7 +69,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Damage:
-    """A checkpoint that differs from the saved one, and the problem found in it. Its text is one line for the user."""
+    """The path of a damaged checkpoint and its problem, as one line of text."""
 
     path: Path
     problem: str
@@ -79,7 +79,7 @@ class Damage:
 
 
 class DamageError(CheckpointError):
-    """A checkpoint that cannot be used. `damage` holds the checkpoint and the reason."""
+    """An error for an unusable checkpoint. `damage` has the path and the problem."""
 
     def __init__(self, path: Path, problem: str) -> None:
         self.damage = Damage(path, problem)
@@ -87,20 +87,20 @@ class DamageError(CheckpointError):
 
 
 class Others(Protocol):
-    """The other ranks that write pieces of the same checkpoint."""
+    """The other ranks that write pieces of a checkpoint."""
 
     def begin(self) -> None:
-        """Let the other ranks write: the directory exists now."""
+        """Start the writes of the other ranks. The directory must exist."""
 
     def entries(self) -> Entries:
-        """Wait for all ranks, and return their files. Raises `CheckpointError` if a rank failed."""
+        """Wait for all ranks, and return their files; raise `CheckpointError` if a rank failed."""
 
     def abandon(self) -> None:
-        """Return after all ranks have stopped writing this checkpoint, which is given up."""
+        """Wait until no rank writes the checkpoint any more, after the save has failed."""
 
 
 def write(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK, others: Others | None = None) -> None:
-    """Write a checkpoint into a new directory and flush it. Without a manifest the directory is not a checkpoint.
+    """Write a checkpoint into a new directory, and flush all files. The manifest is written last and marks a complete checkpoint.
 
     Raises `CheckpointError` for values without a saved form (a tuple or a NaN in `state`), and `OSError` if the disk fails.
     """
@@ -123,7 +123,7 @@ def write(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK, others:
 
 
 def write_tensors(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK) -> Entries:
-    """Write and flush the tensor files of this rank in a directory, and return their lengths and hashes."""
+    """Write and flush the tensor files of this rank in a directory, and return their sizes and hashes."""
     pieces = checkpoint.pieces
     mine, entries = {} if pieces is None else pieces.files, Entries()
     for name in dict.fromkeys([*checkpoint.files, *mine]):
@@ -136,7 +136,7 @@ def write_tensors(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK)
 
 
 def size_bytes(checkpoint: Checkpoint) -> int:
-    """Return the size of a checkpoint on disk over all ranks, rounded up: tensors, headers, and 1 MiB for other files."""
+    """Return an upper bound of a checkpoint's size over all ranks: tensors, headers, and 1 MiB for other files."""
     files = [*checkpoint.files.values()]
     if checkpoint.pieces is not None:  # no rank holds more rows than the first rank
         files += checkpoint.pieces.count * [*checkpoint.pieces.files.values()]
@@ -145,7 +145,6 @@ def size_bytes(checkpoint: Checkpoint) -> int:
 
 
 def _write_file(data: Sequence[memoryview], path: Path, *, disk: Disk) -> tuple[int, str]:
-    """Write and flush a file, and return its length and its hash, which is computed during the write."""
 
     def hash_of_all() -> str:
         digest = sha256()
@@ -211,5 +210,5 @@ def _check_json(value: Any, where: str) -> None:
 
 
 def reason_of(problem: BaseException) -> str:
-    """Return the first line of an exception's message, or else its type name."""
+    """Return the first line of an exception's message, or the type name if the message is empty."""
     return first_line(problem).strip() or type(problem).__name__

@@ -1,4 +1,4 @@
-"""Read and write GPT-2 weights as Hugging Face transformers stores them: model.safetensors and config.json."""
+"""GPT-2 weights in the format of Hugging Face transformers: model.safetensors and config.json."""
 
 import json
 import re
@@ -36,7 +36,7 @@ _PARTS = {
 _BLOCK = re.compile(r"h\.(\d+)\.")
 _MASK = re.compile(r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias")
 _ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
-_OF_GPT = {  # settings of transformers for the gpt2 family of `GPT`; each is the default of transformers
+_OF_GPT = {  # settings in transformers (all defaults) of a gpt2-family `GPT`
     "activation_function": _ACTIVATIONS,
     "layer_norm_epsilon": (LAYER_EPSILON,),
     "scale_attn_weights": (True,),
@@ -46,7 +46,7 @@ _OF_GPT = {  # settings of transformers for the gpt2 family of `GPT`; each is th
 
 
 def is_gpt2_layout(names: Iterable[str]) -> bool:
-    """Return True if the tensor names are those of GPT-2 in transformers.
+    """Return True if the tensors have the names of GPT-2 in transformers.
 
     >>> is_gpt2_layout(["wte.weight", "wpe.weight", "h.0.ln_1.weight"]), is_gpt2_layout(["embedding.weight"])
     (True, False)
@@ -55,7 +55,7 @@ def is_gpt2_layout(names: Iterable[str]) -> bool:
 
 
 def from_gpt2_layout(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the state of a gpt2-family `GPT` from tensors with transformers' names; raise `ValueError` for unknown names."""
+    """Map a GPT-2 state of transformers to the state of a gpt2-family `GPT`; raise `ValueError` for unknown tensor names."""
     plain = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items() if not _MASK.fullmatch(name)}
     names = _names(block[1] for name in plain if (block := _BLOCK.match(name)))
     if foreign := [name for name in plain if name not in names]:
@@ -66,13 +66,13 @@ def from_gpt2_layout(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_gpt2_layout(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the state of a gpt2-family `GPT` with a tied head, with the names and matrix orientation of transformers."""
+    """Map the state of a gpt2-family `GPT` with a tied head to the names and matrix orientation of transformers."""
     named = [(*named_in_gpt2(name), tensor) for name, tensor in state.items()]
     return {name: _transpose(tensor, turned).contiguous() for name, turned, tensor in named if name is not None}
 
 
 def named_in_gpt2(name: str) -> tuple[str | None, bool]:
-    """Return transformers' name of a `GPT` tensor, or None for the head, and True if its matrices are transposed.
+    """Return the transformers name of a `GPT` tensor (None for the head), and True for a transposed matrix.
 
     >>> named_in_gpt2("embedding.weight"), named_in_gpt2("blocks.0.mlp.up.weight")
     (('transformer.wte.weight', False), ('transformer.h.0.mlp.c_fc.weight', True))
@@ -85,7 +85,6 @@ def named_in_gpt2(name: str) -> tuple[str | None, bool]:
 
 
 def _names(layers: Iterable[str]) -> dict[str, str]:
-    """Map the tensor names of transformers to the names of a `GPT`."""
     return _OUTSIDE | {
         f"h.{layer}.{there}.{kind}": f"blocks.{layer}.{here}.{kind}"
         for layer in dict.fromkeys(layers)
@@ -99,7 +98,7 @@ def _transpose(tensor: Tensor, turned: bool) -> Tensor:
 
 
 def gpt2_settings(shape: GPTConfig, *, eos_id: int | None) -> bytes:
-    """Return the config.json with which transformers builds the same model. `eos_id` is the token between documents."""
+    """Return the config.json from which transformers builds the same model. `eos_id` is the token between documents."""
     settings = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -122,10 +121,10 @@ def gpt2_settings(shape: GPTConfig, *, eos_id: int | None) -> bytes:
 
 
 def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
-    """Return a `GPT` with GPT-2 weights saved by transformers, from a .safetensors file or its directory.
+    """Return a `GPT` with GPT-2 weights of transformers, from a .safetensors file or its directory.
 
-    The config.json beside the file, or else `heads`, gives the number of heads. The default is one head for 64 channels, as
-    in all published sizes. Raises `CheckpointError` for other content.
+    The config.json beside the file, or else `heads`, sets the number of heads. The default is one head per 64 channels, as
+    in all published sizes. Raises `CheckpointError` if the file holds another model.
     """
     path = local_path(path, setting="path")
     file = path / WEIGHTS if path.is_dir() else path
@@ -146,10 +145,10 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
 
 
 def save_gpt2(model: GPT, directory: Path | str, *, eos_id: int | None) -> None:
-    """Write a gpt2-family model for transformers, to be loaded by GPT2LMHeadModel.from_pretrained(directory).
+    """Write a gpt2-family model for GPT2LMHeadModel.from_pretrained(directory) of transformers.
 
-    `eos_id` is the token between documents: `tokenizer.eos_id`, or None. Replaces a model in the directory. Raises
-    `CheckpointError` for another family, an untied head, or an `eos_id` outside the vocabulary.
+    `eos_id` is the token between documents: `tokenizer.eos_id`, or None. An existing model in the directory is replaced.
+    Raises `CheckpointError` for another family, an untied head, or an `eos_id` outside the vocabulary.
 
     >>> import tempfile
     >>> model = GPT(GPTConfig(layers=1, heads=1, width=8, context=4, vocab_size=10, family="gpt2", tie_embeddings=True))
@@ -175,7 +174,7 @@ def save_gpt2(model: GPT, directory: Path | str, *, eos_id: int | None) -> None:
 
 
 def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, path: Path) -> dict[str, Tensor]:
-    """Return the state of a `GPT` from the tensors of a file at `path`; raise `CheckpointError` unless all tensors fit."""
+    """Return the state of a `GPT` from the tensors of the file `path`; raise `CheckpointError` unless all tensors fit."""
     shape, saved_heads = model.shape, _read_heads(path)
     state, saved_shape = _from_gpt2(tensors, path, saved_heads)
     if shape.family != "gpt2":
@@ -195,7 +194,6 @@ def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, path: Path) -> dic
 
 
 def _refuse_misfit(state: Mapping[str, Tensor], model: GPT, *, where: str) -> None:
-    """Raise `CheckpointError` if the state has other tensors or other shapes than the model."""
     own = model.state_dict()
     lacking, foreign = [name for name in own if name not in state], [name for name in state if name not in own]
     if lacking or foreign:
@@ -210,7 +208,6 @@ def _refuse_misfit(state: Mapping[str, Tensor], model: GPT, *, where: str) -> No
 
 
 def _from_gpt2(tensors: Mapping[str, Tensor], file: Path, heads: int | None) -> tuple[dict[str, Tensor], GPTConfig]:
-    """Return the state and the config of a GPT-2. The default of `heads` is one head for 64 channels, as in the published models."""
     try:
         state = from_gpt2_layout(tensors)
         vocab_size, width = state["embedding.weight"].shape
@@ -228,7 +225,6 @@ def _from_gpt2(tensors: Mapping[str, Tensor], file: Path, heads: int | None) -> 
 
 
 def _read_heads(file: Path) -> int | None:
-    """Return the number of heads in config.json, or None without the file; raise an error for another architecture."""
     path = file.with_name(SETTINGS)
     try:
         settings: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -1,4 +1,4 @@
-"""Initial weights that may fit only in part. A table lists the loaded, renamed, skipped and new tensors."""
+"""Initial weights from a file, a checkpoint or a run. A table lists the loaded, renamed, skipped and new tensors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,20 +19,23 @@ from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
 
 _WRAPPERS = ("module.", "_orig_mod.", "model.")  # DDP, torch.compile, and trainers with a model attribute
-_NAMES = 3  # names printed for each group of the table
+_NAMES = 3  # names printed per row of the table
 
 
 def load_initial_weights(models: Mapping[str, nn.Module], path: Path, *, world: World) -> str:
-    """Copy every tensor of `path` that matches by name and shape; return a table of matches and mismatches. Collective.
+    """Copy all tensors of `path` with matching names and shapes; return a table with the result. Collective.
 
-    `path` is a .safetensors file, a directory of such files with an index, a checkpoint's directory, or a run directory
-    (newest intact checkpoint). Several models take their own tensors from a checkpoint, or those with matching names from a
-    file. GPT-2 weights of transformers must fit a `GPT` completely. Raises `CheckpointError` if nothing is readable or matches.
+    `path` is a .safetensors file, a directory of such files with an index, a checkpoint, or a run (its newest intact
+    checkpoint). With several models, a checkpoint provides tensors per model, and a file provides tensors by name. GPT-2
+    weights of transformers must fit a `GPT` completely. Raises `CheckpointError` if nothing is readable or no tensor
+    matches.
     """
     sources, source = _sources(path, models, world)
     rows: dict[str, list[tuple[str, Tensor | Stored]]] = {"loaded": [], "renamed": [], "skipped": [], "new": []}
     filled: dict[int, tuple[str, Tensor | Stored]] = {}
-    states = {name: live_state(model)[0] for name, model in models.items()}  # `filled` holds ids: keep them alive
+    states = {
+        name: live_state(model)[0] for name, model in models.items()
+    }  # keeps the tensors alive: `filled` has their ids
     for name, model in models.items():
         live, fitting = states[name], dict[str, Tensor | Stored]()
         for saved_name, tensor in sources.get(name, {}).items():
@@ -63,7 +66,6 @@ def _equal(first: Tensor | Stored, second: Tensor | Stored) -> bool:
 
 
 def _sources(path: Path, models: Mapping[str, nn.Module], world: World) -> tuple[dict[str, Saved], str]:
-    """Return the tensors for each model by name, and a description of their source."""
     if not path.exists():
         raise CheckpointError(f"no such file or directory: {path} (given as init)")
     if path.is_file() or (has_weights(path) and not (path / MANIFEST).exists()):
@@ -81,7 +83,7 @@ def _sources(path: Path, models: Mapping[str, nn.Module], world: World) -> tuple
     for name in models:
         trained, averaged = ("model", "ema") if name == "model" else (f"model-{name}", f"ema-{name}")
         saved = checkpoint.files.get(averaged, checkpoint.files.get(trained, {}))
-        aliases = checkpoint.state.get("aliases", {}).get(name, {})  # also without a run's state
+        aliases = checkpoint.state.get("aliases", {}).get(name, {})  # the state may have no aliases
         sources[name] = {**saved, **{alias: saved[first] for alias, first in aliases.items() if first in saved}}
         source += " (averaged weights)" * (averaged in checkpoint.files)
     return sources, source
@@ -108,7 +110,6 @@ def _read_checkpoint(path: Path, world: World) -> tuple[Checkpoint, str]:
 
 
 def _own_name(name: str, live: Mapping[str, Tensor]) -> str | None:
-    """Return the name in this model, found with or without the prefix of a wrapper; None if no name matches."""
     while name not in live and name.startswith(_WRAPPERS):
         name = name.split(".", 1)[1]
     return name if name in live else None

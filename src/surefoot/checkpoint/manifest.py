@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: the length and SHA-256 of every file and of itself. Opens no file; imports no torch."""
+"""The manifest of a checkpoint: the size and SHA-256 of every file, and a hash of the manifest. Opens no file; imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PIECE = re.compile(r"(?P<name>.+)\.(?P<number>\d{5,})-of-(?P<count>\d{5,})")
 
 @dataclass(frozen=True)
 class Pieces:
-    """The rows that rank `rank` of `count` ranks holds of the sharded tensors; `rank` counts from 0."""
+    """The rows of sharded tensors on rank `rank` (from 0) of `count` ranks."""
 
     rank: int
     count: int
@@ -26,7 +26,7 @@ class Pieces:
 
 
 def piece_file(name: str, rank: int, count: int) -> str:
-    """Return the file name of a rank's rows.
+    """Return the name, without suffix, of the file with a rank's rows.
 
     >>> piece_file("model", 0, 2)
     'model.00001-of-00002'
@@ -35,7 +35,7 @@ def piece_file(name: str, rank: int, count: int) -> str:
 
 
 def logical_name(file: str) -> str:
-    """Return the entry of `Checkpoint.files` for a file name without its ending; a file that is no piece keeps its name.
+    """Return the key in `Checkpoint.files` for a file name without suffix: "model" for each piece of the model.
 
     >>> logical_name("model.00001-of-00002"), logical_name("model-generator")
     ('model', 'model-generator')
@@ -45,7 +45,7 @@ def logical_name(file: str) -> str:
 
 
 def bounds(rows: int, rank: int, count: int) -> tuple[int, int]:
-    """Return the range of the `rows` rows that a rank holds: the first row, and the row after the last.
+    """Return the range (start, stop) of the rows that a rank holds of a tensor with `rows` rows.
 
     >>> [bounds(5, rank, 4) for rank in range(4)]
     [(0, 2), (2, 4), (4, 5), (5, 5)]
@@ -55,7 +55,6 @@ def bounds(rows: int, rank: int, count: int) -> tuple[int, int]:
 
 
 def as_json(pieces: Pieces) -> dict[str, Any]:
-    """Return the JSON that a checkpoint holds about its pieces."""
     return {
         "pieces": pieces.count,
         "shapes": {file: {name: list(shape) for name, shape in each.items()} for file, each in pieces.shapes.items()},
@@ -63,7 +62,7 @@ def as_json(pieces: Pieces) -> dict[str, Any]:
 
 
 def from_json(body: Any) -> Pieces | None:
-    """Return the `Pieces` of the JSON from `as_json`, or None for None; raise `ValueError` for anything else."""
+    """Return the `Pieces` from the result of `as_json`, or None for None; raise `ValueError` for other values."""
     match body:
         case None:
             return None
@@ -81,7 +80,7 @@ def _shapes(file: str, entry: Any) -> dict[str, tuple[int, ...]]:
 
 
 FORMAT_VERSION = 5
-FORMAT_OF_PIECES = 6  # for sharded tensors, which readers of older formats would miss
+FORMAT_OF_PIECES = 6  # for sharded tensors, which readers of format 5 would miss
 FORMATS = (FORMAT_VERSION, FORMAT_OF_PIECES)
 MANIFEST, STATE = "manifest.json", "state.json"
 TENSORS = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)\.safetensors")
@@ -89,7 +88,7 @@ TENSORS = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)\.safetensors")
 
 @dataclass(frozen=True)
 class Manifest:
-    """The expected content of a checkpoint: (bytes, SHA-256) of each file, and of metrics.jsonl at its step."""
+    """The expected files of a checkpoint: (bytes, SHA-256) of each file, and of metrics.jsonl at `step`."""
 
     step: int
     files: Mapping[str, tuple[int, str]]
@@ -97,7 +96,7 @@ class Manifest:
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """Return the manifest as bytes in canonical form: any other bytes count as damage, even with an equal meaning.
+    """Return the manifest as canonical JSON. Equivalent JSON with other bytes counts as damage.
 
     >>> from_bytes(to_bytes(Manifest(7, {"state.json": (3, "ab")}, None)))
     Manifest(step=7, files={'state.json': (3, 'ab')}, log=None)
@@ -113,7 +112,7 @@ def to_bytes(manifest: Manifest) -> bytes:
 
 
 def from_bytes(data: bytes) -> Manifest:
-    """Return the manifest from the bytes of `to_bytes`; raise `ValueError` for others, such as a path outside the directory."""
+    """Return the manifest from the result of `to_bytes`; raise `ValueError` for other bytes or a path outside the directory."""
     body = json.loads(data)
     if not isinstance(body, dict):
         raise ValueError(f"holds a {type(body).__name__}, not named values")

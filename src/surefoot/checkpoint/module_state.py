@@ -1,7 +1,4 @@
-"""Convert live models to the named tensors and JSON of a checkpoint and back, through `state_dict` and `load_state_dict`.
-
-If tensors are sharded over ranks, each rank saves and loads its own rows. On disk every tensor is complete.
-"""
+"""Conversion of models to the named tensors and JSON of a checkpoint and back. Each rank handles only its own rows."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -16,7 +13,6 @@ from surefoot.errors import CheckpointError, first_line
 
 
 def shortened(problems: list[str], limit: int = 4) -> Iterable[str]:
-    """Return the first problems of a long list, and the number of further problems."""
     return problems if len(problems) <= limit else [*problems[: limit - 1], f"... and {len(problems) - limit + 1} more"]
 
 
@@ -25,16 +21,16 @@ EXTRA = "_extra_state"  # suffix of the names of `get_extra_state` values, whose
 
 
 class ModelState(NamedTuple):
-    """The saved state of a model: tensors by their first name, {alias: name} of tied tensors, and other state_dict values as JSON."""
+    """The saved state of a model: tensors, {alias: name} of tied tensors, and other state_dict values as JSON (`extra`)."""
 
-    tensors: Mapping[str, Any]  # in memory or on disk
+    tensors: Mapping[str, Any]  # `Tensor` or `Stored`
     aliases: Mapping[str, str]
     extra: Mapping[str, Any]
     rows: Mapping[str, Rows] = {}  # the row range of each sharded tensor of `tensors`
 
 
 def live_state(model: nn.Module) -> tuple[Named, dict[str, Any]]:
-    """Return a model's own tensors, without copies, and the other values of its state_dict as JSON (`split_state`)."""
+    """Return a model's tensors without copies, and its other state_dict values as JSON (`split_state`)."""
     tensors, extra = Named(), dict[str, Any]()
     for name, value in saved_state(model).items():
         if isinstance(value, Tensor):
@@ -45,7 +41,7 @@ def live_state(model: nn.Module) -> tuple[Named, dict[str, Any]]:
 
 
 def model_tensors(model: nn.Module, *, include_unsharded: bool = True) -> ModelState:
-    """Return host copies of a model's state, tied tensors once; only this rank's shards unless `include_unsharded`."""
+    """Return a host copy of a model's state. Without `include_unsharded`, only this rank's shards are copied."""
     live, extra = live_state(model)
     first = {id(value): name for name, value in reversed(live.items())}
     local = {name: held_of(live[name]) for name in live if first[id(live[name])] == name}
@@ -55,7 +51,7 @@ def model_tensors(model: nn.Module, *, include_unsharded: bool = True) -> ModelS
 
 
 def load_model(model: nn.Module, state: ModelState, *, where: str) -> Callable[[], None]:
-    """Load a model's state from complete tensors, or raise an error with all differences; return the check of `copy_into`."""
+    """Load complete tensors into a model, or raise `CheckpointError` with all differences; return the check of `copy_into`."""
     saved, live = without_extra_state(_with_aliases(state)), without_extra_state(live_state(model)[0])
     problems = [
         f"{name} {list(saved[name].shape)} is saved, but not in this model" for name in saved if name not in live
@@ -76,11 +72,11 @@ def load_model(model: nn.Module, state: ModelState, *, where: str) -> Callable[[
 def copy_into(
     model: nn.Module, state: ModelState, *, where: str, own_rows: bool = False, partial: bool = False
 ) -> Callable[[], None]:
-    """Copy saved tensors into a model's tensors, cast to the dtypes of the model, then call its `load_state_dict` with all.
+    """Copy saved tensors into a model, cast to the model's dtypes, then call `load_state_dict` with the complete state.
 
-    If `load_state_dict` fails, as in bitsandbytes, the copies remain. `own_rows`: the tensors are this rank's
-    `model_tensors`. `partial`: some tensors are missing. Returns a check to call after everything is loaded; the check reads
-    all tensors again. The check raises `CheckpointError` if the model would save other values.
+    The copies remain if `load_state_dict` fails, as in bitsandbytes. With `own_rows`, the tensors are this rank's
+    `model_tensors`. With `partial`, tensors may be missing. Returns a check to call after all loads. The check reads all
+    tensors again, and raises `CheckpointError` if the model would save other values.
     """
     saved, refusal = _with_aliases(state), ""
 
@@ -126,10 +122,7 @@ def copy_into(
 
 
 def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> None:
-    """Raise `CheckpointError` if a save and a load would change a parameter; otherwise leave every bit unchanged.
-
-    Tests only the parameters that state_dict converts: they are filled with test values, saved and loaded.
-    """
+    """Raise `CheckpointError` if saving and loading would change a parameter that state_dict converts; restore the model."""
     live = live_state(model)[0]  # keeps the tensors alive, so that ids stay unique
     saved = {id(each) for each in live.values()}
     parts = {key: part for name, each in model.named_parameters() for key, part in plain_tensors(name, each).items()}
@@ -156,7 +149,7 @@ def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> No
 
 
 def read_rows(saved: Tensor | Stored, rows: Rows | None) -> Tensor:
-    """Return the rows of a saved tensor that this rank holds, or the complete tensor if `rows` is None. Reads no other rows."""
+    """Return the rows of a saved tensor, or the complete tensor if `rows` is None. Other rows are not read."""
     if rows is None:
         return saved.load() if isinstance(saved, Stored) else saved
     return saved.rows(rows.start, rows.stop) if isinstance(saved, Stored) else saved[rows.start : rows.stop]
@@ -167,5 +160,5 @@ def _with_aliases(state: ModelState) -> dict[str, Tensor | Stored]:
 
 
 def without_extra_state(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors of a model without extra state (`get_extra_state`), which may grow."""
+    """Return the tensors of a model without extra state (`get_extra_state`), whose shape may change."""
     return {name: each for name, each in tensors.items() if not (name.startswith("extra/") or name.endswith(EXTRA))}

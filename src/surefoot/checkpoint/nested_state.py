@@ -1,7 +1,4 @@
-"""State of live objects: converted to named tensors and JSON and back, compared, restored, and checked for losses.
-
-This form is for objects that the user registers, and for values that modules and optimizers save in their own format.
-"""
+"""Nested state of live objects as named tensors and JSON: conversion, comparison and restoration."""
 
 import random
 from collections import deque
@@ -25,14 +22,14 @@ _ROUNDING = 1e-4  # relative difference of two forward and backward passes with 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object that saves and loads its state: nested dictionaries and lists of tensors and JSON values."""
+    """An object that saves and loads its state as nested dictionaries and lists of tensors and JSON values."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any], /) -> object: ...
 
 
 def pack_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
-    """Return the user's objects as tensors and JSON: nested state, a torch generator, or any `Stateful` object."""
+    """Convert the user's objects (nested state, torch generators, or `Stateful` objects) to tensors and JSON."""
     tensors, plain = Named(), dict[str, Any]()
     for name, live in objects.items():
         state = live.state_dict() if isinstance(live, Stateful) else live
@@ -50,7 +47,7 @@ def pack_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
 
 
 def restore_object(live: Any, tensors: Mapping[str, Tensor], plain: Any, *, name: str) -> None:
-    """Restore one of the user's objects in place; raise `CheckpointError` if the object would now save other values."""
+    """Restore a registered object in place; raise `CheckpointError` if the object would then save other values."""
     try:
         _load_state(live, join_state(plain, tensors))
         now_tensors, now = pack_state({name: live})
@@ -66,7 +63,7 @@ def restore_object(live: Any, tensors: Mapping[str, Tensor], plain: Any, *, name
 
 
 def split_state(path: str, value: Any, tensors: Named) -> Any:
-    """Return `value` as JSON: each tensor moves to `tensors`, and its name takes the tensor's position."""
+    """Return `value` as JSON, with each tensor moved to `tensors` and replaced by its name."""
     if isinstance(value, Tensor):
         tensors[path] = host_copy(value)
         return {"tensor": path}
@@ -91,7 +88,7 @@ def split_state(path: str, value: Any, tensors: Named) -> Any:
 
 
 def join_state(plain: Any, tensors: Mapping[str, Tensor | Stored]) -> Any:
-    """Return the value that `split_state` converted, with its tensors."""
+    """Return the nested value from the result of `split_state` and its tensors."""
     match plain:
         case {"tensor": path}:
             return _read(tensors[path])
@@ -119,7 +116,6 @@ def first_difference(
 
 
 def host_copy(tensor: Tensor) -> Tensor:
-    """Return a contiguous host copy, which later updates do not change."""
     wrapper: Any = tensor
     if is_traceable_wrapper_subclass(wrapper):
         raise CheckpointError(f"cannot save a {type(tensor).__name__}: only its class can put its parts together again")
@@ -127,7 +123,7 @@ def host_copy(tensor: Tensor) -> Tensor:
 
 
 def _escape(key: str | int) -> str:
-    """Return a path component without slashes, unique for each key (as in RFC 6901; an integer begins with ~2)."""
+    """Return a unique path component without slashes (RFC 6901). The component of an integer key begins with ~2."""
     return f"~2{key}" if isinstance(key, int) else key.replace("~", "~0").replace("/", "~1")
 
 
@@ -145,7 +141,7 @@ def _load_state(live: Any, saved: Any) -> None:
                 setattr(metric, key, value.to(metric.device) if isinstance(value, Tensor) else value)
             metric._update_count, metric._computed = updates, None
         saved = saved["module"] if metrics else saved
-        # a module's own state_dict has version metadata; without them modules treat the state as an old format
+        # keeps the version metadata of state_dict, without which a module assumes an old format
         if isinstance(live, nn.Module):
             state = live.state_dict()
             state.clear()
@@ -157,7 +153,7 @@ def _load_state(live: Any, saved: Any) -> None:
 
 
 def _restore_into(live: Any, saved: Any) -> Any:
-    """Copy `saved` into the existing tensors, dicts and lists, so that other references see it; return the final value."""
+    """Copy `saved` into existing tensors, dicts and lists, so that other references see the new values."""
     if isinstance(live, Tensor) and isinstance(saved, Tensor):
         if (live.shape, live.dtype) != (saved.shape, saved.dtype):
             return saved.to(live.device)
@@ -180,14 +176,13 @@ def _restore_into(live: Any, saved: Any) -> Any:
 
 
 class Counted(NamedTuple):
-    """The shape and the version counter (in-place changes) of a tensor that is too large to copy."""
+    """The shape and version counter of a tensor that is too large to copy. In-place changes increase the counter."""
 
     shape: tuple[int, ...]
     version: int
 
 
 def generator_state(generator: Any) -> tuple[Any, Callable[[Any], None]]:
-    """Return the state of a torch, Python or NumPy generator, and the function that sets the state."""
     match generator:
         case np.random.Generator(bit_generator=bits):
             return bits.state, partial(setattr, bits, "state")
@@ -197,10 +192,7 @@ def generator_state(generator: Any) -> tuple[Any, Callable[[Any], None]]:
 
 
 def same(earlier: Any, later: Any, *, exact: bool = True) -> bool:
-    """Return True if two values have one type and are equal: to the bit if `exact`, else floats within rounding.
-
-    A tensor counts as equal if only one observation had memory for a copy.
-    """
+    """Return True if types and bits are equal (floats: within rounding unless `exact`), or if only one tensor was copied."""
     if isinstance(earlier, Counted) != isinstance(later, Counted):
         return True
     if type(earlier) is not type(later):
@@ -216,7 +208,7 @@ def same(earlier: Any, later: Any, *, exact: bool = True) -> bool:
 
 
 def reset_tensor(tensor: Tensor, local: Tensor, numbers: Tensor) -> None:
-    """Restore the memory and the values of a tensor; equal values are not written again."""
+    """Restore the memory and the values of a tensor, without writing equal values."""
     if held_of(tensor)[0].data_ptr() != local.data_ptr():
         tensor.data = local  # the tensor was moved to other memory
     if not same(local.cpu(), numbers.cpu()):
@@ -224,7 +216,6 @@ def reset_tensor(tensor: Tensor, local: Tensor, numbers: Tensor) -> None:
 
 
 def reset(live: Any, before: Any) -> None:
-    """Restore the entries of a dict, list, deque or set, if the entries have changed."""
     flat = (lambda each: [*each, *each.values()]) if isinstance(live, dict) else list
     if len(live) != len(before) or any(new is not old for new, old in zip(flat(live), flat(before), strict=True)):
         live.clear()
@@ -232,7 +223,7 @@ def reset(live: Any, before: Any) -> None:
 
 
 def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None:
-    """Raise `ConfigError` if values that no checkpoint holds change `when` ("in every pass")."""
+    """Raise `ConfigError` if any rank names an unsaved value that changes. `when` is, for example, "in every pass"."""
     first, *others = dict.fromkeys([name for names in names_by_rank for name in names]) or [""]
     if first:
         also = f" (nor {', '.join(others[:2])}{', ...' * (len(others) > 2)})" * bool(others)
@@ -245,4 +236,4 @@ def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None
 
 
 class NotPutBackError(ConfigError):
-    """A change made by a forward or backward pass that could not be undone."""
+    """An error for a change by a forward or backward pass that cannot be undone."""

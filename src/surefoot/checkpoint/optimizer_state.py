@@ -1,4 +1,4 @@
-"""Convert live optimizers to named tensors and JSON and back, through `state_dict` and `load_state_dict`."""
+"""Conversion of optimizers to named tensors and JSON and back, with `state_dict` and `load_state_dict`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ _OWN = "own"  # key in the optimizer's plain state; all other keys contain a sla
 def optimizer_tensors(
     optimizer: Optimizer, names: Mapping[Tensor, str], *, include_unsharded: bool = True
 ) -> tuple[Named, dict[str, Any], dict[str, Rows]]:
-    """Return copies of all state (PARAMETER/KEY for a parameter), plain state, and row ranges; `include_unsharded` as for a model."""
+    """Return copies of state tensors (PARAMETER/KEY), plain state, and row ranges. `include_unsharded`: see `model_tensors`."""
     # state that all parameters share has keys that are not tensors
     states = [(parameter, state) for parameter, state in optimizer.state.items() if isinstance(parameter, Tensor)]
     entries = {f"{name_of(owner, names)}/{key}": (owner, state[key]) for owner, state in states for key in state}
@@ -33,8 +33,8 @@ def optimizer_tensors(
 
 
 def load_optimizer(optimizer: Optimizer, tensors: Saved, plain: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
-    """Load an optimizer's state from complete tensors, through `load_state_dict` if its class overrides that method."""
-    # also the parameters frozen by now: another check explains other differences better
+    """Load complete tensors into an optimizer, with `load_state_dict` if the optimizer's class overrides that method."""
+    # includes newly frozen parameters, which another check reports better
     parameters = {name: parameter for parameter, name in names.items()}
     parameters |= {name_of(each, names): each for group in optimizer.param_groups for each in group["params"]}
     own = plain[_OWN]
@@ -74,7 +74,6 @@ def _load_entries(optimizer: Optimizer, entries: Mapping[str, Any], parameters: 
 
 
 def _own_state(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the optimizer state outside groups and parameters, under non-parameter keys or further state_dict keys."""
     of_torch = type(optimizer).state_dict is Optimizer.state_dict and not optimizer._optimizer_state_dict_post_hooks
     named = {} if of_torch else optimizer.state_dict()  # torch's state_dict would import the compiler and add nothing
     state = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
@@ -82,7 +81,7 @@ def _own_state(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def group_numbers(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return each group's values except parameters: learning rates and decays, which user code may change, and counters."""
+    """Return the values of each parameter group (learning rate, decay, counters) without its parameters."""
     kinds = (bool, int, float, str, Tensor, tuple)
     return [
         {key: value for key, value in group.items() if key != "params" and isinstance(value, kinds)}

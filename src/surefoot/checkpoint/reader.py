@@ -1,4 +1,4 @@
-"""Read a checkpoint from disk, and check every byte against the manifest; complete or by rows, by one rank or several."""
+"""Reading of checkpoints, with every byte checked against the manifest: complete or by rows, on one rank or several."""
 
 import traceback
 from collections import deque
@@ -38,10 +38,7 @@ _MANIFEST_BYTES = 16 << 20  # far above the size of any manifest; larger files a
 
 @contextmanager
 def interpreted(directory: Path | None) -> Iterator[None]:
-    """Turn errors over the state of a checkpoint into `DamageError`, so that no saved value causes a traceback.
-
-    Errors from the user's code or from a package stay unchanged, and so do all errors if `directory` is None (not read).
-    """
+    """Turn errors from saved state into `DamageError`, unless user code or a package raised or `directory` is None."""
     try:
         yield
     except UNREADABLE as problem:
@@ -53,7 +50,7 @@ def interpreted(directory: Path | None) -> Iterator[None]:
 
 
 def interprets(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Decorate a function that reads the state of a checkpoint, which is one of its arguments (`interpreted`)."""
+    """Decorate a function with `interpreted` for the directory of its `Checkpoint` argument."""
 
     @wraps(function)
     def interpreting(*arguments: _P.args, **more: _P.kwargs) -> _R:
@@ -64,21 +61,21 @@ def interprets(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def read(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Checkpoint:
-    """Read a checkpoint, and check every byte of it against the manifest; raise `DamageError` for any mismatch.
+    """Read a checkpoint, and check every byte against the manifest; raise `DamageError` for any mismatch.
 
-    `only` names the entries of `Checkpoint.files` to read and check. The state is always read. An unknown name raises a plain
-    `CheckpointError`.
+    `only` names the entries of `Checkpoint.files` to read and check. The state is always read. An unknown name raises a
+    plain `CheckpointError`.
     """
     return _join_files(_Source(directory, disk), only, _load)
 
 
 def opened(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Checkpoint:
-    """Return a checkpoint whose tensors stay on disk, unchecked, until they are loaded in full or by rows; `only` as for `read`."""
+    """Return a checkpoint with unchecked tensors on disk. `only` selects entries as in `read`."""
     return _join_files(_Source(directory, disk), only, _open)
 
 
 def check(directory: Path, files: Collection[str], *, disk: Disk = DISK) -> list[str]:
-    """Return all problems in some files of a checkpoint, each line with its file; no file is loaded completely into memory."""
+    """Return all problems in some files of a checkpoint, as lines with file names. Files are read in chunks."""
     source, problems = _Source(directory, disk), list[str]()
     for file in files:
         try:
@@ -89,7 +86,7 @@ def check(directory: Path, files: Collection[str], *, disk: Disk = DISK) -> list
 
 
 def verify(directory: Path, *, disk: Disk = DISK) -> list[str]:
-    """Return all problems in a checkpoint, each line with its file; an empty list means an intact checkpoint."""
+    """Return all problems in a checkpoint, as lines with file names. An intact checkpoint gives an empty list."""
     try:
         return check(directory, _Source(directory, disk).manifest.files, disk=disk)
     except DamageError as error:
@@ -97,7 +94,7 @@ def verify(directory: Path, *, disk: Disk = DISK) -> list[str]:
 
 
 def read_manifest(directory: Path, *, disk: Disk = DISK) -> Manifest:
-    """Read and check only the manifest and the length of each file, without reading any tensor."""
+    """Return the manifest after a check of its hash and of all file sizes. No tensor is read."""
     source = _Source(directory, disk)
     for file in source.manifest.files:
         source.check_length(file)
@@ -107,7 +104,7 @@ def read_manifest(directory: Path, *, disk: Disk = DISK) -> Manifest:
 def read_together(
     directory: Path, world: World, *, only: Collection[str] | None = None, step: int | None = None, disk: Disk = DISK
 ) -> Checkpoint:
-    """Open a checkpoint, which must be of `step`. Each rank checks a share of the bytes; all ranks raise the same error. Collective."""
+    """Open a checkpoint of `step` on all ranks. The ranks share the check and raise the same errors. Collective."""
     contents: Checkpoint | None = None
     try:
         manifest = read_manifest(directory, disk=disk)
@@ -125,15 +122,13 @@ def read_together(
 
 
 def files_of(manifest: Manifest, only: Collection[str] | None = None) -> list[str]:
-    """Return the files of the wanted entries of a checkpoint, and always the state; all files if `only` is None."""
+    """Return the files of the entries in `only` and the state, or all files if `only` is None."""
     if only is None:
         return list(manifest.files)
     return [file for file in manifest.files if file == STATE or logical_name(file.removesuffix(".safetensors")) in only]
 
 
 class _Source:
-    """The files of a checkpoint, checked against the manifest. Any mismatch raises `DamageError`."""
-
     def __init__(self, directory: Path, disk: Disk) -> None:
         self.directory, self.disk = directory, disk
         with self.damage_in(MANIFEST):
@@ -144,7 +139,6 @@ class _Source:
 
     @contextmanager
     def damage_in(self, file: str) -> Iterator[None]:
-        """Turn read errors of a file into `DamageError`."""
         try:
             yield
         except FileNotFoundError as problem:
@@ -162,7 +156,6 @@ class _Source:
         return length
 
     def chunks(self, file: str) -> Iterator[bytes]:
-        """Yield all bytes of a file; the hash is compared only after the last byte."""
         length, digest = self.check_length(file), sha256()
         with self.damage_in(file):
             for start in range(0, length, CHUNK_BYTES):
@@ -176,7 +169,6 @@ class _Source:
 def _join_files(
     source: _Source, only: Collection[str] | None, parts_of: Callable[[_Source, str], Mapping[str, Tensor | Stored]]
 ) -> Checkpoint:
-    """Return a checkpoint, with each tensor joined from its parts in the files."""
     with source.damage_in(STATE):
         state = parse_state(b"".join(source.chunks(STATE)))
         _check_complete(state, source.manifest)
@@ -195,7 +187,6 @@ def _join_files(
 
 
 def _check_complete(state: Mapping[str, Any], manifest: Manifest) -> None:
-    """Raise `ValueError` unless the state describes each model and optimizer with saved tensors."""
     tells = {"model": ("aliases", "eval_mode"), "optimizer": ("param_groups", "optimizer")}
     for file in manifest.files:
         kind, _, name = logical_name(file.removesuffix(".safetensors")).partition("-")
@@ -205,7 +196,6 @@ def _check_complete(state: Mapping[str, Any], manifest: Manifest) -> None:
 
 
 def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] | None) -> dict[str, list[str]]:
-    """Return the files of each wanted entry of `Checkpoint.files`, in the order of their rows."""
     there = [match["name"] for file in source.manifest.files if (match := TENSORS.fullmatch(file))]
     spread, count = ({}, 1) if pieces is None else (pieces.shapes, pieces.count)
     names = [logical_name(file) if logical_name(file) in spread else file for file in there]

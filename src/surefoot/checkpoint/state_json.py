@@ -1,4 +1,4 @@
-"""The schema of state.json, which holds everything in a checkpoint except tensors. It drives writing and checking. Torch-free."""
+"""The schema of state.json: all state of a checkpoint except tensors. Both writing and checking use the schema. Torch-free."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_orig
 from surefoot.errors import first_line
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""Exceptions of code that reads a value with an unexpected type or shape."""
+"""Exceptions from code that reads a value with an unexpected type or shape."""
 
 
 def _planned_steps(length: str) -> int:
@@ -19,7 +19,6 @@ def _planned_steps(length: str) -> int:
 
 
 def _check_nested(value: Any) -> None:
-    """Raise unless the value is nested state in the form of `nested_state.split_state`."""
     match value:
         case {"tensor": str()} | {"value": _}:
             parts: list[Any] = []
@@ -49,12 +48,12 @@ def _check_groups(value: Any) -> None:
         group["dict"].items()
 
 
-Number = Annotated[str, partial(float)]  # text of a float, finite or not; `float` itself would require a JSON number
+Number = Annotated[str, partial(float)]  # a float as text, which may be NaN or infinite
 Nested = Annotated[Mapping[str, Any], _check_nested]
 
 
 class Machine(TypedDict):
-    """The machine settings that bit-equal results depend on. Further keys are allowed."""
+    """The machine settings that affect the bits of results. Further keys are allowed."""
 
     surefoot: str
     torch: str
@@ -88,7 +87,7 @@ class MicroBatchHash(TypedDict):
 
 
 class Accepted(TypedDict):
-    """The program changes that the user accepted at a step."""
+    """The program changes that the user accepted at `step`."""
 
     step: int
     changed: list[str]
@@ -96,7 +95,7 @@ class Accepted(TypedDict):
 
 
 class Sources(TypedDict):
-    """Hashes of the user's source code, by the name of each function or class."""
+    """Hashes of the user's source code by function or class name."""
 
     loss: dict[str, str]
     model: dict[str, str]
@@ -106,7 +105,7 @@ class Sources(TypedDict):
 
 
 class Fingerprints(TypedDict):
-    """Results from the start of the run: hashes of samples and source code, and the loss of the first micro-batch."""
+    """Results at the start of the run: hashes of samples and source code, and the loss of the first micro-batch."""
 
     machine: Machine
     format: str
@@ -122,14 +121,14 @@ class Fingerprints(TypedDict):
 
 
 class Trainable(TypedDict):
-    """Names of the trainable parameters."""
+    """Names of the frozen parameters, and of the parameters in no optimizer."""
 
     frozen: list[str]
     in_no_optimizer: list[str]
 
 
 class Watched(TypedDict):
-    """The best value of the monitored score, its step, and the number of evaluations since."""
+    """The best monitored score, its step, and the number of evaluations since that step."""
 
     direction: Literal["min", "max"]
     score: str
@@ -139,7 +138,7 @@ class Watched(TypedDict):
 
 
 class Lowered(TypedDict):
-    """The factor by which a plateau has lowered the learning rates."""
+    """The state of a learning-rate plateau: the factor, the best score and counters."""
 
     factor: float
     best: Number | None
@@ -150,7 +149,7 @@ class Lowered(TypedDict):
 
 
 class Seconds(TypedDict):
-    """Seconds by phase over all sessions and since the last record, and the first steps of sessions since that record."""
+    """Seconds per phase, in total and since the last record, and the first steps of sessions since that record."""
 
     total_s: dict[str, Number]
     window_s: dict[str, Number]
@@ -159,7 +158,7 @@ class Seconds(TypedDict):
 
 @dataclass(frozen=True)
 class SavedState:
-    """The state.json of a run's checkpoint, in the order of its keys."""
+    """The state.json of a run's checkpoint, in key order."""
 
     identity: Annotated[dict[str, Any], Identity]
     architecture: dict[str, str]
@@ -189,16 +188,14 @@ class SavedState:
 
     @property
     def best_step(self) -> int | None:
-        """The step of the best score, or None before the first monitored score."""
         return None if self.monitor is None else self.monitor["step"]
 
     def to_json(self) -> dict[str, Any]:
-        """Return a copy that shares no memory with the live run."""
         return dict(json.loads(json.dumps(vars(self))))
 
 
 def parse_state(data: bytes) -> dict[str, Any]:
-    """Parse a state.json, in which any key may be missing; raise a one-line `ValueError` for invalid content."""
+    """Parse a state.json with any subset of the keys; raise a one-line `ValueError` for invalid content."""
     try:
         state = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -220,12 +217,11 @@ def typed_state(state: Mapping[str, Any]) -> SavedState:
 
 @cache
 def hints_of(owner: type) -> dict[str, Any]:
-    """Return the field types of a class, computed once."""
     return get_type_hints(owner, include_extras=True)
 
 
 def misshapen(value: Any, hint: Any, where: str) -> str | None:
-    """Return a message about the first part of a value with a wrong type, or None. A TypedDict allows further keys.
+    """Return a message about the first value of a wrong type, or None. A TypedDict may have further keys.
 
     >>> misshapen({"a": [1, "x"]}, dict[str, list[int]], "counts")
     'counts/a/1 is "x", which does not belong there'

@@ -1,9 +1,9 @@
-"""A directory of checkpoints: listing them, saving atomically, and deleting old ones.
+"""A directory of checkpoints, with atomic saves and deletion of old checkpoints.
 
-step-00000600             complete: it gets this name after all of its bytes are flushed
-.partial-step-00000600    being written
-.replaced-step-00000600   the older checkpoint, while a new one of the same step replaces it
-.deleted-step-00000300    being deleted; the next save cleans up dotted directories that a kill left behind
+step-00000600             a complete checkpoint, with all bytes flushed before the rename to this name
+.partial-step-00000600    a checkpoint that is being written
+.replaced-step-00000600   an older checkpoint of the step, until its replacement is complete
+.deleted-step-00000300    a checkpoint that is being deleted; the next save removes dotted directories after a kill
 """
 
 import errno
@@ -29,15 +29,15 @@ _Remains = list[tuple[Path, OSError]]
 
 
 class NotPrunedError(CheckpointError):
-    """A checkpoint was saved, but an older checkpoint that is no longer needed could not be removed."""
+    """An error for an old checkpoint that could not be removed after a successful save."""
 
 
 class Store:
-    """The checkpoints in one directory. One process writes; any number of processes read.
+    """The checkpoints in one directory, for one writing process and any number of reading processes.
 
-    A save keeps the newest `keep_last` checkpoints that this process wrote or read in full, so damaged checkpoints never
-    count. Step 0, steps with a true `keep_every`, and `protected` steps are kept too. `guard` runs before each rename or
-    removal, and may raise `OSError`.
+    A save keeps the newest `keep_last` checkpoints that this process has written or read completely (not damaged ones).
+    Step 0, `protected` steps, and steps for which `keep_every` returns True are kept too. `guard` runs before each rename
+    or removal, and may raise `OSError`.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class Store:
         return self.directory / f"step-{step:08d}"
 
     def partial(self, step: int) -> Path:
-        """Return the directory in which a step's checkpoint is written."""
+        """Return the directory for writing a step's checkpoint."""
         return self.directory / f".partial-{self.path(step).name}"
 
     def steps(self) -> list[int]:
-        """Return the steps with checkpoints, ascending, from the directory names alone."""
+        """Return the steps of all checkpoint directories in ascending order."""
         return sorted({step for step, _ in self.all()})
 
     def newest_step(self) -> int | None:
-        """Return the newest step with a valid manifest and files of the right lengths; no tensor is read."""
+        """Return the newest step with a valid manifest and correct file sizes, or None. No tensor is read."""
         for step, path in self.all():
             with suppress(DamageError):
                 if read_manifest(path, disk=self.disk).step == step:
@@ -78,10 +78,10 @@ class Store:
     def newest_intact(
         self, *, only: Only = None, up_to: float = math.inf, world: World | None = None
     ) -> tuple[Checkpoint, list[Damage]] | None:
-        """Return the newest intact checkpoint of at most `up_to` steps, with every byte checked, and the newer damaged ones.
+        """Return the newest intact checkpoint up to step `up_to`, and the damage of newer checkpoints.
 
-        `only` as for `read`. With a `world` (collective), each rank checks a share of the bytes, and tensors stay on disk
-        until use. Returns None without checkpoints; raises `CheckpointError` if all are damaged.
+        `only` selects entries as in `read`. With a `world` (collective), each rank checks a share of the bytes, and tensors
+        stay on disk until use. Returns None without checkpoints; raises `CheckpointError` if all are damaged.
         """
         damaged: list[Damage] = []
         for step, path in [each for each in self._list_on_all_ranks(world) if each[0] <= up_to]:
@@ -96,7 +96,7 @@ class Store:
         raise CheckpointError("\n  ".join([*lines, "put a sound copy back, or start afresh elsewhere: --run-dir DIR"]))
 
     def at(self, step: int, *, only: Only = None, world: World | None = None) -> Checkpoint:
-        """Return the checkpoint of one step; raise `CheckpointError` if it is damaged or absent. `world` as for `newest_intact`."""
+        """Return the checkpoint of a step with the options of `newest_intact`; raise `CheckpointError` if damaged or absent."""
         error: CheckpointError | None = None
         for path in [path for saved_step, path in self._list_on_all_ranks(world) if saved_step == step]:
             try:
@@ -108,7 +108,7 @@ class Store:
         )
 
     def best_step(self, newest: Checkpoint) -> int:
-        """Return the step of the best checkpoint recorded in the newest one; raise `CheckpointError` if no best checkpoint exists."""
+        """Return the best step according to the checkpoint `newest`; raise `CheckpointError` if no best step is recorded."""
         if newest.saved.best_step is None:
             raise CheckpointError(
                 f"{self.directory.parent} has no best checkpoint\n"
@@ -118,10 +118,11 @@ class Store:
         return newest.saved.best_step
 
     def save(self, checkpoint: Checkpoint, *, protected: Collection[int] = (), others: Others | None = None) -> Path:
-        """Write a checkpoint atomically, then delete old checkpoints; return its directory.
+        """Write a checkpoint atomically, then delete old checkpoints; return the new directory.
 
-        Replaces a checkpoint of the same step. `others` are the ranks that write pieces of it. After a `CheckpointError`
-        nothing is saved or removed. After a `NotPrunedError` the checkpoint is saved, but an old one remains on disk.
+        A checkpoint of the same step is replaced. `others` are the other ranks that write pieces. After a
+        `CheckpointError`, nothing is saved or removed. After a `NotPrunedError`, the checkpoint is saved, but an old
+        checkpoint remains on disk.
         """
         target = self.path(checkpoint.step)
         try:
@@ -162,7 +163,7 @@ class Store:
             raise OSError(errno.ENOSPC, f"{needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free")
 
     def _clear(self) -> _Remains:
-        """Remove leftover directories, or restore a directory that is the only copy; return the failures."""
+        """Remove leftover directories, but restore a replaced checkpoint if its replacement is missing; return failures."""
         self.guard()
         names = self.disk.names(self.directory)
         litter = [name for name in names if name.startswith((".partial-step-", ".replaced-step-", ".deleted-step-"))]
@@ -219,7 +220,6 @@ class Store:
         return checkpoint
 
     def _list_on_all_ranks(self, world: World | None) -> list[tuple[int, Path]]:
-        """Return the result of `all` on rank 0, on every rank."""
         if world is None:
             return self.all()
         listing: Any = None
@@ -234,7 +234,7 @@ class Store:
         return [(step, self.directory / name) for step, name in listing]
 
     def all(self) -> list[tuple[int, Path]]:
-        """Return every checkpoint by name, newest first; a checkpoint being replaced follows its replacement."""
+        """Return the steps and directories of all checkpoints, newest first. A replaced checkpoint follows its replacement."""
         if not self.disk.is_directory(self.directory):
             return []
         try:
@@ -246,7 +246,7 @@ class Store:
         return [(step, self.directory / name) for step, _, name in entries if name.endswith(self.path(step).name)]
 
     def not_saved(self, step: int, problem: OSError) -> CheckpointError:
-        """Return the error for a save that the file system failed."""
+        """Return the error for a save that failed with an `OSError`."""
         newest = None
         with suppress(CheckpointError):
             newest = self.newest_step()

@@ -1,7 +1,4 @@
-"""Read a safetensors file by rows, and write it piece by piece; only the requested rows are in memory.
-
-The format: https://huggingface.co/docs/safetensors#format. The library reads complete files and copies them before a write.
-"""
+"""Safetensors files by rows, without a complete copy in memory: https://huggingface.co/docs/safetensors#format."""
 
 import json
 import math
@@ -18,7 +15,7 @@ from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.errors import CheckpointError
 
 CHUNK_BYTES = 16 << 20
-_SMALL_BYTES = 1 << 20  # smaller tensors are written together
+_SMALL_BYTES = 1 << 20  # smaller tensors are merged into one write
 _HEADER_BYTES = 100 << 20  # the limit of the safetensors library
 _TYPES = {
     "BOOL": torch.bool,
@@ -40,13 +37,13 @@ _TYPES = {
     "I64": torch.int64,
     "U64": torch.uint64,
 }
-# dtypes that can be read back; the library writes some dtypes that it cannot read
+# without dtypes that the library can write but not read
 NAMES = {dtype: name for name, dtype in _TYPES.items()}
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes; faster to compare than bytes
 
 
 class Stretch(NamedTuple):
-    """Rows of a tensor in one file. Their bytes begin at `start`."""
+    """Rows of a tensor in one file, from byte offset `start`."""
 
     path: Path
     start: int
@@ -55,7 +52,7 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor on disk, in one file or by rows in several files, which is read on demand."""
+    """A tensor on disk, in one or several files, that is read on demand."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -63,7 +60,7 @@ class Stored:
     disk: Disk = DISK
 
     def followed_by(self, others: Iterable["Stored"]) -> "Stored":
-        """Return the tensor with the rows of `others`, in other files, appended."""
+        """Return the tensor with the rows of `others` appended."""
         stretches = tuple(stretch for each in (self, *others) for stretch in each.stretches)
         return replace(
             self, shape=torch.Size((sum(each.rows for each in stretches), *self.shape[1:])), stretches=stretches
@@ -73,7 +70,7 @@ class Stored:
         return self.rows(0, self.shape[0] if self.shape else 1).view(self.shape)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return the rows from `start` up to `stop`, without reading other rows."""
+        """Return the rows from `start` to `stop` (exclusive). Other rows are not read."""
         read = torch.empty((stop - start, *self.shape[1:]), dtype=self.dtype)
         target, offset, first = bytes_of(read), 0, 0
         for stretch in self.stretches:
@@ -85,7 +82,7 @@ class Stored:
         return read
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield all bytes in row order, a few megabytes at a time."""
+        """Yield all bytes in row order, at most `CHUNK_BYTES` at a time."""
         for stretch in self.stretches:
             yield from self._chunks(stretch, 0, stretch.rows)
 
@@ -104,7 +101,7 @@ class Stored:
 
 
 def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
-    """Return the tensors of a file from its header alone; raise a one-line `ValueError` for an invalid file."""
+    """Return the tensors of a file without reading their values; raise a one-line `ValueError` for an invalid file."""
     size, length = disk.size(path), int.from_bytes(disk.read(path, start=0, length=8), "little")
     if not 2 <= length <= min(size - 8, _HEADER_BYTES):
         raise ValueError("not safetensors: its header has no length that can be")
@@ -119,10 +116,7 @@ def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
 
 
 def file_header(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of a file with tensors of these dtypes and shapes, whose bytes follow in this order.
-
-    Raises `ValueError` unless the widest dtypes come first, so that every value is aligned to its width.
-    """
+    """Return the header of a file with these tensors in order; raise `ValueError` unless wider dtypes come first (alignment)."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start, narrowest = 0, math.inf
     for name, (dtype, shape) in tensors.items():
@@ -148,9 +142,10 @@ def _stored(path: Path, disk: Disk, name: str, entry: Any, *, begin: int, size: 
 
 
 def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[memoryview]:
-    """Return the memory segments of a file with these tensors: small tensors merged, large tensors without a copy.
+    """Return a file with these tensors as memory segments, without copies of large tensors.
 
-    Raises `ValueError` or `TypeError` for a tensor that is not contiguous on the host, or shares memory with another tensor.
+    Raises `ValueError` or `TypeError` for a tensor that is not contiguous on the host, or shares memory with another
+    tensor.
     """
     in_order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     if apart := [k for k in in_order if tensors[k].layout != torch.strided or not tensors[k].is_contiguous()]:
@@ -179,13 +174,12 @@ def _stretches(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous host tensor."""
     numbers: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(numbers)
 
 
 def equal_bits(a: Tensor, b: Tensor) -> bool:
-    """Return True if two tensors have equal dtype, shape and bits: NaN equals NaN, 0.0 is not -0.0. Across devices, compare on the host.
+    """Return True if dtypes, shapes and bits are equal, on any devices. NaN equals NaN; 0.0 differs from -0.0.
 
     >>> equal_bits(torch.tensor([torch.nan]), torch.tensor([torch.nan])), equal_bits(torch.zeros(1), -torch.zeros(1))
     (True, False)

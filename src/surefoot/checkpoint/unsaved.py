@@ -1,7 +1,7 @@
-"""Find, compare and restore the state of a model, a loss or an optimizer that no checkpoint holds.
+"""State of models, losses and optimizers that no checkpoint holds: detection, comparison and restoration.
 
-Such state is lost with the process: nonpersistent buffers, attributes, closure variables, globals of functions, and
-generators. In installed packages the walk visits only modules, optimizers and the loss. No tensor is read on the host.
+A killed process loses nonpersistent buffers, attributes, closure variables, globals of functions, and generators. Objects
+of installed packages are visited only if they are modules, optimizers or the loss. No tensor is read on the host.
 """
 
 import random
@@ -33,8 +33,8 @@ from surefoot.errors import first_line
 from surefoot.metrics.contract import torchmetrics_in
 
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
-_MAX_ENTRIES, _MAX_OBJECTS = 10_000, 100_000  # a longer container is compared only by its length
-# limit of copied unsaved bytes: tensors beyond it are compared by version counters, and not restored
+_MAX_ENTRIES, _MAX_OBJECTS = 10_000, 100_000  # of a longer container only the length is compared
+# copied bytes of unsaved tensors; other tensors are compared by version counters, and not restored
 _MAX_BYTES = 1 << 28
 _OF_MODULES = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
 _OF_OPTIMIZERS = {"state", "param_groups", "defaults", "params", "lr", "initial_lr"}
@@ -47,8 +47,8 @@ _PROTOCOLS = {
 class Observation:
     """A snapshot of a run's models, loss and optimizers; with `with_weights`, also of weights and persistent buffers.
 
-    An object reached twice is visited once, under its first name. `user_state` holds the objects of `run.register_state` by
-    name. Tensors are copied on their device, or to the host if `with_weights`.
+    Each object is visited once, under its first name. `user_state` maps names to the objects of `run.register_state`.
+    Tensors are copied on their device, or to the host if `with_weights`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Observation:
 
     @torch.no_grad()
     def put_back(self, *, only_saved: bool = False) -> None:
-        """Restore all visited state, or only saved state if `only_saved`; continue after failures, then raise `NotPrunedError`."""
+        """Restore all visited state, or only saved state if `only_saved`; raise `NotPutBackError` if a restoration failed."""
         problems = []
         for is_saved, undo in self.undo:
             if is_saved or not only_saved:
@@ -101,7 +101,7 @@ class Observation:
             )
 
     def visit(self, path: str, thing: Any, is_saved: bool = False, *, is_root: bool = False) -> None:
-        """Record one object and all objects that it refers to, as far as they can be inspected."""
+        """Record an object and all objects that are reachable from this object."""
         if thing is None or isinstance(thing, _PLAIN):
             self._note(path, thing, is_saved)
         elif not (
@@ -220,7 +220,6 @@ class Observation:
                 self.visit(f"{module}.{name}", variables[name], is_saved)
 
     def _optimizer(self, path: str, optimizer: Optimizer) -> None:
-        """Visit an optimizer of the run: its state and groups are saved, except group entries that are not plain values."""
         self.visited |= {id(optimizer): optimizer, id(optimizer.state): optimizer.state}
         for index, (group, saved) in enumerate(zip(optimizer.param_groups, group_numbers(optimizer), strict=True)):
             rest = {name: each for name, each in group.items() if name not in _OF_OPTIMIZERS | saved.keys()}
@@ -233,7 +232,7 @@ class Observation:
 
 
 def changes(before: Observation, after: Observation, *, exact: bool) -> list[str]:
-    """Return the names of the values that differ, of nested names the outer; floats within rounding unless `exact`."""
+    """Return the outermost names of the values that differ. Unless `exact`, floats may differ by rounding."""
     names = before.values.keys() & after.values.keys()
     differ = sorted(name for name in names if not same(before.values[name], after.values[name], exact=exact))
     return [name for name in differ if not any(name.startswith((f"{each}.", f"{each}[")) for each in differ)]
@@ -241,7 +240,6 @@ def changes(before: Observation, after: Observation, *, exact: bool) -> list[str
 
 @cache
 def _is_own(module: str) -> bool:
-    """Return True if a module is the user's own file, not part of an installed package."""
     file = vars(sys.modules[module]).get("__file__") if module in sys.modules else None
     installed = file is not None and {"site-packages", "dist-packages"}.intersection(Path(file).parts)
     return not installed and module.partition(".")[0] not in {*sys.stdlib_module_names, "torch", "surefoot"}

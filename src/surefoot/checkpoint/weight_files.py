@@ -1,7 +1,4 @@
-"""Write weights tensor by tensor for other libraries: model.safetensors, or several files and their index.
-
-The file names are those of Hugging Face's libraries. At most one tensor is in memory at a time.
-"""
+"""Weight files with the names of Hugging Face, for other libraries. At most one tensor is in memory during a write."""
 
 import json
 import os
@@ -26,7 +23,7 @@ _OURS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.in
 
 @dataclass(frozen=True)
 class Written:
-    """A tensor to write: its name, its source, and a flag for transposition."""
+    """A tensor to write, transposed if `turned`."""
 
     name: str
     stored: Stored
@@ -41,7 +38,7 @@ class Written:
         return self.stored.shape.numel() * self.stored.dtype.itemsize
 
     def chunks(self) -> Iterator[bytes | memoryview]:
-        """Yield the bytes to write; only a transposed tensor is read completely at once."""
+        """Yield the bytes to write. Only a transposed tensor is loaded completely."""
         if not self.turned:
             yield from self.stored.chunks()
         else:
@@ -59,11 +56,11 @@ def write_weights(
     aliases: Mapping[str, str],
     beside: Iterable[tuple[str, bytes]] = (),
 ) -> list[str]:
-    """Write tensors in a directory, as files of at most `max_bytes`, with the files `beside` them; return the file names.
+    """Write tensors as files of at most `max_bytes`, and the files `beside`; return the file names.
 
-    A larger tensor gets its own file. `aliases` maps further names of tied tensors, which `safetensors.torch.load_model`
-    reads in the files' metadata. Old weights are replaced: their index is removed first, and the new index is written last.
-    An interrupted write thus never looks complete.
+    A tensor above `max_bytes` gets its own file. `aliases` maps further names of tied tensors, which
+    `safetensors.torch.load_model` reads from the metadata. Old weights are removed, index first, and the new index is
+    written last, so an interrupted write never looks complete.
     """
     groups, filled = [list[Written]()], 0  # in order, each file as full as possible
     for tensor in tensors:
@@ -95,10 +92,7 @@ def write_weights(
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Load all tensors of a file, or of a directory written by `write_weights` or by another library with these names.
-
-    Raises `CheckpointError` if one of the files is missing or invalid.
-    """
+    """Load all tensors of a file or of a directory of files; raise `CheckpointError` if a file is missing or invalid."""
     directory, files = (path, [WEIGHTS]) if path.is_dir() else (path.parent, [path.name])
     try:
         if path.is_dir() and (directory / INDEX).is_file():
@@ -112,7 +106,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def has_weights(directory: Path) -> bool:
-    """Return True if a directory holds weights, in one file or in several."""
     return (directory / WEIGHTS).is_file() or (directory / INDEX).is_file()
 
 

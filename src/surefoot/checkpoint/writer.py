@@ -1,7 +1,7 @@
-"""Save checkpoints during training: one thread per save. Ranks coordinate by messages, without a process group.
+"""Background saves of checkpoints, with one thread per save. Ranks exchange messages without a process group.
 
-Rank 0 creates the directory and sends "begin". Ranks with pieces write their files and report lengths and hashes, or a
-failure. Rank 0 commits after all reports, or gives up, and sends the outcome to all ranks.
+Rank 0 creates the directory and sends "begin". Ranks with pieces write their files, then report sizes and hashes, or a
+failure. After all reports, rank 0 commits or gives up, and sends the outcome to all ranks.
 """
 
 import json
@@ -26,11 +26,11 @@ _PAUSE_S = 0.2  # the maximum between two checks
 
 
 class Writer:
-    """Saves checkpoints in the background, one at a time, and continues after failed saves.
+    """A background writer that saves one checkpoint at a time, and continues after failed saves.
 
-    The thread is not a daemon: the interpreter waits for the current save before it exits. Call `wait` before using the
-    store, since a running save owns it. `saved` is the last saved step. Each of several ranks has a writer, connected by
-    `mail`: all submit the same steps and receive the same outcomes.
+    The thread is not a daemon, so the interpreter waits for a running save before exit. A running save owns the store: call
+    `wait` before using the store. `saved` is the last saved step. With several ranks, the writers of all ranks share
+    `mail`, submit the same steps, and receive the same outcomes.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Writer:
         self._hurried = threading.Event()
 
     def submit(self, checkpoint: Checkpoint, *, protected: Collection[int] = ()) -> None:
-        """Start a save after the current save, and return. The tensors must not change afterwards."""
+        """Wait for the running save, then start a save and return. The tensors must not change afterwards."""
         self.wait()
         self._save_count += 1
         thread = threading.Thread(
@@ -65,13 +65,12 @@ class Writer:
             self._thread = thread
 
     def wait(self) -> None:
-        """Wait until no save is running."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def hurry(self) -> None:
-        """Shorten all waits for other ranks from now on, since a failure of this rank ends the other ranks too."""
+        """Shorten all later waits for other ranks, because a failure of this rank also ends the other ranks."""
         self._hurried.set()
 
     def _save(self, checkpoint: Checkpoint, protected: Collection[int]) -> None:
@@ -99,7 +98,7 @@ class Writer:
 
 
 class Board:
-    """The messages of one save, addressed by its number. While `hurried` returns True, waits for other ranks are short."""
+    """The messages of one save, prefixed with the save's number. Waits for ranks are short while `hurried` returns True."""
 
     def __init__(
         self, mail: Mail, *, save: int, patience_s: float = _PATIENCE_S, hurried: Callable[[], bool] = lambda: False
@@ -114,7 +113,7 @@ class Board:
             raise _cut_off(problem) from problem
 
     def receive(self, *what: str, of: str) -> tuple[str, Any]:
-        """Wait for the first of several messages, and return its name and value; `of` names the sender in errors."""
+        """Wait for the first of several messages; return its name and value. Errors name the sender `of`."""
         start, pause_s = time.monotonic(), 0.005
         ending: float | None = None
         while True:
@@ -134,11 +133,10 @@ class Board:
 
 
 class Writers:
-    """The ranks besides rank 0 that write pieces, as seen by rank 0 (`format.Others`)."""
+    """The other ranks that write pieces, as seen by rank 0 (`format.Others`)."""
 
     def __init__(self, board: Board, store: Store, checkpoint: Checkpoint) -> None:
         self.board, self.store, self.step, self.started = board, store, checkpoint.step, False
-        # in row order
         self.awaited = list(range(1, 1 if checkpoint.pieces is None else checkpoint.pieces.count))
 
     def begin(self) -> None:
@@ -170,7 +168,7 @@ class Writers:
 
 
 def save_leading(store: Store, checkpoint: Checkpoint, board: Board, *, protected: Collection[int]) -> None:
-    """Run rank 0's part of a save, and send its outcome to all ranks; raise the errors of `Store.save`."""
+    """Save on rank 0, and send the outcome to all ranks; raise the errors of `Store.save`."""
     try:
         store.save(checkpoint, protected=protected, others=Writers(board, store, checkpoint))
     except Exception as problem:
@@ -181,7 +179,7 @@ def save_leading(store: Store, checkpoint: Checkpoint, board: Board, *, protecte
 
 
 def save_following(store: Store, checkpoint: Checkpoint, board: Board, *, rank: int) -> None:
-    """Run another rank's part of a save: write its pieces, if any; return or raise as on rank 0."""
+    """Write the pieces of another rank than 0, if any, then return or raise as rank 0 does."""
     pieces = checkpoint.pieces
     kind, message = board.receive(*(["begin"] if pieces is not None else []), "outcome", of="rank 0")
     if pieces is not None and kind == "begin":
@@ -194,7 +192,6 @@ def save_following(store: Store, checkpoint: Checkpoint, board: Board, *, rank: 
 
 
 def _write_pieces(store: Store, checkpoint: Checkpoint, *, leader_step: int, rank: int) -> dict[str, Any]:
-    """Write the pieces of a rank, and return its report."""
     step, where = checkpoint.step, f"rank {rank} on {socket.gethostname()}"
     try:
         if leader_step != step:

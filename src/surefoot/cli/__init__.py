@@ -1,1 +1,1 @@
-"""The command line: parses and prints, nothing else."""
+"""The command line: it parses arguments and prints results."""

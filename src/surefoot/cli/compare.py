@@ -1,4 +1,4 @@
-"""`surefoot compare ...`: variants of a run, a search among them, or runs that are there."""
+"""`surefoot compare`: train the variants of a run, search settings, or compare existing runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,6 @@ _OUT = "runs/compare"
 
 
 def compare(arguments: list[str]) -> None:
-    """Compare runs, or train the variants of a comparison and compare them."""
     options, flags = verb_options(Compare, arguments, verb="compare")
     named, typed = options.what, {name for name, _ in by_flag(arguments)} & set(option_names(Compare))
     _check_score(options.metric)

@@ -1,4 +1,4 @@
-"""Options of `surefoot compare`, and the plan of a comparison made from them; every variant's settings are checked."""
+"""The options of `surefoot compare`, and the plan of a comparison built from them."""
 
 import os
 import shlex
@@ -28,9 +28,9 @@ class Compare(ChangedProgramOption):
     surefoot compare RUN RUN...          compare existing runs
 
     Train every combination of the varied settings on the same samples in the same
-    order, each as a run of its own below --out. Write one table and one plot, which
-    show the differences inside the noise. After a stop or a kill the same command
-    continues, and does not repeat finished runs. A test split is never evaluated.
+    order, each as a separate run below --out. Write a table and a plot that show
+    which differences are within the noise. The same command continues after a stop
+    or a kill and skips finished runs. Test splits are never evaluated.
 
       surefoot compare gpt --vary optimizer.name=adamw,sgd --vary seed=0,1
       surefoot compare images --trials 20 --vary optimizer.lr=1e-4..1e-2 --jobs 2
@@ -38,39 +38,39 @@ class Compare(ChangedProgramOption):
     """
 
     what: Positional[Annotated[tuple[str, ...], arg(metavar="RECIPE|FILE.py:build|DIR|RUN")]] = ()
-    """A recipe or program to train, a comparison to continue, or several runs."""
+    """A recipe or program to train, a comparison to continue, or several runs to compare."""
     config: str | None = None
     """A TOML file of settings."""
     vary: UseAppendAction[tuple[str, ...]] = ()
     """SETTING=A,B: values of a setting; several settings make a grid. A search also takes a range, SETTING=1e-4..1e-2."""
     variant: UseAppendAction[tuple[str, ...]] = ()
-    """One more combination, "S=A T=B"; may be repeated."""
+    """An additional combination of settings, "S=A T=B". Repeatable."""
     seeds: int = limited(1, least=1)
-    """Train each combination with this many seeds, from --seed on."""
+    """Number of seeds per combination, starting at --seed."""
     jobs: int = limited(1, least=1)
     """Number of runs that train at once."""
     threads: int | None = limited(None, least=1)
-    """Threads of each run; kept in compare.toml. Default: cores / jobs."""
+    """CPU threads per run, saved in compare.toml. Default: cores / jobs."""
     target: float | None = None
-    """Show how soon each run reaches this value of the metric."""
+    """Metric value; the result shows how soon each run reaches it."""
     baseline: str = "best"
-    """The run that the others are compared with: best, first or a variant."""
+    """Run that the others are compared with: best, first, or the name of a variant."""
     metric: str | None = None
-    """ "min SPLIT/METRIC": the metric to compare by. Default: the one that the runs monitor."""
+    """Metric to compare by, as "min SPLIT/METRIC". Default: the metric that the runs monitor."""
     out: str | None = None
-    """Directory of the result. Default: runs/compare; runs/compared for existing runs."""
+    """Output directory. Default: runs/compare, or runs/compared for existing runs."""
     paired: bool = False
-    """Evaluate existing runs again, batch by batch."""
+    """Evaluate existing runs again and compare them batch by batch."""
     trials: int | None = limited(None, least=1)
-    """Search the ranges of --vary with this many trials."""
+    """Number of trials of a search over the ranges of --vary."""
     sampler: Sampler = "tpe"
-    """How a search chooses settings."""
+    """Method that chooses the settings of each trial."""
     pruner: Pruner = "median"
-    """How a search chooses trials to stop early."""
+    """Method that stops poor trials early."""
 
 
 def planned_of(program: Program, flags: Sequence[str], options: Compare, *, verb: str) -> Planned:
-    """The plan; `ConfigError` with every combination that cannot be trained."""
+    """Return the plan of a comparison. Raises `ConfigError` with every combination that cannot be trained."""
     if program.config is None:
         raise ConfigError(
             f"{program.described.get('path')}: build() takes no settings, so there is nothing to vary\n"
@@ -121,12 +121,11 @@ def planned_of(program: Program, flags: Sequence[str], options: Compare, *, verb
 
 
 def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
-    """The variant of a search that has these values of the settings that it varies."""
     _, kind = program_of(plan, run=Path(name))
     flags = [part for setting, text in chosen.items() for part in typed(kind, setting, text)]
     meant = flatten(configured(kind, [("comparison", plan.base)], flags, verb="compare")[0])
     varied = {setting: meant[setting] for setting in chosen}
-    # what was typed for all trials stands beside what varies: no other optimizer makes it fall away
+    # settings typed for all trials keep their values if a trial changes the optimizer
     by_hand = {setting: value for setting, value in plan.base.items() if plan.origins.get(setting) == "flag"}
     below = {setting: value for setting, value in plan.base.items() if setting not in by_hand}
     values = flatten(layered(kind, [("comparison", below), ("flag", by_hand | varied)])[0])
@@ -135,7 +134,7 @@ def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
 
 
 def program_of(plan: Planned, *, run: Path) -> tuple[Program, type[Any]]:
-    """The program of a comparison's runs and the dataclass of its settings. The caller has checked that it is unchanged."""
+    """Return the program and the settings dataclass of a comparison's runs. The caller has checked that the program is unchanged."""
     program = program_again(plan.program, run=run, run_changed=True)
     if program.config is None:
         raise ConfigError(f"{plan.program['path']}: build() takes no settings any more")
@@ -143,7 +142,6 @@ def program_of(plan: Planned, *, run: Path) -> tuple[Program, type[Any]]:
 
 
 def check_baseline(plan: Planned) -> None:
-    """Refuse a baseline that no variant will be called."""
     called = group_labels(plan.variants)
     if plan.search is not None:
         called |= {name: name for name in map(trial_name, range(plan.search["trials"]))}
@@ -151,7 +149,6 @@ def check_baseline(plan: Planned) -> None:
 
 
 def _combinations(options: Compare) -> list[dict[str, str]]:
-    """Settings as texts: the grid and the single ones."""
     vary: dict[str, list[str]] = {}
     for text in options.vary:
         setting, value = _setting(text, "--vary")
@@ -180,7 +177,6 @@ def _combinations(options: Compare) -> list[dict[str, str]]:
 def _configurations(
     program: Program, options: Compare, flags: Sequence[str], texts: Sequence[dict[str, str]], *, verb: str
 ) -> tuple[list[dict[str, str]], list[tuple[Any, dict[str, str]]]]:
-    """The texts of every combination, once for each seed, and its configuration with origins; one `ConfigError` for all problems."""
     kind, in_file = program.config, file_values(options.config)
     assert kind is not None
     known, configurations = list[dict[str, str]](), list[tuple[Any, dict[str, str]]]()
@@ -188,7 +184,7 @@ def _configurations(
 
     def add(text: dict[str, str]) -> Any:
         varied = (part for setting, value in text.items() for part in typed(kind, setting, value))
-        arguments = [*without(flags, text), *varied]  # what varies wins
+        arguments = [*without(flags, text), *varied]  # varied values override flags
         layers = layers_below(program, in_file, arguments)
         configurations.append(configured(kind, layers, arguments, verb=verb, own=[Compare]))
         known.append(text)

@@ -1,4 +1,4 @@
-"""The runs of a comparison, trained here or before: read, compared, printed and written."""
+"""Training, reading, comparing and printing the runs of a comparison."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,12 +29,12 @@ from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.patience import parsed
 
 _OUT = "runs/compared"
-_NAMED = 4  # runs of a comparison
-_DIFFERENT = 8  # settings shown that runs differ in
+_NAMED = 4  # runs quoted in a message
+_DIFFERENT = 8  # maximum number of differing settings shown
 
 
 def train_variants(new_plan: Planned | None, path: Path, options: Compare, *, typed: set[str]) -> None:
-    """Train the untrained runs of a comparison in its directory, which is locked meanwhile, and compare all of them."""
+    """Train the unfinished runs of a comparison in its locked directory, then compare all runs."""
     directory = RunDirectory(path)
     directory.open()
     screen = runner.screen()
@@ -72,7 +72,6 @@ def train_variants(new_plan: Planned | None, path: Path, options: Compare, *, ty
 def _prepared(
     new_plan: Planned | None, directory: RunDirectory, options: Compare, *, typed: set[str]
 ) -> tuple[Planned, runner.Chooser]:
-    """The continued or new plan, written to disk; and the chooser of the next run."""
     existing = planned.read(directory.path)
     if new_plan is None:
         assert existing is not None
@@ -102,7 +101,7 @@ def _prepared(
         )
     _check_score(plan, directory.path)
     check_baseline(plan)
-    _write(plan if plan.found else replace(plan, metric=None), directory)  # which may not be one of theirs
+    _write(plan if plan.found else replace(plan, metric=None), directory)  # these runs may not have that metric
     if not plan.found:
         plan = replace(plan, found=facts_of_build(plan, directory))
         _check_score(plan, directory.path)
@@ -111,7 +110,6 @@ def _prepared(
 
 
 def _search(plan: Planned, directory: RunDirectory) -> Search:
-    """The search of a plan; the settings of each trial are in the plan before it begins."""
     assert plan.search is not None
 
     def begin(name: str, chosen: dict[str, str]) -> None:
@@ -132,7 +130,6 @@ def _write(plan: Planned, directory: RunDirectory) -> None:
 
 
 def _check_score(plan: Planned, path: Path) -> None:
-    """Refuse a metric that these runs do not have, as far as building one run and the existing records show."""
     splits = plan.found.get("splits")
     if plan.metric is not None and splits is not None and parsed(plan.metric)[1].partition("/")[0] not in splits:
         raise ConfigError(
@@ -163,7 +160,6 @@ def _trained(plan: Planned, path: Path) -> list[Compared]:
 
 
 def compare_existing(options: Compare) -> None:
-    """Put runs that are there next to each other; nothing in them is changed."""
     _refuse_comparisons(options.what)
     paths = [find_run(name) for name in options.what]
     if len({path.resolve() for path in paths}) < len(paths):
@@ -179,7 +175,7 @@ def compare_existing(options: Compare) -> None:
         variant = Variant(str(path), str(path), {}, {name: run.settings.get(name) for name in unlike})
         scored = _scored_again(path, run, options.run_changed_program) if options.paired else _scored_then(path, run)
         compared_runs.append(Compared(variant, run, batches=scored))
-        # settings that a run does not have are told only where it has none of them
+        # missing settings are reported only if the run has none of them
         known = {name: run.settings[name] for name in unlike[:_DIFFERENT] if run.settings.get(name) is not None}
         notes += [f"{path}: {flags(known) or 'without ' + ', '.join(unlike[:_DIFFERENT])}"] * bool(unlike)
     if len(unlike) > _DIFFERENT:
@@ -194,7 +190,6 @@ def compare_existing(options: Compare) -> None:
 
 
 def _refuse_comparisons(names: Sequence[str]) -> None:
-    """Raise `ConfigError` if the name is that of a comparison instead of its runs."""
     problems = []
     for name in dict.fromkeys(names):
         path = next((path for path in (Path(name), Path("runs") / name) if (path / planned.FILE).is_file()), None)
@@ -207,7 +202,6 @@ def _refuse_comparisons(names: Sequence[str]) -> None:
 
 
 def _scored_then(path: Path, run: Trained) -> Mapping[str, Any]:
-    """The scores batch by batch that a comparison has left beside a run which it trained, if they are of this run and score."""
     batches: dict[str, Any] = (outcome_of(path.absolute().parent, path.name) or {}).get("batches") or {}
     if batches and run.watch is not None and run.best is not None:
         steps = [(batches.get(kind) or {}).get("step") for kind in ("best", "final")]
@@ -217,7 +211,6 @@ def _scored_then(path: Path, run: Trained) -> Mapping[str, Any]:
 
 
 def _scored_again(path: Path, run: Trained, run_changed: bool) -> dict[str, Any]:
-    """The scores of a run batch by batch, by building it again; why not, where that cannot be."""
     print(f"scoring {path} batch by batch", file=sys.stderr)
     try:
         program, config = program_and_config(path, run_changed=run_changed)
@@ -227,7 +220,6 @@ def _scored_again(path: Path, run: Trained, run_changed: bool) -> dict[str, Any]
 
 
 def _tell(comparison: Comparison, directory: RunDirectory, *, more: Sequence[str], over: str = "") -> None:
-    """Write a comparison as tables and as a picture, with `more` notes, and print it."""
     comparison = replace(comparison, notes=[*comparison.notes, *more])
     for name, written in (("json", as_json), ("tsv", tsv), ("md", markdown)):
         directory.write_text(f"comparison.{name}", written(comparison))

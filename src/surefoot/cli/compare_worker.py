@@ -1,4 +1,4 @@
-"""The process that trains one variant of a comparison, and ends with the one that started it; its scores batch by batch."""
+"""The process that trains one variant of a comparison and evaluates it batch by batch. It ends with its parent process."""
 
 import json
 import math
@@ -27,13 +27,13 @@ from surefoot.tracking.run_reader import is_running
 from surefoot.train.auto_precision import settle_choices
 
 _PATIENCE_S = 20.0
-BATCHES = 128  # fewer of a small split; neighbours, which are alike, stay together in one
-# relative, between a whole score and the mean of its batches: the passes may be in bf16, in other batch sizes
+BATCHES = 128  # fewer for a small split; adjacent samples, which are similar, share a batch
+# relative tolerance between a score and the mean of its batches: bf16 and batch sizes change rounding
 _CLOSE = 1e-3
 
 
 def command(what: str, directory: Path, name: str) -> list[str]:
-    """The command line that does with a variant what `what` says: "train" it, or only build it and "look" at the result."""
+    """Return the worker's command line. `what` is "train", or "look" to build the variant without training it."""
     return [
         *(sys.executable, "-m", "surefoot.cli.compare_worker", str(os.getpid()), sys.argv[0]),
         *(what, str(directory.resolve()), name),
@@ -41,10 +41,10 @@ def command(what: str, directory: Path, name: str) -> list[str]:
 
 
 def facts_of_build(plan: planned.Planned, directory: RunDirectory) -> dict[str, Any]:
-    """Facts that only building a run shows. If it cannot be built, this process ends with the same status before any training."""
+    """Build a variant in a worker and return its facts. If the build fails, this process exits with the same status before any training."""
     with subprocess.Popen(
         command("look", directory.path, plan.names[0] if plan.names else "first"),
-        stdin=subprocess.PIPE,  # open as long as this process lives: see distributed/environment.py
+        stdin=subprocess.PIPE,  # stays open during this process's life: see distributed/environment.py
         stdout=subprocess.PIPE,
         env=with_threads(plan.threads),
         cwd=plan.started_in,
@@ -57,7 +57,6 @@ def facts_of_build(plan: planned.Planned, directory: RunDirectory) -> dict[str, 
 
 
 def train(plan: planned.Planned, directory: Path, name: str) -> None:
-    """Train a variant, or go on with it; then score it batch by batch, and leave its result."""
     run = build_variant(plan, directory, name)
     _wait_until_free(directory / name)
     run.train()
@@ -66,10 +65,7 @@ def train(plan: planned.Planned, directory: Path, name: str) -> None:
 
 
 def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
-    """The watched score of each batch of its split, with the best checkpoint's weights and with the last ones, as JSON.
-
-    `run` has the settings of the trained one and is given its weights. {"why": ...} in words where there can be none.
-    """
+    """Return the watched score of each batch, with the weights of the best and the last checkpoint, or {"why": reason}."""
     if trained.watch is None or run.parts.directory is None:
         return {"why": "no score is watched"}
     score, best = trained.watch[1], trained.best
@@ -86,14 +82,14 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
             for difference in run.load_checkpoint(store.at(step)):
                 return {"why": f"its data are not those it was trained on: {difference}"}
         except CheckpointError:
-            scores[kind] = None  # not every run keeps its best
+            scores[kind] = None  # the run may not keep its best checkpoint
             continue
         with run.parts.numerics():
             means = run.parts.evaluator.metric_by_batch(score, batches=BATCHES)
         if means is None:
             return {"why": f"{score} is no mean over samples"}
         counts, totals = [float(mean.count) for mean in means], [float(mean.total) for mean in means]
-        # the sum of sizes is near 0 where all are, not where signs differ
+        # relative to the sum of absolute values, because opposite signs cancel in the plain sum
         if abs(math.fsum(totals) - expected * math.fsum(counts)) > _CLOSE * math.fsum(map(abs, totals)):
             return {"why": f"{score} is no mean over samples"}
         if scores.setdefault("counts", counts) != counts:
@@ -103,14 +99,13 @@ def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
 
 
 def _wait_until_free(path: Path) -> None:
-    """Give a variant that was killed a moment ago the time to be gone: a driver may hold a dead process for seconds."""
+    # a driver may keep a killed process alive for seconds
     until = time.monotonic() + _PATIENCE_S
     while is_running(path) and time.monotonic() < until:
         time.sleep(0.1)
 
 
 def look(plan: planned.Planned, directory: Path, name: str) -> None:
-    """Build a variant, and print as JSON what only that tells: its precision and whether it is compiled, its score, its splits."""
     run = build_variant(plan, directory, name)
     auto, watch = settle_choices(run.parts), run.parts.run_state.watch
     facts = {
@@ -125,21 +120,21 @@ def look(plan: planned.Planned, directory: Path, name: str) -> None:
 
 
 def build_variant(plan: planned.Planned, directory: Path, name: str) -> Run:
-    """The run of a variant, without splits for the end alone: the choice between variants must not depend on those."""
+    """Return the run of a variant without end-of-run splits, which must not influence the choice between variants."""
     torch.set_num_threads(plan.threads)
     program, kind = program_of(plan, run=directory / name)
     own = {
         **next((variant.settings for variant in plan.variants if variant.name == name), {}),
         "run_dir": str(directory / name),
     }
-    # one layer, not two: what another optimizer makes fall away fell away when this was planned
+    # a single layer: the plan has already dropped settings of other optimizers
     config, origins = layered(kind, [("comparison", {**plan.base, **own})])
     config_origins = {
         key: "variant" if key in own else plan.origins.get(key, "default") if origin == "comparison" else origin
         for key, origin in origins.items()
     }
     run = program.run(config)
-    # models of other sizes would choose otherwise, and then they would not be alike
+    # models of other sizes could choose differently, so all variants use the plan's choices
     precision, layout, compiling = run.parts.run_state.precision, run.parts.layout, run.parts.compiling
     if precision.open and "precision" in plan.found:
         precision.settle(plan.found["precision"])
@@ -154,10 +149,9 @@ def build_variant(plan: planned.Planned, directory: Path, name: str) -> Run:
 
 
 def main() -> None:
-    """`python -m surefoot.cli.compare_worker PARENT PROGRAM train|look DIRECTORY NAME`, as `command` writes it."""
     parent, typed, what, directory, name = sys.argv[1:]
     die_with(int(parent))
-    sys.argv = [typed, "compare", directory]  # what goes on with it, for its environment.json and its messages
+    sys.argv = [typed, "compare", directory]  # the command that resumes the run, for environment.json and messages
 
     def done() -> None:
         plan = planned.read(Path(directory))

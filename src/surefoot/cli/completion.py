@@ -1,4 +1,4 @@
-"""`surefoot completion bash|zsh|fish`: a script that completes verbs, recipes, flags and choices. It runs no Python at a TAB."""
+"""`surefoot completion bash|zsh|fish`: a script that completes subcommands, recipes, flags and choices without running Python."""
 
 import importlib
 import shlex
@@ -14,14 +14,14 @@ from surefoot.recipes import NAMES
 from surefoot.recipes.optimizer_settings import RecipeSettings
 
 Shell = Literal["bash", "zsh", "fish"]
-_SETTINGS = ("train", "plan", "find-lr", "find-batch-size", "profile", "submit", "compare")  # of a recipe
-_OF_A_RUN = ("resume", "evaluate", "verify", "replay")  # settings of a run, whose recipe a script cannot know
+_SETTINGS = ("train", "plan", "find-lr", "find-batch-size", "profile", "submit", "compare")  # take a recipe's settings
+_OF_A_RUN = ("resume", "evaluate", "verify", "replay")  # the script does not know the run's recipe
 
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """Print a script that completes verbs, recipes, flags and the values of choices
-    when TAB is pressed. Print it again after an update of surefoot.
+    """Print a script for TAB completion of subcommands, recipes, flags and choices.
+    Print it again after an update of surefoot.
 
       surefoot completion bash > ~/.local/share/bash-completion/completions/surefoot
       surefoot completion zsh >> ~/.zshrc
@@ -33,14 +33,12 @@ class Completion:
 
 
 def completion(arguments: list[str]) -> None:
-    """Print the completion script of a shell."""
     missing = f"completion for which shell? {', '.join(get_args(Shell))}"
     options = only_options(Completion, arguments, verb="completion", missing=missing)
     print(_fish() if options.shell == "fish" else _bash(zsh=options.shell == "zsh"))
 
 
 def _flags_of_verbs() -> dict[str, list[Flag]]:
-    """The flags of each verb, without those of a recipe."""
     from surefoot.cli.main import VERBS
 
     flags: dict[str, list[Flag]] = {}
@@ -62,7 +60,6 @@ def _flags_of_recipes() -> dict[str, list[Flag]]:
 
 
 def _bash(*, zsh: bool) -> str:
-    """A function that fills COMPREPLY; zsh runs it through its bashcompinit."""
     verbs, recipes = _flags_of_verbs(), _flags_of_recipes()
     lines = [
         "# completion of surefoot; print it again after an update",
@@ -108,7 +105,6 @@ def _bash(*, zsh: bool) -> str:
 
 
 def _second() -> dict[str, str]:
-    """Words that may follow each verb, besides the names of files and runs."""
     of_runs = ("resume", "evaluate", "predict", "diagnose", "report", "replay", "verify", "export")
     return {
         **dict.fromkeys(_SETTINGS, " ".join(NAMES)),

@@ -1,4 +1,4 @@
-"""`surefoot data ...`: token shards from text."""
+"""`surefoot data prepare`: token shards from text files."""
 
 import sys
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from surefoot.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
-    """Write token shards for --data.path from text files, JSON lines (.jsonl) and
-    Parquet, gzipped or not, or directories of them. A document is a text file, a
-    line of JSON or a row of Parquet; an end token follows each. After a stop or a
-    kill the same command continues, to the same bytes. Run once more, it checks
-    the shards. Inputs that have changed since are refused.
+    """Write token shards for --data.path from text, JSON lines (.jsonl) and Parquet
+    files, gzipped or not, or from directories of such files. Each text file, JSON
+    line or Parquet row is a document, followed by an end token. The same command
+    continues after a stop or a kill and writes the same bytes; run again, it
+    checks finished shards. Inputs that have changed are refused.
 
       surefoot data prepare shards/ fineweb/*.parquet --tokenizer gpt2
       surefoot train gpt --preset gpt2-124m --data.path shards/
@@ -27,17 +27,16 @@ class Prepare:
     inputs: Positional[Annotated[tuple[str, ...], arg(metavar="INPUT ...")]] = ()
     """Files, or directories of files."""
     tokenizer: str | None = None
-    """gpt2, bytes, or a tokenizer's file or directory, such as a run. Required."""
+    """gpt2, bytes, or the file or directory of a tokenizer, such as a run's directory. Required."""
     column: str = "text"
     """Key or column of the text in JSON lines and Parquet."""
     processes: int | None = limited(None, least=1)
-    """Number of processes that encode; changes no byte. Default: one for each core."""
+    """Number of encoding processes. Changes no byte. Default: one per core."""
     shard_tokens: int = limited(100_000_000, least=1)
-    """Tokens of each shard; also how much is repeated after a kill, at most."""
+    """Tokens per shard, and the maximum that is encoded again after a kill."""
 
 
 def data(arguments: list[str]) -> None:
-    """Make shards of tokens out of text (`data prepare`)."""
     form = "surefoot data prepare OUT INPUT... --tokenizer NAME"
     if arguments[:1] != ["prepare"] and "help" not in dict(by_flag(arguments)):
         raise ConfigError(f"no {arguments[0]!r}: {form}" if arguments else f"data what?: {form}")

@@ -1,4 +1,4 @@
-"""`surefoot diagnose RUN`: findings about a run, from its records. Torch-free."""
+"""`surefoot diagnose RUN`: findings about a run, from its records. Imports no torch."""
 
 import json
 import sys
@@ -9,26 +9,25 @@ from surefoot.cli.options import RunOption, find_run, only_options
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnose(RunOption):
-    """Show what is wrong with a run, or worth knowing, from its records: the numbers
-    and steps that show it, likely causes, and what to try with the present value.
-    The run may be finished, dead or training; it is not changed. Errors come first:
-    the run is broken or useless. Warnings cost quality or time. Notes may be
-    harmless. Without findings, the output says what was checked.
+    """Report problems of a run from its records: for each finding its values and
+    steps, likely causes, and settings to try with their current values. The run
+    may be finished, dead or training; its files are only read. Errors come first
+    and mean that the run is broken or useless. Warnings cost quality or time. Notes
+    may be harmless. Without findings, the checks are listed.
 
       surefoot diagnose latest
       surefoot diagnose runs/mine --all
     """
 
     all: bool = False
-    """Show also what is healthy, and what is unknown because too little is recorded."""
+    """Also show passed checks, and checks without enough records."""
     json: bool = False
-    """Print one JSON object: run, steps, findings, healthy, unknown."""
+    """Print one JSON object with run, steps_made, steps, findings, healthy and unknown."""
     strict: bool = False
-    """Exit with 1 if there is an error; without this option always with 0."""
+    """Exit with status 1 if there is an error. Default: status 0."""
 
 
 def diagnose(arguments: list[str]) -> None:
-    """Print the findings of a run."""
     options = only_options(Diagnose, arguments, verb="diagnose")
     from surefoot.diagnose.checks import format_findings, verdicts
     from surefoot.diagnose.finding import Healthy, Unknown, worst_first
@@ -38,7 +37,7 @@ def diagnose(arguments: list[str]) -> None:
     history = history_in(run)
     all_verdicts = verdicts(
         history,
-        broken=lambda check, problem: print(  # a fault of surefoot's own in one finding; the others are told
+        broken=lambda check, problem: print(  # a bug in one check must not hide the other findings
             f"warning: the finding {check.name} cannot be made: {type(problem).__name__}: {problem}", file=sys.stderr
         ),
     )

@@ -1,4 +1,4 @@
-"""`surefoot evaluate RUN`: a checkpoint scored, on splits of the run or on files; and the panels of its page."""
+"""`surefoot evaluate RUN`: the metrics of a checkpoint on splits or question files, and the panels of the report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(processes.Several, SavedRunOptions):
-    """Evaluate a checkpoint on the splits of its run; nothing in the run changes.
-    --split NAME evaluates one split alone. --questions NAME=FILE (or FILE alone)
-    asks a gpt run all questions of a file: HellaSwag, ARC, PIQA, OpenBookQA, COPA,
-    WinoGrande or LAMBADA as JSON lines, gzipped or not.
+    """Evaluate a checkpoint on the splits of its run without changing the run.
+    --split NAME evaluates only that split. --questions NAME=FILE (or only FILE)
+    evaluates a gpt run on all questions of a file: HellaSwag, ARC, PIQA,
+    OpenBookQA, COPA, WinoGrande or LAMBADA as JSON lines, gzipped or not.
 
       surefoot evaluate runs/mine --checkpoint best
       surefoot evaluate runs/mine --checkpoint "average 5" --split val
@@ -34,19 +34,18 @@ class Evaluate(processes.Several, SavedRunOptions):
     """
 
     split: UseAppendAction[tuple[str, ...]] = ()
-    """A split of the run; may be repeated."""
+    """Name of a split to evaluate. Repeatable."""
     questions: UseAppendAction[tuple[str, ...]] = ()
-    """A file of multiple-choice questions for a gpt run; may be repeated."""
+    """A file of multiple-choice questions for a gpt run. Repeatable."""
     panels: bool = False
-    """Make the panels of the run's report with its best checkpoint, and write them into the run."""
+    """Compute the panels of the run's report with its best checkpoint, and write them into the run's directory."""
 
 
 def evaluate(arguments: list[str]) -> None:
-    """Score a checkpoint on the splits of its run."""
     options, flags = verb_options(Evaluate, arguments, verb="evaluate", missing=WHICH_RUN)
     run_path, splits = find_run(options.run), options.split
     program, config = saved_settings(run_path, options, flags, verb="evaluate")
-    config_here = in_directory(config, run_path)  # whose tokenizer it is; nothing is opened or written
+    config_here = in_directory(config, run_path)  # for the tokenizer; nothing is opened or written
     if options.panels:
         if splits or options.questions or options.checkpoint is not None:
             raise ConfigError(
@@ -103,7 +102,6 @@ def _evaluate_splits(run: "Run", only: Sequence[str], chosen: "Checkpoint", *, w
 
 
 def _write_panels(program: Program, config: Any, run_path: Path) -> None:
-    """Make what the report shows of the task, with the best checkpoint, or the newest if none is best; write it into the run."""
     from surefoot.tracking.panels_file import FILE
     from surefoot.tracking.run_reader import is_running
 
@@ -114,7 +112,7 @@ def _write_panels(program: Program, config: Any, run_path: Path) -> None:
         raise ConfigError(f"what made {run_path} has no panels_fn: give Run(panels_fn=...)")
     try:
         chosen = choose_checkpoint(run_path, "best")
-    except CheckpointError:  # no score was watched, or that checkpoint is damaged
+    except CheckpointError:  # the run has no best checkpoint, or it is damaged
         chosen = choose_checkpoint(run_path, "newest")
     run.load_checkpoint(chosen)
     try:

@@ -1,4 +1,4 @@
-"""`surefoot export RUN`: the weights of a run in files that others load."""
+"""`surefoot export RUN`: the weights of a run in files for other programs."""
 
 import sys
 from dataclasses import dataclass
@@ -10,32 +10,29 @@ from surefoot.saved_run import SavedRun
 
 @dataclass(frozen=True, kw_only=True)
 class Export(RunOption):
-    """Write the weights of a checkpoint as safetensors for other programs, checked
-    first, with at most one tensor in memory. Weights spread over several ranks are
-    joined. Averaged weights are taken if the run has them. Tokenizers of the run
-    are copied.
+    """Verify a checkpoint and write its weights as safetensors for other programs,
+    with at most one tensor in memory. Sharded weights are joined. Averaged weights
+    are exported if the run has them. The run's tokenizers are copied.
 
       surefoot export runs/mine
       surefoot export runs/mine --checkpoint best --layout gpt2 --out mine
     """
 
     checkpoint: str = "newest"
-    """newest, best, or a step."""
+    """Checkpoint to export: newest, best, or a step."""
     out: str | None = None
-    """Directory. Default: export/ in the run's directory."""
+    """Output directory. Default: export/ in the run's directory."""
     weights: Literal["auto", "averaged", "trained"] = "auto"
-    """auto is averaged if the run has averaged weights."""
+    """auto exports averaged weights if the run has them, else the trained weights."""
     layout: Literal["native", "gpt2"] = "native"
-    """native keeps the model's names. gpt2 writes what transformers' GPT2LMHeadModel loads, with config.json, for gpt runs
-    with --model.family gpt2."""
+    """native keeps parameter names. gpt2 writes files for transformers' GPT2LMHeadModel, from gpt runs with --model.family gpt2."""
     max_file: str = "5 GB"
-    """Larger exports are several files and an index."""
+    """Maximum file size. A larger export is split into several files with an index."""
     model: str = "model"
-    """Name of the model, if the run has several."""
+    """Model to export if the run has several."""
 
 
 def export(arguments: list[str]) -> None:
-    """Write the weights of a run in another library's layout."""
     options = only_options(Export, arguments, verb="export")
     done = SavedRun(find_run(options.run)).export(
         options.out,

@@ -1,4 +1,4 @@
-"""`surefoot find-batch-size`: memory and throughput of micro-batch sizes, measured; leaves nothing behind."""
+"""`surefoot find-batch-size`: measured memory and throughput of micro-batch sizes. It writes no file."""
 
 from dataclasses import dataclass
 
@@ -10,21 +10,20 @@ from surefoot.recipes.program import status_line
 @dataclass(frozen=True, kw_only=True)
 class FindBatchSize(TriedRunOptions):
     """Measure memory and throughput of the micro-batch sizes that divide the batch.
-    Recommend the smallest one that is about as fast as the fastest, with the
-    accumulation that keeps the batch. Trains nothing and writes nothing.
+    Recommend the smallest size that is about as fast as the fastest, with the
+    gradient accumulation that keeps the batch size. Nothing is trained or written.
 
       surefoot find-batch-size gpt --batch-size 64
       surefoot find-batch-size images --preset cifar10 --data.path DIR --memory 4GB
     """
 
     batch_size: str | None = None
-    """Batch to divide, such as 64; "4096 tokens" if the run's batch is in tokens. Default: the run's."""
+    """Batch size to divide, such as 64, or "4096 tokens" if the run's batch is in tokens. Default: the run's."""
     memory: str | None = None
-    """Memory that may be used, such as 8GB; 10% of it is left free. Default: all that is free."""
+    """Memory limit, such as 8GB; 10% of it stays unused. Default: all free memory."""
 
 
 def find_batch_size(arguments: list[str]) -> None:
-    """Print memory and throughput by micro-batch size, and the largest that fits."""
     options, flags = tried_options(FindBatchSize, arguments, verb="find-batch-size")
     if options.batch_size is not None:
         batching(options.batch_size, None)

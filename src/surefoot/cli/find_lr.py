@@ -1,4 +1,4 @@
-"""`surefoot find-lr`: learning rates tried, and one suggested. And the run that a verb tries settings on, leaving nothing behind."""
+"""`surefoot find-lr`: a learning-rate range test. This module also builds the run that other subcommands measure."""
 
 import sys
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from surefoot.errors import ConfigError
 from surefoot.recipes import NAMES
 from surefoot.recipes.program import build_run, choose_checkpoint, find_program, in_directory
 
-_SHOWN = 20  # rows of losses, of a test of any length
+_SHOWN = 20  # approximate rows of the printed table
 
 
 @dataclass(frozen=True, kw_only=True)
 class TriedRunOptions(ChangedProgramOption, ProgramOptions):
-    """The run that settings are tried on: from its start, or from a checkpoint of an existing run."""
+    """The run to measure: a new run, or an existing run at a checkpoint."""
 
     what: Positional[Annotated[str, arg(metavar="RECIPE|FILE.py:build|RUN")]]
     """gpt, translation or images; your own function that returns a surefoot.Run; or an existing run."""
@@ -35,11 +35,11 @@ class TriedRunOptions(ChangedProgramOption, ProgramOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FindLr(TriedRunOptions):
-    """Try learning rates from the lowest to the highest, one step each, on the data
-    that training would see next. Suggest the rate at which the loss falls
-    steepest. Settings are those of surefoot train; for a RUN, the steps start at
-    its newest checkpoint. Training is not changed, and only --out is written. The
-    exit status is 1 if no rate can be suggested.
+    """Train one step at each learning rate, from the lowest to the highest, on the
+    data that training would read next. Suggest the learning rate at which the loss
+    falls steepest. surefoot train has the same settings. For a RUN, the steps start
+    at its newest checkpoint. The run is not changed; only --out is written. The
+    exit status is 1 if no learning rate can be suggested.
 
       surefoot find-lr images --optimizer.name sgd --out pictures/
       surefoot find-lr gpt --batch-size 32 --min-lr 1e-5 --max-lr 1 --steps 60
@@ -50,13 +50,12 @@ class FindLr(TriedRunOptions):
     max_lr: float = 10.0
     """Highest learning rate. The test ends earlier if the loss diverges."""
     steps: int = limited(100, least=1)
-    """Number of learning rates."""
+    """Number of learning rates to try."""
     out: str | None = None
     """Draw the curve as DIR/find-lr.svg and DIR/find-lr.png."""
 
 
 def find_lr(arguments: list[str]) -> None:
-    """Train with a rising learning rate; print and draw the loss over it."""
     options, flags = tried_options(FindLr, arguments, verb="find-lr")
     lowest, highest, count, out = options.min_lr, options.max_lr, options.steps, options.out
     from surefoot.report.figures import make_directory
@@ -66,13 +65,13 @@ def find_lr(arguments: list[str]) -> None:
     check_range(lowest, highest, count)
     run, settings = tried_run(options, flags, verb="find-lr")
     if out is not None:
-        make_directory(local_path(out, setting="--out"))  # before the test, which may take long
+        make_directory(local_path(out, setting="--out"))  # fail before the long test
 
     stride, rates_read = max(1, count // _SHOWN), 0
 
     def watch(rate: float, loss: float) -> None:
         nonlocal rates_read
-        if rates_read == 0:  # what is refused is refused before there is a table
+        if rates_read == 0:  # errors come before the table
             about = f"{count} rates from {as_text(lowest)} to {as_text(highest)}, one a step, from step {start:,}"
             print(about, "  rate     loss after it", sep="\n")
         if rates_read % stride == 0:
@@ -95,7 +94,6 @@ def find_lr(arguments: list[str]) -> None:
 
 
 def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[T, list[str]]:
-    """The options of a verb that tries something with a run, and the run's own flags."""
     missing = f"{verb} of what? surefoot {verb} gpt, or surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
     options, flags = verb_options(kind, arguments, verb=verb, missing=missing, help_goes_on=True)
     refuse_several(flags, verb=verb)
@@ -103,7 +101,7 @@ def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tupl
 
 
 def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> "tuple[sf.Run, set[str]]":
-    """The run that is meant, not opened, and the names of its settings: at its start, or of a directory where a checkpoint is."""
+    """Return the run to measure, without opening its directory, and the names of its settings. An existing run has a checkpoint's state."""
     what = options.what
     is_run = what == "latest" or any((path / "config.toml").is_file() for path in (Path(what), Path("runs") / what))
     if is_run and what not in NAMES and ":" not in what and not what.endswith(".py"):
@@ -112,7 +110,7 @@ def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> "
     if options.checkpoint is not None or options.run_changed_program:
         raise ConfigError(f"--checkpoint and --run-changed-program are of a run that is there, and {what} is none")
     config, _ = program_settings(program, options, flags, verb=verb)
-    if isinstance(config, TrainSettings):  # what another run has left there, a tokenizer say, is not this one's
+    if isinstance(config, TrainSettings):  # ignore files of another run, such as a tokenizer
         config = replace(config, run_dir=None, trackers=None)
     run = build_run(program, config)
     return run, set() if config is None else set(flatten(config))

@@ -1,4 +1,4 @@
-"""The text of `--help`: flags of a verb and of a run, derived from their dataclasses. Torch-free, 80 columns wide."""
+"""The text of `--help`, 80 columns wide, derived from dataclasses of options and settings. Imports no torch."""
 
 import ast
 import dataclasses
@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 _WIDTH, _INDENT = 80, 26
-_LONGEST_CHOICE = 40  # characters of a list of choices beside the flag; a longer one stands in the text
+_LONGEST_CHOICE = 40  # characters of choices beside a flag; a longer list is in the text
 _PLAIN = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
 MOST_USED = (
     *("preset", "data.path", "run_dir", "length", "batch_size"),
     *("optimizer.name", "optimizer.lr", "schedule.name", "precision", "nproc"),
 )
-"""The ten settings that a first run needs, in this order."""
+"""The settings that a first run needs, in display order."""
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag, or an argument without one, as its dataclass declares it. `default` is `MISSING` if it is required."""
+    """A flag or positional argument, as declared by its dataclass. `default` is `MISSING` if a value is required."""
 
     name: str
     hint: Any
@@ -32,9 +32,9 @@ class Flag:
     text: str
     group: str
     metavar: str = ""
-    """Name of an argument in the help; "" for a flag."""
+    """Name of a positional argument in the help; "" for a flag."""
     is_switch: bool = False
-    """Whether it takes no value, as an option of a verb that is a bool."""
+    """Whether the flag takes no value; True for boolean options of a subcommand."""
 
     @property
     def typed(self) -> str:
@@ -42,7 +42,7 @@ class Flag:
 
     @property
     def choices(self) -> list[str]:
-        """The values of a choice; none if any value may be given."""
+        """The allowed values; an empty list if any value is allowed."""
         values = [
             (True, False) if one is bool else typing.get_args(one) for one in _members(self.hint) if _is_choice(one)
         ]
@@ -52,9 +52,8 @@ class Flag:
 def flags_of(
     kind: type[Any], config: Any = None, *, prefix: str = "", group: str = "settings", switches: bool = False
 ) -> Iterator[Flag]:
-    """The flags of a dataclass and of those inside it, in order. Defaults are those of `config` if it is given.
-
-    `switches`: they are options of a verb, and one that is a bool takes no value.
+    """Yield the flags of a dataclass and its nested dataclasses, with defaults from `config`. With `switches`, boolean flags take no
+    value.
 
     >>> from surefoot.recipes.gpt.config import Data
     >>> [(flag.typed, flag.default) for flag in flags_of(Data, prefix="data.")][-1]
@@ -79,7 +78,6 @@ def flags_of(
 
 
 def settings_page(flags: Sequence[Flag]) -> str:
-    """The settings of a run by groups, the most used first; each stands once."""
     by_name = {flag.name: flag for flag in flags}
     first = [by_name[name] for name in MOST_USED if name in by_name]
     groups: dict[str, list[Flag]] = {"most used": first} if len(first) > 1 else {}
@@ -90,7 +88,6 @@ def settings_page(flags: Sequence[Flag]) -> str:
 
 
 def section(title: str, flags: Sequence[Flag], *, names: Collection[str] = ()) -> str:
-    """A heading with flags below it. `names` are settings, named in texts as flags."""
     return "\n".join([f"{title.replace('_', ' ')}:", *(line for flag in flags for line in _lines(flag, names)), ""])
 
 
@@ -113,7 +110,6 @@ def _as_flag(word: str, names: Collection[str]) -> str:
 
 
 def _value(flag: Flag) -> tuple[str, str]:
-    """How a flag's value is written beside it, and what its text says besides."""
     if not all(map(_is_choice, _members(flag.hint))):
         return value_of(flag.hint), ""
     choices = "{" + ",".join(flag.choices) + "}"
@@ -137,7 +133,6 @@ def value_of(hint: Any) -> str:
 
 
 def _members(hint: Any) -> list[Any]:
-    """The types of a union but for None; of another type itself."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return [member for member in (typing.get_args(hint) if is_union else (hint,)) if member is not types.NoneType]
 
@@ -156,7 +151,6 @@ def _default(flag: Flag) -> str:
 
 
 def _texts_of(kind: type[Any]) -> Mapping[str, str]:
-    """The string below each field of a dataclass and of those above it."""
     texts: dict[str, str] = {}
     for each in reversed(kind.__mro__[:-1]):
         try:

@@ -1,4 +1,4 @@
-"""`surefoot VERB ...`: which verb, and what an error looks like. Neither torch nor tyro is imported until a verb needs it."""
+"""The `surefoot` command: its subcommands and error output. This module imports torch and tyro only if a subcommand needs them."""
 
 import importlib
 import os
@@ -22,7 +22,7 @@ VERBS = (
     *("train", "plan", "find-lr", "find-batch-size", "profile", "resume", "submit", "evaluate", "predict", "compare"),
     *("diagnose", "report", "replay", "verify", "export", "data", "completion"),
 )
-"""Each is a function in a file of its name in this package, imported when it is called."""
+"""The names of the subcommands. Each is a function in the module of the same name, imported when called."""
 OVERVIEW = """surefoot trains PyTorch models without losing its footing.
 
   surefoot train RECIPE           train a recipe: gpt, translation, images
@@ -53,7 +53,7 @@ after a signal (not saved after a second one).
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one verb and leave with its exit status: 141 where whoever was to read standard output has gone, as a shell has it."""
+    """Run one subcommand and exit with its status, or 141 (SIGPIPE) if the reader of standard output has closed the pipe."""
     typed = sys.argv[1:] if arguments is None else arguments
     words = [argument for argument in typed if argument != "--traceback"]
     try:
@@ -73,7 +73,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _unread() -> bool:
-    """Whether standard output has no reader any more; the rest of the output is then dropped."""
     if sys.stdout is None or not hasattr(select, "poll"):  # not on Windows
         return False
     look = select.poll()
@@ -86,15 +85,16 @@ def _unread() -> bool:
 
 
 def run_or_exit(call: Callable[[], None], *, with_traceback: bool) -> None:
-    """Call, and leave as the command line does where that fails: with a message, and the exit status of what happened."""
+    """Call a function. If it raises, print the error message and exit with the error's status."""
     try:
         call()
     except KeyboardInterrupt:
-        if "surefoot.run.session" not in sys.modules and not started_by_launcher():  # which says it for all
+        # otherwise the session reports it for all ranks
+        if "surefoot.run.session" not in sys.modules and not started_by_launcher():
             print("\nnothing was begun", file=sys.stderr)
         sys.exit(130)
     except Exception as problem:
-        # without this module, which imports torch, there are no other ranks
+        # other ranks exist only if this module, which imports torch, is loaded
         rendezvous = sys.modules.get("surefoot.distributed.rendezvous")
         error = (None if rendezvous is None else rendezvous.report_to_ranks(problem)) or problem
         out_of_memory = type(error).__name__ == "OutOfMemoryError"
@@ -114,8 +114,7 @@ def run_or_exit(call: Callable[[], None], *, with_traceback: bool) -> None:
 
 
 def _speaks_of(problem: Exception, rendezvous: ModuleType | None) -> bool:
-    """Whether this process reports why it ends: only one of several ranks with the same reason does."""
-    if started_by_launcher() and not isinstance(problem, RankLostError):  # which has a file for each of them
+    if started_by_launcher() and not isinstance(problem, RankLostError):  # a launcher has an error file for each rank
         return True
     if rendezvous is not None and rendezvous.is_connected():
         return bool(rendezvous.speaks_of(problem))
@@ -140,7 +139,7 @@ def _verb(words: list[str]) -> None:
 
 
 def verb_function(verb: str) -> Callable[[list[str]], None]:
-    """The function that a verb is: `find-lr` is `surefoot.cli.find_lr.find_lr`."""
+    """Return the function of a subcommand: `find-lr` is `surefoot.cli.find_lr.find_lr`."""
     name = verb.replace("-", "_")
     function: Callable[[list[str]], None] = getattr(importlib.import_module(f"surefoot.cli.{name}"), name)
     return function

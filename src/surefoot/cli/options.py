@@ -1,4 +1,4 @@
-"""Options of a verb, by tyro: from a command line to their dataclass; help and mistakes. Settings of a run: settings.py."""
+"""The options of a subcommand: parsing with tyro, help and error messages. `cli/settings.py` parses the settings of a run."""
 
 import dataclasses
 import difflib
@@ -24,9 +24,9 @@ from surefoot.errors import ConfigError
 from surefoot.tracking.run_reader import refuse_other_format
 
 T = TypeVar("T")
-_WORDS = {  # how tyro and Python say it -> how a person does
+_WORDS = {  # messages of tyro and Python -> plain wording
     r"Error parsing (--[\w.-]+): ": r"\1 ",
-    r"no type matching .*- <class '\w+'>: ": "",  # what the last of several types says
+    r"no type matching .*- <class '\w+'>: ": "",  # from the last type of a union
     r"could not convert string to float: ('[^']*')": r"\1 is not a number",
     r"invalid literal for int\(\) with base 10: ('[^']*')": r"\1 is not a whole number",
     r"Missing value for argument '?(--[\w.-]+)'?\.? Expected \d+ values?\.?": r"\1 needs a value",
@@ -37,7 +37,7 @@ WHICH_RUN = "which run? give its directory, its name under runs/, or latest"
 
 @dataclass(frozen=True, kw_only=True)
 class RunOption:
-    """The run that a verb is about."""
+    """The RUN argument of a subcommand."""
 
     run: Positional[Annotated[str, arg(metavar="RUN")]]
     """A run's directory, its name under runs/, or latest."""
@@ -45,23 +45,23 @@ class RunOption:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedProgramOption:
-    """Option of verbs that execute the program of an existing run."""
+    """The option of subcommands that execute the program of an existing run."""
 
     run_changed_program: bool = False
-    """Execute the run's program even if it has changed since, or if others can write to it."""
+    """Execute the run's program even if it has changed since, or if other users can write to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedRunOptions(ChangedProgramOption, RunOption):
-    """The run that a verb is about, if the verb executes its program."""
+    """The run and checkpoint of a subcommand that executes the run's program."""
 
     checkpoint: str | None = None
-    """newest, best, or a step. "average 5" is the mean of the weights of the last five."""
+    """Checkpoint to use: newest, best, or a step. "average 5" averages the weights of the last five."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramOptions:
-    """The program of the run that a verb is about, and a file of its settings."""
+    """The program to run, and a file of its settings."""
 
     what: Positional[Annotated[str, arg(metavar="RECIPE|FILE.py:build")]]
     """gpt, translation or images; or your own function that returns a surefoot.Run."""
@@ -70,12 +70,12 @@ class ProgramOptions:
 
 
 def limited(default: Any, *, least: int) -> Any:
-    """The field of an option that is a whole number of `least` or more."""
+    """Return an option field for an integer of at least `least`."""
     return dataclasses.field(default=default, metadata={"least": least})
 
 
 def by_flag(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """The arguments in groups: the name of each flag, with the flag and what follows it; "" names those before the first.
+    """Group arguments by flag: each flag's name, with the flag and its values. The name "" holds the leading arguments.
 
     >>> by_flag(["gpt", "--seed", "3", "--optimizer.weight-decay=0.1"])
     [('', ['gpt']), ('seed', ['--seed', '3']), ('optimizer.weight_decay', ['--optimizer.weight-decay=0.1'])]
@@ -91,7 +91,7 @@ def by_flag(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def without(arguments: Sequence[str], names: Collection[str]) -> list[str]:
-    """The arguments without some flags and their values.
+    """Return the arguments without some flags and their values.
 
     >>> without(["gpt", "--seed", "3", "--report=False"], ["seed"])
     ['gpt', '--report=False']
@@ -100,7 +100,7 @@ def without(arguments: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def flag_text(arguments: Sequence[str], name: str) -> str | None:
-    """The value of a flag as it was typed, the last one counts; None where the flag is absent.
+    """Return the value of a flag as typed; the last occurrence wins. Returns None if the flag is absent.
 
     >>> flag_text(["gpt", "--optimizer.betas", "0.9", "0.95", "--seed=3"], "optimizer.betas")
     '0.9 0.95'
@@ -111,7 +111,7 @@ def flag_text(arguments: Sequence[str], name: str) -> str | None:
 
 
 def target(kind: type[Any], arguments: Sequence[str], *, verb: str, missing: str = WHICH_RUN) -> str:
-    """The first argument. Without one, print help if it is asked for, else raise `ConfigError`."""
+    """Return the first argument. Without arguments, print the help if requested, else raise `ConfigError`."""
     if arguments and not arguments[0].startswith("-"):
         return arguments[0]
     if "help" in dict(by_flag(arguments)):
@@ -130,11 +130,8 @@ def verb_options(
     but: Collection[str] = (),
     help_goes_on: bool = False,
 ) -> tuple[T, list[str]]:
-    """The options of a verb, `but` some that are settings here, and the other arguments, which are settings.
-
-    `missing` is what a verb says that must have a first argument. After its help the process ends, or `help_goes_on` with the
-    settings and these options.
-    """
+    """Parse the options of a subcommand, except those in `but`, and return the other arguments as settings. A missing first argument
+    raises the error `missing`. The process exits after printing help, unless `help_goes_on` is True."""
     if missing is not None:
         target(kind, arguments, verb=verb, missing=missing)
     groups = by_flag(arguments)
@@ -156,21 +153,19 @@ def verb_options(
 
 
 def only_options(kind: type[T], arguments: Sequence[str], *, verb: str, missing: str = WHICH_RUN) -> T:
-    """The options of a verb that takes no settings."""
     options, rest = verb_options(kind, arguments, verb=verb, missing=missing)
     refuse_unknown([name for name, _ in by_flag(rest) if name], option_names(kind), verb=verb, flags="options")
     return options
 
 
 def option_names(kind: type[Any]) -> list[str]:
-    """The names of a verb's flags. A field ends in _ where its flag is a word of Python's."""
+    """Return the names of a subcommand's flags, without the trailing _ of fields named like Python keywords."""
     hints = typing.get_type_hints(kind, include_extras=True)
     positional = {name for name, hint in hints.items() if tyro.conf.Positional in getattr(hint, "__metadata__", ())}
     return [field.name.removesuffix("_") for field in dataclasses.fields(kind) if field.name not in positional]
 
 
 def print_options(kind: type[Any], verb: str, *, but: Collection[str] = ()) -> None:
-    """Print the arguments and options of a verb, `but` some that are settings."""
     flags = [flag for flag in flags_of(kind, switches=True) if flag.name not in but]
     parts = {
         "arguments": [flag for flag in flags if flag.metavar],
@@ -182,7 +177,7 @@ def print_options(kind: type[Any], verb: str, *, but: Collection[str] = ()) -> N
 
 
 def find_run(name: str) -> Path:
-    """The directory of the run that is meant: by its path, its name below runs/, or latest."""
+    """Return the directory of a run from its path, its name below runs/, or latest."""
     local_path(name, setting="the run")
     if name == "latest":
         runs = sorted(Path("runs").glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
@@ -210,7 +205,7 @@ def _readable(run: Path) -> Path:
 
 
 def parse(kind: type[T], arguments: Sequence[str], *, verb: str, flags: str = "settings", **more: Any) -> T:
-    """Parse the arguments with tyro. `ConfigError` has its first sentence, in our words, and where to find all `flags`."""
+    """Parse the arguments with tyro. Raises `ConfigError` with tyro's first sentence in plain wording and the help command of `flags`."""
     errors = io.StringIO()
     try:
         with redirect_stderr(errors):
@@ -223,7 +218,7 @@ def parse(kind: type[T], arguments: Sequence[str], *, verb: str, flags: str = "s
 
 
 def _unboxed(text: str) -> str:
-    """The first part of tyro's box as one line. The box is made of dashes if the terminal knows ASCII alone."""
+    # tyro draws its box with dashes if the terminal supports only ASCII
     lines = [line.strip().strip("│|").strip() for line in text.splitlines()]
     edges = [index for index, line in enumerate(lines) if line.startswith(("─", "╭", "╰", "---", "+--"))]
     first, last = (*edges, len(lines))[:2] if edges else (-1, len(lines))
@@ -240,7 +235,7 @@ def _unboxed(text: str) -> str:
 
 
 def refuse_unknown(names: Sequence[str], known: Sequence[str], *, verb: str, flags: str = "settings") -> None:
-    """Raise `ConfigError` with the nearest known name for each of these, if there are any."""
+    """Raise `ConfigError` if `names` is not empty, with the nearest known name for each."""
     if names:
         meant = [(name, nearest(name, known)) for name in names[:3]]
         cures = [f"--{name}: did you mean --{close}?" if close else f"--{name}" for name, close in meant]

@@ -1,4 +1,4 @@
-"""`surefoot plan ...`: the run that `train` would start; with `--world-size N` its needs on N GPUs, computed from shapes."""
+"""`surefoot plan`: the run that `train` would start; with `--world-size N`, its needs on N GPUs, computed from shapes."""
 
 import math
 import re
@@ -34,14 +34,14 @@ _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
-    """The GPUs that a run is planned for without having them. Text keeps the unit that was typed."""
+    """The GPUs that a plan assumes. Memory and bandwidth are text with a unit."""
 
     world_size: int | None = limited(None, least=1)
-    """Plan for this many GPUs, computed from shapes; nothing is allocated."""
+    """Number of GPUs to plan for, computed from shapes; nothing is allocated."""
     flops: float | None = None
-    """FLOP/s of one GPU. Default: 989e12 in bf16, an H100's."""
+    """Peak FLOP/s of one GPU. Default: 989e12 in bf16, an H100's."""
     mfu: float | None = None
-    """Fraction of the FLOP/s that training uses. Default: 0.4."""
+    """Fraction of the peak FLOP/s that training uses. Default: 0.4."""
     gpu_memory: str | None = None
     """Memory of one GPU. Default: "80 GB"."""
     bandwidth: str | None = None
@@ -49,25 +49,25 @@ class MachineOptions:
     node_bandwidth: str | None = None
     """Bandwidth of one GPU within its node. Default: "450 GB/s"."""
     node_size: int | None = limited(None, least=1)
-    """GPUs of each node. Default: 8."""
+    """GPUs per node. Default: 8."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(MachineOptions, Several, ProgramOptions):
-    """Show what train would run with the same arguments: the settings and where each
-    came from, parameters, how a batch is divided, learning rates, and memory and
-    time measured with one micro-batch. Check that the loss is the mean that it has
-    to be. Trains nothing and writes nothing.
+    """Show the run that train would start with the same arguments: settings and their
+    origins, parameters, micro-batches, learning rates, and memory and time measured
+    with one micro-batch. Check that the loss is a mean over samples or targets.
+    Nothing is trained or written.
 
-    --world-size plans for that many GPUs: memory of each, bytes sent and the time
-    of a step, for the run's --parallel and for others. Recipes read no data then.
+    --world-size N computes memory per GPU, bytes sent and step time on N GPUs, for
+    the run's --parallel and for alternatives. Recipes read no data for it.
 
-    --schedules draws schedules side by side as PATH.png and PATH.svg, with --out
-    PATH, and prints the peak, the lowest rate, the end of warm-up and the mean
-    factor of each. LIST has commas between schedules, a colon before each setting,
-    a slash between milestones, and + and @ if one follows another. all is every
-    shape. The run has 1,000 steps, or --length; a recipe gives its own length, base
-    rate and schedule settings.
+    --schedules draws learning-rate schedules side by side as PATH.png and PATH.svg
+    (--out PATH). The peak, the minimum, the end of warm-up and the mean factor of
+    each schedule are printed. LIST separates schedules by commas, settings by
+    colons and milestones by slashes. A+B@50% switches from A to B halfway; all
+    draws every shape. The run has 1,000 steps, or --length. A recipe supplies its
+    own length, base learning rate and schedule settings.
 
       surefoot plan gpt --batch-size 64 --micro-batch-size 8
       surefoot plan gpt --preset gpt2-1558m --world-size 512 --parallel fsdp
@@ -81,7 +81,6 @@ class Plan(MachineOptions, Several, ProgramOptions):
 
 
 def plan(arguments: list[str]) -> None:
-    """Print the model, length, memory and time of a run."""
     flags_given = dict(by_flag(arguments))
     if "schedules" in flags_given and "help" not in flags_given:
         plan_schedules(arguments, foreign=set(option_names(Plan)) - set(option_names(PlanSchedules)))
@@ -126,7 +125,6 @@ def _print_configuration(config: Any, origins: Mapping[str, str]) -> None:
 
 
 def _assumed(numbers: Mapping[str, float], *, precision: str) -> "Machine":
-    """The machine of the plan: the numbers given, else an H100's, each with its origin."""
     from surefoot.plan.network_model import Machine
     from surefoot.train.precision import FORMATS
 
@@ -141,7 +139,6 @@ def _assumed(numbers: Mapping[str, float], *, precision: str) -> "Machine":
 
 
 def _numbers(options: MachineOptions) -> dict[str, float]:
-    """The machine's numbers that were given, by name. One `ConfigError` lists all that are not numbers."""
     typed = {name: getattr(options, name) for name in ("flops", *_USUAL) if getattr(options, name) is not None}
     if typed and options.world_size is None:
         raise ConfigError(
@@ -165,7 +162,7 @@ def _numbers(options: MachineOptions) -> dict[str, float]:
 
 
 def bytes_per_s(text: str, *, setting: str) -> float:
-    """Bytes per second from a text with its unit; b stands for bits.
+    """Parse a bandwidth with its unit to bytes per second; b stands for bits.
 
     >>> bytes_per_s("50 GB/s", setting="--bandwidth"), bytes_per_s("400 Gb/s", setting="--bandwidth")
     (50000000000.0, 50000000000.0)

@@ -1,4 +1,4 @@
-"""`surefoot plan --schedules LIST`: draw learning-rate schedules side by side; nothing is trained."""
+"""`surefoot plan --schedules LIST`: learning-rate schedules drawn side by side, without training."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -24,30 +24,30 @@ _FORM = "as in cosine,linear:min_lr_ratio=0.1,wsd:cooldown=30%,constant+linear@5
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSchedules:
-    """Draw schedules side by side. Prints the peak, the lowest rate, the end of warm-up and the mean factor of each."""
+    """Draw schedules side by side. Print the peak, the minimum, the end of warm-up and the mean factor of each schedule."""
 
     what: Positional[Annotated[tuple[str, ...], arg(metavar="RECIPE|FILE.py:build")]] = ()
-    """The run whose length, base rate and schedule settings are used. Default: a run of 1,000 steps."""
+    """Run that supplies length, base learning rate and schedule settings. Default: a run of 1,000 steps."""
     config: str | None = None
     """A TOML file of settings."""
     schedules: str = ""
-    """LIST: commas between schedules, a colon before each setting, a slash between milestones; all is every shape."""
+    """LIST: commas between schedules, a colon before each setting, a slash between milestones. all draws every shape."""
     out: str = "schedules"
-    """PATH of the pictures, PATH.png and PATH.svg."""
+    """PATH of the pictures PATH.png and PATH.svg."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plain:
-    """A run with only its length and the settings of its schedules known."""
+    """A run that has only a length and schedule settings."""
 
     length: str = "1000 steps"
-    """How long the run is, in steps."""
+    """Length of the run in steps."""
     schedule: Schedule = field(default_factory=Schedule)
-    """Settings that all schedules share, if a schedule takes them."""
+    """Settings shared by all schedules that take them."""
 
 
 def plan_schedules(arguments: Sequence[str], *, foreign: Collection[str]) -> None:
-    """Print and draw the schedules of a list; options of `plan` that are `foreign` to this are refused."""
+    """Print and draw the schedules of a list. Options of `plan` that are in `foreign` are refused."""
     options, flags = verb_options(PlanSchedules, arguments, verb="plan")
     for unused in [name for name, _ in by_flag(flags) if name in foreign][:1]:
         raise ConfigError(f"--{unused.replace('_', '-')}: --schedules trains nothing\n  leave it out")
@@ -65,7 +65,7 @@ def plan_schedules(arguments: Sequence[str], *, foreign: Collection[str]) -> Non
 
 
 def schedules(text: str, length: Length, *, shared: Mapping[str, Any]) -> dict[str, Single | Joined]:
-    """The schedules of a list by name; `shared` are settings that each has where it takes them and does not say otherwise.
+    """Return the schedules of a list by name. Values in `shared` apply to schedules that take the setting and do not set it.
 
     >>> length = Length(steps=100, samples_per_epoch=1, batch_size=1)
     >>> by_name = schedules("cosine,wsd:cooldown=30%", length, shared={"warmup": "10%", "min_lr_ratio": 0.1})
@@ -88,18 +88,17 @@ def schedules(text: str, length: Length, *, shared: Mapping[str, Any]) -> dict[s
 
 
 def _schedule(text: str, length: Length, shared: Mapping[str, Any]) -> Single | Joined:
-    """One schedule, or several that follow each other: "constant+linear@50%"."""
     first, *others = text.split("+")
     if not others:
         return _single(first, shared)
-    # of the whole run, as all others
+    # a percentage of the whole run
     warmup = in_steps(str(shared.get("warmup", "5%")), length=length, setting="warmup")
     joined: Single | Joined = _single(first, {**shared, "warmup": f"{warmup} steps"})
     for other in others:
         shape, mark, at = other.rpartition("@")
         if not mark:
             raise ConfigError(f"{other!r} begins nowhere: write at which step, as in {first}+{other}@50%")
-        # a part begins at its own step 0; what is shared but the warm-up is of the last one too
+        # a part begins at its own step 0 and uses the shared settings except the warm-up
         following = _single(shape, {name: value for name, value in shared.items() if name != "warmup"}, rises=False)
         joined = join(joined, following, at=in_steps(at, length=length, setting="at"))
     return joined
@@ -136,7 +135,6 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _basis(options: PlanSchedules, flags: Sequence[str]) -> tuple[Length, dict[str, Any], float | None]:
-    """The run's length, its schedule settings, and its base rate if it has one."""
     own, verb = [PlanSchedules], "plan --schedules LIST"
     if not options.what:
         plain = configured(Plain, [("file", file_values(options.config))], flags, verb=verb, own=own)[0]
@@ -149,11 +147,11 @@ def _basis(options: PlanSchedules, flags: Sequence[str]) -> tuple[Length, dict[s
     if program.described["kind"] == "recipe":
         settings = _settings(flatten(config))
         if re.search("epoch", f"{config.length} {options.schedules} {settings}", re.IGNORECASE):
-            length = build_run(program, config).parts.length  # the data must be read to know how many steps that is
+            length = build_run(program, config).parts.length  # epochs depend on the size of the data
         else:
             length = planned(config.length, samples_per_epoch=1, batch_size=1)
         return length, settings, float(config.optimizer.spec().lr)
-    parts = build_run(program, config).parts  # of the user's own making: its warm-up and floor are taken over
+    parts = build_run(program, config).parts  # a user's program: use its warm-up and minimum
     settings = {"warmup": f"{parts.schedule.warmup or 0} steps"}
     if isinstance(parts.schedule, Single) and parts.schedule.min_lr_ratio is not None:
         settings["min_lr_ratio"] = parts.schedule.min_lr_ratio
@@ -162,7 +160,6 @@ def _basis(options: PlanSchedules, flags: Sequence[str]) -> tuple[Length, dict[s
 
 
 def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The schedule settings of a configuration, except the name."""
     return {
         name.removeprefix("schedule."): value
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""`surefoot predict RUN INPUT...`: a trained model used on prompts, lines or pictures."""
+"""`surefoot predict RUN INPUT...`: predictions of a trained model for prompts, lines or pictures."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -13,12 +13,12 @@ from surefoot.recipes.program import choose_checkpoint, program_and_config
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(SavedRunOptions):
-    """Use a trained model. A gpt run continues each input: one input as you watch,
-    several inputs or the lines of --file as one JSON object each. A translator
-    answers each line of its inputs, of --file or of standard input with one line.
-    A run of images names the likeliest classes of picture files, which are resized
-    as its training data were. - reads an input from standard input. For the
-    settings of one run: surefoot predict RUN --help.
+    """Run a trained model on inputs. A gpt run continues prompts: it streams the
+    continuation of one prompt, and prints a JSON object for each of several prompts
+    or lines of --file. A translation run prints one line for each line of its
+    inputs, --file or standard input. An images run prints the likeliest classes of
+    picture files, resized like its training data. The input - reads standard input.
+    For the options of one run: surefoot predict RUN --help.
 
       surefoot predict runs/mine "def " --max-new-tokens 100 --temperature 0.7
       surefoot predict runs/mine --file prompts.txt
@@ -31,7 +31,6 @@ class Predict(SavedRunOptions):
 
 
 def predict(arguments: list[str]) -> None:
-    """Answer inputs with the model of a run."""
     options, flags = verb_options(Predict, arguments, verb="predict", missing=WHICH_RUN, help_goes_on=True)
     run_path = find_run(options.run)
     program, config = program_and_config(run_path, run_changed=options.run_changed_program)
@@ -48,5 +47,5 @@ def predict(arguments: list[str]) -> None:
     console = TextWriter(None)
     for piece in program.names["predict"](config, request, options.inputs, run=run_path, checkpoint=checkpoint):
         console.put(piece)
-        if console.gone:  # nobody reads any more
+        if console.gone:  # the reader has closed the output
             break

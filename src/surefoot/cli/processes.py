@@ -1,4 +1,4 @@
-"""`--nproc` and `--max-restarts`: the same command in several processes of this machine, where it asks for that."""
+"""`--nproc` and `--max-restarts`: start the same command in several processes on this machine."""
 
 import dataclasses
 import os
@@ -22,16 +22,15 @@ NAMES = ("nproc", "max_restarts")
 
 @dataclass(frozen=True, kw_only=True)
 class Several:
-    """How many processes a command starts."""
+    """The number of processes that a command starts, and their restarts."""
 
     nproc: int | str = 1
-    """Processes on this machine. "1:4" starts as many as divide a step, and fewer if one died. Default of a resumed run: as
-    before."""
+    """Processes on this machine. "1:4" starts as many as divide a step, fewer after one dies. A resume keeps the previous number."""
     max_restarts: int = 0
-    """How often to start all processes again if one died."""
+    """How often to restart all processes after one dies."""
 
     def recorded(self) -> dict[str, int | str]:
-        """The values by name that config.toml records for a resume.
+        """Return the non-default values by name, as config.toml records them for a resume.
 
         >>> Several(nproc=2).recorded(), Several().recorded()
         ({'nproc': 2}, {})
@@ -40,26 +39,24 @@ class Several:
 
 
 def among_settings(program: Program) -> tuple[str, ...]:
-    """The names of the options that are settings of the program: its configuration holds them."""
+    """Return the names of these options that are also settings of the program."""
     return NAMES if program.config is not None and "nproc" in dict(field_hints(program.config)) else ()
 
 
 def program_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[Program, T, list[str]]:
-    """The program that a verb is given, the verb's options, and the other arguments, which are settings."""
     missing = f"{verb} what? surefoot {verb} gpt, or surefoot {verb} FILE.py:build"
     program = find_program(target(kind, arguments, verb=verb, missing=missing))
     return program, *verb_options(kind, arguments, verb=verb, but=among_settings(program), help_goes_on=True)
 
 
 def settled(several: Several, config: Any) -> Several:
-    """The values of the configuration, if these are settings of it."""
     if config is None or "nproc" not in flatten(config):
         return several
     return Several(nproc=config.nproc, max_restarts=config.max_restarts)
 
 
 def as_before(several: Several, arguments: Sequence[str], before: Mapping[str, Any]) -> Several:
-    """The values of the arguments; for those not given, the values recorded `before`.
+    """Replace values that the arguments do not set by the values recorded `before`.
 
     >>> as_before(Several(), ["runs/mine"], {"nproc": 2})
     Several(nproc=2, max_restarts=0)
@@ -69,7 +66,7 @@ def as_before(several: Several, arguments: Sequence[str], before: Mapping[str, A
 
 
 def refuse_several(arguments: Sequence[str], *, verb: str, or_launched: bool = False) -> None:
-    """Raise where a verb that works in one process is asked to start several; `or_launched` also where a launcher has."""
+    """Raise if a single-process subcommand is asked to start several; with `or_launched`, also if a launcher started several."""
     for name in NAMES:
         if flag_text(arguments, name) is not None:
             raise ConfigError(f"{verb} works in one process: leave --{name.replace('_', '-')} out")
@@ -80,7 +77,7 @@ def refuse_several(arguments: Sequence[str], *, verb: str, or_launched: bool = F
 def start_several(
     command: Sequence[str], several: Several, *, config: Any, flags: Sequence[str], out: Path | None = None
 ) -> None:
-    """Run the command in several processes if they are asked for, and exit with their status; return inside one of them."""
+    """Run the command in several processes if requested, and exit with their status. Return inside these processes, or if one is enough."""
     wanted = _wanted(several)
     if "WORLD_SIZE" in os.environ:
         if not started_by_launcher() and flag_text(flags, "nproc") is not None:
@@ -100,22 +97,22 @@ def start_several(
 
     def arguments(elapsed_s: float) -> list[str]:
         words = list(command)
-        if limit_s is not None and elapsed_s > 1:  # what is left of it for a group that is started again
+        if limit_s is not None and elapsed_s > 1:  # the remaining time for a restarted group
             words = [*without(words, ["time_limit"]), "--time-limit", f"{max(1, round(limit_s - elapsed_s))} s"]
-        return ["-P", "-m", "surefoot", *words]  # the directory where it is started is no place to import from
+        return ["-P", "-m", "surefoot", *words]  # -P: import nothing from the working directory
 
     sys.stdout.flush()
     sys.exit(launch(arguments, places=places, max_restarts=several.max_restarts))
 
 
 def planned(several: Several, config: Any) -> int:
-    """How many processes the command would start; raises `ConfigError` where it would be refused."""
+    """Return the number of processes that the command would start. Raises `ConfigError` if the command would be refused."""
     wanted = _wanted(several)
     return 1 if wanted.max_count == 1 else _places(wanted, {} if config is None else flatten(config)).size()
 
 
 def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> None:
-    """Raise if this number of tasks, each a process of the run, cannot train it, or would start others."""
+    """Raise if this number of Slurm tasks, each a process of the run, cannot train it, or if each would start more processes."""
     if several.recorded() and (tasks > 1 or local):
         named = " and ".join(f"--{name.replace('_', '-')} {value}" for name, value in several.recorded().items())
         raise ConfigError(
@@ -123,7 +120,7 @@ def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> N
             "  leave it out, and say how many: --tasks-per-node, or --gpus-per-node"
         )
     settings = {} if config is None else flatten(config)
-    # of GPUs only the machines of the job know
+    # only the job's machines know their GPUs
     if (sizes := _places(parse_nproc(tasks), settings | {"device": "cpu"}).sizes()) is not None:
         sizes.refuse(tasks)
     if tasks > 1 and settings.get("parallel") == "none":
@@ -137,7 +134,6 @@ def _wanted(several: Several) -> ProcessCount:
 
 
 def _places(wanted: ProcessCount, settings: Mapping[str, Any], *, out: Path | None = None) -> Slots:
-    """Where processes may be started, for these settings of a run; `out` is where one is that goes on."""
     batch_size, micro, written = (settings.get(name) for name in ("batch_size", "micro_batch_size", "run_dir"))
     run_dir = out or (Path(written) if isinstance(written, str) and written else None)
     return Slots(
@@ -148,11 +144,10 @@ def _places(wanted: ProcessCount, settings: Mapping[str, Any], *, out: Path | No
 
 
 def _gpus(device: Any) -> list[str] | None:
-    """The names of the GPUs that processes are to use; None where they use none."""
     import torch
 
     on_gpus = isinstance(device, str) and (device == "auto" or device.startswith("cuda"))
-    if not on_gpus or not torch.cuda.is_available():  # whoever asked for one is told by the ranks
+    if not on_gpus or not torch.cuda.is_available():  # the ranks report a missing GPU
         return None
     there, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(index) for index in range(there)] if visible is None else visible.split(",")[:there]

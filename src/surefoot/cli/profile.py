@@ -1,4 +1,4 @@
-"""`surefoot profile`: where a step's time goes, and what would make it quicker."""
+"""`surefoot profile`: the time of each part of a training step, and measured speedups."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,10 @@ from surefoot.recipes.program import status_line
 
 @dataclass(frozen=True, kw_only=True)
 class Profile(TriedRunOptions):
-    """Measure where the time of a step goes, its operators, memory and arithmetic.
-    Try what may make it faster, each in turn with the run as it is. Settings are
-    those of surefoot train. Trains nothing and takes about half a minute.
+    """Measure the time of each part of a training step, its operators, memory and
+    FLOPs. Measure possible speedups, each in alternation with the unchanged run.
+    surefoot train has the same settings. Nothing is trained. The profile takes
+    about half a minute.
 
       surefoot profile gpt
       surefoot profile images --preset cifar10 --data.path DIR --speedups all
@@ -20,22 +21,21 @@ class Profile(TriedRunOptions):
     """
 
     speedups: str = "usual"
-    """usual, none, all, or some of: workers, precision, fused, checkpointing, channels-last, micro-batch, compile. usual
-    leaves out compile, which takes 20 seconds or more."""
+    """usual (all but compile, which takes 20 s), none, all, or some of: workers, precision, fused, checkpointing, channels-last,
+    micro-batch, compile."""
     steps: int = limited(12, least=4)
-    """Number of steps that are timed, after a warm-up."""
+    """Number of timed steps after a warm-up."""
     max_seconds: float = 20.0
-    """About how many seconds the whole profile may take."""
+    """Approximate duration limit of the profile in seconds."""
     peak_flops: str | None = None
-    """Peak operations per second of this device. Default: measured."""
+    """Peak FLOP/s of this device. Default: measured."""
     shapes: bool = False
-    """Tell operators apart by the shapes of their inputs."""
+    """Distinguish operators by the shapes of their inputs."""
     out: str = "runs/profile"
-    """Directory for profile.json and .txt, trace.json.gz (for ui.perfetto.dev), memory.png and .svg."""
+    """Directory of profile.json, profile.txt, trace.json.gz (for ui.perfetto.dev), memory.png and memory.svg."""
 
 
 def profile(arguments: list[str]) -> None:
-    """Print where the time of a step goes."""
     options, flags = tried_options(Profile, arguments, verb="profile")
     from surefoot.profile.flops import parse_peak_flops
     from surefoot.profile.profile import measure

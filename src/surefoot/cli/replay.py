@@ -1,4 +1,4 @@
-"""`surefoot replay RUN --step N`: a past step made again and looked at; with --bisect-nan, the first bad one."""
+"""`surefoot replay RUN --step N`: repeat a past step and inspect it. `--bisect-nan` finds the first bad step."""
 
 import json
 import sys
@@ -16,29 +16,28 @@ from surefoot.tracking.run_reader import newest_state
 
 @dataclass(frozen=True, kw_only=True)
 class Replay(ChangedProgramOption, RunOption):
-    """Repeat step N of a run, counted from 0, from the nearest checkpoint before it.
-    Show its samples with the loss of each, the output of every module, the gradient
-    of every parameter, and the first value that is not finite, with its module and
-    its sample. On the same machine it is that step bit for bit, which is checked if
-    its loss is recorded. The run's directory is only read. The command first says
-    how many steps have to be repeated, and about how long that takes.
+    """Repeat step N of a run, counted from 0, from the nearest earlier checkpoint.
+    Show the loss of each sample, the output of every module, the gradient of every
+    parameter, and the first non-finite value with its module and sample. On the
+    same machine the step is identical bit for bit, which is checked if its loss is
+    recorded. The run's directory is only read. The number of repeated steps and the
+    estimated time are printed first.
 
       surefoot replay runs/mine --step 412
       surefoot replay latest --bisect-nan
     """
 
     step: int | None = limited(None, least=0)
-    """The step, as Step.index counts from 0. Records and the console count steps made, so their step 413 is --step 412."""
+    """Index of the step, from 0, as in Step.index. Records and the console count completed steps: their step 413 is --step 412."""
     bisect_nan: bool = False
-    """Find the first bad step, and show it."""
+    """Find the first step with a non-finite value and show it."""
     samples: int = limited(8, least=0)
-    """Number of samples shown; 0 passes no sample alone."""
+    """Number of samples shown; 0 skips the forward passes of single samples."""
     json: bool = False
-    """Print everything as JSON."""
+    """Print the result as JSON."""
 
 
 def replay(arguments: list[str]) -> None:
-    """Print a step that is made again. Messages before it go to standard error, so that the page can be redirected."""
     options, flags = verb_options(Replay, arguments, verb="replay", missing=WHICH_RUN)
     refuse_several(arguments, verb="replay")
     path, step = find_run(options.run), options.step
@@ -56,7 +55,7 @@ def replay(arguments: list[str]) -> None:
     state = newest_state(path)[1]
     if step is not None and state is not None:  # before the run's program is executed
         refuse_step(step, state.planned_steps, where=path)
-    with redirect_stdout(sys.stderr):  # what a run that is built has to say is no part of the page
+    with redirect_stdout(sys.stderr):  # messages of the build are not part of the output
         run, searched = saved.rebuild(one_process=True), None
         if step is None:
             step, searched = first_bad(run.parts, records_of(path), out=path, say=note)

@@ -1,4 +1,4 @@
-"""`surefoot report RUN...`: a run, or several over each other, as one page of HTML; as a picture; or served while it goes on."""
+"""`surefoot report RUN...`: an HTML page or pictures of one or several runs, or a page served during training."""
 
 import sys
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from surefoot.cli.options import WHICH_RUN, find_run, limited, only_options
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 
-_DRAWN = 8  # charts of the picture
+_DRAWN = 8  # charts in the picture
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write a page about a run: its course in one sentence, findings, loss and
-    metrics, learning rate, norms, speed, memory and time, layers, and settings. It
-    shows examples of the model's work and the commands that repeat the run. It is
-    one HTML file of at most 1 MB that needs no network. Every run writes one when
-    it ends (--report False leaves it out). The run may be finished, training or
-    dead. Several runs: their curves in common charts, and the settings that differ.
+    """Write an HTML page about a run: a one-sentence summary, findings, loss and
+    metrics, learning rate, norms, speed, memory and time, layers, settings, example
+    outputs, and the commands that repeat the run. The page is one file of at most
+    1 MB and needs no network. Every run writes a page when it ends (--report False
+    disables this). The run may be finished, training or dead. The page of several
+    runs has common charts and the settings that differ.
 
-    The run's program is not executed. Examples are shown if the run wrote them; for
-    a run that was killed: surefoot evaluate RUN --panels.
+    The run's program is not executed. Example outputs are shown if the run wrote
+    them. For a run that was killed: surefoot evaluate RUN --panels.
 
       surefoot report latest
       surefoot report runs/a runs/b --out compared.html
@@ -34,17 +34,16 @@ class Report:
     runs: Positional[Annotated[tuple[str, ...], arg(metavar="RUN ...")]] = ()
     """Runs' directories, their names under runs/, or latest."""
     out: str | None = None
-    """The file. Default: RUN/report.html; report.html for several runs."""
+    """Output file. Default: RUN/report.html, or report.html for several runs."""
     png: bool = False
-    """Draw the main curves too, as .png and .svg beside the page."""
+    """Also draw the main curves as .png and .svg beside the page."""
     watch: bool = False
-    """Serve the page on this machine and renew it while the run trains."""
+    """Serve the page on this machine and update it while the run trains."""
     port: int | None = limited(None, least=0)
-    """Port of --watch. Default: a free one."""
+    """Port of --watch. Default: a free port."""
 
 
 def report(arguments: list[str]) -> None:
-    """Write the page of one run or of several, or serve it while they train."""
     options = only_options(Report, arguments, verb="report", missing=f"report on {WHICH_RUN}; or several")
     runs = [find_run(name) for name in options.runs]
     if options.watch:
@@ -82,12 +81,11 @@ def report(arguments: list[str]) -> None:
 
 
 def _could_have_panels(run: Path) -> bool:
-    """Whether a run has left no panels, is over, and can be built again by a program that may have some."""
     from surefoot.report.series import read_reported_run
     from surefoot.tracking.panels_file import FILE
 
     reported = read_reported_run(run)
     kind, finished = reported.files.config.program.get("kind"), (reported.recorded.over or "").startswith("finished")
-    has_panels = kind == "recipe" or (kind == "file" and not finished)  # a finished one has made them, if it has any
+    has_panels = kind == "recipe" or (kind == "file" and not finished)  # a finished run has written its panels
     has_checkpoint = any((run / "checkpoints").glob("step-*"))
     return has_panels and has_checkpoint and not (run / FILE).exists() and not reported.running

@@ -1,4 +1,4 @@
-"""`surefoot resume RUN`: go on from the newest intact checkpoint."""
+"""`surefoot resume RUN`: resume a run from its newest intact checkpoint."""
 
 from dataclasses import dataclass
 
@@ -17,11 +17,11 @@ from surefoot.recipes.program import read_program
 @dataclass(frozen=True, kw_only=True)
 class Resume(AcceptChange, Several, RunOption):
     """Resume a run from its newest intact checkpoint, with the same bits as if it had
-    never stopped. Settings that change no result may change: --workers,
+    never stopped. Settings that do not affect results may change: --workers,
     --log-every, --save-every, --keep-last, --stop-after, --time-limit,
     --max-restarts. --length may change if the schedule allows it. With another
-    --nproc or --parallel the samples and their order stay, and results are equal
-    to rounding.
+    --nproc or --parallel, the samples and their order are the same, and results
+    are equal up to rounding.
 
       surefoot resume latest
       surefoot resume runs/mine --time-limit "2 h"
@@ -29,7 +29,6 @@ class Resume(AcceptChange, Several, RunOption):
 
 
 def resume(arguments: list[str]) -> None:
-    """Go on with a run from its newest intact checkpoint."""
     run = find_run(target(Resume, arguments, verb="resume"))
     program, before = read_program(run, resuming=True)
     if not (run / "checkpoints").is_dir():

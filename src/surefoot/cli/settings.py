@@ -1,4 +1,4 @@
-"""Settings of the run that a verb is about: flags over files over defaults, and where every value came from."""
+"""The settings of a run on the command line: flags override files, files override defaults. The origin of each value is recorded."""
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -33,18 +33,17 @@ Layer = tuple[str, Mapping[str, Any]]  # origin, values by dotted name
 def program_settings(
     program: Program, options: ProgramOptions, flags: Sequence[str], *, verb: str, own: Sequence[type[Any]] = ()
 ) -> tuple[Any, dict[str, str]]:
-    """A program's configuration from its defaults, a preset, a file and flags, and where each value came from; (None, {}) of none."""
+    """Return a program's configuration and the origin of each value, or (None, {}) if the program takes no settings."""
     layers = layers_below(program, file_values(options.config), flags)
     return read_settings(program, layers, flags, verb=f"{verb} {options.what}", own=[*own, type(options)])
 
 
 def file_values(file: str | None) -> dict[str, Any]:
-    """The settings in a TOML file; none without a file."""
     return {} if file is None else values(file_text(local_path(file, setting="--config")), where=file)
 
 
 def layers_below(program: Program, in_file: dict[str, Any], flags: Sequence[str]) -> list[Layer]:
-    """The layers below the flags: the preset that the flags or the file name, and the file."""
+    """Return the preset and the file as layers below the flags. A flag or the file names the preset."""
     if program.config is None:
         return [("file", in_file)]
     flagged = flag_text(flags, "preset")
@@ -54,7 +53,7 @@ def layers_below(program: Program, in_file: dict[str, Any], flags: Sequence[str]
 
 
 def saved_settings(run: Path, options: ChangedProgramOption, flags: Sequence[str], *, verb: str) -> tuple[Program, Any]:
-    """The program of a run, and its configuration with some flags changed. A changed program needs --run-changed-program."""
+    """Return a run's program and its configuration changed by flags. A changed program requires --run-changed-program."""
     program, in_file = read_program(run, run_changed=options.run_changed_program)
     config, _ = read_settings(program, [("file", in_file)], flags, verb=f"{verb} RUN", own=[type(options)])
     if not options.run_changed_program:
@@ -65,7 +64,7 @@ def saved_settings(run: Path, options: ChangedProgramOption, flags: Sequence[str
 def read_settings(
     program: Program, layers: Sequence[Layer], flags: Sequence[str], *, verb: str, own: Sequence[type[Any]] = ()
 ) -> tuple[Any, dict[str, str]]:
-    """`configured` for a program; (None, {}) where it takes no settings, which says so where help is asked for."""
+    """Return `configured` for a program. If the program takes no settings, return (None, {}), or print a help text that says so."""
     if program.config is not None:
         return configured(program.config, layers, flags, verb=verb, own=own)
     if "--help" in flags:
@@ -80,7 +79,8 @@ def read_settings(
 def configured(
     kind: type[Any], layers: Sequence[Layer], arguments: Sequence[str], *, verb: str, own: Sequence[type[Any]] = ()
 ) -> tuple[Any, dict[str, str]]:
-    """An instance of `kind` from its defaults, the layers and last the flags, and origins. `own`: the verb's options, for its help."""
+    """Return an instance of `kind` from defaults, layers and flags, and the origin of each value. `own` has the option classes for the
+    help."""
     flags = [name for name, _ in by_flag(arguments) if name]
     known = dict(field_hints(kind))
     options = [name for each in own for name in option_names(each)]
@@ -95,7 +95,7 @@ def configured(
 
 
 def typed(kind: type[Any], setting: str, text: str) -> list[str]:
-    """The arguments for a setting whose value is one text; blanks separate the parts of a list.
+    """Return the arguments that set a setting to a text. Blanks separate the elements of a list.
 
     >>> from surefoot.recipes.gpt.config import Config
     >>> typed(Config, "optimizer.betas", "0.9 0.95"), typed(Config, "length", "20 steps")
@@ -108,13 +108,12 @@ def typed(kind: type[Any], setting: str, text: str) -> list[str]:
 
 
 def _print_help(kind: type[Any], layers: Sequence[Layer], verb: str, own: Sequence[type[Any]]) -> None:
-    """Print all settings, with the values of the layers as defaults, and the options of the verb; leave with 0."""
     try:
         config = layered(kind, layers)[0]
     except ConfigError:  # a setting has no value yet
         config = None
     settings = list(flags_of(kind, config))
-    is_training = verb.split(maxsplit=1)[0] in ("train", "resume")  # whose options are about how the settings are given
+    is_training = verb.split(maxsplit=1)[0] in ("train", "resume")  # print their options after the settings
     if not is_training:
         _print_options(own, verb, but=[flag.name for flag in settings])
     print(f"Settings of surefoot {verb}, each also a key of a --config file\n\n{settings_page(settings)}")
@@ -129,7 +128,7 @@ def _print_options(kinds: Sequence[type[Any]], verb: str, *, but: Collection[str
 
 
 def _with_truth(arguments: Sequence[str], truths: set[str]) -> list[str]:
-    """The arguments with True and False as tyro writes them: `--compile` alone and `--compile=true` mean `--compile True`.
+    """Write booleans for tyro: `--compile` alone and `--compile=true` become `--compile True`.
 
     >>> _with_truth(["--compile", "--tied=false", "--seed", "true"], {"compile", "tied"})
     ['--compile', 'True', '--tied', 'False', '--seed', 'true']

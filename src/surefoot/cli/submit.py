@@ -1,4 +1,4 @@
-"""`surefoot submit ...`: the run of `surefoot train ...` as a job of Slurm, which submitit has requeued until it is done."""
+"""`surefoot submit`: train as a Slurm job, which submitit requeues until the run is finished."""
 
 import importlib
 import os
@@ -21,69 +21,69 @@ from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError, first_line
 from surefoot.recipes.program import find_program
 
-_SAVING_S = 120  # between the signal and the end of a job's time
+_SAVING_S = 120  # from the signal to the job's time limit
 _SHORTEST_H = 0.1
-_SIGNAL = ("SUBMITIT_PREEMPT_SIGNAL", "TERM")  # the one that surefoot answers by saving; submitit's own is USR2
+_SIGNAL = ("SUBMITIT_PREEMPT_SIGNAL", "TERM")  # surefoot saves on TERM; submitit's default is USR2
 
 
 @dataclass(frozen=True)
 class Training:
-    """One process of the job: a command line of surefoot. submitit calls it again after each requeue, and it goes on."""
+    """A surefoot command line for one process of the job. submitit calls it again after each requeue, which resumes the run."""
 
     arguments: tuple[str, ...]
 
     def __call__(self) -> None:
-        """Train; if a signal stopped the run and it is saved, let submitit requeue the job."""
+        """Train. If a signal stopped the run after saving it, let submitit requeue the job."""
         from surefoot.cli.main import main
 
         if os.environ.get("SUBMITIT_EXECUTOR") == "local":
             _submitit("submitit.helpers").TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
             with suppress(OSError, KeyError):
-                Path(os.environ["SUBMITIT_FOLDER"]).rmdir()  # submitit makes one that is called %j, and leaves it empty
+                Path(os.environ["SUBMITIT_FOLDER"]).rmdir()  # submitit leaves an empty directory named %j
         sys.argv = ["surefoot", *self.arguments]
         try:
             main(list(self.arguments))
         except SystemExit as end:
             if end.code == 128 + signal.SIGTERM:
-                signal.raise_signal(signal.SIGTERM)  # submitit's handler is back in its place since the run has ended
+                signal.raise_signal(signal.SIGTERM)  # submitit's handler, restored at the run's end
             raise
 
     def checkpoint(self) -> Any:
-        """The callable for after the requeue, as submitit's protocol asks. All that has changed since is in the run's directory."""
+        """Return the callable for the requeue, as submitit's protocol requires. The run's directory has all other state."""
         return _submitit("submitit.helpers").DelayedSubmission(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submit(AcceptChange, ProgramOptions):
-    """Train as a job of Slurm, one process for each GPU, through submitit (extra
-    slurm). The run saves before the job's time is over and when it is preempted;
-    the job is then requeued and the run resumes with the same bits. Settings are
-    those of surefoot train; --run-dir is on files that all machines share.
+    """Train as a Slurm job with one process per GPU, through submitit (extra slurm).
+    The run saves before the job's time limit and on preemption; the job is then
+    requeued and the run resumes with the same bits. surefoot train has the same
+    settings. --run-dir must be on a file system that all machines share.
 
       surefoot submit gpt --hours 12 --gpus-per-node 8 --run-dir runs/large
       surefoot submit my.py:build --hours 24 --gpus-per-node 4 --sbatch account=lab
     """
 
     hours: float | None = None
-    """Time limit of the job, each time it starts. Required."""
+    """Time limit of each start of the job, in hours. Required."""
     nodes: int = limited(1, least=1)
     """Number of machines."""
     gpus_per_node: int = limited(0, least=0)
-    """GPUs of each machine, and as many processes."""
+    """GPUs per machine, with one process each."""
     tasks_per_node: int | None = limited(None, least=1)
-    """Processes of each machine without GPUs. Default: 1."""
+    """Processes per machine without GPUs. Default: 1."""
     cpus_per_task: int | None = limited(None, least=1)
-    """Cores of each process. Default: the cluster's number."""
+    """CPU cores per process. Default: the cluster's number."""
     partition: str | None = None
-    """Queue of the job. Default: the cluster's choice."""
+    """Slurm partition. Default: the cluster's choice."""
     sbatch: UseAppendAction[tuple[str, ...]] = ()
-    """NAME=VALUE, any other option of sbatch; may be repeated."""
+    """NAME=VALUE, another option of sbatch. Repeatable."""
     requeues: int = limited(10, least=0)
-    """How often the job is requeued at most."""
+    """Maximum number of requeues."""
     logs: str = "slurm"
-    """Directory for logs and submitit's files, in DIR/JOB."""
+    """Directory of logs and submitit's files, with one subdirectory per job."""
     local: bool = False
-    """Run on this machine instead, to try it."""
+    """Run the job on this machine, for a test."""
 
     @property
     def tasks(self) -> int:
@@ -91,9 +91,8 @@ class Submit(AcceptChange, ProgramOptions):
 
 
 def submit(arguments: list[str]) -> None:
-    """Have Slurm train a run, or this machine, to try it."""
     missing = "submit what? surefoot submit gpt --hours 12 --gpus-per-node 8 --run-dir runs/large"
-    of_train = ("config", "accept_change")  # which go on to it
+    of_train = ("config", "accept_change")  # passed on to train
     what = target(Submit, arguments, verb="submit", missing=missing)
     options, flags = verb_options(Submit, arguments, verb="submit", but=of_train, help_goes_on=True)
     tasks = options.nodes * options.tasks
@@ -102,7 +101,7 @@ def submit(arguments: list[str]) -> None:
         raise ConfigError("for how long? --hours 12; when they are over, the job is requeued and goes on")
     if options.hours < _SHORTEST_H:
         raise ConfigError(f"--hours {options.hours:g} is too short to save before the end: {_SHORTEST_H} or more")
-    requested: dict[str, Any] = {  # as submitit calls it
+    requested: dict[str, Any] = {  # submitit's names
         "name": "surefoot",
         "timeout_min": round(options.hours * 60),
         "nodes": options.nodes,
@@ -121,9 +120,9 @@ def submit(arguments: list[str]) -> None:
             "slurm_partition": options.partition,
             "slurm_setup": [
                 f"export {'='.join(_SIGNAL)}",
-                'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',  # since Slurm 22.05 srun does not take it over
+                'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',  # since Slurm 22.05 srun does not inherit it
             ],
-            "slurm_srun_args": ["--kill-on-bad-exit=0"],  # a rank that has ended: the others are writing the checkpoint
+            "slurm_srun_args": ["--kill-on-bad-exit=0"],  # after one rank ends, others may still write the checkpoint
             "slurm_additional_parameters": {"requeue": True, "signal": f"TERM@{_SAVING_S}", **further},
         }
     job = _submitted(Training(("train", what, *flags)), requested, options)
@@ -139,7 +138,7 @@ def submit(arguments: list[str]) -> None:
 
 
 def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = False) -> None:
-    """Raise if the run would be refused by its settings or by this number of tasks, or could not be resumed."""
+    """Raise if the settings or the number of tasks would be refused, or if the run could not be resumed."""
     program = find_program(arguments[0])
     options, flags = verb_options(
         Train, without(arguments, ["help"]), verb="train", but=processes.among_settings(program)
@@ -164,7 +163,7 @@ def _submitted(training: Training, requested: dict[str, Any], options: Submit) -
             local_max_num_timeout=options.requeues,
         )
         executor.update_parameters(**requested)
-        with _submitit("submitit.core.utils").environment_variables(**dict([_SIGNAL])):  # for what starts here
+        with _submitit("submitit.core.utils").environment_variables(**dict([_SIGNAL])):  # for local processes
             return executor.submit(training)
     except (RuntimeError, ValueError, OSError) as problem:
         where = "" if options.local else "\n  is this where jobs are submitted? to try it on this machine: --local"

@@ -1,4 +1,4 @@
-"""`surefoot train RECIPE|FILE.py:build`: a run from its start, or from where it stands."""
+"""`surefoot train RECIPE|FILE.py:build`: start a run, or resume it from its newest checkpoint."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,20 +16,20 @@ from surefoot.recipes.program import Program, build_run
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptChange:
-    """Changes to accept in a run that continues."""
+    """Program changes to accept on a resume."""
 
     accept_change: str | None = None
-    """Continue although the program computes something else than before: loss, model, collate, data, optimizer, or several:
-    "loss,data"."""
+    """Resume although the program's loss, model, collate, data or optimizer has changed. Name one, or several as "loss,data"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train(AcceptChange, Several, ProgramOptions):
-    """Train a run, or resume it if --run-dir holds a checkpoint of it. Recipes are
+    """Train a run, or resume it if --run-dir holds its checkpoint. Recipes are
     gpt, translation and images. Every setting is a flag and a key of a TOML file;
-    surefoot train gpt --help lists them. Later sources win: defaults, --preset,
-    --config, flags. Ctrl-C saves and stops; the same command resumes. In FILE.py,
-    build() may take one argument, a dataclass; its fields become settings.
+    surefoot train gpt --help lists them. Flags override --config, --config
+    overrides --preset, and --preset overrides defaults. Ctrl-C saves and stops; the
+    same command resumes. In FILE.py, build() may take one dataclass argument; its
+    fields become settings.
 
       surefoot train gpt --data.path my.txt --run-dir runs/mine
       surefoot train gpt --preset gpt2-124m --data.path shards/ --nproc 8
@@ -38,7 +38,6 @@ class Train(AcceptChange, Several, ProgramOptions):
 
 
 def train(arguments: list[str]) -> None:
-    """Train a recipe or a program of one's own."""
     program, options, flags = program_options(Train, arguments, verb="train")
     config, origins = program_settings(program, options, flags, verb="train")
     start(
@@ -57,7 +56,7 @@ def start(
     accepted: str | None,
     only: Path | None = None,
 ) -> None:
-    """Build and train, or have `command` do so in several processes; `only` is the directory that a resumed run must have."""
+    """Build and train a run, or run `command` in several processes. `only` is the required directory of a resumed run."""
     if only is not None:
         program.refuse_changed_files(config, run=only, resuming=True)
     program.check(config)
@@ -86,4 +85,4 @@ def start(
 
 @dataclass(frozen=True)
 class NoSettings:
-    """The configuration of a program that takes none."""
+    """The configuration of a program without settings."""

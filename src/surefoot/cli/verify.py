@@ -1,4 +1,4 @@
-"""`surefoot verify RUN`: is what lies there what was trained? Files against hashes, then steps made again."""
+"""`surefoot verify RUN`: check files against their hashes, then repeat steps and compare the results."""
 
 import json
 import math
@@ -15,18 +15,17 @@ from surefoot.errors import refuse_all
 from surefoot.recipes.program import status_line
 from surefoot.saved_run import SavedRun
 
-_BETWEEN_S = 0.2  # drawings of the line that tells how far it is
+_BETWEEN_S = 0.2  # between updates of the progress line
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verify(ChangedProgramOption, RunOption):
-    """Prove a run. Check every byte of its checkpoints and records against their
-    hashes, records against each other and the schedule, and data against their
-    fingerprints. Then repeat steps from checkpoints and compare losses, norms and
-    tensors: bit for bit on the same machine, to rounding on others. The command
-    first says what that costs. It writes nothing, and the run may be training. If a
-    script built the run, only files are checked; the script itself can call
-    surefoot.load(run).verify().
+    """Verify a run. Check checkpoints and records against their hashes, records
+    against each other and the schedule, and data against their fingerprints. Then
+    repeat steps from checkpoints and compare losses, norms and tensors: bit for bit
+    on the same machine, up to rounding on others. The estimated cost is printed
+    first. Nothing is written, and the run may be training. If a script built the
+    run, only files are checked; the script can call surefoot.load(run).verify().
 
     The exit status is 0 if nothing is wrong, 4 if files are damaged or contradict
     each other, 3 if the data have changed, 8 if steps differ.
@@ -36,21 +35,20 @@ class Verify(ChangedProgramOption, RunOption):
     """
 
     all: bool = False
-    """Repeat all steps. Default: if that takes two minutes at most."""
+    """Repeat all steps. This is the default if it takes at most two minutes."""
     steps: int | None = limited(None, least=1)
-    """Steps of each window, which starts at a checkpoint. Default: 100."""
+    """Steps per window; each window starts at a checkpoint. Default: 100."""
     windows: int | None = limited(None, least=0)
-    """Number of windows: the first, the last, and evenly between; 0 checks files only. Default: 5."""
+    """Number of windows: the first, the last, and others spaced evenly; 0 checks only files. Default: 5."""
     seed: int | None = limited(None, least=0)
-    """Draw the windows at random."""
+    """Seed to choose the windows at random."""
     tolerance: float | None = None
-    """Relative difference allowed on another machine. Default: 0.01."""
+    """Allowed relative difference on another machine. Default: 0.01."""
     json: bool = False
-    """Print the verdict as JSON."""
+    """Print the result as JSON."""
 
 
 def verify(arguments: list[str]) -> None:
-    """Check the files of a run, then train windows of it again and compare."""
     options, flags = verb_options(Verify, arguments, verb="verify", missing=WHICH_RUN)
     refuse_several(arguments, verb="verify", or_launched=True)
     run = find_run(options.run)
@@ -76,7 +74,7 @@ def verify(arguments: list[str]) -> None:
                     say=lambda text: print(text, flush=True),
                     progress_fn=progress(show),
                 )
-        except Exception as problem:  # of the user's own code too: what is known of the files is told all the same
+        except Exception as problem:  # user code may raise: still print the results of the file checks
             for note in vars(problem).pop("__notes__", ()):
                 print(note, file=sys.stderr, flush=True)
             raise
@@ -86,7 +84,7 @@ def verify(arguments: list[str]) -> None:
 
 
 def progress(show: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> Callable[[int, int], None]:
-    """A callback that shows how many steps are repeated and how long the others will take, a few times per second."""
+    """Return a callback that shows the number of repeated steps and the remaining time, a few times per second."""
     from surefoot.tracking.format import duration
 
     start_s, drawn = now(), -math.inf

@@ -1,1 +1,1 @@
-"""Configuration: dataclasses to TOML and back, and the settings of every run. Nothing here imports torch."""
+"""Configuration dataclasses, their TOML files, and the settings of every run. Imports no torch."""

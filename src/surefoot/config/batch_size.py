@@ -1,4 +1,4 @@
-"""Sizes of a step and of its micro-batches: in samples, or in tokens including padding."""
+"""Global batch sizes and micro-batch sizes, in samples or in tokens including padding."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _TOKENS = re.compile(r"([0-9]+(?:_[0-9]+)*)\s*tokens?", re.ASCII | re.IGNORECASE
 
 @dataclass(frozen=True)
 class Batching:
-    """The global batch of one step, cut into `pieces` micro-batches; both sizes in `unit`s."""
+    """A global batch divided into `pieces` micro-batches. Both sizes are in `unit`s."""
 
     batch_size: int
     micro_batch_size: int
@@ -19,7 +19,7 @@ class Batching:
 
     @property
     def pieces(self) -> int:
-        """Micro-batches of a step.
+        """The number of micro-batches per step.
 
         >>> batching("4096 tokens", "1024 tokens").pieces
         4
@@ -27,7 +27,7 @@ class Batching:
         return self.batch_size // self.micro_batch_size
 
     def of_equal_samples(self, length: int) -> "Batching":
-        """The same in samples that are all of one length: as many of them as fit a micro-batch.
+        """Convert token sizes to samples of one length. A micro-batch has as many samples as fit.
 
         >>> batching("4096 tokens", "1024 tokens").of_equal_samples(100)
         Batching(batch_size=40, micro_batch_size=10, unit='samples')
@@ -41,15 +41,14 @@ class Batching:
         return Batching(rows * self.pieces, rows)
 
     def to_dict(self) -> dict[str, int | str]:
-        """The settings as they are compared when a run goes on."""
+        """Return the settings in the form that a resume compares."""
         both = {"batch_size": self.batch_size, "micro_batch_size": self.micro_batch_size}
         return {name: size if self.unit == "samples" else f"{size} tokens" for name, size in both.items()}
 
 
 def batching(batch_size: int | str, micro_batch_size: int | str | None) -> Batching:
-    """The sizes in samples (64) or in tokens ("4096 tokens"); None: a step is one micro-batch.
-
-    Raises `ConfigError` where the one is not a multiple of the other, and names the nearest that are.
+    """Parse sizes in samples (64) or tokens ("4096 tokens"). If `micro_batch_size` is None, a step is one micro-batch. Raises
+    `ConfigError` with the nearest valid sizes.
 
     >>> batching(64, 16)
     Batching(batch_size=64, micro_batch_size=16, unit='samples')
@@ -75,7 +74,8 @@ def batching(batch_size: int | str, micro_batch_size: int | str | None) -> Batch
 
 
 def one_each(batch_size: int | str, *, ranks: int) -> int | str:
-    """The micro-batch size with which each rank makes one micro-batch of a step; raises `ConfigError` if none exists.
+    """Return the micro-batch size that gives each rank one micro-batch per step. Raises `ConfigError` if the ranks do not divide the
+    batch.
 
     >>> one_each(64, ranks=2), one_each("4096 tokens", ranks=4)
     (32, '1024 tokens')
@@ -92,7 +92,6 @@ def one_each(batch_size: int | str, *, ranks: int) -> int | str:
 
 
 def _divisors_beside(number: int, total: int) -> tuple[int, int]:
-    """The nearest divisors below and above a number; 1 and `total` by default."""
     divisors = [size for size in range(1, total + 1) if total % size == 0]
     below = max((size for size in divisors if size < number), default=1)
     return below, min((size for size in divisors if size > number), default=total)

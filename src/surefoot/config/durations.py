@@ -1,7 +1,5 @@
-"""Durations as text with a unit ("200 steps", "2 epochs", "5%", "90 min"), and the check whether one is due at a step.
-
-Whether something is due depends on the number of steps made alone: a resumed run does the same at the same steps.
-"""
+"""Durations as text ("200 steps", "2 epochs", "5%", "90 min"). Only the number of completed steps decides when a duration is due, so a
+resumed run acts at the same steps."""
 
 import re
 import sys
@@ -18,8 +16,8 @@ NEVER = sys.maxsize
 """A number of steps that no run reaches."""
 
 _Unit = Literal["steps", "epochs", "%", "seconds"]
-_CHEAP = 0.01  # of an interval
-_MOST_SAMPLES = 1 << 62  # positions in the order of samples are 64-bit integers
+_CHEAP = 0.01  # fraction of an interval
+_MOST_SAMPLES = 1 << 62  # sample positions are 64-bit integers
 _FORM = re.compile(r"([0-9][0-9_]{0,17}(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*(%|[a-z]+)", re.ASCII | re.IGNORECASE)
 _UNITS: dict[str, tuple[_Unit, int]] = {
     **dict.fromkeys(("step", "steps"), ("steps", 1)),
@@ -33,16 +31,16 @@ _UNITS: dict[str, tuple[_Unit, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long a run is, and what turns its steps into passes over the data."""
+    """The length of a run in steps, and the sizes that convert steps to epochs."""
 
     steps: int
     samples_per_epoch: int
     batch_size: int
-    in_epochs: bool = False  # it was given so
+    in_epochs: bool = False  # whether the setting is in epochs
 
     @property
     def epochs(self) -> float:
-        """Passes over the training data that the run makes.
+        """The number of epochs of the run.
 
         >>> Length(steps=30, samples_per_epoch=100, batch_size=10).epochs
         3.0
@@ -52,10 +50,10 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Something that recurs after every `period` of steps, or every `seconds`; never if both are None.
+    """An event that recurs every `period` steps or every `seconds`; never if both are None.
 
-    A period need not be whole: each of its multiples is rounded up to a step by itself, so nothing drifts. `cheap_seconds`
-    takes the place of `seconds` as long as the last time cost under 1% of it.
+    Each multiple of a fractional period is rounded up to a step separately, so the interval does not drift. `cheap_seconds`
+    replaces `seconds` while the last event took under 1% of `cheap_seconds`.
 
     >>> passes = every("1 epochs", length=Length(steps=8, samples_per_epoch=25, batch_size=10))
     >>> [done for done in range(1, 9) if passes.due(done)]
@@ -67,7 +65,7 @@ class Every:
     cheap_seconds: float | None = None
 
     def interval_s(self, *, cost_s: float) -> float | None:
-        """Seconds from one time to the next, if the last one cost `cost_s`; None: the clock decides nothing.
+        """Return the seconds between two events if the last one took `cost_s` seconds, or None without a time interval.
 
         >>> saves = Every(seconds=300.0, cheap_seconds=60.0)
         >>> saves.interval_s(cost_s=0.59), saves.interval_s(cost_s=0.6)
@@ -78,14 +76,14 @@ class Every:
         return self.seconds
 
     def due(self, step_done: int) -> bool:
-        """True where the step that was just made, the `step_done`-th (from 1), completes a period."""
+        """Return True if step `step_done`, counted from 1, completes a period."""
         if self.period is None:
             return False
         numerator, denominator = self.period
         return step_done * denominator // numerator > (step_done - 1) * denominator // numerator
 
     def count(self, after: int, until: int) -> int:
-        """How many of the steps after `after`, up to and with `until`, complete a period.
+        """Return how many steps after `after`, up to and including `until`, complete a period.
 
         >>> Every(period=(5, 2)).count(0, 8), Every(period=(5, 2)).count(3, 8), Every().count(0, 8)
         (3, 2, 0)
@@ -96,7 +94,7 @@ class Every:
         return until * denominator // numerator - after * denominator // numerator
 
     def described(self) -> str:
-        """The same as text: a number of steps (with a fraction if needed), or seconds.
+        """Return the interval as text: steps, with a fraction if needed, or seconds.
 
         >>> length = Length(steps=8, samples_per_epoch=25, batch_size=10)
         >>> every("2 steps", length=length).described(), every("1 epochs", length=length).described()
@@ -108,10 +106,8 @@ class Every:
 
 
 def planned(text: str, *, samples_per_epoch: int, batch_size: int, setting: str = "length") -> Length:
-    """The whole plan of a run of "200 steps" or "30 epochs" (rounded up to a whole step).
-
-    Raises `ConfigError` where that is not at least one step. `setting` is the name under which the user knows
-    this duration; messages begin with it.
+    """Parse the length of a run, "200 steps" or "30 epochs", rounded up to a step. Raises `ConfigError` with the name `setting` if
+    invalid.
 
     >>> planned("2 epochs", samples_per_epoch=25, batch_size=10).steps
     5
@@ -135,7 +131,7 @@ def planned(text: str, *, samples_per_epoch: int, batch_size: int, setting: str 
 
 
 def in_steps(text: str | int, *, length: Length, setting: str = "duration") -> int:
-    """Whole steps in "100 steps", "2 epochs" (rounded up) or "5%" of the run (rounded); an integer is steps.
+    """Return the whole steps in "100 steps", "2 epochs" (rounded up) or "5%" of the run (rounded). An integer counts steps.
 
     >>> length = Length(steps=200, samples_per_epoch=100, batch_size=10)
     >>> in_steps("5%", length=length), in_steps("2 epochs", length=length), in_steps(7, length=length)
@@ -150,7 +146,7 @@ def in_steps(text: str | int, *, length: Length, setting: str = "duration") -> i
 
 
 def every(text: str | None, *, length: Length, time: bool = False, setting: str = "interval") -> Every:
-    """When something recurs: "50 steps", "2 epochs", "5%" of the run, with `time` also "9 min"; None: never.
+    """Parse an interval: "50 steps", "2 epochs", "5%" of the run, and "9 min" with `time`. If `text` is None, the event never recurs.
 
     >>> length = Length(steps=200, samples_per_epoch=100, batch_size=10)
     >>> every("5%", length=length).described(), every("2 h", length=length, time=True).seconds
@@ -171,9 +167,9 @@ def every(text: str | None, *, length: Length, time: bool = False, setting: str 
 
 
 def log_interval(text: str, *, length: Length, setting: str = "log_every") -> Every:
-    """When a record is written; "auto" is every 50 steps, or 5% of the run if that is less.
+    """Return the interval of records; "auto" is every 50 steps, or 5% of the run if that is shorter.
 
-    If the length is in epochs, it is the next shorter interval with which epochs end with a record.
+    If the run's length is in epochs, "auto" is shortened so that every epoch ends with a record.
 
     >>> log_interval("auto", length=Length(steps=200, samples_per_epoch=100, batch_size=10)).described()
     '10 steps'
@@ -190,7 +186,7 @@ def log_interval(text: str, *, length: Length, setting: str = "log_every") -> Ev
 
 
 def save_interval(text: str, *, length: Length, setting: str = "save_every") -> Every:
-    """When a checkpoint is written; "auto" is every 5 minutes, or every 60 seconds if a save costs under 1% of that."""
+    """Return the interval of checkpoints; "auto" is 5 minutes, or 60 seconds if a save takes under 1% of that minute."""
     return (
         Every(seconds=300.0, cheap_seconds=60.0)
         if text == "auto"
@@ -199,7 +195,7 @@ def save_interval(text: str, *, length: Length, setting: str = "save_every") -> 
 
 
 def seconds(text: str, *, setting: str = "time") -> float:
-    """Seconds in "30 s", "90 min" or "2 h"; more than 0, or `ConfigError`.
+    """Parse a time, "30 s", "90 min" or "2 h", to seconds. Raises `ConfigError` unless it is positive.
 
     >>> seconds("90 min")
     5400.0
@@ -212,7 +208,6 @@ def seconds(text: str, *, setting: str = "time") -> float:
 
 
 def _refuse_bare(duration: object, setting: str) -> None:
-    """Raise where a duration of a run is a number: nobody could tell whether it counts steps or epochs."""
     if isinstance(duration, int | float) and not isinstance(duration, bool):
         raise ConfigError(
             f"{setting} = {duration!r} has no unit: a duration is text\n"
@@ -238,7 +233,6 @@ def _parsed(text: str | int, refuse: Callable[[str], ConfigError]) -> tuple[Frac
 
 
 def _in_steps(number: Fraction, unit: _Unit, length: Length, refuse: Callable[..., ConfigError]) -> Fraction:
-    """Steps, epochs or a percentage of the run as steps, before any rounding."""
     if unit == "epochs":
         return number * length.samples_per_epoch / length.batch_size
     if unit == "%":

@@ -1,4 +1,5 @@
-"""A keyword that does not exist: the one that was probably meant, with its value. Other libraries' words for ours. Torch-free."""
+"""Error messages for unknown keywords, with the probable keyword and its value. Other libraries' keywords are recognized. Imports no
+torch."""
 
 import difflib
 import functools
@@ -11,7 +12,7 @@ from surefoot.errors import ConfigError
 
 T = TypeVar("T", bound=Callable[..., Any])
 
-# Words of other libraries -> what to write here, the first whose keyword exists; {} is the value as Python writes it, {n} without quotes.
+# Keywords of other libraries -> replacements, the first whose keyword exists. {} is the value's repr, {n} has no quotes.
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "epochs num_epochs n_epochs max_epochs num_train_epochs": ('length="{n} epochs"',),
     "steps max_steps num_steps n_steps total_steps num_training_steps max_iters iterations": ('length="{n} steps"',),
@@ -71,7 +72,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "rates lr_mult param_groups": ("lr_multipliers={}", "optimizer=sf.optim.adamw(lr=..., lr_multipliers={})"),
 }
 _REPLACEMENTS = {word: texts for words, texts in _ELSEWHERE.items() for word in words.split()}
-_NO_KEYWORD = {  # of a run
+_NO_KEYWORD = {  # concepts without a keyword of Run
     **dict.fromkeys(("callbacks", "callback"), "put your code into the body of `for step in run:`, inside `with run:`"),
     **dict.fromkeys(
         ("devices", "gpus", "num_gpus", "nproc"),
@@ -81,7 +82,7 @@ _NO_KEYWORD = {  # of a run
 
 
 def known_keywords(constructor: T) -> T:
-    """Have a function or a class refuse a keyword that it does not take, by naming the one that was probably meant.
+    """Make a function or class raise `ConfigError` for an unknown keyword, with the probable keyword.
 
     >>> @known_keywords
     ... def adamw(lr, *, weight_decay=0.0): ...
@@ -107,7 +108,7 @@ def known_keywords(constructor: T) -> T:
 
 
 def same_as(word: str, known: Collection[str]) -> str | None:
-    """The keyword among those known for which another library says `word`; None if none is.
+    """Return the known keyword for another library's `word`, or None.
 
     >>> same_as("learning_rate", ["lr", "name"]), same_as("epochs", ["length"]), same_as("colour", ["length"])
     ('lr', 'length', None)

@@ -1,4 +1,4 @@
-"""The setting of how several processes share a run; `surefoot.distributed.strategy` implements it."""
+"""The setting of the parallel strategy; `surefoot.distributed.strategy` implements it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,9 +16,9 @@ class DDPSettings:
     """The arguments of `sf.ddp`."""
 
     sync: Literal["auto", "last", "every"] = "auto"
-    """Micro-batches of a step after which ranks add up their gradients. auto: the last for ddp; every one for fsdp."""
+    """When ranks sum their gradients: after the last micro-batch of a step, or after every one. auto: last for ddp, every for fsdp."""
     find_unused_parameters: bool = False
-    """Allow parameters that get no gradient; otherwise they are named at the start."""
+    """Allow parameters without a gradient; otherwise an error at the start names them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +26,20 @@ class FSDPSettings(DDPSettings):
     """The arguments of `sf.fsdp`."""
 
     blocks: tuple[str, ...] = ()
-    """Modules whose weights are gathered together, by name or class. Default: the model's own repeated blocks."""
+    """Modules whose weights are gathered together, by name or class. Default: the model's repeated blocks."""
     reshard_after_forward: bool = True
-    """Let gathered weights go after the forward pass, and gather them again for the backward pass."""
+    """Free gathered weights after the forward pass, and gather them again for the backward pass."""
     cpu_offload: bool = False
     """Keep weights, gradients and optimizer state on the CPU, and update them there."""
     gather_dtype: Literal["fp32", "bf16"] = "fp32"
-    """Format in which weights travel and compute; they are kept in fp32."""
+    """Dtype of gathered weights and of the computation. Stored weights are fp32."""
     replicas: int = 1
-    """Number of groups of ranks that hold the model each; it is spread within a group alone."""
+    """Number of groups of ranks. Each group holds the whole model, sharded over its ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy(FSDPSettings):
-    """How the ranks of a run work together; made by `ddp` or `fsdp`, which say what the fields mean."""
+    """The parallel strategy of a run, built by `ddp` or `fsdp`."""
 
     kind: Kind = "auto"
 
@@ -56,11 +56,11 @@ class Strategy(FSDPSettings):
 
 @known_keywords
 def ddp(*, sync: Literal["auto", "last", "every"] = "auto", find_unused_parameters: bool = False) -> Strategy:
-    """Every rank holds the whole model; gradients are summed while the backward pass still runs (Li et al. 2020).
+    """Return distributed data parallelism: every rank holds the whole model; gradients are summed during the backward pass.
 
-    `sync="last"`, which is "auto", sums them with the last micro-batch of a step; "every" sums them with every one.
-    `find_unused_parameters` allows parameters without a gradient; otherwise they are named at the start.
-    https://arxiv.org/abs/2006.15704
+    `sync="last"`, the choice of "auto", sums gradients after the last micro-batch of a step; "every" sums them after every
+    micro-batch. `find_unused_parameters` allows parameters without a gradient; otherwise an error at the start names them.
+    Source: Li et al. 2020, https://arxiv.org/abs/2006.15704.
 
     >>> ddp().kind
     'ddp'
@@ -79,14 +79,14 @@ def fsdp(
     gather_dtype: Literal["fp32", "bf16"] = "fp32",
     replicas: int = 1,
 ) -> Strategy:
-    """Every rank holds a part of each parameter, its gradient and its optimizer state, and gathers a block when it is due.
+    """Return fully sharded data parallelism: each rank holds a shard of every parameter, gradient and optimizer state.
 
-    Torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). The weights of each of `blocks` (modules by name or class;
-    by default the model's repeated blocks) are gathered together. `reshard_after_forward` frees them between the passes.
-    `sync="every"`, which is "auto", adds each micro-batch to sharded gradients; "last" holds whole gradients until the last one.
-    `find_unused_parameters` allows parameters without a gradient; all ranks must still call the same blocks in every pass.
-    `cpu_offload` keeps the parts on the CPU and updates them there. `gather_dtype` is the format in which weights travel and
-    compute. `replicas` is the number of groups of ranks that hold the model each.
+    Uses torch's `fully_shard` (Zhao et al. 2023: https://arxiv.org/abs/2304.11277). The weights of each of `blocks` (modules by name or
+    class; by default the model's repeated blocks) are gathered together. `reshard_after_forward` frees gathered weights after the forward
+    pass. `sync="every"`, the choice of "auto", adds each micro-batch to sharded gradients; "last" holds full gradients until the last
+    micro-batch. `find_unused_parameters` allows parameters without a gradient; all ranks must still call the same blocks in every pass.
+    `cpu_offload` keeps and updates the shards on the CPU. `gather_dtype` is the dtype of gathered weights and of the computation.
+    `replicas` is the number of groups of ranks that each hold the whole model.
 
     >>> fsdp(replicas=2).replicas
     2
@@ -104,7 +104,7 @@ def fsdp(
 
 
 def strategy_of(kind: Kind, *, ddp: DDPSettings, fsdp: FSDPSettings) -> Strategy:
-    """The strategy that flags mean; `ConfigError` for an argument of the other one.
+    """Return the strategy that the flags describe. Raises `ConfigError` for an argument of the other strategy.
 
     >>> strategy_of("fsdp", ddp=DDPSettings(), fsdp=FSDPSettings(replicas=2)).replicas
     2
@@ -121,9 +121,9 @@ def strategy_of(kind: Kind, *, ddp: DDPSettings, fsdp: FSDPSettings) -> Strategy
 
 
 def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
-    """The strategy for a number of ranks; "auto" is DDP for several ranks and none for one.
+    """Return the strategy for a number of ranks; "auto" is DDP for several ranks and "none" for one.
 
-    One process holds the model once: a run with replicas can be scored and used there, and goes on.
+    A single rank ignores `replicas`, so that one process can evaluate and resume a run with replicas.
 
     >>> strategy_for("auto", ranks=1).kind, strategy_for("auto", ranks=2).kind, strategy_for(fsdp(replicas=2), ranks=1).replicas
     ('none', 'ddp', 1)

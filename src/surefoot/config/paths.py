@@ -1,4 +1,4 @@
-"""Paths that a user gives, files that are written without following a link, and files that are read without waiting. No torch."""
+"""The user's paths, files written without following links, and files opened without blocking. Imports no torch."""
 
 import errno
 import os
@@ -10,18 +10,16 @@ from typing import BinaryIO
 
 from surefoot.errors import ConfigError
 
-_URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]+:/{1,2}")  # `Path` makes one slash of two; `C:/` is a drive
-_FOLLOWS_NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
-_WAITS_FOR_NOBODY: int = getattr(os, "O_NONBLOCK", 0)  # as opening a pipe does
+_URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]+:/{1,2}")  # `Path` merges two slashes; `C:/` is a drive
+_FOLLOWS_NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # absent on Windows
+_WAITS_FOR_NOBODY: int = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would block
 _BINARY: int = getattr(os, "O_BINARY", 0)
-_SMALL_BYTES = 20_000_000  # more than a small file of a run has
+_SMALL_BYTES = 20_000_000  # no small file of a run is larger
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def local_path(path: str | os.PathLike[str], *, setting: str) -> Path:
-    """The path of a file or directory on this machine; `setting` names the argument or flag in the error.
-
-    Raises `ConfigError` for a URL, because `Path` would turn it into a directory called "s3:".
+    """Convert to a local `Path`. Raises `ConfigError` with `setting` for a URL, which `Path` would turn into a directory called "s3:".
 
     >>> local_path("runs/first", setting="run_dir").parts
     ('runs', 'first')
@@ -37,10 +35,8 @@ def local_path(path: str | os.PathLike[str], *, setting: str) -> Path:
 
 
 def open_no_follow(path: Path, flags: int) -> int:
-    """Open a regular file as `os.open` does, never through a link; `OSError` if its name is a link, a pipe or a device.
-
-    `flags` must not truncate: where the system cannot refuse a link by itself, that is looked at once the file is open.
-    """
+    """Open a regular file as `os.open` does, without following a link. Raises `OSError` for a link, pipe or device. `flags` must not
+    truncate, because some systems detect a link only after opening it."""
     try:
         handle = os.open(path, flags | _FOLLOWS_NO_LINK | _WAITS_FOR_NOBODY | _BINARY, 0o666)
     except OSError as problem:
@@ -51,24 +47,22 @@ def open_no_follow(path: Path, flags: int) -> int:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file, or a link to one, to read; `OSError` for a pipe or a device: these may never end."""
-    # no child inherits it: Python sees to that
+    """Open a regular file, or a link to one, for reading. Raises `OSError` for pipes and devices, which may never end."""
+    # Python makes the handle non-inheritable
     return open(_checked(os.open(path, os.O_RDONLY | _WAITS_FOR_NOBODY | _BINARY), path, link_allowed=True), "rb")
 
 
 def read_regular(path: Path, *, limit: int = _SMALL_BYTES) -> bytes:
-    """Read a regular file of at most `limit` bytes; `OSError` for a larger one, and for what `open_regular` refuses."""
+    """Read a regular file of at most `limit` bytes. Raises `OSError` for a larger file, a pipe or a device."""
     with open_regular(path) as file:
-        data = (
-            file.read(min(limit, os.fstat(file.fileno()).st_size) + 1) or b""
-        )  # `read` takes memory for all that it may read
+        data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1) or b""  # `read` allocates its whole argument
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"larger than {limit:,} bytes, which surefoot never writes there", str(path))
     return data
 
 
 def file_text(path: Path) -> str:
-    """The text of a UTF-8 file; `ConfigError` if it cannot be read."""
+    """Return the text of a UTF-8 file. Raises `ConfigError` if the file cannot be read."""
     try:
         return (read_regular(path) if path.is_file() else path.read_bytes()).decode()  # --config <(...) is a pipe
     except (OSError, UnicodeDecodeError) as problem:
@@ -77,7 +71,6 @@ def file_text(path: Path) -> str:
 
 
 def _checked(handle: int, path: Path, *, link_allowed: bool) -> int:
-    """The handle of a regular file; of anything else, or of what `path` only links to, it is closed, and `OSError` raised."""
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
@@ -92,14 +85,14 @@ def _checked(handle: int, path: Path, *, link_allowed: bool) -> int:
 
 
 def make_no_follow(directory: Path) -> None:
-    """Make a directory and its parents if needed; `OSError` if its own name is a link."""
+    """Create a directory and its missing parents. Raises `OSError` if the directory is a link."""
     directory.mkdir(parents=True, exist_ok=True)
     if directory.is_symlink():
         raise OSError(errno.ELOOP, "a link, and nothing is written through links", str(directory))
 
 
 def write_whole(path: Path, pieces: bytes | Iterable[bytes | memoryview]) -> None:
-    """Write a file from pieces, atomically; a link of its name is replaced and never followed."""
+    """Write a file from pieces, atomically. A link with the file's name is replaced, not followed."""
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # left by a kill, or planted
     try:

@@ -1,7 +1,5 @@
-"""How a setting is declared: its default, its check, and what a resume does with it. Torch-free.
-
-Flags, config.toml, docs/reference/settings.md, what a resume compares and what ranks must share are derived from the fields.
-"""
+"""Declarations of settings. Flags, config.toml, docs/reference/settings.md and comparisons on a resume derive from these. Imports no
+torch."""
 
 import dataclasses
 import inspect
@@ -36,10 +34,10 @@ def setting(
     """Declare a setting: its default, its check `check(value, setting=name)`, and exactly one role.
 
     identity: a resume with another value is refused; with `by_fingerprint`, hashes of its results are compared instead.
-    per_rank: may differ between ranks, and from session to session. one_session: a resume forgets it. cadence: an interval; its `check`
-    also takes the `length` of the run, and returns an `Every`. observer: may change at a resume. All but those
-    of one rank must be the same on all ranks, unless `shared` is False. `after` names the field that it follows (`ordered`). `group` names
-    its part of `--help`, by default that of the field before it.
+    per_rank: may differ between ranks and between sessions. one_session: reset by a resume. cadence: an interval; its `check`
+    also takes the run's `length` and returns an `Every`. observer: may change on a resume. Settings other than per_rank must be
+    equal on all ranks, unless `shared` is False. `after` names the preceding field (`ordered`). `group` is the section of
+    `--help`, by default that of the preceding field.
     """
     flags = (("identity", identity), ("per_rank", per_rank), ("one_session", one_session), ("cadence", cadence))
     roles = [role for role, is_given in (*flags, ("observer", observer)) if is_given]
@@ -54,13 +52,13 @@ def setting(
 
 
 def default(value: Any) -> Any:
-    """Give an inherited setting another default; its check, text and role stay."""
+    """Change the default of an inherited setting; its check, text and role stay the same."""
     return dataclasses.field(default=value)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Declared:
-    """A class of settings: each of its own fields is declared by `setting(...)`, or else it fails at import."""
+    """A base class of settings. Each new field must be declared by `setting(...)`; otherwise the import fails."""
 
     def __init_subclass__(cls) -> None:
         inherited = {field.name: field for field in dataclasses.fields(cls)}
@@ -87,13 +85,12 @@ class Declared:
 
 
 def _evaluated(owner: type, annotation: Any) -> Any:
-    """The type that an annotation of a class names, whether its module keeps annotations as text or not."""
     alone = type(owner.__name__, (), {"__annotations__": {"setting": annotation}, "__module__": owner.__module__})
     return typing.get_type_hints(alone)["setting"]
 
 
 def ordered(kind: type[T]) -> type[T]:
-    """Put each field of a class behind the one that its `after` names ("" for none): in its signature, help and files."""
+    """Move each field behind the field that its `after` names ("" is the start), in signature, help and files."""
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     order: list[str] = list(vars(kind.__mro__[1])["__dataclass_fields__"])
     own = [name for name in inspect.get_annotations(kind) if name not in order]
@@ -110,7 +107,7 @@ def ordered(kind: type[T]) -> type[T]:
 
 
 def names_of(kind: type[Declared] | Declared, role: Role) -> list[str]:
-    """The settings of one role.
+    """Return the names of the settings with this role.
 
     >>> from surefoot.config.train_settings import TrainSettings
     >>> names_of(TrainSettings, "one_session")
@@ -120,21 +117,20 @@ def names_of(kind: type[Declared] | Declared, role: Role) -> list[str]:
 
 
 def shared_by_ranks(settings: Declared) -> dict[str, Any]:
-    """The settings that every rank must have been given alike."""
     return {
         field.name: getattr(settings, field.name) for field in dataclasses.fields(settings) if field.metadata["shared"]
     }
 
 
 def identity_of(settings: Declared, resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that identify this run: as passed, or as `resolved` for the run."""
+    """Return the values that identify a run. Values in `resolved` replace those of the settings."""
     identity = (field for field in dataclasses.fields(settings) if field.metadata["role"] == "identity")
     declared = {field.name: getattr(settings, field.name) for field in identity if not field.metadata["by_fingerprint"]}
     return {**declared, **resolved}
 
 
 def cadences(settings: Declared, *, length: Length) -> dict[str, Every]:
-    """When each thing recurs in a run of that length, by the name of its setting."""
+    """Return the interval of each cadence setting by name, for a run of this length."""
     return {
         field.name: field.metadata["check"](getattr(settings, field.name), length=length, setting=field.name)
         for field in dataclasses.fields(settings)
@@ -143,7 +139,7 @@ def cadences(settings: Declared, *, length: Length) -> dict[str, Every]:
 
 
 def checked(*checks: Callable[[], Any]) -> list[Any]:
-    """The results of all checks; one `ConfigError` with every problem if some raise."""
+    """Return the results of all checks. Raises one `ConfigError` with all problems."""
     values, problems = [], []
     for check in checks:
         try:

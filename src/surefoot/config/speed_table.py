@@ -1,29 +1,26 @@
-"""How many times as fast bf16 and channels last were where they were measured: the table that "auto" reads.
-
-`benchmarks/precision.py --write` writes the rows, and its measurements into benchmarks/results/precision.txt. Nothing here reads
-a clock or imports torch, so the same facts give the same choice in every process.
-"""
+"""Measured speedups of bf16 and channels last, by which "auto" chooses. `benchmarks/precision.py --write` writes the rows and
+benchmarks/results/precision.txt. Nothing here reads a clock or imports torch, so equal facts give the same choice in every process."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-BF16_WORTH_IT = 1.15  # times as fast as fp32, since bf16 costs digits
-LAYOUT_WORTH_IT = 1.1  # times as fast as images as they come; another layout costs no digits
-CUDA_BF16_FROM = (8, 0)  # compute capability, Ampere: a fact of the hardware, not measured here
+BF16_WORTH_IT = 1.15  # minimum speedup over fp32, because bf16 loses digits
+LAYOUT_WORTH_IT = 1.1  # minimum speedup over contiguous images; the memory format loses no digits
+CUDA_BF16_FROM = (8, 0)  # compute capability (Ampere); from the specification, not measured
 
-# Compiling takes 20 to 35 s of a CPU core and made GPTs and networks of images no faster (benchmarks/results/machine.txt). A
-# device that is absent was not measured.
+# Compiling takes 20 to 35 s on a CPU core and did not speed up GPTs or image networks (benchmarks/results/machine.txt).
+# Absent devices were not measured.
 COMPILE: Mapping[str, bool] = {"cpu": False}
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts that decide the number format and the layout of images.
+    """The facts that decide the precision and the memory format of images.
 
-    instructions: of the processor, for bf16. torch: its version, such as "2.13". layers: "linear", "attention",
-    "encoder-decoder", "convolution", or "convolution, channels last" for a network that lays out its images itself. width: the
-    smaller side of most of the matrices. rows: samples, tokens or pixels of a micro-batch. positions: tokens in a row.
+    instructions: of the processor, for bf16. torch: its version. layers: "linear", "attention", "encoder-decoder", "convolution", or
+    "convolution, channels last" for a network that sets its own memory format. width: the smaller dimension of most matrices. rows:
+    samples, tokens or pixels per micro-batch. positions: tokens per row.
     """
 
     instructions: str
@@ -36,9 +33,9 @@ class Facts:
 
 @dataclass(frozen=True)
 class Row:
-    """A region of sizes, between the smallest and the largest that were measured, and the gains that all of these had.
+    """A region between the smallest and largest measured sizes, with the minimum speedups in it.
 
-    gains: times as fast as fp32 with images as they come, by "bf16", "channels last" and "bf16, channels last".
+    gains: speedup over fp32 with contiguous images, by "bf16", "channels last" and "bf16, channels last".
     """
 
     layers: str
@@ -54,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Choice:
-    """A number format and a layout of images; `known` where the table has a row, and `why` in words."""
+    """A precision and a memory format; `known` is True if the table has a row, and `why` is the reason as text."""
 
     precision: Literal["fp32", "bf16"]
     channels_last: bool
@@ -62,7 +59,7 @@ class Choice:
     why: str
 
 
-# By instructions and version of torch: the date, and what was measured then. Written by benchmarks/precision.py --write.
+# By instructions and torch version: the date and its measured rows. Written by benchmarks/precision.py --write.
 # fmt: off
 TABLE: Mapping[tuple[str, str], tuple[str, Sequence[Row]]] = {
     ("amx_bf16", "2.13"): ("2026-11-22", (
@@ -89,7 +86,8 @@ TABLE: Mapping[tuple[str, str], tuple[str, Sequence[Row]]] = {
 
 
 def look_up(facts: Facts, *, layout_open: bool = True) -> Choice:
-    """The row for these facts: the minimum gain of all rows that contain them; fp32 and no layout if none does.
+    """Return the choice for these facts by the minimum gains of all matching rows. Without a matching row, return fp32 without channels
+    last.
 
     >>> look_up(Facts("amx_bf16", "1.0", "linear", width=256, rows=100))
     Choice(precision='fp32', channels_last=False, known=False, why='models of this kind and size were not measured')
@@ -108,6 +106,5 @@ def look_up(facts: Facts, *, layout_open: bool = True) -> Choice:
 
 
 def _with_layout(gains: Mapping[str, float], precision: str) -> str:
-    """A number format ("" for fp32) with the layout that is faster in it."""
     name = f"{precision}, channels last".removeprefix(", ")
     return name if gains.get(name, 0.0) >= LAYOUT_WORTH_IT * gains[precision] else precision

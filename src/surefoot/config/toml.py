@@ -1,8 +1,5 @@
-"""Configurations as TOML files: config.toml, written whole and read back exactly, and those a user writes.
-
-Besides settings a file has [program], which says what ran the configuration. TOML has no null: a setting that was set to None is written
-"None", as on the command line. One that is None by default is left out.
-"""
+"""Configurations as TOML files. The table [program] names the program. TOML has no null: a setting set to None is written as "None", as on
+the command line. A setting that is None by default is left out."""
 
 import json
 import re
@@ -18,10 +15,10 @@ _NONE, _PROGRAM = "None", "program"
 
 
 def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any]) -> str:
-    """The configuration as TOML, each line with its origin ("default" if none is given) as a comment, and [program] that ran it."""
-    import tomlkit  # 30 ms, and only runs that write need it
+    """Return the configuration as TOML with the table [program]. A comment on each line names the value's origin, by default "default"."""
+    import tomlkit  # takes 30 ms
 
-    defaults, tables = default_values(type(config)), {"": list[str]()}  # plain keys stand before tables
+    defaults, tables = default_values(type(config)), {"": list[str]()}  # TOML needs plain keys before tables
     for name, value in flatten(config).items():
         origin = "".join(letter if letter.isprintable() else "?" for letter in origins.get(name, "default"))
         if value is None and defaults[name] is None:
@@ -39,14 +36,14 @@ def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any])
 
 
 def without_none(value: Any) -> Any:
-    """Nested dictionaries and lists without None, which TOML cannot express."""
+    """Remove None, which TOML cannot express, from nested dictionaries and lists."""
     if isinstance(value, dict):
         return {key: without_none(entry) for key, entry in value.items() if entry is not None}
     return [without_none(entry) for entry in value if entry is not None] if isinstance(value, list | tuple) else value
 
 
 def with_choices(text: str, choices: Mapping[str, Any]) -> str:
-    """A config.toml in which settings that say "auto" have what was chosen for the run; their origin is then "auto".
+    """Replace "auto" in a config.toml by the values chosen for the run; their origin is then "auto".
 
     >>> chosen = {"compile": False, "channels_last": True, "precision": "bf16"}
     >>> with_choices('seed = 1 # flag' + chr(10) + 'compile = "auto" # flag', chosen)
@@ -59,7 +56,7 @@ def with_choices(text: str, choices: Mapping[str, Any]) -> str:
 
 
 def origins(text: str) -> dict[str, str]:
-    """The origin of every setting in a config.toml, as its comment says.
+    """Return the origin of every setting in a config.toml, from its comments.
 
     >>> origins("seed = 1  # flag" + chr(10) + "[optimizer]" + chr(10) + "lr = 0.1 # default")
     {'seed': 'flag', 'optimizer.lr': 'default'}
@@ -74,7 +71,7 @@ def origins(text: str) -> dict[str, str]:
 
 
 def values(text: str, *, where: str = "config.toml") -> dict[str, Any]:
-    """The settings that a file names, by dotted name and unchecked, for `layered`.
+    """Return the settings in a file by dotted name, unchecked, for `layered`.
 
     >>> values('length = "2 epochs"  # file' + chr(10) + "[optimizer]" + chr(10) + "lr = 3e-4")
     {'length': '2 epochs', 'optimizer.lr': 0.0003}
@@ -85,7 +82,7 @@ def values(text: str, *, where: str = "config.toml") -> dict[str, Any]:
 
 
 def program(text: str, *, where: str = "config.toml") -> dict[str, Any]:
-    """The table [program] of a file, which names the program of a configuration; empty by default."""
+    """Return the table [program] of a file, which names the configuration's program; {} if absent."""
     table = _parsed(text, where).get(_PROGRAM, {})
     if not isinstance(table, dict):
         raise ConfigError(f"{where}: {_PROGRAM} must be a table, [program]")
@@ -106,7 +103,6 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
 
 
 def _refuse_unwritable(name: str, value: Any) -> None:
-    """Raise for a text that UTF-8 cannot encode, for example a path on the command line."""
     if isinstance(value, list | tuple):
         for element in value:
             _refuse_unwritable(name, element)

@@ -1,7 +1,4 @@
-"""The only list of settings: meaning, check, role in a resume, and intervals. Torch-free.
-
-`config/setting.py` declares settings; `run/validate.py` checks combinations of settings.
-"""
+"""The only list of settings: meaning, check, role in a resume, and intervals. `run/validate.py` checks combinations. Imports no torch."""
 
 import dataclasses
 import math
@@ -16,12 +13,12 @@ from surefoot.config.setting import Check, Declared, cadences, ordered, setting
 from surefoot.config.tree import field_hints, type_problem
 from surefoot.errors import ConfigError
 
-# whether a text is a duration depends on no length
+# any length will do to check the form of a duration
 _ANY_LENGTH = Length(steps=10_000, samples_per_epoch=10_000, batch_size=1)
 
 
 def problems_of(settings: Declared) -> list[str]:
-    """The problems of each setting by itself; those of `TrainSettings` must also have their type."""
+    """Return the problem of each invalid setting. Settings of `TrainSettings` must also have the right type."""
     hints, problems = field_hints(TrainSettings), []
     for field in dataclasses.fields(settings):
         name, check = field.name, field.metadata["check"]
@@ -39,7 +36,7 @@ def problems_of(settings: Declared) -> list[str]:
 
 
 def number(what: str, *, least: float, below: float = math.inf, kind: Any = int) -> Check:
-    """A check for a whole number, or a number of another `kind`; `what` describes the valid values.
+    """Return a check for an integer, or a number of another `kind`; `what` describes the valid values.
 
     >>> number("steps, 0 or more", least=0)(-1, setting="warmup")
     Traceback (most recent call last):
@@ -67,7 +64,7 @@ ClipKind = Literal["norm", "value", "adaptive", "auto", "off"]
 
 
 def clipping(text: Any, *, setting: str = "clip") -> tuple[ClipKind, float]:
-    """The kind and the number in "norm 1.0", "value 0.5", "adaptive 0.01", "auto 0.9" or "off" (no limit, so infinity).
+    """Parse "norm 1.0", "value 0.5", "adaptive 0.01", "auto 0.9" or "off" to its kind and its limit (infinity for "off").
 
     >>> clipping("norm 1.0"), clipping("off")
     (('norm', 1.0), ('off', inf))
@@ -102,117 +99,114 @@ def _number(value: Any) -> float:
 @ordered
 @dataclass(kw_only=True, eq=False, repr=False)
 class TrainSettings(Declared):
-    """The settings of every run: keywords of `Run`, flags, and keys of files. Durations are text with a unit."""
+    """The settings of every run: keywords of `Run`, flags, and keys of TOML files. Durations are text with a unit."""
 
     init_from: str | Path | None = setting(None, identity=True, group="what is trained")
-    """Weights to start from: a .safetensors file, a checkpoint, or a run; only at step 0. None: a fresh model."""
+    """Initial weights: a .safetensors file, a checkpoint, or a run. Only used at step 0. None: a new model."""
     seed: int = setting(0, check=number("a number from 0 to 2**64 - 1", least=0, below=1 << 64), identity=True)
-    """The only source of randomness."""
+    """Seed of all random numbers of the run."""
     length: str = setting(check=_length, identity=True, group="how long")
-    """How long to train: "2500 steps" or "30 epochs", rounded up to a whole step."""
+    """Length of the training, "2500 steps" or "30 epochs", rounded up to a whole step."""
     stop_after: str | None = setting(None, check=_length, one_session=True)
-    """End early, keep the schedule, resume later. None: train to the end."""
+    """End this session after this length, such as "1 epochs"; the schedule stays, and the run can resume. None: train to the end."""
     time_limit: str | None = setting(None, check=seconds, one_session=True, shared=False)
-    """Save and end before this much time has passed, such as "90 min". None: no limit."""
+    """Save and end the session before this time has passed, such as "90 min". None: no limit."""
     batch_size: int | str = setting(identity=True, group="batches")
-    """Samples of one step, over all micro-batches and processes; or "4096 tokens", with their padding, if samples differ in length."""
+    """Samples per step over all micro-batches and processes. "4096 tokens" counts tokens with padding, if samples differ in length."""
     micro_batch_size: int | str | None = setting(None, identity=True)
-    """Samples (or tokens) of one forward and backward pass; divides batch_size. Smaller means more gradient accumulation.
-    None: one pass per process."""
+    """Samples (or tokens) per forward and backward pass; divides batch_size. Smaller sizes mean more gradient accumulation. None: one pass
+    per process."""
     workers: int = setting(
         0, check=number("the number of processes that read samples, 0 or more", least=0), per_rank=True
     )
-    """Processes that read samples; 0 reads them in the training process. Changes no result."""
+    """Processes that load samples; 0 loads them in the training process. Changes no result."""
     clip: str = setting("off", check=clipping, identity=True, group="optimization")
-    """Gradient limit: "norm 1.0" (of all), "value 0.5" (each number), "adaptive 0.01" (each unit), "auto 0.9" or "off"."""
+    """Gradient clipping: "norm 1.0" (global norm), "value 0.5" (each element), "adaptive 0.01" (each unit), "auto 0.9" (quantile of recent
+    norms) or "off"."""
     ema: float | None = setting(None, check=_decay, identity=True)
-    """Decay of averaged weights, which are then the ones evaluated, such as 0.999. None: no average."""
+    """Decay of averaged weights, such as 0.999. Evaluations then use the averaged weights. None: no average."""
     max_bad_steps: int = setting(
         5, check=number("how many bad steps in a row a run survives, 0 or more", least=0), identity=True
     )
-    """Non-finite steps in a row before the run ends, which is noticed at the next record. Such steps are never applied."""
+    """Consecutive non-finite steps that a run survives, checked at each record. Non-finite steps are never applied."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = setting(
         "fp32", identity=True, group="precision and speed"
     )
-    """Number format of the passes; auto is the committed table's choice for this machine and these layers, and stays with the run. fp8
-    is bf16 with linear layers in 8 bits (extra `fp8`)."""
+    """Precision of the passes. auto uses the measured table for this machine and these layers, and keeps its choice for the run. fp8 is
+    bf16 with linear layers in 8 bits (extra `fp8`)."""
     channels_last: bool | Literal["auto"] = setting(False, identity=True)
-    """Lay images out with the channels of a pixel side by side for convolutions; auto is looked up beside precision = auto."""
+    """Use the channels-last memory format for images. auto uses the same table as precision = auto."""
     compile: bool | Literal["auto"] = setting(False, identity=True)
-    """Use torch.compile; auto does if the committed table of facts says that it pays on this machine, and stays with the run."""
+    """Use torch.compile. auto compiles if the measured table shows a gain on this machine, and keeps its choice for the run."""
     activation_checkpointing: Literal["off", "blocks", "selective"] = setting("off", observer=True)
-    """Recompute blocks, or (selective) all in them but matrix products and attention, in the backward pass: saves memory, changes
-    no bit."""
+    """Recompute blocks in the backward pass to save memory; selective keeps matrix products and attention. Changes no bit."""
     activation_checkpointing_modules: Sequence[str] | None = setting(None, observer=True)
     """Modules to recompute, by name or class, such as "layers.*". None: the model's repeated blocks."""
     device: str = setting("auto", per_rank=True)
-    """Where to train: "cpu", "cuda" or "mps"; auto is the accelerator if there is one."""
+    """Training device: "cpu", "cuda" or "mps"; auto is the accelerator if there is one."""
     deterministic: bool = setting(False, observer=True)
-    """Use only CUDA kernels that repeat bit for bit; slower."""
+    """Use only CUDA kernels that are reproducible bit for bit, which are slower."""
     evaluate_every: str = setting("1 epochs", check=every, cadence=True, group="evaluation")
-    """How often the splits are evaluated; always after the last step."""
+    """How often the splits are evaluated. They are always evaluated after the last step."""
     evaluate_at_start: bool = setting(False, observer=True)
-    """Evaluate the splits before the first step too. This one steers nothing: not best, early stopping or plateau."""
+    """Also evaluate the splits before the first step. This evaluation does not affect best, early stopping or plateau."""
     sample_every: str | None = setting(None, check=every, cadence=True)
-    """How often a sample is shown. None: once, at the end."""
+    """How often a sample is shown. None: only at the end."""
     log_every: str = setting("auto", check=log_interval, cadence=True, group="records")
-    """How often a record is written. Only then does the host wait for the device. Each has a line of the console if this is given.
-    auto: every 50 steps, or 5% of the run if that is less, so that epochs end with a record."""
+    """How often a record is written; the host waits for the device only then. Each record is also printed if this is set. auto: every 50
+    steps, or 5% of the run if that is shorter, so that epochs end with a record."""
     layer_stats_every: str | None = setting("200 steps", check=every, cadence=True)
-    """How often per-layer gradient, weight and update statistics are recorded; such a step keeps its weights twice. None: never."""
+    """How often per-layer statistics of gradients, weights and updates are recorded. These steps copy the weights. None: never."""
     trackers: str | Sequence[str] | None = setting(None, observer=True)
-    """Experiment trackers that get the records too: "wandb", "mlflow", "trackio", or several, "wandb,mlflow"."""
+    """Experiment trackers that also receive the records: "wandb", "mlflow", "trackio", or several, "wandb,mlflow"."""
     report: bool = setting(True, observer=True)
-    """Write report.html, a page on the run, when it ends."""
+    """Write report.html, a page about the run, when it ends."""
     run_dir: str | Path | None = setting(None, check=_out, observer=True, group="checkpoints")
-    """The run's directory. It resumes if a checkpoint is there. None: nothing is written."""
+    """Directory of the run. The run resumes if the directory has a checkpoint. None: nothing is written."""
     save_every: str = setting("auto", check=save_interval, cadence=True)
-    """How often a checkpoint is written, in steps or time; always at the start and the end. auto: every 5 min, or every 60 s if a
-    save costs under 1% of that."""
+    """How often a checkpoint is written, in steps or time; also at start and end. auto: every 5 min, or 60 s if a save takes <0.6 s."""
     keep_last: int = setting(
         3, check=number("how many of the newest checkpoints to keep, 1 or more", least=1), observer=True
     )
-    """Newest checkpoints to keep, besides the first, the best and those of keep_every."""
+    """Number of newest checkpoints to keep, besides the first, the best and those of keep_every."""
     keep_every: str | None = setting(None, check=every, cadence=True)
-    """Checkpoints to keep for good, such as "10%". None: no more."""
+    """Interval of checkpoints that are kept permanently, such as "10%". None: no such checkpoints."""
     sync_batch_norm: bool = setting(False, identity=True, group="processes")
-    """Batch normalization over the batches of all processes (CUDA); results then depend on how many there are."""
+    """Compute batch-norm statistics over all processes (CUDA). Results then depend on the number of processes."""
     check_ranks_every: str = setting("1000 steps", check=every, cadence=True)
-    """How often ranks check that their weights are equal, at the next record; a difference ends the run."""
+    """How often ranks compare their weights, at the next record. A difference ends the run."""
     check_state: bool = setting(True, one_session=True, group="checkpoints")
-    """Pass the first micro-batch twice when the run begins, and refuse what changes then and no checkpoint holds."""
+    """Run the first micro-batch twice at the start, and refuse the model if state changes that no checkpoint saves."""
 
     def train_settings(self) -> dict[str, Any]:
-        """The settings that every run has, as keywords of `Run`."""
+        """Return the settings that every run has, as keywords of `Run`."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(TrainSettings)}
 
 
 @dataclass
 class Timetable:
-    """All that a run's length decides. Step numbers count steps made."""
+    """All values that the length of a run determines. Step numbers count completed steps."""
 
     settings: TrainSettings
     length: Length
-    every: dict[str, Every]  # by the name of its setting
-    stop_step: int  # the session ends here; the schedule does not know
+    every: dict[str, Every]  # by setting name
+    stop_step: int  # the session ends here; the schedule does not change
     limit_s: float | None
-    epoch: Every  # its end, in a run whose length is in epochs
+    epoch: Every  # the end of each epoch, if the length is in epochs
 
     def evaluate_due(self, done: int) -> bool:
-        """After the last step, and every `evaluate_every`."""
         return self.every["evaluate_every"].due(done) or done == self.length.steps
 
     def sample_due(self, done: int) -> bool:
-        """Every `sample_every`, but not after the last step: that has a sample of its own."""
+        """Return True every `sample_every`, except after the last step, which has its own sample."""
         return self.every["sample_every"].due(done) and done < self.length.steps
 
     def log_due(self, done: int) -> bool:
-        """After the last step, and every `log_every`."""
         return self.every["log_every"].due(done) or done == self.length.steps
 
 
 def timetable(settings: TrainSettings, *, samples_per_epoch: int, batch_size: int) -> Timetable:
-    """The timetable that settings mean for data of that size; `ConfigError` names the one that cannot be understood."""
+    """Return the timetable for data of this size. Raises `ConfigError` with the name of an invalid setting."""
     plan = partial(planned, samples_per_epoch=samples_per_epoch, batch_size=batch_size)
     length = plan(settings.length)
     stop_after = length if settings.stop_after is None else plan(settings.stop_after, setting="stop_after")

@@ -1,7 +1,5 @@
-"""Between a configuration (dataclasses, nested) and dotted names with values ("optimizer.lr").
-
-The dotted names are flags and keys in files too. Unknown names and values of other types are refused, all at once.
-"""
+"""Conversion between configuration dataclasses and values by dotted name ("optimizer.lr"), as in flags and files. One error lists all
+problems."""
 
 import contextlib
 import dataclasses
@@ -20,13 +18,13 @@ from surefoot.errors import ConfigError
 
 T = TypeVar("T")
 LEADS: Mapping[str, Any] = {"leads": True}
-"""As the metadata of a field: where a layer changes it, what lower layers set beside it falls away."""
+"""Field metadata: if a layer changes this field, values of its sibling fields in lower layers are dropped."""
 STAYS: Mapping[str, Any] = {"stays": True}
-"""As the metadata of a field beside one that leads: it means the same whatever leads."""
+"""Field metadata: this sibling of a leading field keeps its value."""
 
 
 def flatten(config: Any) -> dict[str, Any]:
-    """Dotted names and values of a configuration, in the order of its fields.
+    """Return the values of a configuration by dotted name, in the order of its fields.
 
     >>> from surefoot.config.train_settings import TrainSettings
     >>> flatten(TrainSettings(length="2 epochs", batch_size=8))["length"]
@@ -36,7 +34,7 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 def default_values(kind: type[Any], base: Any = None, prefix: str = "") -> dict[str, Any]:
-    """Dotted names and default values of a configuration, or the values of `base`; `dataclasses.MISSING` without a default."""
+    """Return the default values by dotted name, or those of `base`; `dataclasses.MISSING` for a setting without a default."""
     hints, by_name = typing.get_type_hints(kind), dict[str, Any]()
     for field in dataclasses.fields(kind):
         hint, name = hints[field.name], f"{prefix}{field.name}"
@@ -51,7 +49,7 @@ def default_values(kind: type[Any], base: Any = None, prefix: str = "") -> dict[
 
 
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted names, tuples as lists.
+    """Convert nested tables to values by dotted name, and tuples to lists.
 
     >>> flat({"optimizer": {"lr": 0.1}, "seed": 0})
     {'optimizer.lr': 0.1, 'seed': 0}
@@ -66,11 +64,11 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[T, dict[str, str]]:
-    """A configuration from layers of (origin, values by dotted name), the last winning, and their origins.
+    """Return a configuration from layers of (origin, values by dotted name), and the origin of each value. Later layers win.
 
-    Raises one `ConfigError` for all unknown names, values of another type, and names that have neither value nor default. A preset's
-    settings of an optimizer apply to that one only: if a later layer changes a field that `LEADS`, earlier values of its sibling fields are
-    dropped.
+    Raises one `ConfigError` for all unknown names, values of a wrong type, and settings with neither value nor default. If a
+    later layer changes a `LEADS` field, earlier values of its sibling fields are dropped: a preset's optimizer settings apply
+    to its own optimizer only.
 
     >>> from surefoot.config.train_settings import TrainSettings
     >>> layers = [("preset", {"length": "1 epochs", "batch_size": 8}), ("flag", {"seed": 3})]
@@ -92,19 +90,19 @@ def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> t
         merged |= values
         origins |= dict.fromkeys(values, origin)
     config = None if problems else _build(merged, kind, None, "", problems)
-    if problems:  # four at most, one a line
+    if problems:  # at most four, one per line
         first_problems = problems if len(problems) <= 4 else [*problems[:4], f"... and {len(problems) - 4} more"]
         raise ConfigError("\n  ".join(first_problems))
     return typing.cast("T", config), origins
 
 
 def field_hints(kind: type[Any]) -> dict[str, Any]:
-    """Dotted names of all settings with their types, in the order of the fields."""
+    """Return the types of all settings by dotted name, in the order of the fields."""
     return {name: hint for name, hint, _ in _leaves(kind)}
 
 
 def type_problem(name: str, value: Any, hint: Any, *, format_fn: Callable[[Any], str] | None = None) -> str | None:
-    """The problem with the type of a setting's value, `format_fn` as in a file; None if the type is right.
+    """Return the problem with the type of a setting's value, or None. `format_fn` writes the value; by default as in a file.
 
     >>> type_problem("seed", "3", int)
     'seed = "3": expected a whole number; write it without quotes: 3'
@@ -117,7 +115,7 @@ def type_problem(name: str, value: Any, hint: Any, *, format_fn: Callable[[Any],
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The one of `names` that was probably meant, or None.
+    """Return the probable match among `names`, or None.
 
     >>> names = ("seed", "optimizer.lr", "optimizer.name", "schedule.name")
     >>> nearest("optimizer.lrr", names), nearest("lr", names), nearest("--Seed", names)
@@ -141,13 +139,12 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, names: Iterable[str], *, otherwise: str = "") -> str:
-    """A question after the one of `names` that was probably meant; `otherwise` where none is like it."""
+    """Return a question with the probable match among `names`, or `otherwise` if no name is similar."""
     meant = nearest(name, names)
     return f"did you mean {meant}?" if meant else otherwise
 
 
 def _leaves(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
-    """Dotted names of all settings with their types and fields."""
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
@@ -157,7 +154,6 @@ def _leaves(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, datac
 
 
 def _build(values: Mapping[str, Any], kind: Any, base: Any, prefix: str, problems: list[str]) -> Any:
-    """A configuration from values of the right types; missing ones come from `base` or have their defaults."""
     hints, keywords = typing.get_type_hints(kind), dict[str, Any]()
     for field in dataclasses.fields(kind):
         name, hint = f"{prefix}{field.name}", hints[field.name]
@@ -176,11 +172,10 @@ def _build(values: Mapping[str, Any], kind: Any, base: Any, prefix: str, problem
 
 
 class _WrongTypeError(Exception):
-    """A value that is not of its setting's type; the message is what was expected."""
+    """The value has a wrong type; the message names the expected type."""
 
 
 def _checked(value: Any, hint: Any) -> Any:
-    """The value as its type wants it: whole numbers become floats, lists tuples, and nothing else changes."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         for member in sorted(arguments, key=lambda member: type(value) is not member):  # its own type first
@@ -222,7 +217,6 @@ def _expected(hint: Any) -> str:
 
 
 def _quoting(value: Any, hint: Any) -> str:
-    """A hint where quotes around a number are all that is wrong, or a choice is misspelt."""
     if isinstance(value, str) and typing.get_origin(hint) is Literal:
         close = difflib.get_close_matches(value, [str(choice) for choice in typing.get_args(hint)], n=1)
         return f"; did you mean {_as_text(close[0])}?" if close else ""
@@ -232,7 +226,6 @@ def _quoting(value: Any, hint: Any) -> str:
 
 
 def _leaders(kind: Any) -> list[tuple[str, Any, set[str]]]:
-    """Dotted names of the fields that lead, with their defaults and the names of those that fall away with them."""
     leaders, followers = list[tuple[str, Any]](), defaultdict[str, set[str]](set)
     for name, _, field in _leaves(kind):
         if field.metadata.get("leads"):

@@ -1,4 +1,4 @@
-"""Functions in files of the user's own: one that builds a run, or a network; and their texts. Nothing here imports torch."""
+"""Functions in the user's files that build a run or a network, and hashes of their text. Imports no torch."""
 
 import ast
 import importlib.util
@@ -20,29 +20,25 @@ from typing import Any
 
 from surefoot.errors import ConfigError, SurefootError, first_line, is_own
 
-_LARGEST_BYTES = 64 << 20  # of a program
-_IMPORTED_NOW: list[Path] = []  # by `names_in`
-_NOT_OWN = {"builtins", "surefoot", "torch"}  # whose classes need not be looked through
+_LARGEST_BYTES = 64 << 20  # size limit of a program
+_IMPORTED_NOW: list[Path] = []  # by `names_in`, at the moment
+_NOT_OWN = {"builtins", "surefoot", "torch"}  # their classes are not hashed
 
 
 def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
-    """The names that a file defines when it is run; `function` is one of them and can be called.
-
-    The file may import its neighbors. `form` says how the function is to be written: "def build(...) -> ...".
-
-    Raises `ConfigError` if it is not a Python file, if running it fails, or if the function is missing.
-    """
+    """Run a file and return the names that it defines, among them `function`. The file may import modules from its directory. Raises
+    `ConfigError` if the path is not a Python file, running it fails, or the function is missing; `form` shows its signature."""
     if not path.is_file():
         raise ConfigError(f"no file {path} (looked in {Path.cwd()})")
     if path.suffix != ".py":
         raise ConfigError(f"{path} is no program: a file of Python ends in .py")
     path = path.resolve()
-    name = path.stem if path.stem not in sys.modules else f"_{path.stem}"  # a file called random.py hides no module
+    name = path.stem if path.stem not in sys.modules else f"_{path.stem}"  # random.py must not hide `random`
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module  # where dataclasses look up the types of their fields
+    sys.modules[name] = module  # dataclasses look up field types there
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     _IMPORTED_NOW.append(path)
@@ -64,7 +60,7 @@ def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
 
 
 def refuse_training_at_import() -> None:
-    """Raise `ConfigError` while a command imports a file of the user's own: it may only build a run, not train it."""
+    """Raise `ConfigError` if the user's file trains while a command imports it."""
     if _IMPORTED_NOW:
         raise ConfigError(
             f"{_IMPORTED_NOW[-1]} trains when it is imported\n"
@@ -74,24 +70,21 @@ def refuse_training_at_import() -> None:
 
 
 def digest(path: Path) -> str | None:
-    """A hash of a file's contents; None if it is missing, or too large for a program."""
+    """Return a hash of a file's contents; None if it is missing, or too large for a program."""
     is_there = path.is_file() and path.stat().st_size <= _LARGEST_BYTES
     return sha256(path.read_bytes()).hexdigest() if is_there else None
 
 
 def is_resolved(path: Path) -> bool:
-    """Whether a path is absolute and leads through no link; surefoot writes no other, which could name what lies beside a run."""
+    """Return True if a path is absolute and contains no link. surefoot records only such paths; others could lead to a run's files."""
     with suppress(OSError, RuntimeError, ValueError):
         return path == path.resolve()
     return False
 
 
 def refuse_changed(path: Path, *, was: str | None, run: Path, resuming: bool = False) -> None:
-    """Raise `ConfigError` if a program is not surely the one that its user made a run with.
-
-    That is one inside the run's directory, or one whose hash the run has not recorded (`was` is None). Unless `resuming`, it is also one
-    whose hash is another now, or that other users of this machine could have changed. A missing file is left to `names_in`.
-    """
+    """Raise `ConfigError` if the program may differ from the one that the run's user started: it is in the run's directory, or has no
+    recorded hash. Unless `resuming`, a changed hash or a file that other users could change is refused, too."""
     if not path.is_file():
         return
     if path.resolve().is_relative_to(run.resolve()):
@@ -118,17 +111,14 @@ def refuse_changed(path: Path, *, was: str | None, run: Path, resuming: bool = F
 
 
 def _written_by_others(path: Path, *, run: Path) -> Path | None:
-    """The file, its directory or one above it that users besides this one and root may write to; None if none is, or on Windows.
-
-    For root, the run's owner does not count as another user. In a sticky directory anybody can put a file beside, and Python imports it.
-    """
+    # For root, the run's owner is a trusted user too. In a sticky directory anybody can add a file, and Python would import it.
     if sys.platform == "win32":
         return None
     trusted = {0, os.getuid(), run.stat().st_uid if os.getuid() == 0 else 0}
     for ancestor in (path, *path.parents):
         status = ancestor.stat()
         replaceable = not status.st_mode & stat.S_ISVTX or ancestor in (path, path.parent)
-        is_own_group = status.st_gid == os.getgid() == os.getuid()  # which a user has for himself
+        is_own_group = status.st_gid == os.getgid() == os.getuid()  # a user's private group
         open_to_others = status.st_mode & (stat.S_IWOTH if is_own_group else stat.S_IWOTH | stat.S_IWGRP)
         if status.st_uid not in trusted or (replaceable and open_to_others):
             return ancestor
@@ -136,17 +126,15 @@ def _written_by_others(path: Path, *, run: Path) -> Path | None:
 
 
 def note_changed(path: Path, *, was: str | None) -> None:
-    """Print a note if a file exists and differs from its state at the start of the run."""
+    """Print a note if a file exists and has changed since the start of the run."""
     if digest(path) not in (None, was):
         print(f"note: {path} has changed since this run began: what it goes on with may not be what it was", flush=True)
 
 
 def text_hashes(objects: Iterable[Any]) -> dict[str, str]:
-    """Hashes of the text of functions and methods of the user's own, by name: of these, and of those that they name.
-
-    For an object, its class with its bases counts; for `functools.partial`, the function. Comments, docstrings and
-    layout do not count, nor do the standard library, installed packages and surefoot.
-    """
+    """Return hashes of the source text of the user's functions by name, including functions that they name. An object is hashed by its
+    class and base classes, a `functools.partial` by its function. Comments, docstrings, formatting, the standard library, installed
+    packages and surefoot are ignored."""
     texts = defaultdict[str, set[str]](set)
     waiting = [each.func if isinstance(each, partial) else each for each in objects]
     while waiting:
@@ -162,7 +150,7 @@ def text_hashes(objects: Iterable[Any]) -> dict[str, str]:
             waiting.append(type(function))
         elif is_own(path := Path(function.__code__.co_filename)) and not path.name.startswith("<frozen"):
             code = function.__code__
-            where = f" in {path.name}" if path.is_file() else ""  # a notebook's cell has another name in each process
+            where = f" in {path.name}" if path.is_file() else ""  # a notebook cell's name differs between processes
             known, text = texts[f"{function.__qualname__}(){where}"], _hash_of_text(code)
             if text not in known:
                 known.add(text)
@@ -177,9 +165,8 @@ def _names(code: CodeType) -> set[str]:
 
 @cache
 def _hash_of_text(code: CodeType) -> str:
-    """It ignores comments, docstring and layout of a function; without source text, it covers the bytecode."""
     text = code.co_code.hex()
-    with suppress(Exception):  # a lambda in the middle of a call is no statement: its lines count as they are
+    with suppress(Exception):  # the lines of a lambda inside a call may not parse: hash them as text
         linecache.checkcache(code.co_filename)
         lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
         text = textwrap.dedent("".join(inspect.getblock(lines))) or text
@@ -192,7 +179,6 @@ def _hash_of_text(code: CodeType) -> str:
 
 
 def _location(problem: Exception, path: Path) -> str:
-    """File and line of an error while `path` was run: the innermost one in its folder, where the cause is."""
     if isinstance(problem, SyntaxError) and problem.filename is not None:
         return f"{problem.filename}, line {problem.lineno}"
     frames = [

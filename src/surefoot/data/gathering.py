@@ -51,12 +51,10 @@ def tensors_of(dataset: Any) -> tuple[Tensor, ...]:
 
 
 def sample_count(dataset: Any) -> int:
-    """Return the number of samples of a data set; a tuple of tensors has one sample per row."""
     return len(dataset[0]) if is_tensors(dataset) else len(dataset)
 
 
 def by_sample(dataset: Any) -> Any:
-    """Convert a tuple of tensors to a `TensorDataset`, which indexes samples; return other data sets unchanged."""
     return TensorDataset(*dataset) if is_tensors(dataset) else dataset
 
 

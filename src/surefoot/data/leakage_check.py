@@ -39,7 +39,7 @@ class Cut(Protocol):
 
 
 def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
-    """Return the data record: the number of samples, the number of checked samples, `targets`, and `overlap` by split.
+    """Return the data record with the keys `samples`, `checked` (number of checked samples), `targets` and `overlap` (by split).
 
     `targets` has the number of `distinct` targets and the `most_common_fraction`, and is absent for targets other than integers. The
     target is the second part of an (input, target) sample, or the entry "target", "targets", "label" or "labels" of a mapping.

@@ -37,8 +37,8 @@ class Feed:
     count: a function from a batch to its number of targets, called on the host (default: the size of the first dimension).
     workers: number of loader processes, ignored if the data set gathers whole batches (see `gather_fn`).
     collate: a function from samples to a batch. If `collate` is given, samples are read individually.
-    own: indices of the micro-batches that this rank reads (default: all). If `own` is given, an empty micro-batch is replaced by
-    another micro-batch with a count of 0, because each rank must run a forward and backward pass.
+    own: indices of the micro-batches that this rank reads (default: all). If `own` is given, another micro-batch
+    with a count of 0 replaces an empty micro-batch, because each rank must run a forward and backward pass.
     puts_back: restore the global generators after each read in this process, which takes longer than reading a small batch.
     say: a function that receives a warning if a worker hangs.
     """

@@ -1,4 +1,4 @@
-"""All checks of a run: the list, their verdicts, and the report."""
+"""The list of all checks, their verdicts, and the report."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -47,13 +47,14 @@ CHECKS: Sequence[Check] = (
     schedule.high_rate_at_end,
     schedule.still_improving,
 )
-"""In the order of the report within one severity: a finding that would explain others comes first."""
+"""Within one severity, findings are reported in this order. A finding that may explain others comes first."""
 
 
 def verdicts(history: History, *, broken: Callable[[Check, Exception], None] | None = None) -> list[Verdict]:
-    """Return the verdict of every check, in the order of `CHECKS`.
+    """Return the verdicts of all checks in the order of `CHECKS`.
 
-    A check that raises is a bug in surefoot. `broken` receives the exception and the other checks run; without `broken`, it propagates.
+    A check that raises is a bug in surefoot. `broken` receives the exception, and the other checks run. Without `broken`,
+    the exception propagates.
     """
     all_verdicts = []
     for check in CHECKS:
@@ -67,24 +68,24 @@ def verdicts(history: History, *, broken: Callable[[Check, Exception], None] | N
 
 
 def findings(history: History) -> list[Finding]:
-    """Return the problems of a run and notable facts, errors first. The result depends only on the records and settings."""
+    """Return the problems and notable facts of a run, errors first. The result depends only on records and settings."""
     return worst_first(verdicts(history))
 
 
 def format_findings(history: History, verdicts: Sequence[Verdict], *, every: bool = False) -> str:
-    """Format one block per finding, errors first. With `every`, or without findings, list the other checks too."""
+    """Format one block per finding, errors first. With `every`, or without findings, also list the other checks."""
     sorted_findings = worst_first(verdicts)
     unclear = [verdict for verdict in verdicts if isinstance(verdict, Unknown)]
-    of_all = f"; too little is recorded for {len(unclear)} of {len(verdicts)} findings" if unclear else ""
-    blocks = [_headline(history, sorted_findings, else_said=f"nothing found{of_all}"), *map(str, sorted_findings)]
+    of_all = f"; too few records for {len(unclear)} of {len(verdicts)} checks" if unclear else ""
+    blocks = [_headline(history, sorted_findings, else_said=f"no findings{of_all}"), *map(str, sorted_findings)]
     if every or not sorted_findings:
-        blocks += _rows("looked at, and found well", [verdict for verdict in verdicts if isinstance(verdict, Healthy)])
-        blocks += _rows("not known, for too little is recorded of it", unclear, _more_records(history))
+        blocks += _rows("healthy", [verdict for verdict in verdicts if isinstance(verdict, Healthy)])
+        blocks += _rows("unknown, because too little is recorded", unclear, _more_records(history))
     return "\n\n".join(blocks)
 
 
 def in_a_line(finding: Finding, *, command: str | None) -> str:
-    """Format a finding as a one-line message during the run. `command` explains the finding; None if the run has no directory.
+    """Format a finding as one line during the run. `command` explains the finding; None if the run has no directory.
 
     >>> finding = Finding("loss-spikes", "warning", "The loss jumped once.", try_=("look",))
     >>> in_a_line(finding, command="surefoot diagnose runs/a")
@@ -95,17 +96,16 @@ def in_a_line(finding: Finding, *, command: str | None) -> str:
 
 
 def _more_records(history: History) -> list[str]:
-    """Return the option that gives a run of this length enough records."""
     every = history.step // (2 * FEWEST)
     if not history.over or every < 1 or len(history.train) >= FEWEST:
         return []
-    return [f"  a run like this one tells more with {history.described.typed('log_every', f'{every} steps')}"]
+    return [f"  for enough records in a run of this length: {history.described.typed('log_every', f'{every} steps')}"]
 
 
 def _headline(history: History, ranked: Sequence[Finding], *, else_said: str) -> str:
     described, of_all = history.described, "" if history.described.steps is None else f" of {history.described.steps:,}"
     standing = (
-        "going on"
+        "running"
         if described.standing == "running"
         else history.ended_by or ("finished" if history.complete else "not finished")
     )
@@ -117,7 +117,6 @@ def _headline(history: History, ranked: Sequence[Finding], *, else_said: str) ->
 
 
 def _rows(title: str, verdicts: Sequence[Healthy | Unknown], after: Sequence[str] = ()) -> list[str]:
-    """Format a block with one line per verdict and the lines `after`. Returns [] without verdicts."""
     wide = max((len(verdict.name) for verdict in verdicts), default=0)
     rows = [wrapped(verdict.message, f"  {verdict.name:<{wide}}  ", wide + 4) for verdict in verdicts]
     return ["\n".join([title, *chain.from_iterable(rows), *after])] if rows else []

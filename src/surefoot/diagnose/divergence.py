@@ -1,4 +1,4 @@
-"""Checks for divergence, its first signs, non-finite steps, and loss spikes."""
+"""Checks for divergence, nonfinite steps, and loss spikes."""
 
 import math
 
@@ -9,37 +9,37 @@ from surefoot.diagnose.history import History
 from surefoot.diagnose.statistics import FEWEST, level, levels, noise, spread
 
 LOST = 0.5
-"""Of what was gained: half of it lost is no fluctuation, and no restart of a schedule either, which costs a tenth or so."""
+"""Fraction of the loss reduction that a diverged run has lost again. A restart of a schedule costs about a tenth."""
 RISEN = 1.2
-"""Times the first loss, for a run that had gained nothing: above chance by a fifth is no noise of a level."""
+"""Minimum ratio of the last to the first loss in a diverged run whose loss never fell. Noise adds less than a fifth."""
 GREW = 5.0
-"""Times its own median: what tells a layer that breaks from one whose gradient is noisy (their largest are about twice the median)."""
+"""Ratio of a layer's gradient to its median that indicates a fault. Noisy gradients reach about twice their median."""
 MANY = 0.05
-"""Of all steps: one in twenty lost shows in the result; fewer are single samples or, in fp16, the search for a loss scale."""
+"""Fraction of skipped steps that affects the result. Fewer are single samples or, in fp16, the search for a loss scale."""
 FP16 = 0.01
-"""Of all steps: a loss scale doubles every 2,000 steps and is found too large each time (Micikevicius et al. 2018, section 3.2,
-https://arxiv.org/abs/1710.03740), with some at the start."""
+"""Fraction of skipped steps that is normal in fp16. The loss scale doubles every 2,000 steps, and each time overflows
+(Micikevicius et al. 2018, section 3.2, https://arxiv.org/abs/1710.03740). Some more steps overflow at the start."""
 NEIGHBOURS = 10
-"""Records to each side: enough for a median and its deviation, few enough for the loss to have stayed where it was."""
+"""Neighboring records on each side: enough for a median and its deviation, few enough for a constant loss level."""
 SIGMAS = 8.0
-"""Of the neighbours' deviation. Losses have heavy tails: with six, one record in thousands would be a spike of nothing."""
+"""Minimum height of a spike in standard deviations. With 6, heavy tails cause one false spike in thousands of records."""
 NOTHING = 0.01
-"""Of the loss at the start: jumps among the last hundredth of it, where all is learnt, matter to nobody."""
+"""Minimum height of a spike as a fraction of the first loss."""
 ABOVE = 0.25
-"""Of the neighbours' median, at least: a jump by less is none, however quiet they are."""
+"""Minimum height of a spike as a fraction of the median of the neighboring records."""
 
 
 @check("diverged")
 def diverged(history: History) -> Verdict:
-    """Check for a loss that permanently lost half of its progress, and for a run that ended in non-finite steps."""
+    """Check for a loss that rose permanently by half of its earlier fall, and for a run that ended in nonfinite steps."""
     loss = history.loss
     if (history.ended_by or "").startswith("diverged") or _bad_at_the_end(history) > history.described.max_bad_steps:
         skipped = skipped_steps(history)
         first_bad = next((step for step in reversed(skipped) if step - 1 not in skipped), history.step)
-        last_loss = f"the last loss before: {loss.value[-1]:.4g} after step {loss.step[-1]:,}" if len(loss) else ""
-        message = f"The run diverged: from step {first_bad:,} on no loss or gradient was finite."
-        return _divergence(history, first_bad, message, last_loss or "no step was finite", bad=True)
-    need(len(loss) >= FEWEST, f"{len(loss)} records of the loss are too few (at least {FEWEST})")
+        last_loss = f"the last loss before that: {loss.value[-1]:.4g} after step {loss.step[-1]:,}" if len(loss) else ""
+        message = f"The run diverged: no loss or gradient was finite from step {first_bad:,} on."
+        return _divergence(history, first_bad, message, last_loss or "no finite loss is recorded", bad=True)
+    need(len(loss) >= FEWEST, f"{len(loss)} loss records are too few (at least {FEWEST})")
     width = max(3, len(loss) // 10)
     course = levels(loss.value, width)
     start = max(float(course[0]), float(loss.value[0]))
@@ -51,19 +51,19 @@ def diverged(history: History) -> Verdict:
     rose = gained <= 4 * wobble and last > RISEN * start + 4 * wobble and start > 0
     well(
         not (lost_half or rose) or lowest + 2 * width > len(loss),
-        f"the loss, {last:.4g} at last, is near the lowest it was: {best:.4g}",
+        f"the latest loss level, {last:.4g}, is near the lowest, {best:.4g}",
     )
     middle = int(loss.step[lowest + width // 2])
-    message = f"The loss diverged: from {best:.4g} about step {middle:,} to {last:.4g}."
-    levels_of_all = f"level at the start {start:.4g}, lowest {best:.4g}, at last {last:.4g}"
+    message = f"The loss diverged: it rose from {best:.4g} near step {middle:,} to {last:.4g}."
+    levels_of_all = f"loss level: {start:.4g} at the start, {best:.4g} at its lowest, {last:.4g} now"
     return _divergence(history, middle, message, levels_of_all, bad=False)
 
 
-@check("non-finite-steps", needs=lambda history: need(history.train, "no step was recorded yet"))
+@check("non-finite-steps", needs=lambda history: need(history.train, "no step is recorded yet"))
 def non_finite_steps(history: History) -> Verdict:
-    """Check for steps skipped because of a non-finite loss or gradient."""
+    """Check for steps skipped because of a nonfinite loss or gradient."""
     described, skipped = history.described, int(history.total("skipped"))
-    well(not skipped, f"every one of {history.step:,} steps was finite")
+    well(not skipped, f"all {history.step:,} steps were finite")
     indexes = skipped_steps(history)
     fraction = skipped / max(history.step, 1)
     fp16 = described.identity.get("precision") == "fp16"
@@ -71,15 +71,15 @@ def non_finite_steps(history: History) -> Verdict:
     one_sample = _passes(history, indexes)
     return wrong(
         "note" if fp16 and fraction <= FP16 else "error" if fraction >= MANY else "warning",
-        f"{skipped:,} {'step was' if skipped == 1 else 'steps were'} skipped, for a loss or gradient that was not finite.",
+        f"{skipped:,} {'step was' if skipped == 1 else 'steps were'} skipped because the loss or gradient was not finite.",
         (
-            f"{skipped:,} of {history.step:,} steps, {100 * fraction:.2g}% of them, were not applied",
-            f"steps {join_names(indexes, limit=8)}" if indexes else "",
+            f"{skipped:,} of {history.step:,} steps ({100 * fraction:.2g}%) were not applied",
+            f"skipped steps: {join_names(indexes, limit=8)}" if indexes else "",
             one_sample,
         ),
         causes=(
-            "the loss scale of fp16 being found: some at the start, and one now and then" if fp16 else "",
-            "a sample with NaN or infinity in it, or one on which the loss is (log of 0, division by 0)",
+            "the search for the fp16 loss scale: some skipped steps at the start, and one now and then" if fp16 else "",
+            "a sample that contains NaN or infinity, or whose loss is not finite (log of 0, division by 0)",
             "" if one_sample else "a learning rate at which the loss overflows",
         ),
         try_=(
@@ -93,10 +93,10 @@ def non_finite_steps(history: History) -> Verdict:
 
 @check("loss-spikes")
 def loss_spikes(history: History) -> Verdict:
-    """Compare the largest step loss in each record with those of neighboring records."""
+    """Compare the largest step loss in each record with neighboring records."""
     series = history.column("loss_max").finite
     series = series if len(series) >= FEWEST else history.loss
-    need(len(series) >= FEWEST, f"{len(series)} records of the loss are too few (at least {FEWEST})")
+    need(len(series) >= FEWEST, f"{len(series)} loss records are too few (at least {FEWEST})")
     spikes = []
     for row in range(3, len(series)):
         here, before = series.value[row], series.value[max(0, row - NEIGHBOURS) : row]
@@ -107,25 +107,28 @@ def loss_spikes(history: History) -> Verdict:
         matters = here - middle >= NOTHING * series.value[0]
         if matters and here > max(middle + SIGMAS * spread(around), middle + ABOVE * abs(middle)):
             spikes.append((int(series.step[row]), float(here), middle))
-    well(not spikes, "no loss stands out from those around it")
+    well(not spikes, "no loss stands out from its neighbors")
     where = {record["step"]: record.get("loss_max_step") for record in history.train}
     step, largest, around_it = max(spikes, key=lambda spike: spike[1] - spike[2])
     at = where.get(step)
     described = history.described
     jumps = [
-        f"{value:.4g} at step {after if where.get(after) is None else where[after]:,} (around it {middle:.4g})"
+        f"{value:.4g} at step {after if where.get(after) is None else where[after]:,} (its neighbors: {middle:.4g})"
         for after, value, middle in spikes
     ]
     return wrong(
         "warning",
         "The loss jumped once." if len(spikes) == 1 else f"The loss jumped {len(spikes)} times.",
-        (join_names(jumps), f"a jump is {SIGMAS:g} deviations of its neighbours, and {ABOVE:.0%}, above their median"),
+        (
+            join_names(jumps),
+            f"a jump is {SIGMAS:g} standard deviations, and {ABOVE:.0%}, above the median of its neighbors",
+        ),
         causes=(
-            "strange samples: broken ones, or a file of another kind",
-            "a learning rate near the highest that is stable; Adam with a large beta2 after a change of the data",
+            "unusual samples: corrupt ones, or a file of another kind",
+            "a learning rate near the stability limit; Adam with a large beta2 after the data changed",
         ),
         try_=(
-            f"{described.replay(step - 1 if at is None else int(at))}  # shows its samples",
+            f"{described.replay(step - 1 if at is None else int(at))}  # shows the step's samples",
             described.typed("clip", "norm 1.0") if described.clip is None or described.clip[0] == "off" else "",
             described.lr_divided(3, digits=2),
         ),
@@ -135,16 +138,15 @@ def loss_spikes(history: History) -> Verdict:
 
 
 def skipped_steps(history: History) -> list[int]:
-    """Return the indexes of recorded skipped steps."""
     return sorted({int(step) for record in history.train for step in record.get("skipped_steps") or ()})
 
 
 def _divergence(history: History, first_bad: int, message: str, evidence: str, *, bad: bool) -> Finding:
     described = history.described
     causes: tuple[str, ...] = (
-        "a learning rate that is too high, or reached too soon",
-        "numbers that overflow: attention or logits that grow without a norm, fp16, a loss with log or division",
-        "" if bad else "a loss that is not meant to fall, as of a policy: judge such a run by its scores",
+        "a learning rate that is too high, or is reached too soon",
+        "values that overflow: attention or logits without normalization, fp16, a log or division in the loss",
+        "" if bad else "a loss that is not meant to fall, such as a policy loss: judge such a run by its metrics",
     )
     tries: tuple[str, ...] = (
         described.lr_divided(10),
@@ -152,7 +154,7 @@ def _divergence(history: History, first_bad: int, message: str, evidence: str, *
         described.typed("clip", "norm 1.0") if described.clip is not None and described.clip[0] == "off" else "",
     )
     if bad and first_bad == 0:  # no update was applied, so the learning rate is not the cause
-        causes, tries = ("inputs, starting weights or a loss that are not finite before any update is made",), ()
+        causes, tries = ("inputs, initial weights or a loss that are not finite before the first update",), ()
     return wrong(
         "error",
         message,
@@ -165,7 +167,6 @@ def _divergence(history: History, first_bad: int, message: str, evidence: str, *
 
 
 def _first_to_grow(history: History, first_bad: int) -> str:
-    """Return a sentence on the layer whose gradient or update first rose far above its usual level, from shortly before the divergence."""
     grown: list[tuple[int, float, str]] = []  # the step, the growth factor, and a sentence
     for kind, quantity in (("grad_norm", "gradient"), ("update_norm", "update"), ("activation_rms", "output")):
         for name, series in history.watched(kind).items():
@@ -175,17 +176,16 @@ def _first_to_grow(history: History, first_bad: int) -> str:
             if len(before) < 3 or not usual > 0 or not len(large):
                 continue
             times = float(large.value[0] / usual) if math.isfinite(large.value[0]) else math.inf
-            words = f"{times:.3g} times its median before" if math.isfinite(times) else "not finite"
-            grown.append((int(large.step[0]), times, f"the {quantity} of {name}, {words}, at step {large.step[0]:,}"))
+            words = f"{times:.3g}x its earlier median" if math.isfinite(times) else "not finite"
+            grown.append((int(large.step[0]), times, f"the {quantity} of {name} ({words}) at step {large.step[0]:,}"))
     if not grown:
         return ""
     first, _, words = min(grown, key=lambda each: (each[0], -each[1]))
     others = len({words for step, _, words in grown if step == first}) - 1
-    return f"first to grow: {words}" + (f"; so did {others} more then" if others else "")
+    return f"first to grow: {words}" + (f"; {others} more grew at that step" if others else "")
 
 
 def _bad_at_the_end(history: History) -> int:
-    """Count the consecutive skipped steps at the run's end, as far as the records are complete."""
     count = 0
     for record, window in zip(reversed(history.train), reversed(history.windows.value), strict=True):
         skipped = int(record.get("skipped") or 0)
@@ -196,7 +196,6 @@ def _bad_at_the_end(history: History) -> int:
 
 
 def _passes(history: History, indexes: list[int]) -> str:
-    """Return a sentence if about one step per epoch was skipped, which suggests one bad sample. Returns "" otherwise."""
     samples, batch = history.described.samples, history.described.batch_size
     of_tokens = "tokens" in str(history.described.identity.get("batch_size"))
     if samples is None or batch is None or len(indexes) < 2 or of_tokens:
@@ -204,4 +203,4 @@ def _passes(history: History, indexes: list[int]) -> str:
     passes = [int(index * batch // samples) for index in indexes]
     if len(set(passes)) < len(passes) or passes[-1] - passes[0] + 1 > len(passes) + 1:
         return ""
-    return f"one in each pass over the {samples:,} samples: it is one sample that comes again"
+    return f"one in each epoch of {samples:,} samples: the same sample causes them all"

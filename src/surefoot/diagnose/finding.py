@@ -9,7 +9,7 @@ from surefoot.diagnose.history import History
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-"""The worst first. error: the run is broken or useless; warning: it costs quality or time; note: worth knowing."""
+"""Severities, worst first. error: the run is broken or useless; warning: quality or time is lost; note: worth knowing."""
 
 
 _WIDE = 80
@@ -18,10 +18,11 @@ _HEAD = 11  # columns of the label before evidence, causes and remedies
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem of a run or a notable fact, with its evidence and remedies.
+    """A problem or a notable fact of a run, with evidence and remedies.
 
     `evidence` has sentences with values and steps. `numbers` has the values compared with thresholds. `step` is the first
-    affected step (None: the whole run). `causes` lists likely causes first. `try_` has flags or code with the current values.
+    affected step, or None for the complete run. `causes` lists likely causes first. `try_` has flags or code with the
+    current values.
 
     >>> Finding("loss-spikes", "warning", "The loss jumped.", step=40).to_dict()["name"]
     'loss-spikes'
@@ -41,7 +42,7 @@ class Finding:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Format the finding as `surefoot diagnose` prints it: message, evidence, causes and remedies, 80 columns wide."""
+        """Format the finding as `surefoot diagnose` prints it, 80 columns wide."""
         lines = [f"{self.severity.upper()}  {self.name}", *wrapped(self.message, "  ", 2, width=_WIDE - 2)]
         for head, texts in (("evidence", self.evidence), ("causes", self.causes), ("try", self.try_)):
             for index, text in enumerate(texts):
@@ -63,13 +64,12 @@ class Finding:
 
 
 def wrapped(text: str, first: str, indent: int, *, width: int = _WIDE) -> list[str]:
-    """Wrap a text into lines without breaking commands and paths."""
     return TextWrapper(width, first, " " * indent, break_long_words=False, break_on_hyphens=False).wrap(text)
 
 
 @dataclass(frozen=True)
 class Healthy:
-    """The verdict of a check that found no problem. `message` has the evidence."""
+    """The verdict of a check without a problem. `message` has the evidence."""
 
     message: str
     name: str = ""  # the check's name
@@ -77,7 +77,7 @@ class Healthy:
 
 @dataclass(frozen=True)
 class Unknown:
-    """The verdict of a check that lacks records. `message` names the missing records."""
+    """The verdict of a check without enough records. `message` names the missing records."""
 
     message: str
     name: str = ""
@@ -88,7 +88,7 @@ Needs = Callable[[History], None]
 
 
 class EndedError(Exception):
-    """An exception that `need` and `well` raise to end a check. Its argument is the check's verdict."""
+    """An exception of `need` and `well` that ends a check. Its argument is the check's verdict."""
 
 
 def need(holds: object, lacking: str) -> None:
@@ -105,7 +105,7 @@ def well(holds: object, message: str) -> None:
 
 @dataclass(frozen=True)
 class Check:
-    """A check of a run: its name, its preconditions (`needs`, shared with other checks), and the measuring function."""
+    """A check of a run: its name, its preconditions `needs`, and its function."""
 
     name: str
     needs: Needs
@@ -121,7 +121,6 @@ class Check:
 
 
 def check(name: str, needs: Needs = lambda _: None) -> Callable[[Callable[[History], Verdict]], Check]:
-    """Return a decorator that turns the measuring function into a `Check`."""
     return lambda measure: Check(name, needs, measure)
 
 
@@ -154,7 +153,7 @@ def worst_first(verdicts: Iterable[Verdict]) -> list[Finding]:
 
 
 def join_names(names: Sequence[object], *, limit: int = 4) -> str:
-    """Join names with commas and append the number of omitted names.
+    """Join names with commas, and append the number of omitted names.
 
     >>> join_names(["a", "b", "c"], limit=2)
     'a, b and 1 more'

@@ -11,51 +11,52 @@ from surefoot.diagnose.layers import WATCHED, matrices
 from surefoot.diagnose.statistics import first_and_last_third, level, trend
 
 FEWEST = 12
-"""Records: thirds of four, whose medians one record does not move."""
+"""Minimum number of records: thirds of four, whose medians one record does not change."""
 OFTEN = 0.9
-"""Of the steps. A limit is for the rare large gradient (Pascanu et al. 2013, section 3.2, https://arxiv.org/abs/1211.5063); one
-that acts in nine of ten steps is what sets the size of the steps, and the rate no longer does."""
+"""Fraction of clipped steps above which the limit, not the learning rate, determines the step size. Clipping is for rare
+large gradients (Pascanu et al. 2013, section 3.2, https://arxiv.org/abs/1211.5063)."""
 FAR_BELOW = 2.0
-"""Times the limit: they set it to between half of the usual norm and ten times it, so one below half acts all the time."""
+"""Minimum ratio of gradient norm to limit. Pascanu et al. set the limit to between half and ten times the usual norm."""
 FAR_ABOVE = 10.0
-"""Times the limit: steps of a tenth of what the gradient says. Below, it is a smaller rate for SGD, and nothing for Adam."""
+"""Ratio of gradient norm to limit that is a warning. A smaller ratio only lowers SGD's learning rate, not Adam's."""
 GREW = 10.0
-"""From the first to the last third: a norm varies by two or three within a run that is well, and falls or rises slowly."""
+"""Ratio of the last third to the first third. A healthy gradient norm changes slowly, by a factor of 2 or 3."""
 SURE = 3.0
-"""Standard deviations of a trend: one run in a thousand has such a one by chance."""
+"""Minimum significance of a trend in standard deviations. One run in a thousand exceeds 3 by chance."""
 GONE = 1e-4
-"""Of the largest layer's gradient, each times its weight: what a change of the layer by a given part of itself does to the loss, in
-whatever units it has its weights. Every layer of a plain network with sigmoids takes a factor of 4 or more (Hochreiter 1991;
-Glorot and Bengio 2010); in networks that train, layers are within some hundreds of each other."""
+"""Ratio of a layer's gradient times weight to that of the largest layer. This product is the effect of a relative weight
+change on the loss, in any units. Each sigmoid layer of a plain network costs a factor of 4 or more (Hochreiter 1991; Glorot
+and Bengio 2010). Layers of networks that train differ by some hundreds."""
 NOISY = 10.0
-"""Noise scale over batch size. With a batch of B, a step is worth B / (B + noise scale) of one with the true gradient (McCandlish et al.
-2018, equation 2.7, https://arxiv.org/abs/1812.06162): below a tenth, twice the batch is all but twice the progress."""
+"""Ratio of noise scale to batch size. A step with batch size B is worth B / (B + noise scale) of a step with the true
+gradient (McCandlish et al. 2018, equation 2.7, https://arxiv.org/abs/1812.06162). Below a tenth, a doubled batch almost
+doubles the progress."""
 
 
 @check("often-clipped")
 def often_clipped(history: History) -> Verdict:
-    """Measure the fraction of clipped steps in the second half of the run, and the ratio of the gradient norm to the clipping limit."""
+    """Measure the fraction of clipped steps in the second half of the run, and the ratio of gradient norm to limit."""
     described, (kind, limit) = history.described, history.described.clip or ("", math.nan)
     well(
         kind in ("off", "auto"),
-        "the gradient is not limited" if kind == "off" else "the limit follows the gradient's norm by itself",
+        "the gradient is not clipped" if kind == "off" else "the limit follows the gradient norm automatically",
     )
     late = history.column("clip_fraction").finite.since(max(history.step // 2, described.warmup))
-    need(len(late) >= FEWEST // 2, f"{len(late)} records of the later half are too few (at least {FEWEST // 2})")
+    need(len(late) >= FEWEST // 2, f"{len(late)} records in the second half are too few (at least {FEWEST // 2})")
     share, norm = float(late.value.mean()), level(history.column("grad_norm").since(int(late.step[0]) - 1).value)
     well(
         share < OFTEN or (kind == "norm" and norm < FAR_BELOW * limit),
-        f"limited in {share:.0%} of the later steps" + (f", with norms about {norm:.3g}" if norm else ""),
+        f"{share:.0%} of the later steps are clipped" + (f", with gradient norms of about {norm:.3g}" if norm else ""),
     )
     known_limit = "" if math.isnan(limit) else f", limit {limit:g}"
-    setting = described.identity.get("clip", "the limit")
+    setting = described.identity.get("clip", "not known")
     return wrong(
         "warning" if norm >= FAR_ABOVE * limit or math.isnan(limit) else "note",
-        f"The gradient was limited in {share:.0%} of the later steps: the limit, {setting}, sets their size.",
-        (f"norm of the gradient {norm:.3g} in the middle of them{known_limit}",),
+        f"The gradient was clipped in {share:.0%} of the later steps: the limit ({setting}) determines their size.",
+        (f"median gradient norm {norm:.3g}{known_limit}",),
         causes=(
-            "a limit that is too small for this model, whose gradient grows with the number of its parameters",
-            "a gradient that has grown",
+            "a limit that is too small for this model: the gradient norm grows with the number of parameters",
+            "a gradient norm that has grown",
         ),
         try_=(
             described.typed("clip", f"norm {float(f'{2 * norm:.1g}'):g}") if kind == "norm" else "",
@@ -68,28 +69,28 @@ def often_clipped(history: History) -> Verdict:
 
 @check("growing-gradient")
 def growing_gradient(history: History) -> Verdict:
-    """Compare the gradient norm in the last third of the run with the first third, and name the layers with the largest growth."""
+    """Compare the gradient norms in the first and last third of the run, and name the layers that grew most."""
     norms = history.column("grad_norm").finite.since(history.described.warmup)
-    need(len(norms) >= FEWEST, f"{len(norms)} records of the norm after the warm-up are too few (at least {FEWEST})")
+    need(len(norms) >= FEWEST, f"{len(norms)} gradient norm records after the warm-up are too few (at least {FEWEST})")
     before, now = first_and_last_third(norms.value)
     well(
         not (before > 0 and now > GREW * before and trend(norms.value) > SURE),
-        f"the gradient's norm went from {before:.3g} to {now:.3g}",
+        f"the gradient norm went from {before:.3g} to {now:.3g}",
     )
     return wrong(
         "warning",
-        f"The norm of the gradient grows: from {before:.3g} to {now:.3g}.",
+        f"The gradient norm grows: from {before:.3g} to {now:.3g}.",
         (
-            f"levels of the first and last third of {len(norms)} records; the trend is {trend(norms.value):.1f} deviations",
+            f"medians of the first and last third of {len(norms)} records; the trend is {trend(norms.value):.1f} standard deviations",
             _layers_that_grew(history),
         ),
         causes=(
-            "the beginning of a divergence: weights, logits or attention that grow without a limit",
-            "targets or weights of the loss that grow with the steps",
+            "the beginning of a divergence: weights, logits or attention that grow without bound",
+            "targets or loss weights that grow with the steps",
         ),
         try_=(
-            history.described.lr_divided(3, digits=2, otherwise="a lower rate"),
-            "more weight decay; a norm on queries and keys, or on the output",
+            history.described.lr_divided(3, digits=2, otherwise="a lower learning rate"),
+            "more weight decay; normalization of queries and keys, or of the output",
         ),
         step=int(norms.step[0]),
         numbers={"before": before, "now": now},
@@ -98,7 +99,7 @@ def growing_gradient(history: History) -> Verdict:
 
 @check("vanishing-gradient")
 def vanishing_gradient(history: History) -> Verdict:
-    """Compare each layer's gradient times weight with the largest, and find gradients that are 0 everywhere."""
+    """Compare each layer's gradient times weight with that of the largest layer, and find gradients of 0."""
     norms = history.column("grad_norm").finite
     quarter = len(norms) // 4
     gradients, weights = (_settled(history, kind) for kind in ("grad_norm", "weight_norm"))
@@ -111,7 +112,7 @@ def vanishing_gradient(history: History) -> Verdict:
                 "all units of a layer are dead, or an output is saturated",
                 "a loss that is constant, or is computed from detached tensors",
             ),
-            try_=(f"{history.described.replay(history.step - 1)}  # shows where it ends",),
+            try_=(f"{history.described.replay(history.step - 1)}  # shows at which layer the gradient ends",),
             step=int(norms.step[-quarter]),
             numbers={"smallest": 0.0},
         )
@@ -119,7 +120,7 @@ def vanishing_gradient(history: History) -> Verdict:
     watched = max(map(len, gradients.values()), default=0)
     need(
         watched >= WATCHED and len(names) >= 2,
-        f"{watched} watched steps of {len(names)} matrices after the warm-up are too few (at least {WATCHED}, of 2)",
+        f"{watched} measured steps of {len(names)} matrices after the warm-up are too few (at least {WATCHED} steps and 2 matrices)",
     )
     relative = {name: level(gradients[name].value) * level(weights[name].value) for name in names}
     relative = {name: part for name, part in relative.items() if part > 0}
@@ -128,32 +129,32 @@ def vanishing_gradient(history: History) -> Verdict:
     gone = [parameter for parameter, part in relative.items() if part < GONE * relative[largest]]
     of_largest = relative[smallest] / relative[largest]
     within = relative[largest] / relative[smallest]
-    well(not gone, f"gradients of all {len(relative)} matrices are within {within:.2g} of each other")
+    well(not gone, f"gradient times weight differs by at most {within:.2g}x between all {len(relative)} matrices")
     return wrong(
         "warning",
         f"The gradient vanishes on its way to {join_names(gone)}.",
         (
-            f"times the weight, that of {smallest} is {of_largest:.1g} of that of {largest}",
-            f"{len(gone)} of {len(relative)} matrices are below {GONE:g}",
+            f"gradient times weight of {smallest} is {of_largest:.1g} of the value of {largest}",
+            f"{len(gone)} of {len(relative)} matrices are below {GONE:g} of the largest",
         ),
         causes=(
-            "many layers that each make it smaller: sigmoid or tanh without residual connections or norms",
-            "weights that start too small",
+            "many layers that each make the gradient smaller: sigmoid or tanh without residual connections or norms",
+            "initial weights that are too small",
         ),
-        try_=("residual connections, a norm in each layer, ReLU or GELU", "weights started by Glorot's or He's rule"),
+        try_=("residual connections, a norm in each layer, ReLU or GELU", "Glorot or He initialization"),
         numbers={"smallest": of_largest, "layers": len(gone)},
     )
 
 
 @check("batch-too-small")
 def noisy_batch(history: History) -> Verdict:
-    """Compare the gradient noise scale with the batch size: McCandlish et al. 2018, appendix A.1. Means are taken before the division."""
+    """Compare the gradient noise scale with the batch size (McCandlish et al. 2018, appendix A.1)."""
     measured = [record["grad_noise"] for record in history.layers if isinstance(record.get("grad_noise"), dict)]
     keys = ("small_count", "small_squared", "big_count", "big_squared")
     rows = np.array([[noise.get(key) or math.nan for key in keys] for noise in measured]).reshape(-1, 4)
     rows = rows[np.isfinite(rows).all(axis=1) & (rows[:, 2] > rows[:, 0])]
-    lacking = f"{len(rows)} watched steps of several micro-batches are too few (at least {2 * WATCHED})"
-    need(len(rows) >= 2 * WATCHED, f"{lacking}: give micro_batch_size for them")
+    lacking = f"{len(rows)} measured steps with several micro-batches are too few (at least {2 * WATCHED})"
+    need(len(rows) >= 2 * WATCHED, f"{lacking}: set micro_batch_size to get them")
     batch = float(np.median(rows[:, 2]))
     gradients, noises = gradient_and_noise(rows)
     gradient, error = float(gradients.mean()), float(gradients.std(ddof=1)) / math.sqrt(len(rows))
@@ -161,32 +162,32 @@ def noisy_batch(history: History) -> Verdict:
     known = gradient > 2 * error
     scale = noise_scale(rows) if known else at_least
     small = at_least > NOISY * batch
-    need(small or known, "the noise of the gradient is not known well enough yet")
-    well(not small, f"noise scale {scale:.3g} targets, batch {batch:.3g}")
+    need(small or known, "the gradient noise is not known accurately enough yet")
+    well(not small, f"noise scale {scale:.3g} targets, batch {batch:.3g} targets")
     times = 2 ** max(1, math.floor(math.log2(min(scale / batch, 16))))
     number, _, unit = str(history.described.identity.get("batch_size")).partition(" ")
     larger: int | str = int(number) * times if number.isdigit() else f"{times} times as many"
     return wrong(
         "warning" if at_least > NOISY**2 * batch else "note",
-        f"The batch is small for the noise of the gradient: {batch:.3g} targets, noise scale {'' if known else 'at least '}{scale:.3g}.",
+        f"The batch is small for the gradient noise: {batch:.3g} targets, noise scale {'' if known else 'at least '}{scale:.3g}.",
         (
-            f"from {len(rows)} watched steps; at least {at_least:.3g}, were the gradient two of its errors larger than measured",
-            f"a step is worth {batch / (batch + scale):.2g} of one with the true gradient",
+            f"from {len(rows)} measured steps; at least {at_least:.3g}, even if the gradient is two standard errors larger than measured",
+            f"a step is worth {batch / (batch + scale):.2g} of a step with the true gradient",
         ),
-        causes=("a batch smaller than the task needs; late in training all gradients are noisier",),
+        causes=("a batch smaller than the task needs; gradients are noisier late in training",),
         try_=(
             history.described.typed("batch_size", f"{larger} {unit}" if unit else larger),
-            "with it, a higher rate: about as its square root for Adam, in proportion for SGD",
-            "or a lower rate at the end, which averages as a larger batch does",
+            "with it, a higher learning rate: by the square root of the batch's factor for Adam, by the factor for SGD",
+            "or a lower learning rate at the end, which averages as a larger batch does",
         ),
         numbers={"noise_scale": scale, "at_least": at_least, "batch": batch},
     )
 
 
 def noise_scale(rows: NDArray[np.float64]) -> float:
-    """Return the targets per batch at which noise equals gradient, from rows of (small count, squared norm, big count, squared norm).
+    """Return the batch size in targets at which the noise equals the gradient, or infinity if noise hides the gradient.
 
-    Returns infinity if the noise hides the gradient. McCandlish et al. 2018, equations A.2 and A.3.
+    The rows are (small count, squared norm, big count, squared norm). McCandlish et al. 2018, equations A.2 and A.3.
 
     >>> noise_scale(np.array([[1.0, 1.0 + 8.0, 4.0, 1.0 + 2.0]]))  # gradient 1, noise 8 / count
     8.0
@@ -196,14 +197,14 @@ def noise_scale(rows: NDArray[np.float64]) -> float:
 
 
 def gradient_and_noise(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return unbiased estimates per row: the true gradient's squared norm, and the variance of one target's gradient."""
+    """Return unbiased estimates per row: the squared norm of the true gradient, and the variance of one target's gradient."""
     small, small_squared, big, big_squared = rows.T
     noise = (small_squared - big_squared) / (1 / small - 1 / big)
     return (big * big_squared - small * small_squared) / (big - small), noise
 
 
 def _settled(history: History, kind: str) -> dict[str, Series]:
-    """Return the measured steps after the warm-up without the first. Earlier, weights initialized to 0 have hardly moved."""
+    """Return measured steps after warm-up without the first. Weights initialized to 0 have hardly moved before."""
     return {
         name: series.where((series.step >= history.described.warmup) & (series.step > series.step[0]))
         for name, series in history.watched(kind).items()
@@ -217,5 +218,5 @@ def _layers_that_grew(history: History) -> str:
         if len(series) >= 2 * WATCHED
     }
     grew = {name: now / before for name, (before, now) in thirds.items() if before > 0 and now > GREW * before}
-    parts = [f"{name} ({grew[name]:.3g} times)" for name in sorted(grew, key=lambda each: -grew[each])]
-    return f"most in {join_names(parts)}" if parts else ""
+    parts = [f"{name} ({grew[name]:.3g}x)" for name in sorted(grew, key=lambda each: -grew[each])]
+    return f"it grew most in {join_names(parts)}" if parts else ""

@@ -1,7 +1,4 @@
-"""The records of a run as arrays with the run's settings: the input of all checks. Torch-free.
-
-Missing values are not an error, because older versions recorded fewer values. A missing value is NaN; a missing series is empty.
-"""
+"""The records and settings of a run as arrays. A missing value is NaN; a missing series is empty. Torch-free."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +15,7 @@ from surefoot.tracking.record import Record
 
 @dataclass(frozen=True)
 class Series:
-    """One quantity: the numbers of completed steps and the value at each."""
+    """Values of one quantity, each with the number of completed steps."""
 
     step: NDArray[np.int64]
     value: NDArray[np.float64]
@@ -39,26 +36,25 @@ class Series:
 
 @dataclass(frozen=True)
 class History:
-    """The records of a run by kind, in the order of steps."""
+    """The records of a run by kind, in step order."""
 
     described: RunDescription
     train: tuple[Record, ...] = ()
     scores: tuple[Record, ...] = ()
     layers: tuple[Record, ...] = ()
-    last_event: Record | None = None  # of the last session
+    last_event: Record | None = None  # the end of the last session
     data: Mapping[str, Any] = field(default_factory=dict)
     resumed: tuple[int, ...] = ()
     _watched: dict[str, dict[str, Series]] = field(default_factory=dict, init=False)
 
     @cached_property
     def step(self) -> int:
-        """The number of completed steps in the records."""
         last = (*self.train[-1:], *self.scores[-1:], *([self.last_event] if self.last_event else ()))
         return max((int(record["step"]) for record in last), default=0)
 
     @property
     def ended_by(self) -> str | None:
-        """The outcome of the last session: "finished", "stopped by SIGTERM", "diverged" ... None if the session runs or was killed."""
+        """The outcome of the last session, such as "finished" or "diverged", or None if the session runs or was killed."""
         return None if self.last_event is None else str(self.last_event.get("event"))
 
     @property
@@ -67,17 +63,17 @@ class History:
 
     @property
     def complete(self) -> bool:
-        """Whether all steps are complete or early stopping ended the run."""
+        """True if all steps are complete or early stopping ended the run."""
         steps = self.described.steps
         return (steps is not None and self.step >= steps) or self.ended_by in ("finished", "stopped early")
 
     def column(self, name: str) -> Series:
-        """Return one column of the training records that contain the value. null becomes NaN."""
+        """Return the column `name` of the training records that have this value; null becomes NaN."""
         return _column(self.train, name)
 
     @cached_property
     def loss(self) -> Series:
-        """The training loss of the applied steps, without records that lack a loss."""
+        """The training loss of applied steps, without records that lack a loss."""
         return _series([(record["step"], loss_applied(record)) for record in self.train]).finite
 
     @cached_property
@@ -87,13 +83,12 @@ class History:
         return Series(steps, np.maximum(np.diff(steps, prepend=0), 1).astype(np.float64))
 
     def total(self, name: str) -> float:
-        """Return the sum of a value over all training records and the last event, which covers the time after the last training record."""
+        """Return the sum of a value over all training records and the last event, which covers the time after the last record."""
         ending = _number((self.last_event or {}).get(name))
         return float(self.column(name).finite.value.sum()) + (ending if math.isfinite(ending) else 0.0)
 
     @cached_property
     def splits(self) -> dict[str, Series]:
-        """The losses of the splits evaluated during training, by split name."""
         names = dict.fromkeys(name for record in self.scores for name in record if name.endswith("/loss"))
         losses = {name.removesuffix("/loss"): _column(self.scores, name).finite for name in names}
         return {name: series for name, series in losses.items() if len(series)}
@@ -104,12 +99,11 @@ class History:
 
     @property
     def targets(self) -> Mapping[str, Any]:
-        """Facts about the targets from the data check."""
         targets = self.data.get("targets")
         return targets if isinstance(targets, dict) else {}
 
     def watched(self, kind: str) -> dict[str, Series]:
-        """Return a per-layer quantity such as "update_norm" at every measured step (its index). A missing layer is NaN."""
+        """Return a quantity such as "update_norm" for each layer and measured step. A missing layer is NaN."""
         if kind not in self._watched:
             having = [record for record in self.layers if isinstance(record.get(kind), dict)]
             self._watched[kind] = {
@@ -122,7 +116,7 @@ class History:
 
 
 def loss_applied(record: Record) -> Any:
-    """Return the training loss of a record's applied steps. Returns None if no step was applied (recorded as 0).
+    """Return the training loss of a record's applied steps, or None if no step was applied.
 
     >>> loss_applied({"loss": 2.0}), loss_applied({"loss": None, "skipped": 2, "loss_applied": 0.0})
     (2.0, None)
@@ -141,5 +135,4 @@ def _series(points: Sequence[tuple[Any, Any]]) -> Series:
 
 
 def _number(value: Any) -> float:
-    """Return a numeric value as a float. Returns NaN for any other value."""
     return float(value) if isinstance(value, int | float) else math.nan

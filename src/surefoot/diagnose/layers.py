@@ -10,28 +10,27 @@ from surefoot.diagnose.history import History, Series
 from surefoot.diagnose.statistics import level
 
 USUAL = (1e-4, 1e-2)
-"""Norm of an update over that of the weight. Karpathy's rule of thumb is 1e-3 (CS231n, "Ratio of weights:updates",
-https://cs231n.github.io/neural-networks-3/#ratio); a decade to both sides of it is usual."""
+"""Usual ratio of update norm to weight norm: a decade on both sides of the rule of thumb 1e-3. Source: CS231n, "Ratio of
+weights:updates", https://cs231n.github.io/neural-networks-3/#ratio."""
 FAR = 10.0
-"""How far outside of that is told: Adam's first steps, small networks and the end of a schedule leave the range by less."""
+"""Factor outside `USUAL` that is a finding. Adam's first steps, small networks and the end of a schedule deviate less."""
 WATCHED = 3
-"""Watched steps: a median of three is not moved by one."""
+"""Minimum number of measured steps: one step does not change a median of three."""
 DEAD = 0.5
-"""Of a layer's units, in the middle of the watched steps: half of what it costs is for nothing. (Trained networks with ReLU use few of
-their units on any one token, but different ones: Li et al. 2023, https://arxiv.org/abs/2210.06313; here none of the whole batch.)"""
+"""Fraction of a layer's units that are dead for the complete batch, as a median over measured steps. Trained networks with
+ReLU use few units on any one token, but different units (Li et al. 2023, https://arxiv.org/abs/2210.06313)."""
 ALIVE = 0.1
-"""Of a layer's units at the start: with weights as usual hardly any is 0 for all samples of a batch."""
+"""Maximum fraction of dead units at the start. With usual weights, hardly any unit is 0 for a complete batch."""
 ALL_FLAT = 0.99
-"""Of the outputs of a rectifier (ReLU and its like), of which half are 0 at the start, and nine tenths or more in a trained sparse one."""
+"""Fraction of zero outputs of a dead rectifier. Untrained rectifiers have 0.5; sparse trained ones have 0.9 or more."""
 FLAT = 0.5
-"""Of the outputs of a squashing activation (tanh, sigmoid): with weights of the usual size a tenth or less is where its slope
-is below 1/100 (Glorot and Bengio 2010, section 3, https://proceedings.mlr.press/v9/glorot10a.html)."""
+"""Fraction of saturated outputs (slope below 1/100) of tanh or sigmoid. With usual weights, the fraction is at most a tenth
+(Glorot and Bengio 2010, section 3, https://proceedings.mlr.press/v9/glorot10a.html)."""
 SQUASHING = ("Tanh", "Sigmoid", "Hardtanh", "Hardsigmoid", "Softsign", "LogSigmoid")
 
 
 def watched_steps(history: History) -> None:
-    """Require enough steps with layer statistics."""
-    need(len(history.layers) >= WATCHED, f"{len(history.layers)} watched steps are too few (at least {WATCHED})")
+    need(len(history.layers) >= WATCHED, f"{len(history.layers)} measured steps are too few (at least {WATCHED})")
 
 
 @check("never-updated", needs=watched_steps)
@@ -42,24 +41,24 @@ def never_updated(history: History) -> Verdict:
     still = [parameter for parameter in unmoved(history) if parameter not in without]
     well(
         not without and (not still or not any(record.get("lr") for record in history.train)),
-        f"all {len(moved)} trainable parameters have gradients and move",
+        f"all {len(moved)} trainable parameters have gradients and change",
     )
     count = len(without) + len(still)
     return wrong(
         "warning",
         f"{count} of {max(len(moved), count)} parameters {'is' if count == 1 else 'are'} never updated.",
         (
-            f"no gradient in any watched step: {join_names(without)}" if without else "",
-            f"weights unchanged by every watched step: {join_names(still)}" if still else "",
+            f"no gradient in any measured step: {join_names(without)}" if without else "",
+            f"weights unchanged in every measured step: {join_names(still)}" if still else "",
         ),
         causes=(
-            "a module that is made and not used in forward(), or only where the loss does not depend on it",
-            "a tensor detached, or computed under no_grad, between this layer and the loss",
-            "a rate of 0 for this group of parameters",
+            "a module that is built but not used in forward(), or used only where the loss does not depend on it",
+            "a tensor that is detached, or computed under no_grad, between this layer and the loss",
+            "a learning rate of 0 for this parameter group",
         ),
         try_=(
-            "use the module, or leave it out of the model",
-            "where it is frozen on purpose, say so: optimizer.frozen, or requires_grad_(False) before the run is built",
+            "use the module, or remove it from the model",
+            "if it is frozen on purpose, declare it: optimizer.frozen, or requires_grad_(False) before the run is built",
         ),
         numbers={"without_gradient": len(without), "unmoved": len(still)},
     )
@@ -67,18 +66,16 @@ def never_updated(history: History) -> Verdict:
 
 @check("unusual-updates")
 def unusual_updates(history: History) -> Verdict:
-    """Measure each matrix's median update-to-weight ratio at high learning rates of the run."""
+    """Measure each matrix's median update-to-weight ratio at high learning rates."""
     medians, watched = _ratios(history)
-    need(medians, f"{watched} watched steps at the higher rates are too few (at least {WATCHED})")
+    need(medians, f"{watched} measured steps at high learning rates are too few (at least {WATCHED})")
     low, middle, high = USUAL[0] / FAR, math.sqrt(USUAL[0] * USUAL[1]), USUAL[1] * FAR
     small = [parameter for parameter in medians if medians[parameter] < low]
     large = [parameter for parameter in medians if medians[parameter] > high]
     typical = float(np.median(list(medians.values())))
     count = len(small) + len(large)
-    well(
-        not count, f"an update is {typical:.1g} of the weight's norm in the middle of all layers (usual: 1e-4 to 1e-2)"
-    )
-    evidence = [f"in the middle of all {len(medians)} layers an update is {typical:.2g} of the weight's norm"]
+    well(not count, f"the median update of all layers is {typical:.1g} of the weight norm (usual: 1e-4 to 1e-2)")
+    evidence = [f"the median update of all {len(medians)} layers is {typical:.2g} of the weight norm"]
     for far, where in ((large, f"above {high:g}"), (small, f"below {low:g}")):
         ranked = sorted(far, key=lambda parameter: -abs(math.log(medians[parameter] / middle)))
         if ranked:
@@ -88,32 +85,32 @@ def unusual_updates(history: History) -> Verdict:
         f"Updates of {count} of {len(medians)} layers are far from the usual 1e-4 to 1e-2 of their weights.",
         evidence,
         causes=(
-            "a rate that does not suit these layers: much too high or low, or one for all where their gradients differ by far",
-            "weights that start much smaller or larger than others",
+            "a learning rate that does not suit these layers: much too high or low, or the same for layers with very different gradients",
+            "initial weights that are much smaller or larger than others",
             "gradients that hardly reach these layers",
         ),
         try_=(
             history.described.rate_test,
-            "a rate of their own: sf.optim.LRMultipliers for groups of parameters, --optimizer.layer-decay, --optimizer.base-width",
+            "a separate learning rate: sf.optim.LRMultipliers for parameter groups, --optimizer.layer-decay, --optimizer.base-width",
         ),
         numbers={"median": typical, "small": len(small), "large": len(large)},
     )
 
 
 def unmoved(history: History) -> list[str]:
-    """Return the frequently measured parameters whose weights never changed."""
+    """Return the parameters that were measured often and never changed."""
     moved = {parameter: series.finite.value for parameter, series in history.watched("update_norm").items()}
     return [parameter for parameter, values in moved.items() if values.size >= WATCHED and not values.any()]
 
 
 def ratio_at_full_rate(history: History) -> float:
-    """Return the median update-to-weight ratio of all layers at high learning rates. Returns NaN with too few measured steps."""
+    """Return the median update-to-weight ratio at high learning rates, or NaN with too few measured steps."""
     medians, _ = _ratios(history)
     return float(np.median(list(medians.values()))) if medians else math.nan
 
 
 def matrices(history: History, names: Iterable[str]) -> list[str]:
-    """Select the parameters that are matrices by their names and module classes. Biases and norm weights are not matrices."""
+    """Select parameters that are matrices, by name and module class. Biases and norm weights are not matrices."""
 
     def is_matrix(parameter: str) -> bool:
         module, _, leaf = parameter.rpartition(".")
@@ -124,7 +121,6 @@ def matrices(history: History, names: Iterable[str]) -> list[str]:
 
 
 def _ratios(history: History) -> tuple[dict[str, float], int]:
-    """Return median update-to-weight ratios of matrices (half the peak learning rate or more, weights not near 0) and the step count."""
     moved, weights = history.watched("update_norm"), history.watched("weight_norm")
     rates, medians, watched = history.column("lr").finite, dict[str, float](), 0
     for parameter in matrices(history, [name for name in moved if name in weights]):
@@ -153,22 +149,22 @@ def dead_units(history: History) -> Verdict:
         if name not in unused and not _is_lookup(history, name)
     }
     dead, silent = _above(rows, DEAD), _above(_flat(history, squashing=False), ALL_FLAT)
-    well(not dead and not silent, "in every layer most units are reached by some sample of each batch")
+    well(not dead and not silent, "in every layer, most units get a gradient from some sample of each batch")
     worst = max(share for share, _, _ in dead + silent)
     return wrong(
         "error" if worst > ALL_FLAT else "warning",
-        f"Dead units: layers in which {'nothing learns' if worst > ALL_FLAT else 'half of the units or more do nothing'}.",
+        f"Dead units: in some layers, {'nothing learns' if worst > ALL_FLAT else 'at least half of the units do nothing'}.",
         (
-            f"no gradient in any sample of a batch: {_shares(dead, 'of the rows of')}" if dead else "",
-            f"at the flat end: {_shares(silent, 'of the outputs of')}" if silent else "",
+            f"no gradient from any sample of a batch: {_shares(dead, 'of the rows of')}" if dead else "",
+            f"slope near 0: {_shares(silent, 'of the outputs of')}" if silent else "",
         ),
         causes=(
-            "a bias far below 0, or a step that was too large: a ReLU that is 0 for all samples has no gradient to come back by",
-            "a layer before it that is dead itself, or a loss that does not depend on this one",
+            "a bias far below 0, or a step that was too large: a ReLU that is 0 for all samples gets no gradient, so it stays 0",
+            "an earlier layer that is dead, or a loss that does not depend on this layer",
         ),
         try_=(
             history.described.lr_divided(10, otherwise="a lower learning rate"),
-            "biases that start at 0; LeakyReLU or GELU for ReLU; a norm before the activation",
+            "biases initialized to 0; LeakyReLU or GELU instead of ReLU; a norm before the activation",
         ),
         step=min(step for _, step, _ in dead + silent),
         numbers={"worst": worst},
@@ -179,21 +175,19 @@ def dead_units(history: History) -> Verdict:
 def saturated_units(history: History) -> Verdict:
     """Check for saturating activations whose outputs have almost zero slope."""
     flat = _flat(history, squashing=True)
-    well(not flat, "no module squashes its input (tanh, sigmoid), as far as the records tell")
+    well(not flat, "the records show no activation that saturates (tanh, sigmoid)")
     watched = max(map(len, flat.values()))
-    need(watched >= WATCHED, f"{watched} watched steps are too few (at least {WATCHED})")
+    need(watched >= WATCHED, f"{watched} measured steps are too few (at least {WATCHED})")
     saturated = _above(flat, FLAT)
-    well(not saturated, f"less than half of what {join_names(list(flat))} give is at a flat end")
+    well(not saturated, f"less than half of the outputs of {join_names(list(flat))} are saturated")
     names = join_names(sorted(name for _, _, name in saturated))
     return wrong(
         "warning",
-        f"Saturated units: {names} {'gives' if len(saturated) == 1 else 'give'} mostly what lies at the flat ends.",
+        f"Saturated units: at least half of the outputs of {names} have a slope near 0.",
         (_shares(saturated, "of the outputs of"),),
-        causes=(
-            "weights or inputs that are too large: there the slope is near 0, and hardly any gradient comes through",
-        ),
+        causes=("weights or inputs that are too large: the slope is then near 0, and hardly any gradient passes",),
         try_=(
-            "inputs scaled to mean 0 and deviation 1; weights started smaller (Glorot's rule)",
+            "inputs scaled to mean 0 and standard deviation 1; smaller initial weights (Glorot initialization)",
             "a norm before the activation; a lower learning rate",
         ),
         step=min(step for _, step, _ in saturated),
@@ -213,7 +207,6 @@ def died(history: History) -> list[str]:
 
 
 def _flat(history: History, *, squashing: bool) -> dict[str, Series]:
-    """Return the fraction of saturated outputs of each activation."""
     return {
         module: series
         for module, series in history.watched("saturated_fraction").items()
@@ -222,7 +215,6 @@ def _flat(history: History, *, squashing: bool) -> dict[str, Series]:
 
 
 def _above(columns: Mapping[str, Series], limit: float) -> list[tuple[float, int, str]]:
-    """Select columns with a median of at least `limit`, ignoring the first of several steps. Returns median, first such step, and name."""
     middles = {name: level(each.value[1:] if len(each) > WATCHED else each.value) for name, each in columns.items()}
     above = {name: columns[name].where(columns[name].value >= limit) for name in middles if middles[name] >= limit}
     return sorted(((middles[name], int(above[name].step[0]), name) for name in above), key=lambda column: -column[0])
@@ -233,7 +225,6 @@ def _shares(columns: Iterable[tuple[float, int, str]], of_what: str) -> str:
 
 
 def _is_lookup(history: History, parameter: str) -> bool:
-    """Return whether a parameter is an embedding table, where a batch uses only a few rows."""
     kind = history.described.kinds.get(parameter.rpartition(".")[0])
     words = ("emb", "wte", "wpe", "token", "position")
     return "Embedding" in kind if kind else any(word in parameter.lower() for word in words)

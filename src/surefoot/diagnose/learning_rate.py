@@ -1,4 +1,4 @@
-"""Checks for losses that do not fall, and for a learning rate that causes this."""
+"""Checks for losses that do not fall, and for learning rates that are too high or too low."""
 
 import math
 from dataclasses import dataclass
@@ -11,37 +11,36 @@ from surefoot.diagnose.layers import died, ratio_at_full_rate, unmoved
 from surefoot.diagnose.statistics import level, levels, noise
 
 FEWEST = 12
-"""Records of a loss: quarters of three, the fewest that have a median apart from their extremes."""
+"""Minimum number of loss records: quarters of three, the fewest with a robust median."""
 SMALLEST_FALL = 0.01
-"""Of the first loss: a model that has learnt how often each target comes, and no more, has gained about as much."""
+"""Relative fall of the loss when a model has learned only the frequencies of the targets."""
 CERTAIN = 2.0
-"""Standard errors: a fall within two is chance in one of twenty runs (the usual 5 %)."""
+"""Minimum significance of a fall in standard errors. One run in twenty exceeds 2 by chance (5 %)."""
 LITTLE = 0.25
-"""Of the first loss: a run that has gained more than a quarter of it has a rate that does something, however long it takes."""
+"""Maximum relative fall of the loss with a learning rate that is too low."""
 STRAIGHT = 0.6
-"""What the second half of all rate gains over what the first half gains. A loss that falls as a power or an exponential of the
-steps, as a trained one does (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361), is far below a half; a straight line has 1."""
+"""Ratio of the loss falls in the second and the first half of the summed learning rate. A linear fall has 1. A power law or
+an exponential (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361) is far below 0.5."""
 WILD = 0.1
-"""Of a weight's norm in one step: ten times the upper end of the usual range of updates (`layers.USUAL`)."""
+"""Update-to-weight ratio of one step: ten times the upper end of the usual range (`layers.USUAL`)."""
 TIMID = 1e-5
-"""Of a weight's norm in one step: a tenth of the lower end of the usual range, and 10,000 steps to move by a tenth."""
+"""Update-to-weight ratio of one step: a tenth of the lower end of the usual range. 10,000 steps move a weight by 10 %."""
 MOVED = 0.1
-"""Of a weight's norm, over the whole run: a model whose weights are all within a tenth of where they began is still about the one that
-it was made as. The sum of all updates is more than how far they came (triangle inequality), so this is told only where it is sure."""
+"""Ratio of summed update norms to weight norm in a model that is almost unchanged. The sum is an upper bound of the
+distance (triangle inequality), so this finding is certain."""
 REBOUND = 0.03
-"""Of the level that the loss had in the first third, which is lost when the rate is full and not made good before it falls: what a rate
-loses that is too high. Levels of a few records differ by 1 % or so by chance alone."""
+"""Relative rise above the lowest loss of the first third at high learning rates. Levels vary by about 1 % by chance."""
 ABOVE_START = 1.05
-"""Times the first loss: chance level is where a model begins, and only updates that are too large take it above that."""
+"""Ratio of the loss to the first loss. Only updates that are too large raise the loss above chance level."""
 
 
 @dataclass(frozen=True)
 class Course:
-    """The loss in quarters of its records, and the standard error of a quarter's level."""
+    """Median losses in quarters of the records, and the standard error of a median."""
 
     start: float
     quarters: tuple[float, ...]
-    error: float  # standard error of a quarter's level
+    error: float
 
     @property
     def best(self) -> float:
@@ -49,12 +48,12 @@ class Course:
 
     @property
     def fallen(self) -> bool:
-        """Whether the loss ever fell below its start by more than the noise."""
+        """True if the loss ever fell below its start by more than the noise."""
         return self.start - self.best > max(CERTAIN * math.sqrt(2) * self.error, SMALLEST_FALL * abs(self.start))
 
 
 def course(loss: Series) -> Course:
-    """Summarize a loss of at least `FEWEST` records. The start is the first value if that lies far above the first quarter."""
+    """Summarize a loss of at least `FEWEST` records. The start is the first value if far above the first quarter."""
     parts = np.array_split(loss.value, 4)
     wobble = noise(loss.value)
     start, first = level(parts[0]), float(loss.value[0])
@@ -68,7 +67,7 @@ def _error(wobble: float, count: int) -> float:
 
 
 def _too_few(history: History) -> str:
-    return f"{len(history.loss)} records of the loss in {history.step:,} steps are too few (at least {FEWEST}, and twice the warm-up)"
+    return f"{len(history.loss)} loss records in {history.step:,} steps are too few (at least {FEWEST}, and twice the warm-up steps)"
 
 
 @check("loss-not-falling")
@@ -85,18 +84,18 @@ def loss_not_falling(history: History) -> Verdict:
         "warning" if trained else "error",
         f"The training loss has not fallen in {history.step:,} steps.",
         (
-            f"level of the loss at the start {loss.start:.4g}, in the later quarters "
-            f"{', '.join(f'{quarter:.4g}' for quarter in loss.quarters[1:])}; noise of a level {loss.error:.2g}",
+            f"loss level {loss.start:.4g} at the start; "
+            f"{', '.join(f'{quarter:.4g}' for quarter in loss.quarters[1:])} in the later quarters; standard error {loss.error:.2g}",
         ),
         causes=(
-            "targets that do not belong to their inputs (shuffled, or off by one), or are the same for all inputs",
+            "targets that do not match their inputs (shuffled, or off by one), or are the same for all inputs",
             "a learning rate that is far too high or far too low",
-            "a loss that does not depend on what is trained, or units that are all dead",
-            "weights that were trained before, with little left to learn" if trained else "",
-            "a loss that is not meant to fall, as of two models against each other, or of a policy: judge those by scores",
+            "a loss that does not depend on the trained weights, or units that are all dead",
+            "pretrained weights with little left to learn" if trained else "",
+            "a loss that is not meant to fall, such as a GAN or policy loss: judge such a run by its metrics",
         ),
         try_=(
-            "see whether it can learn 100 samples by heart: if not, the fault is in data, model or loss",
+            "check whether the model can overfit 100 samples: if not, the fault is in the data, model or loss",
             history.described.rate_test,
         ),
         numbers={"start": loss.start, "best": loss.best, "noise": loss.error},
@@ -119,35 +118,35 @@ def rate_too_high(history: History) -> Verdict:
             began = float(loss.value[0])
         worst = max(quarters.quarters)
         if worst > ABOVE_START * began + CERTAIN * quarters.error and began > 0:
-            text = f"the loss rose above where it began: from {began:.4g} to a level of {worst:.4g}"
+            text = f"the loss rose above its start: from {began:.4g} to a level of {worst:.4g}"
             signs.append(("warning" if quarters.quarters[-1] < began else "error", text))
         elif rebound := _rebound(history):
             signs.append(("warning", rebound))
         elif signs and not quarters.fallen:
-            signs.append(("error", f"the loss has not fallen below {quarters.start:.4g}, where it began"))
+            signs.append(("error", f"the loss has not fallen below its start, {quarters.start:.4g}"))
     well(
         not signs,
-        "the loss stays below where it began" + (f", updates are {ratio:.2g} of the weights" if ratio else ""),
+        "the loss stays below its start" + (f", updates are {ratio:.2g} of the weights" if ratio else ""),
     )
     # not sufficient evidence: healthy large models have dead units too (Voita et al. 2023, arXiv:2309.04827)
     dead = died(history)
     clipped = level(history.column("clip_fraction").value[-max(1, len(loss) // 2) :])
     return wrong(
         signs[-1][0],
-        f"The learning rate{described.lr_in_text} seems to be too high.",
+        f"The learning rate{described.lr_in_text} seems too high.",
         (
             *(text for _, text in signs),
-            f"units that were alive at first are dead, as steps that are too large leave them: {join_names(dead)}"
+            f"units that were alive at first are dead now, as after steps that are too large: {join_names(dead)}"
             if dead
             else "",
-            f"the gradient was limited in {clipped:.0%} of the steps" if clipped >= 0.5 else "",
+            f"the gradient was clipped in {clipped:.0%} of the steps" if clipped >= 0.5 else "",
         ),
         causes=(
-            "a base rate above what this model and batch size bear",
-            "no warm-up, so that the first steps are as large as all others",
+            "a base learning rate that is too high for this model and batch size",
+            "no warm-up, so the first steps are as large as all others",
         ),
         try_=(
-            described.lr_divided(10, otherwise="a tenth of the learning rate"),
+            described.lr_divided(10, otherwise="a learning rate 10x lower"),
             described.rate_test,
             described.typed("schedule.warmup", "5%")
             if described.warmup < 0.01 * (described.schedule_steps or 0)
@@ -159,7 +158,7 @@ def rate_too_high(history: History) -> Verdict:
 
 @check("rate-too-low")
 def rate_too_low(history: History) -> Verdict:
-    """Check for a loss that falls slowly and linearly in the summed learning rate, and for updates that hardly move the weights."""
+    """Check for a loss that falls slowly and linearly in the summed learning rate, and for weights that hardly move."""
     described = history.described
     ratio = ratio_at_full_rate(history)
     curve = None if len(history.loss) < FEWEST else _halves(history)
@@ -176,32 +175,31 @@ def rate_too_low(history: History) -> Verdict:
         certain = first + second > 2 * CERTAIN * math.sqrt(2) * error and min(first, second) > 0
         if described.identity.get("init_from") is None and certain and little and second >= STRAIGHT * first:
             evidence.append(
-                f"the loss falls slowly, and as steadily at the end as at the start: by {first:.3g} over the first half of all rate,"
-                f" by {second:.3g} over the second, from {start:.4g}"
+                f"the loss falls slowly and almost linearly: by {first:.3g} over the first half of the summed learning rate,"
+                f" by {second:.3g} over the second half, from {start:.4g}"
             )
     well(
         not evidence, "the loss fell faster at first than later" if curve else f"updates are {ratio:.2g} of the weights"
     )
     return wrong(
         "warning",
-        f"The learning rate{described.lr_in_text} seems to be too low.",
+        f"The learning rate{described.lr_in_text} seems too low.",
         evidence,
         causes=(
-            "a base rate below what this model and batch size bear",
-            "a run too short to tell",
-            "a limit on the gradient far below its norm, with SGD",
+            "a base learning rate that is too low for this model and batch size",
+            "a run that is too short to judge",
+            "with SGD, a clipping limit far below the gradient norm",
         ),
-        try_=(described.lr_divided(0.1, otherwise="ten times the learning rate"), described.rate_test),
+        try_=(described.lr_divided(0.1, otherwise="a learning rate 10x higher"), described.rate_test),
         numbers={"update_to_weight": ratio},
     )
 
 
 _MAY_RISE = ("cosine_restarts", "one_cycle", "joined", "from_function", "from_scheduler")
-_RATIO = "a step at the highest rates changes the weights by {:.2g} of their norm (usual: 1e-4 to 1e-2)"
+_RATIO = "a step at high learning rates changes the weights by {:.2g} of their norm (usual: 1e-4 to 1e-2)"
 
 
 def _rebound(history: History) -> str:
-    """Return a sentence if the loss fell in the first third, rose, and stayed above its minimum while the learning rate was high."""
     loss, rates = history.loss, history.column("lr").finite
     width = max(3, len(loss) // 10)
     course = levels(loss.value, width)
@@ -219,12 +217,11 @@ def _rebound(history: History) -> str:
         return ""
     return (
         f"the loss fell to {early:.4g} by step {loss.step[lowest + width // 2]:,}, rose to {later.max():.4g},"
-        " and was not lower again while the rate was above half of its highest"
+        " and did not fall lower while the learning rate was above half of its maximum"
     )
 
 
 def _halves(history: History) -> tuple[float, float, float, float] | None:
-    """Return the start, the falls of the loss in the first and second half of the summed learning rate, and the error of a level."""
     loss, rates = history.loss, history.column("lr").finite
     if len(rates) < FEWEST:
         return None

@@ -1,4 +1,4 @@
-"""A check for memory that grows throughout the run."""
+"""A check for memory that grows throughout a run."""
 
 import numpy as np
 
@@ -8,38 +8,37 @@ from surefoot.diagnose.statistics import first_and_last_third, level, slope, tre
 from surefoot.tracking.format import with_unit
 
 FEWEST = 12
-"""Records after the first quarter of a session, in which allocators, caches and workers take what they need."""
+"""Minimum number of records after the first quarter of a session, in which allocators, caches and workers grow."""
 STRETCHES = 6
-"""What adds up rises in each of them; what an allocator takes for an evaluation or a longer batch comes in one or two steps up."""
+"""Parts of a session that must all show growth. An evaluation or a longer batch adds memory in one or two steps."""
 STEADY = 0.3
-"""Of the mean rise from stretch to stretch, the least one: what adds up may be logged or freed unevenly."""
+"""Minimum growth in a part relative to the mean growth, since a leak may be logged or freed unevenly."""
 SURE = 4.0
-"""Standard deviations of a trend: memory that is given out in large pieces rises in stairs, and stairs look like trends."""
+"""Minimum significance of a trend in standard deviations. Large allocations rise in stairs, which look like trends."""
 LEAST_BYTES = 16e6
-"""Grown in all: allocators keep some megabytes more or less."""
+"""Minimum growth in bytes. Allocators vary by some megabytes."""
 LEAST_SHARE = 0.02
-"""Grown in all, of what was used: fragments of a large process."""
+"""Minimum growth relative to the used memory, because of fragmentation in large processes."""
 
 
 @check("growing-memory")
 def growing_memory(history: History) -> Verdict:
-    """Measure the growth of the process's memory per step, and the time until the machine's memory is full."""
+    """Measure the growth of memory per step, and the time until the machine's memory is full."""
     first_step = max(history.resumed, default=0)  # a resume starts a new process with new memory
     settled = first_step + (history.step - first_step) // 4
     names = ("host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
     series_of_all = ((name, history.column(name).finite.since(settled)) for name in names)
     columns = {name: series for name, series in series_of_all if len(series) >= FEWEST}
-    need(columns, f"fewer than {FEWEST} records of the memory after the first quarter of the session")
+    need(columns, f"fewer than {FEWEST} memory records after the first quarter of the session")
     for name, series in columns.items():
         if (growth := _growth(series)) is not None:
             return _finding(history, series, growth, device=name.startswith("device"))
     first = next(iter(columns.values())).value
     before, now = (with_unit(level(part), "B") for part in (first[:4], first[-4:]))
-    return Healthy(f"{before} after a quarter of the run, {now} at last")
+    return Healthy(f"{before} after the first 25% of the session, {now} now")
 
 
 def _growth(series: Series) -> float | None:
-    """Return the growth in bytes per step. Returns None if the growth is uncertain."""
     before, now = first_and_last_third(series.value)
     sure = trend(series.value) >= SURE and trend(series.value[len(series) // 2 :]) >= SURE / 2
     if now - before < max(LEAST_BYTES, LEAST_SHARE * before) or not sure:
@@ -62,25 +61,25 @@ def _finding(history: History, series: Series, per_step: float, *, device: bool)
             f" of {steps:,}" if serious else ""
         )
     elif steps is not None:
-        end = f"at that rate {with_unit(now + per_step * max(0, steps - last_step), 'B')} at the last step, {steps:,}"
+        end = f"at this rate, it reaches {with_unit(now + per_step * max(0, steps - last_step), 'B')} after all {steps:,} steps"
     return wrong(
         "error"
         if serious
         else "note",  # allocators and caches of healthy runs grow too, so a distant limit is only a note
-        f"Memory {'of the device ' if device else ''}grows by {with_unit(per_step, 'B')} a step.",
+        f"{'Device memory' if device else 'Memory'} grows by {with_unit(per_step, 'B')} per step.",
         (
             f"{with_unit(series.value[0], 'B')} at step {first_step:,}, {with_unit(now, 'B')} at step {last_step:,}",
             end,
         ),
         causes=(
-            "a list that keeps losses or outputs, with the graphs they came from: keep loss.detach(), or log it by step.log(...)",
-            "a cache in the data set, copied in every worker",
+            "a list that keeps losses or outputs together with their graphs: keep loss.detach(), or log it with step.log(...)",
+            "a cache in the data set, copied to every worker",
         ),
         try_=(
-            "look for what your loss, data set and loop append to",
+            "check which lists and caches your loss, data set and loop extend",
             described.typed("save_every", "1 min")
             if serious
-            else f"{described.go_on()}  # after an end by lack of memory, to the same bits",
+            else f"{described.go_on()}  # after an out-of-memory error: continues bit for bit",
         ),
         step=int(first_step),
         numbers=numbers,

@@ -1,6 +1,6 @@
-"""The history of a running, dead or resumed run, collected during training or read from its directory. Torch-free.
+"""The history of a run, collected during training or read from its directory. Torch-free.
 
-The newest checkpoint provides the settings; config.toml adds settings that do not affect results. Unreadable records are skipped.
+The newest checkpoint provides the settings, and config.toml adds further settings. Unreadable records are skipped.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,12 +16,12 @@ from surefoot.tracking.run_reader import Session, read_records, read_run, standi
 
 
 def history_in(path: Path | str) -> History:
-    """Read the history of the run in a directory. Raises `ConfigError` if the directory has no run."""
+    """Read the history of the run in a directory; raise `ConfigError` if the directory has no run."""
     run = local_path(path, setting="path")
     if not (run / "config.toml").is_file() and not (run / "metrics.jsonl").is_file():
         raise ConfigError(
-            f"{run} is no run: it holds neither config.toml nor metrics.jsonl\n"
-            "  a run's directory is what --run-dir, or Run(run_dir=...), was given"
+            f"{run} is not a run directory: it has neither config.toml nor metrics.jsonl\n"
+            "  give the directory that was passed as --run-dir or Run(run_dir=...)"
         )
     try:
         collected = RecordCollector(read_records(run) if (run / "metrics.jsonl").is_file() else ())
@@ -31,7 +31,6 @@ def history_in(path: Path | str) -> History:
 
 
 def description_of(run: Path) -> RunDescription:
-    """Return the settings that the files of a run's directory contain."""
     files = read_run(run)
     script, last = files.config.script, files.sessions[-1] if files.sessions else Session()
     return RunDescription(
@@ -48,7 +47,7 @@ def description_of(run: Path) -> RunDescription:
 
 
 MOST: dict[str, int] = {"train": 2000, "eval": 1000, "layer_stats": 200, "event": 200}
-"""Limits per kind. Beyond one, the older half is thinned to half as many: new records are complete, old ones coarse."""
+"""Maximum number of records per kind. Above this number, the older half of the records is thinned."""
 _SUMMED = ("targets", "starting_targets", "skipped", *(f"{phase}_s" for phase in PHASES))
 _LARGEST = ("grad_norm_max", "host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
 _AVERAGED = ("loss", "grad_norm", "clip_fraction")
@@ -56,7 +55,7 @@ _INDEXES = 20
 
 
 class RecordCollector:
-    """A collector that builds a history from records during training. Keeps at most `times` x `MOST` records of each kind."""
+    """A collector that builds a history during training, with at most `times` x `MOST` records of each kind."""
 
     def __init__(self, records: Iterable[Record] = (), *, times: int = 5) -> None:
         self.kinds: dict[str, list[Record]] = {}
@@ -65,7 +64,6 @@ class RecordCollector:
             self.add(record)
 
     def add(self, record: Record) -> None:
-        """Store a record without its texts."""
         kind = record["kind"]
         if kind == "sample":
             return
@@ -94,7 +92,7 @@ class RecordCollector:
 
 
 def thinned(records: Sequence[Record]) -> list[Record]:
-    """Halve the records of one kind. Training records are merged in pairs; other kinds drop every second record.
+    """Halve the records of one kind: merge pairs of training records, or drop every second record of another kind.
 
     >>> thinned([{"kind": "train", "step": 1, "loss": 2.0, "targets": 1}, {"kind": "train", "step": 2, "loss": 1.0, "targets": 3}])
     [{'kind': 'train', 'step': 2, 'loss': 1.25, 'targets': 4}]
@@ -103,7 +101,6 @@ def thinned(records: Sequence[Record]) -> list[Record]:
 
 
 def _as_one(first: Record, second: Record) -> Record:
-    """Merge two adjacent training records: sums, means over targets, and maxima."""
     merged: dict[str, Any] = first | second
     share, of_other = first.get("targets", 1), second.get("targets", 1)
     for name in (*_SUMMED, *_LARGEST, *_AVERAGED):
@@ -122,7 +119,7 @@ def _as_one(first: Record, second: Record) -> Record:
 
 
 def _better(first: Record, second: Record) -> Record:
-    """Return the evaluation with the lower first loss, so that the best is kept. Otherwise return the second record."""
+    """Return the evaluation with the lower first loss, so that the best is kept, or else the second record."""
     name = next((name for name in second if name.endswith("/loss")), "")
     one, other = first.get(name), second.get(name)
     return first if isinstance(one, int | float) and isinstance(other, int | float) and one < other else second

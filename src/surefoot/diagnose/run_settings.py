@@ -17,8 +17,8 @@ _NESTED = ("optimizer", "schedule", "model", "data", "augmentation")
 class RunDescription:
     """The settings of a run. Unknown settings are None.
 
-    `identity` is compared at a resume (`identity` in a checkpoint's state.json). `written` has settings by dotted
-    name, as in config.toml. `program` is "recipe", "file" or "script" and determines the form of a setting.
+    `identity` is compared at a resume (state.json). `written` has settings by dotted name, as in config.toml. `program` is
+    "recipe", "file" or "script", and determines the form of a setting.
     """
 
     identity: Mapping[str, Any] = field(default_factory=dict)
@@ -33,12 +33,10 @@ class RunDescription:
 
     @property
     def steps(self) -> int | None:
-        """The total number of steps."""
         return _parse_number(self.identity.get("length"))
 
     @property
     def schedule_steps(self) -> int | None:
-        """The number of steps of the learning-rate schedule."""
         return _parse_number(self.identity.get("schedule_of_steps")) or self.steps
 
     @property
@@ -48,7 +46,7 @@ class RunDescription:
 
     @property
     def warmup(self) -> int:
-        """The number of warm-up steps. 0 if unknown."""
+        """The number of warm-up steps, or 0 if unknown."""
         schedule = _mapping(self.identity.get("schedule"))
         while "first" in schedule:
             schedule = _mapping(schedule["first"])
@@ -56,7 +54,7 @@ class RunDescription:
 
     @property
     def optimizer(self) -> Mapping[str, Any]:
-        """The optimizer's name and settings. Those of the first model if the run has several models."""
+        """The name and settings of the optimizer (of the first model if there are several)."""
         optimizer = _mapping(self.identity.get("optimizer"))
         return optimizer if "name" in optimizer else _mapping(next(iter(optimizer.values()), {}))
 
@@ -86,24 +84,24 @@ class RunDescription:
 
     @property
     def workers(self) -> int:
-        """The number of data loader processes. 0 if unknown."""
+        """The number of data loader processes, or 0 if unknown."""
         return _parse_number(self.written.get("workers")) or 0
 
     @property
     def label_smoothing(self) -> float:
-        """The label smoothing of the training loss. 0 if the settings have no label smoothing."""
+        """The label smoothing of the training loss, or 0."""
         named = [*_named(self.identity.get("identity")), *self.written.items()]
         values = (value for name, value in named if name.rpartition(".")[2] == "label_smoothing")
         return max((float(value) for value in values if isinstance(value, int | float)), default=0.0)
 
     @property
     def max_bad_steps(self) -> int:
-        """The allowed number of consecutive skipped steps. 0 is valid."""
+        """The allowed number of consecutive skipped steps."""
         limit = _parse_number(self.identity.get("max_bad_steps"))
         return TrainSettings.max_bad_steps if limit is None else limit
 
     def present(self, name: str) -> Any:
-        """Return the value of a setting by its dotted name. Returns None if unknown."""
+        """Return the value of a setting by its dotted name, or None if unknown."""
         warmup = f"{self.warmup} steps" if self.identity.get("schedule") else None
         nested = {"schedule.warmup": warmup, "schedule.name": self.shape} | {
             f"optimizer.{key}": value for key, value in {**self.optimizer, "lr": self.lr}.items()
@@ -115,21 +113,21 @@ class RunDescription:
 
     @property
     def rate_test(self) -> str:
-        """The command or code for a learning-rate test from the run's start, because a finished run cannot test its next steps."""
-        in_script = "print(surefoot.tune.find_lr(run)) where this run is built, into a new directory"
+        """The command or code for a learning-rate test from step 0. A finished run cannot test its next steps."""
+        in_script = "print(surefoot.tune.find_lr(run)) in the script that builds the run, with a new run_dir"
         return in_script if self.program == "script" else f"surefoot find-lr {self.name} --checkpoint 0"
 
     def go_on(self, length: str = "") -> str:
-        """Return the command or code that continues the run or extends it to `length`. A script is started again."""
+        """Return the command or code that continues the run or extends the run to `length`. A script is started again."""
         return (
-            "start its script again" + (f" with Run(length={length!r})" if length else "")
+            "run its script again" + (f" with Run(length={length!r})" if length else "")
             if self.program == "script"
             else f"surefoot resume {self.name}" + (f' --length "{length}"' if length else "")
         )
 
     def replay(self, step: int | str) -> str:
         if self.program == "script":
-            return f"print(surefoot.load(run).replay({step})) where this run is built"
+            return f"print(surefoot.load(run).replay({step})) in the script that builds the run"
         return f"surefoot replay {self.name} --step {step}"
 
     @property
@@ -138,11 +136,11 @@ class RunDescription:
         return "" if self.lr is None else f", {self.lr:g},"
 
     def lr_divided(self, by: float, *, digits: int = 3, otherwise: str = "") -> str:
-        """Return the flag or code for a fraction of the base learning rate. Returns `otherwise` if the base is unknown."""
+        """Return the flag or code for the base learning rate divided by `by`; return `otherwise` if the base is unknown."""
         return self.typed("optimizer.lr", float(f"{self.lr / by:.{digits}g}")) if self.lr else otherwise
 
     def typed(self, name: str, value: Any) -> str:
-        """Return the flag (of a recipe) or code that sets another value, followed by the current value.
+        """Return the flag (of a recipe) or code that sets another value, with the current value.
 
         >>> RunDescription(program="recipe", identity={"optimizer": {"name": "adamw", "lr": 3e-3}}).typed("optimizer.lr", 3e-4)
         '--optimizer.lr 0.0003 (now 0.003)'
@@ -159,7 +157,7 @@ class RunDescription:
         if name.startswith("optimizer."):
             return f"{self.optimizer.get('name', 'the optimizer')}({leaf}={value!r}){note}"
         if name == "schedule.name":
-            return f"a schedule of shape {value}{note}"
+            return f"a {value} schedule{note}"
         if name.partition(".")[0] in _NESTED:
             return f"{leaf}={value!r} for the {name.partition('.')[0]}{note}"
         return f"Run({name}={value!r}){note}"
@@ -170,13 +168,11 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _parse_number(value: Any) -> int | None:
-    """Parse a number of samples, steps or tokens: 64, or "4096 tokens"."""
     match = re.fullmatch(r"(\d+)(?: \w+)?", str(value))
     return int(match[1]) if match and not isinstance(value, bool) else None
 
 
 def _named(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values in nested settings."""
     for name, setting in _mapping(value).items():
         yield name, setting
         yield from _named(setting)
@@ -186,7 +182,7 @@ _LINE = re.compile(r"( *)\((\w+(?:-\w+)?)\): (?:(\d+) x )?(\w+)\(")
 
 
 def kinds_of_modules(printed: str) -> dict[str, str]:
-    """Map each module's dotted name to its class, from the `repr` of a model. The model itself is "".
+    """Map each module's dotted name to its class, from the `repr` of a model. The model's name is "".
 
     >>> kinds_of_modules("Net(\\n  (act): ReLU()\\n  (blocks): ModuleList(\\n    (0-1): 2 x Linear(in_features=1)\\n  )\\n)")
     {'': 'Net', 'act': 'ReLU', 'blocks': 'ModuleList', 'blocks.0': 'Linear', 'blocks.1': 'Linear'}
@@ -203,7 +199,7 @@ def kinds_of_modules(printed: str) -> dict[str, str]:
 
 
 def kinds_of_models(printed: Mapping[str, str]) -> dict[str, str]:
-    """Map module names to classes for all models of a run. With several models, the name is MODEL.MODULE, as in the records."""
+    """Map module names to classes for all models. With several models, names are MODEL.MODULE, as in the records."""
     return {
         f"{model}.{name}" if len(printed) > 1 else name: kind
         for model, text in printed.items()
@@ -212,7 +208,6 @@ def kinds_of_models(printed: Mapping[str, str]) -> dict[str, str]:
 
 
 def _leaves(written: str) -> list[str]:
-    """Expand "3" or "0-3" into the names of the modules."""
     first, _, last = written.partition("-")
     if not (first.isdigit() and last.isdigit()):
         return [written]

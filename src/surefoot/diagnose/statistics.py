@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
 FEWEST = 12
-"""Records of a loss, of which a fifth or more make a level."""
+"""Minimum number of loss records."""
 _MOST = 200  # values; their 20,000 pairs take less than a millisecond
 _OF_NORMAL = 1.4826  # ratio of standard deviation to median absolute deviation of a normal distribution
 
 
 def level(values: Numbers) -> float:
-    """Return the median of the finite values. Returns NaN without finite values.
+    """Return the median of the finite values, or NaN without finite values.
 
     >>> level(np.array([1.0, 2.0, np.nan, 900.0]))
     2.0
@@ -55,7 +55,7 @@ def spread(values: Numbers) -> float:
 
 
 def noise(values: Numbers) -> float:
-    """Estimate the standard deviation around a slowly varying mean, from each value's distance to the line through its neighbors.
+    """Estimate the standard deviation around a slowly varying mean, from second differences.
 
     >>> noise(np.arange(10.0)), round(noise(np.array([1.0, -1.0] * 50)), 2)
     (0.0, 2.42)
@@ -65,7 +65,7 @@ def noise(values: Numbers) -> float:
 
 
 def slope(steps: Numbers, values: Numbers) -> float:
-    """Return the median slope of all pairs: Sen 1968. Returns NaN for fewer than two values.
+    """Return the median slope of all pairs (Sen 1968), or NaN for fewer than two values.
 
     >>> slope(np.arange(5.0), np.array([0.0, 2.0, 4.0, 900.0, 8.0]))
     2.0
@@ -78,7 +78,7 @@ def slope(steps: Numbers, values: Numbers) -> float:
 
 
 def trend(values: Numbers) -> float:
-    """Return the significance of a rise (above 0) or fall in standard deviations: Mann-Kendall, without ties.
+    """Return the significance of a rise (above 0) or a fall in standard deviations: Mann-Kendall, without ties.
 
     Values between -2 and 2 may be chance. Returns 0 for fewer than four values.
 
@@ -95,7 +95,6 @@ def trend(values: Numbers) -> float:
 
 
 def _thinned(steps: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the finite values, reduced to `_MOST` evenly spaced values with the first and the last."""
     finite = np.isfinite(values)
     x, y = steps[finite].astype(np.float64), values[finite]
     if x.size > _MOST:

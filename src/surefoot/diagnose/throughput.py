@@ -10,67 +10,68 @@ from surefoot.diagnose.statistics import first_and_last_third, level, noise, tre
 from surefoot.tracking.format import three_digits
 
 FEWEST = 12
-"""Records of a throughput: thirds of four."""
+"""Minimum number of throughput records: thirds of four."""
 LEAST_S = 1.0
-"""Of time in all: what a run of less spends on anything is not worth a word."""
+"""Minimum total time. In a shorter run, no overhead matters."""
 WORTH_S = 60.0
-"""Of time in all, from which evaluating or saving too long is a warning: a shorter run is a trial, over before it is changed."""
+"""Total time from which long evaluations or saves are a warning. A shorter run is a trial."""
 LONG_ENOUGH_S = 3.0
-"""Of steps in all, for their speed to be judged: other processes come and go within seconds."""
+"""Minimum time of all steps for a verdict on speed. Other processes come and go within seconds."""
 WAITING = 0.1
-"""Of the time of steps: less is lost in the noise of a shared machine."""
+"""Minimum fraction of step time spent waiting for data. Less is noise of a shared machine."""
 MUCH_WAITING = 0.3
-"""Of the time of steps: a third of the machine stands still."""
+"""Fraction of step time spent waiting for data that is a warning."""
 EVALUATING = 0.25
-"""Of all time: a quarter of what the run costs is not spent on training. Validation usually takes a few per cent."""
+"""Maximum fraction of total time for evaluation. Validation usually takes a few percent."""
 SAVING = 0.1
-"""Of all time: saving is in the background, and only copying is waited for; a tenth is far more often than any crash costs."""
+"""Maximum fraction of total time for saves. Saves run in the background, and training waits only for copies."""
 WANTED = 0.05
-"""Of all time, that evaluating or saving is to take after what is tried."""
+"""Target fraction of total time for evaluations or saves after the suggested change."""
 FELL = 0.8
-"""Last over first third: a fifth is beyond what a machine that is otherwise busy takes for as long as a third of a run."""
+"""Ratio of the last third to the first third. Other load on the machine rarely costs a fifth for a third of a run."""
 SURE = 3.0
-"""Standard deviations of a trend: one run in a thousand has such a one by chance."""
+"""Minimum significance of a trend in standard deviations. One run in a thousand exceeds 3 by chance."""
 UNEVEN = 0.25
-"""Deviation of neighbours over the level: batches of different lengths make a tenth or so."""
+"""Ratio of the deviation between adjacent records to the level. Batches of different lengths cause about a tenth."""
 
 
 @check("data-bound")
 def data_bound(history: History) -> Verdict:
-    """Measure the fraction of step time spent waiting for data. Skips the first record, when workers start."""
+    """Measure the fraction of step time spent waiting for data, without the first record, when workers start."""
     described = history.described
     waiting, training = (history.column(column).value[1:] for column in ("data_wait_s", "training_s"))
     waited_s, trained_s = (float(spent[np.isfinite(spent)].sum()) for spent in (waiting, training))
     need(
         len(waiting) >= FEWEST // 4 and waited_s + trained_s >= LEAST_S,
-        f"{len(waiting)} records of {waited_s + trained_s:.1f} s of training are too few",
+        f"{len(waiting)} records with {waited_s + trained_s:.1f} s of training are too few",
     )
     share = waited_s / (waited_s + trained_s)
-    well(share < WAITING, f"steps wait for data {share:.1%} of their time")
+    well(share < WAITING, f"steps spend {share:.1%} of their time waiting for data")
     workers = workers_needed(waited_s, trained_s, workers=described.workers)
     processors = described.processors or workers
     return wrong(
         "warning" if share >= MUCH_WAITING else "note",
-        f"Steps wait for data {share:.0%} of their time.",
-        (f"{waited_s:.1f} s of waiting beside {trained_s:.1f} s of training, with {described.workers} workers",),
+        f"Steps spend {share:.0%} of their time waiting for data.",
+        (f"{waited_s:.1f} s of waiting, {trained_s:.1f} s of training, with {described.workers} workers",),
         causes=(
-            "samples are read more slowly than they are trained on: decoding, augmentation, many small files, a slow disk",
+            "samples load more slowly than the model trains on them: decoding, augmentation, many small files, a slow disk",
         ),
         try_=(
             described.typed("workers", min(workers, processors)),
-            f"this machine has {processors} processors: {workers} would be needed, so make samples cheaper to read too"
+            f"{workers} workers would be needed, but this machine has {processors} processors: also make samples cheaper to load"
             if workers > processors
             else "",
-            "smaller or prepared files, less augmentation, data held in memory as tensors",
+            "smaller or preprocessed files, less augmentation, data in memory as tensors",
         ),
         numbers={"share": share, "workers": workers},
     )
 
 
 def workers_needed(waited_s: float, trained_s: float, *, workers: int) -> int:
-    """Return the number of workers that load a step's samples within its training time, at least one more than now.
+    """Return the number of workers that load a step within its training time, at least one more than now.
 
-    Without workers, the wait is the loading time of one process. With workers, all of them together need the step's time.
+    Without workers, the wait is the loading time of one process. With workers, each worker loads for the complete step
+    time.
 
     >>> workers_needed(3.0, 1.0, workers=0), workers_needed(1.0, 1.0, workers=2)
     (3, 4)
@@ -87,12 +88,11 @@ def evaluating_too_long(history: History) -> Verdict:
 
 @check("saving-too-long")
 def saving_too_long(history: History) -> Verdict:
-    """Measure the fraction of time that training waits for checkpoints."""
+    """Measure the fraction of time spent waiting for checkpoints."""
     return _overhead(history, "saving_s", SAVING, doing="Saving", setting="save_every")
 
 
 def _speeds(history: History) -> Series:
-    """Return targets per second without the first record, which includes warm-up."""
     speed = history.column("targets_per_s").finite
     return speed.where(np.arange(len(speed)) > 0)
 
@@ -101,33 +101,33 @@ def _enough_speeds(history: History) -> None:
     count, trained_s = len(_speeds(history)), history.total("training_s")
     need(
         count >= FEWEST and trained_s + history.total("data_wait_s") >= LONG_ENOUGH_S,
-        f"{count} records of the throughput, or {trained_s:.1f} s of training, are too few",
+        f"{count} throughput records, or {trained_s:.1f} s of training, are too few",
     )
 
 
 @check("falling-throughput", needs=_enough_speeds)
 def falling_throughput(history: History) -> Verdict:
-    """Compare targets per second in the last third of the run with the first third."""
+    """Compare targets per second in the first and last third of the run."""
     speed = _speeds(history)
     before, now = first_and_last_third(speed.value)
     sure = -trend(speed.value)
-    well(now > FELL * before or sure < SURE, f"{three_digits(before)} targets/s at first, {three_digits(now)} at last")
+    well(now > FELL * before or sure < SURE, f"{three_digits(before)} targets/s at first, {three_digits(now)} now")
     waits, trains = (_grew(history.column(column).value) for column in ("data_wait_s", "training_s"))
     return wrong(
         "note",  # a healthy run beside eight busy processes fell from 1,740 to 1,320 tokens/s in 160 steps
-        f"Throughput falls: from {three_digits(before)} to {three_digits(now)} targets a second.",
+        f"Throughput falls: from {three_digits(before)} to {three_digits(now)} targets per second.",
         (
-            f"levels of the first and last third of {len(speed)} records; the trend is {sure:.1f} deviations",
-            f"training took {trains:.2g} times as long in the last third as in the first, waiting {waits:.2g} times",
+            f"medians of the first and last third of {len(speed)} records; the trend is {sure:.1f} standard deviations",
+            f"in the last third, training took {trains:.2g}x as long as in the first, waiting {waits:.2g}x",
         ),
         causes=(
-            "reading the data: waiting has grown more than training" if waits > trains else "",
-            "something that grows with the steps: a list in the loss or the loop, hooks added again and again, a history that is kept",
-            "the machine: other processes, heat, memory that is swapped",
+            "loading the data: waiting has grown more than training" if waits > trains else "",
+            "something that grows with the steps: a list in the loss or the loop, hooks that are added repeatedly, a stored history",
+            "the machine: other processes, heat, swapped memory",
         ),
         try_=(
-            "surefoot profile, of the same program",
-            "look at the memory that is used, and at what your own code keeps",
+            "surefoot profile with the same program",
+            "check the memory use, and which objects your own code keeps",
         ),
         step=int(speed.step[len(speed) // 3]),
         numbers={"before": before, "now": now},
@@ -140,18 +140,18 @@ def jittering_throughput(history: History) -> Verdict:
     speed = _speeds(history).value
     middle = level(speed)
     share = noise(speed) / middle if middle > 0 else 0.0
-    well(share < UNEVEN, f"records differ by {share:.0%} of {three_digits(middle)} targets/s")
+    well(share < UNEVEN, f"neighboring records differ by {share:.0%} of {three_digits(middle)} targets/s")
     return wrong(
         "note",
-        f"Throughput jitters: records differ by {share:.0%} of {three_digits(middle)} targets a second.",
-        (f"slowest {three_digits(speed.min())}, fastest {three_digits(speed.max())}",),
+        f"Throughput jitters: neighboring records differ by {share:.0%} of {three_digits(middle)} targets per second.",
+        (f"slowest record {three_digits(speed.min())}, fastest {three_digits(speed.max())}",),
         causes=(
             "other processes on this machine",
             "samples of very different length or cost",
-            "records of so few steps that one slow step shows",
+            "records of few steps, in which one slow step shows",
         ),
         try_=(
-            "nothing, where the machine is shared; else surefoot profile",
+            "no change if the machine is shared; otherwise, surefoot profile",
             history.described.typed("log_every", "50 steps")
             if history.train[-1]["step"] - history.train[-2]["step"] < 50
             else "",
@@ -163,26 +163,25 @@ def jittering_throughput(history: History) -> Verdict:
 def _overhead(history: History, column: str, limit: float, *, doing: str, setting: str) -> Verdict:
     spent_s = history.total(column)
     all_s = sum(history.total(each) for each in ("training_s", "data_wait_s", "evaluating_s", "saving_s"))
-    need(all_s >= LEAST_S and len(history.train) >= 2, f"{all_s:.1f} s in {len(history.train)} records are too little")
+    need(all_s >= LEAST_S and len(history.train) >= 2, f"{all_s:.1f} s in {len(history.train)} records are too few")
     share = spent_s / all_s
     well(share < limit, f"{doing.lower()} takes {share:.1%} of the time")
     return wrong(
         "warning" if all_s >= WORTH_S else "note",
         f"{doing} takes {share:.0%} of the time.",
         (f"{spent_s:.1f} s of {all_s:.1f} s",),
-        causes=(f"it is done too often: {setting} is {history.described.present(setting) or 'not known'}",),
+        causes=(f"{doing.lower()} too often: {setting} is {history.described.present(setting) or 'not known'}",),
         try_=(
             _more_seldom(history, setting, share * (1 - WANTED) / (WANTED * (1 - share))),  # to reach WANTED
-            "a smaller part of the split while training, all of it at the end (Split(at_end=True)); a larger Split(batch_size=...)"
+            "a smaller part of the split during training, all of it at the end (Split(at_end=True)); a larger Split(batch_size=...)"
             if column == "evaluating_s"
-            else "best: a score that improves at every evaluation is saved at every evaluation",
+            else "fewer evaluations, if a best checkpoint is kept: each evaluation that improves the metric saves one",
         ),
         numbers={"share": share},
     )
 
 
 def _more_seldom(history: History, setting: str, times: float) -> str:
-    """Return the text that multiplies an interval setting. For evaluations, the records provide the current interval."""
     if setting == "save_every":
         return history.described.typed(setting, "15 min" if history.described.present(setting) == "auto" else "auto")
     at = [record["step"] for record in history.scores]
@@ -192,7 +191,6 @@ def _more_seldom(history: History, setting: str, times: float) -> str:
 
 
 def _grew(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-    """Return the ratio of the last third to the first third, without the first record."""
     third = max(1, (len(values) - 1) // 3)
     before, now = level(values[1 : 1 + third]), level(values[-third:])
     return now / before if before > 0 else 1.0

@@ -103,7 +103,7 @@ def sample_batch(
     """Return each prompt followed by up to `max_new_tokens` sampled tokens, in order of the prompts.
 
     Prompts of equal length form batches. Each prompt is sampled under (seed, prompt index), so `batch_size` and the other prompts
-    change a text only by rounding. `stream` describes the remaining arguments.
+    change a text only by rounding. See `stream` for the remaining arguments.
 
     >>> class Counting(nn.Module):
     ...     def forward(self, tokens_BT):

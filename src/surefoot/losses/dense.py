@@ -97,7 +97,7 @@ def summed_cross_entropy(
 ) -> Tensor:
     """Return the summed cross-entropy (nats, float32 or better) of `hidden @ head.T`, without ignored targets.
 
-    Products use the dtype of `hidden` or autocast. The result equals `F.cross_entropy` up to rounding. Double backward raises.
+    Products use the dtype of `hidden` or autocast. The result equals `F.cross_entropy` up to rounding; double backward fails.
 
     >>> float(summed_cross_entropy(torch.ones(5, 3), torch.zeros(4, 3), torch.zeros(5, dtype=torch.long)))
     6.931471824645996
@@ -152,9 +152,9 @@ def linear_cross_entropy(
     """Return `cross_entropy` of `hidden @ head_weight.T`, by the best method for its size and the torch version.
 
     Shapes: hidden (..., D), head_weight (C, D), targets (...). On the CPU, gradients of many logits are computed in pieces in the
-    forward pass, 1.4x as fast. Elsewhere, up to 16,384 classes have all logits in memory at once. For more classes, torch's
-    `F.linear_cross_entropy` (from 2.12 on) works in pieces. `chunked_cross_entropy` replaces torch's function (as of 2.13) under
-    torch.compile and autocast, with label smoothing, and in half precision, because torch would sum in half precision.
+    forward pass, 1.4x as fast. On other devices, all logits of up to 16,384 classes are in memory at once. For more classes,
+    torch's `F.linear_cross_entropy` (from 2.12 on) works in pieces. `chunked_cross_entropy` replaces torch's function (as of
+    2.13) under torch.compile and autocast, with label smoothing, and in half precision, in which torch would sum.
 
     >>> mean = linear_cross_entropy(torch.ones(2, 5, 3), torch.zeros(4, 3), torch.zeros(2, 5, dtype=torch.long))
     >>> round(float(mean.value), 4), int(mean.count)

@@ -33,8 +33,8 @@ def mixup(images_BCHW: Tensor, labels_B: Tensor, *, mixup: float = 0.0, cutmix: 
 
     `mixup` is the parameter of the Beta distribution for the share in a weighted mean of two images (Zhang et al., 2018:
     https://arxiv.org/abs/1710.09412). `cutmix` is the parameter for the area outside a rectangle from the other image (Yun et
-    al., 2019: https://arxiv.org/abs/1905.04899). A value of 0 disables a method. Each method is used half of the time if both are
-    above 0.
+    al., 2019: https://arxiv.org/abs/1905.04899). A value of 0 disables mixup or cutmix. If both are above 0, each is used half of
+    the time.
 
     >>> import torch
     >>> mixture = mixup(torch.zeros(4, 1, 8, 8), torch.arange(4), mixup=0.2)

@@ -16,7 +16,7 @@ _MANY = 5  # with at most five classes, top-5 accuracy is always 1
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Mean:
-    """Return the fraction of targets whose class has the largest output, without targets below 0.
+    """Return the fraction of targets whose class has the largest output, ignoring targets below 0.
 
     Outputs are (B, K) or (B, K, ...); targets are (B,) or (B, ...).
 
@@ -35,7 +35,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Mean:
 
 
 def top_k_accuracy(outputs: Tensor, targets: Tensor, *, k: int = 1) -> Mean:
-    """Return the fraction of targets (B,) among the `k` largest outputs (B, K), without targets below 0.
+    """Return the fraction of targets (B,) among the `k` largest outputs (B, K), ignoring targets below 0.
 
     A split takes `metrics=functools.partial(sf.metrics.top_k_accuracy, k=5)`.
 

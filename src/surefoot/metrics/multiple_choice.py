@@ -33,7 +33,7 @@ class ChoiceBatch(NamedTuple):
 
 
 def multiple_choice_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[str, Mean]:
-    """Return the accuracy of choosing the most likely ending, by three ways to normalize for its length.
+    """Return the accuracy of choosing the most likely ending, with three ways to normalize log-likelihoods by length.
 
     `acc` compares summed log-likelihoods, which favor short endings. `acc_norm` compares means per token, as nanoGPT-style
     repositories do (karpathy/build-nanogpt, hellaswag.py). `acc_per_byte` compares means per byte, whatever the tokenizer
@@ -59,8 +59,8 @@ def multiple_choice_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[st
 def continuation_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[str, Mean]:
     """Return how often greedy decoding produces the right ending, as in LAMBADA (Paperno et al., 2016).
 
-    `acc` counts endings whose every token is the most likely at its position. `loss` is the nats of the whole ending; its
-    exponential is LAMBADA's perplexity. Other endings are not counted. `multiple_choice_accuracy` describes the arguments.
+    `acc` counts right endings whose every token is the most likely at its position. `loss` is their mean negative log-likelihood
+    in nats, and its exponential is LAMBADA's perplexity. `multiple_choice_accuracy` describes the arguments.
 
     >>> targets = ChoiceTargets(*map(torch.tensor, ([0, 1], [3, 4], [0, 1], [[1, 1]], [[1, 1]], [0])))
     >>> continuation_accuracy(torch.eye(5)[[3, 0]], targets)["acc"].value.item()
@@ -74,7 +74,7 @@ def continuation_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[str, 
 
 
 def eagerly() -> AbstractContextManager[None]:
-    """Return a context in which compiled models run eagerly, since batch shapes vary; a no-op until torch._dynamo is imported."""
+    """Return a context that runs compiled models eagerly, to avoid a compilation per batch shape and an import of torch._dynamo."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 

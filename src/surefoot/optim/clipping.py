@@ -35,7 +35,7 @@ class Clipping(Protocol):
 
 
 def clipping_of(clip: Clip, parameters: Sequence[nn.Parameter]) -> Clipping:
-    """Return the clipping method of `clip` for the clipped parameters, or for this rank's shards of them.
+    """Return the clipping method of `clip`; `parameters` are the clipped parameters or this rank's shards of them.
 
     >>> by_norm = clipping_of(("norm", 1.0), [nn.Parameter(torch.zeros(1))])
     >>> gradient = torch.tensor([[3.0]])
@@ -66,7 +66,7 @@ class Unlimited:
 
 
 class ByNorm:
-    """Clipping of the norm by min(1, max_norm / (norm + 1e-6)) (Pascanu et al., 2013, 3.2: https://arxiv.org/abs/1211.5063)."""
+    """Scaling by min(1, max_norm / (norm + 1e-6)) (Pascanu et al., 2013, section 3.2: https://arxiv.org/abs/1211.5063)."""
 
     def __init__(self, max_norm: float, *, dtype: torch.dtype, device: torch.device) -> None:
         # tensors, since torch adds two tensors twice as fast as a tensor and a number
@@ -76,7 +76,7 @@ class ByNorm:
         self.remembered: dict[str, Tensor] = {}
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:  # noqa: ARG002
-        """Clip and return whether the norm exceeded `max_norm`; a smaller norm on the CPU needs no pass over the gradients."""
+        """Clip like `clip_grad_norm_`; return whether the norm exceeded `max_norm`. A smaller CPU norm skips the gradients."""
         if norm.is_cpu and norm.dtype == self._max_norm.dtype == torch.float32 and isinstance(factor, float):
             return self._apply_on_cpu(gradients, np.float32(read_on_cpu(norm)))  # to the same bits
         limit = torch.minimum(torch.div(self._max_norm, torch.add(norm, self._tiny)), self._one)
@@ -144,8 +144,8 @@ class Adaptive:
 class ByRecentNorms:
     """Clipping to a quantile of the norms of the last 100 applied steps, including the current step.
 
-    Seetharaman et al., 2020, algorithm 1 (https://arxiv.org/abs/2007.14469), uses all norms since the start. The first step is
-    never clipped, because fewer than 100 norms are enough. The quantile is interpolated linearly, as in `numpy.quantile`.
+    Seetharaman et al., 2020, algorithm 1 (https://arxiv.org/abs/2007.14469), uses all norms since the start. Fewer than 100 norms
+    are enough, and the first step is never clipped. The quantile is interpolated linearly, as in `numpy.quantile`.
     """
 
     def __init__(self, quantile: float, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -161,7 +161,7 @@ class ByRecentNorms:
         }
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:
-        """Clip and return whether the norm exceeded the quantile; a step without gradients leaves no norm."""
+        """Clip and return whether the norm exceeded the quantile; a step without gradients is not remembered."""
         if not gradients:
             return torch.zeros_like(skipped)
         applied, entered = torch.eq(skipped, 0), self.remembered["entered"]
@@ -183,7 +183,7 @@ def present(parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 def gradient_norm(gradients: list[Tensor], *, factor: Tensor | float) -> Tensor:
-    """Return the 2-norm of all gradients times `factor` (1.0 or a tensor), on their device; 0 without gradients."""
+    """Return the 2-norm (0 without gradients) of all gradients times `factor` (1.0 or a tensor), on their device."""
     if not gradients:
         return torch.zeros(())
     numbers = torch.stack(torch._foreach_norm(gradients)) if len(gradients) > 1 else gradients[0]
@@ -198,12 +198,12 @@ def clear(parameters: list[nn.Parameter]) -> None:
 
 
 def refuse_unused(parameters: list[nn.Parameter], *, step: int) -> None:
-    """Raise `ConfigError` if gradients remain at the end of a step; they would be added to those of the next step."""
+    """Raise `ConfigError` if gradients remain at the end of a step, because the next step would accumulate onto them."""
     if any(parameter.grad is not None for parameter in parameters):
         clear(parameters)
         raise ConfigError(
-            f"step {step} ended with gradients that no update used, and they would leak into the next step\n"
-            "  call update(step) after forward_backward(step), or set them to None where they are not wanted"
+            f"step {step} ended with gradients that no update used, which would leak into the next step\n"
+            "  call update(step) after forward_backward(step), or set unwanted gradients to None"
         )
 
 

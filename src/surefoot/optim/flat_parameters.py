@@ -1,8 +1,8 @@
 """AdamW for a small model on one flat tensor per parameter group, so that a group needs one kernel call.
 
 Parameters and their state become views of flat tensors; objects, shapes and checkpoint entries stay the same. Gradients are
-copied after backward. Once a gradient is missing, its group is updated parameter by parameter: that parameter must neither decay
-nor move by momentum. So is a group with a parameter outside the flat tensor, after `parameter.data = ...`.
+copied after backward. A group is updated parameter by parameter once one of its gradients is missing, so that no decay or
+momentum moves that parameter. The same applies once a parameter leaves the flat tensor (`parameter.data = ...`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -133,7 +133,7 @@ def worth_it(parameters: Sequence[nn.Parameter]) -> bool:
 
 
 def none_shared(tensors: Iterable[Tensor]) -> bool:
-    """Return whether all tensors are disjoint in memory, as disjoint views are; flattening would separate overlapping tensors.
+    """Return whether no two tensors overlap in memory; flattening would separate overlapping tensors.
 
     >>> weight = torch.zeros(4, 4)
     >>> none_shared([weight[:2], weight[2:]]), none_shared([weight, weight.t()])

@@ -1,4 +1,4 @@
-"""In-place arithmetic that a bad step leaves unapplied; the device reads the skip flag, and the host does not.
+"""In-place updates that a bad step skips; the device reads the skip flag, without the host.
 
 Torch's fused SGD kernel computes `target -= rate * (amount + decay * target)` unless its flag is set. Nearly every update can use
 this kernel, in one pass and without a copy. `Restoring` handles all other updates, by restoring copies.
@@ -39,7 +39,7 @@ def subtract(
 ) -> None:
     """Subtract rate * (amount + decay * target) from each target; if `found_inf` is 1, change no bit.
 
-    `found_inf` is a float32 tensor on the targets' device; None means 0. With `negated`, rate * (decay * target - amount) is
+    `found_inf` is a float32 tensor on the targets' device; None stands for 0. With `negated`, rate * (decay * target - amount) is
     subtracted, as with torch's `maximize`.
 
     >>> weight = torch.tensor([1.0])
@@ -79,18 +79,18 @@ def move_towards(
 
 
 def replace(target: Tensor, value: Tensor, *, found_inf: Tensor | None) -> None:
-    """Copy `value` into `target` unless `found_inf` is 1; for small tensors and integer tensors."""
+    """Copy `value`, a small or integer tensor, into `target` unless `found_inf` is 1."""
     target.copy_(value if found_inf is None else torch.where(found_inf > 0, target, value))
 
 
 def read_on_cpu(number: Tensor) -> float:
-    """Return the value of a CPU scalar, or raise `RuntimeError`; only this function below the loop reads tensors (decision 0033).
+    """Return a CPU scalar's value, or raise `RuntimeError`. Below the loop, only this function reads tensors (decision 0033).
 
     >>> read_on_cpu(torch.tensor(0.5))
     0.5
     """
     if not number.is_cpu:
-        raise RuntimeError(f"read_on_cpu was given a number on {number.device}")
+        raise RuntimeError(f"read_on_cpu received a tensor on {number.device}")
     return number.item()
 
 
@@ -147,8 +147,8 @@ class Restoring:
     @property
     def description(self) -> str:
         return (
-            f"by putting back copies of parameters and state of {self.name}, made before each step"
-            f" (+{self.parameter_bytes:,} bytes for parameters, and its state once more)"
+            f"by restoring copies of {self.name}'s parameters and state, taken before each step"
+            f" (+{self.parameter_bytes:,} bytes for parameters, plus the size of the state)"
         )
 
     @torch.no_grad()
@@ -163,20 +163,20 @@ class Restoring:
         numbers = [_numbers(group) for group in optimizer.param_groups]
         optimizer.step()
         if numbers != [_numbers(group) for group in optimizer.param_groups]:
-            raise self._refused("numbers in its parameter groups")
+            raise self._refused("values in its parameter groups")
         for (group, parameter), before, state in zip(members, befores, states, strict=True):
             parameter.copy_(torch.where(bad, before, parameter))
             for key, now in optimizer.state.get(parameter, {}).items():
                 if isinstance(now, Tensor) and now.device != parameter.device:
-                    raise self._refused(f"state[{key!r}], a tensor on {now.device}")
+                    raise self._refused(f"state[{key!r}] (a tensor on {now.device})")
                 if isinstance(now, Tensor):
                     now.copy_(torch.where(bad, state[key] if key in state else _fresh(optimizer, group, key, now), now))
                 elif not isinstance(now, bool | int | float | str | None) or key not in state or state[key] != now:
-                    raise self._refused(f"state[{key!r}], a {type(now).__name__}")
+                    raise self._refused(f"state[{key!r}] (of type {type(now).__name__})")
 
     def _refused(self, what: str) -> ConfigError:
         return ConfigError(
-            f"{self.name} keeps {what} on the host, where a skipped step cannot be undone without waiting\n"
+            f"{self.name} stores {what} on the host, where a skipped step cannot be undone without waiting\n"
             f"  use a fused or capturable optimizer, such as surefoot.optim.adamw(...), or train on the CPU"
         )
 

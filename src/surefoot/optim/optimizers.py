@@ -59,14 +59,7 @@ def adamw(
     >>> adamw(3e-4).weight_decay
     0.01
     """
-    return named(
-        "adamw",
-        lr=lr,
-        weight_decay=weight_decay,
-        settings={"betas": betas, "eps": eps},
-        decay=decay,
-        lr_multipliers=lr_multipliers,
-    )
+    return _specified("adamw", **locals())
 
 
 @declared(".torch_optimizers", first_run=(3e-3, 0.0))
@@ -86,14 +79,7 @@ def adam(
     >>> adam(3e-4).to_dict()["betas"]
     [0.9, 0.999]
     """
-    return named(
-        "adam",
-        lr=lr,
-        weight_decay=weight_decay,
-        settings={"betas": betas, "eps": eps},
-        decay=decay,
-        lr_multipliers=lr_multipliers,
-    )
+    return _specified("adam", **locals())
 
 
 @declared(".torch_optimizers", first_run=(0.1, 0.0), like_adam=False)
@@ -108,14 +94,13 @@ def sgd(
 ) -> OptimizerSpec:
     """Specify stochastic gradient descent, with torch's momentum: buffer = momentum * buffer + gradient.
 
-    The learning rate multiplies the buffer. In Sutskever et al., 2013, equations 1 and 2, it multiplies only the gradient inside
-    the buffer: https://proceedings.mlr.press/v28/sutskever13.html
+    The learning rate multiplies the buffer. In Sutskever et al., 2013, equations 1 and 2, the learning rate multiplies the
+    gradient inside the buffer: https://proceedings.mlr.press/v28/sutskever13.html
 
     >>> dict(sgd(0.1, momentum=0.9).settings)
     {'momentum': 0.9, 'nesterov': False}
     """
-    own = {"momentum": momentum, "nesterov": nesterov}
-    return named("sgd", lr=lr, weight_decay=weight_decay, settings=own, decay=decay, lr_multipliers=lr_multipliers)
+    return _specified("sgd", **locals())
 
 
 @declared(".lion", first_run=(1e-3, 0.3))
@@ -135,9 +120,7 @@ def lion(
     >>> lion(3e-4, weight_decay=1.0).to_dict()
     {'name': 'lion', 'lr': 0.0003, 'weight_decay': 1.0, 'decay': 'matrices', 'betas': [0.9, 0.99]}
     """
-    return named(
-        "lion", lr=lr, weight_decay=weight_decay, settings={"betas": betas}, decay=decay, lr_multipliers=lr_multipliers
-    )
+    return _specified("lion", **locals())
 
 
 @declared(
@@ -165,10 +148,7 @@ def adafactor(
     >>> adafactor().lr
     0.01
     """
-    settings = {"beta2_decay": beta2_decay, "clip_threshold": clip_threshold, "min_scale": min_scale}
-    return named(
-        "adafactor", lr=lr, weight_decay=weight_decay, settings=settings, decay=decay, lr_multipliers=lr_multipliers
-    )
+    return _specified("adafactor", **locals())
 
 
 @declared(
@@ -202,18 +182,7 @@ def muon(
     >>> muon(3e-3).to_dict()["ns_steps"]
     5
     """
-    settings: dict[str, Setting] = {
-        "momentum": momentum,
-        "nesterov": nesterov,
-        "ns_steps": ns_steps,
-        "betas": betas,
-        "eps": eps,
-        "adamw_lr": adamw_lr,
-        "adamw_modules": adamw_modules,
-    }
-    return named(
-        "muon", lr=lr, weight_decay=weight_decay, settings=settings, decay=decay, lr_multipliers=lr_multipliers
-    )
+    return _specified("muon", **locals())
 
 
 @declared(".torch_optimizers", first_run=(3e-3, 0.1), checks={"momentum_decay": at_least(0)})
@@ -232,10 +201,7 @@ def nadam(
     >>> nadam(1e-3).to_dict()["momentum_decay"]
     0.004
     """
-    settings: dict[str, Setting] = {"betas": betas, "eps": eps, "momentum_decay": momentum_decay}
-    return named(
-        "nadam", lr=lr, weight_decay=weight_decay, settings=settings, decay=decay, lr_multipliers=lr_multipliers
-    )
+    return _specified("nadam", **locals())
 
 
 @declared(".torch_optimizers", first_run=(3e-3, 0.1))
@@ -253,14 +219,7 @@ def radam(
     >>> radam(1e-3).name
     'radam'
     """
-    return named(
-        "radam",
-        lr=lr,
-        weight_decay=weight_decay,
-        settings={"betas": betas, "eps": eps},
-        decay=decay,
-        lr_multipliers=lr_multipliers,
-    )
+    return _specified("radam", **locals())
 
 
 @declared(".adamw8bit", first_run=(3e-3, 0.1))
@@ -280,14 +239,7 @@ def adamw8bit(
     >>> adamw8bit(3e-4).to_dict()["eps"]
     1e-08
     """
-    return named(
-        "adamw8bit",
-        lr=lr,
-        weight_decay=weight_decay,
-        settings={"betas": betas, "eps": eps},
-        decay=decay,
-        lr_multipliers=lr_multipliers,
-    )
+    return _specified("adamw8bit", **locals())
 
 
 @declared(".schedule_free", first_run=(1e-2, 0.1), checks={"betas": validation.FIRST_ABOVE_0})
@@ -308,14 +260,13 @@ def schedule_free(
     >>> schedule_free(3e-3).name
     'schedule_free'
     """
-    return named(
-        "schedule_free",
-        lr=lr,
-        weight_decay=weight_decay,
-        settings={"betas": betas, "eps": eps},
-        decay=decay,
-        lr_multipliers=lr_multipliers,
-    )
+    return _specified("schedule_free", **locals())
+
+
+def _specified(
+    name: str, *, lr: float, weight_decay: float, decay: Decay, lr_multipliers: Multipliers, **settings: Setting
+) -> OptimizerSpec:
+    return named(name, lr=lr, weight_decay=weight_decay, settings=settings, decay=decay, lr_multipliers=lr_multipliers)
 
 
 def named(

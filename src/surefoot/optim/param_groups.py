@@ -27,7 +27,7 @@ _PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weig
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters and their names that share a weight decay and a factor on the base learning rate (`rate`)."""
+    """Parameters, with their names, that share a weight decay and a factor on the base learning rate (`rate`)."""
 
     name: str
     decay: float
@@ -48,10 +48,10 @@ def parameter_groups(
     """Return the trainable parameters of `model`, grouped by weight decay and learning rate.
 
     With `decay="matrices"`, embeddings, biases, norms and other parameters with fewer than two dimensions do not decay. With
-    `decay="all"`, every parameter decays. `rates` maps names to factors on the base learning rate; the default is 1. Groups are
-    sorted by falling factor, with 1 first; the decaying group precedes the other group with its factor. A tied parameter appears
-    once, in the group of its first owner. `trained` names the parameters to group; None means all parameters with `requires_grad`
-    now.
+    `decay="all"`, every parameter decays. `rates` maps names to factors on the base learning rate; the default is 1. Groups with
+    the factor 1 come first, then groups by falling factor; with equal factors, the decaying group comes first. A tied parameter
+    appears once, in the group of its first owner. `trained` names the parameters to group; None means all parameters with
+    `requires_grad` now.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     >>> [(group.name, group.decay, group.names) for group in parameter_groups(model, 0.1)]
@@ -151,7 +151,7 @@ def depths(model: nn.Module) -> dict[str, int] | None:
 
     Blocks are the children of the outermost `nn.ModuleList` and `nn.Sequential`. If those contain single layers, every layer with
     a matrix is a block. Modules before the blocks (embeddings, a stem) have depth 0. Each block is one deeper than the previous
-    block, through all lists. Modules between two lists belong to the block before them; modules after the last list (a norm, a
+    block, across all lists. Modules between two lists belong to the block before them; modules after the last list (a norm, a
     head) are deepest. A tied parameter has the depth of its first occurrence.
 
     >>> depths(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 9, bias=False)))

@@ -1,4 +1,4 @@
-"""Shared by recipes: settings of an optimizer and of a schedule, and an error that lists all problems at once. Torch-free."""
+"""Settings that recipes share: optimizer, schedule, early stopping, plateau and processes. Imports no torch."""
 
 import os
 import sys
@@ -30,50 +30,47 @@ FRACTION = number("a fraction, at least 0 and below 1", least=0, below=1, kind=i
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """How gradients become updates. Settings not given have the optimizer's defaults; settings of another optimizer are refused."""
+    """The optimizer. Absent settings use the optimizer's defaults; settings of another optimizer are refused."""
 
     name: OptimizerName = field(default="adamw", metadata=LEADS)
-    """The optimizer. With another one, a preset's own settings of it are forgotten, except layer-decay, base-width and frozen."""
+    """Name of the optimizer. Another name drops the preset's optimizer settings, except layer-decay, base-width and frozen."""
     lr: float | None = None
-    """Base learning rate, reached at the end of warm-up. Default: 3e-3; sgd and adafactor 0.1, lion 1e-3, muon and
-    schedule_free 1e-2."""
+    """Base learning rate, reached at the end of warm-up. Default: 3e-3; sgd and adafactor 0.1, lion 1e-3, muon and schedule_free 1e-2."""
     weight_decay: float | None = None
-    """Decay of weights, decoupled from the gradient except for adam and sgd. Default: 0.1; lion 0.3; adam, sgd and
-    adafactor 0."""
+    """Weight decay, decoupled from the gradient except for adam and sgd. Default: 0.1; lion 0.3; adam, sgd and adafactor 0."""
     decay: Literal["matrices", "all"] = "matrices"
-    """Parameters that decay: matrices without embeddings; or all, as torch does by default."""
+    """Parameters with weight decay: matrices except embeddings; or all, as torch does by default."""
     betas: tuple[float, float] | None = None
-    """Decay rates of the averages of gradient and squared gradient; for muon those of its AdamW part. All but sgd and
-    adafactor."""
+    """Decay rates of the averages of gradient and squared gradient; for muon those of its AdamW part. Not for sgd and adafactor."""
     eps: float | None = None
-    """Added to the root of the average squared gradient. All but sgd, lion and adafactor."""
+    """Constant added to the root of the average squared gradient. Not for sgd, lion and adafactor."""
     momentum: float | None = None
-    """sgd, muon: fraction of the last update that is kept."""
+    """sgd, muon: momentum, the fraction of the last update that is added."""
     nesterov: bool | None = None
-    """sgd, muon: look ahead along the momentum."""
+    """sgd, muon: use Nesterov momentum."""
     ns_steps: int | None = None
     """muon: iterations of the orthogonalization."""
     adamw_lr: float | None = None
-    """muon: base learning rate of what AdamW trains. Default: lr."""
+    """muon: base learning rate of the parameters that AdamW trains. Default: lr."""
     adamw_modules: tuple[str, ...] | None = None
-    """muon: modules or parameters whose matrices AdamW trains, besides embeddings. Default: the head, as plan shows it."""
+    """muon: modules or parameters whose matrices AdamW trains, besides embeddings. Default: the head, which surefoot plan shows."""
     beta2_decay: float | None = None
-    """adafactor: the averages move by step ** beta2_decay."""
+    """adafactor: exponent in step ** beta2_decay, the update weight of the averages."""
     clip_threshold: float | None = None
-    """adafactor: limit on the root mean square of an update before its learning rate."""
+    """adafactor: maximum root mean square of an update before its learning rate."""
     min_scale: float | None = None
-    """adafactor: lower limit of a parameter's root mean square, by which updates are scaled."""
+    """adafactor: minimum of a parameter's root mean square, which scales its update."""
     momentum_decay: float | None = None
-    """nadam: how the momentum rises over the steps."""
+    """nadam: decay of the momentum schedule, as in torch."""
     layer_decay: float | None = field(default=None, metadata=STAYS)
-    """Learning rate of each block as a fraction of the next one's, such as 0.75; the head has lr. Default: lr for all."""
+    """Learning rate of each block as a fraction of the next block's, such as 0.75; the head has lr. Default: lr for all blocks."""
     base_width: int | None = field(default=None, metadata=STAYS)
-    """Width at which lr was found: hidden matrices and the head have lr x base_width / width. Default: lr at any width."""
+    """Width at which lr was tuned: hidden matrices and the head use lr x base_width / width. Default: lr at any width."""
     frozen: tuple[str, ...] | None = field(default=None, metadata=STAYS)
     """Parameters that are not trained, by name, such as "embedding.*". Default: none."""
 
     def spec(self) -> Any:
-        """The optimizer for `sf.Run`; `ConfigError` for values that cannot be."""
+        """Return the optimizer for `sf.Run`. Raises `ConfigError` for invalid values."""
         shared = ("name", "lr", "weight_decay", "decay", "layer_decay", "base_width", "frozen")
         own = {name: value for name, value in vars(self).items() if name not in shared}
         rate, strength = OPTIMIZERS[self.name].first_run
@@ -96,35 +93,35 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The learning rate over the run, as a factor on the base rate. Settings not given have the shape's defaults."""
+    """The learning-rate schedule, as a factor on the base learning rate. Absent settings use the shape's defaults."""
 
     name: ShapeName = "cosine"
     """Shape of the schedule after warm-up."""
     warmup: str | None = None
-    """How long the learning rate rises from near 0. Default: 5%; 30% for one_cycle."""
+    """Duration of the warm-up, in which the learning rate rises from near 0. Default: 5%; 30% for one_cycle."""
     min_lr_ratio: float | None = None
-    """Lowest factor on the base rate, reached at the last step."""
+    """Lowest factor on the base learning rate, reached at the last step."""
     power: float | None = None
-    """polynomial: exponent of the fall."""
+    """polynomial: exponent of the decay."""
     cooldown: str | None = None
-    """wsd: how long the learning rate falls at the end."""
+    """wsd: duration of the decay at the end."""
     cooldown_shape: Literal["1-sqrt", "linear"] | None = None
-    """wsd: shape of that fall. Default: 1-sqrt."""
+    """wsd: shape of the decay at the end. Default: 1-sqrt."""
     milestones: tuple[str, ...] | None = None
     """multistep: when the learning rate drops, such as 50% 75%, or "every 10 epochs"."""
     gamma: float | None = None
     """multistep: factor on the learning rate at each drop."""
     start_lr_ratio: float | None = None
-    """one_cycle: factor on the base rate at step 0."""
+    """one_cycle: factor on the base learning rate at step 0."""
     momentum_range: tuple[float, float] | None = None
-    """one_cycle: the lowest and the highest momentum (Adam's first beta), such as 0.85 0.95. Default: momentum stays."""
+    """one_cycle: the lowest and the highest momentum (Adam's first beta), such as 0.85 0.95. Default: constant momentum."""
     cycle: str | None = None
     """cosine_restarts: length of the first cycle."""
     cycle_growth: float | None = None
     """cosine_restarts: factor from one cycle's length to the next."""
 
     def spec(self) -> schedules.Schedule:
-        """The schedule for `sf.Run`; `ConfigError` for values that cannot be."""
+        """Return the schedule for `sf.Run`. Raises `ConfigError` for invalid values."""
         own = dict(vars(self))
         if self.warmup is None and not SHAPES[self.name].own_rise:
             own["warmup"] = "5%"
@@ -133,39 +130,39 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping:
-    """End the run if a metric stops improving. Without patience it never ends early."""
+    """The end of a run whose metric stops improving. Off without patience."""
 
     patience: int | None = None
-    """End after this number of evaluations without improvement. Default: never."""
+    """Number of evaluations without improvement before the run ends. Default: off."""
     monitor: str | None = None
-    """The metric, such as "min val/loss" or "max val/accuracy". Default: the recipe's."""
+    """Monitored metric, such as "min val/loss" or "max val/accuracy". Default: the recipe's."""
     min_delta: float | None = None
     """Smallest change that counts as an improvement. Default: 0, any change."""
 
     def spec(self, monitor: str) -> sf.EarlyStopping | None:
-        """The object for `sf.Run`, which monitors the recipe's metric by default; None without patience."""
+        """Return the `sf.EarlyStopping`, by default for the recipe's metric; None without patience."""
         return _of_flags(sf.EarlyStopping, "early_stopping", vars(self), monitor)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plateau:
-    """Lower the learning rate if a metric stops improving. Without patience it is never lowered."""
+    """Reductions of the learning rate if a metric stops improving. Off without patience."""
 
     patience: int | None = None
-    """Lower it after this number of evaluations without improvement. Default: never."""
+    """Number of evaluations without improvement before a reduction. Default: off."""
     factor: float | None = None
-    """Factor on the learning rate. Default: 0.5."""
+    """Factor on the learning rate at each reduction. Default: 0.5."""
     monitor: str | None = None
-    """The metric, such as "min val/loss" or "max val/accuracy". Default: the recipe's."""
+    """Monitored metric, such as "min val/loss" or "max val/accuracy". Default: the recipe's."""
     min_lr_ratio: float | None = None
-    """Lowest factor on the schedule's rate, of all reductions together. Default: 0.01."""
+    """Lowest factor on the schedule's learning rate after all reductions. Default: 0.01."""
     cooldown: int | None = None
-    """Number of evaluations after a reduction that use up no patience. Default: 0."""
+    """Number of evaluations after a reduction that do not count as patience. Default: 0."""
     min_delta: float | None = None
     """Smallest change that counts as an improvement. Default: 0, any change."""
 
     def spec(self, monitor: str) -> sf.ReduceLROnPlateau | None:
-        """The object for `sf.Run`, which monitors the recipe's metric by default; None without patience."""
+        """Return the `sf.Plateau`, by default for the recipe's metric; None without patience."""
         return _of_flags(sf.ReduceLROnPlateau, "plateau", vars(self), monitor)
 
 
@@ -181,7 +178,7 @@ def _of_flags(kind: Callable[..., Watching], name: str, settings: Mapping[str, A
 
 
 def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping[str, str]) -> None:
-    """Raise `ConfigError` where a preset is for data of the user's (what, `meant_for` says) and none are given."""
+    """Raise `ConfigError` if a preset needs the user's data and no path is set. `meant_for` describes the data per preset."""
     if path is None and preset is not None and preset in meant_for:
         raise sf.ConfigError(
             f"--preset {preset} is for data of yours, and data.path is absent\n  give {meant_for[preset]}"
@@ -191,46 +188,43 @@ def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping
 @ordered
 @dataclass(kw_only=True, eq=False, repr=False)
 class RecipeSettings(TrainSettings):
-    """Settings of every recipe: flags for objects that `Run` takes, and for the start of processes.
-
-    A recipe may choose more than a plain loop does; the header says so.
-    """
+    """Settings of every recipe: settings of `Run`, flags for the objects that `Run` takes, and numbers of processes."""
 
     clip: str = default("norm 1.0")
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = default("auto")
     channels_last: bool | Literal["auto"] = default("auto")
     early_stopping: EarlyStopping = setting(EarlyStopping(), identity=True, after="time_limit")
-    """End the run if a metric stops improving."""
+    """Early stopping if a metric stops improving."""
     optimizer: Optimizer = setting(Optimizer(), identity=True, after="workers", group="optimization")
-    """How gradients become updates. A setting that is absent has the optimizer's default; a foreign one is refused."""
+    """The optimizer. Absent settings use its defaults; settings of another optimizer are refused."""
     schedule: Schedule = setting(Schedule(), identity=True)
-    """The learning rate over the run, as a factor on the base rate. Settings not given have the shape's defaults."""
+    """The learning-rate schedule, as a factor on the base learning rate. Absent settings use the shape's defaults."""
     plateau: Plateau = setting(Plateau(), identity=True)
-    """Lower the learning rate if a metric stops improving."""
+    """Reductions of the learning rate if a metric stops improving."""
     parallel: Kind = setting("auto", observer=True, after="keep_every", group="processes")
-    """How several processes work together; auto is ddp if there are several. fsdp spreads the model over them."""
+    """Parallel strategy. auto is ddp for several processes; fsdp shards the model over them."""
     ddp: DDPSettings = setting(DDPSettings(), observer=True)
-    """How ddp works, which is parallel = auto among several processes too."""
+    """Settings of ddp, also if auto chooses it."""
     fsdp: FSDPSettings = setting(FSDPSettings(), observer=True)
-    """How parallel = fsdp works."""
+    """Settings of fsdp."""
     nproc: int | str = setting(1, observer=True)
-    """Processes on this machine that train together, or "1:4": as many as divide a step, and fewer if some died.
-    Changes no result beyond rounding if micro_batch_size is given; without it another number is another run."""
+    """Processes on this machine, or "1:4": as many as divide a step, fewer after one dies. Results change only by rounding if
+    micro_batch_size is set; otherwise another number is another run."""
     max_restarts: int = setting(0, observer=True)
-    """How often to start all processes again if one died; they go on from the newest checkpoint."""
+    """How often to restart all processes after one dies. They resume from the newest checkpoint."""
 
     def check(self) -> None:
-        """Raise one `ConfigError` with everything that is wrong with the settings that every recipe has."""
+        """Raise one `ConfigError` with all problems of the settings that every recipe has."""
         from surefoot.run.validate import check_settings  # imports torch
 
         try:
             spec = self.schedule.spec()
-        except sf.ConfigError:  # which is told by itself
+        except sf.ConfigError:  # reported by the check of the schedule
             spec = None
         checked(lambda: check_settings(self, schedule=spec), self.strategy, lambda: self.steering("min any/score"))
 
     def run_settings(self, monitor: str | None) -> dict[str, Any]:
-        """The keywords of `Run` that these settings are; `monitor` is the recipe's metric, None for a run that evaluates nothing."""
+        """Return the keywords of `Run` for these settings. `monitor` is the recipe's metric, or None if nothing is evaluated."""
         return {
             **self.train_settings(),
             "parallel": self.strategy(),
@@ -238,11 +232,11 @@ class RecipeSettings(TrainSettings):
         }
 
     def strategy(self) -> Strategy:
-        """How several processes work together; `ConfigError` for settings of `ddp` under `fsdp`, and the other way round."""
+        """Return the parallel strategy. Raises `ConfigError` for settings of `ddp` under `fsdp`, and the reverse."""
         return strategy_of(self.parallel, ddp=self.ddp, fsdp=self.fsdp)
 
     def steering(self, monitor: str) -> dict[str, Any]:
-        """`best`, `early_stopping` and `plateau` for `Run`; the best is chosen by what early stopping monitors."""
+        """Return `best`, `early_stopping` and `plateau` for `Run`. The metric of early stopping selects the best checkpoint."""
         stopping, plateau = checked(lambda: self.early_stopping.spec(monitor), lambda: self.plateau.spec(monitor))
         if stopping is not None and plateau is not None:
             refuse_end_before_reduction(plateau, stopping)
@@ -254,6 +248,6 @@ class RecipeSettings(TrainSettings):
 
 
 def note(text: str) -> None:
-    """Print a message, not a result, on rank 0 alone; the ranks may not have met yet."""
+    """Print a message to standard error on rank 0, even before the ranks have connected."""
     if placed(os.environ).rank == 0:
         print(text, file=sys.stderr)

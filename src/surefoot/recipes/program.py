@@ -1,4 +1,4 @@
-"""The program of a run: a recipe, or a function in the user's file; and how to find it again from a run's directory."""
+"""The program of a run: a recipe or a function in the user's file, found by its name or from a run's directory."""
 
 import dataclasses
 import importlib
@@ -25,16 +25,13 @@ if TYPE_CHECKING:
     from surefoot.checkpoint import Checkpoint
     from surefoot.run.run import Run
 
-_SHARED = ("auto", "ddp", "fsdp")  # by several processes
+_SHARED = ("auto", "ddp", "fsdp")  # strategies that share the model's training
 
 
 @dataclass(frozen=True)
 class Program:
-    """A function that builds a run, the dataclass it takes (None: no argument), and how config.toml names it.
-
-    `names` is what else its module defines, where it has them: PRESETS, `check`, `predict` with its settings `Predict`,
-    `judged`, which answers files of questions for `surefoot evaluate`, and `outline`, the run without its data for `surefoot plan`.
-    """
+    """A function that builds a run, its settings dataclass or None, and its entry in config.toml. `names` maps the module's names to
+    values. PRESETS, `check`, `predict`, `Predict`, `judged` (question files) and `outline` (a run without data) are optional."""
 
     build: Callable[..., Any]
     config: type[Any] | None
@@ -42,7 +39,6 @@ class Program:
     names: Mapping[str, Any]
 
     def preset(self, name: str | None) -> dict[str, Any]:
-        """The values of a preset by dotted name; none for None."""
         presets = self.names.get("PRESETS", {})
         if name is not None and name not in presets:
             meant = did_you_mean(name, presets, otherwise=f"there are: {', '.join(presets) or 'none'}")
@@ -50,32 +46,30 @@ class Program:
         return {} if name is None else dict(presets[name])
 
     def check(self, config: Any) -> None:
-        """Have the module's `check(config: Config)` refuse settings that cannot be, before any data are read; where both exist."""
+        """Call the module's `check(config: Config)`, if any, to refuse invalid settings before data are read."""
         if (function := self._of_config("check")) is not None:
             function(config)
 
     def refuse_changed_files(self, config: Any, *, run: Path, resuming: bool = False) -> None:
-        """Refuse other files of the user's own that the module says it runs for a run: `program_files(config, run=run)`."""
+        """Refuse changed files of the user that the recipe's `program_files(config, run=run)` lists."""
         function = self.names.get("program_files")
         if self.described.get("kind") == "recipe" and inspect.isfunction(function):
             for path, digest in function(config, run=run):
                 user_code.refuse_changed(path, was=digest, run=run, resuming=resuming)
 
     def on_paper(self, *config: Any) -> "Run":
-        """The run as far as it can be computed with: without its data, where the module's `outline(config: Config)` knows how."""
+        """Return the run without its data if the module's `outline(config: Config)` can build it, else the real run."""
         function = self._of_config("outline")
         outline: Run | None = None if function is None else function(*config)
         return self.run(*config) if outline is None else outline
 
     def _of_config(self, name: str) -> Callable[..., Any] | None:
-        """The module's function of that name, where it has one that takes the settings."""
         function = self.names.get(name)
         if self.config is None or not inspect.isfunction(function):
             return None
         return function if self.config in typing.get_type_hints(function).values() else None
 
     def run(self, *config: Any) -> "Run":
-        """The run that the function builds; an error for anything else."""
         from surefoot.run.run import Run
 
         run = self.build(*config)
@@ -88,7 +82,7 @@ class Program:
 
 
 def find_program(name: str) -> Program:
-    """The recipe called `name`, or the function of "FILE.py:function"."""
+    """Return the recipe called `name`, or the function of a name such as FILE.py:build."""
     if name in NAMES:
         config, recipe = (importlib.import_module(f"surefoot.recipes.{name}.{part}") for part in ("config", "recipe"))
         return Program(recipe.build, config.Config, {"kind": "recipe", "recipe": name}, vars(config) | vars(recipe))
@@ -102,10 +96,8 @@ def find_program(name: str) -> Program:
 def program_again(
     described: Mapping[str, Any], *, run: Path, resuming: bool = False, run_changed: bool = False
 ) -> Program:
-    """The program that the config.toml of a run names.
-
-    `resuming` runs a changed one and says so. All else refuses it, and one that others could have changed, unless `run_changed`.
-    """
+    """Return the program that a run's config.toml names. With `resuming`, a changed program runs with a note. Otherwise a program that has
+    changed, or that other users could change, is refused unless `run_changed`."""
     match described:
         case {"kind": "recipe", "recipe": str(name)}:
             if name not in NAMES:
@@ -137,14 +129,14 @@ def program_again(
 
 
 def read_program(run: Path, *, resuming: bool = False, run_changed: bool = False) -> tuple[Program, dict[str, Any]]:
-    """The program that a run's config.toml names, as `program_again` does, and the settings in that file, by dotted name."""
+    """Return the program that a run's config.toml names, by `program_again`, and the file's settings by dotted name."""
     text, where = file_text(run / "config.toml"), str(run / "config.toml")
     program = program_again(toml.program(text, where=where), run=run, resuming=resuming, run_changed=run_changed)
     return program, toml.values(text, where=where)
 
 
 def program_and_config(run: Path, *, run_changed: bool = False) -> tuple[Program, Any]:
-    """The program of a run, and its configuration (None if it takes none). A changed program is refused unless `run_changed`."""
+    """Return the program of a run, and its configuration (None if it takes none). A changed program is refused unless `run_changed`."""
     program, in_file = read_program(run, run_changed=run_changed)
     config = None if program.config is None else layered(program.config, [("file", in_file)])[0]
     if not run_changed:
@@ -153,7 +145,7 @@ def program_and_config(run: Path, *, run_changed: bool = False) -> tuple[Program
 
 
 def build_run(program: Program, config: Any, *, of: Path | None = None) -> "Run":
-    """The run that a program builds; a terminal shows that this may take seconds. `of` is the run that it is built for again."""
+    """Build the run of a program, with a status line in a terminal. `of` is the existing run that is rebuilt."""
     with status_line() as show:
         show("reading the data and building the model")
         try:
@@ -171,7 +163,8 @@ def build_run(program: Program, config: Any, *, of: Path | None = None) -> "Run"
 
 @contextmanager
 def status_line() -> Iterator[Callable[[str], None]]:
-    """A function that replaces the text on one line of a terminal; elsewhere it does nothing. It leaves no trace."""
+    """Yield a function that replaces the text on one line of a terminal. The line is erased at the end; without a terminal nothing is
+    shown."""
     in_terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def show(text: str) -> None:
@@ -186,16 +179,16 @@ def status_line() -> Iterator[Callable[[str], None]]:
 
 
 def in_directory(config: Any, run: Path) -> Any:
-    """The configuration with the directory that was named as `run_dir`, if it has that setting: config.toml may name another."""
+    """Return the configuration with `run_dir` set to `run`, if it has `run_dir`, because config.toml may name another directory."""
     return (
         dataclasses.replace(config, run_dir=str(run)) if config is not None and "run_dir" in flatten(config) else config
     )
 
 
 def for_one_process(config: Any, run: Path) -> Any:
-    """The settings of a run as one process holds it, its weights whole, and its directory the one that was named."""
+    """Return the configuration with `run_dir` set to `run`, for one process that holds the whole model."""
     config = in_directory(config, run)
-    if getattr(config, "parallel", None) in _SHARED:  # a program's own setting of that name may be something else
+    if getattr(config, "parallel", None) in _SHARED:  # a user's setting of that name may mean something else
         config = dataclasses.replace(config, parallel="none")
     if isinstance(config, RecipeSettings):
         config = dataclasses.replace(config, ddp=type(config.ddp)(), fsdp=type(config.fsdp)())
@@ -203,7 +196,7 @@ def for_one_process(config: Any, run: Path) -> Any:
 
 
 def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
-    """The newest intact checkpoint of a run, the best, that of a step, or the mean of the last ones; damaged ones are named."""
+    """Return a checkpoint of a run: the newest intact, the best, a step's, or an average of the last. Damaged checkpoints are reported."""
     from surefoot.checkpoint import Store, average_weights
 
     store = Store(run / "checkpoints")

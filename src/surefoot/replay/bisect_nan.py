@@ -1,4 +1,4 @@
-"""Find the first bad step of a run: from skipped steps in its records, from its checkpoints, and by replaying steps."""
+"""Search for the first bad step of a run: in its records, in its checkpoints, and by replaying steps."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from surefoot.train.components import Components
 def first_bad(
     parts: Components, known: Sequence[Record], *, out: Path, say: Callable[[str], None]
 ) -> tuple[int | None, str]:
-    """Return the first bad step of a run, or None, and a sentence about it; steps are replayed with `parts`.
+    """Return the first bad step of a run, or None, and a sentence about the result. Steps are replayed with `parts`.
 
     A bad step has a nonfinite loss, gradient or updated weight. An overflow that a smaller loss scale cures does not count.
     """
@@ -42,7 +42,6 @@ def first_bad(
 
 
 def _skipped(known: Sequence[Record]) -> list[tuple[int, int, str]]:
-    """Return the ranges with skipped steps in the records: the steps named, or all steps since the previous record."""
     stretches, before = list[tuple[int, int, str]](), 0
     for record in (record for record in known if record["kind"] == "train"):
         named, step = record.get("skipped_steps") or [], int(record["step"])
@@ -56,7 +55,6 @@ def _skipped(known: Sequence[Record]) -> list[tuple[int, int, str]]:
 
 
 def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, str]]:
-    """Bisect the checkpoints, and return the range from the last finite weights to the first nonfinite weights."""
     there, sound = store.steps(), list[int]()
     low, high = 0, len(there)
     while low < high:
@@ -81,7 +79,7 @@ def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, s
 
 
 def weights_finite(checkpoint: Checkpoint) -> bool:
-    """Return True if the model weights in a checkpoint are finite; averages and optimizer state do not count.
+    """Return True if the model weights in a checkpoint are finite. Moving averages and optimizer state are ignored.
 
     >>> weights_finite(Checkpoint(0, {"model": {"weight": torch.tensor([1.0, math.inf])}}, {}))
     False
@@ -98,7 +96,6 @@ def weights_finite(checkpoint: Checkpoint) -> bool:
 def _in_stretch(
     parts: Components, known: Sequence[Record], store: Store, first: int, until: int, say: Callable[[str], None]
 ) -> tuple[int, str] | None:
-    """Replay from the nearest checkpoint at or before `first`; return the first bad step before `until`, and its nonfinite part."""
     if first >= until:
         return None
     checkpoint, damaged = nearest_checkpoint(store, first)

@@ -1,4 +1,4 @@
-"""The result of inspecting one step, as plain data: JSON for `crash/` and between ranks, and tables for the terminal."""
+"""The result of inspecting a step: JSON for `crash/` and for other ranks, and tables for the terminal."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ from surefoot.tracking.format import in_line, number, shortened, text_table, vis
 
 @dataclass(frozen=True)
 class First:
-    """The first nonfinite value of a step, in the order of computation.
+    """The first nonfinite value of a step, in order of computation.
 
-    `what` is one of: "inputs" (the data; `name` is the tensor of the batch), "weight" or "buffer" (before the step), "input",
-    "output" or "gradient of output" (of module `name`), "loss", "gradient" (of parameter `name`). "norm" means that all
-    gradients are finite, but their squares are not.
+    `what` is one of: "inputs" (the data; `name` is the tensor of the batch), "weight" or "buffer" (before the step),
+    "input", "output" or "gradient of output" (of module `name`), "loss", "gradient" (of parameter `name`). "norm" means
+    that all gradients are finite, but the sum of their squares is not.
     """
 
     what: str
@@ -57,7 +57,7 @@ class First:
 
 @dataclass(frozen=True)
 class OfModule:
-    """The outputs of a module, over all its calls in the step."""
+    """The outputs of a module over all its calls in a step."""
 
     name: str
     kind: str
@@ -67,7 +67,7 @@ class OfModule:
 
 @dataclass(frozen=True)
 class OfParameter:
-    """The gradient of a parameter in the step, before clipping. `share` is its fraction of the squared norm of all gradients."""
+    """The gradient of a parameter before clipping. `share` is its fraction of the squared norm of all gradients."""
 
     name: str
     shape: tuple[int, ...]
@@ -80,7 +80,7 @@ class OfParameter:
 
 @dataclass(frozen=True)
 class OfMicroBatch:
-    """One forward and backward pass of the step."""
+    """One forward and backward pass of a step."""
 
     index: int
     rank: int | None
@@ -91,7 +91,7 @@ class OfMicroBatch:
 
 @dataclass(frozen=True)
 class OfSample:
-    """One sample of the step: its own loss, its own gradient norm if computed, and its description."""
+    """One sample of a step: its loss, its gradient norm if computed, and its description."""
 
     id: int
     epoch: int
@@ -103,7 +103,7 @@ class OfSample:
 
 @dataclass(frozen=True)
 class Look:
-    """The inspection of one step, with its `loss` and `norm`. `notes` are remarks for the reader."""
+    """The inspection of one step. `notes` has remarks for the reader."""
 
     step: int
     loss: float
@@ -134,12 +134,11 @@ class Look:
         return f"first non-finite: {self.first}{reaches}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the inspection as JSON values; a nonfinite value becomes null, with an entry in `nonfinite` beside it."""
         return dict(json_values({"verdict": self.verdict, "finite": self.finite} | asdict(self)))
 
 
 def json_values(value: Any) -> Any:
-    """Convert to JSON values; nonfinite values become null, with an entry in `nonfinite` beside them.
+    """Convert to JSON values. A nonfinite value becomes null, and its text is added in an entry `nonfinite`.
 
     >>> json_values({"loss": math.nan, "shape": (2, 3)})
     {'loss': None, 'shape': [2, 3], 'nonfinite': {'loss': 'nan'}}
@@ -159,7 +158,6 @@ _NAME = 30
 
 
 def sections(look: Look, *, samples: int) -> list[str]:
-    """Return the tables of a step: micro-batches, samples, modules, parameters."""
     return [*_micro_batches(look), *_samples(look, samples), *_modules(look), *_parameters(look)]
 
 
@@ -173,7 +171,6 @@ def _micro_batches(look: Look) -> list[str]:
 
 
 def _ids(ids: Sequence[int], width: int) -> str:
-    """Return the ids that fit in `width`, and the number of all ids."""
     text = " ".join(map(str, ids))
     if len(text) <= width:
         return text
@@ -227,7 +224,6 @@ def _parameters(look: Look) -> list[str]:
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], what: str) -> list[str]:
-    """Return a table with as many rows as fit on a page, nonfinite rows (by the last column) first, and the number of omitted rows."""
     if not rows:
         return []
     wanted = [index for index, row in enumerate(rows) if row[-1] != "-"][: _ROWS // 2]

@@ -1,7 +1,4 @@
-"""Module hooks for one step: inputs and outputs of modules, and gradients of the backward pass, in order.
-
-Hooks are on the plain modules and do not change them. A block recomputed in the backward pass is traced once.
-"""
+"""Hooks for one step that record inputs, outputs and gradients of modules in order, and recomputed blocks only once."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,7 +19,7 @@ from surefoot.train.loop import Loss, Step, forward_backward
 
 @dataclass(frozen=True)
 class Event:
-    """An observation of a tensor, with `what` and `name` as in `First`."""
+    """An observed tensor. `what` and `name` are as in `First`."""
 
     what: str
     name: str
@@ -37,7 +34,7 @@ class Event:
 
 
 class ModuleHooks:
-    """The trace of a step: events in order, and sums over modules."""
+    """The trace of a step: events in order, and statistics per module."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -49,12 +46,11 @@ class ModuleHooks:
         self.last: list[Tensor] = []  # outputs of the previous module
 
     def first(self) -> Event | None:
-        """Return the first nonfinite event; minus infinity does not count if the next output is finite, as after a softmax mask."""
+        """Return the first nonfinite event. Minus infinity is ignored if the next output is finite, as after a softmax mask."""
         bad = ((index, event) for index, event in enumerate(self.events) if event.bad)
         return next((event for index, event in bad if not (event.stats.only_minus and self._absorbed(index))), None)
 
     def reached(self, micro_batch: int) -> str:
-        """Return the first module with a nonfinite output in a micro-batch."""
         outputs = (event for event in self.events if (event.what, event.micro_batch) == ("output", micro_batch))
         return next((f"{event.name or 'the model'} ({event.kind})" for event in outputs if event.bad), "")
 
@@ -64,7 +60,6 @@ class ModuleHooks:
 
     @contextmanager
     def attach(self) -> Iterator[None]:
-        """Add hooks to every module and trained parameter, and remove them at the end."""
         with ExitStack() as hooks:
             models = self.step.state.models
             modules = {
@@ -82,7 +77,7 @@ class ModuleHooks:
             yield
 
     def wrap_loss(self, loss: Loss) -> Loss:
-        """Return the loss function with tracing: it marks the forward pass, and records the value of each micro-batch."""
+        """Return a loss function that traces the forward pass and records the loss of each micro-batch."""
 
         def traced_loss(model: Any, batch: Any) -> Any:
             later = range(self.position + 1, len(self.step.micro_batches))
@@ -134,7 +129,7 @@ class ModuleHooks:
 
 
 def trace_step(step: Step, loss: Loss) -> ModuleHooks:
-    """Compute the gradients of a step with hooks on the plain models, and leave them in the parameters, without an update."""
+    """Compute and keep the gradients of a step, with hooks on the plain models and without an update."""
     hooks, task = ModuleHooks(step), step._task
     step._task = replace(task, forward=sole_or_all(step.state.models), ranks=Alone())
     try:
@@ -146,7 +141,7 @@ def trace_step(step: Step, loss: Loss) -> ModuleHooks:
 
 
 def value_of(result: Any) -> tuple[float, float | None]:
-    """Return the mean of a loss, and its number of targets or None; waits for the device.
+    """Return the mean of a loss, and its target count or None; wait for the device.
 
     >>> value_of(Mean(6.0, 3)), value_of((torch.tensor(0.5), {}))
     ((2.0, 3.0), (0.5, None))
@@ -157,7 +152,7 @@ def value_of(result: Any) -> tuple[float, float | None]:
 
 
 def parameters_of(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """Return the parameters of models by name, prefixed with the model's name if there are several models."""
+    """Return parameters by name. With several models, each name begins with the model's name."""
     return {
         f"{model_name}.{name}" if len(models) > 1 else name: parameter
         for model_name, model in models.items()

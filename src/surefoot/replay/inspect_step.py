@@ -1,4 +1,4 @@
-"""Inspect one step: run it with hooks, and trace its first fault to module, tensor and samples. The state is restored."""
+"""Inspection of one step with hooks. The first fault is traced to module, tensor and samples, and all state is restored."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +21,8 @@ from surefoot.replay.tensor_stats import Tally, bad_rows, describe_sample, named
 from surefoot.train.loop import Step
 from surefoot.train.scratch import preserved
 
-MOST_LOSSES = 512  # maximum number of samples with an own loss
-MOST_GRADIENTS = 64  # maximum number of samples with an own gradient
+MOST_LOSSES = 512  # maximum number of samples with a separate loss
+MOST_GRADIENTS = 64  # maximum number of samples with a separate gradient
 _SHORT = 8  # number of samples to describe
 
 Describe = Callable[[Any], str]
@@ -38,9 +38,9 @@ def look(
     ranks: int = 1,
     pieces: int | None = None,
 ) -> Look:
-    """Compute the gradients of a step with hooks and report on them, without an update.
+    """Compute the gradients of a step with hooks, without an update, and return a report.
 
-    `describe` describes the `samples` samples with the largest losses (0: compute no losses of single samples). At most
+    `describe` describes the `samples` samples with the largest losses (0: no losses of single samples). At most
     `passed_alone` samples run alone. `ranks` ranks computed the step's `pieces` micro-batches, in order. Weights, buffers,
     gradients, modes and generators are restored. Raises `ConfigError` for models sharded over ranks.
     """
@@ -93,7 +93,6 @@ def look(
 
 
 def _norm(step: Step, factor: Tensor | float) -> Tensor:
-    """Return the norm that `update` uses, over all optimizers; remove the group entries that they add for absent gradients."""
     norms = []
     for trained in step.state.optimizers.values():
         groups = [(group, dict(group)) for group in trained.optimizer.param_groups]
@@ -105,7 +104,6 @@ def _norm(step: Step, factor: Tensor | float) -> Tensor:
 
 
 def _before(models: Mapping[str, nn.Module]) -> First | None:
-    """Return a weight or buffer that was not finite before the step, or None if all were finite."""
     for name, parameter in parameters_of(models).items():
         if tally(parameter).nonfinite:
             return First("weight", name)
@@ -131,7 +129,6 @@ def _gradients(models: Mapping[str, nn.Module], factor: float) -> list[OfParamet
 def _first(
     step: Step, hooks: ModuleHooks, parameters: Sequence[OfParameter], probes: Mapping[int, Probe]
 ) -> First | None:
-    """Return the first nonfinite value and its samples."""
     event = hooks.first()
     if event is None:
         largest = max(parameters, key=lambda each: each.norm, default=None)
@@ -156,7 +153,6 @@ def _first(
 
 
 def _in_data(micro_batch: MicroBatch, event: Event) -> First | None:
-    """Return the nonfinite data of a micro-batch; None if all data are finite, or masked only with minus infinity."""
     bad_rows_of: dict[str, list[int]] = {}
     for name, tensor in named_tensors(micro_batch.batch):
         stats = tally(tensor) if tensor.is_floating_point() else Tally()
@@ -171,7 +167,6 @@ def _in_data(micro_batch: MicroBatch, event: Event) -> First | None:
 def _samples(
     probes: Mapping[int, Probe], first: First | None, limit: int, passed_alone: int, describe: Describe | None
 ) -> list[OfSample]:
-    """Return the samples of the step by loss, nonfinite samples first, with descriptions of the first `limit` samples."""
     if limit == 0:
         return []
     entries: list[tuple[OfSample, Probe, int]] = []
@@ -203,7 +198,7 @@ def _describe(probe: Probe, row: int, describe: Describe | None) -> str | None:
     one = probe.batch([row])
     try:
         return (describe or describe_sample)(one)
-    except Exception as problem:  # any error of the user's function: a page without descriptions is better than none
+    except Exception as problem:  # an error of the user's function must not prevent the report
         return f"{describe_sample(one)}\n(describe_fn failed: {type(problem).__name__}: {problem})"
 
 

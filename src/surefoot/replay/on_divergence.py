@@ -1,4 +1,4 @@
-"""Inspect the first bad step of a run that has just diverged, with the current state, that of the last good step."""
+"""Inspection of the first bad step of a run that has just diverged, from the state of the last good step."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -17,7 +17,7 @@ _SAMPLES = 8
 
 @dataclass(frozen=True)
 class DivergenceReport:
-    """The merged traces of a step from all ranks. `plain` is JSON, `text` is for people, `first` is the first fault of any rank."""
+    """The traces of a step from all ranks: `plain` as JSON, `text` for people, and the `first` fault of any rank."""
 
     finite: bool
     first: First | None
@@ -26,7 +26,6 @@ class DivergenceReport:
 
     @property
     def sentence(self) -> str | None:
-        """The fault in one sentence, or None without a fault."""
         if self.first is not None:
             reaches = f"; it reaches first {self.first.reaches}" if self.first.reaches else ""
             return f"first non-finite: {self.first}{reaches}"
@@ -34,9 +33,10 @@ class DivergenceReport:
 
 
 def inspect_diverged_step(parts: Components, bad: Sequence[int]) -> DivergenceReport | str:
-    """Inspect the first bad step, or the last one if the first is finite now, without changing any state; collective.
+    """Inspect the first bad step, or the last bad step if the first is now finite. Collective.
 
-    Each rank inspects its own micro-batches with the plain model. Returns a text with the reason if the inspection fails.
+    No state changes. Each rank inspects its own micro-batches with the plain model. Returns the reason as text if the
+    inspection fails.
     """
     alone = "surefoot replay looks at it in one process"
     why_not = {
@@ -57,7 +57,6 @@ def inspect_diverged_step(parts: Components, bad: Sequence[int]) -> DivergenceRe
 
 
 def _own(parts: Components, step: int) -> Look | str:
-    """Return the trace of this rank's micro-batches, or a text if tracing failed."""
     try:
         with untouched(), closing(parts.pipeline.feed(workers=0)) as feed:
             feed.start(step, stop=step + 1)
@@ -75,7 +74,6 @@ def _own(parts: Components, step: int) -> Look | str:
 
 
 def _gather_reports(parts: Components, step: int, own: Look | str) -> DivergenceReport | str:
-    """Return the traces of all ranks, equal on every rank; collective."""
     reports: list[dict[str, Any]] = parts.world.gathered({"why": own} if isinstance(own, str) else _report_of(own))
     if not (inspected := [each for each in reports if "why" not in each]):
         return str(reports[0]["why"])

@@ -1,7 +1,4 @@
-"""Run the samples of a micro-batch one by one: each loss, each gradient, and the faulty samples.
-
-The plain models are called with the random state of the micro-batch. All state is restored afterwards.
-"""
+"""Losses, gradients and faults of single samples, with the random state of their micro-batch. All state is restored."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,17 +17,17 @@ from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import Step, forward_backward
 
 Mode = Literal["evaluation", "training"]
-"""training: as in the step, except that batch normalization uses running statistics, since one sample has no batch statistics."""
+""""training": as in the step, but with running statistics, since one sample has no batch statistics."""
 
 
 class Probe:
-    """One micro-batch of a step, split into samples if `can_cut`. Use it inside `preserved`, which supplies `put_back`."""
+    """A micro-batch of a step, split into samples if `can_cut`. Use a probe inside `preserved`, which supplies `put_back`."""
 
     def __init__(self, step: Step, micro_batch: MicroBatch, put_back: Callable[..., None]) -> None:
         self.step, self.micro_batch, self.put_back = step, micro_batch, put_back
         self.count = len(micro_batch.sample_ids)
         self.can_cut = self.count > 0 and rows(micro_batch.batch, [0], of=self.count) is not None
-        # with a loss scale a sample's gradient could overflow where the mean gradient does not
+        # a loss scale could make a sample's gradient overflow while the mean gradient is finite
         plain = replace(step._task.precision, loss_scale=None)
         self.task = replace(step._task, forward=sole_or_all(step.state.models), ranks=Alone(), precision=plain)
 
@@ -39,7 +36,7 @@ class Probe:
         return full if len(chosen) == self.count else rows(full, chosen, of=self.count)
 
     def loss(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
-        """Return the mean loss over some of the samples; None without targets, or if the pass fails for a batch of that size."""
+        """Return the mean loss of the chosen samples; None without targets, or if a batch of that size fails."""
         task, loss = self.task, self.task.loss
         assert loss is not None  # every replayed step has a loss
 
@@ -52,7 +49,7 @@ class Probe:
         return self._try(mode, passed)
 
     def gradient_norm(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
-        """Return the gradient norm of the mean loss over some of the samples; None if the pass fails for a batch of that size."""
+        """Return the gradient norm of the mean loss of the chosen samples; None if a batch of that size fails."""
         few = replace(self.micro_batch, batch=self.batch(chosen), count=1)  # count=1: this mean has weight 1
         step = Step(self.step.index, [few], self.task, self.step.state)
 
@@ -66,14 +63,14 @@ class Probe:
         return self._try(mode, passed)
 
     def goes_wrong(self, chosen: Sequence[int]) -> bool | None:
-        """Return True if the loss or gradient of some of the samples is nonfinite; None if a pass fails for a batch of that size."""
+        """Return True if the chosen samples have a nonfinite loss or gradient; None if a batch of that size fails."""
         for number in (self.loss, self.gradient_norm):
             if (value := number(chosen, mode="training")) is None or not math.isfinite(value):
                 return None if value is None else True
         return False
 
     def wrong_samples(self) -> list[int]:
-        """Return the rows of the faulty samples, by bisection: each alone, or the smallest group that fails together."""
+        """Return the rows of faulty samples, found by bisection: single samples, or the smallest group that fails together."""
         every = list(range(self.count))
         return self._halved(every) if self.can_cut and self.goes_wrong(every) else []
 
@@ -85,7 +82,6 @@ class Probe:
         return [row for half in halves for row in self._halved(half)] if halves else chosen
 
     def _try(self, mode: Mode, passed: Callable[[], float | None]) -> float | None:
-        """Return the result of the pass from the state before the step, or None if the pass fails."""
         self.put_back()
         for model in self.step.state.models.values():
             for module in model.modules():

@@ -1,4 +1,4 @@
-"""Replay and inspect one past step of a run from the nearest earlier checkpoint; report the cost first."""
+"""Replay and inspection of one past step, from the nearest earlier checkpoint. The cost is reported first."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from surefoot.train.error_causes import explaining
 
 @dataclass(frozen=True)
 class Logged:
-    """The recorded values of a step, and the replayed values. `where` names a record, or a checkpoint's rows."""
+    """The recorded and the replayed values of a step. `where` names a record, or a checkpoint's rows."""
 
     where: str
     names: tuple[str, ...]
@@ -30,7 +30,6 @@ class Logged:
     now: dict[str, float]
 
     def __str__(self) -> str:
-        """Return the comparison as one sentence."""
         if self.equal:
             return f"{' and '.join(self.names)} are bit for bit those of {self.where}"
         differing = [f"{name} {self.then[name]!r}, now {self.now[name]!r}" for name in self.names]
@@ -39,7 +38,7 @@ class Logged:
 
 @dataclass(frozen=True)
 class Replay:
-    """A replayed step; `print` shows its page. `start` is the step of the checkpoint, `length` the number of steps of the run.
+    """A replayed step; `print` shows the report. `start` is the checkpoint's step, and `length` the total number of steps.
 
     >>> look = Look(step=3, loss=2.0, norm=1.0, first=None)
     >>> replay = Replay("runs/a", look, length=10, start=0, logged=None, notes=(), learning_rate=0.1, samples=8)
@@ -57,7 +56,7 @@ class Replay:
     samples: int
 
     def __str__(self) -> str:
-        """Return the page, up to 100 columns wide."""
+        """Return the report, up to 100 columns wide."""
         look, steps = self.look, counted(self.look.step - self.start + 1, "step")
         lines = [
             f"{self.run}, step {look.step} of {self.length}",
@@ -91,7 +90,7 @@ def replay_step(
     samples: int,
     say: Callable[[str], None] | None,
 ) -> Replay:
-    """Replay and inspect a step of a run, as in `SavedRun.replay`; the models of `parts`, which are not open, are changed."""
+    """Replay and inspect a step, as in `SavedRun.replay`. `parts` must not be open, and its models are changed."""
     notify = say or (lambda _: None)
     refuse_step(step, parts.length.steps, where=path)
     refuse_own_steps(parts, step=step)
@@ -127,13 +126,11 @@ def replay_step(
 
 
 def refuse_step(step: int, length: int, *, where: Path) -> None:
-    """Raise `ConfigError` for a step that does not exist in a run of `length` steps."""
     if not 0 <= step < length:
         raise ConfigError(f"--step {step}: the steps of {where} are 0 to {length - 1}")
 
 
 def records_of(out: Path) -> list[Record]:
-    """Return the records of a run, or [] without a file."""
     try:
         return records(out / "metrics.jsonl")
     except OSError:
@@ -143,7 +140,6 @@ def records_of(out: Path) -> list[Record]:
 def report_cost(
     start: int, until: int, damaged: Sequence[Damage], known: Sequence[Record], say: Callable[[str], None]
 ) -> None:
-    """Report the number of steps to replay, their estimated time from the records, and damaged later checkpoints."""
     for damage in damaged:
         say(f"warning: {damage}: an older checkpoint is taken")
     steps, each_s = until - start, pace_s(known)
@@ -152,7 +148,7 @@ def report_cost(
 
 
 def pace_s(known: Sequence[Record]) -> float | None:
-    """Return the seconds per step from the records, including the wait for data, or None without such records.
+    """Return the seconds per step from the records, including data wait, or None without such records.
 
     >>> pace_s([{"kind": "train", "step": step, "training_s": 3.0, "data_wait_s": 1.0} for step in (8, 16)])
     0.5
@@ -175,7 +171,6 @@ def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) 
 
 
 def _compare_logged(rerun: Execution, known: Sequence[Record], out: Path, step: int) -> Logged | None:
-    """Replay the step, and compare it with the run's record or checkpoint rows; return None if neither has values of this step."""
     (finished,) = rerun.steps(step + 1)
     record = next((line for line in known if line["kind"] == "train" and line["step"] == step + 1), None)
     if record is not None and finished.window is not None:

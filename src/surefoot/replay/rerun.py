@@ -1,7 +1,4 @@
-"""Replay steps of a run exactly, from a checkpoint, without changing its directory.
-
-A step also depends on the learning rate that a plateau has lowered, which the recorded metrics determine.
-"""
+"""Exact replays of steps from a checkpoint, without changes to the run directory."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -25,7 +22,7 @@ from surefoot.train.run_identity import differences
 
 
 class Numbers(NamedTuple):
-    """The loss, the norm and the skip flag of a step, on the host."""
+    """The loss, the gradient norm and the skip flag of a step, on the host."""
 
     loss: float
     norm: float
@@ -36,8 +33,8 @@ class Numbers(NamedTuple):
 class FinishedStep:
     """A replayed step with its tensors on the device.
 
-    `window` has the values of a record after this step (loss, targets, norm over the steps since the last record), without
-    user-logged values. It is None without a record, or if a diverged run's last good state was saved within that window.
+    `window` has the values of a record after this step (loss, targets, gradient norm since the last record), without
+    user-logged values. `window` is None without a record, or if the window contains a diverged run's last good state.
     """
 
     step: Step
@@ -48,14 +45,14 @@ class FinishedStep:
         return self.step.index
 
     def numbers(self) -> Numbers:
-        """Return the loss, the norm and the skip flag of the update; waits for the device."""
+        """Return the loss, the gradient norm and the skip flag; wait for the device."""
         tensors = (self.step.loss, self.step.grad_norm, self.step.skipped)
         loss, norm, skipped = (float(tensor) for tensor in tensors if tensor is not None)  # the step has run
         return Numbers(loss, norm, bool(skipped))
 
 
 class Execution:
-    """Steps replayed with the `parts` of a run from a checkpoint. Bits are equal if `notes` reports no changed conditions."""
+    """Replayed steps of a run from a checkpoint. Bits are equal unless `notes` reports changed conditions."""
 
     def __init__(self, parts: Components, checkpoint: Checkpoint, records: Sequence[Record]) -> None:
         self.parts = parts
@@ -66,11 +63,11 @@ class Execution:
 
     @property
     def done(self) -> int:
-        """The number of completed steps, including those before the checkpoint."""
+        """The number of completed steps, including steps before the checkpoint."""
         return self.parts.state.step
 
     def steps(self, until: int) -> Iterator[FinishedStep]:
-        """Run steps until `until` steps are complete, and yield each step; the user's own code between steps is not repeated."""
+        """Run and yield steps until `until` steps are complete. The user's code between steps does not run."""
         parts, state = self.parts, self.parts.state
         if self.done >= until:
             return
@@ -84,13 +81,12 @@ class Execution:
                 yield self.finish_step(step)
 
     def next_step(self) -> Step:
-        """Return the next step with its data, before it runs."""
         with closing(self.parts.pipeline.feed(workers=0)) as feed:
             feed.start(self.done, stop=self.done + 1)
             return Step(self.done, feed.micro_batches(self.done), self.parts.task, self.parts.state)
 
     def finish_step(self, step: Step) -> FinishedStep:
-        """Count a step, and do the run's work after it: the values of a record, the learning rate of a plateau."""
+        """Count a step, and update the record's values and a plateau's learning rate."""
         run_state, state = self.parts.run_state, self.parts.state
         state.step += 1
         run_state.meter.add(step)
@@ -104,7 +100,6 @@ class Execution:
         return FinishedStep(step, values if whole_window else None)
 
     def _steer(self) -> None:
-        """Lower the learning rates by a plateau, as the recorded scores after this step did."""
         feedback, record = self.parts.run_state.feedback, self.scored.get(self.done)
         if feedback is None or record is None or feedback.standing.step >= self.done:
             return
@@ -115,12 +110,11 @@ class Execution:
 
 @contextmanager
 def execution(parts: Components, checkpoint: Checkpoint, *, records: Sequence[Record] = ()) -> Iterator[Execution]:
-    """Yield an `Execution` of a run's steps from a checkpoint; on exit restore torch's settings and generators.
+    """Yield an `Execution` of a run from a checkpoint; restore torch's settings and generators on exit.
 
-    `parts` are those of a run that is built and not open: its models change, its directory is neither locked, read nor
-    written. `records` are the run's records, whose scores a plateau needs. Uses the checkpoint's number of threads.
-
-    Raises `ConfigError` for steps that need the user's own code, and `CheckpointError` for a checkpoint of another run.
+    `parts` must be built and not open. The models of `parts` change. The run directory is neither locked, read nor written.
+    A plateau needs the scores in `records`. Torch uses the checkpoint's number of threads. Raises `ConfigError` for steps
+    that need the user's own code, and `CheckpointError` for a checkpoint of another run.
     """
     refuse_own_steps(parts, step=checkpoint.step)
     threads = torch.get_num_threads()
@@ -142,7 +136,7 @@ def execution(parts: Components, checkpoint: Checkpoint, *, records: Sequence[Re
 
 
 def refuse_own_steps(parts: Components, *, step: int) -> None:
-    """Raise `ConfigError` for a run whose steps need several processes, or the user's own code."""
+    """Raise `ConfigError` for a run whose steps need several processes or the user's own code."""
     if parts.task.loss is None:
         raise ConfigError(
             f"the steps from {step} on cannot be made again: this run has no loss of its own, its script makes each step itself\n"
@@ -161,7 +155,7 @@ def refuse_own_steps(parts: Components, *, step: int) -> None:
 
 
 def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the changed conditions of equal bits, in words; empty if all are the same.
+    """Return the changed settings that affect the bits of results as text, or "" without changes.
 
     >>> describe_changes({"device": "cpu", "threads": 1}, {"device": "cpu", "threads": 4})
     'threads was 1, now 4'
@@ -173,7 +167,7 @@ def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def nearest_checkpoint(store: Store, step: int) -> tuple[Checkpoint, list[Damage]]:
-    """Return the newest intact checkpoint up to `step`, and damaged later ones; raise `CheckpointError` if no such checkpoint exists."""
+    """Return the newest intact checkpoint up to `step`, and later damage; raise `CheckpointError` if none is intact."""
     if (newest := store.newest_intact(up_to=step)) is not None:
         return newest
     existing = ", ".join(map(str, store.steps())) or "none"
@@ -182,7 +176,6 @@ def nearest_checkpoint(store: Store, step: int) -> tuple[Checkpoint, list[Damage
 
 @contextmanager
 def _explain_refusal() -> Iterator[None]:
-    """Turn errors about a different run into errors that its steps cannot be replayed."""
     try:
         yield
     except CheckpointError as problem:
@@ -196,7 +189,6 @@ def _explain_refusal() -> Iterator[None]:
 
 
 def _notes(parts: Components, checkpoint: Checkpoint) -> list[str]:
-    """Return the conditions that have changed since the original steps, as far as the checkpoint records them."""
     then, now = checkpoint.saved.machine, parts.machine()
     notes = []
     if then["ranks"] != now["ranks"] or then["parallel"] != now["parallel"]:

@@ -1,4 +1,4 @@
-"""Statistics of tensors, summed over tensors of one name: mean, size, zeros, nonfinite values; and batches by samples."""
+"""Statistics of tensors, and batches of chosen samples."""
 
 import math
 from collections.abc import Sequence
@@ -15,10 +15,9 @@ _VALUES = 6  # values of a tensor in a description
 
 @dataclass(frozen=True)
 class Tally:
-    """Statistics of `numbers` values: mean, root mean square and largest absolute value over the finite values. `zeros` is a
-    fraction of all values.
+    """Statistics of `numbers` values. `nans`, `plus` and `minus` count NaN, infinity and minus infinity.
 
-    `nans`, `plus` and `minus` count NaN, infinity and minus infinity.
+    Mean, root mean square and largest absolute value are over the finite values. `zeros` is a fraction of all values.
     """
 
     numbers: int = 0
@@ -45,7 +44,7 @@ class Tally:
         return self.minus > 0 and not (self.nans or self.plus)
 
     def __add__(self, other: "Tally") -> "Tally":
-        """Return the statistics over the values of both.
+        """Return the statistics over both sets of values.
 
         >>> both = tally(torch.tensor([3.0, 0.0])) + tally(torch.tensor([-4.0, 0.0]))
         >>> both.mean, round(both.rms, 12), both.largest, both.zeros
@@ -66,7 +65,7 @@ class Tally:
 
 
 def tally(tensor: Tensor) -> Tally:
-    """Return the statistics of one floating-point tensor; waits for the device.
+    """Return the statistics of a floating-point tensor; wait for the device.
 
     >>> stats = tally(torch.tensor([[1.0, -3.0], [0.0, math.nan]]))
     >>> stats.numbers, round(stats.mean, 3), stats.largest, stats.zeros, stats.nans
@@ -88,7 +87,7 @@ def tally(tensor: Tensor) -> Tally:
 
 
 def wide_norm(tensor: Tensor) -> float:
-    """Return the norm of one tensor, in float64 if the device supports it; waits for the device."""
+    """Return the norm of a tensor, in float64 if the device supports float64; wait for the device."""
     return float(torch.linalg.vector_norm(tensor.detach(), dtype=_wide(tensor)))
 
 
@@ -97,7 +96,7 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def bad_rows(tensor: Tensor, rows: int) -> list[int] | None:
-    """Return the rows (of dimension 0) with a nonfinite value, or None if the tensor has fewer rows.
+    """Return the rows (dimension 0) with a nonfinite value, or None unless the tensor has `rows` rows.
 
     >>> bad_rows(torch.tensor([[0.0], [math.inf]]), 2), bad_rows(torch.zeros(3), 2)
     ([1], None)
@@ -117,10 +116,10 @@ def floating(nested: Any) -> list[Tensor]:
 
 
 def rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
-    """Return the batch of some of its `of` samples, or None if its rows cannot be assigned to samples.
+    """Return a batch of the chosen samples, or None if rows do not correspond to samples.
 
-    Rows are assignable if every tensor (in nested tuples, lists and dictionaries) has `of` as its first dimension. Values
-    other than tensors belong to all samples.
+    Rows correspond to samples if every tensor (in nested tuples, lists and dictionaries) has `of` as its first dimension.
+    Values other than tensors belong to all samples.
 
     >>> rows((torch.tensor([[1, 1], [2, 2]]), torch.tensor([5, 6])), [1], of=2)
     (tensor([[2, 2]]), tensor([6]))
@@ -135,7 +134,7 @@ def rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
 
 
 def named_tensors(batch: Any) -> list[tuple[str, Tensor]]:
-    """Return the tensors in a batch with the Python expression that reaches each tensor.
+    """Return the tensors in a batch, each with the Python expression that accesses the tensor.
 
     >>> [name for name, _ in named_tensors({"x": torch.zeros(1), "y": (torch.zeros(1), 2)})]
     ["batch['x']", "batch['y'][0]"]
@@ -145,7 +144,7 @@ def named_tensors(batch: Any) -> list[tuple[str, Tensor]]:
 
 
 def describe_sample(batch: Any) -> str:
-    """Return a text for a batch of one sample of any dataset: for each tensor, a line with its shape and first values.
+    """Return a text for a batch of one sample: one line per tensor, with its shape and first values.
 
     >>> print(describe_sample((torch.tensor([[0.5, 2.0]]), torch.tensor([3]))))
     batch[0]  (2)  0.5, 2

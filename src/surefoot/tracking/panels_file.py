@@ -28,7 +28,6 @@ class Panels:
     panels: tuple[Panel, ...]
 
     def __str__(self) -> str:
-        """Return the step, and one line per panel with its kind and title."""
         return "\n".join(
             [f"panels of step {self.step:,}", *(f"  {panel.kind:<16} {panel.title}" for panel in self.panels)]
         )

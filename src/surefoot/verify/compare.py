@@ -1,7 +1,4 @@
-"""Compare saved values with recomputed values: the values of a record, and every tensor of a checkpoint.
-
-On the machine of the run, every bit must be equal. On other machines floating-point values may differ by rounding (`rescale`).
-"""
+"""Comparison of saved with recomputed values: bit for bit on the run's machine, within rounding elsewhere (`rescale`)."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -32,12 +29,12 @@ _OF_STATE_JSON = (
     "plateau",
 )
 _OF_THE_USER = ("kept/", "meter/logged/")  # a replay does not run the body of the user's loop
-_NOISE = 1e-4  # relative to the RMS of a kind of state: with smaller state the gradient was rounding error
+_NOISE = 1e-4  # relative to the RMS of a kind of state: below, the gradient was rounding error
 _BUFFERS = "buffers"
 
 
 def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact: bool) -> list[Difference]:
-    """Return the values of a record that differ from the recomputed values, except names that are not `known`."""
+    """Return the differences between a record and the recomputed `window`, for the value names in `known`."""
     differences = []
     for name, computed in window.items():
         counted, saved = name in _COUNTED, record.get(name)
@@ -51,8 +48,7 @@ def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact
 def tensors(saved: Checkpoint, computed: Checkpoint, *, exact: bool, without: tuple[str, ...] = ()) -> list[Difference]:
     """Return the tensors and plain values of a checkpoint that differ from the recomputed state.
 
-    The tensors of a file are read one at a time. Excluded are the user's objects and values, and state entries whose names
-    begin with a prefix in `without`.
+    One tensor at a time is read. The user's objects and values, and state entries with a prefix in `without`, are excluded.
     """
     differences = []
     for file in dict.fromkeys([*saved.files, *computed.files]):
@@ -77,7 +73,7 @@ def tensors(saved: Checkpoint, computed: Checkpoint, *, exact: bool, without: tu
 
 
 def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
-    """Return the largest difference between two tensors, with its index and both values, or None if every bit is equal.
+    """Return the largest difference between two tensors with its index and both values, or None if all bits are equal.
 
     >>> tensor("weight", torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.5]]))
     Difference(where='weight[0, 1]', relative=0.25, saved='2.0', computed='2.5', more='1 of 2 values', file='', name='', differing=0.5)
@@ -104,7 +100,6 @@ def tensor(where: str, saved: Tensor, computed: Tensor) -> Difference | None:
 
 
 def _bits(entries: Tensor) -> Tensor:
-    """Return the entries, of at most eight bytes each, as flat integers of the same width."""
     flat = entries.detach().cpu().contiguous().reshape(-1)
     if flat.dtype == torch.bool or not (flat.is_floating_point() or flat.is_complex()):
         return flat
@@ -128,14 +123,13 @@ def _absent(where: str, *, saved: bool) -> Difference:
 
 
 def _without_learning_rates(nested: Any) -> Any:
-    """Return nested values without the learning rates, which the schedule recomputes from `initial_lr` in each step."""
+    """Remove the learning rates, which the schedule recomputes from `initial_lr` in each step."""
     if isinstance(nested, dict):
         return {name: _without_learning_rates(each) for name, each in nested.items() if name != "lr"}
     return [_without_learning_rates(each) for each in nested] if isinstance(nested, list) else nested
 
 
 def _first_unlike(saved: Any, computed: Any) -> tuple[str, str]:
-    """Return the first difference between two nested values, as short texts."""
     while isinstance(saved, dict) and isinstance(computed, dict) and saved.keys() == computed.keys():
         name = next(name for name in saved if saved[name] != computed[name])
         saved, computed = saved[name], computed[name]
@@ -145,11 +139,11 @@ def _first_unlike(saved: Any, computed: Any) -> tuple[str, str]:
 def rescale(
     saved: Checkpoint, computed: Checkpoint, differences: Iterable[Difference], buffers: Collection[str]
 ) -> list[Difference]:
-    """Return the same differences, each relative to the size of its kind, and one difference for each kind as a group.
+    """Return differences relative to the size of their kind, and one difference for each kind as a group.
 
-    A weight is relative to the largest entry of its tensor. Optimizer state is relative to that entry, or to the root mean
-    square of its kind in the whole model. All weights, all named `buffers`, and each kind of state are compared by root mean
-    squares. Counts, and entries missing on one side, stay infinitely far apart.
+    A kind is all weights, all `buffers`, one key of optimizer state, or one state tensor. A weight difference is relative
+    to the largest entry of the tensor. A difference of optimizer state is relative to the largest entry or, if larger, to
+    the RMS of the kind. Groups are compared by RMS. Counts, and entries missing on one side, keep an infinite distance.
     """
     rescaled: list[Difference] = []
     largest_of: dict[tuple[str, str], Difference] = {}
@@ -183,7 +177,6 @@ def _ratio(distance: float, size: float) -> float:
 
 
 def _kind(file: str, name: str, buffers: Collection[str]) -> str:
-    """Return the kind of an entry, whose values have similar sizes: all weights, all buffers, an optimizer state key, or one tensor."""
     if file.startswith("optimizer"):
         return name.rpartition("/")[2]
     return name if file == "state" else _BUFFERS if name in buffers else ""
@@ -192,7 +185,6 @@ def _kind(file: str, name: str, buffers: Collection[str]) -> str:
 def _group_sizes(
     saved: Checkpoint, computed: Checkpoint, file: str, kind: str, buffers: Collection[str]
 ) -> tuple[float, float]:
-    """Return the root mean squares over a kind: of the saved values, and of their differences from the computed values."""
     squares, apart, count = 0.0, 0.0, 0
     for name in saved.files[file]:
         both = _comparable(saved, computed, file, name) if _kind(file, name, buffers) == kind else None
@@ -207,7 +199,7 @@ def _group_sizes(
 
 
 def _is_noise(saved: Checkpoint, file: str, name: str, weight: Tensor, size: Callable[[str, str], float]) -> Tensor:
-    """Return a mask of the weight entries that only rounding moves: their optimizer state is small against `size` of its kind."""
+    """Return a mask of weight entries whose optimizer state is so small that only rounding moves these entries."""
     kind, _, model = file.partition("-")
     state = f"optimizer-{model}" if model else "optimizer"
     small = []
@@ -221,7 +213,6 @@ def _is_noise(saved: Checkpoint, file: str, name: str, weight: Tensor, size: Cal
 
 
 def _comparable(saved: Checkpoint, computed: Checkpoint, file: str, name: str) -> tuple[Tensor, Tensor] | None:
-    """Return both tensors of a name, or None unless both are floating-point and have the same shape."""
     a, b = _read(saved, file, name), _read(computed, file, name)
     if a is None or b is None or a.shape != b.shape or not a.is_floating_point():
         return None

@@ -1,4 +1,4 @@
-"""Check the files of a run directory without building the run: every byte of every checkpoint, and consistency."""
+"""Checks of a run directory without building the run: every byte of every checkpoint, and consistency."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ _MAY_CHANGE = ("length", "init_from")  # identity settings that may change betwe
 
 @dataclass(frozen=True)
 class StoredStep:
-    """An intact checkpoint with its tensors on disk. Every byte has been checked."""
+    """An intact checkpoint with tensors on disk, after a check of every byte."""
 
     path: Path
     manifest: Manifest
@@ -58,7 +58,7 @@ class Files:
         return self.checkpoints[max(self.checkpoints)]
 
     def machine_of(self, step: int, *, otherwise: Checkpoint) -> Mapping[str, Any]:
-        """Return the machine that computed the step with this index: that of its session, or else of the checkpoint `otherwise`."""
+        """Return the machine of a step's session or, without sessions, of the checkpoint `otherwise`."""
         # the last session that began at or before the step: each later session computes its steps anew
         return next(
             (each["machine"] for each in reversed(self.sessions) if each["step"] <= step), otherwise.saved.machine
@@ -66,11 +66,11 @@ class Files:
 
 
 def check_files(path: Path) -> Files:
-    """Check all files of a run directory, without changes or locks; raise `CheckpointError` if no checkpoint exists."""
+    """Check a run directory, without changes or locks; raise `CheckpointError` if the run has no checkpoint."""
     checkpoints, problems = _checkpoints(Store(path / "checkpoints"))
     if not checkpoints and not problems:
         raise CheckpointError(f"{path} holds no checkpoint: there is nothing to verify")
-    # read after the checkpoints: the file then contains all that they record, even if the run continues
+    # read last, so that the file covers all checkpoints of a running run
     data = (path / FILE).read_bytes() if (path / FILE).is_file() else b""
     log = logs.read(data, [Noted(each.step, *each.manifest.log) for each in checkpoints.values() if each.manifest.log])
     sessions, unread = _sessions(path)
@@ -86,7 +86,7 @@ def check_files(path: Path) -> Files:
 
 
 def program_notes(path: Path) -> list[str]:
-    """Return notes on the program: changes since the run last began or continued."""
+    """Return notes on program changes since the run last started or resumed."""
     with suppress(OSError, UnicodeDecodeError, ConfigError):
         program = read_settings(path).program
         file, digest = program.get("path"), program.get("sha256")
@@ -112,14 +112,13 @@ def _checkpoints(store: Store) -> tuple[dict[int, StoredStep], list[Problem]]:
             wrong = [error.damage.problem]
         except CheckpointError as problem:
             wrong = [str(problem).splitlines()[0]]
-        for line in wrong if path.is_dir() else ():  # otherwise a running run deleted it during the read
+        for line in wrong if path.is_dir() else ():  # a running run may have deleted the directory
             file = line.partition(":")[0]
             problems.append(Problem("damaged", f"checkpoint {path.name} is damaged: {line}", step=step, file=file))
     return checkpoints, problems
 
 
 def _other_runs(checkpoints: Mapping[int, StoredStep]) -> list[Problem]:
-    """Return a problem if checkpoints record different settings, except settings that may change at a resume."""
     newest, problems = checkpoints[max(checkpoints)], []
     for step, checkpoint in sorted(checkpoints.items()):
         then, now = _lasting(checkpoint.state.identity), _lasting(newest.state.identity)
@@ -137,7 +136,6 @@ def _lasting(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _other_scores(checkpoints: Mapping[int, StoredStep]) -> list[str]:
-    """Return the splits whose data changed between two sessions, which a resume allows."""
     newest = checkpoints[max(checkpoints)].state.splits
     return [
         f"split {name} held other data at step {step:,} than later: its scores are not comparable with those"
@@ -160,7 +158,6 @@ def _sessions(path: Path) -> tuple[Sequence[Session], list[Problem]]:
 
 
 def _wrong_sessions(checkpoints: Mapping[int, StoredStep], sessions: Sequence[Session], log: Log) -> list[Problem]:
-    """Compare the sessions in environment.json with the recorded resumes and the checkpoints after them."""
     if not sessions:
         return []
     problems = []
@@ -181,7 +178,6 @@ def _wrong_sessions(checkpoints: Mapping[int, StoredStep], sessions: Sequence[Se
 
 
 def _script(path: Path, newest: StoredStep) -> list[Problem]:
-    """Compare the settings in config.toml of a script's run with those of the checkpoint."""
     try:
         settings = read_settings(path)
     except (OSError, UnicodeDecodeError, ConfigError):
@@ -194,5 +190,4 @@ def _script(path: Path, newest: StoredStep) -> list[Problem]:
 
 
 def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings without those that may change, and without None values, which TOML cannot hold."""
     return dict(without_none(json.loads(json.dumps(_lasting(identity)))))

@@ -1,4 +1,4 @@
-"""Check metrics.jsonl line by line, with byte positions, against the hashes in checkpoints."""
+"""Checks of metrics.jsonl, by line and byte offset, against the hashes in checkpoints."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ FILE = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Line:
-    """One line: its number from 1, its bytes from `start` up to `stop`, and its record, or {} without a valid record."""
+    """A line: its number (from 1), its bytes from `start` to `stop` (exclusive), and its record ({} if invalid)."""
 
     number: int
     start: int
@@ -25,18 +25,16 @@ class Line:
 
     @property
     def kind(self) -> str:
-        """The record's kind, or "" without a record."""
         return str(self.record.get("kind", ""))
 
     @property
     def step(self) -> int:
-        """The record's step, or -1 without a record."""
         return int(self.record.get("step", -1))
 
 
 @dataclass(frozen=True)
 class Noted:
-    """The file at the time of a step's checkpoint: its length in bytes and its SHA-256."""
+    """The size in bytes and the SHA-256 of metrics.jsonl at a checkpoint's step."""
 
     step: int
     length: int
@@ -45,7 +43,7 @@ class Noted:
 
 @dataclass(frozen=True)
 class Log:
-    """All lines, the lines that no resume has superseded, the number of proved bytes, and the problems."""
+    """A parsed metrics.jsonl: all lines, the lines not superseded by a resume, the number of verified bytes, and problems."""
 
     lines: list[Line]
     proved_bytes: int = 0
@@ -53,31 +51,30 @@ class Log:
 
     @property
     def curve(self) -> list[Line]:
-        """The lines with the records of one curve, as `tracking.jsonl.records` reads them."""
         return curve(self.lines)
 
     def lines_of(self, kind: str, name: str = "step") -> list[Line]:
-        """Return the curve's lines of one kind whose records have a value with this name."""
+        """Return the lines of one kind that contain `name` and that no resume has superseded."""
         return [line for line in self.curve if line.kind == kind and name in line.record]
 
     def of(self, kind: str) -> list[Record]:
-        """Return the records of one kind on the curve."""
+        """Return the records of one kind that no resume has superseded."""
         return [line.record for line in self.lines_of(kind)]
 
     def up_to(self, length: int) -> list[Line]:
-        """Return the lines in the first `length` bytes, including those that a resume has superseded."""
+        """Return the lines in the first `length` bytes, including lines that a resume has superseded."""
         return [line for line in self.lines if line.stop <= length]
 
 
 def read(data: bytes, noted: Iterable[Noted]) -> Log:
-    """Return the lines of the file, checked against the hashes in checkpoints; lines without a record are problems."""
+    """Parse metrics.jsonl, and compare its bytes with the hashes in `noted`. Invalid lines are problems."""
     lines = split(data)
     changed, proved = _changed(data, lines, sorted(noted, key=lambda each: each.length))
     return Log(lines, proved, (*changed, *_unreadable(lines)))
 
 
 def split(data: bytes) -> list[Line]:
-    """Return every line of the file with its position; the last line may be incomplete.
+    """Return every line of the file with its byte offsets. The last line may be incomplete.
 
     >>> [(line.number, line.start, line.stop, line.record) for line in split(b'{"kind": "event", "step": 1}' + bytes([10]) + b"{")]
     [(1, 0, 29, {'kind': 'event', 'step': 1}), (2, 29, 30, {})]
@@ -101,7 +98,6 @@ def curve(lines: Iterable[Line]) -> list[Line]:
 
 
 def _changed(data: bytes, lines: Sequence[Line], noted: Sequence[Noted]) -> tuple[list[Problem], int]:
-    """Return the differences from the hashes in checkpoints, and the number of leading bytes without a difference."""
     digest, hashed, holds = sha256(), 0, list[bool]()
     for each in noted:
         digest.update(data[hashed : each.length])
@@ -114,7 +110,6 @@ def _changed(data: bytes, lines: Sequence[Line], noted: Sequence[Noted]) -> tupl
 
 
 def _problem(data: bytes, lines: Sequence[Line], wrong: Noted, before: Noted, later: Sequence[Noted]) -> Problem:
-    """Return the problem at the first mismatch `wrong`. `before` is the last match before it, `later` are the matches after it."""
     if before.length <= len(data) < wrong.length and not later and all(line.record for line in lines[:-1]):
         last = next((line for line in reversed(lines) if line.record), None)
         where = "nothing is left of it" if last is None else f"it ends in line {lines[-1].number}, step {last.step}"
@@ -133,7 +128,6 @@ def _problem(data: bytes, lines: Sequence[Line], wrong: Noted, before: Noted, la
 
 
 def _affected(lines: Sequence[Line], wrong: Noted, proved: int) -> list[Line]:
-    """Return the lines with the change: by their bytes, or by their steps if the change moved later lines."""
     after = [line for line in lines if line.stop > proved]
     count = sum(line.start < wrong.length for line in after)
     while count and after[count - 1].step > wrong.step:
@@ -150,7 +144,7 @@ def _of_steps(lines: Sequence[Line]) -> str:
 
 
 def line_numbers(lines: Sequence[Line]) -> str:
-    """Return the numbers of the first and the last line, as text.
+    """Return the first and the last line number as text.
 
     >>> line_numbers([Line(3, 0, 9)]), line_numbers([Line(3, 0, 9), Line(4, 9, 12)])
     ('line 3', 'lines 3 to 4')
@@ -160,7 +154,7 @@ def line_numbers(lines: Sequence[Line]) -> str:
 
 
 def _unreadable(lines: Sequence[Line]) -> list[Problem]:
-    """Return the lines without valid records, except a line cut off by a kill: the last line, or one before a resume."""
+    """Return problems for invalid lines, except a line cut off by a kill: the last line, or a line before a resume."""
     wrong = [line.number for line, after in pairwise(lines) if not line.record and after.kind != "resume"]
     more = f", nor are {len(wrong) - 1} more" if len(wrong) > 1 else ""
     return [

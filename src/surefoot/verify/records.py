@@ -1,7 +1,4 @@
-"""Check the records of a run against each other, its checkpoints and its schedule, and step 0 against the rebuilt run.
-
-Speeds and learning rates must match to the last bit, since recorded values give them. Times, as sums, must match to 1e-6.
-"""
+"""Checks of records against each other, checkpoints and the schedule, and of step 0 against the rebuilt run."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -16,11 +13,11 @@ from surefoot.verify.files import Files, StoredStep
 from surefoot.verify.metrics_log import FILE, Line, Log, curve
 from surefoot.verify.verdict import Kind, Problem, Verdict, as_problem
 
-_SHOWN = 3  # problems listed of each kind
+_SHOWN = 3  # problems reported per kind
 
 
 def in_order(log: Log) -> Iterator[Problem]:
-    """Yield records of training or of scores whose steps do not increase between two resumes."""
+    """Yield training and evaluation records whose steps do not increase between two resumes."""
     last: dict[str, int] = {}
     for line in log.lines:
         match line.kind:
@@ -36,7 +33,7 @@ def in_order(log: Log) -> Iterator[Problem]:
 
 
 def speeds(log: Log) -> Iterator[Problem]:
-    """Yield records whose speed times seconds is not exactly the targets, both counted without first steps."""
+    """Yield records whose speed times seconds differs from the targets. The first steps of sessions are not counted."""
     name = "targets_per_s"
     for line in log.lines_of("train", name):
         record = line.record
@@ -49,7 +46,7 @@ def speeds(log: Log) -> Iterator[Problem]:
 
 
 def times(log: Log, checkpoint: StoredStep) -> list[Problem]:
-    """Return a problem if the seconds of all records up to a checkpoint, plus unrecorded seconds, differ from its clock."""
+    """Return a problem if recorded plus unrecorded seconds differ from a checkpoint's clock."""
     if checkpoint.manifest.log is None or not has_times(log, checkpoint):
         return []
     lines = log.up_to(checkpoint.manifest.log[0])
@@ -68,18 +65,18 @@ def times(log: Log, checkpoint: StoredStep) -> list[Problem]:
 
 
 def has_times(log: Log, checkpoint: StoredStep) -> bool:
-    """Return True if the clock of a checkpoint is comparable; changed records cannot be summed."""
+    """Return True if the records up to a checkpoint are unchanged, so that their times can be summed."""
     return checkpoint.manifest.log is not None and checkpoint.manifest.log[0] <= log.proved_bytes
 
 
 def has_best(checkpoint: StoredStep) -> bool:
-    """Return True if the best metric of a checkpoint is comparable; monitoring of a metric may begin in any session."""
+    """Return True if the records determine a checkpoint's best metric. Without early stopping, monitoring may begin later."""
     early, monitor = checkpoint.state.identity.get("early_stopping"), checkpoint.state.monitor
     return early is not None and monitor is not None and checkpoint.manifest.log is not None
 
 
 def best_metric(log: Log, checkpoint: StoredStep) -> list[Problem]:
-    """Return a problem if the recorded metrics do not give a checkpoint's best metric, or its age in evaluations."""
+    """Return a problem if the records contradict a checkpoint's best metric or the number of evaluations since the best."""
     early, saved = checkpoint.state.identity.get("early_stopping"), checkpoint.state.monitor
     if early is None or saved is None or checkpoint.manifest.log is None:
         return []
@@ -96,7 +93,7 @@ def best_metric(log: Log, checkpoint: StoredStep) -> list[Problem]:
 
 
 def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
-    """Yield recorded learning rates that differ from the schedule; `rate` takes a step's index and the factor of a plateau."""
+    """Yield learning rates that differ from the schedule `rate`, a function of the step index and the plateau factor."""
     name = "lr"
     factors = [(0, 1.0)]  # (first step, factor); an evaluation changes the factor only for later steps
     for line in log.curve:
@@ -111,7 +108,7 @@ def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
 
 
 def targets(log: Log, each: float) -> Iterator[Problem]:
-    """Yield records with wrong targets, for `each` targets per step since the last record or since a resumed divergence."""
+    """Yield records without `each` targets per step, counted from the last record or from a resume after a divergence."""
     name, before, resumed = "targets", 0, 0
     for line in log.curve:
         resumed = line.step if line.kind == "resume" else resumed
@@ -126,10 +123,10 @@ def targets(log: Log, each: float) -> Iterator[Problem]:
 
 
 def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
-    """Compare the weights of step 0 with those of the run as built now.
+    """Compare the saved weights of step 0 with those of the rebuilt run.
 
-    If more than half of some tensor differs, the model was initialized differently, which proves nothing: by another torch
-    version, or outside the run. A model with only a few different entries was changed.
+    If at most half of each differing tensor's entries differ, the model was changed. Otherwise, another torch version or
+    code outside the run may have initialized the weights, and step 0 stays unproved.
     """
     if 0 not in files.checkpoints or parts.state.step:
         return
@@ -158,7 +155,6 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
 
 
 def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[Problem]:
-    """Return the first problems of one kind; the last one reports the number of omitted problems."""
     every = list(problems)
     first = every[:_SHOWN]
     if len(every) > _SHOWN:
@@ -167,7 +163,6 @@ def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[
 
 
 def _at(line: Line, text: str, *, kind: Kind = "inconsistent", name: str = "", computed: float = 0.0) -> Problem:
-    """Return a problem in a record. `name` is the value's name, if any, and the text has the expected value."""
     problem = Problem(kind, f"{FILE}, line {line.number}, the record of step {line.step}: {text}", line.step, FILE)
     return (
         replace(problem, quantity=name, saved=repr(line.record.get(name)), computed=repr(computed)) if name else problem

@@ -1,4 +1,4 @@
-"""Replay windows of steps from checkpoints, and compare every record and checkpoint inside each window."""
+"""Replays of step windows from checkpoints, compared with every record and checkpoint inside each window."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -26,11 +26,11 @@ STEPS, WINDOWS = 100, 5  # the defaults
 def plan_windows(
     starts: Sequence[int], points: Sequence[int], *, steps: int | None, windows: int, seed: int | None = None
 ) -> list[Window]:
-    """Return at most `windows` windows of about `steps` steps; if `steps` is None, one window from the first checkpoint to the end.
+    """Return at most `windows` windows of about `steps` steps, or one window to the end if `steps` is None.
 
-    `starts` are the steps of usable checkpoints; `points` are the steps with a record or a checkpoint to compare. A window
-    ends at its last point within `steps` of its start, or else at the next point. Windows never overlap. The first and the
-    last possible window are included and the rest evenly spaced, or `seed` draws all windows.
+    `starts` are the steps of usable checkpoints. `points` are the steps with a record or a checkpoint to compare. A window
+    ends at its last point within `steps` of its start, or else at the next point. Windows never overlap. `seed` selects
+    windows at random. Without `seed`, the first, the last and evenly spaced windows are selected.
 
     >>> plan_windows([0, 80, 90, 100], range(10, 101, 10), steps=20, windows=2)
     [Window(start=0, stop=20), Window(start=80, stop=100)]
@@ -64,7 +64,7 @@ def gaps(windows: Sequence[Window], *, end: int) -> list[Window]:
 
 
 def cost_steps(gap: Window, starts: Sequence[int]) -> int | None:
-    """Return the number of steps to replay for a gap, from the checkpoint before it, or None without such a checkpoint.
+    """Return the number of steps to replay for a gap from the checkpoint before the gap, or None without a checkpoint.
 
     >>> cost_steps(Window(20, 80), [0, 10, 80])
     70
@@ -79,7 +79,6 @@ def _from(start: int, points: Sequence[int], steps: int) -> Window:
 
 
 def _without_overlap(possible: Sequence[Window], *, end: int) -> list[Window]:
-    """Drop overlapping windows: the last window stays, then the other windows from the first on."""
     last = next((window for window in possible if window.stop == end), possible[-1])
     separate: list[Window] = []
     for window in possible:
@@ -91,9 +90,10 @@ def _without_overlap(possible: Sequence[Window], *, end: int) -> list[Window]:
 def replay_window(
     parts: RunComponents, files: Files, window: Window, *, tolerance: float, watch: Callable[[], None]
 ) -> Outcome:
-    """Replay the steps of a window, and compare every record and checkpoint inside it with the results.
+    """Replay a window, and compare every record and checkpoint in the window with the results.
 
-    After a checkpoint that differs, continue from the computed state; after two in a row, from the saved state.
+    After a checkpoint that differs, the replay continues from the computed state. After two such checkpoints in a row, the
+    replay continues from the saved state.
     """
     replay = _WindowReplay(parts, files, window, tolerance=tolerance, watch=watch)
     start: StoredStep | None = files.checkpoints[window.start]
@@ -109,8 +109,6 @@ def replay_window(
 
 
 class _WindowReplay:
-    """The partial results of a window."""
-
     def __init__(
         self, parts: RunComponents, files: Files, window: Window, *, tolerance: float, watch: Callable[[], None]
     ) -> None:
@@ -123,7 +121,6 @@ class _WindowReplay:
         self.astray = False  # True if the last checkpoint differed
 
     def replay_from(self, start: StoredStep) -> StoredStep | None:
-        """Replay from a checkpoint; return the saved checkpoint to continue from, or None at the end."""
         with execution(self.parts, start.checkpoint, records=[line.record for line in self.files.log.curve]) as stand:
             self._on(stand, start.step, start.checkpoint)
             for finished in stand.steps(self.window.stop):
@@ -137,7 +134,6 @@ class _WindowReplay:
         return None
 
     def _on(self, stand: Execution, step: int, otherwise: Checkpoint) -> None:
-        """Prepare the step with this index: set its number of threads, and decide if its bits must be equal."""
         if step >= self.window.stop:
             return
         machine = self.files.machine_of(step, otherwise=otherwise)
@@ -172,7 +168,6 @@ class _WindowReplay:
         outcome.problems.append(Problem("differs", text, step, FILE, name, saved, now))
 
     def _checkpoint(self, checkpoint: StoredStep, stand: Execution) -> bool:
-        """Compare a checkpoint; return True if later steps can continue from the computed state."""
         outcome, step = self.outcome, checkpoint.step
         cleared = self._cleared(checkpoint, stand)
         now = stand.parts.packed()
@@ -188,9 +183,9 @@ class _WindowReplay:
         return not (both or (cleared and step in self.resumed))
 
     def _cleared(self, checkpoint: StoredStep, stand: Execution) -> tuple[str, ...]:
-        """Return the prefixes of the entries that a diverged run cleared in its last checkpoint (`divergence.ended`)."""
         if checkpoint.manifest.log is None:
             return ()
+        # prefixes of entries that a diverged run clears in its last checkpoint (`divergence.ended`)
         before = curve(self.files.log.up_to(checkpoint.manifest.log[0]))
         if any(line.kind == "train" and line.step > checkpoint.step for line in before):
             return "meter/", "skipped_in_a_row"  # of the last good step: later steps were recorded, not applied
@@ -198,7 +193,6 @@ class _WindowReplay:
         return ("bad_in_a_row/", "skipped_in_a_row") if latched and not checkpoint.state.skipped_in_a_row else ()
 
     def _beyond(self, differences: list[Difference], what: str, kind: str) -> list[Difference]:
-        """Return the differences that rounding does not explain, and remember the largest other difference."""
         if self.outcome.exact:
             return differences
         for difference in differences:
@@ -210,7 +204,6 @@ class _WindowReplay:
 
 
 def _of_checkpoint(wrong: list[Difference], checkpoint: StoredStep) -> list[Problem]:
-    """Return a problem for each tensor that differs, weights first, and only the first few of many."""
     first: dict[str, Difference] = {}  # a value may exceed the limit both alone and within its group
     for difference in wrong:
         first.setdefault(difference.where, difference)

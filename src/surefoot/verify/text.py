@@ -1,4 +1,4 @@
-"""Sentences for the results: proved and unproved facts, and the likely cause of differences."""
+"""Sentences of the verdict: proved and unproved facts, and the likely cause of differences."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,6 @@ _EVALUATE = " (surefoot evaluate RUN --checkpoint STEP computes the scores of a 
 
 
 def file_facts(files: Files) -> list[str]:
-    """Return the facts that the files prove."""
     manifests = [checkpoint.manifest for checkpoint in files.checkpoints.values()]
     number = sum(len(manifest.files) + 1 for manifest in manifests)
     size = in_words(sum(length for manifest in manifests for length, _ in manifest.files.values()))
@@ -37,7 +36,6 @@ def file_facts(files: Files) -> list[str]:
 
 
 def record_facts(files: Files) -> str:
-    """Return the facts that records without a problem prove."""
     fact = "the records: in order; their speeds agree with their times"
     every = sum(checkpoint.step > 0 for checkpoint in files.checkpoints.values())  # no records exist before step 0
     timed = sum(has_times(files.log, checkpoint) for checkpoint in files.checkpoints.values() if checkpoint.step > 0)
@@ -50,14 +48,12 @@ def record_facts(files: Files) -> str:
 
 
 def unproved_lines(files: Files) -> list[str]:
-    """Return a line about the records that no checkpoint covers."""
     after = [line for line in files.log.lines if line.stop > files.log.proved_bytes]
     text = f"{FILE}: {{}}, written after the newest checkpoint: no hash covers that, only steps that are made again do"
     return [text.format(line_numbers(after))] if after and not files.log.problems else []
 
 
 def window_facts(outcome: Outcome) -> list[str]:
-    """Return the facts that the replay of a window proves."""
     reached, how = _reached(outcome), "bit for bit" if outcome.exact else "to rounding"
     of = "" if len(outcome.records) == outcome.met_records else f" of {outcome.met_records:,}"
     parts = [f"{len(outcome.records):,}{of} record{'s' * (outcome.met_records != 1)}"] if outcome.records else []
@@ -77,7 +73,7 @@ def window_facts(outcome: Outcome) -> list[str]:
 
 
 def unproved_steps(outcomes: Sequence[Outcome], files: Files, *, end: int, step_s: float | None) -> list[str]:
-    """Return the steps without a replay, the cost to replay them, and the facts that no replay can prove."""
+    """Return the steps that were not replayed, the cost of their replay, and the facts that no replay proves."""
     starts = sorted(files.checkpoints)
     newest = max(starts, default=0)
     wrong = {problem.step for outcome in outcomes for problem in outcome.problems if problem.file == FILE}
@@ -107,7 +103,6 @@ def unproved_steps(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
 
 
 def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
-    """Return the likely cause of differences."""
     wrong = [outcome for outcome in outcomes if outcome.problems]
     inexact = [
         f"not the machine that made it ({outcome.unlike}): differences of rounding grow from step to step; try fewer --steps"
@@ -120,7 +115,6 @@ def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
 
 
 def cost(windows: Sequence[Window], files: Files, *, end: int, step_s: float | None) -> str:
-    """Return the cost of a replay of these windows, and of all steps; printed before the first step."""
     steps = sum(window.steps for window in windows)
     all_steps = end - min(files.checkpoints)
     text = (

@@ -1,4 +1,4 @@
-"""The result of verifying a run: proved facts, unproved facts and problems, as sentences and as JSON."""
+"""The verdict on a run: proved facts, unproved facts and problems, as text and as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,7 +8,7 @@ from surefoot.errors import CheckpointError, DataError
 
 Kind = Literal["damaged", "inconsistent", "data", "differs"]
 DIFFERS = 8  # exit status: replayed steps gave other results
-_STATUS = {  # the first that occurs is the exit status
+_STATUS = {  # the first kind that occurs determines the exit status
     "damaged": CheckpointError.exit_status,
     "inconsistent": CheckpointError.exit_status,
     "data": DataError.exit_status,
@@ -18,7 +18,7 @@ _STATUS = {  # the first that occurs is the exit status
 
 @dataclass(frozen=True)
 class Problem:
-    """A difference from the saved run. `text` describes it for people; the other fields repeat it for programs.
+    """A difference from the saved run. `text` is for people, and the other fields are for programs.
 
     "damaged": a file differs from its hash. "inconsistent": files contradict each other. "data": the data have changed.
     "differs": a replayed step has another result. `step` counts completed steps.
@@ -35,7 +35,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Window:
-    """Steps to replay: from the checkpoint after `start` steps to the state after `stop` steps, which is compared."""
+    """Steps to replay, from the checkpoint at step `start` to the compared state at step `stop`."""
 
     start: int
     stop: int
@@ -52,20 +52,20 @@ class Window:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two unequal values and their distance, relative to the saved value; infinite if no relative distance exists."""
+    """Two unequal values, and their distance relative to the saved value (infinite if not numeric)."""
 
     where: str
     relative: float
     saved: str
     computed: str
-    more: str = ""  # further differences beside this one
+    more: str = ""  # further differences
     file: str = ""  # the entry of `Checkpoint.files`
-    name: str = ""  # of the tensor
+    name: str = ""  # the name of the tensor
     differing: float = 1.0  # the fraction of values that differ
 
 
 def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
-    """Return a difference in a checkpoint as a problem; `what` names the checkpoint."""
+    """Return the problem for a difference in the checkpoint `what`."""
     verb = "" if difference.more.startswith("with") else " differs" if difference.more.startswith("1 ") else " differ"
     more = f" ({difference.more}{verb})" if difference.more else ""
     where, saved, now = difference.where, difference.saved, difference.computed
@@ -76,9 +76,9 @@ def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
 
 @dataclass
 class Outcome:
-    """The result of a window: the steps of the records and checkpoints that matched the saved run.
+    """The result of a window: the steps of the records and checkpoints that matched.
 
-    `exact` is True if all bits had to be equal. Otherwise `unlike` names the changed conditions, and `largest` has the
+    `exact` is True if all bits had to be equal. Otherwise, `unlike` names the changed conditions, and `largest` has the
     largest differences. `unknown` names recorded values that only the user's loop can compute.
     """
 
@@ -93,12 +93,12 @@ class Outcome:
     unknown: set[str] = field(default_factory=set)
     loss_counts: bool = False  # the loss counts its targets, so only a replay knows their number
     has_user_state: bool = False  # a checkpoint holds user objects, which are not compared
-    lost: str | None = None  # reason for an early end: a running run deleted a checkpoint
+    lost: str | None = None  # the reason for an early end: a running run deleted a checkpoint
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The proved and unproved facts about a run, and all of its problems. Its text is the output of `surefoot verify`.
+    """The proved facts, unproved facts and problems of a run. Its text is the output of `surefoot verify`.
 
     >>> print(Verdict("runs/a", proved=["steps 0 to 40, bit for bit"], not_proved=[], problems=[]))
     proved
@@ -112,11 +112,11 @@ class Verdict:
     problems: list[Problem]
     outcomes: list[Outcome] = field(default_factory=list)
     hints: Sequence[str] = ()
-    whole: bool = False  # True if every step was replayed, and the last state compared
+    whole: bool = False  # every step was replayed, and the last state compared
 
     @property
     def sound(self) -> bool:
-        """True if no problem was found. Unproved facts may still be wrong."""
+        """True without problems. Unproved facts may still be wrong."""
         return not self.problems
 
     @property
@@ -150,7 +150,7 @@ class Verdict:
         return "\n".join([*lines, self.sentence])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the verdict as JSON values, as printed by `surefoot verify --json`."""
+        """Return the verdict as JSON values, as in `surefoot verify --json`."""
         return {
             "run": self.run,
             "exit_status": self.exit_status,

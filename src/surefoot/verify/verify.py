@@ -1,4 +1,4 @@
-"""Verify a run in order: files, records, data, then replayed steps. The result is one verdict."""
+"""Verification of a run: files, records, data, then replayed steps."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,9 +24,9 @@ from surefoot.verify.verdict import Outcome, Problem, Verdict, Window
 
 Steps = int | Literal["auto", "all"]
 Watching = Callable[[int, int], None]
-"""A function called after each step with the number of replayed steps and the total."""
+"""A callback for each replayed step, with the number of replayed steps and the total."""
 
-_SOON_S = 120.0  # "auto" replays all steps of a run if they take at most this long
+_SOON_S = 120.0  # maximum time of a complete replay with "auto"
 
 
 def verify(
@@ -42,8 +42,8 @@ def verify(
 ) -> Verdict:
     """Check all files of a run directory, replay steps from its checkpoints, and compare every bit.
 
-    `run` is built like the run in the directory, and not open; its state is restored. `files` are the checked files of that
-    directory; the other arguments are those of `SavedRun.verify`. Raises `ConfigError` for a run on several ranks.
+    `run` is built like the run in the directory, is not open, and is restored at the end. `files` are the checked files.
+    See `SavedRun.verify` for the other arguments. Raises `ConfigError` for a run on several ranks.
     """
     parts = replace(run.parts, accept_change=CHANGES)  # replay also from checkpoints older than a change
     if parts.world.size > 1:
@@ -67,7 +67,7 @@ def verify(
         if steps == "auto":
             steps = "all" if step_s is not None and (end - min(files.checkpoints)) * step_s <= _SOON_S else STEPS
         chosen = plan_windows(
-            sorted(step for step in files.checkpoints if step >= since),  # made by the current program
+            sorted(step for step in files.checkpoints if step >= since),  # computed by the current program
             sorted(points),
             steps=None if steps == "all" else int(steps),
             windows=windows,
@@ -95,7 +95,7 @@ def verify(
 
 
 def verify_files(files: Files, *, why: str, problem: DataError | None = None) -> Verdict:
-    """Return the facts that files and records prove without a rebuilt run; `why` is the reason, `problem` an error in its data."""
+    """Return the facts that files and records prove. `why` is the reason why no step is replayed; `problem` is a data error."""
     verdict = _check_files(files)
     verdict.not_proved.append(f"no step was made again: {why}")
     if problem is not None:
@@ -104,7 +104,6 @@ def verify_files(files: Files, *, why: str, problem: DataError | None = None) ->
 
 
 def _check_files(files: Files) -> Verdict:
-    """Return the facts that files and records prove; both must agree with each other and with the hashes in checkpoints."""
     kinds: list[Iterable[Problem]] = [consistency.in_order(files.log), consistency.speeds(files.log)]
     for _, checkpoint in sorted(files.checkpoints.items()):
         with interpreted(checkpoint.path):
@@ -119,7 +118,6 @@ def _check_files(files: Files) -> Verdict:
 
 
 def _why_not_replayed(parts: RunComponents, files: Files, problems: list[Problem]) -> str | None:
-    """Return the reason why no step can be replayed, or None; add other settings and changed data to the problems."""
     others = _changed_data(parts, files)
     problems += others
     if any(problem.quantity == "training data" for problem in others):
@@ -136,7 +134,6 @@ def _why_not_replayed(parts: RunComponents, files: Files, problems: list[Problem
 
 
 def _changed_data(parts: RunComponents, files: Files) -> list[Problem]:
-    """Return a problem for each of the training data and the splits that has changed."""
     saved = files.newest.state
     data, scored = json.loads(json.dumps([parts.identity["data"], parts.split_identity]))
     unlike = {"training data": differences({"data": saved.identity["data"]}, {"data": data})} | {
@@ -153,7 +150,6 @@ def _data_problem(lines: Sequence[str], what: str) -> Problem:
 
 
 def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
-    """Compare the recorded learning rates with the schedule."""
     group = next(iter(parts.state.optimizers.values())).optimizer.param_groups[0]
     rates = consistency.rates(
         files.log, lambda step, lowered: group["initial_lr"] * (parts.task.factors(step) * lowered)
@@ -165,7 +161,6 @@ def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
 
 
 def _without_freezing(verdict: Verdict, windows: Sequence[Window], files: Files) -> list[Window]:
-    """Return the windows without steps whose loop body froze or unfroze parameters; those steps stay unproved."""
     for start, stop in pairwise(sorted(files.checkpoints)):
         if files.checkpoints[start].state.trainable != files.checkpoints[stop].state.trainable:
             cut = [
@@ -191,7 +186,6 @@ def _replay_windows(
 
 
 def _check_targets(parts: RunComponents, files: Files, outcomes: Sequence[Outcome]) -> list[Problem]:
-    """Check the targets of every record if all replayed steps counted their samples: then all steps did."""
     of_samples = parts.pipeline.count is None and not isinstance(parts.pipeline.plan, Buckets)
     if not outcomes or not of_samples or any(outcome.loss_counts for outcome in outcomes):
         return []

@@ -193,7 +193,7 @@ def test_questions_that_are_none_are_refused(wrong, says):
 
 
 def test_a_split_without_metrics_and_loss_is_refused():
-    with pytest.raises(sf.ConfigError, match="no metrics, and there is no loss"):
+    with pytest.raises(sf.ConfigError, match="no metrics, and the call has no loss"):
         evaluate(Table(), sf.Split(dataset(questions())))
 
 

@@ -99,7 +99,7 @@ def test_a_part_of_the_held_out_text_is_evaluated_while_training_and_all_of_it_a
     trained(config(path, val_tokens=100, stop_after="2 steps", **changes))
     capsys.readouterr()
     run = trained(config(path, val_tokens=200, **changes))
-    assert "val holds other data than before" in capsys.readouterr().out
+    assert "the data of val has changed" in capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     (end,) = [line for line in lines if line["kind"] == "final_eval"]
     all_of_it = trained(config(path, **changes | {"run_dir": None})).evaluate()

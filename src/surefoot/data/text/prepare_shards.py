@@ -64,7 +64,6 @@ def prepare_shards(
     A document is a text file, or a JSON line or Parquet row with its text in `column`; empty documents are skipped. `processes` is the
     number of encoding processes (None: one per core). A script must call this function below `if __name__ == "__main__":`. After an
     interruption, the same call resumes, replaces damaged shards, and writes the same bytes. `say` receives each line of progress.
-
     Raises `DataError` for unreadable or invalid text, for existing shards with other settings, and for files with a changed name, size
     or modification time. Raises `ConfigError` if `processes` or `shard_tokens` is below 1.
 

@@ -70,7 +70,6 @@ def load_pairs(
     TSV: source and target are the first two columns, unless a header line names their columns. JSON lines: {"en": ..., "de": ...},
     optionally inside {"translation": ...}. Without a validation part, a hash of the source selects `val_fraction` of the training
     pairs; pairs with equal sources stay together.
-
     Only a line feed ends a line; surrounding white space is stripped. Raises `DataError` with file and line for unreadable text, and
     for pairs with an empty side unless `on_empty` is "skip".
 

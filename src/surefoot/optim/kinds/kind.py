@@ -20,12 +20,12 @@ Shape = tuple[int, ...]
 Shapes = Sequence[tuple[Shape, int]]  # per parameter: its shape on this rank, and its bytes per element
 StateBytes = Callable[[Any, Shapes], int]
 
-NUMBER_BY_NUMBER = "number by number"
+NUMBER_BY_NUMBER = "element by element"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerKind:
-    """An optimizer class. Without a `name`, the class comes from a user's function or is part of another optimizer."""
+    """Facts about an optimizer class; a class without a `name` comes from a user's function or is part of another optimizer."""
 
     cls: Callable[..., Optimizer]
     name: str | None = None
@@ -72,12 +72,12 @@ def kind_named(name: str) -> OptimizerKind:
 
 
 def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
-    """Return the kind of an optimizer, or None for any other class, such as a subclass, which may do more."""
+    """Return the kind of an optimizer, or None for an unknown class; a subclass is unknown, since it may do more."""
     return next((kind for kind in all_kinds() if kind.cls is type(optimizer)), None)
 
 
 def state_bytes(optimizer: Any, *, shards: int = 1) -> int | None:
-    """Return the bytes of state, without step counters, on the first of `shards` FSDP2 ranks; None for an unknown optimizer.
+    """Return the bytes of state, without step counters, on the first of `shards` FSDP2 ranks, or None for an unknown optimizer.
 
     >>> import torch
     >>> from surefoot.optim.kinds.lion import Lion
@@ -100,15 +100,15 @@ def shapes_of(optimizer: Optimizer, shards: int) -> Shapes:
 
 
 def refuse_shards(kind: OptimizerKind | None, *, name: str) -> None:
-    """Raise `ConfigError` unless an optimizer is known to train shards; elementwise optimizers are.
+    """Raise `ConfigError` unless an optimizer is known to train shards, as elementwise optimizers can.
 
     >>> refuse_shards(kind_named("muon"), name="muon")
     """
     if kind is not None and kind.shardable:
         return
-    why = "nobody knows whether it looks at more than one number at a time" if kind is None else kind.on_shards
+    why = "its update may combine several elements of a parameter" if kind is None else kind.on_shards
     *able, last = [each.name for each in all_kinds() if each.name and each.shardable]
     raise ConfigError(
-        f"parallel = fsdp: {name} cannot train parts of a parameter: {why}\n"
+        f"parallel = fsdp: {name} cannot train shards of a parameter: {why}\n"
         f"  use {', '.join(able)} or {last}, or --parallel ddp"
     )

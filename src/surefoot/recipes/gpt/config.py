@@ -1,4 +1,4 @@
-"""The settings of a GPT trained on text, and its presets. Imports no torch."""
+"""Settings and presets of the GPT recipe. Imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +13,17 @@ _COUNT = number("how many, or 0 for none", least=0)
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The text and how it becomes numbers."""
+    """The text and its tokenization."""
 
     path: str | None = None
-    """A text file, a directory of text files, or of token shards. Default: the source of Python's standard library."""
+    """A text file, a directory of text files, or a directory of token shards. Default: the source of Python's standard library."""
     tokenizer: str | None = None
-    """bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory. Default: that of --init-from, or
+    """bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory. Default: the tokenizer of --init-from, or
     bpe."""
     vocab_size: int | None = None
-    """Number of tokens of a trained bpe tokenizer. Default: 2048."""
+    """Vocabulary size of a trained bpe tokenizer. Default: 2048."""
     val_fraction: float = 0.05
-    """Fraction of the text that is evaluated and not trained on: whole documents, or the end of a single one."""
+    """Fraction of the text for validation: whole documents, or the end of a single document."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,23 +35,23 @@ class Model:
     layers: int = 4
     """Number of blocks."""
     heads: int = 4
-    """Attention heads of each block."""
+    """Attention heads per block."""
     width: int = 128
-    """Channels between blocks, a multiple of twice the heads."""
+    """Embedding width, a multiple of twice the number of heads."""
     context: int = 128
-    """Tokens that the model sees at once."""
+    """Context length in tokens."""
     dropout: float = 0.0
-    """Fraction of units dropped while training."""
+    """Dropout probability during training."""
     activation: Literal["relu2", "swiglu", "gelu"] | None = None
     """Activation inside an MLP. Default: relu2 (squared ReLU); gelu for gpt2."""
     tie_embeddings: bool | None = None
-    """Use the embedding matrix as the head. Default: only for gpt2."""
+    """Use the embedding matrix as the output head. Default: only for gpt2."""
     smear: bool = False
-    """modern: add a learned share of the previous token's embedding to each token's vector."""
+    """modern: add a learned share of the previous token's embedding to each token's embedding."""
     ngrams: int = 1
-    """modern: look up a vector for each run of up to this many tokens: 2, 3 or 4. 1 looks up none."""
+    """modern: add embeddings of n-grams of up to this many tokens: 2, 3 or 4. 1 adds no n-grams."""
     ngram_buckets: int | None = None
-    """Vectors for each length of n-grams, shared if there are more n-grams. Default: 32,768."""
+    """Embeddings for each n-gram length, shared if there are more n-grams. Default: 32,768."""
 
 
 @ordered
@@ -63,7 +63,7 @@ class Config(RecipeSettings):
         Literal["tiny", "shakespeare", "small", "gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "modern-124m"]
         | None
     ) = setting(None, observer=True, after="", group="what is trained")
-    """A complete configuration to start from. Files and flags change it. Default: tiny."""
+    """A complete configuration to start from. Files and flags override it. Default: tiny."""
     run_dir: str | Path | None = default("runs/gpt")
     length: str = default("2500 steps")
     batch_size: int | str = default(8)
@@ -77,26 +77,23 @@ class Config(RecipeSettings):
         after="check_state",
         group="evaluation",
     )
-    """Number of validation tokens evaluated while training, a part that the seed chooses once. At the end all are evaluated,
-    as the split val_all. Default: all, every time."""
+    """Validation tokens per evaluation, chosen once by the seed; the run's end evaluates all as val_all. Default: all tokens."""
     cloze_questions: int | None = setting(None, check=_COUNT, observer=True)
-    """Number of questions about the validation text: which of four pieces follows? 0 asks none. Default: 200, if there is text
-    for them."""
+    """Number of questions with four continuations on the validation text; 0 disables them. Default: 200 if the text is long enough."""
     multiple_choice: tuple[str, ...] | None = setting(None, observer=True)
-    """Files of multiple-choice questions to evaluate, each as NAME=FILE: hellaswag=hellaswag_val.jsonl."""
+    """Files of multiple-choice questions to evaluate, each as NAME=FILE, such as hellaswag=hellaswag_val.jsonl."""
     multiple_choice_questions: int = setting(500, check=number("how many of a file, 1 or more", least=1), observer=True)
-    """Number of questions of each file, the same ones at every evaluation. `surefoot evaluate RUN --questions NAME=FILE` asks
-    all."""
+    """Number of questions per file, the same questions at every evaluation. `surefoot evaluate RUN --questions NAME=FILE` evaluates all."""
     sample_count: int = setting(1, check=number("a number of samples, 1 or more", least=1), observer=True)
-    """Number of samples shown at a time, each drawn anew."""
+    """Number of samples shown at a time, each with its own seed."""
     sample_tokens: int = setting(200, check=_COUNT, observer=True)
-    """Number of tokens of a sample; 0 shows none."""
+    """Number of tokens per sample; 0 disables samples."""
     sample_prompt: str | None = setting(None, observer=True)
-    """Text that a sample continues. Default: a line break, and "def " for the default text."""
+    """Prompt of the samples. Default: a line break, and "def " for the default text."""
 
 
 def _published(layers: int, heads: int, width: int, *, lr: float, micro_batch_size: int) -> dict[str, Any]:
-    """GPT-2 in one of its sizes (Radford et al. 2019, table 2), trained as is usual today (Brown et al. 2020, appendix B)."""
+    # sizes: Radford et al. 2019, table 2; training: Brown et al. 2020, appendix B
     return {
         "model.family": "gpt2",
         "model.layers": layers,

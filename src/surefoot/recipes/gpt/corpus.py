@@ -1,4 +1,4 @@
-"""A text as tokens: its tokenizer, its training part and its validation part."""
+"""The corpus of a GPT run: its tokenizer, training tokens and validation tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,29 +12,27 @@ from surefoot.recipes.gpt.config import Data
 from surefoot.recipes.optimizer_settings import note
 
 TOKENIZER = "tokenizer.json"  # in the run's directory
-_MIN_VOCABULARY = 257  # the bytes, and an end
+_MIN_VOCABULARY = 257  # the bytes and an end token
 _VOCABULARY = 2048
 _GPT2_VOCABULARY = 50_257
-_CHARACTERS = 320  # of a text that is shown in words
-_LARGEST_BYTES = 200_000_000  # of a tokenizer's file: 33 MB are known
+_CHARACTERS = 320  # shown of a text
+_LARGEST_BYTES = 200_000_000  # of a tokenizer's file; the largest known one has 33 MB
 _GPT2 = Path.home() / ".cache" / "surefoot" / "gpt2"
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens to train on and to score, and the tokenizer that made them."""
+    """Tokens for training and validation, and their tokenizer."""
 
     train: Any
     val: Any
     tokenizer: Any
-    chosen: str
-    """The settings of the tokenizer; compared on resume."""
+    chosen: str  # tokenizer settings, which a resume compares
     about: tuple[str, str]
-    """Name and size of the text, and its validation part."""
+    """The name and size of the text, and its validation part."""
 
     @property
     def in_words(self) -> list[str]:
-        """Lines that describe the text, its validation part and its tokens."""
         return [
             *self.about,
             f"{len(self.train):,} tokens to train on, {len(self.val):,} held out;"
@@ -43,13 +41,12 @@ class Corpus:
 
     @property
     def longest_held_out(self) -> Any:
-        """The validation tokens in one piece, or the longest piece of them."""
         held_out = self.val
         return max(held_out.arrays if isinstance(held_out, sf.data.TokenShards) else [held_out], key=len)
 
 
 def targets_per_byte(windows: Any, tokenizer: Any, *, rows: int = 1024) -> float:
-    """Tokens to predict in `EvalWindows` for each byte of their text; turns nats per token into bits per byte."""
+    """Return the target tokens of `EvalWindows` per byte of text, which converts nats per token to bits per byte."""
     import numpy as np
 
     target_count = byte_count = 0
@@ -62,11 +59,9 @@ def targets_per_byte(windows: Any, tokenizer: Any, *, rows: int = 1024) -> float
 
 
 def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = None) -> Corpus:
-    """The text at `data.path` (None: Python's standard library; a directory of token shards as it is), in tokens.
-
-    saved: the tokenizer that the run wrote at its start; a resume uses it, because the model has learned its tokens.
-    init: the weights it starts from; the tokenizer beside them is meant where none is named.
-    """
+    """Return the text at `data.path` in tokens. None is Python's standard library; token shards are used unchanged. `saved` is the
+    tokenizer that the run wrote at its start; a resume must use it. `init` is the initial weights, whose tokenizer is used if the settings
+    name none."""
     path, name = data.path, data.tokenizer
     tokenizer = None if saved is None else saved_tokenizer(saved)
     if tokenizer is None and name is None and init is not None:
@@ -91,7 +86,7 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
             tokenizer = tokenizer or sf.tokenizers.CharacterTokenizer.from_text(text)
         case "bytes":
             tokenizer, chosen = tokenizer or sf.tokenizers.ByteTokenizer(), name
-        case _:  # read for a resume too, to see that it is the same: a place may hold another one now
+        case _:  # a resume reads it too, to detect another tokenizer in that path
             is_there = Path(_GPT2 if name == "gpt2" else name).exists()
             named = named_tokenizer(name) if tokenizer is None or is_there else tokenizer
             tokenizer, chosen = (
@@ -104,7 +99,7 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
 
 
 def promised_vocabulary(data: Data) -> int | None:
-    """How many different tokens the settings alone promise; None where a file has to be read for that.
+    """Return the vocabulary size that the settings determine, or None if a file must be read.
 
     >>> promised_vocabulary(Data(tokenizer="gpt2")), promised_vocabulary(Data(path="a/", tokenizer="a/"))
     (50257, None)
@@ -117,7 +112,7 @@ def promised_vocabulary(data: Data) -> int | None:
 
 
 def saved_tokenizer_path(out: str | Path | None) -> Path | None:
-    """The tokenizer of the run in `run_dir`; None where none has begun there. `CheckpointError` where it is missing."""
+    """Return the tokenizer file of the run in `out`; None if no run has started there. Raises `CheckpointError` if the file is missing."""
     if out is None or not any(Path(out).glob("checkpoints/step-*")):
         return None
     path = Path(out) / TOKENIZER
@@ -130,7 +125,7 @@ def saved_tokenizer_path(out: str | Path | None) -> Path | None:
 
 
 def refuse_foreign_vocabulary(data: Data) -> None:
-    """Raise `ConfigError` where a size is given that the tokenizer has itself, or one that is too small."""
+    """Raise `ConfigError` if a vocabulary size is too small, or is set for a tokenizer that has its own size."""
     tokenizer, vocab_size = data.tokenizer or "bpe", data.vocab_size
     if vocab_size is not None and tokenizer != "bpe":
         raise sf.ConfigError(
@@ -142,7 +137,7 @@ def refuse_foreign_vocabulary(data: Data) -> None:
 
 
 def saved_tokenizer(path: Path) -> Any:
-    """The tokenizer of a run; `CheckpointError` where its file is damaged."""
+    """Load the tokenizer of a run. Raises `CheckpointError` if its file is damaged."""
     try:
         return sf.tokenizers.from_json(read_regular(path, limit=_LARGEST_BYTES).decode())
     except (sf.DataError, OSError, ValueError) as problem:
@@ -150,13 +145,12 @@ def saved_tokenizer(path: Path) -> Any:
 
 
 def first_lines(text: str) -> str:
-    """The beginning of a text, in lines that fit a terminal."""
     beginning = text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]} ..."
     return "\n".join(beginning[start : start + 92] for start in range(0, len(beginning), 92))
 
 
 def beside(weights: Path) -> Path | None:
-    """The tokenizer's file of a run, or of a checkpoint or weights file in it; None if it has none."""
+    """Return the tokenizer file of a run, or of a checkpoint or weights file in it; None if the file does not exist."""
     folder = weights if weights.is_dir() else weights.parent
     folders = [folder, folder.parent.parent] if folder.parent.name == "checkpoints" else [folder]
     return next((folder / TOKENIZER for folder in folders if (folder / TOKENIZER).is_file()), None)
@@ -181,7 +175,7 @@ def _describe_split(documents: Mapping[str, str], held_out: Sequence[str]) -> st
 
 
 def named_tokenizer(name: str) -> Any:
-    """The tokenizer called bytes or gpt2, or that of a file or directory; `DataError` where it is not there."""
+    """Return the tokenizer called bytes or gpt2, or load one from a file or directory. Raises `DataError` if its files are missing."""
     if name == "bytes":
         return sf.tokenizers.ByteTokenizer()
     if name == "gpt2" and not _GPT2.is_dir():
@@ -200,7 +194,7 @@ def _of_shards(path: Path, data: Data, tokenizer: Any) -> Corpus:
             f"note: {checked:,} of the {count:,} token shards in {path} were compared with their hashes; all of"
             " them: the same surefoot data prepare once more"
         )
-    file = path / TOKENIZER  # by `surefoot data prepare`
+    file = path / TOKENIZER  # written by `surefoot data prepare`
     own = sf.tokenizers.load(file) if file.is_file() else None
     tokenizer = tokenizer or own if name is None else tokenizer
     if name in ("bpe", "characters") or (name is None and tokenizer is None):

@@ -1,4 +1,4 @@
-"""Prompts that a trained language model continues: `surefoot predict` for recipes that generate text."""
+"""Continuations of prompts by a trained language model, for `surefoot predict`."""
 
 import json
 import sys
@@ -16,33 +16,31 @@ _LONGEST_CHARACTER = 4  # bytes of UTF-8
 
 @dataclass(frozen=True, kw_only=True)
 class Predict:
-    """How a prompt is continued."""
+    """Options for the continuation of a prompt."""
 
     max_new_tokens: int = 200
-    """Number of tokens to add, at most."""
+    """Maximum number of tokens to add."""
     temperature: float = 0.8
-    """0 always takes the likeliest token. Below 1, likely tokens become likelier."""
+    """Sampling temperature. 0 always takes the likeliest token; values below 1 favor likely tokens."""
     top_k: int | None = None
-    """Choose among this many of the likeliest tokens. Default: all."""
+    """Sample from this many of the likeliest tokens. Default: all."""
     top_p: float | None = 0.95
-    """Choose among the likeliest tokens that together have this probability."""
+    """Sample from the likeliest tokens that together have this probability."""
     seed: int = 0
-    """The same seed gives the same text."""
+    """Seed of the sampling."""
     file: str | None = None
-    """A file with one prompt in each line; they are answered together."""
+    """A file with one prompt per line. Prompts of a file are continued in batches."""
     batch_size: int = 16
-    """Number of prompts of a file that are continued at once. Changes memory and speed only."""
+    """Number of prompts continued at once. Changes only memory and speed."""
     device: str = "auto"
-    """Where the model runs: "cpu", "cuda" or "mps". auto is the accelerator if there is one."""
+    """Device of the model: "cpu", "cuda" or "mps". auto is the accelerator if there is one."""
 
 
 def continuations(
     model: Any, tokenizer: Any, inputs: Sequence[str], options: Predict, *, context: int, otherwise: str
 ) -> Iterator[str]:
-    """The continuations of the inputs and the lines of `options.file`, or of `otherwise` by default.
-
-    "-" alone is standard input. In pieces: of one input as it grows, of several one JSON object a line. Errors come first.
-    """
+    """Yield the continuations of inputs and file lines, or of `otherwise`. The single input "-" is standard input. One input yields pieces
+    of text; several yield one JSON object per line. Errors are raised before the first output."""
     if list(inputs) == ["-"]:
         inputs = [decode_utf8(b"" if sys.stdin is None else sys.stdin.buffer.read(), "standard input")]
     from_file = [] if options.file is None else _lines(local_path(options.file, setting="file"))
@@ -58,7 +56,7 @@ def continuations(
         "use_cache": True,
     }
     if len(prompts) == 1 and options.file is None:
-        drawn = sf.generate.stream(model, encoded[0], **settings)  # which refuses settings before anything is shown
+        drawn = sf.generate.stream(model, encoded[0], **settings)  # refuses settings before any output
         yield prompts[0]
         yield from _decode(tokenizer, drawn)
         yield "\n"
@@ -70,7 +68,7 @@ def continuations(
 
 
 def _decode(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:
-    """Text as soon as it is whole: a character of several bytes may be spread over several tokens."""
+    # a character of several bytes may be split over several tokens
     pending: list[int] = []
     for token in tokens:
         pending.append(token)
@@ -87,7 +85,7 @@ def _lines(path: Path) -> list[str]:
         text = decode_utf8(path.read_bytes(), str(path))
     except OSError as problem:
         raise sf.DataError(f"cannot read prompts from {path}: {problem}") from problem
-    prompts = [line for line in text.replace("\r\n", "\n").split("\n") if line]  # not at every line break of Unicode
+    prompts = [line for line in text.replace("\r\n", "\n").split("\n") if line]  # not at Unicode line breaks
     if not prompts:
         raise sf.DataError(f"{path} holds no prompt: write one a line")
     return prompts

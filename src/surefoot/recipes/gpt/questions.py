@@ -1,4 +1,4 @@
-"""Files of multiple-choice questions as splits, for recipes that train language models. Torch-free until it is used."""
+"""Files of multiple-choice questions as splits, for language models. Imports torch only when used."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,15 +9,14 @@ from surefoot.config.paths import local_path
 from surefoot.recipes.optimizer_settings import note
 
 _LOGITS_AT_ONCE = 1 << 28  # 1 GiB of float32
-_MAX_QUESTIONS = 16  # questions
+_MAX_QUESTIONS = 16  # per batch
 
 
 def named_files(
     files: Sequence[str], *, taken: Sequence[str] = (), setting: str = "multiple_choice"
 ) -> dict[str, Path]:
-    """The files of ["NAME=FILE", ...] by name; a file alone is called after itself, up to the first dot.
-
-    A name that is there twice, among them or in `taken`, or that would be no split's is refused.
+    """Return the files of ["NAME=FILE", ...] by name, by default the file name up to the first dot. Raises `ConfigError` for a name that
+    occurs twice, is in `taken`, or cannot name a split.
 
     >>> [*named_files(["hellaswag=data/val.jsonl", "arc_easy.jsonl.gz"])]
     ['hellaswag', 'arc_easy']
@@ -40,7 +39,7 @@ def named_files(
 def question_split(
     name: str, path: Path, *, tokenizer: Any, context: int, number: int | None = None, seed: int = 0
 ) -> Any:
-    """A file of questions as a `Split` for a `models.GPT`: all of them, or `number` chosen by the seed."""
+    """Return a file of questions as a `Split` for a `models.GPT`: all questions, or `number` chosen by the seed."""
     questions = sf.data.load_questions(path, tokenizer, number=number, seed=seed)
     dataset = sf.data.MultipleChoice(questions, context=context, byte_counts=tokenizer.byte_counts)
     if dataset.shortened:
@@ -60,12 +59,12 @@ def question_split(
 
 
 def questions_at_once(dataset: Any, *, vocab_size: int) -> int:
-    """How many questions make a batch, so that their logits fit into memory; changes no metric."""
+    """Return the number of questions per batch so that the logits fit into memory. It changes no metric."""
     return max(1, min(_MAX_QUESTIONS, _LOGITS_AT_ONCE // int(dataset.max_targets * vocab_size)))
 
 
 def predict_endings(model: Any, batch: Any) -> tuple[Any, Any]:
-    """The logits of a `models.GPT` for the endings of some questions only, and their targets."""
+    """Return the logits of a `models.GPT` for the tokens of the endings only, and their targets."""
     from surefoot.metrics.multiple_choice import eagerly  # imports torch
 
     tokens_RT, targets = batch

@@ -1,4 +1,4 @@
-"""From the settings of a GPT to its run: the network, the corpus, the scores, samples and predictions. Imports no torch."""
+"""The GPT recipe: from settings to a run with network, corpus, metrics, samples and predictions. Imports no torch."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ from surefoot.recipes.gpt.config import BEST, MEANT_FOR, Config
 from surefoot.recipes.gpt.predict import Predict, continuations
 from surefoot.recipes.optimizer_settings import refuse_default_data
 
-_TOKENS = 300  # are shown, about
+_TOKENS = 300  # approximate number of tokens shown
 
 
 def loss_heatmap(model: Any, corpus: texts.Corpus, *, context: int) -> "sf.report.TextHeatmap":
-    """Some windows from the middle of the validation text, each token with its loss as in the evaluation."""
+    """Return a heatmap of some windows from the middle of the validation text, with the evaluation loss of each token."""
     import numpy as np
     import torch.nn.functional as F
 
@@ -27,10 +27,10 @@ def loss_heatmap(model: Any, corpus: texts.Corpus, *, context: int) -> "sf.repor
     count = min(len(windows), max(1, round(_TOKENS / context)))
     first = (len(windows) - count) // 2
     parts = windows.gather(np.arange(first, first + count), np.zeros(count, dtype=np.int64))
-    inputs_BT, targets_BT = (part_BT[:, : 2 * _TOKENS] for part_BT in parts)  # of a long context, its beginning
+    inputs_BT, targets_BT = (part_BT[:, : 2 * _TOKENS] for part_BT in parts)  # only the beginning of a long context
     logits_BTV = model(inputs_BT.to(next(model.parameters()).device)).float().cpu()
     losses = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
-    real = targets_BT.flatten() >= 0  # the last window is filled up
+    real = targets_BT.flatten() >= 0  # the last window is padded
     tokens = [int(inputs_BT[0, 0]), *targets_BT.flatten()[real].tolist()]
     return sf.report.TextHeatmap.from_losses(
         "held-out text",
@@ -42,9 +42,9 @@ def loss_heatmap(model: Any, corpus: texts.Corpus, *, context: int) -> "sf.repor
 
 
 def check(config: Config) -> list[Any]:
-    """The parts that need only the settings; `ConfigError` with all their problems, before any data are read."""
+    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all problems."""
     return checked(
-        lambda: network_shape(config, vocab_size=257),  # the size of the vocabulary is known once the text is read
+        lambda: network_shape(config, vocab_size=257),  # the vocabulary size is unknown until the text is read
         config.optimizer.spec,
         config.schedule.spec,
         config.check,
@@ -55,7 +55,7 @@ def check(config: Config) -> list[Any]:
 
 
 def build(config: Config) -> "sf.Run":
-    """The run that a configuration describes, not yet started."""
+    """Build the run of a configuration without starting it."""
     context = config.model.context
     _, optimizer, schedule, *_ = check(config)
     corpus = texts.corpus(config.data, saved=texts.saved_tokenizer_path(config.run_dir), init=config.init_from)
@@ -72,7 +72,7 @@ def build(config: Config) -> "sf.Run":
         drawn = [sf.generate.sample(model, prompt, seed=seed, **settings) for seed in seeds]
         return [str(tokenizer.decode(tokens)) for tokens in drawn]
 
-    def in_words(batch: Any) -> str:  # line ends as they are written in Python
+    def in_words(batch: Any) -> str:  # line ends as escapes
         inputs_BT, targets_BT = batch
         return texts.first_lines(repr(tokenizer.decode([*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()])))
 
@@ -125,11 +125,11 @@ def _text_split(windows: Any, tokenizer: Any, *, at_end: bool = False) -> "sf.Sp
 
 
 def outline(config: Config) -> "sf.Run | None":
-    """The run without its data, to be computed with; None where only the data say how many different tokens there are."""
+    """Return the run without its data, to compute memory and time. Returns None if the vocabulary size depends on the data."""
     vocab_size, context = texts.promised_vocabulary(config.data), config.model.context
     if vocab_size is None or config.init_from is not None:
         return None
-    _, optimizer, schedule, *_ = check(replace(config, preset=None))  # whose data need not be there
+    _, optimizer, schedule, *_ = check(replace(config, preset=None))  # the preset's data may be absent
     network = network_shape(config, vocab_size=vocab_size)
     import numpy as np
 
@@ -151,7 +151,7 @@ def _loss(model: Any, batch: Any) -> Any:
 
 
 def network_shape(config: Config, *, vocab_size: int) -> Any:
-    """The network's shape; `ConfigError` where it cannot be built."""
+    """Return the configuration of the network. Raises `ConfigError` if the network cannot be built."""
     shape = config.model
     if shape.ngram_buckets is not None and shape.ngrams == 1:
         raise sf.ConfigError(
@@ -178,7 +178,7 @@ _CHOICES = 4
 
 def _cloze(config: Config, corpus: texts.Corpus) -> "sf.Split | None":
     held_out, wanted, context = corpus.longest_held_out, config.cloze_questions, config.model.context
-    if wanted is None:  # as many as are usual, where there is text for them
+    if wanted is None:  # the usual number, if the text is long enough
         if len(held_out) < _CHOICES * 2 * context:
             return None
         wanted = 200
@@ -192,7 +192,7 @@ def _cloze(config: Config, corpus: texts.Corpus) -> "sf.Split | None":
         raise
     rows = sf.data.MultipleChoice(questions, context=context, byte_counts=corpus.tokenizer.byte_counts)
     return sf.Split(
-        rows,  # whose endings are all of one length
+        rows,  # all endings have the same length
         metrics=lambda outputs, targets: {"accuracy": sf.metrics.multiple_choice_accuracy(outputs, targets)["acc"]},
         predict=asked_questions.predict_endings,
         batch_size=asked_questions.questions_at_once(rows, vocab_size=corpus.tokenizer.vocab_size),
@@ -201,7 +201,7 @@ def _cloze(config: Config, corpus: texts.Corpus) -> "sf.Split | None":
 
 
 def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any) -> Iterator[tuple[str, float]]:
-    """The metrics of a trained model over whole files of questions, for `surefoot evaluate --questions`; no training data are read."""
+    """Yield the metrics of a trained model on question files, for `surefoot evaluate --questions`, without training data."""
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
     own: dict[str, Any] = {"tokenizer": tokenizer, "context": config.model.context}
     splits = {name: asked_questions.question_split(name, path, **own) for name, path in on.items()}
@@ -213,7 +213,6 @@ def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any
 
 
 def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
-    """The texts with which a trained model goes on from the inputs, in pieces, for `surefoot predict`."""
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
     model, otherwise = _load_model(config, tokenizer, checkpoint, device=options.device), _prompt(config, tokenizer)
     return continuations(model, tokenizer, inputs, options, context=config.model.context, otherwise=otherwise)

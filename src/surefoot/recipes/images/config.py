@@ -1,4 +1,4 @@
-"""The settings of a classifier of images, and its presets. Imports no torch."""
+"""Settings and presets of the image recipe. Imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,43 +11,43 @@ from surefoot.recipes.optimizer_settings import FRACTION, RecipeSettings
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The images, and how pictures in folders become arrays."""
+    """The images and their conversion to arrays."""
 
     path: str | None = None
-    """A directory of IDX files (MNIST), of CIFAR-10's binary version, or of class folders, as they are or below train/, val/
-    and test/; or synthetic. Default: scikit-learn's digits."""
+    """A directory of IDX files (MNIST), CIFAR-10's binary files, class folders, or train/, val/ and test/ with class folders; or
+    synthetic. Default: scikit-learn's digits."""
     classes: tuple[str, ...] | None = None
-    """Names of the classes by number; for folders all of them, in this order. Default: numbers, and folders by name."""
+    """Class names by number; for folders, all folder names in this order. Default: numbers, or sorted folder names."""
     val_fraction: float = 0.1
-    """Fraction of the training images used for validation only, if val/ does not exist."""
+    """Fraction of the training images for validation, if val/ does not exist."""
     size: int | None = None
-    """Side of the images in pixels, for folders and synthetic. Default: that of all pictures, if they agree."""
+    """Image height and width in pixels, for folders and synthetic. Default: the pictures' own size, if all have the same."""
     channels: int | None = None
-    """1 makes all pictures gray and 3 makes them colored, for folders and synthetic. Default: as all pictures are."""
+    """For folders and synthetic: 1 converts pictures to gray, 3 to color. Default: unchanged."""
     crop: Literal["padded", "resized"] = "padded"
-    """For folders: "resized" trains on a random piece of 8% to 100% of the picture, as is usual for ImageNet."""
+    """For folders: "resized" trains on random crops of 8% to 100% of the picture, as is usual for ImageNet."""
     on_corrupt: Literal["error", "skip"] = "error"
-    """For folders: error stops at a damaged picture; skip reads all first and leaves damaged ones out, counted."""
+    """For folders: error stops at a damaged picture; skip reads all pictures first, and leaves out and counts damaged ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """How training images are changed, anew in every epoch."""
+    """Augmentation of the training images, drawn anew in every epoch."""
 
     crop_padding: int = 1
-    """Pixels of black on each side before a piece of the image's size is cut out."""
+    """Black pixels added on each side before a random crop to the image's size."""
     flip: bool = False
-    """Exchange left and right in half of the images."""
+    """Mirror half of the images horizontally."""
     cutout: int = 0
-    """Side of a square of the mean color put anywhere; 0 for none."""
+    """Height and width of a randomly placed square of the mean color; 0 disables it."""
     randaugment: int = 1
-    """Number of random changes of color and shape of each image."""
+    """Number of random color and shape operations per image."""
     randaugment_magnitude: int = 5
-    """Strength of these changes, 0 to 10."""
+    """Strength of the operations of randaugment, 0 to 10."""
     mixup: float = 0.0
-    """Mix images in pairs, with a share from a Beta distribution with this parameter; 0 for never."""
+    """Mix images in pairs, with a share from a Beta distribution with this parameter; 0 disables it."""
     cutmix: float = 0.0
-    """Put a rectangle of one image into another, with a share drawn in the same way; 0 for never."""
+    """Paste a rectangle of one image into another, its share from a Beta distribution with this parameter; 0 disables it."""
 
 
 @ordered
@@ -58,7 +58,7 @@ class Config(RecipeSettings):
     preset: Literal["tiny", "fashion-mnist", "fashion-mnist-fast", "cifar10", "imagenet"] | None = setting(
         None, observer=True, after="", group="what is trained"
     )
-    """A complete configuration to start from. Files and flags change it. Default: tiny."""
+    """A complete configuration to start from. Files and flags override it. Default: tiny."""
     run_dir: str | Path | None = default("runs/images")
     length: str = default("30 epochs")
     batch_size: int | str = default(64)
@@ -68,10 +68,10 @@ class Config(RecipeSettings):
     model: Model = setting(factory=Model, identity=True)
     channels_last: bool | Literal["auto"] = default(True)
     label_smoothing: float = setting(0.1, check=FRACTION, identity=True, after="check_state", group="optimization")
-    """Share of each target's probability that all classes share while training. Metrics are of the unsmoothed loss."""
+    """Share of each target's probability that is spread over all classes in training. Metrics use the unsmoothed loss."""
 
 
-BEST = "min val/loss"  # accuracy is the same for many checkpoints, where few images are held out
+BEST = "min val/loss"  # with few validation images, many checkpoints have the same accuracy
 
 _FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 
@@ -111,7 +111,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "optimizer.lr": 2e-2,
         "schedule.name": "linear",
     },
-    # He et al. 2016, section 4.2, with the network, the cosine and the length that became usual for it
+    # He et al. 2016, section 4.2, with today's usual network, cosine schedule and length
     "cifar10": {
         "model.name": "resnet18",
         "augmentation.crop_padding": 4,
@@ -142,7 +142,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-# half an epoch: too short for changed images and smoothed labels to help
+# half an epoch is too short for augmentation and label smoothing to help
 PRESETS["fashion-mnist-fast"] = PRESETS["fashion-mnist"] | {
     "augmentation.crop_padding": 0,
     "augmentation.flip": False,

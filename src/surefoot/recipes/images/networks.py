@@ -1,4 +1,4 @@
-"""Which network a run of images trains: one of surefoot's, one of timm's, or one that a file of the user's builds."""
+"""The network of an image run: one of surefoot's, one of timm's, or one that the user's file builds."""
 
 import inspect
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from surefoot.errors import first_line, refuse_all
 
 RESNETS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 _KINDS = {"simple_cnn": "simple_cnn", **dict.fromkeys(RESNETS, "resnet")}
-_SMALL_SIDE = 64  # pixels, up to which a ResNet does not throw three quarters of its rows away at once
-_LAST_PIXEL = {"cifar": 8, "imagenet": 32}  # up to this side the last of a network's maps is one pixel
-_OWN: dict[str, dict[str, Any]] = {  # settings that are absent have these values, and are foreign to all other networks
+_SMALL_SIDE = 64  # pixels; up to this size a ResNet's stem does not downsample by 4
+_LAST_PIXEL = {"cifar": 8, "imagenet": 32}  # up to this image size the last feature map is one pixel
+_OWN: dict[str, dict[str, Any]] = {  # defaults of each network's own settings
     "simple_cnn": {"width": 32, "dropout": 0.0},
     "resnet": {"stem": "auto", "zero_init_residual": True},
 }
@@ -23,23 +23,23 @@ _OWN: dict[str, dict[str, Any]] = {  # settings that are absent have these value
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The network. A setting that is not given has the network's default; one that the network does not have is refused."""
+    """The network. Absent settings use the network's defaults; settings of another network are refused."""
 
     name: str = "simple_cnn"
-    """simple_cnn, resnet18, resnet34, resnet50, timm:NAME (if timm is installed), or FILE.py:build, a function of (channels,
-    classes), or of nothing, that returns a module."""
+    """simple_cnn, resnet18, resnet34, resnet50, timm:NAME (if timm is installed), or FILE.py:build, a function of (channels, classes)
+    or of nothing that returns a module."""
     width: int | None = None
-    """simple_cnn: channels of the first of its three blocks, doubled in each. Default: 32."""
+    """simple_cnn: channels of the first of its three blocks; each block doubles them. Default: 32."""
     dropout: float | None = None
-    """simple_cnn: fraction of the last features dropped while training. Default: 0."""
+    """simple_cnn: dropout probability of the last features. Default: 0."""
     stem: Literal["cifar", "imagenet"] | None = None
-    """resnet: cifar begins with 3 x 3, imagenet with 7 x 7 and pooling. Default: cifar for images of up to 64 pixels."""
+    """resnet: cifar starts with a 3 x 3 convolution, imagenet with 7 x 7 and pooling. Default: cifar for images of up to 64 pixels."""
     zero_init_residual: bool | None = None
     """resnet: start every residual branch at zero. Default: True."""
 
 
 def refuse_settings(model: Model) -> None:
-    """Raise `ConfigError` for an unknown network, and for settings that it does not have or that are impossible."""
+    """Raise `ConfigError` for an unknown network, settings of another network, and impossible values."""
     kind = _kind(model.name)
     refuse_all(
         {
@@ -60,7 +60,7 @@ def refuse_settings(model: Model) -> None:
 
 
 def recorded_name(model: Model, *, recorded: str | None = None) -> str:
-    """The network's name as a run's directory keeps it: of a file its absolute path, from where the run that `recorded` it began."""
+    """Return the network's name for the run's records. Paths are absolute; `recorded` is returned if it names the same file."""
     if _kind(model.name) != "file":
         return model.name
     path, _, function = model.name.rpartition(":")
@@ -72,28 +72,27 @@ def recorded_name(model: Model, *, recorded: str | None = None) -> str:
 
 
 def network_identity(model: Model, name: str) -> dict[str, Any]:
-    """The identity of the network as JSON; with the hash of its file, if it comes from one."""
     return vars(model) | {"name": name} | ({"sha256": digest(name)} if _kind(name) == "file" else {})
 
 
 def digest(name: str) -> str | None:
-    """The hash of a network's file; None for other networks, and if the file is missing."""
+    """Return the hash of a network's file; None for other networks, and if the file is missing."""
     return None if (file := file_of(name)) is None else user_code.digest(file)
 
 
 def file_of(name: str) -> Path | None:
-    """The file of the user's own that holds a network; None if it is one of ours or timm's."""
+    """Return the user's file that builds a network; None for networks of surefoot and timm."""
     return Path(name.rpartition(":")[0]) if _kind(name) == "file" else None
 
 
 def note_changed(name: str, *, was: str | None) -> None:
-    """Print a note if a network's file has changed since the run began; `was` is its `digest` then."""
+    """Print a note if a network's file has changed since the run started; `was` is its `digest` at the start."""
     if (file := file_of(name)) is not None:
         user_code.note_changed(file, was=was)
 
 
 def builder(model: Model, name: str, *, channels: int, classes: int, size: int) -> Callable[[], Any]:
-    """The function that builds the network; the file or timm is loaded now. `name` is as `recorded_name` has it."""
+    """Return the function that builds the network, and import the file or timm now. `name` is a result of `recorded_name`."""
     kind = _kind(name)
     shape: dict[str, Any] = {"channels": channels, "classes": classes}
     own = _own(model, kind, size=size)
@@ -112,7 +111,7 @@ def builder(model: Model, name: str, *, channels: int, classes: int, size: int) 
 
 
 def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: int) -> None:
-    """Raise `ConfigError` if surefoot's own network would normalize micro-batches of one image over one pixel."""
+    """Raise `ConfigError` if batch normalization of surefoot's own networks would average over a single value per channel."""
     kind = _kind(name)
     if (
         micro_batch_size == 1
@@ -148,7 +147,7 @@ def _kind(name: str) -> str:
 def _of_timm(name: str, *, channels: int, classes: int) -> Callable[[], Any]:
     try:
         import timm
-    except Exception as problem:  # a torchvision that does not fit torch raises what it likes
+    except Exception as problem:  # a torchvision for another torch raises various errors
         raise sf.ConfigError(
             f"model.name = timm:{name} needs timm, which cannot be imported: {_describe(problem)}\n"
             "  install it: pip install surefoot[timm]"
@@ -182,7 +181,7 @@ def _refuse_outputs(network: Any, name: str, *, channels: int, classes: int, siz
     try:
         with torch.no_grad():
             logits = network.eval()(torch.zeros(2, channels, size, size))
-    except Exception as problem:  # whatever the user's code or torch raises
+    except Exception as problem:  # any error of the user's code or torch
         raise sf.ConfigError(
             f"{name} cannot take images of {channels} channel(s) and {size} x {size} pixels: {_describe(problem)}"
         ) from problem

@@ -1,4 +1,4 @@
-"""Classes of pictures by a trained classifier: the facts that a run saves of its data, and `surefoot predict`."""
+"""Classification of pictures by a trained model, and the facts about its data that a run saves."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -12,25 +12,25 @@ from surefoot.config.paths import local_path, read_regular
 from surefoot.config.tree import type_problem
 
 FILE = "images.json"  # in the run's directory
-EXAMPLE = "example.png"  # likewise: one that was held out
-_DIGITS = 4  # of a probability, after the point
-_SIDE = 16  # lines of a picture in blocks
+EXAMPLE = "example.png"  # likewise: a validation image
+_DIGITS = 4  # decimals of a probability
+_SIDE = 16  # lines of a picture drawn as text
 _SHADES = " ░▒▓█"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predict:
-    """How a picture is classified. It is made gray or colored, resized and cut as the training data were."""
+    """Options for the classification of pictures, which are converted like the training data."""
 
     top_k: int = 5
-    """Number of the likeliest classes that are shown."""
+    """Number of likeliest classes to show."""
     device: str = "auto"
-    """Where the model runs: "cpu", "cuda" or "mps". auto is the accelerator if there is one."""
+    """Device of the model: "cpu", "cuda" or "mps". auto is the accelerator if there is one."""
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """The conversion of a picture to the model's input, and of the output to a name."""
+    """The facts that convert a picture to the model's input, and the model's output to class names."""
 
     classes: Sequence[str]
     size: int
@@ -39,15 +39,14 @@ class Metadata:
     mean: Sequence[float]
     std: Sequence[float]
     network: str
-    """Its name; of a network of a file the absolute path and the function."""
+    """Name of the network; for a file, its absolute path and function."""
     sha256: str | None
-    """The hash of the network's file, if it comes from one."""
 
     def to_json(self) -> str:
         return json.dumps(vars(self), indent=1, ensure_ascii=False) + "\n"
 
     def strange(self, classes: Sequence[str], *, size: int, channels: int) -> str | None:
-        """The difference of other data that prevents an evaluation: classes, size or channels; None if they fit."""
+        """Return the difference in classes, size or channels that prevents an evaluation of other data, or None."""
         from surefoot.data.images.folder import first_names  # imports NumPy
 
         if list(classes) != self.classes:
@@ -65,7 +64,7 @@ class Metadata:
 
 
 def read_metadata(run: Path) -> Metadata:
-    """The saved facts of a run; `CheckpointError` if the file is missing or damaged, or names a program inside the run."""
+    """Load the saved facts of a run. Raises `CheckpointError` if the file is missing or damaged, or names a program inside the run."""
     path = run / FILE
     try:
         fields = json.loads(read_regular(path))
@@ -94,7 +93,7 @@ def read_metadata(run: Path) -> Metadata:
 
 
 def picture_in_words(classes: Sequence[str]) -> Callable[[Any], str]:
-    """A function that describes an image by shape and class, and draws it in blocks, from dark (minimum) to white (maximum).
+    """Return a function that describes an image by shape and class, and draws it as blocks from dark (minimum) to white (maximum).
 
     >>> import torch
     >>> print(picture_in_words(["no", "yes"])((torch.tensor([[[[0.0, 1.0], [0.5, 0.0]]]]), torch.tensor([1]))))
@@ -117,18 +116,17 @@ def picture_in_words(classes: Sequence[str]) -> Callable[[Any], str]:
 
 
 def _shade(value: float, low: float, high: float) -> str:
-    if not low <= value <= high:  # NaN, or infinity
+    if not low <= value <= high:  # NaN or infinity
         return "?"
     return _SHADES[0 if high == low else min(int((value - low) / (high - low) * len(_SHADES)), len(_SHADES) - 1)]
 
 
 def saved_metadata(out: str | Path | None) -> Metadata | None:
-    """The saved facts of the run in `run_dir`; None if no run has begun there."""
     return read_metadata(Path(out)) if out is not None and any(Path(out).glob("checkpoints/step-*")) else None
 
 
 def classify(model: Any, metadata: Metadata, inputs: Sequence[str], options: Predict) -> Iterator[str]:
-    """The likeliest classes of each picture: of one a line each, of several one JSON object a line. Errors come first."""
+    """Yield the likeliest classes: a line per class for one picture, a JSON line per picture for several. Errors are raised first."""
     import torch
 
     if not inputs:

@@ -1,4 +1,4 @@
-"""From the settings of an image classifier to its run: the network, the images, the loss, scores and predictions. Imports no torch."""
+"""The image recipe: from settings to a run with network, images, loss, metrics and predictions. Imports no torch."""
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -14,18 +14,13 @@ from surefoot.recipes.images.config import BEST, MEANT_FOR, Config
 from surefoot.recipes.images.predict import Predict
 from surefoot.recipes.optimizer_settings import refuse_default_data
 
-_ARRAYS = (
-    "crop_padding",
-    "flip",
-    "cutout",
-    "randaugment",
-    "randaugment_magnitude",
-)  # what is changed before images are a batch
+# applied before batching
+_ARRAYS = ("crop_padding", "flip", "cutout", "randaugment", "randaugment_magnitude")
 
 
 def check(config: Config) -> list[Any]:
-    """The parts that need only the settings; `ConfigError` with all their problems, before any data are read."""
-    from surefoot.data.images.load import refuse_fraction  # imports torch, as does the next
+    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all problems."""
+    from surefoot.data.images.load import refuse_fraction  # imports torch, as does the next line
     from surefoot.losses.mixing import refuse_mixing
 
     changes = config.augmentation
@@ -42,7 +37,7 @@ def check(config: Config) -> list[Any]:
 
 
 def build(config: Config) -> "sf.Run":
-    """The run that a configuration describes, not yet started."""
+    """Build the run of a configuration without starting it."""
     from surefoot.report.task_panels import png_file
 
     changes = config.augmentation
@@ -78,7 +73,7 @@ def build(config: Config) -> "sf.Run":
         mean = sf.losses.mixup_cross_entropy(logits_BK, mixture, label_smoothing=config.label_smoothing)
         return mean, {"accuracy": _accuracy(logits_BK.detach(), mixture)}
 
-    def refuse_other_images(_: Any, __: Any) -> Any:  # only here: a plan is shown, and a resume is refused by name
+    def refuse_other_images(_: Any, __: Any) -> Any:  # only here: a plan still works, and a resume names the difference
         raise sf.DataError(strange)
 
     def panels(model: Any) -> Iterator[Any]:
@@ -122,7 +117,6 @@ def build(config: Config) -> "sf.Run":
 
 
 def _in_words(datasets: "sf.data.ImageDatasets", path: str | None) -> list[str]:
-    """Lines that say which images these are, and how many are for what."""
     test = "no test part" if datasets.test is None else f"{len(datasets.test):,} to test at the end"
     return [
         "scikit-learn's handwritten digits (data.path is absent)" if path is None else f"images of {path}",
@@ -133,22 +127,20 @@ def _in_words(datasets: "sf.data.ImageDatasets", path: str | None) -> list[str]:
 
 
 def _accuracy(logits_BK: Any, mixture: "sf.losses.MixedBatch") -> "sf.Mean":
-    """How often the likeliest class is right; of images that show two samples each by its share."""
     first, second = (sf.metrics.top_k_accuracy(logits_BK, labels) for labels in (mixture.labels, mixture.others))
     return sf.Mean(mixture.share * first.total + (1 - mixture.share) * second.total, first.count)
 
 
 def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]:
-    """The user's files that rebuild a run; each with the hash that the run last recorded, if any."""
+    """Return the user's files that rebuild a run, each with the hash that the run last recorded, or None."""
     metadata = pictures.read_metadata(run) if (run / pictures.FILE).is_file() else None
-    network = None if metadata is None else metadata.network  # `predict` runs it, whatever the settings name
+    network = None if metadata is None else metadata.network  # `predict` runs this network, not that of the settings
     hashes = {} if metadata is None else {metadata.network: metadata.sha256}
     names = {*hashes, networks.recorded_name(config.model, recorded=network)}
     return [(file, hashes.get(name)) for name in sorted(names) if (file := networks.file_of(name)) is not None]
 
 
 def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
-    """The classes that a trained model sees in pictures, likeliest first, for `surefoot predict`."""
     from surefoot.train.compile import layout  # imports torch
     from surefoot.train.model_weights import load_weights  # imports torch
 

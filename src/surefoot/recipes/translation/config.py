@@ -1,4 +1,4 @@
-"""The settings of a translator, and its presets. Imports no torch."""
+"""Settings and presets of the translation recipe. Imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,30 +14,30 @@ _FROM_ZERO = number("a number from 0 on", least=0, kind=int | float)
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Sentences with their translations, and how they become numbers."""
+    """Sentence pairs and their tokenization."""
 
     path: str | None = None
-    """A directory with train.en and train.de (val and test beside them), or a .tsv or .jsonl file. Default: phrases from CLDR."""
+    """A directory with train.en and train.de (and val and test), or a .tsv or .jsonl file. Default: phrases from CLDR."""
     source: str = "en"
-    """Source language, as the files name it; a locale such as en or pt_BR for phrases."""
+    """Source language as in the file names; for phrases a locale such as en or pt_BR."""
     target: str = "de"
     """Target language."""
     phrase_count: int = 24_000
-    """Number of phrases if no path is given."""
+    """Number of phrases if no path is set."""
     val_fraction: float = 0.03
-    """Fraction of the pairs used for validation only, chosen by a hash of the source, if no validation file is named."""
+    """Fraction of the pairs held out for validation by a hash of the source, unless a validation file exists."""
     tokenizer: Literal["bpe", "unigram"] = "bpe"
-    """How words are cut into subwords: byte pairs, or a unigram model. It is trained on the training text."""
+    """Subword tokenizer, trained on the training text: byte pairs or a unigram model."""
     vocab_size: int | None = None
-    """Number of subwords. Default: 1024, or those of --init-from."""
+    """Number of subwords. Default: 1024, or that of --init-from."""
     shared_vocab: bool = True
     """Use one vocabulary and one embedding for both languages."""
     max_source_tokens: int = 128
-    """Leave out training pairs whose source has more tokens."""
+    """Leave out training pairs with more source tokens."""
     max_target_tokens: int = 128
-    """Leave out training pairs whose target has more tokens."""
+    """Leave out training pairs with more target tokens."""
     on_empty: Literal["error", "skip"] = "error"
-    """error refuses pairs with an empty side; skip leaves them out and counts them."""
+    """For pairs with an empty side: error refuses them; skip leaves them out and counts them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,37 +45,37 @@ class Model:
     """The shape of the network."""
 
     encoder_layers: int = 2
-    """Blocks of the encoder, which reads the source."""
+    """Number of encoder blocks."""
     decoder_layers: int = 2
-    """Blocks of the decoder, which writes the target."""
+    """Number of decoder blocks."""
     heads: int = 4
-    """Attention heads of each block."""
+    """Attention heads per block."""
     width: int = 128
-    """Channels between blocks, a multiple of the heads."""
+    """Embedding width, a multiple of the number of heads."""
     mlp_width: int = 512
-    """Units inside an MLP."""
+    """Hidden width of an MLP."""
     context: int = 512
-    """Longest source, and longest target, in tokens."""
+    """Maximum length of source and of target, in tokens."""
     dropout: float = 0.0
-    """Fraction of units dropped while training, of the embeddings and of what each part adds."""
+    """Dropout probability of the embeddings and of each sublayer's output."""
     attention_dropout: float = 0.0
-    """Fraction of attention weights dropped while training. Slow on a CPU."""
+    """Dropout probability of attention weights. Slow on a CPU."""
     activation_dropout: float = 0.0
-    """Fraction of units dropped inside an MLP while training."""
+    """Dropout probability inside an MLP."""
     norm_placement: Literal["pre", "post"] = "pre"
-    """pre puts norms before each part, which trains easily; post puts them after it, as first published."""
+    """pre normalizes before each sublayer, which is easier to train; post normalizes after it, as first published."""
     norm: Literal["layer", "rms"] = "layer"
-    """layer subtracts the mean, divides by the deviation and has a bias; rms divides by the root mean square."""
+    """layer is layer normalization with a bias; rms is RMS normalization."""
     qk_norm: bool = False
-    """Normalize the queries and keys of each head by their root mean square."""
+    """Apply RMS normalization to the queries and keys of each head."""
     positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    """Encoding of positions. sinusoidal suits lengths that are rare in training; rotary turns the queries and keys of self-attention."""
+    """Position encoding. sinusoidal suits lengths that are rare in training; rotary turns queries and keys of self-attention."""
     activation: Literal["relu", "gelu", "relu2"] = "relu"
     """Activation inside an MLP; relu2 is ReLU squared."""
     zero_init_residual: bool = False
-    """Start what each block adds at zero; for --model.norm-placement pre."""
+    """Initialize the output of each residual branch at zero; for --model.norm-placement pre."""
     tie_embeddings: bool = True
-    """Use the target's embedding matrix as the head."""
+    """Use the target's embedding matrix as the output head."""
 
 
 @ordered
@@ -86,7 +86,7 @@ class Config(RecipeSettings):
     preset: Literal["tiny", "multi30k", "multi30k-fast", "base", "big"] | None = setting(
         None, observer=True, after="", group="what is trained"
     )
-    """A complete configuration to start from. Files and flags change it. Default: tiny."""
+    """A complete configuration to start from. Files and flags override it. Default: tiny."""
     run_dir: str | Path | None = default("runs/translation")
     length: str = default("900 steps")
     batch_size: int | str = default("2048 tokens")
@@ -95,26 +95,25 @@ class Config(RecipeSettings):
     data: Data = setting(factory=Data, identity=True)
     model: Model = setting(factory=Model, identity=True)
     optimizer: Optimizer = default(Optimizer())
-    """Default betas of adamw are (0.9, 0.98) here, as in Vaswani et al. 2017, and the default weight decay is 0."""
+    """By default adamw has betas (0.9, 0.98), as in Vaswani et al. 2017, and no weight decay."""
     schedule: Schedule = default(Schedule(name="inverse_sqrt", warmup="10%"))
     label_smoothing: float = setting(0.1, check=FRACTION, identity=True, after="check_state", group="optimization")
-    """Share of each target's probability that all tokens share while training. Metrics are of the unsmoothed loss.
-    0: training records have the perplexity too."""
+    """Share of the target probability spread over all tokens in training. Metrics use no smoothing. With 0, records include perplexity."""
     best: Literal["bleu", "loss"] = setting("bleu", observer=True, after="evaluate_at_start")
-    """The validation metric whose best checkpoint is kept."""
+    """Validation metric that selects the best checkpoint."""
     beam_size: int = setting(5, check=_ONE_OR_MORE, observer=True, after="label_smoothing", group="evaluation")
-    """Number of hypotheses kept open when the test split is translated; 1 is greedy search."""
+    """Beam size to translate the test split; 1 is greedy search."""
     val_beam_size: int = setting(1, check=_ONE_OR_MORE, observer=True)
-    """The same for the validation split while training. Greedy search is several times faster."""
+    """Beam size to translate the validation split during training. Greedy search is several times faster."""
     length_penalty: float = setting(1.0, check=_FROM_ZERO, observer=True)
-    """0 prefers short translations; larger values prefer longer ones."""
+    """Length penalty of the beam search. 0 prefers short translations; larger values prefer longer ones."""
     val_pairs: int | None = setting(None, check=_ONE_OR_MORE, observer=True)
-    """Number of validation pairs evaluated while training. Default: all."""
+    """Number of validation pairs evaluated during training. Default: all."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {},
-    # the shape that Wu et al. 2021 (https://arxiv.org/abs/2105.14462) found best for so little text, with a wider MLP
+    # the best shape for small data in Wu et al. 2021 (https://arxiv.org/abs/2105.14462), with a wider MLP
     "multi30k": {
         "data.vocab_size": 5000,
         "model.encoder_layers": 4,
@@ -130,7 +129,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "optimizer.weight_decay": 0.01,
         "schedule.name": "linear",
         "schedule.warmup": "5%",
-        "ema": None,  # the rate falls to zero
+        "ema": None,  # the learning rate falls to zero
     },
     "base": {
         "data.vocab_size": 37_000,
@@ -160,7 +159,7 @@ _MULTI30K = "the directory of Multi30k (train.en, train.de, val.en, val.de ...):
 
 MEANT_FOR = {"multi30k": _MULTI30K, "multi30k-fast": _MULTI30K, "base": _LARGE, "big": _LARGE}
 
-# a few epochs: there is nothing yet to be kept from overfitting
+# too few epochs to overfit
 PRESETS["multi30k-fast"] = PRESETS["multi30k"] | {
     "model.dropout": 0.0,
     "model.activation": "relu",

@@ -1,4 +1,4 @@
-"""Sentence pairs as tokens: their source and tokenizers, and the parts for training and evaluation."""
+"""The corpus of a translation run: sentence pairs as tokens, their tokenizers, and the parts for training and evaluation."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,7 @@ from surefoot.recipes.gpt.corpus import TOKENIZER, beside
 from surefoot.recipes.optimizer_settings import note
 from surefoot.recipes.translation.config import Config, Data
 
-TARGET_TOKENIZER = "tokenizer.target.json"  # in the run's directory, where the target has a vocabulary of its own
+TARGET_TOKENIZER = "tokenizer.target.json"  # in the run's directory, if the vocabularies are separate
 PADDING = 0
 _VOCABULARY = 1024
 Sentences = list[tuple[str, str]]  # a source and its translation
@@ -19,21 +19,18 @@ Sentences = list[tuple[str, str]]  # a source and its translation
 
 @dataclass(frozen=True)
 class Bilingual:
-    """Pairs to train on, and sentences to score with their translations; and what made tokens of them."""
+    """Training pairs as tokens, sentences for validation and test with their translations, and the tokenizers."""
 
     train: Any
     val: Sentences
     test: Sentences | None
     source: Any
-    target: Any  # the same object as `source` where one vocabulary serves both sides
-    chosen: str
-    """The settings of the tokenizers; compared on resume."""
+    target: Any  # the same object as `source` if the vocabulary is shared
+    chosen: str  # tokenizer settings, which a resume compares
     about: str
-    """Which pairs they are, in words."""
 
     @property
     def in_words(self) -> list[str]:
-        """Lines that say which pairs these are, how many are for what, and how many subwords there are."""
         test = "no test part" if self.test is None else f"{len(self.test):,} to test at the end"
         tokenizers = (self.source,) if self.source is self.target else (self.source, self.target)
         sizes = [f"{tokenizer.vocab_size:,}" for tokenizer in tokenizers]
@@ -45,7 +42,6 @@ class Bilingual:
 
     @property
     def files(self) -> dict[str, str]:
-        """The files that a run saves beside its weights: {name: text}."""
         own = {} if self.target is self.source else {TARGET_TOKENIZER: self.target.to_json()}
         return {TOKENIZER: self.source.to_json(), **own}
 
@@ -54,11 +50,8 @@ class Bilingual:
 
 
 def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
-    """The pairs at `data.path` (None: phrases rendered from CLDR), in tokens; a message counts those too long to train on.
-
-    saved: the tokenizer that the run wrote when it began; with it the run goes on. Without it the one of the weights to start
-    from is taken, where there is one.
-    """
+    """Return the pairs at `data.path` in tokens (None: phrases from CLDR), and print the number of pairs too long to train on. `saved` is
+    the tokenizer that the run wrote at its start. Without `saved`, the tokenizer of the initial weights is used if there is one."""
     data, init, context = config.data, config.init_from, config.model.context
     source, target, fraction = data.source, data.target, data.val_fraction
     if data.path is None:
@@ -100,7 +93,6 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
 
 
 def _refuse_unlike(data: Data, tokenizers: tuple[Any, Any], path: Path) -> None:
-    """Raise `ConfigError` where the settings say of the tokenizers something else than the weights to start from have."""
     if data.vocab_size is not None:
         raise sf.ConfigError(
             f"data.vocab_size = {data.vocab_size}: the weights of --init-from have a tokenizer of their own, {path}\n"
@@ -120,7 +112,6 @@ def _refuse_unlike(data: Data, tokenizers: tuple[Any, Any], path: Path) -> None:
 
 
 def _within(context: int, sentences: Sentences, tokenizers: tuple[Any, Any], *, origin: Any) -> Sentences:
-    """The sentences to score that fit the model; those of files of their own must all fit: `DataError` names the first."""
     lengths = sf.data.TokenPairs.from_text(sentences, source=tokenizers[0], target=tokenizers[1]).lengths.max(axis=1)
     long = (lengths > context).nonzero()[0].tolist()
     if long and (origin is not None or len(long) == len(sentences)):
@@ -139,7 +130,7 @@ def _within(context: int, sentences: Sentences, tokenizers: tuple[Any, Any], *, 
 
 
 def saved_tokenizers(run: Path) -> tuple[Any, Any]:
-    """The tokenizers of source and target in a run's directory; `CheckpointError` where a file is damaged."""
+    """Load the source and target tokenizers of a run. Raises `CheckpointError` if a file is damaged."""
     try:
         first = sf.tokenizers.SubwordTokenizer.load(run / TOKENIZER)
         own = run / TARGET_TOKENIZER
@@ -149,7 +140,7 @@ def saved_tokenizers(run: Path) -> tuple[Any, Any]:
 
 
 def promised_vocabulary(vocab_size: int | None) -> int:
-    """How many subwords of a side the settings promise.
+    """Return the number of subwords per language that the settings determine.
 
     >>> promised_vocabulary(None)
     1024
@@ -158,7 +149,6 @@ def promised_vocabulary(vocab_size: int | None) -> int:
 
 
 def _train_tokenizers(pairs: Sentences, data: Data) -> tuple[Any, Any]:
-    """The tokenizers of both sides, trained on the training pairs."""
     trained = partial(
         sf.tokenizers.SubwordTokenizer.train, vocab_size=promised_vocabulary(data.vocab_size), kind=data.tokenizer
     )
@@ -167,10 +157,8 @@ def _train_tokenizers(pairs: Sentences, data: Data) -> tuple[Any, Any]:
 
 
 def cross_entropy(label_smoothing: float) -> Any:
-    """The loss: cross-entropy over the real tokens of the target, as a counted mean; smoothed while training.
-
-    In evaluation the accuracy stands beside it: how often the next token is the likeliest, given the right ones before it.
-    """
+    """Return the loss: cross-entropy over real target tokens as a counted mean, with label smoothing in training. In evaluation the loss
+    comes with the next-token accuracy, given the right previous tokens."""
 
     def loss(model: Any, batch: Any) -> Any:
         source_BS, target_BT = batch
@@ -197,12 +185,11 @@ def _evaluated(hidden_BTC: Any, head_VC: Any, target_BT: Any) -> "tuple[sf.Mean,
 
 
 def targets_of(batch: Any) -> int:
-    """How many tokens a batch asks for; counted on the host."""
     return int((batch[1][:, 1:] != PADDING).sum())
 
 
 def _real(hidden_BTC: Any, targets_BT: Any) -> tuple[Any, Any]:
-    """Hidden states and targets, on the CPU without the padding; elsewhere the host would have to wait for their number."""
+    # padding is removed on the CPU only: on other devices the host would wait for the number of tokens
     if not hidden_BTC.is_cpu:
         return hidden_BTC, targets_BT
     real_BT = targets_BT != PADDING

@@ -1,4 +1,4 @@
-"""Translations by a trained encoder-decoder, their quality, and `surefoot predict`."""
+"""Translations by a trained encoder-decoder, their metrics, and `surefoot predict`."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,29 +9,29 @@ import surefoot as sf
 from surefoot.config.paths import local_path
 from surefoot.tokenizers.subwords import END
 
-_EXAMPLES = 30  # sentences are translated for a report
-_CHARACTERS = ("ja", "ko", "th", "lo", "km", "my", "bo")  # written without spaces, or scored by the character
+_EXAMPLES = 30  # sentences translated for a report
+_CHARACTERS = ("ja", "ko", "th", "lo", "km", "my", "bo")  # written without spaces, or scored by character
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predict:
-    """How sentences are translated."""
+    """Options for the translation of sentences."""
 
     beam_size: int | None = None
-    """Number of hypotheses kept open; 1 is greedy search. Default: as in the run."""
+    """Beam size; 1 is greedy search. Default: the run's."""
     length_penalty: float | None = None
-    """0 prefers short translations; larger values prefer longer ones. Default: as in the run."""
+    """Length penalty. 0 prefers short translations; larger values prefer longer ones. Default: the run's."""
     file: str | None = None
-    """A file with one sentence in each line; as many lines come out."""
+    """A file with one sentence per line. The output has the same number of lines."""
     batch_size: int = 32
-    """Number of sentences translated at once. Changes memory and speed only."""
+    """Number of sentences translated at once. Changes only memory and speed."""
     device: str = "auto"
-    """Where the model runs: "cpu", "cuda" or "mps". auto is the accelerator if there is one."""
+    """Device of the model: "cpu", "cuda" or "mps". auto is the accelerator if there is one."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """How translations are found: the tokenizers of both sides, and the beam search."""
+    """The tokenizers of both languages, and the settings of the beam search."""
 
     source: Any
     target: Any
@@ -40,7 +40,7 @@ class Search:
 
 
 def translate(model: Any, sentences: Sequence[str], search: Search, *, batch_size: int = 32) -> list[str]:
-    """The translation of each sentence in one line; of an empty one an empty one. `DataError` for one that is too long."""
+    """Translate each sentence to one line; an empty sentence stays empty. Raises `DataError` for a sentence that is too long."""
     rows = {
         index: search.source.encode(sentence.strip()) for index, sentence in enumerate(sentences) if sentence.strip()
     }
@@ -60,10 +60,10 @@ def translate(model: Any, sentences: Sequence[str], search: Search, *, batch_siz
 
 
 def corpus_metrics(references: Sequence[str], translations: Sequence[str], *, language: str) -> dict[str, float | str]:
-    """BLEU and chrF of translations by sacrebleu, with their signatures; and the fraction that equals its reference.
+    """Return sacrebleu's BLEU and chrF with their signatures, and the fraction of translations equal to their reference.
 
-    BLEU: Papineni et al. 2002 (https://aclanthology.org/P02-1040), as sacrebleu makes it comparable (Post 2018:
-    https://aclanthology.org/W18-6319). chrF: Popovic 2015 (https://aclanthology.org/W15-3049).
+    BLEU: Papineni et al. 2002 (https://aclanthology.org/P02-1040), as standardized by Post 2018
+    (https://aclanthology.org/W18-6319). chrF: Popovic 2015 (https://aclanthology.org/W15-3049).
     """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
@@ -71,7 +71,7 @@ def corpus_metrics(references: Sequence[str], translations: Sequence[str], *, la
     bleu, chrf = BLEU(tokenize=_words(language), force=True), CHRF()
     equal = sum(one == other for one, other in zip(translations, references, strict=True))
     return {
-        "bleu": bleu.corpus_score(translations, [references]).score,  # before its signature
+        "bleu": bleu.corpus_score(translations, [references]).score,  # must be computed before its signature
         "chrf": chrf.corpus_score(translations, [references]).score,
         "exact": equal / len(references),
         "bleu_signature": str(bleu.get_signature()),
@@ -80,12 +80,12 @@ def corpus_metrics(references: Sequence[str], translations: Sequence[str], *, la
 
 
 def panel(model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, language: str) -> "sf.report.Examples":
-    """The best, the worst and some random translations of sentences spread over `pairs`, by the BLEU of each sentence."""
+    """Return a panel of the best, the worst and some random translations of sentences in `pairs`, by sentence BLEU."""
     from sacrebleu.metrics.bleu import BLEU
 
     spread = pairs[:: max(1, -(-len(pairs) // _EXAMPLES))][:_EXAMPLES]
     translations = translate(model, [source for source, _ in spread], search)
-    bleu = BLEU(tokenize=_words(language), effective_order=True)  # without the n-grams that a short sentence has not
+    bleu = BLEU(tokenize=_words(language), effective_order=True)  # ignores n-grams longer than the sentence
     rows = [
         (source, reference, translation, min(100.0, bleu.sentence_score(translation, [reference]).score))
         for (source, reference), translation in zip(spread, translations, strict=True)
@@ -102,7 +102,7 @@ def _words(language: str) -> str:
 
 @dataclass(frozen=True)
 class Sentence:
-    """One line to translate, where it stands, and why it cannot be read, where that is so."""
+    """A line to translate, its position in the input, and the reason if it cannot be read."""
 
     text: str
     where: str
@@ -110,10 +110,8 @@ class Sentence:
 
 
 def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
-    """All lines of the inputs (an empty one is an empty line) and of the file; of standard input for "-", or without either.
-
-    A line that is not UTF-8 is empty and says so. `DataError` for a file that cannot be read, or is UTF-16.
-    """
+    """Return all lines of the inputs and of the file, or of standard input for "-" or without inputs. An empty input is an empty line. A
+    line that is not UTF-8 becomes empty and keeps the reason. Raises `DataError` for a file that cannot be read or is UTF-16."""
     piped = list(inputs) == ["-"]
     sentences = [
         Sentence(line.removesuffix("\r"), f"input {number}")
@@ -136,11 +134,11 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
 
 
 def answers(model: Any, inputs: Sequence[str], options: Predict, search: Search) -> Iterator[str]:
-    """The translations, one per line; empty for inputs that fail, which a `DataError` counts at the end."""
+    """Yield the translations, one per line. Failed lines are empty, and a final `DataError` counts them."""
     sentences = sentences_of(inputs, options.file)
     own = {name: getattr(options, name) for name in ("beam_size", "length_penalty")}
     search = replace(search, **{name: value for name, value in own.items() if value is not None})
-    # a long file is answered as it goes; sentences of one length are many
+    # a long file is translated in parts, large enough to batch sentences of equal length
     failed, at_once = 0, max(1, 16 * options.batch_size)
     for first in range(0, len(sentences), at_once):
         texts = []
@@ -159,8 +157,7 @@ def answers(model: Any, inputs: Sequence[str], options: Predict, search: Search)
 
 
 def _too_long(model: Any, source: Any, text: str) -> str | None:
-    """Why a sentence is not translated; None where the model takes it."""
-    limit, tokens = model.shape.context - 1, len(source.encode(text.strip()))  # an end follows
+    limit, tokens = model.shape.context - 1, len(source.encode(text.strip()))  # one position is for the end token
     if tokens <= limit:
         return None
     return f"has {tokens} tokens, and the model takes {limit}: {text[:60]!r} ...: give it in parts, one sentence a line"
@@ -172,7 +169,7 @@ def _lines(data: bytes, where: str) -> list[Sentence]:
     if is_utf_16(data):
         decode_utf8(data, where)
     sentences = []
-    # a line feed ends a line, and none is missing where the last has none
+    # the last line may lack its line feed
     for number, line in enumerate(data.removesuffix(b"\n").split(b"\n") if data else [], start=1):
         position = f"{where}, line {number}"
         try:

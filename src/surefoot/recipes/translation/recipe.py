@@ -1,4 +1,4 @@
-"""From the settings of a translator to its run: the network, the pairs, the scores, samples and predictions. Imports no torch."""
+"""The translation recipe: from settings to a run with network, pairs, metrics, samples and predictions. Imports no torch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -19,9 +19,9 @@ _EXAMPLES = 3  # example translations of a sample
 
 
 def check(config: Config) -> list[Any]:
-    """The parts that need only the settings; `ConfigError` with all their problems, before any data are read."""
+    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all problems."""
     return checked(
-        lambda: network_shape(config, source=300, target=300),  # the vocabularies are known once the text is read
+        lambda: network_shape(config, source=300, target=300),  # the sizes are unknown until the text is read
         _as_usual(config.optimizer).spec,
         config.schedule.spec,
         config.check,
@@ -31,7 +31,7 @@ def check(config: Config) -> list[Any]:
 
 
 def build(config: Config) -> "sf.Run":
-    """The run that a configuration describes, not yet started."""
+    """Build the run of a configuration without starting it."""
     _, optimizer, schedule, *_ = check(config)
     corpus = texts.bilingual(config, saved=saved_tokenizer_path(config.run_dir))
     own = None if corpus.source is corpus.target else corpus.source.vocab_size
@@ -41,7 +41,7 @@ def build(config: Config) -> "sf.Run":
     scored = corpus.val[: config.val_pairs]
 
     def split(sentences: list[tuple[str, str]], search: Search, *, at_end: bool) -> "sf.Split":
-        # neighbours of one length, so that batches have little padding: the order of a split changes no score
+        # sorted by length, so that batches have little padding; the order of a split changes no metric
         ordered = sorted(sentences, key=lambda pair: (len(pair[0]), pair))
 
         def predict(model: Any, batch: Any) -> tuple[list[str], list[str]]:
@@ -51,7 +51,7 @@ def build(config: Config) -> "sf.Run":
             )
             return [corpus.target.decode(hypothesis.tokens) for hypothesis in hypotheses], batch[1].tolist()
 
-        # against the text as it was written, which tokens need not give back
+        # compare with the original text, because decoded tokens may differ from it
         compare = partial(corpus_metrics, [reference for _, reference in ordered], language=config.data.target)
 
         return sf.Split(
@@ -102,18 +102,18 @@ def build(config: Config) -> "sf.Run":
     )
 
 
-_USUAL = 32  # tokens of a side of a sentence, where none are read
+_USUAL = 32  # assumed tokens per sentence if no data are read
 
 
 def outline(config: Config) -> "sf.Run | None":
-    """The run without its data, to be computed with; None where weights to start from say how many subwords there are."""
+    """Return the run without its data, to compute memory and time. Returns None if initial weights determine the vocabulary size."""
     if config.init_from is not None:
         return None
-    _, optimizer, schedule, *_ = check(replace(config, preset=None))  # whose data need not be there
+    _, optimizer, schedule, *_ = check(replace(config, preset=None))  # the preset's data may be absent
     vocab_size = texts.promised_vocabulary(config.data.vocab_size)
     network = network_shape(config, source=None if config.data.shared_vocab else vocab_size, target=vocab_size)
     length = min(_USUAL, config.data.max_source_tokens, config.data.max_target_tokens)
-    row = [0] * (length - 1)  # and its end
+    row = [0] * (length - 1)  # plus the end token
     return sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
         loss=texts.cross_entropy(config.label_smoothing),
@@ -130,7 +130,7 @@ def outline(config: Config) -> "sf.Run | None":
 
 
 def network_shape(config: Config, *, source: int | None, target: int) -> Any:
-    """The network's shape for vocabularies of these sizes (source None: one for both); `ConfigError` where it cannot be."""
+    """Return the network's configuration for these vocabulary sizes. Raises `ConfigError` if the network cannot be built."""
     try:
         return sf.models.Seq2SeqConfig(vocab_size=target, source_vocab_size=source, **asdict(config.model))
     except ValueError as problem:
@@ -138,7 +138,6 @@ def network_shape(config: Config, *, source: int | None, target: int) -> Any:
 
 
 def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
-    """Translations of the inputs, one a line, for `surefoot predict`."""
     from surefoot.train.model_weights import load_weights  # imports torch
 
     source, target = texts.saved_tokenizers(run)
@@ -153,7 +152,6 @@ def _as_usual(optimizer: Optimizer) -> Optimizer:
 
 
 def _refuse_wrong(config: Config) -> None:
-    """Raise one `ConfigError` for all settings of this recipe's data that cannot be."""
     data, context, smallest = config.data, config.model.context, sf.tokenizers.SubwordTokenizer.min_vocab_size
     sides = {"data.max_source_tokens": data.max_source_tokens, "data.max_target_tokens": data.max_target_tokens}
     refuse_all(
