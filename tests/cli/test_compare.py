@@ -350,7 +350,7 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["gpt", "--vary", "optimizer.name=adamw,sgd", "--vary", "optimizer.momentum=0.9,0.8"], "foreign to adamw"),
+        (["gpt", "--vary", "optimizer.name=adamw,sgd", "--vary", "optimizer.momentum=0.9,0.8"], "is not a setting of adamw"),
         (["gpt", "--vary", "optimizer.lrr=0.1"], "did you mean"),
         (["gpt", "--vary", "optimizer.lr"], "a setting, =, and what it is to be"),
         (["gpt", "--vary", "optimizer.lr=0.1,0.10"], "two variants have the same settings"),
@@ -376,7 +376,7 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
             ["gpt", "--vary", "optimizer.lr=1,2", "--baseline", "foo"],
             "no variant has this name; choose from lr=1, lr=2",
         ),
-        (["gpt", "--vary", "optimizer.lr=1,2", "--metric", "val/loss"], "--metric 'val/loss': cannot watch"),
+        (["gpt", "--vary", "optimizer.lr=1,2", "--metric", "val/loss"], "--metric 'val/loss': cannot monitor"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--metric", "min loss"], "a split and a score of it"),
         (["a", "b", "--jobs", "2"], "--jobs is for the start of a comparison"),
     ],
