@@ -350,7 +350,10 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["gpt", "--vary", "optimizer.name=adamw,sgd", "--vary", "optimizer.momentum=0.9,0.8"], "is not a setting of adamw"),
+        (
+            ["gpt", "--vary", "optimizer.name=adamw,sgd", "--vary", "optimizer.momentum=0.9,0.8"],
+            "is not a setting of adamw",
+        ),
         (["gpt", "--vary", "optimizer.lrr=0.1"], "did you mean"),
         (["gpt", "--vary", "optimizer.lr"], "a setting, =, and what it is to be"),
         (["gpt", "--vary", "optimizer.lr=0.1,0.10"], "two variants have the same settings"),
