@@ -14,7 +14,10 @@ from surefoot.distributed.slurm import hosts, port, task, tasks_per_node
 from surefoot.errors import ConfigError
 
 CONTRADICTIONS = {
-    "rank": ({"SLURM_PROCID": "11"}, "SLURM_PROCID = 11, SLURM_NODEID = 2 and SLURM_LOCALID = 1 are out of range for 11"),
+    "rank": (
+        {"SLURM_PROCID": "11"},
+        "SLURM_PROCID = 11, SLURM_NODEID = 2 and SLURM_LOCALID = 1 are out of range for 11",
+    ),
     "local rank": ({"SLURM_LOCALID": "3"}, "SLURM_LOCALID = 3"),
     "machine": ({"SLURM_NODEID": "3"}, "SLURM_NODEID = 3"),
     "tasks of machines": (

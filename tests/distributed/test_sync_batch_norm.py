@@ -80,6 +80,5 @@ def test_in_one_process_it_changes_nothing_and_says_so(capsys: pytest.CaptureFix
     torch.testing.assert_close(one, other)
     assert "sync_batch_norm has no effect in one process" in capsys.readouterr().out
     assert any(
-        "another number of ranks changes the results" in line
-        for line in summary.batch_arithmetic(runs[0].parts, None)
+        "another number of ranks changes the results" in line for line in summary.batch_arithmetic(runs[0].parts, None)
     )

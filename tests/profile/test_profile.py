@@ -292,7 +292,9 @@ def test_everything_that_can_be_tried_is_and_leaves_the_run_as_it_was() -> None:
         "--micro-batch-size 8",
     ]
     assert "--compile" in offered
-    assert {"batch normalization averages over each micro-batch"} == {one.changes for one in found if "micro" in one.flag}
+    assert {"batch normalization averages over each micro-batch"} == {
+        one.changes for one in found if "micro" in one.flag
+    }
     torch.testing.assert_close({**run.state.models["model"].state_dict()}, before, rtol=0, atol=0)
     assert [parameter.stride() for parameter in run.state.parameters] == strides
 

@@ -155,7 +155,9 @@ def test_sizes_that_take_less_than_smaller_ones_are_found() -> None:
 
 
 def test_nothing_that_fits_is_an_error_that_says_what_it_needs() -> None:
-    with pytest.raises(sf.ConfigError, match=r"even a micro-batch of 1 samples does not fit: it needs .* but the limit is .* kB"):
+    with pytest.raises(
+        sf.ConfigError, match=r"even a micro-batch of 1 samples does not fit: it needs .* but the limit is .* kB"
+    ):
         sf.tune.find_batch_size(mlp_run(), memory="10 kB")
 
 
@@ -179,7 +181,9 @@ def test_a_size_that_the_model_refuses_is_told_and_left_out() -> None:
     assert found.tried[0].problem == "batch normalization needs more than one value per channel"
     assert found.largest.size == 24
     assert "the largest size that fits 900 MB is the whole batch" in found.reason
-    with pytest.raises(sf.ConfigError, match=r"(?s)even a micro-batch of 2 samples does not fit.*1 samples: batch normal"):
+    with pytest.raises(
+        sf.ConfigError, match=r"(?s)even a micro-batch of 2 samples does not fit.*1 samples: batch normal"
+    ):
         sf.tune.find_batch_size(mlp_run(model=Normalised), memory="5 kB")
     with pytest.raises(sf.ConfigError, match="needs more than one value per channel\n  try: a larger batch_size"):
         sf.tune.find_batch_size(mlp_run(model=Normalised, batch_size=1), memory="1 GB")

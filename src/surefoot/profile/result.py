@@ -208,9 +208,7 @@ def _arithmetic(profile: Profile) -> list[str]:
     if flops.formula is not None:
         formula, used = with_unit(flops.formula, "FLOP"), flops.formula / most
         lines.append(f"  by the formula (6 N + 12 L T D) per token: {formula} per step, utilization {used:.1%}")
-    lines.append(
-        "  counted: matrix products, convolutions, full attention; ignored: elementwise work, norms, softmax"
-    )
+    lines.append("  counted: matrix products, convolutions, full attention; ignored: elementwise work, norms, softmax")
     return lines
 
 
