@@ -190,7 +190,7 @@ def test_a_list_of_samples_is_taken(data: Any) -> None:
 
 
 class MulticlassAccuracy:
-    """A metric object, but not one of torchmetrics."""
+    """A metric object, but not from torchmetrics torchmetrics."""
 
     def update(self, outputs: Tensor, labels: Tensor) -> None: ...
 
@@ -203,7 +203,9 @@ def right_fraction(outputs: Tensor, targets: Tensor) -> float:
 
 def test_a_metric_object_of_another_library_is_refused_and_what_the_message_says_works() -> None:
     for metrics in ([MulticlassAccuracy()], {"a": MulticlassAccuracy()}, MulticlassAccuracy()):
-        with pytest.raises(sf.ConfigError, match="MulticlassAccuracy is a metric object, but not one of") as refused:
+        with pytest.raises(
+            sf.ConfigError, match="MulticlassAccuracy is a metric object, but not from torchmetrics"
+        ) as refused:
             sf.Split((X, Y), metrics=metrics)
     cure = str(refused.value).splitlines()[-1].partition("once: ")[2]
     split = eval(f"sf.Split((X, Y), {cure})", {"sf": sf, "surefoot": sf, "X": X, "Y": Y, "function": right_fraction})
@@ -212,7 +214,7 @@ def test_a_metric_object_of_another_library_is_refused_and_what_the_message_says
 
 
 def test_a_name_for_a_metric_is_refused_and_what_the_message_says_works() -> None:
-    with pytest.raises(sf.ConfigError, match="'top_k_accuracy' is a text") as refused:
+    with pytest.raises(sf.ConfigError, match="'top_k_accuracy' is a string") as refused:
         sf.Split((X, Y), metrics="top_k_accuracy")
     cure = str(refused.value).partition("write: ")[2]
     run = build(splits={"v": eval(f"sf.Split((X, Y), {cure})", {"sf": sf, "X": X, "Y": Y})})
