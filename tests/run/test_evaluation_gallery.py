@@ -113,7 +113,11 @@ def failing(model: nn.Module) -> Iterator[sf.report.ConfusionMatrix]:
     [
         (failing, "warning: panels after number 1 are missing: ZeroDivisionError: of no use", ["first"]),
         (lambda model: None, "warning: no panels: TypeError: 'NoneType' object is not iterable", None),
-        (lambda model: ["text"], "warning: no panels: the run's panels include a str: give a list of TextHeatmap, ", None),
+        (
+            lambda model: ["text"],
+            "warning: no panels: the run's panels include a str: give a list of TextHeatmap, ",
+            None,
+        ),
         (
             lambda model: [matrix(), sf.report.Curves(title="c", legend="", curves={"a": ((-1, 1.0),)})],
             "a point's step",

@@ -67,9 +67,7 @@ class RunDirectory:
                 f"cannot write to {self.path}: {problem.strerror or problem}\n  choose another directory: --run-dir DIR"
             ) from problem
         if locked is False:
-            raise ConfigError(
-                f"another process is training into {self.path}: wait for it, or choose another --run-dir"
-            )
+            raise ConfigError(f"another process is training into {self.path}: wait for it, or choose another --run-dir")
         self.lock, self.is_locked = lock, locked is not None
         HELD.add(resolved)
 
