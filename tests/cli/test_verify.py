@@ -137,7 +137,7 @@ def test_of_a_run_that_a_script_has_made_files_are_checked(tmp_path: Path, capsy
     small_runs.build(tmp_path / "a", length="2 steps").train()
     assert left_with(str(tmp_path / "a")) == 0
     said = capsys.readouterr().out
-    assert "no step was repeated: a script made this run, and only that can build it again" in said
+    assert "no step was repeated: only the script that built this run can rebuild it" in said
     assert said.endswith("the files match their manifests; no step was repeated\n")
 
 

@@ -89,7 +89,7 @@ def test_where_several_ranks_meet_a_fault_the_first_micro_batch_is_named(ranks: 
     assert [one["first"]["micro_batch"] for one in seen["ranks"]] == [0, 1]
     assert (seen["first"]["micro_batch"], seen["first"]["rank"]) == (0, 0)
     assert " samples of micro-batch 0 (rank 0)" in told[1]["said"]
-    assert "at step 3 (max_bad_steps is 0); neither that step nor a later one was applied" in told[1]["said"]
+    assert "at step 3 (max_bad_steps is 0); neither this step nor a later one was applied" in told[1]["said"]
 
 
 def looked_at_badly(**settings: Any) -> list[Any]:

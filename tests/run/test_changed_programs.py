@@ -338,7 +338,7 @@ def test_a_split_of_other_samples_is_noted_and_refused_where_it_steers(
     own = "{'splits': {'val': sf.Split(Other())}, 'evaluate_every': '2 steps', 'plateau': PLATEAU}"
     begin(place, own.replace("PLATEAU", "None"))
     built(place, "inputs - 1.0", "inputs - 2.0", own=own.replace("PLATEAU", "None")).train()
-    assert "note: val holds other data than before: its scores are not comparable" in capsys.readouterr().out
+    assert "note: the data of val has changed: its scores are not comparable" in capsys.readouterr().out
     steered = own.replace("PLATEAU", "sf.ReduceLROnPlateau('min val/loss', patience=5)")
     begin(place / "steered", steered) if (place / "steered").mkdir() is None else None
     with pytest.raises(sf.CheckpointError, match="sample 0 of val, which affects the run, has changed"):
@@ -359,8 +359,7 @@ def test_objects_that_are_not_looked_into_are_named_when_the_run_begins(
     }
     built(place, stop_after="4 steps", **settings).train()
     assert (
-        "note: Graph in samples cannot be looked into: a resume does not notice if they change"
-        in capsys.readouterr().out
+        "note: Graph in samples cannot be inspected: a resume does not detect their changes" in capsys.readouterr().out
     )
     built(place, **(settings | {"train_data": [(torch.ones(2), 1, Graph()) for _ in range(12)]})).train()
 

@@ -580,7 +580,7 @@ def test_on_another_machine_rounding_is_measured_and_is_no_fault(run: Path, else
     assert outcome.largest["records"].where == "the record of step 18, loss"
     assert outcome.largest["records"].relative == pytest.approx(1e-6, rel=1e-3)
     assert outcome.largest["tensors"].where == "step-00000016, model.safetensors, 0.weight[3, 2]"
-    assert verdict.sentence.endswith("is proved within rounding")
+    assert verdict.sentence.endswith("is proved up to rounding")
 
 
 def test_on_another_machine_what_rounding_does_not_explain_is_a_fault(run: Path, elsewhere: None) -> None:

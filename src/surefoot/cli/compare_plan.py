@@ -121,7 +121,6 @@ def planned_of(program: Program, flags: Sequence[str], options: Compare, *, verb
 
 
 def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
-    """Return the variant of a search trial; `chosen` maps settings to values."""
     _, kind = program_of(plan, run=Path(name))
     flags = [part for setting, text in chosen.items() for part in typed(kind, setting, text)]
     meant = flatten(configured(kind, [("comparison", plan.base)], flags, verb="compare")[0])
@@ -143,7 +142,6 @@ def program_of(plan: Planned, *, run: Path) -> tuple[Program, type[Any]]:
 
 
 def check_baseline(plan: Planned) -> None:
-    """Raise if no variant will have the baseline's name."""
     called = group_labels(plan.variants)
     if plan.search is not None:
         called |= {name: name for name in map(trial_name, range(plan.search["trials"]))}

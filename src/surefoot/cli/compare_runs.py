@@ -160,7 +160,6 @@ def _trained(plan: Planned, path: Path) -> list[Compared]:
 
 
 def compare_existing(options: Compare) -> None:
-    """Compare existing runs without changing them."""
     _refuse_comparisons(options.what)
     paths = [find_run(name) for name in options.what]
     if len({path.resolve() for path in paths}) < len(paths):

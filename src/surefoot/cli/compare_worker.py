@@ -65,8 +65,7 @@ def train(plan: planned.Planned, directory: Path, name: str) -> None:
 
 
 def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
-    """Return the watched score of each batch of its split, for the best and the last checkpoint, as JSON values. Returns {"why": reason}
-    if a score has no value per batch. The weights of `run` are replaced."""
+    """Return the watched score of each batch, with the weights of the best and the last checkpoint, or {"why": reason}."""
     if trained.watch is None or run.parts.directory is None:
         return {"why": "no score is watched"}
     score, best = trained.watch[1], trained.best
@@ -150,7 +149,6 @@ def build_variant(plan: planned.Planned, directory: Path, name: str) -> Run:
 
 
 def main() -> None:
-    """Run `python -m surefoot.cli.compare_worker PARENT PROGRAM train|look DIRECTORY NAME`, as built by `command`."""
     parent, typed, what, directory, name = sys.argv[1:]
     die_with(int(parent))
     sys.argv = [typed, "compare", directory]  # the command that resumes the run, for environment.json and messages

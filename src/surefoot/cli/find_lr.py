@@ -37,7 +37,7 @@ class TriedRunOptions(ChangedProgramOption, ProgramOptions):
 class FindLr(TriedRunOptions):
     """Train one step at each learning rate, from the lowest to the highest, on the
     data that training would read next. Suggest the learning rate at which the loss
-    falls steepest. Settings are those of surefoot train. For a RUN, the steps start
+    falls steepest. surefoot train has the same settings. For a RUN, the steps start
     at its newest checkpoint. The run is not changed; only --out is written. The
     exit status is 1 if no learning rate can be suggested.
 
@@ -94,7 +94,6 @@ def find_lr(arguments: list[str]) -> None:
 
 
 def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[T, list[str]]:
-    """Return the options of a subcommand that measures a run, and the run's own flags."""
     missing = f"{verb} of what? surefoot {verb} gpt, or surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
     options, flags = verb_options(kind, arguments, verb=verb, missing=missing, help_goes_on=True)
     refuse_several(flags, verb=verb)

@@ -78,7 +78,6 @@ def flags_of(
 
 
 def settings_page(flags: Sequence[Flag]) -> str:
-    """Return the settings by group, the most used first. Each setting appears once."""
     by_name = {flag.name: flag for flag in flags}
     first = [by_name[name] for name in MOST_USED if name in by_name]
     groups: dict[str, list[Flag]] = {"most used": first} if len(first) > 1 else {}
@@ -89,7 +88,6 @@ def settings_page(flags: Sequence[Flag]) -> str:
 
 
 def section(title: str, flags: Sequence[Flag], *, names: Collection[str] = ()) -> str:
-    """Return a heading with flags below it. Texts show the settings in `names` as flags."""
     return "\n".join([f"{title.replace('_', ' ')}:", *(line for flag in flags for line in _lines(flag, names)), ""])
 
 

@@ -89,9 +89,8 @@ def run_or_exit(call: Callable[[], None], *, with_traceback: bool) -> None:
     try:
         call()
     except KeyboardInterrupt:
-        if (
-            "surefoot.run.session" not in sys.modules and not started_by_launcher()
-        ):  # the session reports it for all ranks
+        # otherwise the session reports it for all ranks
+        if "surefoot.run.session" not in sys.modules and not started_by_launcher():
             print("\nnothing was begun", file=sys.stderr)
         sys.exit(130)
     except Exception as problem:

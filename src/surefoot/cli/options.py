@@ -130,8 +130,8 @@ def verb_options(
     but: Collection[str] = (),
     help_goes_on: bool = False,
 ) -> tuple[T, list[str]]:
-    """Parse the options of a subcommand, except those in `but`, and return the other arguments as settings. `missing` is the error if a
-    required first argument is absent. The process exits after printing help, unless `help_goes_on` is True."""
+    """Parse the options of a subcommand, except those in `but`, and return the other arguments as settings. A missing first argument
+    raises the error `missing`. The process exits after printing help, unless `help_goes_on` is True."""
     if missing is not None:
         target(kind, arguments, verb=verb, missing=missing)
     groups = by_flag(arguments)
@@ -153,7 +153,6 @@ def verb_options(
 
 
 def only_options(kind: type[T], arguments: Sequence[str], *, verb: str, missing: str = WHICH_RUN) -> T:
-    """Parse the options of a subcommand that takes no settings."""
     options, rest = verb_options(kind, arguments, verb=verb, missing=missing)
     refuse_unknown([name for name, _ in by_flag(rest) if name], option_names(kind), verb=verb, flags="options")
     return options
@@ -167,7 +166,6 @@ def option_names(kind: type[Any]) -> list[str]:
 
 
 def print_options(kind: type[Any], verb: str, *, but: Collection[str] = ()) -> None:
-    """Print the arguments and options of a subcommand, except settings in `but`."""
     flags = [flag for flag in flags_of(kind, switches=True) if flag.name not in but]
     parts = {
         "arguments": [flag for flag in flags if flag.metavar],

@@ -44,14 +44,12 @@ def among_settings(program: Program) -> tuple[str, ...]:
 
 
 def program_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[Program, T, list[str]]:
-    """Return the program, the options of the subcommand, and the other arguments, which are settings."""
     missing = f"{verb} what? surefoot {verb} gpt, or surefoot {verb} FILE.py:build"
     program = find_program(target(kind, arguments, verb=verb, missing=missing))
     return program, *verb_options(kind, arguments, verb=verb, but=among_settings(program), help_goes_on=True)
 
 
 def settled(several: Several, config: Any) -> Several:
-    """Return the configuration's values if it has these settings, else `several`."""
     if config is None or "nproc" not in flatten(config):
         return several
     return Several(nproc=config.nproc, max_restarts=config.max_restarts)

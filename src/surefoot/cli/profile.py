@@ -12,7 +12,7 @@ from surefoot.recipes.program import status_line
 class Profile(TriedRunOptions):
     """Measure the time of each part of a training step, its operators, memory and
     FLOPs. Measure possible speedups, each in alternation with the unchanged run.
-    Settings are those of surefoot train. Nothing is trained. The profile takes
+    surefoot train has the same settings. Nothing is trained. The profile takes
     about half a minute.
 
       surefoot profile gpt

@@ -57,8 +57,8 @@ class Training:
 class Submit(AcceptChange, ProgramOptions):
     """Train as a Slurm job with one process per GPU, through submitit (extra slurm).
     The run saves before the job's time limit and on preemption; the job is then
-    requeued and the run resumes with the same bits. Settings are those of surefoot
-    train. --run-dir must be on a file system that all machines share.
+    requeued and the run resumes with the same bits. surefoot train has the same
+    settings. --run-dir must be on a file system that all machines share.
 
       surefoot submit gpt --hours 12 --gpus-per-node 8 --run-dir runs/large
       surefoot submit my.py:build --hours 24 --gpus-per-node 4 --sbatch account=lab

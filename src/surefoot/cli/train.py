@@ -24,7 +24,7 @@ class AcceptChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Train(AcceptChange, Several, ProgramOptions):
-    """Train a run, or resume it if --run-dir holds a checkpoint of it. Recipes are
+    """Train a run, or resume it if --run-dir holds its checkpoint. Recipes are
     gpt, translation and images. Every setting is a flag and a key of a TOML file;
     surefoot train gpt --help lists them. Flags override --config, --config
     overrides --preset, and --preset overrides defaults. Ctrl-C saves and stops; the

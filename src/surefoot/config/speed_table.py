@@ -1,5 +1,5 @@
-"""Measured speedups of bf16 and channels last, by which "auto" chooses. `benchmarks/precision.py --write` writes the rows. Nothing here
-reads a clock or imports torch, so equal facts give the same choice in every process."""
+"""Measured speedups of bf16 and channels last, by which "auto" chooses. `benchmarks/precision.py --write` writes the rows and
+benchmarks/results/precision.txt. Nothing here reads a clock or imports torch, so equal facts give the same choice in every process."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

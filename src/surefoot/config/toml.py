@@ -16,7 +16,7 @@ _NONE, _PROGRAM = "None", "program"
 
 def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any]) -> str:
     """Return the configuration as TOML with the table [program]. A comment on each line names the value's origin, by default "default"."""
-    import tomlkit  # takes 30 ms, and only runs that write need it
+    import tomlkit  # takes 30 ms
 
     defaults, tables = default_values(type(config)), {"": list[str]()}  # TOML needs plain keys before tables
     for name, value in flatten(config).items():

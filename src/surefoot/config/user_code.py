@@ -33,9 +33,7 @@ def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
     if path.suffix != ".py":
         raise ConfigError(f"{path} is no program: a file of Python ends in .py")
     path = path.resolve()
-    name = (
-        path.stem if path.stem not in sys.modules else f"_{path.stem}"
-    )  # a file called random.py must not hide the module
+    name = path.stem if path.stem not in sys.modules else f"_{path.stem}"  # random.py must not hide `random`
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None
     assert specification.loader is not None
@@ -135,7 +133,8 @@ def note_changed(path: Path, *, was: str | None) -> None:
 
 def text_hashes(objects: Iterable[Any]) -> dict[str, str]:
     """Return hashes of the source text of the user's functions by name, including functions that they name. An object is hashed by its
-    class and base classes. Comments, docstrings, formatting, the standard library, installed packages and surefoot are ignored."""
+    class and base classes, a `functools.partial` by its function. Comments, docstrings, formatting, the standard library, installed
+    packages and surefoot are ignored."""
     texts = defaultdict[str, set[str]](set)
     waiting = [each.func if isinstance(each, partial) else each for each in objects]
     while waiting:

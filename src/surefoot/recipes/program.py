@@ -39,7 +39,6 @@ class Program:
     names: Mapping[str, Any]
 
     def preset(self, name: str | None) -> dict[str, Any]:
-        """Return the values of a preset by dotted name, or {} for None."""
         presets = self.names.get("PRESETS", {})
         if name is not None and name not in presets:
             meant = did_you_mean(name, presets, otherwise=f"there are: {', '.join(presets) or 'none'}")
@@ -71,7 +70,6 @@ class Program:
         return function if self.config in typing.get_type_hints(function).values() else None
 
     def run(self, *config: Any) -> "Run":
-        """Build the run. Raises `ConfigError` if the function returns anything else."""
         from surefoot.run.run import Run
 
         run = self.build(*config)

@@ -162,7 +162,7 @@ def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) 
     reached = max([*Store(out / "checkpoints").steps(), *(int(record["step"]) for record in known)])
     notes = {
         f"the run itself has completed {reached} steps, according to its records and checkpoints": step > reached,
-        "the step is inspected without torch.compile: equal within rounding": parts.compiled,
+        "the step is inspected without torch.compile: equal up to rounding": parts.compiled,
         "your own code ran between the steps; neither the code nor its changes are repeated here": any(
             record.get("user_s") for record in known if record["kind"] == "train"
         ),

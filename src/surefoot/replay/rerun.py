@@ -193,8 +193,8 @@ def _notes(parts: Components, checkpoint: Checkpoint) -> list[str]:
     notes = []
     if then["ranks"] != now["ranks"] or then["parallel"] != now["parallel"]:
         ranks = counted(then["ranks"], "rank")
-        notes.append(f"trained on {ranks} ({then['parallel']}), repeated in one process: equal within rounding")
+        notes.append(f"trained on {ranks} ({then['parallel']}), repeated in one process: equal up to rounding")
     # the ranks are described above
     if changes := describe_changes({**then, "ranks": now["ranks"], "parallel": now["parallel"]}, now):
-        notes.append(f"{changes}: equal within rounding, not bit for bit")
+        notes.append(f"{changes}: equal up to rounding, not bit for bit")
     return notes

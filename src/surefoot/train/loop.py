@@ -68,7 +68,9 @@ class State:
         """The only model. Raises `ConfigError` if the run has several models."""
         if len(self.models) > 1:
             names = ", ".join(self.models)
-            raise ConfigError(f"state.model of several models, {names}\n  take one by name: state.models['NAME']")
+            raise ConfigError(
+                f"state.model: this run has several models, {names}\n  choose one by name: state.models['NAME']"
+            )
         return next(iter(self.models.values()))
 
     @property
@@ -182,7 +184,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     task, state, ranks = step._task, step.state, step._task.ranks
     loss = loss or task.loss
     if loss is None:
-        raise ConfigError("this run has no loss of its own: forward_backward(step, loss) needs one")
+        raise ConfigError("the run was built without a loss: call forward_backward(step, loss)")
     sums = LossSum(ranks.nominal or sum(micro_batch.count for micro_batch in step.micro_batches) or 1)
     scale, loss = task.precision.loss_scale, step._watch.over(loss, step.micro_batches)
     state.trainable.follow(in_step=True)
@@ -220,7 +222,7 @@ def update(step: Step, *names: str) -> None:
     """
     state, scale = step.state, step._task.precision.loss_scale
     if step._pending is None:
-        raise ConfigError("update(step) without a gradient: call forward_backward(step) first")
+        raise ConfigError("update(step) has no gradient to use: call forward_backward(step) first")
     (loss, factor), step._pending = step._pending, None
     factor = factor if scale is None else factor / scale.scale
     step._watch.before(names or state.optimizers, factor)

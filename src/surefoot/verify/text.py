@@ -54,7 +54,7 @@ def unproved_lines(files: Files) -> list[str]:
 
 
 def window_facts(outcome: Outcome) -> list[str]:
-    reached, how = _reached(outcome), "bit for bit" if outcome.exact else "within rounding"
+    reached, how = _reached(outcome), "bit for bit" if outcome.exact else "up to rounding"
     of = "" if len(outcome.records) == outcome.met_records else f" of {outcome.met_records:,}"
     parts = [f"{len(outcome.records):,}{of} record{'s' * (outcome.met_records != 1)}"] if outcome.records else []
     if outcome.checkpoints:

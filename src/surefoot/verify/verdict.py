@@ -136,7 +136,7 @@ class Verdict:
             return f"{self.run} failed verification: {count} problem{'s' * (count > 1)}"
         if not self.outcomes:
             return f"{self.run}: the files match their manifests; no step was repeated"
-        how = "bit for bit" if all(outcome.exact for outcome in self.outcomes) else "within rounding"
+        how = "bit for bit" if all(outcome.exact for outcome in self.outcomes) else "up to rounding"
         return f"{self.run} is proved {how}{'' if self.whole else ', in part'}"
 
     def __str__(self) -> str:

@@ -18,7 +18,8 @@ class Data:
     path: str | None = None
     """A text file, a directory of text files, or a directory of token shards. Default: the source of Python's standard library."""
     tokenizer: str | None = None
-    """bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory. Default: that of --init-from, or bpe."""
+    """bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory. Default: the tokenizer of --init-from, or
+    bpe."""
     vocab_size: int | None = None
     """Vocabulary size of a trained bpe tokenizer. Default: 2048."""
     val_fraction: float = 0.05

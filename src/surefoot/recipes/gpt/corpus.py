@@ -27,14 +27,12 @@ class Corpus:
     train: Any
     val: Any
     tokenizer: Any
-    chosen: str
-    """The settings of the tokenizer, which a resume compares."""
+    chosen: str  # tokenizer settings, which a resume compares
     about: tuple[str, str]
     """The name and size of the text, and its validation part."""
 
     @property
     def in_words(self) -> list[str]:
-        """Lines of text about the corpus, its validation part and its tokens."""
         return [
             *self.about,
             f"{len(self.train):,} tokens to train on, {len(self.val):,} held out;"
@@ -43,7 +41,6 @@ class Corpus:
 
     @property
     def longest_held_out(self) -> Any:
-        """The longest contiguous array of validation tokens."""
         held_out = self.val
         return max(held_out.arrays if isinstance(held_out, sf.data.TokenShards) else [held_out], key=len)
 

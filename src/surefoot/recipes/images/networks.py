@@ -26,7 +26,8 @@ class Model:
     """The network. Absent settings use the network's defaults; settings of another network are refused."""
 
     name: str = "simple_cnn"
-    """simple_cnn, resnet18, resnet34, resnet50, timm:NAME, or FILE.py:build, a function of (channels, classes), or of nothing."""
+    """simple_cnn, resnet18, resnet34, resnet50, timm:NAME (if timm is installed), or FILE.py:build, a function of (channels, classes)
+    or of nothing that returns a module."""
     width: int | None = None
     """simple_cnn: channels of the first of its three blocks; each block doubles them. Default: 32."""
     dropout: float | None = None
@@ -71,7 +72,6 @@ def recorded_name(model: Model, *, recorded: str | None = None) -> str:
 
 
 def network_identity(model: Model, name: str) -> dict[str, Any]:
-    """Return the identity of the network as JSON values, with the hash of the user's file if there is one."""
     return vars(model) | {"name": name} | ({"sha256": digest(name)} if _kind(name) == "file" else {})
 
 

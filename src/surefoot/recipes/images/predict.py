@@ -41,7 +41,6 @@ class Metadata:
     network: str
     """Name of the network; for a file, its absolute path and function."""
     sha256: str | None
-    """Hash of the network's file, if there is one."""
 
     def to_json(self) -> str:
         return json.dumps(vars(self), indent=1, ensure_ascii=False) + "\n"
@@ -123,7 +122,6 @@ def _shade(value: float, low: float, high: float) -> str:
 
 
 def saved_metadata(out: str | Path | None) -> Metadata | None:
-    """Load the saved facts of the run in `run_dir`; returns None if no run has started there."""
     return read_metadata(Path(out)) if out is not None and any(Path(out).glob("checkpoints/step-*")) else None
 
 

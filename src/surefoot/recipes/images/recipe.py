@@ -14,13 +14,8 @@ from surefoot.recipes.images.config import BEST, MEANT_FOR, Config
 from surefoot.recipes.images.predict import Predict
 from surefoot.recipes.optimizer_settings import refuse_default_data
 
-_ARRAYS = (
-    "crop_padding",
-    "flip",
-    "cutout",
-    "randaugment",
-    "randaugment_magnitude",
-)  # applied before batching
+# applied before batching
+_ARRAYS = ("crop_padding", "flip", "cutout", "randaugment", "randaugment_magnitude")
 
 
 def check(config: Config) -> list[Any]:

@@ -26,14 +26,11 @@ class Bilingual:
     test: Sentences | None
     source: Any
     target: Any  # the same object as `source` if the vocabulary is shared
-    chosen: str
-    """The settings of the tokenizers, which a resume compares."""
+    chosen: str  # tokenizer settings, which a resume compares
     about: str
-    """The description of the pairs."""
 
     @property
     def in_words(self) -> list[str]:
-        """Lines of text about the pairs, the size of each part, and the vocabulary sizes."""
         test = "no test part" if self.test is None else f"{len(self.test):,} to test at the end"
         tokenizers = (self.source,) if self.source is self.target else (self.source, self.target)
         sizes = [f"{tokenizer.vocab_size:,}" for tokenizer in tokenizers]
@@ -45,7 +42,6 @@ class Bilingual:
 
     @property
     def files(self) -> dict[str, str]:
-        """The files that a run saves beside its weights: {name: text}."""
         own = {} if self.target is self.source else {TARGET_TOKENIZER: self.target.to_json()}
         return {TOKENIZER: self.source.to_json(), **own}
 

@@ -21,9 +21,7 @@ _EXAMPLES = 3  # example translations of a sample
 def check(config: Config) -> list[Any]:
     """Validate the settings and return the parts that need no data. Raises `ConfigError` with all problems."""
     return checked(
-        lambda: network_shape(
-            config, source=300, target=300
-        ),  # the vocabulary sizes are unknown until the text is read
+        lambda: network_shape(config, source=300, target=300),  # the sizes are unknown until the text is read
         _as_usual(config.optimizer).spec,
         config.schedule.spec,
         config.check,
