@@ -80,7 +80,7 @@ def test_nothing_is_changed_by_a_look(fault: Any, samples: int) -> None:
     look(step, samples=samples)
     assert torch.equal(torch.get_rng_state(), drawn)
     assert run.state.buffers.passes == 0
-    with pytest.raises(sf.ConfigError, match="without a gradient"):
+    with pytest.raises(sf.ConfigError, match="has no gradient to use"):
         sf.update(step)
     assert [module.training for module in run.state.models["model"].modules()] == modes
     found = tensors(run)

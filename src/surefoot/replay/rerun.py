@@ -21,6 +21,9 @@ from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.run_identity import differences
 
 
+_ABOUT_RESUME = ("a run keeps", "another --run-dir", "another run_dir")  # in advice that does not help a replay
+
+
 class Numbers(NamedTuple):
     """The loss, the gradient norm and the skip flag of a step, on the host."""
 
@@ -183,7 +186,7 @@ def _explain_refusal() -> Iterator[None]:
         if not first.startswith("cannot resume"):
             raise
         what = first.removeprefix("cannot resume").lstrip(" :")
-        why = [line for line in lines if "another run" not in line]
+        why = [line for line in lines if not any(text in line for text in _ABOUT_RESUME)]
         cure = "  use the data, the settings and the program that trained the run"
         raise CheckpointError("\n".join([f"steps cannot be repeated: {what}", *why, cure])) from problem
 
