@@ -172,7 +172,7 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
         (["find-batch-size", "program.py:build", "--memory", "lots"], "memory = 'lots'"),
         (["find-batch-size", "program.py:build", "--memory", "90B"], "even a micro-batch of 1 samples does not fit"),
         (["find-batch-size", "program.py:build", "--batch-size", "0"], "batch_size = 0"),
-        (["find-batch-size", "program.py:build", "--batch-size", "99 tokens"], "does not say how long"),
+        (["find-batch-size", "program.py:build", "--batch-size", "99 tokens"], "does not report the lengths"),
         (["find-batch-size", "program.py:build", "--memroy", "1GB"], "did you mean --memory?"),
     ],
     ids=lambda case: " ".join(case) if isinstance(case, list) else "",

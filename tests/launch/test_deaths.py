@@ -83,7 +83,7 @@ def test_an_error_in_the_data_of_one_rank_is_named_and_its_status_kept(run_dir: 
     assert "rank 1 (" in errors(group.said)[0]
     assert "OSError: the disk of sample 7 is gone" in errors(group.said)[0]
     said = group.said[group.said.index("error: ") :].splitlines()
-    assert re.fullmatch(r"  to see it alone: dataset\[\d+\]", said[1])
+    assert re.fullmatch(r"  to reproduce the error: dataset\[\d+\]", said[1])
     assert said[2:] == [
         f"  its traceback is in {run_dir / 'crash'}",
         "  the same command continues from the newest checkpoint",
