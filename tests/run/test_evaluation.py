@@ -86,7 +86,7 @@ def test_what_is_no_number_stands_in_the_records_alone(tmp_path: Path, capsys: p
 
 def test_what_cannot_be_recorded_is_refused() -> None:
     strange = sf.Split(rows(), metrics=sf.metrics.whole_split(lambda outputs, targets: {"what": {1, 2}}))
-    with pytest.raises(sf.ConfigError, match="a metric returned what cannot be put into a record"):
+    with pytest.raises(sf.ConfigError, match="a metric returned a value that cannot be recorded"):
         build(None, splits={"all": strange}, early_stopping=None).evaluate()
 
 

@@ -41,7 +41,7 @@ def test_a_length_that_changes_no_rate_of_a_step_that_is_made_is_taken(
         (20, 10, 11, sf.schedules.constant(), "  11 steps are already completed"),
         (20, 40, 17, COOLING, "  its cooldown begins at step 16 of a run of 20 steps, and 17 steps are completed"),
         (40, 20, 17, COOLING, "  its cooldown begins at step 16 of a run of 20 steps, and 17 steps are completed"),
-        (20, 10, 4, JOINED, "  at = 12 steps: two joined schedules in a run of 10 steps need one for each"),
+        (20, 10, 4, JOINED, "  at = 12 steps: two joined schedules in a run of 10 steps need at least one step each"),
         (
             20,
             40,
