@@ -186,7 +186,11 @@ def test_what_is_no_gpt2_is_refused(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "good" / "model.safetensors")
     for name, wrong, says in (
         ("other", {"weight": torch.ones(3)}, "not a GPT-2 model of transformers: it holds weight"),
-        ("foreign", tensors | {"transformer.h.0.extra.weight": torch.ones(3)}, r"tensors that GPT-2 does not have \(1\): h.0.extra.weight"),
+        (
+            "foreign",
+            tensors | {"transformer.h.0.extra.weight": torch.ones(3)},
+            r"tensors that GPT-2 does not have \(1\): h.0.extra.weight",
+        ),
         ("head", tensors | {"lm_head.weight": torch.ones(50, 32)}, "its head differs from its embedding"),
         ("lacking", {name: held for name, held in tensors.items() if "ln_f" not in name}, "norm.weight"),
     ):

@@ -231,7 +231,9 @@ def test_contents_that_cannot_be_written_leave_no_litter(tmp_path: Path) -> None
 def test_what_resists_removal_is_named_but_the_save_counts(tmp_path: Path) -> None:
     store = saved(tmp_path, 1, 2, keep_last=1)
     (tmp_path / ".deleted-step-00000001" / "somebody's directory").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match="step-00000003 is saved, but files that are no longer needed cannot be removed"):
+    with pytest.raises(
+        CheckpointError, match="step-00000003 is saved, but files that are no longer needed cannot be removed"
+    ):
         store.save(contents(3))
     assert store.at(3).step == 3
 

@@ -316,6 +316,8 @@ def test_a_connection_that_is_lost_is_said_and_nothing_is_saved(tmp_path: Path) 
         def check(self, keys: list[str]) -> bool:
             raise RuntimeError("Connection reset by peer\nException raised from ...")
 
-    with pytest.raises(CheckpointError, match=r"the ranks have lost contact with each other: Connection reset by peer$"):
+    with pytest.raises(
+        CheckpointError, match=r"the ranks have lost contact with each other: Connection reset by peer$"
+    ):
         save_leading(Store(tmp_path), of_rank(whole(1), 0, 2), Board(Lost(), save=1), protected=())
     assert list(tmp_path.iterdir()) == []

@@ -230,7 +230,9 @@ def test_an_accepted_change_goes_on_is_recorded_and_is_what_is_compared_from_the
     assert "accepted: " not in capsys.readouterr().out
     verdict = sf.load(built(place, old, new, own=own)).verify()
     assert not verdict.problems
-    assert "steps 0 to 4: trained by another program, before the change that was accepted at step 4" in verdict.not_proved
+    assert (
+        "steps 0 to 4: trained by another program, before the change that was accepted at step 4" in verdict.not_proved
+    )
     with pytest.raises(sf.CheckpointError, match=r"cannot resume .* at step-00000008"):
         built(place, own=own, console=False).train()
 
@@ -246,7 +248,11 @@ def test_a_change_is_accepted_by_its_own_name_alone(place: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "note"),
     [
-        ("loss * 1.0", "1.0 * loss", "note: weighted() in program.py changed, but the results on the first samples did not"),
+        (
+            "loss * 1.0",
+            "1.0 * loss",
+            "note: weighted() in program.py changed, but the results on the first samples did not",
+        ),
         ("len(batch[0])", "1 * len(batch[0])", "note: count() in program.py changed"),
         ('    """A mean."""', '    """The mean."""  # of all', None),
         ("0.1 * torch.rand(2), label", "(0.1\n            * torch.rand(2)), label", None),
@@ -328,7 +334,9 @@ def test_a_checkpoint_without_fingerprints_is_refused_in_one_sentence(place: Pat
     assert newest is not None
     del newest[0].state["fingerprints"]
     Store(place / "run" / "checkpoints").save(newest[0])
-    with pytest.raises(sf.CheckpointError, match=r"lacks fingerprints: was it written by another version of surefoot\?$"):
+    with pytest.raises(
+        sf.CheckpointError, match=r"lacks fingerprints: was it written by another version of surefoot\?$"
+    ):
         built(place, console=False).train()
 
 

@@ -83,7 +83,8 @@ def test_what_could_not_be_compared_is_not_said_to_be_proved(run: Path) -> None:
     proved = "\n".join(verified(run, windows=0, steps=1).proved)
     count = len(saved(run)) - 1  # that of step 0 has no records before it
     assert (
-        f"their speeds agree with their times, and their times with the clock of {count - 1} of {count} checkpoints" in proved
+        f"their speeds agree with their times, and their times with the clock of {count - 1} of {count} checkpoints"
+        in proved
     )
 
 
@@ -117,7 +118,9 @@ def test_windows_tell_which_steps_they_do_not_prove_and_what_those_cost(run: Pat
     assert said[0].startswith("repeating 12 of 26 steps, in 2 windows, about ")
     assert "; all steps (--all): 26, about " in said[0]
     (gap,) = [line for line in verdict.not_proved if line.startswith("steps ")]
-    assert gap.startswith("steps 6 to 20 and the checkpoint of step 20: not repeated; repeating them takes 20 steps, from the")
+    assert gap.startswith(
+        "steps 6 to 20 and the checkpoint of step 20: not repeated; repeating them takes 20 steps, from the"
+    )
     assert not verdict.whole
     assert verdict.sentence.endswith("is proved bit for bit, in part")
 
@@ -244,7 +247,10 @@ def _longer(record: dict[str, Any]) -> None:
             lambda run: forged.state_changed(forged.checkpoint(run, 8), _other_best),
             "step-00000008 reports val/loss: value 0.25, but the recorded scores give ",
         ),
-        (lambda run: forged.record_changed(run, _longer, step=9), " s of training, but the records up to it add up to "),
+        (
+            lambda run: forged.record_changed(run, _longer, step=9),
+            " s of training, but the records up to it add up to ",
+        ),
         (
             lambda run: forged.record_changed(run, lambda record: record.update(targets_per_s=99.0), step=9),
             "the record of step 9: targets_per_s is 99.0, but targets / (training_s + data_wait_s) is ",

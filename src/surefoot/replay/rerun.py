@@ -20,7 +20,6 @@ from surefoot.train.error_causes import explaining
 from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.run_identity import differences
 
-
 _ABOUT_RESUME = ("a run keeps", "another --run-dir", "another run_dir")  # in advice that does not help a replay
 
 
