@@ -83,7 +83,7 @@ def as_logged(name: str, value: Any) -> Any:
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         return value.detach().reshape(()).clone()
     if isinstance(value, Tensor):
-        raise ConfigError(f"{name!r} cannot be logged: a tensor of shape {tuple(value.shape)} is not one number")
+        raise ConfigError(f"{name!r} cannot be logged: a tensor of shape {tuple(value.shape)} is not a scalar")
     try:
         return float(value.__float__())
     except (AttributeError, TypeError, ValueError) as problem:  # str has no __float__

@@ -83,7 +83,7 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cpu" and (available := _available_bytes(Path("/proc/meminfo"))) is not None:
         return min([available, *_left_in_groups(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
     raise ConfigError(
-        f"how much memory is free on {device} cannot be told here\n  say how much may be used: --memory 8GB"
+        f"surefoot cannot measure the free memory of {device} on this machine\n  set the memory to use: --memory 8GB"
     )
 
 

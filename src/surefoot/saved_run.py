@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from surefoot.verify.verdict import Verdict
     from surefoot.verify.verify import Steps, Watching
 
-_BY_SCRIPT = "a script made this run, and only that can build it again; there: print(surefoot.load(run).verify())"
+_BY_SCRIPT = "only the script that built this run can rebuild it; add to it: print(surefoot.load(run).verify())"
 
 
 def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False) -> SavedRun:
@@ -47,7 +47,7 @@ def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False
 
     if not isinstance(run, Run):
         raise ConfigError(
-            f"run is a {type(run).__name__}\n  a saved run is named by its directory, or by the surefoot.Run that trained it\n"
+            f"run is a {type(run).__name__}\n  load needs the directory of a run, or the surefoot.Run that trained it\n"
             '  write surefoot.load("runs/a")'
         )
     if run.parts.directory is None:
@@ -56,7 +56,7 @@ def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False
         )
     if run.session is not None:
         raise ConfigError(
-            "this run is open\n  an open run trains, and its checkpoints change\n  load it before `with run:`, or after"
+            "this run is open\n  an open run trains, and its checkpoints change\n  load it before or after `with run:`"
         )
     return SavedRun(run.parts.directory.path, built=run)
 
@@ -137,7 +137,7 @@ class SavedRun:
 
         if kind is not None and kind not in KINDS:
             raise ConfigError(
-                f"kind = {kind!r}: kinds of records are {', '.join(KINDS)}\n  {did_you_mean(kind, KINDS)}".rstrip()
+                f"kind = {kind!r} does not exist; choose from {', '.join(KINDS)}\n  {did_you_mean(kind, KINDS)}".rstrip()
             )
         try:
             lines = list(stream_records(self._directory() / "metrics.jsonl"))
@@ -232,7 +232,7 @@ class SavedRun:
         if model is None:
             models = self.rebuild(one_process=True).state.models
             if name not in models:
-                raise ConfigError(f"name = {name!r}: this run has {', '.join(models)}")
+                raise ConfigError(f"name = {name!r}: no model has this name; available: {', '.join(models)}")
             model = models[name] if self.built is None else deepcopy(models[name])
         elif not isinstance(model, Module):
             model = model()
@@ -251,7 +251,7 @@ class SavedRun:
         run = self.rebuild(one_process=False)
         with nullcontext() if self.built is None else as_before(run.parts):
             if run.load_checkpoint(contents):
-                note("warning: the data are others than the run was trained on: these scores are of those")
+                note("warning: the data set has changed since training: these scores are for the changed data set")
             return run.evaluate(*splits)
 
     def replay(self, step: int, *, samples: int = 8, say: Callable[[str], None] | None = None) -> Replay:
@@ -268,7 +268,7 @@ class SavedRun:
         from surefoot.verify.verify import as_before
 
         if not self.checkpoints:
-            raise CheckpointError(f"{self.path} holds no checkpoint, so none of its steps can be made again")
+            raise CheckpointError(f"{self.path} has no checkpoint, so no step can be repeated")
         run = self.rebuild(one_process=True)
         with nullcontext() if self.built is None else as_before(run.parts):
             return replay_step(run.parts, step, samples=samples, say=say, path=self.path)
@@ -301,16 +301,16 @@ class SavedRun:
 
         files = check_files(self._directory())
         if self.built is None and (windows == 0 or self._read().files.config.script):
-            return verify_files(files, why="0 windows are asked for" if windows == 0 else _BY_SCRIPT)
+            return verify_files(files, why="0 windows were requested" if windows == 0 else _BY_SCRIPT)
         try:
             run = self.rebuild(one_process=True)
         except DataError as problem:
-            return verify_files(files, why="the data cannot be read as they were", problem=problem)
+            return verify_files(files, why="the data set of the run cannot be read", problem=problem)
         except Exception as problem:  # user code may fail too: the error then includes the verdict on the files
-            problem.add_note(str(verify_files(files, why="it cannot be built again")))
+            problem.add_note(str(verify_files(files, why="the run cannot be rebuilt")))
             raise
         if run.parts.directory is None:
-            raise ConfigError(f"what made {self.path} builds a run without a directory now: was `run_dir` changed?")
+            raise ConfigError(f"the program of {self.path} builds a run without a directory: was `run_dir` changed?")
         return verify(
             run,
             files,

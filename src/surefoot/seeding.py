@@ -113,8 +113,8 @@ def hold_generators() -> Iterator[None]:
         if any(process == holder[0] and thread != holder[1] for process, thread in _HOLDERS):
             raise ConfigError(
                 "a run is open or being built in another thread of this process\n"
-                "  both would draw from the same random generators, so neither run could be repeated\n"
-                "  run them one after the other, or each in a process of its own"
+                "  both runs would use the same random generators, so neither could be reproduced\n"
+                "  run them one after the other, or each in its own process"
             )
         _HOLDERS[holder] += 1
     try:

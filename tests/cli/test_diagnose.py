@@ -19,9 +19,9 @@ from surefoot.tracking.record import Record
 CONFIG = 'workers = 0\n[program]\nkind = "recipe"\nrecipe = "gpt"\n'
 BLOCK = """
 WARNING  data-bound
-  Steps wait for data 53% of their time.
-  evidence 53.1 s of waiting beside 47.2 s of training, with 0 workers
-  causes   samples are read more slowly than they are trained on: decoding,
+  Steps spend 53% of their time waiting for data.
+  evidence 53.1 s of waiting, 47.2 s of training, with 0 workers
+  causes   samples load more slowly than the model trains on them: decoding,
              augmentation, many small files, a slow disk
   try      --workers 2 (now 0)
 """
@@ -48,15 +48,15 @@ def test_a_finding_is_a_block_of_name_sentence_evidence_causes_and_what_to_try(
     assert shown.startswith(f"{run}: 600 steps, not finished\n1 warning\n")
     assert BLOCK in shown
     assert all(len(text) <= 80 for text in shown.splitlines()[1:])
-    assert "looked at" not in shown
-    assert "looked at, and found well" in said(capsys, str(run), "--all")
+    assert "\nhealthy\n" not in shown
+    assert "\nhealthy\n  diverged  " in said(capsys, str(run), "--all")
 
 
 def test_where_nothing_is_found_it_says_what_was_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = said(capsys, str(made(tmp_path / "run", [*train(), *scores([3.0, 2.0, 1.5, 1.4])])))
-    assert "\nnothing found; too little is recorded for " in shown
+    assert "\nno findings; too few records for " in shown
     assert "\n  loss-not-falling " in shown
-    assert "\nnot known, for too little is recorded of it\n" in shown
+    assert "\nunknown, because too little is recorded\n" in shown
     assert all(len(text) <= 80 for text in shown.splitlines()[1:])
 
 
@@ -82,7 +82,7 @@ def test_a_run_of_three_steps_or_none_is_answered(
     count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = said(capsys, str(made(tmp_path / "run", train(count=count))))
-    assert "nothing found" in shown
+    assert "\nno findings" in shown
 
 
 def test_what_is_no_run_and_flags_that_are_none_are_one_clear_error(

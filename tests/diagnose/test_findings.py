@@ -453,7 +453,7 @@ def test_divergence_names_the_layer_that_grew_first_and_the_step() -> None:
         "diverged", history(train(lambda place: falling(place) if place < 40 else 9.0), layers(gradient=gradient))
     )
     assert finding is not None
-    assert finding.evidence[-1] == "first to grow: the gradient of 2.weight, 100 times its median before, at step 400"
+    assert finding.evidence[-1] == "first to grow: the gradient of 2.weight (100x its earlier median) at step 400"
     assert finding.step is not None
     assert 340 <= finding.step <= 400
 
@@ -466,7 +466,7 @@ def test_steps_of_which_none_was_applied_have_no_loss_of_zero() -> None:
     assert len(lost.loss) == 50
     finding = found("diverged", lost)
     assert finding is not None
-    assert "the last loss before: 1." in finding.evidence[0]
+    assert "the last loss before that: 1." in finding.evidence[0]
     assert found("ended-early", lost) is None  # of which all is said
 
 
@@ -501,8 +501,8 @@ def test_a_bad_sample_is_told_by_its_coming_once_in_each_pass() -> None:
     )
     finding = found("non-finite-steps", history(records))
     assert finding is not None
-    assert "one in each pass over the 800 samples: it is one sample that comes again" in finding.evidence
-    assert "6 of 600 steps, 1% of them, were not applied" in finding.evidence
+    assert "one in each epoch of 800 samples: the same sample causes them all" in finding.evidence
+    assert "6 of 600 steps (1%) were not applied" in finding.evidence
     assert finding.step == 33
     assert finding.try_[0] == "surefoot replay runs/a --step 33  # names samples, module and tensor"
 
@@ -518,7 +518,7 @@ def test_two_skipped_steps_in_two_passes_that_follow_are_one_sample(indexes: lis
     records = train(skipped=lambda place: len(within(place)), skipped_steps=within)  # passes of 100 steps
     finding = found("non-finite-steps", history(records))
     assert finding is not None
-    assert any("it is one sample that comes again" in line for line in finding.evidence) == expected
+    assert any("the same sample causes them all" in line for line in finding.evidence) == expected
 
 
 def test_a_jump_as_high_as_one_just_before_it_is_not_told_again() -> None:
@@ -545,12 +545,12 @@ def test_how_much_longer_steps_take_is_told_of_the_last_third_against_the_first(
     )
     assert finding is not None
     assert finding.evidence[1] == (
-        f"training took {(1 + 50.5) / (1 + 10.5):.2g} times as long in the last third as in the first, waiting 1 times"
+        f"in the last third, training took {(1 + 50.5) / (1 + 10.5):.2g}x as long as in the first, waiting 1x"
     )
 
 
 @pytest.mark.parametrize(
-    ("clip", "message"), [("off", "the gradient is not limited"), ("auto 0.9", "the limit follows the gradient's norm")]
+    ("clip", "message"), [("off", "the gradient is not clipped"), ("auto 0.9", "the limit follows the gradient norm")]
 )
 def test_a_gradient_without_a_limit_of_the_users_own_is_not_clipped_too_often(clip: str, message: str) -> None:
     limited = verdict("often-clipped", history(train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: 99.0), clip=clip))
@@ -584,7 +584,7 @@ def test_a_loss_that_stays_where_it_is_good_is_no_error(started_at: float, sever
     finding = found("loss-not-falling", history(targets, train(lambda place: started_at + 0.01 * wobble(place))))
     assert finding is not None
     assert finding.severity == severity
-    assert ("weights that were trained before" in " ".join(finding.causes)) == (severity == "warning")
+    assert ("pretrained weights with little left to learn" in " ".join(finding.causes)) == (severity == "warning")
 
 
 def test_overfitting_tells_what_other_scores_did() -> None:
@@ -618,7 +618,7 @@ def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
 
 
 def test_where_too_few_records_were_made_it_says_how_to_have_more() -> None:
-    hint = 'a run like this one tells more with --log-every "4 steps"'
+    hint = 'for enough records in a run of this length: --log-every "4 steps"'
     few, enough = history(train(count=11)), history(train(count=12))
     assert hint in format_findings(few, verdicts(few), every=True)
     assert hint not in format_findings(enough, verdicts(enough), every=True)
@@ -675,11 +675,11 @@ def test_a_resumed_run_is_one_curve_and_what_ended_an_earlier_session_is_no_end(
     marker: Record = {"kind": "resume", "step": 300}
     records = [*train(count=30), *event("failed: OSError", 350), marker, *train()[30:50]]
     going = history(records, standing="running")
-    assert verdict("ended-early", going).message == "the run goes on"
+    assert verdict("ended-early", going).message == "the run is still training"
     assert going.step == 500
     dead = found("ended-early", history(records))
     assert dead is not None
-    assert dead.evidence[0] == "500 of 600 steps; killed, or lost with its machine"
+    assert dead.evidence[0] == "500 of 600 steps; killed, or the machine failed"
     assert found("ended-early", history([*records, *train()[50:]])) is None
 
 

@@ -84,7 +84,7 @@ def test_a_run_that_a_script_made_is_diagnosed_with_its_own_workers_and_what_its
     assert "with 2 workers" in found["data-bound"].evidence[0]
     assert "Run(workers=3) (now 2)" in found["data-bound"].try_
     said = " ".join(part for finding in found.values() for part in finding.try_)
-    assert "start its script again with Run(length='...')" in said
+    assert "run its script again with Run(length='...')" in said
     assert "surefoot resume" not in said
 
 
@@ -140,7 +140,7 @@ def test_values_that_were_not_finite_come_back_in_layers_too(tmp_path: Path) -> 
 
 
 def test_what_is_no_run_is_refused_in_one_error(tmp_path: Path) -> None:
-    with pytest.raises(sf.ConfigError, match="is no run: it holds neither"):
+    with pytest.raises(sf.ConfigError, match="is not a run directory: it has neither"):
         sf.load(tmp_path).diagnose()
 
 

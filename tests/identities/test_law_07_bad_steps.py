@@ -268,7 +268,7 @@ def test_where_another_optimizer_went_on_the_state_is_not_called_that_of_the_fir
     run = build(
         marked, model={"sound": Net, "sick": Net}, loss=loss_of_two, ema=None, max_bad_steps=1, run_dir=tmp_path / "run"
     )
-    with pytest.raises(sf.DivergedError, match="the newest checkpoint is of step 0"):
+    with pytest.raises(sf.DivergedError, match="the newest checkpoint is at step 0"):
         run.train()
     assert run.state.step == 4
     assert Store(tmp_path / "run" / "checkpoints").steps() == [0]
@@ -298,7 +298,7 @@ def test_after_divergence_a_mended_run_goes_on_whatever_was_saved_while_it_was_l
         steps_begun[0] += torch.is_grad_enabled()  # two micro-batches a step: bad from step 3 on
         return value
 
-    with pytest.raises(sf.DivergedError, match="weights are those after step 3, saved as"):
+    with pytest.raises(sf.DivergedError, match="the weights after step 3 are saved as"):
         build(data(), loss=counted, run_dir=tmp_path / "run", **settings).train()
     run = build(data(), run_dir=tmp_path / "run", **settings)
     run.train()

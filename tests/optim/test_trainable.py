@@ -235,8 +235,8 @@ def test_one_optimizer_beside_a_frozen_model_is_refused_with_what_to_write() -> 
     with pytest.raises(sf.ConfigError) as told:
         with_teacher(None, Statistics().requires_grad_(False), optimizer=sf.optim.sgd(0.1))
     first, *_, last = str(told.value).splitlines()
-    assert first == "teacher has no trainable parameter, and an optimizer was given for it (student, teacher)"
-    assert last == "  name those that are trained: optimizer={'student': ...}"
+    assert first == "teacher has no trainable parameter, but has an optimizer (student, teacher)"
+    assert last == "  name only the trained models: optimizer={'student': ...}"
 
 
 # --- unfreezing ------------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def test_what_is_trained_is_the_checkpoints_where_the_script_froze_something_els
     made(build(tmp_path / "parts", model=head_alone, console=True), thaw_and_freeze)
     assert_equal_bits(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
     said = capfd.readouterr().out
-    assert "note: 4 parameters unfrozen: backbone.0.weight ... backbone.1.bias, as the checkpoint has it" in said
+    assert "note: 4 parameters unfrozen: backbone.0.weight ... backbone.1.bias, as in the checkpoint" in said
     assert "after step 7: 2 parameters unfrozen: hidden.0.weight ... hidden.0.bias" in said
 
 
@@ -359,9 +359,7 @@ def test_what_a_body_froze_is_not_proved_and_not_wrong(tmp_path: Path) -> None:
     made(build(tmp_path, save_every="2 steps", keep_last=100), thaw)
     verdict = sf.load(build(tmp_path)).verify()
     assert not verdict.problems
-    assert (
-        "steps 2 to 4: the loop's own body froze or unfroze parameters, which is not done again" in verdict.not_proved
-    )
+    assert "steps 2 to 4: your own loop froze or unfroze parameters, which is not repeated" in verdict.not_proved
     assert "steps 4 to 8: 4 records and the checkpoints of steps 6 and 8, bit for bit" in verdict.proved
 
 
@@ -566,28 +564,28 @@ def other_groups(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         (
             lambda: build(model=Net, optimizer=sf.optim.adamw(1e-2, lr_multipliers=sf.optim.frozen("head.*"))),
             frozen_by_rates,
-            "requires_grad of head.weight is True now, and the optimizer's rates freeze it: it would get gradients",
+            "requires_grad of head.weight is now True, but its learning rate is 0: it would get gradients",
         ),
         (
             lambda: with_teacher(None, Statistics().requires_grad_(False)),
             without_an_optimizer,
-            "requires_grad of 4 parameters is True now, and their model has no optimizer (teacher.0.weight ... teacher.1.bias)",
+            "requires_grad of 4 parameters is now True, but their model has no optimizer (teacher.0.weight ... teacher.1.bias)",
         ),
         (
             build,
             another_layer,
-            "2 parameters of the model changed while the run goes on: head.weight is another tensor now",
+            "2 parameters of the model changed during the run: head.weight is now another tensor",
         ),
-        (build, a_new_parameter, "1 parameter of the model changed while the run goes on: hidden.1.slope is new"),
+        (build, a_new_parameter, "1 parameter of the model changed during the run: hidden.1.slope is new"),
         (
             lambda: with_teacher(None, Statistics()),
             another_model,
-            "4 parameters of the model changed while the run goes on: teacher.0.weight is another tensor now",
+            "4 parameters of the model changed during the run: teacher.0.weight is now another tensor",
         ),
         (
             lambda: build(optimizer=other_groups),
             thaw,
-            "the function that builds SGD puts parameters that were trained before into other groups, or none",
+            "the function that builds SGD moves parameters that were already trained to other groups, or drops them",
         ),
     ],
 )
@@ -682,11 +680,11 @@ def with_spare() -> nn.Module:
     [
         (
             "unfreezes",
-            "after step 3 rank 1 and others train different parameters; here: 4 parameters unfrozen: backbone.0.",
+            "after step 3 rank 1 trains other parameters than other ranks: 4 parameters unfrozen: backbone.0.",
         ),
         (
             "freezes",
-            "after step 3 rank 1 and others train different parameters; here: 2 parameters frozen: hidden.0.weight",
+            "after step 3 rank 1 trains other parameters than other ranks: 2 parameters frozen: hidden.0.weight",
         ),
         ("starts", "frozen: rank 0 has 'backbone.0.weight, backbone.0.bias, backbone.1.weight, back"),
         ("unused", "1 parameter gets no gradient, and other processes would wait for it: hidden.spare"),
@@ -696,11 +694,11 @@ def with_spare() -> nn.Module:
         ),
         (
             "fsdp",
-            "requires_grad of 4 parameters is not what it was (backbone.0.weight ... backbone.1.bias), which FSDP cannot follow",
+            "requires_grad of 4 parameters has changed (backbone.0.weight ... backbone.1.bias), which FSDP does not support",
         ),
         (
             "fsdp resumes",
-            "at step-00000004: requires_grad of 4 parameters is not what it was (backbone.0.bias",
+            "at step-00000004: requires_grad of 4 parameters has changed (backbone.0.bias",
         ),
     ],
 )

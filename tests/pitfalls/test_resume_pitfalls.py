@@ -158,7 +158,7 @@ def four_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             {},
             {"model": with_dropout(0.5)},
-            "the model had (3): Dropout(p=0.25, inplace=False), and now has (3): Dropout(p=0.5",
+            "the model had (3): Dropout(p=0.25, inplace=False) and now has (3): Dropout(p=0.5",
         ),
         ({"optimizer": of_groups(1e-3)}, {"optimizer": of_groups(1.0)}, "optimizer.groups was"),
         ({}, {"model": lambda: frozen_statistics(Net())}, "now has 1 in evaluation mode"),
@@ -189,7 +189,7 @@ def test_a_finished_run_started_again_says_so_and_changes_nothing(
     build(tmp_path / "run", length="4 steps").train()
     held = {file: file.read_bytes() for file in (tmp_path / "run" / "checkpoints").rglob("*.*")}
     build(tmp_path / "run", length="4 steps", console=True).train()
-    assert "is finished: all 4 steps are made" in capsys.readouterr().out
+    assert "is finished: all 4 steps are completed" in capsys.readouterr().out
     assert {file: file.read_bytes() for file in (tmp_path / "run" / "checkpoints").rglob("*.*")} == held
 
 
@@ -285,7 +285,7 @@ def test_old_checkpoints_that_resist_removal_are_named_and_the_run_ends_saved(
     build(tmp_path / "run", length="6 steps", save_every="2 steps", console=True).train()
     said = capsys.readouterr().out
     assert "warning: " in said
-    assert "is saved, but what is no longer needed cannot be removed" in said
+    assert "is saved, but files that are no longer needed cannot be removed" in said
     assert "NOT SAVED" not in said
     assert kept(tmp_path / "run")[-1] == 6
 
@@ -355,7 +355,7 @@ def test_other_data_to_score_are_noted_and_the_run_goes_on(tmp_path: Path, capsy
     run = build(tmp_path / "run", splits=split, console=True)
     run.train()
     assert run.state.step == STEPS
-    assert "note: val holds other data than before" in capsys.readouterr().out
+    assert "note: the data of val has changed" in capsys.readouterr().out
 
 
 class Counting(torch.optim.SGD):
@@ -430,7 +430,7 @@ def test_a_model_handed_over_in_evaluation_mode_is_trained_in_training_mode(
     run = build(None, model=lambda: Net().eval(), console=True, length="3 steps")
     run.train()
     assert all(module.training for module in run.state.models["model"].modules())
-    assert "model was handed over in evaluation mode" in capsys.readouterr().out
+    assert "model was passed in evaluation mode" in capsys.readouterr().out
     part = build(None, model=lambda: frozen_statistics(Net()), length="3 steps")
     part.train()
     assert [module.training for module in part.state.models["model"]] == [True, False, True, True, True]  # type: ignore[union-attr]
@@ -510,7 +510,7 @@ def test_where_a_run_began_from_may_be_left_out_or_named_otherwise(
 
 @pytest.mark.parametrize("settings", [{"a": Path("x")}, {"a": float("nan")}, {1: {2}}])
 def test_settings_that_are_no_json_are_refused_before_anything_is_written(settings: Any, tmp_path: Path) -> None:
-    with pytest.raises(sf.ConfigError, match="settings must be JSON"):
+    with pytest.raises(sf.ConfigError, match="settings must be JSON values"):
         build(tmp_path / "run", identity=settings)
     assert list(tmp_path.iterdir()) == []
 

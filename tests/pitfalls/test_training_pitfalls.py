@@ -270,7 +270,7 @@ def test_a_data_set_smaller_than_a_batch_trains_and_says_so(capsys: pytest.Captu
     with run:
         counts = [sum(part.count for part in step.micro_batches) for step in run]
     assert counts == [8, 8, 8, 8]
-    assert "each is seen several times a step" in " ".join(capsys.readouterr().out.split())
+    assert "each step repeats samples" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(("decay", "noted"), [(0.99, True), (0.5, False), (None, False)])
@@ -281,7 +281,7 @@ def test_an_average_of_weights_that_a_short_run_cannot_fill_is_noted(
     run = build(None, length="8 steps", console=True, splits=None, early_stopping=None, ema=decay)
     run.train()
     said = " ".join(capsys.readouterr().out.split())
-    assert ("still has 92% of the starting ones after 8 steps" in said) == noted
+    assert ("after 8 steps the averaged weights, which are evaluated, still contain 92%" in said) == noted
 
 
 @pytest.mark.parametrize("length", ["0 steps", "0 epochs", "-3 steps"])

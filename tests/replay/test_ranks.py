@@ -56,15 +56,15 @@ def test_a_sample_of_rank_1_is_named_with_its_rank(parallel: str, ranks: Ranks, 
         assert where in told[0]["said"]
         assert report["first"]["rank"] == 1
         page = (run_dir / "crash" / f"step-{step:08d}.txt").read_text()
-        assert f"\nstep {step}, as rank 1 of 2 has seen its own micro-batches\n" in page
+        assert f"\nstep {step}, from the micro-batches of rank 1 of 2\n" in page
         assert [one["finite"] for one in report["ranks"]] == [True, False]
     else:
-        assert report == {"not_looked_at": "its models are sharded: surefoot replay looks at it in one process"}
+        assert report == {"not_looked_at": "its models are sharded: surefoot replay inspects it in one process"}
     assert f"surefoot replay {run_dir} --step {step}" in told[0]["said"]
 
     again = sf.load(faulty_runs.build(replace(config, run_dir=str(run_dir)))).replay(step)
     assert again.look.verdict == where
-    assert "made by 2 ranks" in str(again)
+    assert "trained on 2 ranks" in str(again)
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_where_several_ranks_meet_a_fault_the_first_micro_batch_is_named(ranks: 
     assert [one["first"]["micro_batch"] for one in seen["ranks"]] == [0, 1]
     assert (seen["first"]["micro_batch"], seen["first"]["rank"]) == (0, 0)
     assert " samples of micro-batch 0 (rank 0)" in told[1]["said"]
-    assert "at step 3 (max_bad_steps is 0); neither that step nor a later one was applied" in told[1]["said"]
+    assert "at step 3 (max_bad_steps is 0); neither this step nor a later one was applied" in told[1]["said"]
 
 
 def looked_at_badly(**settings: Any) -> list[Any]:

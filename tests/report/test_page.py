@@ -187,7 +187,7 @@ def test_nan_in_every_kind_of_record_is_marked_and_harms_nothing(tmp_path: Path)
     page = page_of([written(tmp_path / "run", told)])
     Elements(page)
     assert "training loss is not finite up to step 80" in page
-    assert "2 steps were skipped, for a gradient or loss that was not finite: 311, 315" in page
+    assert "2 steps were skipped because of a non-finite gradient or loss: 311, 315" in page
     assert not re.search(r'(?:points|d|x|y|x1|cx|cy|width|style)="[^"]*\bnan', page)
 
 
@@ -291,11 +291,11 @@ def test_a_page_of_everything_at_its_largest_is_below_a_megabyte(tmp_path: Path)
 
 
 def test_no_run_is_refused_and_a_place_that_cannot_be_written_too(tmp_path: Path, rich: Path) -> None:
-    with pytest.raises(ConfigError, match="no directory of a run"):
+    with pytest.raises(ConfigError, match="is not the directory of a run"):
         write_page(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"neither config.toml nor metrics.jsonl"):
         write_page(tmp_path)
-    with pytest.raises(ConfigError, match="which run"):
+    with pytest.raises(ConfigError, match="pass the directory of one run or several"):
         write_page()
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot write to .*\n.*out=PATH"):

@@ -52,7 +52,7 @@ def test_a_finding_is_said_once_and_again_where_it_is_worse() -> None:
         made.write(record)
     about = [line for line in said if "non-finite" in line]
     assert about[0] == (
-        "WARNING non-finite-steps: 1 step was skipped, for a loss or gradient that was not finite."
+        "WARNING non-finite-steps: 1 step was skipped because the loss or gradient was not finite."
         " More: surefoot diagnose runs/a"
     )
     assert [line.split()[0] for line in about] == ["WARNING", "ERROR"]
@@ -153,13 +153,13 @@ def test_a_fault_in_a_finding_is_said_once_and_ends_nothing(monkeypatch: pytest.
     for record in train():
         made.write(record)
     assert len(said) == 1
-    assert "wrong cannot be made, which is a fault of surefoot's: ZeroDivisionError: of ours" in said[0]
+    assert "the check for wrong failed, which is a bug in surefoot: ZeroDivisionError: of ours" in said[0]
     made = of(said)
     monkeypatch.setattr(made.collected, "history", wrong)
     for record in train():
         made.write(record)
     assert len(said) == 2
-    assert "findings are no longer looked for" in said[1]
+    assert "the checks for findings stopped" in said[1]
 
 
 def test_memory_is_bounded_and_sums_extremes_and_the_best_are_kept() -> None:
@@ -208,7 +208,7 @@ def test_records_that_cannot_be_collected_end_no_run(monkeypatch: pytest.MonkeyP
     made = of(said, earlier=train(count=2100))
     made.write(train()[0])
     assert len(said) == 1
-    assert "findings are no longer looked for: TypeError: of ours" in said[0]
+    assert "the checks for findings stopped: TypeError: of ours" in said[0]
 
 
 @pytest.mark.parametrize("lost", [(True, False), (False, True), (True, True)])

@@ -199,8 +199,8 @@ def test_whoever_leaves_in_the_body_is_told_what_stands(tmp_path: Path, capsys: 
             if step.index == STOP:
                 sys.exit(0)
     said = capsys.readouterr().out
-    assert f"left in step {STOP}, which is not saved" in said
-    assert "the newest checkpoint is of step 5" in said
+    assert f"the run ended in step {STOP}, which is not saved" in said
+    assert "the newest checkpoint is at step 5" in said
 
 
 # --- an exception ----------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_a_crash_is_filed_under_the_step_whose_body_it_was(opened: bool, tmp_pat
     ids = Order(0, samples=small_runs.SAMPLES, batch_size=8).ids(STOP)[0].tolist()
     assert file.name == f"step-{STOP:08d}.json"
     assert (report["step"], [sample for part in report["samples"] for sample in part]) == (STOP, ids)
-    assert "the newest checkpoint is of step 5" in report["how_to_go_on"]
+    assert "the newest checkpoint is at step 5" in report["how_to_go_on"]
 
 
 def test_after_an_exception_it_is_said_what_stands_and_where_the_report_is(
@@ -251,8 +251,8 @@ def test_after_an_exception_it_is_said_what_stands_and_where_the_report_is(
             if step.index == STOP:
                 raise MishapError
     *_, stands, where = capsys.readouterr().out.splitlines()
-    assert stands.startswith("the newest checkpoint is of step 5; go on with: ")
-    assert where == f"  what happened is in {tmp_path / 'run' / 'crash'}"
+    assert stands.startswith("the newest checkpoint is at step 5; resume with: ")
+    assert where == f"  the crash report is in {tmp_path / 'run' / 'crash'}"
 
 
 def test_an_exception_inside_a_step_leaves_nothing_to_the_next_session_of_the_same_process() -> None:
@@ -284,7 +284,7 @@ def test_an_exception_inside_a_step_leaves_nothing_to_the_next_session_of_the_sa
     ids=["for step in run", "run.steps", "run.stop", "run.save"],
 )
 def test_outside_of_with_a_run_says_what_to_type_and_touches_nothing(use: Any, tmp_path: Path) -> None:
-    with pytest.raises(sf.ConfigError, match=r"write `with run:` around it, or call run\.train\(\)"):
+    with pytest.raises(sf.ConfigError, match=r"write `with run:` around the loop, or call run\.train\(\)"):
         use(build(tmp_path / "run"))
     assert list(tmp_path.iterdir()) == []
 
@@ -350,10 +350,10 @@ def test_a_users_value_cannot_take_the_name_of_a_records_own(name: str) -> None:
         return small_runs.loss(model, batch), {name: sf.Mean(1.0, 1)}
 
     run = build(None)
-    with pytest.raises(sf.ConfigError, match=f"a value called '{name}' cannot be logged"), run:  # noqa: PT012
+    with pytest.raises(sf.ConfigError, match=f"a value named '{name}' cannot be logged"), run:  # noqa: PT012
         for step in run:
             step.log(**{name: 1.0})
-    with pytest.raises(sf.ConfigError, match=f"a value called '{name}' cannot be logged"):
+    with pytest.raises(sf.ConfigError, match=f"a value named '{name}' cannot be logged"):
         build(None, loss=loss).train()
 
 
@@ -474,9 +474,9 @@ def test_an_evaluation_given_up_at_the_end_is_told_and_made_once(
     with pytest.raises(SystemExit):
         run.train()
     said = capsys.readouterr().out
-    assert f"the evaluation after step {STEPS} is left to the resume" in said
-    assert f"stopped by Ctrl-C at step {STEPS} of {STEPS}, before it was evaluated" in said
-    assert "saved; go on with:" in said
+    assert f"the evaluation after step {STEPS} was interrupted; a resume repeats it" in said
+    assert f"stopped by Ctrl-C at step {STEPS} of {STEPS}, before its evaluation" in said
+    assert "saved; resume with:" in said
     assert "finished" not in said
     assert samples == []
     again = build(tmp_path / "run", sample_fn=sample, console=True)
@@ -590,7 +590,7 @@ def test_records_that_find_no_room_end_no_run_and_are_written_when_there_is_some
         for _ in run:
             pass
     said = capsys.readouterr().out
-    assert said.count("records do not reach metrics.jsonl: No space left on device; training goes on") == 1
+    assert said.count("records do not reach metrics.jsonl: No space left on device; training continues") == 1
     steps = [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"]
     assert steps == [*range(3, STEPS, 3), STEPS]
 
@@ -617,7 +617,7 @@ def test_a_second_run_of_this_process_is_refused_the_directory(tmp_path: Path) -
     """The operating system's lock is the process's: it would let both in, and go with the first that ends."""
     first = build(tmp_path / "run")
     with first:
-        with pytest.raises(sf.ConfigError, match="this process is training into"):
+        with pytest.raises(sf.ConfigError, match="this process is already training into"):
             build(tmp_path / "run").__enter__()
         next(iter(first))
     build(tmp_path / "run").train()
@@ -652,7 +652,7 @@ def test_an_exit_after_the_end_is_no_half_made_step(tmp_path: Path, capsys: pyte
     with pytest.raises(SystemExit), build(tmp_path / "run", console=True) as run:  # noqa: PT012
         run.train()
         sys.exit(0)
-    assert "left in step" not in capsys.readouterr().out
+    assert "the run ended in step" not in capsys.readouterr().out
 
 
 def test_a_disk_that_stays_full_loses_records_loudly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -702,7 +702,7 @@ def test_other_ranks_are_told_in_one_line(tmp_path: Path, capsys: pytest.Capture
     store.save(replace(found, state={**found.state, "machine": machine}))
     build(tmp_path / "run", length="4 steps", console=True).train()
     assert [line for line in capsys.readouterr().out.splitlines() if "bit for bit" in line] == [
-        "note: ranks was 2, now 1; parallel was 'fsdp', now 'none': the run goes on, equal to rounding and no longer bit for bit"
+        "note: ranks was 2, now 1; parallel was 'fsdp', now 'none': training continues, equal up to rounding and no longer bit for bit"
     ]
 
 

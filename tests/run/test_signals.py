@@ -88,7 +88,7 @@ def test_a_second_signal_ends_at_once_and_says_which_checkpoint_stands(started, 
     os.kill(process.pid, signal.SIGCONT)
     ended = process.end()
     assert ended.status in (130, 143)
-    assert "ending at once; the newest checkpoint is of step 0" in ended.text
+    assert "ending at once; the newest checkpoint is at step 0" in ended.text
     assert saved_steps(tmp_path) == [0]
 
 

@@ -139,7 +139,7 @@ def test_the_rate_has_its_unit_beside_a_full_bar(monkeypatch: pytest.MonkeyPatch
 def test_scores_for_which_there_is_no_room_are_named() -> None:
     more = {f"split {number}/a rather long score": 1.0 for number in range(5)}
     screen = shown(train(10), scores(10, **more))
-    assert "not shown for lack of room: split 1" in " ".join(screen.lines)
+    assert "not shown (terminal too narrow): split 1" in " ".join(screen.lines)
 
 
 def test_other_scores_get_a_head_of_their_own() -> None:
@@ -435,8 +435,8 @@ def test_ctrl_c_is_answered_while_a_call_goes_on_on_a_line_of_its_own(
     assert not (tmp_path / "over").exists()
     assert process.end() == 130
     (said,) = [line for line in process.screen.lines if "finishing this step" in line]
-    assert said == "Ctrl-C: finishing this step, then saving; once more ends at once"
-    assert "saved; go on with:  " in process.screen.raw
+    assert said == "Ctrl-C: finishing this step, then saving; a second signal ends the run at once"
+    assert "saved; resume with:  " in process.screen.raw
     assert not any("^" in line for line in process.screen.lines)
     assert_sane(process)
 
@@ -453,7 +453,7 @@ def test_ctrl_c_twice_ends_at_once_and_leaves_the_terminal_as_it_was(
     assert wait_until((tmp_path / "awake").exists)  # or both would be one signal: Python's handlers do not count
     process.press(b"\x03")
     assert process.end() == 130
-    assert "Ctrl-C again: ending at once; the newest checkpoint is of step 0" in " ".join(process.screen.lines)
+    assert "Ctrl-C again: ending at once; the newest checkpoint is at step 0" in " ".join(process.screen.lines)
     assert_sane(process)
 
 

@@ -435,7 +435,7 @@ def test_a_directory_that_was_deleted_is_made_again_and_the_run_saved_whole(
         build(run_dir, stop_after="6 steps").train()
     train_and(run_dir, step, lambda: shutil.rmtree(run_dir))
     printed = capsys.readouterr().out
-    assert printed.count(f"WARNING: {run_dir}, or a part of it, was deleted while the run trained") == 1
+    assert printed.count(f"WARNING: {run_dir}, or a part of it, was deleted during training") == 1
     assert same_weights(run_dir, whole)
     assert {"config.toml", "environment.json", "metrics.jsonl", "tensorboard", ".lock"} <= set(os.listdir(run_dir))
     steps = [record["step"] for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"]
@@ -459,7 +459,7 @@ def test_a_part_that_was_deleted_is_made_again(
             (run_dir / part).unlink()
 
     train_and(run_dir, 9, delete)
-    assert "was deleted while the run trained" in capsys.readouterr().out
+    assert "was deleted during training" in capsys.readouterr().out
     assert same_weights(run_dir, whole)
     steps = [record["step"] for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"]
     assert steps == [*range(3, STEPS, 3), STEPS]
@@ -694,7 +694,7 @@ def test_weights_that_are_not_finite_are_named_at_a_resume(stopped: Path, capsys
     with pytest.raises(sf.DivergedError):
         build(stopped, console=True).train()
     printed = capsys.readouterr().out
-    assert "WARNING: step-00000008 holds weights that are not finite: 0.weight and 1 more" in printed
+    assert "WARNING: step-00000008 contains non-finite weights: 0.weight and 1 more" in printed
 
 
 def test_tensorboard_on_a_full_disk_is_one_line_and_written_when_there_is_room(

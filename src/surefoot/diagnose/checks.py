@@ -76,11 +76,11 @@ def format_findings(history: History, verdicts: Sequence[Verdict], *, every: boo
     """Format one block per finding, errors first. With `every`, or without findings, also list the other checks."""
     sorted_findings = worst_first(verdicts)
     unclear = [verdict for verdict in verdicts if isinstance(verdict, Unknown)]
-    of_all = f"; too little is recorded for {len(unclear)} of {len(verdicts)} findings" if unclear else ""
-    blocks = [_headline(history, sorted_findings, else_said=f"nothing found{of_all}"), *map(str, sorted_findings)]
+    of_all = f"; too few records for {len(unclear)} of {len(verdicts)} checks" if unclear else ""
+    blocks = [_headline(history, sorted_findings, else_said=f"no findings{of_all}"), *map(str, sorted_findings)]
     if every or not sorted_findings:
-        blocks += _rows("looked at, and found well", [verdict for verdict in verdicts if isinstance(verdict, Healthy)])
-        blocks += _rows("not known, for too little is recorded of it", unclear, _more_records(history))
+        blocks += _rows("healthy", [verdict for verdict in verdicts if isinstance(verdict, Healthy)])
+        blocks += _rows("unknown, because too little is recorded", unclear, _more_records(history))
     return "\n\n".join(blocks)
 
 
@@ -99,13 +99,13 @@ def _more_records(history: History) -> list[str]:
     every = history.step // (2 * FEWEST)
     if not history.over or every < 1 or len(history.train) >= FEWEST:
         return []
-    return [f"  a run like this one tells more with {history.described.typed('log_every', f'{every} steps')}"]
+    return [f"  for enough records in a run of this length: {history.described.typed('log_every', f'{every} steps')}"]
 
 
 def _headline(history: History, ranked: Sequence[Finding], *, else_said: str) -> str:
     described, of_all = history.described, "" if history.described.steps is None else f" of {history.described.steps:,}"
     standing = (
-        "going on"
+        "running"
         if described.standing == "running"
         else history.ended_by or ("finished" if history.complete else "not finished")
     )

@@ -36,10 +36,10 @@ def diverged(history: History) -> Verdict:
     if (history.ended_by or "").startswith("diverged") or _bad_at_the_end(history) > history.described.max_bad_steps:
         skipped = skipped_steps(history)
         first_bad = next((step for step in reversed(skipped) if step - 1 not in skipped), history.step)
-        last_loss = f"the last loss before: {loss.value[-1]:.4g} after step {loss.step[-1]:,}" if len(loss) else ""
-        message = f"The run diverged: from step {first_bad:,} on no loss or gradient was finite."
-        return _divergence(history, first_bad, message, last_loss or "no step was finite", bad=True)
-    need(len(loss) >= FEWEST, f"{len(loss)} records of the loss are too few (at least {FEWEST})")
+        last_loss = f"the last loss before that: {loss.value[-1]:.4g} after step {loss.step[-1]:,}" if len(loss) else ""
+        message = f"The run diverged: no loss or gradient was finite from step {first_bad:,} on."
+        return _divergence(history, first_bad, message, last_loss or "no finite loss is recorded", bad=True)
+    need(len(loss) >= FEWEST, f"{len(loss)} loss records are too few (at least {FEWEST})")
     width = max(3, len(loss) // 10)
     course = levels(loss.value, width)
     start = max(float(course[0]), float(loss.value[0]))
@@ -51,19 +51,19 @@ def diverged(history: History) -> Verdict:
     rose = gained <= 4 * wobble and last > RISEN * start + 4 * wobble and start > 0
     well(
         not (lost_half or rose) or lowest + 2 * width > len(loss),
-        f"the loss, {last:.4g} at last, is near the lowest it was: {best:.4g}",
+        f"the latest loss level, {last:.4g}, is near the lowest, {best:.4g}",
     )
     middle = int(loss.step[lowest + width // 2])
-    message = f"The loss diverged: from {best:.4g} about step {middle:,} to {last:.4g}."
-    levels_of_all = f"level at the start {start:.4g}, lowest {best:.4g}, at last {last:.4g}"
+    message = f"The loss diverged: it rose from {best:.4g} near step {middle:,} to {last:.4g}."
+    levels_of_all = f"loss level: {start:.4g} at the start, {best:.4g} at its lowest, {last:.4g} now"
     return _divergence(history, middle, message, levels_of_all, bad=False)
 
 
-@check("non-finite-steps", needs=lambda history: need(history.train, "no step was recorded yet"))
+@check("non-finite-steps", needs=lambda history: need(history.train, "no step is recorded yet"))
 def non_finite_steps(history: History) -> Verdict:
     """Check for steps skipped because of a nonfinite loss or gradient."""
     described, skipped = history.described, int(history.total("skipped"))
-    well(not skipped, f"every one of {history.step:,} steps was finite")
+    well(not skipped, f"all {history.step:,} steps were finite")
     indexes = skipped_steps(history)
     fraction = skipped / max(history.step, 1)
     fp16 = described.identity.get("precision") == "fp16"
@@ -71,15 +71,15 @@ def non_finite_steps(history: History) -> Verdict:
     one_sample = _passes(history, indexes)
     return wrong(
         "note" if fp16 and fraction <= FP16 else "error" if fraction >= MANY else "warning",
-        f"{skipped:,} {'step was' if skipped == 1 else 'steps were'} skipped, for a loss or gradient that was not finite.",
+        f"{skipped:,} {'step was' if skipped == 1 else 'steps were'} skipped because the loss or gradient was not finite.",
         (
-            f"{skipped:,} of {history.step:,} steps, {100 * fraction:.2g}% of them, were not applied",
-            f"steps {join_names(indexes, limit=8)}" if indexes else "",
+            f"{skipped:,} of {history.step:,} steps ({100 * fraction:.2g}%) were not applied",
+            f"skipped steps: {join_names(indexes, limit=8)}" if indexes else "",
             one_sample,
         ),
         causes=(
-            "the loss scale of fp16 being found: some at the start, and one now and then" if fp16 else "",
-            "a sample with NaN or infinity in it, or one on which the loss is (log of 0, division by 0)",
+            "the search for the fp16 loss scale: some skipped steps at the start, and one now and then" if fp16 else "",
+            "a sample that contains NaN or infinity, or whose loss is not finite (log of 0, division by 0)",
             "" if one_sample else "a learning rate at which the loss overflows",
         ),
         try_=(
@@ -96,7 +96,7 @@ def loss_spikes(history: History) -> Verdict:
     """Compare the largest step loss in each record with neighboring records."""
     series = history.column("loss_max").finite
     series = series if len(series) >= FEWEST else history.loss
-    need(len(series) >= FEWEST, f"{len(series)} records of the loss are too few (at least {FEWEST})")
+    need(len(series) >= FEWEST, f"{len(series)} loss records are too few (at least {FEWEST})")
     spikes = []
     for row in range(3, len(series)):
         here, before = series.value[row], series.value[max(0, row - NEIGHBOURS) : row]
@@ -107,25 +107,28 @@ def loss_spikes(history: History) -> Verdict:
         matters = here - middle >= NOTHING * series.value[0]
         if matters and here > max(middle + SIGMAS * spread(around), middle + ABOVE * abs(middle)):
             spikes.append((int(series.step[row]), float(here), middle))
-    well(not spikes, "no loss stands out from those around it")
+    well(not spikes, "no loss stands out from its neighbors")
     where = {record["step"]: record.get("loss_max_step") for record in history.train}
     step, largest, around_it = max(spikes, key=lambda spike: spike[1] - spike[2])
     at = where.get(step)
     described = history.described
     jumps = [
-        f"{value:.4g} at step {after if where.get(after) is None else where[after]:,} (around it {middle:.4g})"
+        f"{value:.4g} at step {after if where.get(after) is None else where[after]:,} (its neighbors: {middle:.4g})"
         for after, value, middle in spikes
     ]
     return wrong(
         "warning",
         "The loss jumped once." if len(spikes) == 1 else f"The loss jumped {len(spikes)} times.",
-        (join_names(jumps), f"a jump is {SIGMAS:g} deviations of its neighbours, and {ABOVE:.0%}, above their median"),
+        (
+            join_names(jumps),
+            f"a jump is {SIGMAS:g} standard deviations, and {ABOVE:.0%}, above the median of its neighbors",
+        ),
         causes=(
-            "strange samples: broken ones, or a file of another kind",
-            "a learning rate near the highest that is stable; Adam with a large beta2 after a change of the data",
+            "unusual samples: corrupt ones, or a file of another kind",
+            "a learning rate near the stability limit; Adam with a large beta2 after the data changed",
         ),
         try_=(
-            f"{described.replay(step - 1 if at is None else int(at))}  # shows its samples",
+            f"{described.replay(step - 1 if at is None else int(at))}  # shows the step's samples",
             described.typed("clip", "norm 1.0") if described.clip is None or described.clip[0] == "off" else "",
             described.lr_divided(3, digits=2),
         ),
@@ -141,9 +144,9 @@ def skipped_steps(history: History) -> list[int]:
 def _divergence(history: History, first_bad: int, message: str, evidence: str, *, bad: bool) -> Finding:
     described = history.described
     causes: tuple[str, ...] = (
-        "a learning rate that is too high, or reached too soon",
-        "numbers that overflow: attention or logits that grow without a norm, fp16, a loss with log or division",
-        "" if bad else "a loss that is not meant to fall, as of a policy: judge such a run by its scores",
+        "a learning rate that is too high, or is reached too soon",
+        "values that overflow: attention or logits without normalization, fp16, a log or division in the loss",
+        "" if bad else "a loss that is not meant to fall, such as a policy loss: judge such a run by its metrics",
     )
     tries: tuple[str, ...] = (
         described.lr_divided(10),
@@ -151,7 +154,7 @@ def _divergence(history: History, first_bad: int, message: str, evidence: str, *
         described.typed("clip", "norm 1.0") if described.clip is not None and described.clip[0] == "off" else "",
     )
     if bad and first_bad == 0:  # no update was applied, so the learning rate is not the cause
-        causes, tries = ("inputs, starting weights or a loss that are not finite before any update is made",), ()
+        causes, tries = ("inputs, initial weights or a loss that are not finite before the first update",), ()
     return wrong(
         "error",
         message,
@@ -173,13 +176,13 @@ def _first_to_grow(history: History, first_bad: int) -> str:
             if len(before) < 3 or not usual > 0 or not len(large):
                 continue
             times = float(large.value[0] / usual) if math.isfinite(large.value[0]) else math.inf
-            words = f"{times:.3g} times its median before" if math.isfinite(times) else "not finite"
-            grown.append((int(large.step[0]), times, f"the {quantity} of {name}, {words}, at step {large.step[0]:,}"))
+            words = f"{times:.3g}x its earlier median" if math.isfinite(times) else "not finite"
+            grown.append((int(large.step[0]), times, f"the {quantity} of {name} ({words}) at step {large.step[0]:,}"))
     if not grown:
         return ""
     first, _, words = min(grown, key=lambda each: (each[0], -each[1]))
     others = len({words for step, _, words in grown if step == first}) - 1
-    return f"first to grow: {words}" + (f"; so did {others} more then" if others else "")
+    return f"first to grow: {words}" + (f"; {others} more grew at that step" if others else "")
 
 
 def _bad_at_the_end(history: History) -> int:
@@ -200,4 +203,4 @@ def _passes(history: History, indexes: list[int]) -> str:
     passes = [int(index * batch // samples) for index in indexes]
     if len(set(passes)) < len(passes) or passes[-1] - passes[0] + 1 > len(passes) + 1:
         return ""
-    return f"one in each pass over the {samples:,} samples: it is one sample that comes again"
+    return f"one in each epoch of {samples:,} samples: the same sample causes them all"

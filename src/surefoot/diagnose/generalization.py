@@ -38,30 +38,30 @@ def overfitting(history: History) -> Verdict:
     """Check for a split's loss that rises after its best evaluation while the training loss falls."""
     need(
         any(len(series) >= EVALUATIONS for series in history.splits.values()),
-        f"no split was scored {EVALUATIONS} times yet",
+        f"no split was evaluated {EVALUATIONS} times yet",
     )
     rises = [(_rise(history, series), split) for split, series in history.splits.items()]
     rise, split = max(rises, key=lambda pair: pair[0])
-    well(rise <= WORSE, f"the loss of {join_names(list(history.splits))} does not rise while that of training falls")
+    well(rise <= WORSE, f"the loss of {join_names(list(history.splits))} does not rise while the training loss falls")
     described, loss, series = history.described, history.loss, history.splits[split]
     row = int(np.argmin(series.value))
     best, lowest, last = int(series.step[row]), float(series.value[row]), float(series.value[-1])
     decay, dropout = described.optimizer.get("weight_decay"), described.written.get("model.dropout")
     return wrong(
         "warning",
-        f"Overfitting since step {best:,}: the loss of {split} rises while that of training falls.",
+        f"Overfitting since step {best:,}: {split}/loss rises while the training loss falls.",
         (
             f"{split}/loss {lowest:.4g} at step {best:,}, {last:.4g} at step {series.step[-1]:,}"
-            f" ({rise:+.0%} at least in the last two)",
+            f" ({rise:+.0%} or more in the last two evaluations)",
             f"training loss {_level_near(loss, best):.4g} then, {_level_near(loss, int(loss.step[-1])):.4g} now",
             *_other_scores(history, split, best),
         ),
         causes=(
-            "more passes over the data than they bear",
-            "a model that is large for so few samples, without dropout or decay",
+            "too many epochs for this data set",
+            "a model that is too large for the number of samples, without dropout or weight decay",
         ),
         try_=(
-            f"surefoot evaluate {described.name} --checkpoint best  (step {best:,}, where best is min {split}/loss)",
+            f"surefoot evaluate {described.name} --checkpoint best  (step {best:,}, if the best checkpoint is by min {split}/loss)",
             described.typed("early_stopping.patience", 3)
             if described.program == "recipe"
             else f'Run(early_stopping=sf.EarlyStopping("min {split}/loss", patience=3))',
@@ -69,7 +69,7 @@ def overfitting(history: History) -> Verdict:
             if isinstance(decay, int | float)
             else "",
             "" if dropout is None else described.typed("model.dropout", round(float(dropout) + 0.1, 2)),
-            "more or augmented data; a smaller model",
+            "more data, or augmentation; a smaller model",
         ),
         step=best,
         numbers={"rise": rise, "best": lowest, "last": last},
@@ -98,11 +98,11 @@ def overlap(history: History) -> Verdict:
         for split, counts in (recorded.items() if isinstance(recorded, dict) else ())
         if isinstance(counts, dict) and counts.get("checked") and not counts.get("same")  # "same": overlap is intended
     }
-    need(splits, "the records do not say how many samples are in both parts")
+    need(splits, "the records do not say how many samples the splits share with the training data")
     verdicts = [_overlap_of(split, counts, history) for split, counts in splits.items() if counts.get("overlapping")]
     verdicts.sort(key=lambda verdict: -verdict.numbers["share"])
     checked = sum(int(counts["checked"]) for counts in splits.values())
-    well(not verdicts, f"none of {checked:,} samples looked at is one of training")
+    well(not verdicts, f"none of {checked:,} checked samples is in the training data")
     return replace(worst_first(verdicts)[0], evidence=tuple(line for verdict in verdicts for line in verdict.evidence))
 
 
@@ -112,30 +112,31 @@ def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding
     severity: Severity = "error" if share >= MOSTLY_SHARED else "warning" if share >= bound else "note"
     trained_on, known = int(history.data.get("samples") or 0), int(history.data.get("checked") or 0)
     part = known < trained_on and not counts.get("among_all")
-    among = f" among the {known:,} of {trained_on:,} training samples looked at" if part else ""
-    where = "part of the training text that was looked at"
+    among = f", compared with {known:,} of {trained_on:,} training samples" if part else ""
+    where = "checked part of the training text"
     if 2 * known >= trained_on:
-        where = "training text too, as in most texts: its score is hardly touched"
-    of_samples = "take duplicates out before splitting; split by source (document, patient, speaker), not by sample"
+        where = "training text, as in most texts: its metrics hardly change"
+    of_samples = "remove duplicates before splitting; split by source (document, patient, speaker), not by sample"
     texts = {  # keyed by text data and small overlap: the finding and its remedy
-        (False, False): (f"{'At least ' * part}{share:.0%} of {split} are samples of the training data.", of_samples),
-        (False, True): (f"A few samples of {split} are training data too.", of_samples),
+        (False, False): (f"{'At least ' * part}{share:.0%} of {split} is also in the training data.", of_samples),
+        (False, True): (f"A few samples of {split} are also in the training data.", of_samples),
         (True, False): (
-            f"At least {share:.0%} of {split} share a passage with the training text, so its score says less of new text.",
-            "take copied documents out before splitting; split by document, not by place in the text",
+            f"At least {share:.0%} of {split} shares a passage with the training text, so its metrics say less about new text.",
+            "remove copied documents before splitting; split by document, not by position in the text",
         ),
         (True, True): (
-            f"A few passages of {split} stand in the {where}.",
-            "nothing need be done; for a stricter score take copied documents out",
+            f"A few passages of {split} are also in the {where}.",
+            "no change is needed; remove copied documents for stricter metrics",
         ),
     }
     message, cure = texts[of_text, severity == "note"]
-    both = "the same file given for both"
-    causes = ("a split that was taken after the data were copied or augmented", "duplicates in the data", both)
+    both = "the same file for training and evaluation"
+    causes = ("a split that was made after the data were copied or augmented", "duplicates in the data", both)
     if of_text:
-        in_common = "what many files have in common: licences, headers, code or phrases that were copied"
-        causes = (in_common, *(("", "") if severity == "note" else (both, "documents that are in the data twice")))
-    evidence = f"{split}: {same:,} of {checked:,} {'windows' if of_text else 'looked at'}{among}"
+        in_common = "text that many files share: licenses, headers, copied code or phrases"
+        causes = (in_common, *(("", "") if severity == "note" else (both, "documents that occur twice in the data")))
+    kind = "windows share a passage with the training text" if of_text else "samples are in the training data"
+    evidence = f"{split}: {same:,} of {checked:,} checked {kind}{among}"
     return wrong(severity, message, (evidence,), causes=causes, try_=(cure,), numbers={"share": share})
 
 
@@ -144,20 +145,23 @@ def constant_targets(history: History) -> Verdict:
     """Check for targets that are all or nearly all equal."""
     distinct = int(history.targets.get("distinct") or 0)
     share = float(history.targets.get("most_common_fraction") or 0.0)
-    need(distinct, "the records do not say which targets there are")
-    well(distinct > 1 and share < NEARLY_ALL, f"{distinct:,} different targets, the commonest is {share:.0%} of them")
+    need(distinct, "the records do not count the different targets")
+    well(
+        distinct > 1 and share < NEARLY_ALL,
+        f"{distinct:,} different targets; the most common one is {share:.0%} of those checked",
+    )
     return wrong(
         "error" if distinct == 1 else "warning",
         "All targets are the same." if distinct == 1 else f"{share:.1%} of the targets are the same.",
-        (f"{distinct:,} different targets, the commonest is {share:.1%} of those looked at",),
+        (f"{distinct:,} different targets; the most common one is {share:.1%} of those checked",),
         causes=(
-            "labels read from the wrong column, or lost on the way",
-            "a filter that left one class",
-            "padding counted as targets",
+            "labels that were read from the wrong column, or lost in preprocessing",
+            "a filter that left only one class",
+            "padding that counts as targets",
         ),
         try_=(
-            "print a few samples as the model gets them: train[0], train[1]",
-            "where the classes are so uneven, score by class, not by accuracy",
+            "print a few samples as the model receives them: train_data[0], train_data[1]",
+            "if the classes really are this imbalanced, use per-class metrics instead of accuracy",
         ),
         numbers={"distinct": distinct, "most_common_fraction": share},
     )
@@ -171,10 +175,10 @@ def smoothed_perplexity(history: History) -> Verdict:
     trained_on = history.data.get("scored_by_training_loss")
     of_loss = [score for score in scores if not isinstance(trained_on, list) or score.rpartition("/")[0] in trained_on]
     reasons = {
-        "no score is called perplexity": not scores,
-        "no label smoothing is among the settings": smoothing == 0.0,
-        "the recipes score the loss without smoothing": described.program == "recipe",
-        "it is not of the loss that is trained on": not of_loss,
+        "no metric is called perplexity": not scores,
+        "the settings have no label smoothing": smoothing == 0.0,
+        "recipes evaluate the loss without smoothing": described.program == "recipe",
+        "the perplexity is not computed from the training loss": not of_loss,
     }
     for reason, holds in reasons.items():
         well(holds, reason)
@@ -183,22 +187,20 @@ def smoothed_perplexity(history: History) -> Verdict:
     for score in of_loss:
         values = [record[score] for record in history.scores if isinstance(record.get(score), int | float)]
         lowest, bound = min(values, default=math.inf), math.exp(floor)
-        well(
-            lowest < 0.98 * bound, f"{score} reached {lowest:.4g}, below {bound:.4g}: it is of a loss without smoothing"
-        )
+        well(lowest < 0.98 * bound, f"{score} reached {lowest:.4g}, below {bound:.4g}, so its loss is not smoothed")
     return wrong(
         "warning",
-        f"{of_loss[0]} may be of a smoothed loss, and then is no perplexity.",
+        f"{of_loss[0]} may come from a smoothed loss; if so, it is not a perplexity.",
         (
-            f"label smoothing {smoothing:g}, scored as {join_names(of_loss)}",
-            f"with {distinct:,} different targets a smoothed loss cannot fall below {floor:.3g},"
+            f"label smoothing {smoothing:g}; metrics from the training loss: {join_names(of_loss)}",
+            f"with {distinct:,} different targets, a smoothed loss cannot fall below {floor:.3g},"
             f" nor its exponential below {math.exp(floor):.3g}"
             if distinct > 1
             else "",
         ),
-        causes=("the split is scored by the loss that is trained on",),
+        causes=("the split is evaluated with the training loss",),
         try_=(
-            "in the loss, smooth only where model.training is true; or Split(loss=False, metrics=...) with the plain cross-entropy",
+            "in the loss, smooth only if model.training is true; or use Split(loss=False, metrics=...) with the plain cross-entropy",
         ),
         numbers={"label_smoothing": smoothing} | ({"floor": floor} if distinct > 1 else {}),
     )

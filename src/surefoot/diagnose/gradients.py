@@ -39,24 +39,24 @@ def often_clipped(history: History) -> Verdict:
     described, (kind, limit) = history.described, history.described.clip or ("", math.nan)
     well(
         kind in ("off", "auto"),
-        "the gradient is not limited" if kind == "off" else "the limit follows the gradient's norm by itself",
+        "the gradient is not clipped" if kind == "off" else "the limit follows the gradient norm automatically",
     )
     late = history.column("clip_fraction").finite.since(max(history.step // 2, described.warmup))
-    need(len(late) >= FEWEST // 2, f"{len(late)} records of the later half are too few (at least {FEWEST // 2})")
+    need(len(late) >= FEWEST // 2, f"{len(late)} records in the second half are too few (at least {FEWEST // 2})")
     share, norm = float(late.value.mean()), level(history.column("grad_norm").since(int(late.step[0]) - 1).value)
     well(
         share < OFTEN or (kind == "norm" and norm < FAR_BELOW * limit),
-        f"limited in {share:.0%} of the later steps" + (f", with norms about {norm:.3g}" if norm else ""),
+        f"{share:.0%} of the later steps are clipped" + (f", with gradient norms of about {norm:.3g}" if norm else ""),
     )
     known_limit = "" if math.isnan(limit) else f", limit {limit:g}"
-    setting = described.identity.get("clip", "the limit")
+    setting = described.identity.get("clip", "not known")
     return wrong(
         "warning" if norm >= FAR_ABOVE * limit or math.isnan(limit) else "note",
-        f"The gradient was limited in {share:.0%} of the later steps: the limit, {setting}, sets their size.",
-        (f"norm of the gradient {norm:.3g} in the middle of them{known_limit}",),
+        f"The gradient was clipped in {share:.0%} of the later steps: the limit ({setting}) determines their size.",
+        (f"median gradient norm {norm:.3g}{known_limit}",),
         causes=(
-            "a limit that is too small for this model, whose gradient grows with the number of its parameters",
-            "a gradient that has grown",
+            "a limit that is too small for this model: the gradient norm grows with the number of parameters",
+            "a gradient norm that has grown",
         ),
         try_=(
             described.typed("clip", f"norm {float(f'{2 * norm:.1g}'):g}") if kind == "norm" else "",
@@ -71,26 +71,26 @@ def often_clipped(history: History) -> Verdict:
 def growing_gradient(history: History) -> Verdict:
     """Compare the gradient norms in the first and last third of the run, and name the layers that grew most."""
     norms = history.column("grad_norm").finite.since(history.described.warmup)
-    need(len(norms) >= FEWEST, f"{len(norms)} records of the norm after the warm-up are too few (at least {FEWEST})")
+    need(len(norms) >= FEWEST, f"{len(norms)} gradient norm records after the warm-up are too few (at least {FEWEST})")
     before, now = first_and_last_third(norms.value)
     well(
         not (before > 0 and now > GREW * before and trend(norms.value) > SURE),
-        f"the gradient's norm went from {before:.3g} to {now:.3g}",
+        f"the gradient norm went from {before:.3g} to {now:.3g}",
     )
     return wrong(
         "warning",
-        f"The norm of the gradient grows: from {before:.3g} to {now:.3g}.",
+        f"The gradient norm grows: from {before:.3g} to {now:.3g}.",
         (
-            f"levels of the first and last third of {len(norms)} records; the trend is {trend(norms.value):.1f} deviations",
+            f"medians of the first and last third of {len(norms)} records; the trend is {trend(norms.value):.1f} standard deviations",
             _layers_that_grew(history),
         ),
         causes=(
-            "the beginning of a divergence: weights, logits or attention that grow without a limit",
-            "targets or weights of the loss that grow with the steps",
+            "the beginning of a divergence: weights, logits or attention that grow without bound",
+            "targets or loss weights that grow with the steps",
         ),
         try_=(
-            history.described.lr_divided(3, digits=2, otherwise="a lower rate"),
-            "more weight decay; a norm on queries and keys, or on the output",
+            history.described.lr_divided(3, digits=2, otherwise="a lower learning rate"),
+            "more weight decay; normalization of queries and keys, or of the output",
         ),
         step=int(norms.step[0]),
         numbers={"before": before, "now": now},
@@ -112,7 +112,7 @@ def vanishing_gradient(history: History) -> Verdict:
                 "all units of a layer are dead, or an output is saturated",
                 "a loss that is constant, or is computed from detached tensors",
             ),
-            try_=(f"{history.described.replay(history.step - 1)}  # shows where it ends",),
+            try_=(f"{history.described.replay(history.step - 1)}  # shows at which layer the gradient ends",),
             step=int(norms.step[-quarter]),
             numbers={"smallest": 0.0},
         )
@@ -120,7 +120,7 @@ def vanishing_gradient(history: History) -> Verdict:
     watched = max(map(len, gradients.values()), default=0)
     need(
         watched >= WATCHED and len(names) >= 2,
-        f"{watched} watched steps of {len(names)} matrices after the warm-up are too few (at least {WATCHED}, of 2)",
+        f"{watched} measured steps of {len(names)} matrices after the warm-up are too few (at least {WATCHED} steps and 2 matrices)",
     )
     relative = {name: level(gradients[name].value) * level(weights[name].value) for name in names}
     relative = {name: part for name, part in relative.items() if part > 0}
@@ -129,19 +129,19 @@ def vanishing_gradient(history: History) -> Verdict:
     gone = [parameter for parameter, part in relative.items() if part < GONE * relative[largest]]
     of_largest = relative[smallest] / relative[largest]
     within = relative[largest] / relative[smallest]
-    well(not gone, f"gradients of all {len(relative)} matrices are within {within:.2g} of each other")
+    well(not gone, f"gradient times weight differs by at most {within:.2g}x between all {len(relative)} matrices")
     return wrong(
         "warning",
         f"The gradient vanishes on its way to {join_names(gone)}.",
         (
-            f"times the weight, that of {smallest} is {of_largest:.1g} of that of {largest}",
-            f"{len(gone)} of {len(relative)} matrices are below {GONE:g}",
+            f"gradient times weight of {smallest} is {of_largest:.1g} of the value of {largest}",
+            f"{len(gone)} of {len(relative)} matrices are below {GONE:g} of the largest",
         ),
         causes=(
-            "many layers that each make it smaller: sigmoid or tanh without residual connections or norms",
-            "weights that start too small",
+            "many layers that each make the gradient smaller: sigmoid or tanh without residual connections or norms",
+            "initial weights that are too small",
         ),
-        try_=("residual connections, a norm in each layer, ReLU or GELU", "weights started by Glorot's or He's rule"),
+        try_=("residual connections, a norm in each layer, ReLU or GELU", "Glorot or He initialization"),
         numbers={"smallest": of_largest, "layers": len(gone)},
     )
 
@@ -153,8 +153,8 @@ def noisy_batch(history: History) -> Verdict:
     keys = ("small_count", "small_squared", "big_count", "big_squared")
     rows = np.array([[noise.get(key) or math.nan for key in keys] for noise in measured]).reshape(-1, 4)
     rows = rows[np.isfinite(rows).all(axis=1) & (rows[:, 2] > rows[:, 0])]
-    lacking = f"{len(rows)} watched steps of several micro-batches are too few (at least {2 * WATCHED})"
-    need(len(rows) >= 2 * WATCHED, f"{lacking}: give micro_batch_size for them")
+    lacking = f"{len(rows)} measured steps with several micro-batches are too few (at least {2 * WATCHED})"
+    need(len(rows) >= 2 * WATCHED, f"{lacking}: set micro_batch_size to get them")
     batch = float(np.median(rows[:, 2]))
     gradients, noises = gradient_and_noise(rows)
     gradient, error = float(gradients.mean()), float(gradients.std(ddof=1)) / math.sqrt(len(rows))
@@ -162,23 +162,23 @@ def noisy_batch(history: History) -> Verdict:
     known = gradient > 2 * error
     scale = noise_scale(rows) if known else at_least
     small = at_least > NOISY * batch
-    need(small or known, "the noise of the gradient is not known well enough yet")
-    well(not small, f"noise scale {scale:.3g} targets, batch {batch:.3g}")
+    need(small or known, "the gradient noise is not known accurately enough yet")
+    well(not small, f"noise scale {scale:.3g} targets, batch {batch:.3g} targets")
     times = 2 ** max(1, math.floor(math.log2(min(scale / batch, 16))))
     number, _, unit = str(history.described.identity.get("batch_size")).partition(" ")
     larger: int | str = int(number) * times if number.isdigit() else f"{times} times as many"
     return wrong(
         "warning" if at_least > NOISY**2 * batch else "note",
-        f"The batch is small for the noise of the gradient: {batch:.3g} targets, noise scale {'' if known else 'at least '}{scale:.3g}.",
+        f"The batch is small for the gradient noise: {batch:.3g} targets, noise scale {'' if known else 'at least '}{scale:.3g}.",
         (
-            f"from {len(rows)} watched steps; at least {at_least:.3g}, were the gradient two of its errors larger than measured",
-            f"a step is worth {batch / (batch + scale):.2g} of one with the true gradient",
+            f"from {len(rows)} measured steps; at least {at_least:.3g}, even if the gradient is two standard errors larger than measured",
+            f"a step is worth {batch / (batch + scale):.2g} of a step with the true gradient",
         ),
-        causes=("a batch smaller than the task needs; late in training all gradients are noisier",),
+        causes=("a batch smaller than the task needs; gradients are noisier late in training",),
         try_=(
             history.described.typed("batch_size", f"{larger} {unit}" if unit else larger),
-            "with it, a higher rate: about as its square root for Adam, in proportion for SGD",
-            "or a lower rate at the end, which averages as a larger batch does",
+            "with it, a higher learning rate: by the square root of the batch's factor for Adam, by the factor for SGD",
+            "or a lower learning rate at the end, which averages as a larger batch does",
         ),
         numbers={"noise_scale": scale, "at_least": at_least, "batch": batch},
     )
@@ -218,5 +218,5 @@ def _layers_that_grew(history: History) -> str:
         if len(series) >= 2 * WATCHED
     }
     grew = {name: now / before for name, (before, now) in thirds.items() if before > 0 and now > GREW * before}
-    parts = [f"{name} ({grew[name]:.3g} times)" for name in sorted(grew, key=lambda each: -grew[each])]
-    return f"most in {join_names(parts)}" if parts else ""
+    parts = [f"{name} ({grew[name]:.3g}x)" for name in sorted(grew, key=lambda each: -grew[each])]
+    return f"it grew most in {join_names(parts)}" if parts else ""

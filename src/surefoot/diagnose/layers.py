@@ -30,7 +30,7 @@ SQUASHING = ("Tanh", "Sigmoid", "Hardtanh", "Hardsigmoid", "Softsign", "LogSigmo
 
 
 def watched_steps(history: History) -> None:
-    need(len(history.layers) >= WATCHED, f"{len(history.layers)} watched steps are too few (at least {WATCHED})")
+    need(len(history.layers) >= WATCHED, f"{len(history.layers)} measured steps are too few (at least {WATCHED})")
 
 
 @check("never-updated", needs=watched_steps)
@@ -41,24 +41,24 @@ def never_updated(history: History) -> Verdict:
     still = [parameter for parameter in unmoved(history) if parameter not in without]
     well(
         not without and (not still or not any(record.get("lr") for record in history.train)),
-        f"all {len(moved)} trainable parameters have gradients and move",
+        f"all {len(moved)} trainable parameters have gradients and change",
     )
     count = len(without) + len(still)
     return wrong(
         "warning",
         f"{count} of {max(len(moved), count)} parameters {'is' if count == 1 else 'are'} never updated.",
         (
-            f"no gradient in any watched step: {join_names(without)}" if without else "",
-            f"weights unchanged by every watched step: {join_names(still)}" if still else "",
+            f"no gradient in any measured step: {join_names(without)}" if without else "",
+            f"weights unchanged in every measured step: {join_names(still)}" if still else "",
         ),
         causes=(
-            "a module that is made and not used in forward(), or only where the loss does not depend on it",
-            "a tensor detached, or computed under no_grad, between this layer and the loss",
-            "a rate of 0 for this group of parameters",
+            "a module that is built but not used in forward(), or used only where the loss does not depend on it",
+            "a tensor that is detached, or computed under no_grad, between this layer and the loss",
+            "a learning rate of 0 for this parameter group",
         ),
         try_=(
-            "use the module, or leave it out of the model",
-            "where it is frozen on purpose, say so: optimizer.frozen, or requires_grad_(False) before the run is built",
+            "use the module, or remove it from the model",
+            "if it is frozen on purpose, declare it: optimizer.frozen, or requires_grad_(False) before the run is built",
         ),
         numbers={"without_gradient": len(without), "unmoved": len(still)},
     )
@@ -68,16 +68,14 @@ def never_updated(history: History) -> Verdict:
 def unusual_updates(history: History) -> Verdict:
     """Measure each matrix's median update-to-weight ratio at high learning rates."""
     medians, watched = _ratios(history)
-    need(medians, f"{watched} watched steps at the higher rates are too few (at least {WATCHED})")
+    need(medians, f"{watched} measured steps at high learning rates are too few (at least {WATCHED})")
     low, middle, high = USUAL[0] / FAR, math.sqrt(USUAL[0] * USUAL[1]), USUAL[1] * FAR
     small = [parameter for parameter in medians if medians[parameter] < low]
     large = [parameter for parameter in medians if medians[parameter] > high]
     typical = float(np.median(list(medians.values())))
     count = len(small) + len(large)
-    well(
-        not count, f"an update is {typical:.1g} of the weight's norm in the middle of all layers (usual: 1e-4 to 1e-2)"
-    )
-    evidence = [f"in the middle of all {len(medians)} layers an update is {typical:.2g} of the weight's norm"]
+    well(not count, f"the median update of all layers is {typical:.1g} of the weight norm (usual: 1e-4 to 1e-2)")
+    evidence = [f"the median update of all {len(medians)} layers is {typical:.2g} of the weight norm"]
     for far, where in ((large, f"above {high:g}"), (small, f"below {low:g}")):
         ranked = sorted(far, key=lambda parameter: -abs(math.log(medians[parameter] / middle)))
         if ranked:
@@ -87,13 +85,13 @@ def unusual_updates(history: History) -> Verdict:
         f"Updates of {count} of {len(medians)} layers are far from the usual 1e-4 to 1e-2 of their weights.",
         evidence,
         causes=(
-            "a rate that does not suit these layers: much too high or low, or one for all where their gradients differ by far",
-            "weights that start much smaller or larger than others",
+            "a learning rate that does not suit these layers: much too high or low, or the same for layers with very different gradients",
+            "initial weights that are much smaller or larger than others",
             "gradients that hardly reach these layers",
         ),
         try_=(
             history.described.rate_test,
-            "a rate of their own: sf.optim.LRMultipliers for groups of parameters, --optimizer.layer-decay, --optimizer.base-width",
+            "a separate learning rate: sf.optim.LRMultipliers for parameter groups, --optimizer.layer-decay, --optimizer.base-width",
         ),
         numbers={"median": typical, "small": len(small), "large": len(large)},
     )
@@ -151,22 +149,22 @@ def dead_units(history: History) -> Verdict:
         if name not in unused and not _is_lookup(history, name)
     }
     dead, silent = _above(rows, DEAD), _above(_flat(history, squashing=False), ALL_FLAT)
-    well(not dead and not silent, "in every layer most units are reached by some sample of each batch")
+    well(not dead and not silent, "in every layer, most units get a gradient from some sample of each batch")
     worst = max(share for share, _, _ in dead + silent)
     return wrong(
         "error" if worst > ALL_FLAT else "warning",
-        f"Dead units: layers in which {'nothing learns' if worst > ALL_FLAT else 'half of the units or more do nothing'}.",
+        f"Dead units: in some layers, {'nothing learns' if worst > ALL_FLAT else 'at least half of the units do nothing'}.",
         (
-            f"no gradient in any sample of a batch: {_shares(dead, 'of the rows of')}" if dead else "",
-            f"at the flat end: {_shares(silent, 'of the outputs of')}" if silent else "",
+            f"no gradient from any sample of a batch: {_shares(dead, 'of the rows of')}" if dead else "",
+            f"slope near 0: {_shares(silent, 'of the outputs of')}" if silent else "",
         ),
         causes=(
-            "a bias far below 0, or a step that was too large: a ReLU that is 0 for all samples has no gradient to come back by",
-            "a layer before it that is dead itself, or a loss that does not depend on this one",
+            "a bias far below 0, or a step that was too large: a ReLU that is 0 for all samples gets no gradient, so it stays 0",
+            "an earlier layer that is dead, or a loss that does not depend on this layer",
         ),
         try_=(
             history.described.lr_divided(10, otherwise="a lower learning rate"),
-            "biases that start at 0; LeakyReLU or GELU for ReLU; a norm before the activation",
+            "biases initialized to 0; LeakyReLU or GELU instead of ReLU; a norm before the activation",
         ),
         step=min(step for _, step, _ in dead + silent),
         numbers={"worst": worst},
@@ -177,21 +175,19 @@ def dead_units(history: History) -> Verdict:
 def saturated_units(history: History) -> Verdict:
     """Check for saturating activations whose outputs have almost zero slope."""
     flat = _flat(history, squashing=True)
-    well(not flat, "no module squashes its input (tanh, sigmoid), as far as the records tell")
+    well(not flat, "the records show no activation that saturates (tanh, sigmoid)")
     watched = max(map(len, flat.values()))
-    need(watched >= WATCHED, f"{watched} watched steps are too few (at least {WATCHED})")
+    need(watched >= WATCHED, f"{watched} measured steps are too few (at least {WATCHED})")
     saturated = _above(flat, FLAT)
-    well(not saturated, f"less than half of what {join_names(list(flat))} give is at a flat end")
+    well(not saturated, f"less than half of the outputs of {join_names(list(flat))} are saturated")
     names = join_names(sorted(name for _, _, name in saturated))
     return wrong(
         "warning",
-        f"Saturated units: {names} {'gives' if len(saturated) == 1 else 'give'} mostly what lies at the flat ends.",
+        f"Saturated units: at least half of the outputs of {names} have a slope near 0.",
         (_shares(saturated, "of the outputs of"),),
-        causes=(
-            "weights or inputs that are too large: there the slope is near 0, and hardly any gradient comes through",
-        ),
+        causes=("weights or inputs that are too large: the slope is then near 0, and hardly any gradient passes",),
         try_=(
-            "inputs scaled to mean 0 and deviation 1; weights started smaller (Glorot's rule)",
+            "inputs scaled to mean 0 and standard deviation 1; smaller initial weights (Glorot initialization)",
             "a norm before the activation; a lower learning rate",
         ),
         step=min(step for _, step, _ in saturated),

@@ -67,7 +67,7 @@ def _error(wobble: float, count: int) -> float:
 
 
 def _too_few(history: History) -> str:
-    return f"{len(history.loss)} records of the loss in {history.step:,} steps are too few (at least {FEWEST}, and twice the warm-up)"
+    return f"{len(history.loss)} loss records in {history.step:,} steps are too few (at least {FEWEST}, and twice the warm-up steps)"
 
 
 @check("loss-not-falling")
@@ -84,18 +84,18 @@ def loss_not_falling(history: History) -> Verdict:
         "warning" if trained else "error",
         f"The training loss has not fallen in {history.step:,} steps.",
         (
-            f"level of the loss at the start {loss.start:.4g}, in the later quarters "
-            f"{', '.join(f'{quarter:.4g}' for quarter in loss.quarters[1:])}; noise of a level {loss.error:.2g}",
+            f"loss level {loss.start:.4g} at the start; "
+            f"{', '.join(f'{quarter:.4g}' for quarter in loss.quarters[1:])} in the later quarters; standard error {loss.error:.2g}",
         ),
         causes=(
-            "targets that do not belong to their inputs (shuffled, or off by one), or are the same for all inputs",
+            "targets that do not match their inputs (shuffled, or off by one), or are the same for all inputs",
             "a learning rate that is far too high or far too low",
-            "a loss that does not depend on what is trained, or units that are all dead",
-            "weights that were trained before, with little left to learn" if trained else "",
-            "a loss that is not meant to fall, as of two models against each other, or of a policy: judge those by scores",
+            "a loss that does not depend on the trained weights, or units that are all dead",
+            "pretrained weights with little left to learn" if trained else "",
+            "a loss that is not meant to fall, such as a GAN or policy loss: judge such a run by its metrics",
         ),
         try_=(
-            "see whether it can learn 100 samples by heart: if not, the fault is in data, model or loss",
+            "check whether the model can overfit 100 samples: if not, the fault is in the data, model or loss",
             history.described.rate_test,
         ),
         numbers={"start": loss.start, "best": loss.best, "noise": loss.error},
@@ -118,35 +118,35 @@ def rate_too_high(history: History) -> Verdict:
             began = float(loss.value[0])
         worst = max(quarters.quarters)
         if worst > ABOVE_START * began + CERTAIN * quarters.error and began > 0:
-            text = f"the loss rose above where it began: from {began:.4g} to a level of {worst:.4g}"
+            text = f"the loss rose above its start: from {began:.4g} to a level of {worst:.4g}"
             signs.append(("warning" if quarters.quarters[-1] < began else "error", text))
         elif rebound := _rebound(history):
             signs.append(("warning", rebound))
         elif signs and not quarters.fallen:
-            signs.append(("error", f"the loss has not fallen below {quarters.start:.4g}, where it began"))
+            signs.append(("error", f"the loss has not fallen below its start, {quarters.start:.4g}"))
     well(
         not signs,
-        "the loss stays below where it began" + (f", updates are {ratio:.2g} of the weights" if ratio else ""),
+        "the loss stays below its start" + (f", updates are {ratio:.2g} of the weights" if ratio else ""),
     )
     # not sufficient evidence: healthy large models have dead units too (Voita et al. 2023, arXiv:2309.04827)
     dead = died(history)
     clipped = level(history.column("clip_fraction").value[-max(1, len(loss) // 2) :])
     return wrong(
         signs[-1][0],
-        f"The learning rate{described.lr_in_text} seems to be too high.",
+        f"The learning rate{described.lr_in_text} seems too high.",
         (
             *(text for _, text in signs),
-            f"units that were alive at first are dead, as steps that are too large leave them: {join_names(dead)}"
+            f"units that were alive at first are dead now, as after steps that are too large: {join_names(dead)}"
             if dead
             else "",
-            f"the gradient was limited in {clipped:.0%} of the steps" if clipped >= 0.5 else "",
+            f"the gradient was clipped in {clipped:.0%} of the steps" if clipped >= 0.5 else "",
         ),
         causes=(
-            "a base rate above what this model and batch size bear",
-            "no warm-up, so that the first steps are as large as all others",
+            "a base learning rate that is too high for this model and batch size",
+            "no warm-up, so the first steps are as large as all others",
         ),
         try_=(
-            described.lr_divided(10, otherwise="a tenth of the learning rate"),
+            described.lr_divided(10, otherwise="a learning rate 10x lower"),
             described.rate_test,
             described.typed("schedule.warmup", "5%")
             if described.warmup < 0.01 * (described.schedule_steps or 0)
@@ -175,28 +175,28 @@ def rate_too_low(history: History) -> Verdict:
         certain = first + second > 2 * CERTAIN * math.sqrt(2) * error and min(first, second) > 0
         if described.identity.get("init_from") is None and certain and little and second >= STRAIGHT * first:
             evidence.append(
-                f"the loss falls slowly, and as steadily at the end as at the start: by {first:.3g} over the first half of all rate,"
-                f" by {second:.3g} over the second, from {start:.4g}"
+                f"the loss falls slowly and almost linearly: by {first:.3g} over the first half of the summed learning rate,"
+                f" by {second:.3g} over the second half, from {start:.4g}"
             )
     well(
         not evidence, "the loss fell faster at first than later" if curve else f"updates are {ratio:.2g} of the weights"
     )
     return wrong(
         "warning",
-        f"The learning rate{described.lr_in_text} seems to be too low.",
+        f"The learning rate{described.lr_in_text} seems too low.",
         evidence,
         causes=(
-            "a base rate below what this model and batch size bear",
-            "a run too short to tell",
-            "a limit on the gradient far below its norm, with SGD",
+            "a base learning rate that is too low for this model and batch size",
+            "a run that is too short to judge",
+            "with SGD, a clipping limit far below the gradient norm",
         ),
-        try_=(described.lr_divided(0.1, otherwise="ten times the learning rate"), described.rate_test),
+        try_=(described.lr_divided(0.1, otherwise="a learning rate 10x higher"), described.rate_test),
         numbers={"update_to_weight": ratio},
     )
 
 
 _MAY_RISE = ("cosine_restarts", "one_cycle", "joined", "from_function", "from_scheduler")
-_RATIO = "a step at the highest rates changes the weights by {:.2g} of their norm (usual: 1e-4 to 1e-2)"
+_RATIO = "a step at high learning rates changes the weights by {:.2g} of their norm (usual: 1e-4 to 1e-2)"
 
 
 def _rebound(history: History) -> str:
@@ -217,7 +217,7 @@ def _rebound(history: History) -> str:
         return ""
     return (
         f"the loss fell to {early:.4g} by step {loss.step[lowest + width // 2]:,}, rose to {later.max():.4g},"
-        " and was not lower again while the rate was above half of its highest"
+        " and did not fall lower while the learning rate was above half of its maximum"
     )
 
 

@@ -29,13 +29,13 @@ def growing_memory(history: History) -> Verdict:
     names = ("host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
     series_of_all = ((name, history.column(name).finite.since(settled)) for name in names)
     columns = {name: series for name, series in series_of_all if len(series) >= FEWEST}
-    need(columns, f"fewer than {FEWEST} records of the memory after the first quarter of the session")
+    need(columns, f"fewer than {FEWEST} memory records after the first quarter of the session")
     for name, series in columns.items():
         if (growth := _growth(series)) is not None:
             return _finding(history, series, growth, device=name.startswith("device"))
     first = next(iter(columns.values())).value
     before, now = (with_unit(level(part), "B") for part in (first[:4], first[-4:]))
-    return Healthy(f"{before} after a quarter of the run, {now} at last")
+    return Healthy(f"{before} after the first 25% of the session, {now} now")
 
 
 def _growth(series: Series) -> float | None:
@@ -61,25 +61,25 @@ def _finding(history: History, series: Series, per_step: float, *, device: bool)
             f" of {steps:,}" if serious else ""
         )
     elif steps is not None:
-        end = f"at that rate {with_unit(now + per_step * max(0, steps - last_step), 'B')} at the last step, {steps:,}"
+        end = f"at this rate, it reaches {with_unit(now + per_step * max(0, steps - last_step), 'B')} after all {steps:,} steps"
     return wrong(
         "error"
         if serious
         else "note",  # allocators and caches of healthy runs grow too, so a distant limit is only a note
-        f"Memory {'of the device ' if device else ''}grows by {with_unit(per_step, 'B')} a step.",
+        f"{'Device memory' if device else 'Memory'} grows by {with_unit(per_step, 'B')} per step.",
         (
             f"{with_unit(series.value[0], 'B')} at step {first_step:,}, {with_unit(now, 'B')} at step {last_step:,}",
             end,
         ),
         causes=(
-            "a list that keeps losses or outputs, with the graphs they came from: keep loss.detach(), or log it by step.log(...)",
-            "a cache in the data set, copied in every worker",
+            "a list that keeps losses or outputs together with their graphs: keep loss.detach(), or log it with step.log(...)",
+            "a cache in the data set, copied to every worker",
         ),
         try_=(
-            "look for what your loss, data set and loop append to",
+            "check which lists and caches your loss, data set and loop extend",
             described.typed("save_every", "1 min")
             if serious
-            else f"{described.go_on()}  # after an end by lack of memory, to the same bits",
+            else f"{described.go_on()}  # after an out-of-memory error: continues bit for bit",
         ),
         step=int(first_step),
         numbers=numbers,

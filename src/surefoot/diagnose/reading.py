@@ -20,8 +20,8 @@ def history_in(path: Path | str) -> History:
     run = local_path(path, setting="path")
     if not (run / "config.toml").is_file() and not (run / "metrics.jsonl").is_file():
         raise ConfigError(
-            f"{run} is no run: it holds neither config.toml nor metrics.jsonl\n"
-            "  a run's directory is what --run-dir, or Run(run_dir=...), was given"
+            f"{run} is not a run directory: it has neither config.toml nor metrics.jsonl\n"
+            "  give the directory that was passed as --run-dir or Run(run_dir=...)"
         )
     try:
         collected = RecordCollector(read_records(run) if (run / "metrics.jsonl").is_file() else ())

@@ -114,20 +114,20 @@ class RunDescription:
     @property
     def rate_test(self) -> str:
         """The command or code for a learning-rate test from step 0. A finished run cannot test its next steps."""
-        in_script = "print(surefoot.tune.find_lr(run)) where this run is built, into a new directory"
+        in_script = "print(surefoot.tune.find_lr(run)) in the script that builds the run, with a new run_dir"
         return in_script if self.program == "script" else f"surefoot find-lr {self.name} --checkpoint 0"
 
     def go_on(self, length: str = "") -> str:
         """Return the command or code that continues the run or extends the run to `length`. A script is started again."""
         return (
-            "start its script again" + (f" with Run(length={length!r})" if length else "")
+            "run its script again" + (f" with Run(length={length!r})" if length else "")
             if self.program == "script"
             else f"surefoot resume {self.name}" + (f' --length "{length}"' if length else "")
         )
 
     def replay(self, step: int | str) -> str:
         if self.program == "script":
-            return f"print(surefoot.load(run).replay({step})) where this run is built"
+            return f"print(surefoot.load(run).replay({step})) in the script that builds the run"
         return f"surefoot replay {self.name} --step {step}"
 
     @property
@@ -157,7 +157,7 @@ class RunDescription:
         if name.startswith("optimizer."):
             return f"{self.optimizer.get('name', 'the optimizer')}({leaf}={value!r}){note}"
         if name == "schedule.name":
-            return f"a schedule of shape {value}{note}"
+            return f"a {value} schedule{note}"
         if name.partition(".")[0] in _NESTED:
             return f"{leaf}={value!r} for the {name.partition('.')[0]}{note}"
         return f"Run({name}={value!r}){note}"

@@ -24,16 +24,16 @@ def ended_early(history: History) -> Verdict:
     """Check for a run that ended before the last step of its schedule."""
     described, how = history.described, history.ended_by
     steps, step = described.steps, max(history.step, described.saved_step)
-    need(history.over, "the run goes on")
+    need(history.over, "the run is still training")
     if steps is None:
-        return Unknown("how long it was to be is not known")
-    well(history.complete, f"all {steps:,} steps were made" if step >= steps else "it ended by itself")
+        return Unknown("the length of the run is not known")
+    well(history.complete, f"all {steps:,} steps are completed" if step >= steps else "the run ended by itself")
     need(
         step < steps,
-        f"a checkpoint of step {described.saved_step:,} says that all steps were made, and the records end at step"
+        f"the checkpoint at step {described.saved_step:,} completes the run, but the records end at step"
         f" {history.step:,}: some are missing (surefoot verify {described.name})",
     )
-    well((how or "").startswith("diverged"), "it diverged, of which there is a finding of its own")
+    well((how or "").startswith("diverged"), "the run diverged, which is a separate finding")
     stop = described.present("stop_after")
     was_requested = stop is not None if how is None else how.startswith("stopped")
     rate, highest = _rates(history)
@@ -41,18 +41,18 @@ def ended_early(history: History) -> Verdict:
         "note" if was_requested else "warning",
         f"The run ended early, at step {step:,} of {steps:,}.",
         (
-            f"{step:,} of {steps:,} steps" + (f"; {how}" if how else "; killed, or lost with its machine"),
-            f"the rate was {rate:g} then, {rate / highest:.0%} of the highest: the schedule was not over"
+            f"{step:,} of {steps:,} steps" + (f"; {how}" if how else "; killed, or the machine failed"),
+            f"the learning rate was {rate:g}, {rate / highest:.0%} of its maximum: the schedule was not over"
             if highest > 0
             else "",
         ),
         causes=(
-            f"stop_after is {stop}" if stop else how or "a kill, or the end of a machine",
+            f"stop_after is {stop}" if stop else how or "a killed process, or a failure of the machine",
             "a time limit shorter than the run" if was_requested or how is None else "",
         ),
         try_=(
-            f"{described.go_on()}  # goes on to the same bits",
-            f"for a run of this length, another: {described.typed('length', f'{step} steps')}" if step else "",
+            f"{described.go_on()}  # continues bit for bit",
+            f"for a run of this length, start a new one: {described.typed('length', f'{step} steps')}" if step else "",
         ),
         step=step,
         numbers={"made": step, "steps": steps},
@@ -72,8 +72,8 @@ def long_warmup(history: History) -> Verdict:
     return wrong(
         "warning",
         f"The warm-up takes {warmup / steps:.0%} of the run.",
-        (f"{warmup:,} of {steps:,} steps; usual is 1 % to 10 %",),
-        causes=("a warm-up in steps that was meant for a longer run",),
+        (f"{warmup:,} of {steps:,} steps; usual: 1% to 10%",),
+        causes=("a warm-up in steps that was chosen for a longer run",),
         try_=(described.typed("schedule.warmup", "5%"),),
         numbers={"share": warmup / steps},
     )
@@ -88,29 +88,32 @@ def still_improving(history: History) -> Verdict:
     """Check for a finished run whose last evaluation is the best, and measure its improvement over the last fifth."""
     described = history.described
     often = {split: series for split, series in history.splits.items() if len(series) >= EVALUATIONS}
-    need(often, f"no split was scored {EVALUATIONS} times, and the loss of training falls with the rate")
+    need(
+        often,
+        f"no split was evaluated {EVALUATIONS} times, and the training loss falls with the learning rate in any case",
+    )
     split, series = next(iter(often.items()))
     row = max(int((series.step <= 0.8 * history.step).sum()) - 1, 0)  # the last evaluation before the last fifth
     before, end = float(series.value[row]), float(series.value[-1])
     gained = (before - end) / abs(before) if before else 0.0
     well(
         series.value.min() < end or gained < STILL,
-        f"{split}/loss improved by {max(gained, 0):.1%} over the last fifth of the run",
+        f"{split}/loss improved by {max(gained, 0):.1%} over the last 20% of the run",
     )
     longer = f"{2 * (described.steps or history.step)} steps"
     tries = (
         f"a new run: {described.typed('length', longer)}",
-        f"{described.typed('schedule.name', 'wsd')}: such a run, resumed from before its cool-down, is made longer exactly",
+        f"{described.typed('schedule.name', 'wsd')}: such a run can be extended exactly, from a checkpoint before its cool-down",
     )
     if described.shape in EXACT:
-        tries = (f"{described.go_on(longer)}  # goes on exactly, with its schedule ({described.shape})", "")
+        tries = (f"{described.go_on(longer)}  # continues exactly, with the same schedule ({described.shape})", "")
     elif described.shape == "wsd":
         tries = (f"{described.go_on(longer)}  # from a checkpoint before the cool-down (--keep-every keeps them)", "")
     return wrong(
         "note",
-        f"The run still improved when it ended: {split}/loss by {gained:.1%} over its last fifth.",
-        (f"{before:.4g} at step {series.step[row]:,}, {end:.4g} at step {series.step[-1]:,}, the best there was",),
-        causes=("a run shorter than what data and model bear",),
+        f"The run was still improving when it ended: {split}/loss fell by {gained:.1%} over the last 20%.",
+        (f"{before:.4g} at step {series.step[row]:,}, {end:.4g} at step {series.step[-1]:,}, the best value",),
+        causes=("a run that is too short for this data set and model",),
         try_=tries,
         numbers={"gained": gained},
     )
@@ -123,23 +126,23 @@ def high_rate_at_end(history: History) -> Verdict:
     rate, highest = _rates(history)
     need(
         highest > 0 and history.step >= LEAST_STEPS,
-        f"no rates are recorded, or fewer than {LEAST_STEPS} steps were made",
+        f"no learning rates are recorded, or fewer than {LEAST_STEPS} steps are completed",
     )
     well(
         rate < HIGH * highest or described.optimizer.get("name") == "schedule_free",
-        f"the rate ended at {rate / highest:.1%} of its highest",
+        f"the learning rate ended at {rate / highest:.1%} of its maximum",
     )
     return wrong(
         "note",
-        f"The learning rate was still at {rate / highest:.0%} of its highest when the run ended.",
+        f"The learning rate was still at {rate / highest:.0%} of its maximum when the run ended.",
         (
-            f"{rate:g} at step {history.train[-1]['step']:,}, highest {highest:g}; schedule {described.shape or 'not known'}",
+            f"{rate:g} at step {history.train[-1]['step']:,}, maximum {highest:g}; schedule {described.shape or 'not known'}",
         ),
-        causes=("a schedule that does not fall, or falls over more steps than were made",),
+        causes=("a schedule that does not fall, or falls over more steps than the run has",),
         try_=(
-            f"{described.go_on('...')}  # where it is to go on"
+            f"{described.go_on('...')}  # if the run is to continue"
             if described.shape in EXACT
-            else "the run that the schedule was made for",
+            else "a run of the length that the schedule was made for",
             described.typed("schedule.name", "wsd"),
         ),
         numbers={"share": rate / highest},

@@ -43,25 +43,25 @@ def data_bound(history: History) -> Verdict:
     waited_s, trained_s = (float(spent[np.isfinite(spent)].sum()) for spent in (waiting, training))
     need(
         len(waiting) >= FEWEST // 4 and waited_s + trained_s >= LEAST_S,
-        f"{len(waiting)} records of {waited_s + trained_s:.1f} s of training are too few",
+        f"{len(waiting)} records with {waited_s + trained_s:.1f} s of training are too few",
     )
     share = waited_s / (waited_s + trained_s)
-    well(share < WAITING, f"steps wait for data {share:.1%} of their time")
+    well(share < WAITING, f"steps spend {share:.1%} of their time waiting for data")
     workers = workers_needed(waited_s, trained_s, workers=described.workers)
     processors = described.processors or workers
     return wrong(
         "warning" if share >= MUCH_WAITING else "note",
-        f"Steps wait for data {share:.0%} of their time.",
-        (f"{waited_s:.1f} s of waiting beside {trained_s:.1f} s of training, with {described.workers} workers",),
+        f"Steps spend {share:.0%} of their time waiting for data.",
+        (f"{waited_s:.1f} s of waiting, {trained_s:.1f} s of training, with {described.workers} workers",),
         causes=(
-            "samples are read more slowly than they are trained on: decoding, augmentation, many small files, a slow disk",
+            "samples load more slowly than the model trains on them: decoding, augmentation, many small files, a slow disk",
         ),
         try_=(
             described.typed("workers", min(workers, processors)),
-            f"this machine has {processors} processors: {workers} would be needed, so make samples cheaper to read too"
+            f"{workers} workers would be needed, but this machine has {processors} processors: also make samples cheaper to load"
             if workers > processors
             else "",
-            "smaller or prepared files, less augmentation, data held in memory as tensors",
+            "smaller or preprocessed files, less augmentation, data in memory as tensors",
         ),
         numbers={"share": share, "workers": workers},
     )
@@ -101,7 +101,7 @@ def _enough_speeds(history: History) -> None:
     count, trained_s = len(_speeds(history)), history.total("training_s")
     need(
         count >= FEWEST and trained_s + history.total("data_wait_s") >= LONG_ENOUGH_S,
-        f"{count} records of the throughput, or {trained_s:.1f} s of training, are too few",
+        f"{count} throughput records, or {trained_s:.1f} s of training, are too few",
     )
 
 
@@ -111,23 +111,23 @@ def falling_throughput(history: History) -> Verdict:
     speed = _speeds(history)
     before, now = first_and_last_third(speed.value)
     sure = -trend(speed.value)
-    well(now > FELL * before or sure < SURE, f"{three_digits(before)} targets/s at first, {three_digits(now)} at last")
+    well(now > FELL * before or sure < SURE, f"{three_digits(before)} targets/s at first, {three_digits(now)} now")
     waits, trains = (_grew(history.column(column).value) for column in ("data_wait_s", "training_s"))
     return wrong(
         "note",  # a healthy run beside eight busy processes fell from 1,740 to 1,320 tokens/s in 160 steps
-        f"Throughput falls: from {three_digits(before)} to {three_digits(now)} targets a second.",
+        f"Throughput falls: from {three_digits(before)} to {three_digits(now)} targets per second.",
         (
-            f"levels of the first and last third of {len(speed)} records; the trend is {sure:.1f} deviations",
-            f"training took {trains:.2g} times as long in the last third as in the first, waiting {waits:.2g} times",
+            f"medians of the first and last third of {len(speed)} records; the trend is {sure:.1f} standard deviations",
+            f"in the last third, training took {trains:.2g}x as long as in the first, waiting {waits:.2g}x",
         ),
         causes=(
-            "reading the data: waiting has grown more than training" if waits > trains else "",
-            "something that grows with the steps: a list in the loss or the loop, hooks added again and again, a history that is kept",
-            "the machine: other processes, heat, memory that is swapped",
+            "loading the data: waiting has grown more than training" if waits > trains else "",
+            "something that grows with the steps: a list in the loss or the loop, hooks that are added repeatedly, a stored history",
+            "the machine: other processes, heat, swapped memory",
         ),
         try_=(
-            "surefoot profile, of the same program",
-            "look at the memory that is used, and at what your own code keeps",
+            "surefoot profile with the same program",
+            "check the memory use, and which objects your own code keeps",
         ),
         step=int(speed.step[len(speed) // 3]),
         numbers={"before": before, "now": now},
@@ -140,18 +140,18 @@ def jittering_throughput(history: History) -> Verdict:
     speed = _speeds(history).value
     middle = level(speed)
     share = noise(speed) / middle if middle > 0 else 0.0
-    well(share < UNEVEN, f"records differ by {share:.0%} of {three_digits(middle)} targets/s")
+    well(share < UNEVEN, f"neighboring records differ by {share:.0%} of {three_digits(middle)} targets/s")
     return wrong(
         "note",
-        f"Throughput jitters: records differ by {share:.0%} of {three_digits(middle)} targets a second.",
-        (f"slowest {three_digits(speed.min())}, fastest {three_digits(speed.max())}",),
+        f"Throughput jitters: neighboring records differ by {share:.0%} of {three_digits(middle)} targets per second.",
+        (f"slowest record {three_digits(speed.min())}, fastest {three_digits(speed.max())}",),
         causes=(
             "other processes on this machine",
             "samples of very different length or cost",
-            "records of so few steps that one slow step shows",
+            "records of few steps, in which one slow step shows",
         ),
         try_=(
-            "nothing, where the machine is shared; else surefoot profile",
+            "no change if the machine is shared; otherwise, surefoot profile",
             history.described.typed("log_every", "50 steps")
             if history.train[-1]["step"] - history.train[-2]["step"] < 50
             else "",
@@ -163,19 +163,19 @@ def jittering_throughput(history: History) -> Verdict:
 def _overhead(history: History, column: str, limit: float, *, doing: str, setting: str) -> Verdict:
     spent_s = history.total(column)
     all_s = sum(history.total(each) for each in ("training_s", "data_wait_s", "evaluating_s", "saving_s"))
-    need(all_s >= LEAST_S and len(history.train) >= 2, f"{all_s:.1f} s in {len(history.train)} records are too little")
+    need(all_s >= LEAST_S and len(history.train) >= 2, f"{all_s:.1f} s in {len(history.train)} records are too few")
     share = spent_s / all_s
     well(share < limit, f"{doing.lower()} takes {share:.1%} of the time")
     return wrong(
         "warning" if all_s >= WORTH_S else "note",
         f"{doing} takes {share:.0%} of the time.",
         (f"{spent_s:.1f} s of {all_s:.1f} s",),
-        causes=(f"it is done too often: {setting} is {history.described.present(setting) or 'not known'}",),
+        causes=(f"{doing.lower()} too often: {setting} is {history.described.present(setting) or 'not known'}",),
         try_=(
             _more_seldom(history, setting, share * (1 - WANTED) / (WANTED * (1 - share))),  # to reach WANTED
-            "a smaller part of the split while training, all of it at the end (Split(at_end=True)); a larger Split(batch_size=...)"
+            "a smaller part of the split during training, all of it at the end (Split(at_end=True)); a larger Split(batch_size=...)"
             if column == "evaluating_s"
-            else "best: a score that improves at every evaluation is saved at every evaluation",
+            else "fewer evaluations, if a best checkpoint is kept: each evaluation that improves the metric saves one",
         ),
         numbers={"share": share},
     )

@@ -41,7 +41,7 @@ def make_directory(directory: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise ConfigError(
-            f"cannot write to {directory}: {problem.strerror}\n  choose another place: --out PATH"
+            f"cannot write to {directory}: {problem.strerror}\n  choose another path: --out PATH"
         ) from problem
     return directory
 
@@ -49,7 +49,7 @@ def make_directory(directory: Path) -> Path:
 def write(figure: Any, path: Path) -> list[Path]:
     """Write a figure to PATH.png and PATH.svg atomically and return both paths. Raises `ConfigError` if a write fails."""
     if not path.name:
-        raise ConfigError(f"cannot write to {path}: it has no name\n  choose another place: --out PATH")
+        raise ConfigError(f"cannot write to {path}: the path has no file name\n  choose another path: --out PATH")
     pictures = {}
     for kind, metadata in _WITHOUT_DATE.items():
         rendered = BytesIO()
@@ -65,7 +65,7 @@ def write_file(path: Path, content: bytes) -> Path:
         write_whole(path, content)
     except (OSError, ValueError) as problem:
         why = problem.strerror if isinstance(problem, OSError) else problem
-        raise ConfigError(f"cannot write to {path}: {why}\n  choose another place: --out PATH") from problem
+        raise ConfigError(f"cannot write to {path}: {why}\n  choose another path: --out PATH") from problem
     return path
 
 
@@ -79,7 +79,7 @@ def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
     Equal charts give equal bytes. Raises `ConfigError` if the list is empty or a file cannot be written.
     """
     if not charts:
-        raise ConfigError(f"nothing to draw: {title} has no records of training or scores")
+        raise ConfigError(f"nothing to draw: {title} has no training or evaluation records")
     with drawing():
         from matplotlib.figure import Figure
 

@@ -118,7 +118,7 @@ def _describe_change(main: Headline, curve: Curve, *, running: bool) -> list[str
     if first_step == main.last_step:
         return [f"{main.name} {format_value(main.last)}"]
     if first == main.last and main.best == main.last:
-        return [f"{main.name} is {format_value(first)} as at step {first_step:,}"]
+        return [f"{main.name} is {format_value(first)}, the same as at step {first_step:,}"]
     if first == main.last:
         reached = f"reached {format_value(main.best)} at step {main.best_step:,}"
         return [f"{main.name} {reached} and is {format_value(first)} again, as at step {first_step:,}"]

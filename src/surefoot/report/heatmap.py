@@ -171,7 +171,7 @@ class Layers:
             ),
         ]
         if any(value > 0 for table in self.tables for value in table["saturated_fraction"].values()):
-            note = "Outputs of activations where their slope is almost 0; at 100% no gradient passes."
+            note = "Fraction of activation outputs whose slope is almost 0; at 100% no gradient passes."
             kinds.append(("saturated_fraction", "Saturated outputs", "fraction", note))
         maps = (
             heat_map(kind, title, self._table(kind), self.steps, unit=unit, note=note + several)

@@ -73,7 +73,7 @@ def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer
     """Create a server of the page on the loopback interface. The caller calls `serve_forever`. Port 0 selects a free port."""
     if port > _LAST_PORT:
         raise ConfigError(
-            f"--port {port} is none: the last one is {_LAST_PORT}\n  choose another --port, or none for a free one"
+            f"--port {port} does not exist: the highest port is {_LAST_PORT}\n  choose another --port, or omit --port for a free one"
         )
     lock = threading.Lock()
 
@@ -120,7 +120,7 @@ def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer
     except OSError as problem:
         server.server_close()
         raise ConfigError(
-            f"cannot serve on {HERE}:{port}: {problem.strerror or problem}\n  choose another --port, or none for a free one"
+            f"cannot serve on {HERE}:{port}: {problem.strerror or problem}\n  choose another --port, or omit --port for a free one"
         ) from problem
     allowed = {f"{name}:{server.server_address[1]}" for name in (HERE, "localhost")}
     return server

@@ -158,8 +158,8 @@ def _value_in(near: Sequence[tuple[float, float]], center: float, unit: Unit, *,
 # events, characters of a setting, and the page's note
 _ROOMS: tuple[tuple[int | None, int, int, int, str], ...] = (
     (None, 9, 300, 400, ""),
-    (75, 3, 200, 200, "Curves are thinned further, and samples left out, to keep the page small."),
-    (40, 1, 80, 80, "Curves are thinned further, and much is left out, to keep the page small."),
+    (75, 3, 200, 200, "Curves have fewer points, and samples are omitted, to keep the page small."),
+    (40, 1, 80, 80, "Curves have fewer points, and samples and table rows are omitted, to keep the page small."),
 )
 _KINDS = {"loss": "loss", "metric": "metrics", "throughput": "machine", "memory": "machine", "value": "users"}
 

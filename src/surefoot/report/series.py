@@ -105,7 +105,7 @@ class Recorded:
             which = f": {', '.join(str(index) for index in steps[:5])}" if isinstance(steps, list) and steps else ""
             more = ", ..." if which and skipped > 5 else ""
             subject = "1 step was" if skipped == 1 else f"{skipped:,} steps were"
-            self._tell(Event(step, f"{subject} skipped, for a gradient or loss that was not finite{which}{more}"))
+            self._tell(Event(step, f"{subject} skipped because of a non-finite gradient or loss{which}{more}"))
 
     def _add(self, curves: dict[str, Curve], name: str, step: int, value: float) -> None:
         if name not in curves and len(curves) < _MOST_CURVES:
@@ -160,7 +160,7 @@ class ReportedRun:
 def read_reported_run(path: Path, *, also: Callable[[Record], object] = lambda record: None) -> ReportedRun:  # noqa: ARG005
     """Read a run for a report and call `also` with each record. Raises `ConfigError` if the directory does not exist."""
     if not path.is_dir():
-        raise ConfigError(f"{path} is no directory of a run")
+        raise ConfigError(f"{path} is not the directory of a run")
     refuse_other_format(path)
     files, recorded, data = read_run(path), Recorded(), dict[str, Any]()
     problems = list(files.problems)

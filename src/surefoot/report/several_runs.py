@@ -122,5 +122,5 @@ def _verdict(labels: Sequence[str], runs: Sequence[ReportedRun]) -> str:
         if head is not None and head.name == first.name
     ]
     value, label = (max if first.direction == "max" else min)(known, key=lambda pair: pair[0])
-    rest = "" if len(known) == len(runs) else f" ({len(known)} of {len(runs)} runs have it)"
+    rest = "" if len(known) == len(runs) else f" ({len(known)} of {len(runs)} runs have this metric)"
     return f"{label} has the best {first.name}, {format_value(value)}{rest}"

@@ -46,7 +46,7 @@ def png_file(image_CHW: Tensor, *, mean: Sequence[float], std: Sequence[float], 
     from PIL.Image import fromarray
 
     if image_CHW.ndim != 3 or image_CHW.shape[0] not in (1, 3):
-        raise ConfigError(f"an image of shape {tuple(image_CHW.shape)}: (C, H, W) of 1 or 3 channels can be shown")
+        raise ConfigError(f"an image of shape {tuple(image_CHW.shape)} is not (C, H, W) with 1 or 3 channels")
     pixels_CHW = image_CHW.detach().float().cpu() * torch.tensor(std).view(-1, 1, 1) + torch.tensor(mean).view(-1, 1, 1)
     bytes_HWC = (pixels_CHW.nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     picture = fromarray(bytes_HWC[:, :, 0] if bytes_HWC.shape[2] == 1 else np.ascontiguousarray(bytes_HWC))
@@ -94,15 +94,13 @@ def classification_panels(
         if perf_counter() - start > _LONGEST_S:
             break
     part = "" if samples_read == total else f", {samples_read:,} of {total:,} samples"
-    yield ConfusionMatrix.from_counts(
-        f"{name}: which class was taken for which{part}", counts_KK.tolist(), classes=classes
-    )
+    yield ConfusionMatrix.from_counts(f"{name}: confusion matrix{part}", counts_KK.tolist(), classes=classes)
     if images:
         drawn = [
             _picture(classes[label], classes[guess], loss, log_chance, encode_png(image, mean=mean, std=std))
             for loss, label, guess, log_chance, image in worst
         ]
-        yield ImageGrid(title=f"{name}: the largest losses{part}", images=tuple(drawn))
+        yield ImageGrid(title=f"{name}: images with the largest losses{part}", images=tuple(drawn))
 
 
 def _picture(label: str, guess: str, loss: float, log_chance: float, png: str) -> Image:

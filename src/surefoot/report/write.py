@@ -33,7 +33,7 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
     ('report.html', '<!DOCTYPE html>')
     """
     if not paths:
-        raise ConfigError("report on which run? give the directory of one, or of several")
+        raise ConfigError("no run to report: pass the directory of one run or several")
     places = [local_path(path, setting="paths") for path in paths]
     target = (places[0] if len(places) == 1 else Path()) if out is None else local_path(out, setting="out")
     return write_file(target / FILE if target.is_dir() else target, page_of(places).encode())
@@ -43,7 +43,7 @@ def page_of(paths: Sequence[Path], *, script: str = "", policy: str = POLICY) ->
     """Render the page of runs in their current state. Raises `ConfigError` if a directory does not contain a run."""
     for path in paths:
         if path.is_dir() and not (path / "metrics.jsonl").exists() and not (path / "config.toml").exists():
-            raise ConfigError(f"{path} is no directory of a run: it has neither config.toml nor metrics.jsonl")
+            raise ConfigError(f"{path} is not the directory of a run: it has neither config.toml nor metrics.jsonl")
     if len(paths) > 1:
         return runs_page([read_reported_run(path) for path in paths], script=script, policy=policy)
     run, run_findings = _with_findings(paths[0])
@@ -82,5 +82,5 @@ def _with_findings(path: Path) -> tuple[ReportedRun, list[Finding]]:
             run_findings = findings(collected.history(description_of(path)))
     except Exception as problem:
         fault = problem
-    problems = () if fault is None else (f"Findings cannot be told: {type(fault).__name__}: {fault}",)
+    problems = () if fault is None else (f"The findings could not be computed: {type(fault).__name__}: {fault}",)
     return replace(run, problems=(*run.problems, *problems)), run_findings

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from surefoot.config.batch_size import Batching
 from surefoot.data.pipeline import DataPipeline
-from surefoot.distributed.ddp import synchronised
+from surefoot.distributed.ddp import synchronized
 from surefoot.distributed.shards import holders
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, first_line
@@ -43,12 +43,12 @@ def built_models(
             built_model = source if isinstance(source, nn.Module) or not callable(source) else _called(name, source)
         if not isinstance(built_model, nn.Module):
             raise ConfigError(
-                f"model: {name!r} is a {type(built_model).__name__}, not an nn.Module, nor a callable that returns one"
+                f"model: {name!r} is a {type(built_model).__name__}, neither an nn.Module nor a callable that returns one"
             )
         if lazy := [part for part, parameter in built_model.named_parameters() if is_lazy(parameter)]:
             raise ConfigError(
-                f"model: {lazy[0]} of {name!r} has no size yet (a lazy module), so no optimizer can hold it\n"
-                "  pass one batch through it before it is returned"
+                f"model: {lazy[0]} of {name!r} has no shape yet (a lazy module), so no optimizer can train it\n"
+                "  pass one batch through the model before you return it"
             )
         convert = FORMATS[precision].convert if precision in FORMATS and device.type != "meta" else None
         built[name] = (built_model if convert is None else convert(built_model, device)).to(device)
@@ -64,7 +64,7 @@ def _called(name: str, build: Callable[[], nn.Module]) -> nn.Module:
         called = getattr(build, "__name__", type(build).__name__)
         raise ConfigError(
             f"model: {name!r} is {called}, which cannot be called without arguments: {first_line(problem)}\n"
-            f"  give a function that calls it with them: lambda: {called}(...)"
+            f"  pass a function that supplies them: lambda: {called}(...)"
         ) from None
 
 
@@ -75,19 +75,19 @@ def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -
         if name in trained and not any(part.training for part in model.modules()):
             model.train()
             notes.append(
-                f"{name} was handed over in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
+                f"{name} was passed in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
             )
     return notes
 
 
-def with_synchronised_norms(models: Mapping[str, nn.Module], sizes: Batching) -> dict[str, nn.Module]:
+def with_synchronized_norms(models: Mapping[str, nn.Module], sizes: Batching) -> dict[str, nn.Module]:
     """Replace batch normalization by SyncBatchNorm. Raises `ConfigError` for batch sizes in tokens."""
     if sizes.unit == "tokens":
         raise ConfigError(
-            "sync_batch_norm: of batches by tokens some micro-batches may be empty, and ranks would wait for each other\n"
-            "  leave it out, or give batch_size in samples"
+            "sync_batch_norm with batch_size in tokens: a micro-batch may be empty, and the other ranks would wait for it\n"
+            "  leave out sync_batch_norm, or set batch_size in samples"
         )
-    return synchronised(models)
+    return synchronized(models)
 
 
 def decided(
@@ -102,13 +102,13 @@ def decided(
     for spec in named.values():
         if not (isinstance(spec, OptimizerSpec) or callable(spec)):
             raise ConfigError(
-                f"optimizer: {type(spec).__name__} is neither a specification nor a function that builds one\n"
-                "  give surefoot.optim.adamw(lr=...), or lambda groups: torch.optim.AdamW(groups, lr=...): the run makes the groups"
+                f"optimizer: {type(spec).__name__} is neither an optimizer specification nor a function that builds an optimizer\n"
+                "  pass surefoot.optim.adamw(lr=...), or lambda groups: torch.optim.AdamW(groups, lr=...); the run builds the groups"
             )
     foreign = [name for name in named if name not in models]
     if foreign or not named:
         raise ConfigError(
-            f"optimizer: {foreign[0] if foreign else 'none'!r} has no model of that name; models: {', '.join(models)}"
+            f"optimizer names {', '.join(foreign) or 'no model'}; models of this run: {', '.join(models)}"
         )
     decisions = {name: _decided(name, models, spec, clip=clip) for name, spec in named.items()}
     for name, spec in named.items():
@@ -129,9 +129,9 @@ def _decided(
     factors = factors_of(model, () if by_spec is None else by_spec.lr_multipliers)
     if stays := [each for each, factor in factors.items() if factor == 0 and each in (trained or ())]:
         raise ConfigError(
-            f"requires_grad of {stays[0]} is True now, and the optimizer's rates freeze it: it would get gradients and never move\n"
-            "  leave it out of surefoot.optim.frozen(...), or whatever gives it a rate of 0,\n"
-            "  and freeze it by requires_grad_(False) before Run(...): then it can be unfrozen on the way"
+            f"requires_grad of {stays[0]} is now True, but its learning rate is 0: it would get gradients and never change\n"
+            "  remove it from surefoot.optim.frozen(...) or from the lr_multipliers of 0, and freeze it with\n"
+            "  requires_grad_(False) before Run(...): then it can be unfrozen during training"
         )
     if trained is None:
         freeze(model, factors)
@@ -152,9 +152,9 @@ def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError
         )
     wanted = ", ".join(f"{each!r}: ..." for each in others)
     return ConfigError(
-        f"{name} has no trainable parameter, and an optimizer was given for it ({', '.join(models)})\n"
-        "  a model that nothing trains, such as a frozen teacher, needs no optimizer, and keeps its mode\n"
-        f"  name those that are trained: optimizer={{{wanted}}}"
+        f"{name} has no trainable parameter, but has an optimizer ({', '.join(models)})\n"
+        "  a frozen model, such as a teacher, needs no optimizer, and keeps its mode\n"
+        f"  name only the trained models: optimizer={{{wanted}}}"
     )
 
 
@@ -219,7 +219,7 @@ def _averages(model: nn.Module, plan: TrainingPlan, optimizer: Optimizer, ema: f
     if kind is not None and kind.average is not None:
         if ema is not None:
             raise ConfigError(
-                f"ema = {ema:g} with {kind.name}: that evaluates a mean of its weights already, so there is nothing to average\n"
+                f"ema = {ema:g} with {kind.name}: this optimizer already averages the weights for evaluation\n"
                 "  leave ema out (--ema None)"
             )
         return kind.average(model_copy or copy_model(model), optimizer)
@@ -230,7 +230,7 @@ def notes(optimizers: Mapping[str, RunOptimizer], schedule: AnySchedule) -> list
     """Return a note for each optimizer with built-in weight averaging if the schedule lowers its learning rate."""
     shape = schedule.to_dict()["shape"]
     return [
-        f"{kind.name} needs no falling rate, and {shape} lets it fall: --schedule.name constant"
+        f"{kind.name} needs no learning-rate decay, but {shape} lowers the learning rate: --schedule.name constant"
         for kind in (kind_of(trained.optimizer) for trained in optimizers.values())
         if shape != "constant" and kind is not None and kind.average is not None
     ]

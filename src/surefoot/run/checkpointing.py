@@ -79,7 +79,7 @@ class Checkpointing:
             self.say(f"warning: {self.writer.not_pruned}")
         if self.writer.failure is not None:
             self.say(
-                f"WARNING: NOT SAVED: {self.writer.failure}\n  training goes on, and saving is tried again in {_RETRY_S:.0f} s"
+                f"WARNING: NOT SAVED: {self.writer.failure}\n  training continues, and the next attempt to save is in {_RETRY_S:.0f} s"
             )
 
     def finish(self, step: int, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...] = ()) -> None:

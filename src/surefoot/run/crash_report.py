@@ -52,7 +52,7 @@ def write_report(problem: Exception, parts: RunComponents, *, step: int) -> None
         if text is not None:
             parts.directory.write_text(f"{name}.txt", f"{problem}\n\n{text}\n")
         if not isinstance(problem, SurefootError):  # its message already names the newest checkpoint
-            parts.say(f"\n{standing}\n  what happened is in {parts.directory.path / 'crash'}")
+            parts.say(f"\n{standing}\n  the crash report is in {parts.directory.path / 'crash'}")
     except (OSError, CheckpointError) as another:  # this error must not hide the error that ended the run
         parts.say(f"warning: {another}")
 
@@ -62,7 +62,7 @@ def report_left(parts: RunComponents, *, step: int) -> None:
     if parts.checkpointing is not None:
         parts.checkpointing.wait()
     if parts.saved_step != parts.state.step:
-        parts.say(f"left in step {step}, which is not saved\n{messages.standing(parts)}")
+        parts.say(f"the run ended in step {step}, which is not saved\n{messages.standing(parts)}")
 
 
 def ended(parts: RunComponents, stop_requests: StopRequests) -> str:

@@ -25,7 +25,7 @@ def diverged(parts: RunComponents, packed: Callable[[], Checkpoint], *, protecte
             trained.bad_in_a_row.zero_()
         parts.checkpointing.started_step = None  # rewrite this step: its saved counter of bad steps is not 0
         parts.checkpointing.finish(parts.state.step, packed, protected=protected)
-        stands = f"weights are those after step {first}, saved as {parts.checkpointing.store.path(parts.state.step)}"
+        stands = f"the weights after step {first} are saved as {parts.checkpointing.store.path(parts.state.step)}"
     look = inspect_diverged_step(parts, in_a_row or [first])
     message = _in_words(parts, first, strange, stands, look=None if isinstance(look, str) else look.sentence)
     if isinstance(look, str):
@@ -43,9 +43,9 @@ def _nothing_changed_since(parts: RunComponents, step: int) -> bool:
 
 
 def _in_words(parts: RunComponents, step: int, samples: list[int], stands: str, *, look: str | None) -> str:
-    rate, stayed = parts.identity["optimizer"].get("lr"), "and stayed so; none of these steps was applied"
+    rate, stayed = parts.identity["optimizer"].get("lr"), "and stayed non-finite; none of these steps was applied"
     if parts.settings.max_bad_steps == 0:  # later steps were skipped unconditionally
-        stayed = "(max_bad_steps is 0); neither that step nor a later one was applied"
+        stayed = "(max_bad_steps is 0); neither this step nor a later one was applied"
     lines = [
         f"loss or gradient became non-finite at step {step} {stayed}",
         *([] if look is None else [f"  {look}"]),
@@ -54,16 +54,16 @@ def _in_words(parts: RunComponents, step: int, samples: list[int], stands: str, 
     if samples:
         names = ", ".join(str(sample) for sample in samples[:5]) + (" ..." if len(samples) > 5 else "")
         lines.append(
-            f"  the data are the cause: NaN or infinity in the inputs of sample{'s' if len(samples) > 1 else ''} {names}: mend or drop them"
+            f"  the data are the cause: NaN or infinity in the inputs of sample{'s' if len(samples) > 1 else ''} {names}: fix or drop them"
         )
     elif step == 0:
         lines.append(
-            "  the model had not been updated yet, so no rate or warm-up is the cause: look at the data, the starting weights, the"
-            " loss (log of 0?)"
+            "  the model had not been updated yet, so neither the learning rate nor the warm-up is the cause: check the data, the"
+            " initial weights and the loss (log of 0?)"
         )
     else:
         now = f" (now {rate:g})" if isinstance(rate, float) else ""
         lines.append(f"  try: a lower optimizer.lr{now}, or a longer schedule.warmup (now {parts.schedule.warmup})")
     if parts.directory is not None:
-        lines.append(f"  look: {commands.replay_command(parts.directory.path, step)}")
+        lines.append(f"  inspect this step: {commands.replay_command(parts.directory.path, step)}")
     return "\n".join(lines)

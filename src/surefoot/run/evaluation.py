@@ -124,7 +124,7 @@ class Evaluations:
         if not parts.world.is_main:  # all ranks gather sharded weights
             parts.evaluator.panels(lambda _: None)
             return
-        rendered = make_panels(parts, stop=self._announce("making the report's panels", stop))
+        rendered = make_panels(parts, stop=self._announce("building the report's panels", stop))
         if stop() or not rendered.panels:
             return
         try:
@@ -152,7 +152,7 @@ class Evaluations:
             return self.parts.evaluator.scores(names, stop=self._announce(f"evaluating {', '.join(names)}", stop))
         except EvaluationStoppedError:
             self.due = not at_end
-            self.parts.say(f"the evaluation {which} is left to the resume")
+            self.parts.say(f"the evaluation {which} was interrupted; a resume repeats it")
         except DivergedError as problem:  # a failed evaluation does not end a run
             self.parts.say(f"warning: no scores {which}: {problem}")
         return None
@@ -180,7 +180,7 @@ class Evaluations:
 
     def _watched(self, score: str) -> float:
         if score not in self.scores:
-            raise ConfigError(f"cannot watch {score!r}: scored are {', '.join(self.scores)}")
+            raise ConfigError(f"cannot monitor {score!r}: available metrics: {', '.join(self.scores)}")
         return self.scores[score]
 
     def _best(self) -> Checkpoint | None:
@@ -190,9 +190,9 @@ class Evaluations:
         try:
             if saving is not None:
                 return saving.at(watch.step)
-            why = f"nothing is saved, so the weights of step {watch.step}, the best, are gone: the last are scored"
+            why = f"nothing is saved, so the weights of step {watch.step}, the best, are lost: the last weights are evaluated instead"
         except CheckpointError as problem:
-            why = f"{problem}: the last weights are scored instead"
+            why = f"{problem}: the last weights are evaluated instead"
         self.parts.say(f"warning: {why}")
         return None
 

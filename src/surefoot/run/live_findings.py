@@ -128,14 +128,14 @@ class LiveFindings:
     def _give_up(self, problem: Exception) -> None:
         if self.not_before < math.inf:
             self.not_before = math.inf
-            self.say(f"note: findings are no longer looked for: {type(problem).__name__}: {problem}; training goes on")
+            self.say(f"note: the checks for findings stopped: {type(problem).__name__}: {problem}; training continues")
 
     def _warn_of(self, check: Check, problem: Exception) -> None:
         if check not in self.broken:
             self.broken.add(check)
             self.say(
-                f"note: the finding {check.name} cannot be made, which is a fault of surefoot's:"
-                f" {type(problem).__name__}: {problem}; training goes on"
+                f"note: the check for {check.name} failed, which is a bug in surefoot:"
+                f" {type(problem).__name__}: {problem}; training continues"
             )
 
 

@@ -24,6 +24,8 @@ _MANY_IN_BUFFERS = 1_000_000
 
 _MUCH_OF_THE_START = 0.1
 
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+
 _LABEL = 11  # columns, at the start of a line of the header
 
 
@@ -36,34 +38,34 @@ def header(parts: RunComponents, *, chosen: AutoChoices) -> str:
     if world.size > 1:
         cut += f", {sizes.pieces // world.size} on each of {world.size} ranks"
     padded = f", {plan.padded_fraction():.0%} of them padding" if isinstance(plan, Buckets) else ""
-    start = f"going on at step {step}" if step else "from step 0"
+    start = f"resuming at step {step}" if step else "from step 0"
     if parts.state.lr_factor < 1:
-        start += f" with {parts.state.lr_factor:.3g} of the schedule's rate"
+        start += f" with {parts.state.lr_factor:.3g} of the schedule's learning rate"
     count = torch.get_num_threads()
     threads = f", {count} thread{'s' * (count != 1)}" if device.type == "cpu" else ""
     precision = chosen.in_words(parts.run_state.precision, channels_last=parts.layout.channels_last)
     about = {
         "model": _models(parts),
         "data": "".join(f"{line}; " for line in parts.settings.data_summary[:1])
-        + f"{plan.samples:,} samples an epoch; {length.steps:,} steps are {length.epochs:.2f} epochs",
-        "plan": f"{sizes.batch_size:,} {sizes.unit} a step{cut}{padded}; {start}",
+        + f"{plan.samples:,} samples per epoch; {length.steps:,} steps are {length.epochs:.2f} epochs",
+        "plan": f"{sizes.batch_size:,} {sizes.unit} per step{cut}{padded}; {start}",
         "update": f"{_optimizers(parts)}; clip {parts.settings.clip}",
         "precision": f"{precision}{', compiled' * parts.compiled}",
         "adds": _added(parts),
         "device": f"{f'{world.size} ranks ({how}) on {device.type}' if world.size > 1 else device}{threads}",
     }
     lines = [wrapped(f"{label:<{_LABEL}}{text}", indent=_LABEL) for label, text in about.items()]
-    run_dir = parts.directory.path if parts.directory else "nothing is saved: no run_dir was given"
+    run_dir = parts.directory.path if parts.directory else "not set, so nothing is saved"
     lines += [*(wrapped(as_typed_here(line)) for line in chosen.lines(parts)), f"{'run_dir':<{_LABEL}}{run_dir}"]
     copied, decay = sum(buffer.numel() for buffer in parts.state.buffers.tensors()), parts.identity["ema"]
     left = 0.0 if decay is None or parts.settings.init_from is not None else decay**length.steps
     notes = {
-        f"note: a step takes {sizes.batch_size} samples and there are {plan.samples}:"
-        " each is seen several times a step": sizes.unit == "samples" and sizes.batch_size > plan.samples,
-        f"note: the models' buffers hold {copied:,} numbers, copied in every step as batch statistics are:"
-        " give constants such as masks persistent=False": copied > _MANY_IN_BUFFERS,
-        f"note: what is evaluated is an average of weights that still has {left:.0%} of the starting ones after"
-        f" {length.steps:,} steps; for so short a run: --ema {max(0.0, 1 - 10 / length.steps):.3g}, or None": (
+        f"note: a step takes {sizes.batch_size} samples, but the data set has {plan.samples}:"
+        " each step repeats samples": sizes.unit == "samples" and sizes.batch_size > plan.samples,
+        f"note: the models' buffers contain {copied:,} elements, and every step copies them like batch statistics:"
+        " register constants such as masks with persistent=False": copied > _MANY_IN_BUFFERS,
+        f"note: after {length.steps:,} steps the averaged weights, which are evaluated, still contain {left:.0%} of the"
+        f" initial weights; for a run this short: --ema {max(0.0, 1 - 10 / length.steps):.3g}, or None": (
             left > _MUCH_OF_THE_START
         ),
     }
@@ -81,7 +83,7 @@ def ending(
     stopped = f"stopped{'' if stopped_by is None else f' by {stopped_by}'} at step {step:,} of {length.steps:,}"
     first, scores = ({}, {}) if evaluation_due else (evaluations.first, evaluations.scores)
     if evaluation_due:
-        how = f"{stopped}, before it was evaluated"
+        how = f"{stopped}, before its evaluation"
     elif step >= length.steps:
         how = f"finished: {step:,} steps"
     elif parts.out_of_patience and watch is not None:
@@ -96,12 +98,14 @@ def ending(
         at, scores_at_end = evaluations.at_end
         whose = f"step {at:,}, the best" if at != step else f"the last step, {at:,}"
         listed = ", ".join(f"{name} {number(value)}" for name, value in scores_at_end.items())
-        sentences.append(f"{listed} (scored once, with the weights of {whose})")
+        sentences.append(f"{listed} (evaluated once, with the weights of {whose})")
     lowered = parts.state.lr_factor
     sentences += [f"the learning rate was lowered to {lowered:.3g} of the schedule's"] * (lowered < 1)
     were = "step was" if skipped == 1 else "steps were"
-    sentences += [f"{skipped} {were} skipped, for a gradient that was not finite"] * (skipped > 0)
-    lines = [wrapped("; ".join([*sentences, *_where_the_time_went(parts)]))]
+    sentences += [f"{skipped} {were} skipped because of a non-finite gradient"] * (skipped > 0)
+    sentences = [sentence.replace(" ", _NO_BREAK) for sentence in [*sentences, *_where_the_time_went(parts)]]
+    # a line ends between two sentences, or within a sentence longer than a line
+    lines = [wrapped(line.replace(_NO_BREAK, " ")) for line in wrapped("; ".join(sentences)).split("\n")]
     lines += [findings] * bool(findings)
     if parts.directory is not None:
         best_is_older = watch is not None and watch.value is not None and watch.step != step
@@ -115,7 +119,7 @@ def finished(parts: RunComponents) -> str:
     """Return the message of a completed run that is started again."""
     where = f" in {parts.directory.path}" if parts.directory else ""
     all_made = parts.state.step >= parts.length.steps
-    why = f"all {parts.length.steps:,} steps are made" if all_made else "early stopping ended it"
+    why = f"all {parts.length.steps:,} steps are completed" if all_made else "early stopping ended it"
     return f"this run{where} is finished: {why}. Nothing to do; {as_typed_here('for another run choose another --run-dir')}"
 
 
@@ -123,14 +127,14 @@ def standing(parts: RunComponents) -> str:
     """Return the step of the newest checkpoint, and the command that resumes from it."""
     if parts.directory is None or parts.saved_step is None:
         return "nothing was saved"
-    return f"the newest checkpoint is of step {parts.saved_step}; go on with: {resume_command(parts.directory.path)}"
+    return f"the newest checkpoint is at step {parts.saved_step}; resume with: {resume_command(parts.directory.path)}"
 
 
 def script_toml(described: dict[str, Any]) -> str:
     """Return config.toml of a run built by a user's script, with the script's command and the resolved settings."""
     import tomlkit
 
-    head = "# written by surefoot; this run was made by a script, so `surefoot resume` can only name its command\n\n"
+    head = "# written by surefoot; a script built this run, so `surefoot resume` can only print its command\n\n"
     program = {"kind": "script", "command": ["python", *sys.argv]}
     return head + tomlkit.dumps({"program": program, "run": without_none(described)})
 
@@ -147,7 +151,7 @@ def _where_the_time_went(parts: RunComponents) -> list[str]:
     }
     times_s = {name: float(spent.get(phase, "0")) for phase, name in names.items()}
     parted = [f"{duration(took_s)} {name}" for name, took_s in times_s.items() if took_s >= 1]
-    return [f"{duration(sum(times_s.values()))}: {', '.join(parted)}"] if parted else []
+    return [f"took {duration(sum(times_s.values()))}: {', '.join(parted)}"] if parted else []
 
 
 def _moved(
@@ -159,15 +163,18 @@ def _moved(
     ['a/loss fell from 2 at step 5 to 1.5']
     >>> _moved("a/loss", {"step": 5, "a/loss": 2.0}, {"a/loss": 1.5}, best=(9, 1.4))
     ['a/loss fell from 2 at step 5 to 1.4 at step 9, the best, and ended at 1.5']
+    >>> _moved("a/loss", {"step": 5, "a/loss": 2.0}, {"a/loss": 2.0}, best=(5, 2.0))
+    ['a/loss 2 at step 5, the best and last value']
     >>> _moved("a/bleu", {"step": 5, "a/bleu": 0.0}, {"a/bleu": 7.6e-14})
     ['a/bleu 7.6e-14']
     """
     before, after = first.get(score, math.nan), scores.get(score, math.nan)
     if math.isnan(after) and best is None:
-        return [f"{score} is not a number"]
+        return [f"{score} is NaN"]
     value, reached = after, number(after)
     if best is not None:
-        value, reached = best[1], f"{number(best[1])} at step {best[0]:,}, the best, and ended at {reached}"
+        ended = " and last value" if after == best[1] else f", and ended at {reached}"
+        value, reached = best[1], f"{number(best[1])} at step {best[0]:,}, the best{ended}"
     if math.isnan(before) or math.isclose(before, value, rel_tol=1e-9, abs_tol=1e-9):  # equal up to rounding
         return [f"{score} {reached}"]
     return [
@@ -178,7 +185,7 @@ def _moved(
 def _next_commands(parts: RunComponents, directory: RunDirectory, *, best: bool, finished: bool) -> list[str]:
     path = shlex.quote(str(directory.path))
     if not finished:
-        return [f"saved; go on with:  {resume_command(directory.path)}"]
+        return [f"saved; resume with:  {resume_command(directory.path)}"]
     lines = [f"see {shlex.quote(str(directory.path / 'report.html'))}"] * parts.settings.report
     if by_command():
         command, which = typed(Path(sys.argv[0])), " --checkpoint best" if best else ""

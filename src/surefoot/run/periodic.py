@@ -180,8 +180,8 @@ class Periodic:
         if any(deleted):
             saving.save_requested = True
             self.parts.say(
-                f"WARNING: {directory.path}, or a part of it, was deleted while the run trained\n"
-                "  it is made again and the run is saved whole; whatever else was deleted with it is lost"
+                f"WARNING: {directory.path}, or a part of it, was deleted during training\n"
+                "  the directory is created again and the complete run is saved; other deleted files are lost"
             )
 
     def _evaluate(self) -> None:
@@ -203,9 +203,9 @@ class Periodic:
         changes, self.flags = trainable.changes(self.flags), trainable.flags
         if not self.stop_requests.same_on_all_ranks():
             raise ConfigError(
-                f"after step {self.state.step} rank {parts.world.rank} and others train different parameters; here: {changes[0]}\n"
-                "  gradients are added up over all ranks, which would wait for each other for ever\n"
-                "  freeze and unfreeze by step.index, the same on every rank"
+                f"after step {self.state.step} rank {parts.world.rank} trains other parameters than other ranks: {changes[0]}\n"
+                "  gradients are summed over all ranks, which would wait for each other forever\n"
+                "  freeze and unfreeze by step.index, equally on every rank"
             )
         if parts.world.size > 1:
             if parts.task.loss is not None:

@@ -49,7 +49,7 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
         parts.directory.open()
         parts.directory.remember("config.toml", *parts.files)
         if not parts.directory.is_locked:
-            parts.say(f"note: the file system of {parts.directory.path} has no locks: start no second run there")
+            parts.say(f"note: the file system of {parts.directory.path} has no locks: do not start a second run there")
     checkpoint, accepted = parts.checkpointing.newest(), list[dict[str, Any]]()
     if checkpoint is None:
         now = _begin_in(parts.directory, parts.checkpointing, parts, configuration)
@@ -131,9 +131,7 @@ def _begin_in(
     refuse_lossy(parts.state)
     parts.fingerprints = state_check.fingerprints(parts, at_beginning=True)
     if unknown := parts.fingerprints["not_looked_into"]:
-        parts.say(
-            f"note: {', '.join(unknown)} in samples cannot be looked into: a resume does not notice if they change"
-        )
+        parts.say(f"note: {', '.join(unknown)} in samples cannot be inspected: a resume does not detect their changes")
     if parts.world.is_main:
         text = configuration or messages.script_toml(parts.identity)
         directory.write_text("config.toml", with_choices(text, parts.identity))
@@ -153,7 +151,7 @@ def _go_on(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) 
     parts.fingerprints = state_check.fingerprints(parts, at_beginning=at_beginning)
     state_dict.restore(parts.run_state, checkpoint, where=where, main=main)
     parts.follow_trainable()
-    as_saved = [f"{line}, as the checkpoint has it" for line in trainable.changes(flags)]
+    as_saved = [f"{line}, as in the checkpoint" for line in trainable.changes(flags)]
     for line in [] if parts.finished else [*as_saved, *parts.notes(checkpoint)]:
         parts.say(f"note: {line}")
     _warn_of_weights_not_finite(parts, f"step-{checkpoint.step:08d}")
@@ -177,9 +175,9 @@ def _warn_of_weights_not_finite(parts: RunComponents, checkpoint: str) -> None:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         assert parts.directory is not None
         parts.say(
-            f"WARNING: {checkpoint} holds weights that are not finite: {names[0]}{more}\n"
-            "  every loss from here on is NaN, so no step will be applied\n"
-            f"  to go on from an older checkpoint: rm -r {shlex.quote(str(parts.directory.checkpoints / checkpoint))}"
+            f"WARNING: {checkpoint} contains non-finite weights: {names[0]}{more}\n"
+            "  every further loss is NaN, so no step will be applied\n"
+            f"  to resume from an older checkpoint: rm -r {shlex.quote(str(parts.directory.checkpoints / checkpoint))}"
         )
 
 
@@ -188,7 +186,7 @@ def _at_beginning(parts: RunComponents, saving: Checkpointing, checkpoint: Check
     try:
         start = checkpoint if checkpoint.step == 0 else saving.at(0, only=[*models, "state"])
     except CheckpointError as problem:
-        parts.say(f"note: the loss is not compared with that of the run's beginning: {first_line(problem)}")
+        parts.say(f"note: the loss is not compared with the loss at step 0: {first_line(problem)}")
         return False
     try:
         for file, (name, model) in models.items():
@@ -211,7 +209,7 @@ def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
     changes, notes = find_changes(before, now, steering=steering)
     data = [{"data": json.loads(json.dumps(each["data"]))} for each in (checkpoint.saved.identity, parts.identity)]
     if data_changes := differences(*data):  # `continue_from` ignores them
-        changes.insert(0, Change(("data",), f"the training data are others: {data_changes[0]}"))
+        changes.insert(0, Change(("data",), f"the training data set has changed: {data_changes[0]}"))
     refuse_changes(changes, accepted=parts.accept_change, where=parts.where(checkpoint))
     for line in [] if parts.finished else [*notes, *(f"accepted: {change.text}" for change in changes)]:
         parts.say(f"note: {line}")

@@ -103,7 +103,7 @@ class Run(RunSettings):
         """Execute the steps one after another and yield each step. Its checkpoint is saved after the loop body."""
         if self.parts.task.loss is None:
             raise ConfigError(
-                "this run has no loss: give Run(loss=...), or make the steps yourself with `for step in run.steps():`"
+                "this run has no loss: pass Run(loss=...), or execute the steps yourself with `for step in run.steps():`"
             )
         return self._open("for step in run").steps(opened=False)
 
@@ -129,7 +129,7 @@ class Run(RunSettings):
         """Open the directory. Resume from its newest intact checkpoint, or save step 0."""
         refuse_training_at_import()
         if self.session is not None:
-            raise ConfigError("this run is open already")
+            raise ConfigError("this run is already open")
         session = Session(self.parts, configuration=self.configuration)
         session.open()
         self.session = session
@@ -149,9 +149,9 @@ class Run(RunSettings):
     def _open(self, call: str) -> Session:
         if self.session is None:
             raise ConfigError(
-                f"`{call}` outside `with run:`\n"
-                "  without it an exception in your code could not be told from `break`, and a half-made step would be saved\n"
-                "  write `with run:` around it, or call run.train()"
+                f"`{call}` is outside `with run:`\n"
+                "  an exception in your code would then look like `break`, and an incomplete step would be saved\n"
+                "  write `with run:` around the loop, or call run.train()"
             )
         return self.session
 
@@ -174,21 +174,21 @@ class Run(RunSettings):
     def sample(self) -> str | Sequence[str]:
         """Return the result of the run's `sample_fn` with the evaluated model. Changes nothing. Collective."""
         if self.parts.settings.sample_fn is None:
-            raise ConfigError("this run has no sample_fn: give Run(sample_fn=...)")
+            raise ConfigError("this run has no sample_fn: pass Run(sample_fn=...)")
         with self.parts.numerics():
             return self.parts.evaluator.sample(self.parts.settings.sample_fn)
 
     def make_panels(self) -> "Panels":
         """Return the panels that the run's `panels_fn` builds with the evaluated model. Warns of missing panels. Collective."""
         if self.parts.settings.panels_fn is None:
-            raise ConfigError("this run has no panels_fn: give Run(panels_fn=...)")
+            raise ConfigError("this run has no panels_fn: pass Run(panels_fn=...)")
         with self.parts.numerics():
             return make_panels(self.parts)
 
     def save(self) -> None:
         """Write a checkpoint in the background after this step and its loop body."""
         if self.parts.checkpointing is None:
-            raise ConfigError("this run has no directory to save to: give Run(run_dir=...)")
+            raise ConfigError("this run has no directory to save to: pass Run(run_dir=...)")
         self._open("run.save()").stop_requests.run_save = True
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> list[str]:
@@ -215,13 +215,13 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
     parts, state, precision = run.parts, run.state, run.parts.run_state.precision
     if parts.task.loss is None:
         raise ConfigError(
-            "this run has no loss of its own, so its steps cannot be tried: they are made in `for step in run.steps()`\n"
-            "  give Run(loss=...), or try them there by hand"
+            "this run has no loss of its own, so surefoot cannot execute trial steps: only your loop `for step in run.steps()` can\n"
+            "  pass Run(loss=...), or try the steps in your loop"
         )
     if any(parameter.grad is not None for parameter in state.parameters):
         raise ConfigError(
-            "the run is in the middle of a step: there are gradients that no update has used\n"
-            "  try it before the loop, or between two steps of `for step in run`"
+            "the run is in the middle of a step: no update has used its gradients\n"
+            "  call this before the loop, or between two steps of `for step in run`"
         )
     trial = replace(
         parts, run_state=RunState(state, precision, user_state=UserState(dict(parts.run_state.user_state.objects)))
@@ -246,7 +246,7 @@ def unchanged(run: Run) -> Iterator[RunComponents]:
         finally:
             clear(state.parameters)
             state.buffers.undo()
-            state_dict.restore(trial.run_state, checkpoint, where="what was before the trial")
+            state_dict.restore(trial.run_state, checkpoint, where="the state before the trial")
             precision.name, precision.open = format_before
             parts.layout.channels_last, parts.layout.open = layout_before
             parts.identity.clear()

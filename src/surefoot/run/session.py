@@ -197,7 +197,7 @@ class Session:
             return
         if self.state.step >= parts.timetable.stop_step:
             parts.say(
-                f"nothing to do: {self.state.step:,} steps are made, and stop_after is {parts.timetable.stop_step:,}"
+                f"nothing to do: {self.state.step:,} steps are completed, and stop_after is {parts.timetable.stop_step:,}"
             )
         if self.periodic.state_check is not None and not opened:
             self.periodic.state_check.check_passes((parts.task.loss, parts.pipeline.first()))

@@ -35,7 +35,7 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             return
         self.answering = _Answering(
-            lambda name: self.say(f"{name}: finishing this step, then saving; once more ends at once")
+            lambda name: self.say(f"{name}: finishing this step, then saving; a second signal ends the run at once")
         )
         for number in STOP:
             self.previous[number] = signal.signal(number, self._on_stop)

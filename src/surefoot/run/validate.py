@@ -62,4 +62,4 @@ def json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return dict(json.loads(json.dumps(dict(settings), allow_nan=False)))
     except (TypeError, ValueError) as problem:
-        raise ConfigError(f"settings must be JSON, to be compared when the run goes on: {problem}") from problem
+        raise ConfigError(f"settings must be JSON values, because a resume compares them: {problem}") from problem

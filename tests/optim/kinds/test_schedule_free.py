@@ -212,10 +212,10 @@ def test_a_falling_schedule_is_noted(capsys: pytest.CaptureFixture[str]) -> None
     build(schedule=sf.schedules.constant("2 steps"), console=True)
 
     said = capsys.readouterr().out
-    assert said.count("schedule_free needs no falling rate") == 1
+    assert said.count("schedule_free needs no learning-rate decay") == 1
     assert "schedule=sf.schedules.constant(...)" in said
 
 
 def test_a_first_beta_of_zero_is_refused() -> None:
-    with pytest.raises(sf.ConfigError, match="a first one above 0"):
+    with pytest.raises(sf.ConfigError, match="with the first above 0"):
         sf.optim.schedule_free(0.1, betas=(0.0, 0.9))
