@@ -191,7 +191,7 @@ class Components:
 
     @interprets
     def refuse_another_architecture(self, checkpoint: Checkpoint) -> None:
-        """Raise `CheckpointError` if a model's repr differs from the checkpoint's. Other torch versions are skipped."""
+        """Raise `CheckpointError` if a model's repr differs from the checkpoint's. Does nothing if the torch version differs."""
         if checkpoint.saved.machine["torch"] != torch.__version__:
             return  # its modules may have another repr
         for name, text in self.architecture.items():

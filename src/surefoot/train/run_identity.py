@@ -58,8 +58,8 @@ def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
 def refuse_another_length(saved: Described, length: Length, *, schedule: AnySchedule, step: int, where: str) -> None:
     """Raise `CheckpointError` if a run saved after `step` steps cannot continue with another length.
 
-    `schedule` is in steps; its percentages refer to the length with which the run began. The learning rates for two lengths
-    differ from some step on, and the saved run must not have passed that step.
+    `schedule` is in steps; its percentages refer to the length with which the run began. The learning rates of runs of two
+    lengths are equal only up to a certain step. The saved run must not have passed this step.
     """
     before = int(str(saved["length"]).split()[0])
     if before == length.steps:
