@@ -69,9 +69,7 @@ class State:
         """The only model. Raises `ConfigError` if the run has several models."""
         if len(self.models) > 1:
             names = ", ".join(self.models)
-            raise ConfigError(
-                f"state.model: this run has several models, {names}\n  choose one by name: state.models['NAME']"
-            )
+            raise ConfigError(f"state.model: there are several models, {names}\n  choose one: state.models['NAME']")
         return next(iter(self.models.values()))
 
     @property

@@ -29,7 +29,7 @@ def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
         raise CheckpointError(
             f"cannot resume {where}: {changes[0]}"
             + "".join(f"\n  also {line}" for line in shortened(changes[1:], 2))
-            + "\n  a resumed run must have the same settings\n  choose another --run-dir, or start from its weights with --init-from"
+            + "\n  the settings of a run cannot change\n  choose another --run-dir, or start from its weights with --init-from"
         )
 
 
@@ -45,7 +45,7 @@ def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
     if not any(line.split()[0].endswith(_WHICH_DATA) for line in changes):
         return
     with_it = [{name: identity[name] for name in ("length", "seed", "identity")} for identity in (saved, now)]
-    cure = "a resumed run must have the same data set: choose another --run-dir"
+    cure = "the data set of a run cannot change: choose another --run-dir"
     if has_same_samples(saved, now):
         cure += "; to accept the changed data: --accept-change data"
     raise CheckpointError(
