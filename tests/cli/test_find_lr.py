@@ -115,7 +115,10 @@ def test_another_optimizer_than_the_runs_is_refused(capsys: pytest.CaptureFixtur
         '[program]\nkind = "recipe"\nname = "images"\n[optimizer]\nname = "adamw"\n'
     )
     assert refused("find-lr", "mine", "--optimizer.name", "sgd") == 2
-    assert "was trained with adamw, and its checkpoint has that optimizer's state\n  leave it out" in capsys.readouterr().err
+    assert (
+        "was trained with adamw, and its checkpoint has that optimizer's state\n  leave it out"
+        in capsys.readouterr().err
+    )
 
 
 def test_find_batch_prints_flags_that_train_takes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -178,10 +178,7 @@ def test_choosing_leaves_no_trace(table: Table) -> None:
     run = built(compile="auto")
     before = {name: held.clone() for name, held in run.state.models["model"].state_dict().items()}
     drawn = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # type: ignore[index, union-attr]
-    assert (
-        auto_precision.settle_choices(run.parts).precision
-        == "measured at least 2.00 times as fast as fp32"
-    )
+    assert auto_precision.settle_choices(run.parts).precision == "measured at least 2.00 times as fast as fp32"
     for name, held in run.state.models["model"].state_dict().items():
         assert torch.equal(held, before[name])
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in run.state.parameters)

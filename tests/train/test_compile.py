@@ -160,10 +160,7 @@ def test_what_is_named_stays_and_is_told_beside_what_auto_would_choose(gains: Ga
     )
     assert (named.parts.layout.open, named.parts.layout.channels_last) == (False, False)
     as_they_come = built(channels_last=False)
-    assert (
-        auto_precision.settle_choices(as_they_come.parts).precision
-        == "measured at least 2.00 times as fast as fp32"
-    )
+    assert auto_precision.settle_choices(as_they_come.parts).precision == "measured at least 2.00 times as fast as fp32"
     assert not as_they_come.parts.layout.channels_last
     laid_out = built(channels_last=True)
     facts = auto_precision.run_facts(laid_out.parts)

@@ -202,7 +202,9 @@ def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(
 
 def test_a_vocabulary_for_weights_that_have_one_is_refused(path: Path, tmp_path: Path) -> None:
     trained(config(path, run_dir=str(tmp_path / "first")))
-    with pytest.raises(sf.ConfigError, match=r"data\.vocab_size = 280: the weights of --init-from have their own tokenizer"):
+    with pytest.raises(
+        sf.ConfigError, match=r"data\.vocab_size = 280: the weights of --init-from have their own tokenizer"
+    ):
         gpt.build(config(path, init_from=str(tmp_path / "first"), **{"data.tokenizer": None, "data.vocab_size": 280}))
 
 

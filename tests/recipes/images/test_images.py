@@ -154,7 +154,10 @@ def test_another_loss_other_data_and_another_network_are_another_run(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"data.classes": tuple("jihgfedcba")}, "the classes of this data set are j, i, .*; the run's classes are, by index, 0, 1, "),
+        (
+            {"data.classes": tuple("jihgfedcba")},
+            "the classes of this data set are j, i, .*; the run's classes are, by index, 0, 1, ",
+        ),
         ({"data.path": "synthetic", "data.size": 9, "data.channels": 1}, "have size 9, the run's images have size 8"),
     ],
 )

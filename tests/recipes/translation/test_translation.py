@@ -264,7 +264,9 @@ def test_another_tokenizer_at_resume_is_refused_by_its_name(folder: Path, tmp_pa
 def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(folder: Path, tmp_path: Path) -> None:
     first = trained(config(folder, run_dir=str(tmp_path / "first")))
     write(folder, "train", range(7000, 9000))
-    with pytest.raises(sf.ConfigError, match=r"data\.vocab_size = 300: the weights of --init-from have their own tokenizer"):
+    with pytest.raises(
+        sf.ConfigError, match=r"data\.vocab_size = 300: the weights of --init-from have their own tokenizer"
+    ):
         translation.build(config(folder, init_from=str(tmp_path / "first")))
     second = translation.build(config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None}))
     assert second.parts.files == first.parts.files
