@@ -165,8 +165,7 @@ class SelfAttention(nn.Module):
         rotation: Rotation | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Attend to positions where the mask is true, or causally without a mask. With a cache, T counts hypotheses of one position
-        each."""
+        """Attend where the mask is true, or causally without a mask. With a cache, T counts hypotheses of one position each."""
         shape = x_BTC.shape
         if cache is not None:
             x_BTC = x_BTC.flatten(0, 1)[:, None]

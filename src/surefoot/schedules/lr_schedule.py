@@ -213,7 +213,7 @@ def wsd(
     cooldown_shape: Literal["1-sqrt", "linear"] = "1-sqrt",
     min_lr_ratio: float = 0.0,
 ) -> Schedule:
-    """Rise for `warmup`, stay constant, and fall to `min_lr_ratio` over the last `cooldown`. A longer run has the same steps before the fall.
+    """Rise for `warmup`, stay constant, then fall to `min_lr_ratio` over `cooldown`. A longer run has the same steps before the fall.
 
     The cool-down is linear, or 1 - sqrt(t) with t from 0 (the last step at the full learning rate) to 1: Hägele et al. 2024,
     section 3, https://arxiv.org/abs/2405.18392. The name is from Hu et al. 2024, https://arxiv.org/abs/2404.06395.
