@@ -43,7 +43,7 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
     """
     name = type(dataset).__name__
     if instead := _what_instead(dataset, batch_size=batch_size):
-        raise DataError("the data set is {}, in which samples have no index\n  {}".format(*instead))
+        raise DataError("the data set is {}, and its samples cannot be indexed\n  {}".format(*instead))
     if is_tensors(dataset) and len({len(part) for part in dataset}) > 1:
         raise DataError(f"the tensors of a data set differ in length: {', '.join(str(len(part)) for part in dataset)}")
     gather = gather_fn(dataset)

@@ -169,7 +169,7 @@ def time_lines(case: Case, *, tokens: float | None) -> list[str]:
         f" {measured_time(hidden_s)} hidden, {measured_time(timing.exposed_s)} exposed",
         of_step,
         f"communication is hidden if a GPU's micro-batch has at least {_samples(samples, tokens)},",
-        f"or {_samples(samples * world, tokens)} per step",
+        f"that is {_samples(samples * world, tokens)} per step",
     ]
 
 

@@ -146,7 +146,11 @@ def learning_rates(parts: RunComponents) -> list[str]:
     return [
         settings["shape"] + "".join(plain),
         *text_table(rows, left=(0, 3)),
-        *([f"these are for group 0; the groups' factors on them: {of_base}"] if len(factors_of_base) > 1 else []),
+        *(
+            [f"shown for group 0; learning rates of the groups relative to it: {of_base}"]
+            if len(factors_of_base) > 1
+            else []
+        ),
         *([] if feedback is None else [f"or lower: {feedback.plateau.in_words}"]),
     ]
 

@@ -203,7 +203,7 @@ def _arithmetic(profile: Profile) -> list[str]:
     ]
     if flops.again:
         lines.append(
-            f"  plus {with_unit(flops.again, 'FLOP')} recomputed by activation checkpointing: {flops.done / most:.1%} of the peak is used"
+            f"  plus {with_unit(flops.again, 'FLOP')} recomputed by activation checkpointing: {flops.done / most:.1%} of the peak in total"
         )
     if flops.formula is not None:
         formula, used = with_unit(flops.formula, "FLOP"), flops.formula / most

@@ -161,7 +161,7 @@ def _fused(parts: RunComponents) -> list[Variant]:
         return stepping(parts, state=replace(parts.state, optimizers=quick))
 
     kinds = " and ".join(dict.fromkeys(type(trained.optimizer).__name__ for trained in slow.values()))
-    return [Variant("fused optimizer", f"{kinds}(..., fused=True)", make, changes="equal to rounding")]
+    return [Variant("fused optimizer", f"{kinds}(..., fused=True)", make, changes="equal up to rounding")]
 
 
 def _channels_last(parts: RunComponents) -> list[Variant]:
@@ -184,7 +184,7 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
 
     how = "--channels-last"
     make = partial(stepping, parts)
-    alone = Variant("channels last", how, make, entered, "equal to rounding")
+    alone = Variant("channels last", how, make, entered, "equal up to rounding")
     if parts.run_state.precision.name != "fp32":
         return [alone]
     both = f"--precision bf16 {how}"  # a choice of "auto"
@@ -210,7 +210,7 @@ def _compiled(parts: RunComponents) -> list[Variant]:
             "compiled",
             "--compile",
             lambda: stepping(parts, task=replace(parts.task, forward=sole_or_all(compiled(parts.state.models)))),
-            changes="equal to rounding",
+            changes="equal up to rounding",
         )
     ]
 

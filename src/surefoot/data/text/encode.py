@@ -49,7 +49,7 @@ def encode_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, proces
             yield waiting.popleft().result()
     except BrokenProcessPool as problem:
         raise DataError(
-            "a process that encodes text ended: was there too little memory? The same command continues, also with fewer\n"
+            "an encoding process died: was there too little memory? The same command continues, also with fewer\n"
             '  processes. In a script, the call must stand below: if __name__ == "__main__":'
         ) from problem
     finally:

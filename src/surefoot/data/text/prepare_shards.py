@@ -97,7 +97,7 @@ def prepare_shards(
     if sound < len(recorded):
         say(f"{directory / recorded[sound].shard.name} is missing or damaged: preparing this and all later shards")
     elif (directory / INDEX).exists():
-        say(f"{directory} holds all {prepared_tokens}, undamaged: nothing to do")
+        say(f"{directory} has all {prepared_tokens}, undamaged: nothing to do")
         return TokenShards.open(directory)
     elif prepared:
         say(f"resuming after {_shards(len(prepared))} with {prepared_tokens}")

@@ -37,7 +37,7 @@ def trackers_of(trackers: str | Sequence[str] | None, *, out: str | Path | None)
         raise ConfigError(f"trackers = {trackers!r} names a tracker twice")
     if names and out is None:
         raise ConfigError(
-            f"trackers = {trackers!r}: the tracker's run id is stored in the run directory, and this run has none\n"
+            f"trackers = {trackers!r}: the tracker's run id is stored in the run directory, and this run has no directory\n"
             "  give one: --run-dir DIR"
         )
     return names
