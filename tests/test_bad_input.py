@@ -405,7 +405,7 @@ def test_a_disk_that_stays_full_never_ends_with_success_and_the_good_checkpoint_
     "name", ["config.toml", "../x", "checkpoints", "a/b", ".hidden", "", "Config.toml", "a\\b", "a\0b", "a\nb"]
 )
 def test_a_file_of_a_recipe_cannot_take_the_place_of_ours(name: str, run_refused: Refused, tmp_path: Path) -> None:
-    assert "is no plain name" in run_refused(2, extra_files={name: "text"})
+    assert "is not a plain name" in run_refused(2, extra_files={name: "text"})
 
 
 class Unsized(torch.utils.data.IterableDataset[int]):

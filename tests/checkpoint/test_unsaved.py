@@ -805,7 +805,7 @@ def test_what_cannot_be_changed_back_is_refused_after_all_else_is_back(
 
     run = build(tmp_path / "run", model=lambda: WithBuffer(persistent=True), loss=growing, check_state=check)
     before = weights(run)
-    with pytest.raises(sf.ConfigError, match=r"cannot be changed back \(TypeError: sealed\)"):
+    with pytest.raises(sf.ConfigError, match=r"changed state that cannot be restored \(TypeError: sealed\)"):
         make_steps(run) if own_steps else run.train()
     assert own_steps or equal(weights(run), before)
 

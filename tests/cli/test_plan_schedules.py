@@ -180,7 +180,7 @@ def test_everything_that_is_wrong_with_a_list_is_told_at_once(here: Path, capsys
         (["--schedules", "constant+linear"], "'linear' begins nowhere"),
         (["--schedules", "constant+linear@100%"], "need at least one step each"),
         (["--schedules", "cosine:warmup=2000 steps"], "does not fit in a run of 1000 steps"),
-        (["--schedules", "cosine", "--length", "3 epochs"], "without data nobody knows"),
+        (["--schedules", "cosine", "--length", "3 epochs"], "without data, the number of steps is unknown"),
         (["--schedules", "cosine", "--schedule.name", "wsd"], "the names are those of --schedules"),
         (["--schedules", "cosine", "--optimizer.lr", "1"], "unknown setting --optimizer.lr"),
         (["--schedules", "cosine", "gtp"], "did you mean gpt?"),

@@ -281,7 +281,7 @@ def test_a_checkpoint_that_does_not_exist_is_named_with_those_that_do(
 ) -> None:
     main(["train", "program.py:build", "--length", "4 steps"])
     assert refused("evaluate", "mine", "--checkpoint", "3") == 4
-    assert "there are: 0, 2, 4" in capsys.readouterr().err
+    assert "available: 0, 2, 4" in capsys.readouterr().err
     assert refused("evaluate", "mine", "--checkpoint", "last") == 2
 
 

@@ -337,5 +337,5 @@ def test_a_modern_network_is_no_gpt2(tmp_path: Path) -> None:
 
 def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"w": "../w.safetensors"}}')
-    with pytest.raises(sf.CheckpointError, match=r"names '\.\./w\.safetensors', which is not beside it"):
+    with pytest.raises(sf.CheckpointError, match=r"names '\.\./w\.safetensors', which is not in the same directory"):
         read_weights(tmp_path)

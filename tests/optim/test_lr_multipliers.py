@@ -422,10 +422,10 @@ def test_plan_shows_the_rate_of_each_group_and_what_is_frozen():
         )
     )
     text = "\n".join(str(section) for section in summary.sections(run.parts))
-    assert "group 0: 1 tensor, 48 numbers, lr 0.1, weight decay 0.1: 4.weight" in text
-    assert "group 4: 1 tensor, 128 numbers, lr 0.025, weight decay 0.1: 0.weight" in text
-    assert "frozen: 1 tensor, 16 numbers: 0.bias" in text
-    assert "these are of group 0; groups have of it: 1, 0.5, 0.25" in text
+    assert "group 0: 1 tensor, 48 elements, lr 0.1, weight decay 0.1: 4.weight" in text
+    assert "group 4: 1 tensor, 128 elements, lr 0.025, weight decay 0.1: 0.weight" in text
+    assert "frozen: 1 tensor, 16 elements: 0.bias" in text
+    assert "shown for group 0; learning rates of the groups relative to it: 1, 0.5, 0.25" in text
 
 
 def test_the_command_line_takes_them(tmp_path, capsys):
@@ -449,7 +449,7 @@ def test_the_command_line_takes_them(tmp_path, capsys):
         ]
     )
     text = capsys.readouterr().out
-    assert re.search(r"frozen: 2 tensors, [\d,]+ numbers: embedding.weight ... norm.weight", text)
+    assert re.search(r"frozen: 2 tensors, [\d,]+ elements: embedding.weight ... norm.weight", text)
     assert "lr 0.0015, weight decay 0.1: head.weight" in text  # 0.003 x 16 / 32
 
 

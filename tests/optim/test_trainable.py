@@ -359,9 +359,7 @@ def test_what_a_body_froze_is_not_proved_and_not_wrong(tmp_path: Path) -> None:
     made(build(tmp_path, save_every="2 steps", keep_last=100), thaw)
     verdict = sf.load(build(tmp_path)).verify()
     assert not verdict.problems
-    assert (
-        "steps 2 to 4: the loop's own body froze or unfroze parameters, which is not done again" in verdict.not_proved
-    )
+    assert "steps 2 to 4: your own loop froze or unfroze parameters, which is not repeated" in verdict.not_proved
     assert "steps 4 to 8: 4 records and the checkpoints of steps 6 and 8, bit for bit" in verdict.proved
 
 

@@ -285,7 +285,7 @@ def test_old_checkpoints_that_resist_removal_are_named_and_the_run_ends_saved(
     build(tmp_path / "run", length="6 steps", save_every="2 steps", console=True).train()
     said = capsys.readouterr().out
     assert "warning: " in said
-    assert "is saved, but what is no longer needed cannot be removed" in said
+    assert "is saved, but files that are no longer needed cannot be removed" in said
     assert "NOT SAVED" not in said
     assert kept(tmp_path / "run")[-1] == 6
 

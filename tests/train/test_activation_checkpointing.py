@@ -350,7 +350,7 @@ def test_plan_says_what_is_computed_again_and_measures_the_memory(how: Any) -> N
         ({"activation_checkpointing_modules": ["Block"]}, "has no effect while activation_checkpointing is off"),
         (
             {"activation_checkpointing": "blocks", "activation_checkpointing_modules": ["Blok"]},
-            "has no module, and no class of modules, called 'Blok'; did you mean Block?",
+            "has no module or module class named 'Blok'; did you mean Block?",
         ),
         (
             {"activation_checkpointing": "blocks", "model": lambda: nn.Linear(WIDTH, 3)},

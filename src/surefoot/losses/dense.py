@@ -77,7 +77,7 @@ def refuse_misfits(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> None
     """Raise `ConfigError` if the shapes of hidden states, head and targets do not fit each other."""
     if hidden.shape[:-1] != targets.shape or hidden.shape[-1] != head_weight.shape[-1]:
         raise ConfigError(
-            f"cross-entropy of a head: hidden {tuple(hidden.shape)}, head_weight {tuple(head_weight.shape)} and targets "
+            f"cross-entropy from hidden states: hidden {tuple(hidden.shape)}, head_weight {tuple(head_weight.shape)} and targets "
             f"{tuple(targets.shape)} do not fit together: give (..., channels), (classes, channels) and (...)"
         )
 

@@ -123,7 +123,7 @@ def clipped_parameters(clip: Clip, model: nn.Module, parameters: Iterable[nn.Par
     if not clipped:
         raise ConfigError(
             f"clip = 'adaptive {clip[1]:g}' exempts the final layer, but {type(model).__name__} trains no other layer\n"
-            "  try: clip 'norm 1.0'"
+            "  try: --clip 'norm 1.0'"
         )
     return clipped
 
@@ -183,7 +183,7 @@ def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parame
     if sum(map(len, groups)) < len(numbers_of) or any(own != numbers[0] for numbers in groups for own in numbers):
         raise ConfigError(
             f"the function that builds {type(after).__name__} moves parameters that were already trained to other groups, or drops them\n"
-            "  it is called again when parameters are unfrozen during training, and optimizer state follows the groups\n"
+            "  it is called again when parameters are unfrozen during training, and could not carry over the optimizer state\n"
             "  build the optimizer from the groups that the function receives, and keep each parameter in its group"
         )
     for group, numbers in zip(after.param_groups, groups, strict=True):

@@ -35,7 +35,7 @@ class Clipping(Protocol):
 
 
 def clipping_of(clip: Clip, parameters: Sequence[nn.Parameter]) -> Clipping:
-    """Return the clipping method of `clip`; `parameters` are the clipped parameters or this rank's shards of them.
+    """Return the clipping method of `clip`; `parameters` are the clipped parameters or their shards on this rank.
 
     >>> by_norm = clipping_of(("norm", 1.0), [nn.Parameter(torch.zeros(1))])
     >>> gradient = torch.tensor([[3.0]])

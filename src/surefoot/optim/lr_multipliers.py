@@ -60,7 +60,7 @@ def noam_lr(d_model: int, *, warmup_steps: int, factor: float = 1.0) -> float:
 class LRMultipliers:
     """A function from a model to learning-rate factors by parameter name; the default is 1, and 0 freezes.
 
-    Names are those of `model.named_parameters()`. `identity` is JSON that must be equal when a run resumes. A custom rule:
+    Names are as in `model.named_parameters()`. `identity` is JSON that must be equal when a run resumes. A custom rule:
 
     >>> from torch import nn
     >>> slow_biases = LRMultipliers(

@@ -1,6 +1,6 @@
 """Activation checkpointing, which recomputes a block's activations in the backward pass instead of storing them.
 
-The method is that of Chen et al., 2016 (https://arxiv.org/abs/1604.06174). Checkpointing does not change a run's results.
+The method is from Chen et al., 2016 (https://arxiv.org/abs/1604.06174). Checkpointing does not change a run's results.
 Recomputation starts from the same generator states and buffers, and its changes to buffers are discarded.
 """
 

@@ -201,7 +201,7 @@ class Components:
                 if pair[0] != pair[1]:
                     raise CheckpointError(
                         f"cannot resume {self.where(checkpoint)}: the model had {old_line} and now has {new_line}\n"
-                        "  a run keeps its model\n  choose another --run-dir, or start from its weights with --init-from"
+                        "  a resumed run must have the same model\n  choose another --run-dir, or start from its weights with --init-from"
                     )
 
     @interprets

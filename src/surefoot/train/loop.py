@@ -177,9 +177,9 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     """Add the gradient of the global batch's mean loss to the parameters; return that loss on the device.
 
     `loss(model, batch)` returns a scalar mean over `micro_batch.count` targets, or a `Mean` with its own count. A tuple may
-    add (outputs, targets), which only evaluations use, or a dictionary of `Mean` to log. For any micro-batch size, the
-    gradient is that of the batch's total loss, divided once by the total count. Each micro-batch draws its random numbers
-    from (seed, step, micro-batch index), so a second call in a step repeats them.
+    add (outputs, targets), which only evaluations use, or a dictionary of `Mean` to log. The gradient
+    of the batch's total loss is divided once by the total count, for any micro-batch size. Each micro-batch draws its random
+    numbers from (seed, step, micro-batch index), so a second call in a step repeats them.
     """
     task, state, ranks = step._task, step.state, step._task.ranks
     loss = loss or task.loss

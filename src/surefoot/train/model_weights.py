@@ -54,7 +54,7 @@ def weights_of(state: State, checkpoint: Checkpoint) -> Iterator[None]:
             check()
         yield
     finally:
-        where = f"step {state.step}, after {loaded_step} was scored"
+        where = f"step {state.step}, after {loaded_step} was evaluated"
         for check in [module_state.copy_into(model, before, where=where, own_rows=True) for _, _, model, before in own]:
             check()
 

@@ -83,7 +83,7 @@ class Watch:
     def problems(self) -> list[str]:
         errors = self.outside_problems() + [
             f"{weight} is used outside a call of {part}, and FSDP gathers it only for that call\n"
-            f"  do not gather {part} by itself: name other blocks (--fsdp.blocks), or use --parallel ddp"
+            f"  do not shard {part} separately: name other blocks (--fsdp.blocks), or use --parallel ddp"
             for part, weight in list(self.displaced.items())[:1]
         ]
         if self.differentiated:

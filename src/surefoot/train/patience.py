@@ -37,7 +37,7 @@ class EarlyStopping:
 class ReduceLROnPlateau:
     """A rule that multiplies every learning rate by `factor` after `patience` evaluations without an improvement.
 
-    `monitor` and `min_delta` are those of `EarlyStopping`. Each learning rate is the schedule's value times the product of
+    `monitor` and `min_delta` mean the same as in `EarlyStopping`. Each learning rate is the schedule's value times the product of
     all reductions, which never falls below `min_lr_ratio`. The `cooldown` evaluations after a reduction use up no patience.
     The rule equals torch's ReduceLROnPlateau with threshold_mode="abs" and a patience smaller by 1.
 

@@ -39,7 +39,7 @@ class LossScale:
     """The factor that keeps fp16 gradients above the smallest fp16 value: two tensors, updated on the device.
 
     The scale halves after a step that overflowed and doubles after `interval` good steps in a row, as in Micikevicius et
-    al., 2018, section 3.2 (https://arxiv.org/abs/1710.03740). The constants are those of `torch.amp.GradScaler`.
+    al., 2018, section 3.2 (https://arxiv.org/abs/1710.03740). The constants equal the defaults of `torch.amp.GradScaler`.
     """
 
     scale: Tensor

@@ -29,7 +29,7 @@ def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
         raise CheckpointError(
             f"cannot resume {where}: {changes[0]}"
             + "".join(f"\n  also {line}" for line in shortened(changes[1:], 2))
-            + "\n  a run keeps these settings\n  choose another --run-dir, or start from its weights with --init-from"
+            + "\n  a resumed run must have the same settings\n  choose another --run-dir, or start from its weights with --init-from"
         )
 
 
@@ -45,9 +45,9 @@ def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
     if not any(line.split()[0].endswith(_WHICH_DATA) for line in changes):
         return
     with_it = [{name: identity[name] for name in ("length", "seed", "identity")} for identity in (saved, now)]
-    cure = "a run keeps its data set: choose another --run-dir"
+    cure = "a resumed run must have the same data set: choose another --run-dir"
     if has_same_samples(saved, now):
-        cure += "; to continue with the changed data: --accept-change data"
+        cure += "; to accept the changed data: --accept-change data"
     raise CheckpointError(
         f"cannot resume {where}: the data set has changed"
         + "".join(f"\n  {line}" for line in shortened([*changes, *differences(*with_it)], 3))

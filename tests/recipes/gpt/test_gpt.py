@@ -248,7 +248,7 @@ def test_a_text_that_repeats_itself_is_trained_on_without_questions(tmp_path: Pa
     (tmp_path / "text.txt").write_text("ab" * 9000)
     built = gpt.build(config(tmp_path / "text.txt", **{"data.tokenizer": "characters", "cloze_questions": None}))
     assert list(built.parts.evaluator.splits) == ["val"]
-    with pytest.raises(sf.DataError, match="repeats itself"):
+    with pytest.raises(sf.DataError, match="is too repetitive"):
         gpt.build(config(tmp_path / "text.txt", **{"data.tokenizer": "characters", "cloze_questions": 10}))
 
 
