@@ -113,7 +113,8 @@ PARTS = (
     ),
     Part(
         "Forward",
-        "The loop calls the user's loss. Before each pass, it resets the batch statistics to their values at the start of the step." " At the end of the step, they become the mean over the passes.",
+        "The loop calls the user's loss. Before each pass, it resets the batch statistics to their values at the start of the"
+        " step. At the end of the step, they become the mean over the passes.",
         (
             Line("state.buffers.start_pass()"),
             Line("result = loss(task.forward, micro_batch.batch)", lambda seen: f"mean loss {short(result_of(seen))}"),
@@ -133,7 +134,8 @@ PARTS = (
     ),
     Part(
         "Backward",
-        "This is the only call of `backward`. Gradients accumulate in the parameters. Several ranks sum the gradients once, in the last pass.",
+        "This is the only call of `backward`. Gradients accumulate in the parameters. Several ranks sum the gradients once, in"
+        " the last pass.",
         (
             Line("ranks.started(part, None if scale is None else scale.scale).backward()"),
             Line("mean = total if total_count is None", lambda seen: f"loss of the step {short(seen['mean'])}", timed=False),
@@ -141,7 +143,8 @@ PARTS = (
     ),
     Part(
         "Norm",
-        "One norm covers all gradients. The step is not applied if the norm or the loss is not finite. The device decides this, and the" " host does not wait. On the CPU the host reads the number, because no wait is needed there.",
+        "One norm covers all gradients. The step is not applied if the norm or the loss is not finite. The device decides this,"
+        " and the host does not wait. On the CPU the host reads the number, because no wait is needed there.",
         (
             Line("gradients = trained.gradients()", gradients),
             Line("step.grad_norms[name] = norm =", lambda seen: f"norm {short(seen['norm'])}"),
@@ -167,7 +170,8 @@ PARTS = (
     ),
     Part(
         "Meter row",
-        "The row holds index, loss, target count, norm, clip fraction and skipped. These tensors stay on the device until a log reads" " them all at once. A checkpoint holds the rows that are not logged yet.",
+        "The row holds index, loss, target count, norm, clip fraction and skipped. These tensors stay on the device until a log"
+        " reads them all at once. A checkpoint holds the rows that are not logged yet.",
         (Line("record(step)"),),
     ),
 )  # fmt: skip
@@ -272,7 +276,8 @@ def page() -> str:
     seen = watched()
     head = (
         "This page follows one optimizer step line by line through [`loop.py`](../../src/surefoot/train/loop.py), with the numbers of a"
-        f" real run. It trains the recipe `images` on scikit-learn's 8 x 8 digits: a network of {seen.parameters:,} parameters, batches of 64"
+        f" real run. It trains the recipe `images` on scikit-learn's 8 x 8 digits: a network of {seen.parameters:,} parameters,"
+        " batches of 64"
         f" in two micro-batches of 32, AdamW, one CPU thread, step {STEP}. [A tour of the loop](loop.md) has the overview."
     )
     made = (
