@@ -88,7 +88,7 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
         ([*GPT, "--lr=3"], "unknown setting --lr: did you mean --optimizer.lr?"),
         ([*GPT, "--batch-size", "many"], "batch_size = 'many': write a number of samples"),
         ([*GPT, "--optimizer.lr", "fast"], "--optimizer.lr"),
-        ([*GPT, "--optimizer.lr", "-1"], "optimizer.lr = -1.0: a number above 0 is needed"),
+        ([*GPT, "--optimizer.lr", "-1"], "optimizer.lr = -1.0 must be a number above 0"),
         ([*GPT, "--optimizer.name", "adma"], "none of adamw, "),
         ([*GPT, "--optimizer.name", "schedulefree"], "Did you mean schedule_free?"),
         ([*GPT, "--optimizer.name", "sgdd"], "Did you mean sgd?"),
@@ -405,7 +405,7 @@ def test_a_disk_that_stays_full_never_ends_with_success_and_the_good_checkpoint_
     "name", ["config.toml", "../x", "checkpoints", "a/b", ".hidden", "", "Config.toml", "a\\b", "a\0b", "a\nb"]
 )
 def test_a_file_of_a_recipe_cannot_take_the_place_of_ours(name: str, run_refused: Refused, tmp_path: Path) -> None:
-    assert "is no plain name" in run_refused(2, extra_files={name: "text"})
+    assert "is not a plain name" in run_refused(2, extra_files={name: "text"})
 
 
 class Unsized(torch.utils.data.IterableDataset[int]):
@@ -429,7 +429,7 @@ def stopping(**settings: Any) -> dict[str, Any]:
 
 
 MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
-    "splits['val'] is a tuple: write surefoot.Split": (2, lambda: {"splits": {"val": data()}}),
+    "splits['val'] is a tuple: wrap the data in surefoot.Split": (2, lambda: {"splits": {"val": data()}}),
     "split 'val': the data set is empty": (3, lambda: splits(data=data(0))),
     "split 'val': Unsized can only be iterated": (3, lambda: splits(data=Unsized())),
     "split 'a/b'": (2, lambda: splits("a/b")),
@@ -441,7 +441,7 @@ MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
     "Split(metrics=0.5)": (2, lambda: splits(metrics=0.5)),
     "patience = 0": (2, lambda: stopping(patience=0)),
     "min_delta = nan": (2, lambda: stopping(min_delta=float("nan"))),
-    "schedule = 'cosine' is no schedule": (2, lambda: {"schedule": "cosine"}),
+    "schedule = 'cosine' is not a schedule": (2, lambda: {"schedule": "cosine"}),
     "batch_size = 64.0": (2, lambda: {"batch_size": 64.0}),
     "SGD is neither an optimizer specification nor": (
         2,

@@ -124,7 +124,7 @@ def older(of_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str
     config = Path("run/config.toml")
     config.write_text("floor = 0.1  # default\n" + config.read_text())
     return (
-        "another version of surefoot wrote run (format 3, and this version reads 5 and 6): install that version,"
+        "another version of surefoot wrote run (format 3; this version reads 5 and 6): install that version,"
         " or train a new run in another directory"
     )
 
@@ -181,8 +181,8 @@ def test_without_best_no_checkpoint_is_the_best_and_three_lines_say_what_to_do(
         use(sf.load(of_script))
     assert str(refused.value).splitlines() == [
         f"{of_script} has no best checkpoint",
-        "  no metric chose one: the run was trained without `best`, or was never evaluated",
-        '  take checkpoint="newest", or train a run with best="min val/loss"',
+        "  no metric selected one: the run was trained without `best`, or was never evaluated",
+        '  use checkpoint="newest", or train a run with best="min val/loss"',
     ]
 
 
@@ -208,9 +208,9 @@ def test_a_kind_of_records_that_does_not_exist_is_refused(of_script: Path) -> No
 
 def test_weights_that_are_not_there_are_refused(of_script: Path, tmp_path: Path) -> None:
     build(tmp_path / "run", ema=None).train()
-    with pytest.raises(sf.CheckpointError, match="holds no ema"):
+    with pytest.raises(sf.CheckpointError, match="has no ema; available: "):
         sf.load(tmp_path / "run").load_model(linear, weights="averaged")
-    with pytest.raises(sf.ConfigError, match="auto, averaged or trained"):
+    with pytest.raises(sf.ConfigError, match="choose from auto, averaged, trained"):
         sf.load(of_script).load_model(linear, weights="best")  # type: ignore[arg-type]
 
 

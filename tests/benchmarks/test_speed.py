@@ -53,7 +53,7 @@ def test_each_way_of_a_shape_is_timed_and_what_was_chosen_is_said(benchmark: Any
         lambda: script["perceptron"](8), lambda: script["perceptron"](8), (32,), batch=4, length=10, steps=1
     )
     chosen, times = script["measured"](case, rounds=1, length=10)
-    assert re.fullmatch(r"  auto: fp32 \(auto: .+\), not compiled \(auto: no faster where it was measured\)", chosen)
+    assert re.fullmatch(r"  auto: fp32 \(auto: .+\), not compiled \(auto: no faster in measurements\)", chosen)
     plain, fp32, auto, over_plain, over_fp32 = (
         float(number) for number in re.findall(r"\d[\d.e+]*(?= times|,|;)", times.replace("fp32", ""))
     )

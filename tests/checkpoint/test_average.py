@@ -56,7 +56,7 @@ def test_a_run_is_scored_with_the_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [0, 9])
 def test_more_than_there_are_is_refused_and_says_how_many_there_are(count: int, tmp_path: Path) -> None:
     store = trained(tmp_path / "run")
-    with pytest.raises(sf.CheckpointError, match=r"of steps above 0 there are \d"):
+    with pytest.raises(sf.CheckpointError, match=r"has \d after step 0"):
         average_weights(store, count)
 
 
@@ -82,6 +82,6 @@ def test_codes_of_quantised_weights_that_changed_are_refused_and_equal_ones_are_
     codes = torch.arange(4, dtype=torch.int8)
     first, last = ({"scale": torch.ones(1), "codes": each} for each in (codes, codes + 1))
     assert torch.equal(average_weights(saved(tmp_path / "same", first, first), 2).tensors("model")["codes"], codes)
-    with pytest.raises(sf.CheckpointError, match="codes of step 1 holds other codes of 8 bits") as problem:
+    with pytest.raises(sf.CheckpointError, match="codes at step 1 has different 8-bit codes") as problem:
         average_weights(saved(tmp_path / "other", first, last), 2)
     assert len(str(problem.value).splitlines()) == 3

@@ -124,7 +124,7 @@ def test_one_that_is_asked_for_is_found_or_the_same_error_told_to_all(tmp_path: 
         return lambda world, store: store.at(step, world=world).step
 
     assert seen_by(2, tmp_path / "c", at(1)) == [1, 1]
-    assert {*seen_by(2, tmp_path / "c", at(3))} == {f"error: no checkpoint of step 3 in {tmp_path}/c; there are: 1, 2"}
+    assert {*seen_by(2, tmp_path / "c", at(3))} == {f"error: no checkpoint of step 3 in {tmp_path}/c; available: 1, 2"}
     (damaged,) = {*seen_by(2, tmp_path / "c", at(2))}
     assert damaged.startswith("error: checkpoint step-00000002 is damaged (state.json: hash differs)")
 

@@ -101,7 +101,7 @@ def test_state_and_step_come_back_exactly(
         ({"best": {"loss": math.nan}}, "state['best']['loss']: JSON has no nan"),
         ({"a": [1.0, -math.inf]}, "state['a'][1]: JSON has no -inf"),
         ({"betas": (0.9, 0.95)}, "state['betas']: a tuple is not JSON"),
-        ({"seen": {3: 1}}, "its key 3 is not text; write '3'"),
+        ({"seen": {3: 1}}, "its key 3 is not a string; use '3'"),
         ({"t": torch.ones(1)}, "state['t']: a Tensor is not JSON"),
     ],
 )
@@ -170,7 +170,7 @@ def test_asking_for_tensors_that_were_never_saved_says_which_there_are_and_is_no
     tmp_path: Path,
 ) -> None:
     write(small(), directory=tmp_path / "c")
-    with pytest.raises(CheckpointError, match=r"has no tensors 'optimizer'; it has: ema, model") as error:
+    with pytest.raises(CheckpointError, match=r"has no tensors 'optimizer'; available: ema, model") as error:
         read(tmp_path / "c", only=["model", "optimizer"])
     assert not isinstance(error.value, DamageError)
 
@@ -215,7 +215,7 @@ def test_another_format_is_named_as_such(version: int, tmp_path: Path) -> None:
     body["sha256"] = sha256(plain).hexdigest()
     (tmp_path / "c" / "manifest.json").write_text(json.dumps(body, sort_keys=True, indent=1) + "\n")
     with pytest.raises(
-        DamageError, match=rf"is of format {version}, which another version of surefoot wrote: this one reads 5 and 6"
+        DamageError, match=rf"has format {version}, of another version of surefoot: this version reads 5 and 6"
     ):
         read(tmp_path / "c")
 

@@ -68,14 +68,14 @@ def test_the_end_of_a_text_is_that_of_the_tokenizer(eos_id: int | None, tmp_path
 
 
 def test_an_end_that_is_no_token_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(sf.CheckpointError, match="eos_id = 50 is no token of this model, whose vocabulary has 50"):
+    with pytest.raises(sf.CheckpointError, match="eos_id = 50 is outside this model's vocabulary of 50"):
         sf.checkpoint.save_gpt2(gpt(), tmp_path, eos_id=50)
 
 
 def test_a_run_starts_from_what_transformers_saved(tmp_path: Path) -> None:
     there, model = theirs(tmp_path), gpt(seed=5)
     said = load_initial_weights({"model": model}, tmp_path / "theirs", world=ALONE)
-    assert "GPT-2's weights as transformers names them" in said
+    assert "GPT-2 weights of transformers" in said
     assert "skipped" not in said
     assert "new " not in said
     assert_close(model(TOKENS), there(TOKENS).logits, rtol=1e-4, atol=1e-4)
@@ -139,7 +139,7 @@ def bare(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Path:
 def test_a_file_without_config_has_the_heads_of_its_width_and_not_of_the_model(tmp_path: Path) -> None:
     wide = replace(SHAPE, width=128)
     file = bare(tmp_path, to_gpt2_layout(gpt(wide).state_dict()))
-    with pytest.raises(sf.CheckpointError, match=r"heads 2 \(here 4\); without config\.json"):
+    with pytest.raises(sf.CheckpointError, match=r"heads 2 \(here 4\); without n_head in a config\.json"):
         load_initial_weights({"model": gpt(replace(wide, heads=4), seed=5)}, file, world=ALONE)
     model = gpt(wide, seed=5)
     load_initial_weights({"model": model}, file, world=ALONE)
@@ -149,7 +149,7 @@ def test_a_file_without_config_has_the_heads_of_its_width_and_not_of_the_model(t
 def test_a_file_of_a_width_that_has_no_such_heads_is_refused(tmp_path: Path) -> None:
     file = bare(tmp_path, to_gpt2_layout(gpt(replace(SHAPE, width=130)).state_dict()))
     (tmp_path / "config.json").write_text('{"n_head": 4}')
-    with pytest.raises(sf.CheckpointError, match="no GPT-2: width = 130 must be a multiple of heads = 4"):
+    with pytest.raises(sf.CheckpointError, match="not a GPT-2 model: width = 130 must be a multiple of heads = 4"):
         load_initial_weights({"model": gpt()}, file, world=ALONE)
 
 
@@ -161,8 +161,8 @@ def test_weights_of_which_a_part_is_missing_or_foreign_are_refused_whole(tmp_pat
             {name: held for name, held in whole.items() if "h.0.mlp.c_fc.weight" not in name},
             "no blocks.0.mlp.up.weight",
         ),
-        (whole | {"transformer.ln_f.weight": torch.ones(31)}, r"norm\.weight is \[31\], here \[32\]"),
-        (whole | {"lm_head.weight": torch.ones(50, 32)}, "its head is not its embedding"),
+        (whole | {"transformer.ln_f.weight": torch.ones(31)}, r"norm\.weight has shape \[31\], here \[32\]"),
+        (whole | {"lm_head.weight": torch.ones(50, 32)}, "its head differs from its embedding"),
     ):
         model = gpt(seed=5)
         with pytest.raises(sf.CheckpointError, match=says):
@@ -185,9 +185,13 @@ def test_what_is_no_gpt2_is_refused(tmp_path: Path) -> None:
     sf.checkpoint.save_gpt2(gpt(), tmp_path / "good", eos_id=None)
     tensors = load_file(tmp_path / "good" / "model.safetensors")
     for name, wrong, says in (
-        ("other", {"weight": torch.ones(3)}, "no GPT-2 as transformers names it: it holds weight"),
-        ("foreign", tensors | {"transformer.h.0.extra.weight": torch.ones(3)}, "no GPT-2 has: h.0.extra.weight"),
-        ("head", tensors | {"lm_head.weight": torch.ones(50, 32)}, "its head is not its embedding"),
+        ("other", {"weight": torch.ones(3)}, "not a GPT-2 model of transformers: it holds weight"),
+        (
+            "foreign",
+            tensors | {"transformer.h.0.extra.weight": torch.ones(3)},
+            r"tensors that GPT-2 does not have \(1\): h.0.extra.weight",
+        ),
+        ("head", tensors | {"lm_head.weight": torch.ones(50, 32)}, "its head differs from its embedding"),
         ("lacking", {name: held for name, held in tensors.items() if "ln_f" not in name}, "norm.weight"),
     ):
         save_file(wrong, tmp_path / f"{name}.safetensors")
@@ -215,7 +219,7 @@ def test_a_config_of_another_network_is_refused(settings: dict[str, Any], says: 
 
 @pytest.mark.parametrize("here", [{"family": "modern"}, {"tie_embeddings": False}])
 def test_a_model_that_transformers_has_no_room_for_is_not_written(here: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(sf.CheckpointError, match="is no GPT-2"):
+    with pytest.raises(sf.CheckpointError, match="cannot be saved as GPT-2"):
         sf.checkpoint.save_gpt2(GPT(replace(SHAPE, **here)), tmp_path / "a", eos_id=None)
     assert not (tmp_path / "a").exists()
 

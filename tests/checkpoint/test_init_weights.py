@@ -37,10 +37,10 @@ def test_every_tensor_is_counted_once_under_what_became_of_it(tmp_path: Path) ->
     save_file(held, tmp_path / "held.safetensors")
     before = {name: value.clone() for name, value in target.state_dict().items()}
     said = load_initial_weights({"model": target}, tmp_path / "held.safetensors", world=ALONE)
-    assert row(said, "loaded")[1:5] == ["1", "tensors", "12", "numbers"]
-    assert row(said, "renamed")[1:5] == ["1", "tensors", "3", "numbers"]
-    assert row(said, "skipped")[1:5] == ["2", "tensors", "32", "numbers"]
-    assert row(said, "new")[1:5] == ["2", "tensors", "8", "numbers"]
+    assert row(said, "loaded")[1:5] == ["1", "tensors", "12", "values"]
+    assert row(said, "renamed")[1:5] == ["1", "tensors", "3", "values"]
+    assert row(said, "skipped")[1:5] == ["2", "tensors", "32", "values"]
+    assert row(said, "new")[1:5] == ["2", "tensors", "8", "values"]
     assert "1.weight ([5, 5], here [2, 3])" in said
     assert "x (not in this model)" in said
     after = target.state_dict()
@@ -114,5 +114,5 @@ def test_weights_that_are_one_here_are_not_overwritten_by_another(tmp_path: Path
     save_file(source.state_dict(), tmp_path / "held.safetensors")
     said = load_initial_weights({"model": target}, tmp_path / "held.safetensors", world=ALONE)
     assert torch.equal(target[0].weight, source[0].weight)
-    assert "1.weight (one with 0.weight here)" in said
+    assert "1.weight (tied to 0.weight here)" in said
     assert row(said, "skipped")[1] == row(said, "loaded")[1] == "1"

@@ -151,7 +151,7 @@ def test_other_keys_are_refused_by_name(key: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("held", [(1, 2), 3, "text", {1, 2}, None])
 def test_what_could_not_be_put_back_in_place_is_refused_at_once(held: Any, tmp_path: Path) -> None:
-    with build(tmp_path / "run") as run, pytest.raises(CheckpointError, match="cannot keep 'x'"):
+    with build(tmp_path / "run") as run, pytest.raises(CheckpointError, match="cannot save 'x'"):
         run.register_state("x", held)
 
 
@@ -261,7 +261,7 @@ def test_an_object_that_does_not_take_its_state_back_is_refused_in_three_lines(
 ) -> None:
     first = Forgets(tensor=tensor)
     first.first = first.second = 1.5
-    with pytest.raises(CheckpointError, match=r"'x'.* did not take its saved state back") as problem:
+    with pytest.raises(CheckpointError, match=r"'x'.* did not restore its saved state") as problem:
         kept_and_back(tmp_path / "run", first, Forgets(tensor=tensor, wrong=wrong))
     assert named in str(problem.value)
     assert len(str(problem.value).splitlines()) == 3

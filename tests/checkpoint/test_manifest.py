@@ -136,13 +136,13 @@ def test_only_the_chosen_files_are_named_with_all_their_pieces_and_the_state(tmp
         "state.json",
     }
     assert files_of(manifest, []) == ["state.json"]
-    with pytest.raises(CheckpointError, match="has no tensors 'ema'; it has: model"):
+    with pytest.raises(CheckpointError, match="has no tensors 'ema'; available: model"):
         opened(path, only=["ema"])
 
 
 def test_a_piece_that_nobody_wrote_is_refused_before_there_is_a_manifest(tmp_path: Path) -> None:
     pieces = Pieces(0, 2, {"model": {"w": (4,)}}, {"model": {"w": torch.ones(2)}})
-    with pytest.raises(CheckpointError, match=r"nobody has written model\.00002-of-00002\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"no rank has written model\.00002-of-00002\.safetensors"):
         write(Checkpoint(1, {"model": {}}, pieces=pieces), directory=tmp_path / "c", others=OneAfterTheOther({}))
     assert not (tmp_path / "c" / "manifest.json").exists()
 
@@ -151,7 +151,7 @@ def test_pieces_that_do_not_make_the_whole_are_damage(tmp_path: Path) -> None:
     pieces = Pieces(0, 1, {"model": {"w": (4, 2)}}, {"model": {"w": torch.ones(3, 2)}})
     write(Checkpoint(1, {"model": {}}, pieces=pieces), directory=tmp_path / "c")
     for reader in (read, opened):
-        with pytest.raises(DamageError, match=r"model: its pieces do not make w \[4, 2\]"):
+        with pytest.raises(DamageError, match=r"model: its pieces do not form w \[4, 2\]"):
             reader(tmp_path / "c")
 
 
@@ -251,7 +251,7 @@ def test_neighbours_in_one_buffer_are_written_and_what_overlaps_is_refused_by_na
 def test_a_header_that_cannot_be_is_refused(header: bytes, tmp_path: Path) -> None:
     file = tmp_path / "f.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(ValueError, match="not safetensors: "):
+    with pytest.raises(ValueError, match="not a safetensors file: "):
         stored_in(file)
 
 
@@ -259,7 +259,7 @@ def test_a_header_that_cannot_be_is_refused(header: bytes, tmp_path: Path) -> No
 def test_a_file_without_a_header_is_refused(data: bytes, tmp_path: Path) -> None:
     file = tmp_path / "f.safetensors"
     file.write_bytes(data)
-    with pytest.raises(ValueError, match="its header has no length that can be"):
+    with pytest.raises(ValueError, match="its header length is invalid"):
         stored_in(file)
 
 
@@ -280,7 +280,7 @@ def test_a_file_without_a_header_is_refused(data: bytes, tmp_path: Path) -> None
     ],
 )
 def test_what_a_state_tells_of_its_pieces_is_checked(stated: Any) -> None:
-    with pytest.raises(ValueError, match="what cannot be"):
+    with pytest.raises(ValueError, match=r"its entry for .*pieces.* is invalid"):
         from_json(stated)
 
 
@@ -296,7 +296,7 @@ def test_numbers_begin_at_a_multiple_of_eight_bytes(length: int) -> None:
 
 
 def test_a_narrow_type_before_a_wide_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="b: wider than what lies before it"):
+    with pytest.raises(ValueError, match="b: its dtype is wider than the dtype before it"):
         file_header({"a": (torch.uint8, [1]), "b": (torch.float32, [1])}, {})
 
 
@@ -305,5 +305,5 @@ def test_a_file_that_became_shorter_meanwhile_is_an_error_that_names_it(tmp_path
     stored: Any = opened(path).files["model"]["w"]
     last = path / f"{piece_file('model', 1, 2)}.safetensors"
     last.write_bytes(last.read_bytes()[:-4])
-    with pytest.raises(CheckpointError, match=r"00002-of-00002\.safetensors: it has become shorter"):
+    with pytest.raises(CheckpointError, match=r"00002-of-00002\.safetensors: the file has become shorter"):
         stored.load()

@@ -88,7 +88,7 @@ def test_two_ranks_go_on_with_every_bit_and_one_rank_can_use_the_weights(paralle
 @pytest.mark.parametrize("layer", [TwoKeys, pytest.param(Transposed, marks=pytest.mark.slow)])
 def test_what_does_not_lie_by_rows_is_refused_before_the_first_step(layer: Any, tmp_path: Path) -> None:
     def train(rank: int) -> None:
-        with pytest.raises(CheckpointError, match="lies over the ranks in another way") as problem:
+        with pytest.raises(CheckpointError, match="is not sharded over the ranks by equal rows") as problem:
             build(tmp_path / "run", lambda: nn.Sequential(layer(), nn.Linear(WIDTH, WIDTH)), "fsdp").train()
         assert len(str(problem.value).splitlines()) == 3
 

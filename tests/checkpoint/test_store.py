@@ -54,7 +54,7 @@ def test_a_directory_that_does_not_exist_holds_no_checkpoint(tmp_path: Path) -> 
 def test_a_checkpoint_is_found_by_its_step(tmp_path: Path) -> None:
     store = saved(tmp_path, 0, 10, 20)
     assert store.at(10).step == 10
-    with pytest.raises(CheckpointError, match=r"no checkpoint of step 15 in .*; there are: 0, 10, 20"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 15 in .*; available: 0, 10, 20"):
         store.at(15)
 
 
@@ -75,7 +75,7 @@ def test_names_that_only_look_like_a_checkpoint_are_passed_over(tmp_path: Path) 
 def test_a_checkpoint_under_the_name_of_another_step_is_damaged(tmp_path: Path) -> None:
     store = saved(tmp_path, 3)
     store.path(3).rename(store.path(8))
-    with pytest.raises(CheckpointError, match="is that of step 3"):
+    with pytest.raises(CheckpointError, match="is for step 3"):
         store.newest_intact()
     assert store.newest_step() is None
 
@@ -184,7 +184,7 @@ def test_the_one_just_saved_stays_even_where_newer_ones_of_another_session_exist
 
 
 def test_keeping_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="keep_last=1 is the least"):
+    with pytest.raises(ConfigError, match="use keep_last=1 or more"):
         Store(tmp_path, keep_last=0)
 
 
@@ -231,7 +231,9 @@ def test_contents_that_cannot_be_written_leave_no_litter(tmp_path: Path) -> None
 def test_what_resists_removal_is_named_but_the_save_counts(tmp_path: Path) -> None:
     store = saved(tmp_path, 1, 2, keep_last=1)
     (tmp_path / ".deleted-step-00000001" / "somebody's directory").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match="step-00000003 is saved, but what is no longer needed cannot be removed"):
+    with pytest.raises(
+        CheckpointError, match="step-00000003 is saved, but files that are no longer needed cannot be removed"
+    ):
         store.save(contents(3))
     assert store.at(3).step == 3
 

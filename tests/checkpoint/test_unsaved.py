@@ -431,7 +431,7 @@ def test_an_object_that_refers_to_the_run_hides_nothing_of_it_when_it_is_kept(tm
 def test_what_a_loss_depends_on_is_refused_where_it_has_no_name(tmp_path: Path) -> None:
     numbers = itertools.count(1)
     with pytest.raises(
-        sf.ConfigError, match=r"what the loss depends on \([0-9.]+, then [0-9.]+\) changes in every pass"
+        sf.ConfigError, match=r"state that the loss depends on \([0-9.]+, then [0-9.]+\) changes in every pass"
     ):
         build(tmp_path / "run", loss=lambda model, batch: loss(model, batch) / next(numbers)).train()
 
@@ -805,7 +805,7 @@ def test_what_cannot_be_changed_back_is_refused_after_all_else_is_back(
 
     run = build(tmp_path / "run", model=lambda: WithBuffer(persistent=True), loss=growing, check_state=check)
     before = weights(run)
-    with pytest.raises(sf.ConfigError, match=r"cannot be changed back \(TypeError: sealed\)"):
+    with pytest.raises(sf.ConfigError, match=r"changed state that cannot be restored \(TypeError: sealed\)"):
         make_steps(run) if own_steps else run.train()
     assert own_steps or equal(weights(run), before)
 

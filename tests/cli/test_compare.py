@@ -217,7 +217,7 @@ def test_a_comparison_tells_what_is_shared_what_differs_and_nothing_of_the_test_
     # optimizers change neither the first loss nor the samples, and what is measured is told
     first = [first_losses(whole / name)[0] for name in ("name=adamw", "name=sgd")]
     assert first[0] == first[1]
-    assert "shared: initial weights, and the samples in their order" in found["notes"]
+    assert "shared: the initial weights and the sample order" in found["notes"]
     assert not any(record["kind"] == "final_eval" for record in records(whole / "name=sgd" / "metrics.jsonl"))
     row = found["variants"][1]
     scores = {each["variant"]: each["best"] for each in found["variants"]}
@@ -322,7 +322,7 @@ def test_a_variant_that_fails_is_a_row_and_stops_no_other(here: Path, capsys: py
 def test_what_is_not_shared_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = compare("program.py:build", "--vary", "width=4,8", "--length=6 steps", "--out", "widths")
     assert "not shared: the initial weights" in found["notes"]
-    assert "shared: the samples in their order" in found["notes"]
+    assert "shared: the sample order" in found["notes"]
     for paired in (["--paired"], []):  # what the comparison has left beside its runs is as good
         again = compare(*("widths/width=4", "widths/width=8"), *paired, "--out", "paired")
         assert [row["difference"] for row in again["variants"]] == [row["difference"] for row in found["variants"]]
@@ -350,24 +350,36 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["gpt", "--vary", "optimizer.name=adamw,sgd", "--vary", "optimizer.momentum=0.9,0.8"], "foreign to adamw"),
+        (
+            ["gpt", "--vary", "optimizer.name=adamw,sgd", "--vary", "optimizer.momentum=0.9,0.8"],
+            "is not a setting of adamw",
+        ),
         (["gpt", "--vary", "optimizer.lrr=0.1"], "did you mean"),
         (["gpt", "--vary", "optimizer.lr"], "a setting, =, and what it is to be"),
-        (["gpt", "--vary", "optimizer.lr=0.1,0.10"], "two variants are the same"),
+        (["gpt", "--vary", "optimizer.lr=0.1,0.10"], "two variants have the same settings"),
         (["gpt", "--vary", "optimizer.lr=1e-4..1e-2"], "ranges are for a search"),
         (["gpt", "--vary", "run_dir=a,b"], "a directory of its own"),
         (["gpt"], "compare what?"),
         (["gpt", "--vary", "optimizer.lr=0.1,fast"], "not a number"),
         (["gpt", "--vary", "seed=0,1", "--seeds", "2"], "--seeds and a varied seed"),
-        (["gpt", "--trials", "3", "--vary", "optimizer.lr=1e-2..1e-4"], "from a lower number to a higher one"),
-        (["gpt", "--trials", "3", "--vary", "optimizer.lr=1e-2..-"], "is no number"),
+        (
+            ["gpt", "--trials", "3", "--vary", "optimizer.lr=1e-2..1e-4"],
+            "the first number of a range must be below the second",
+        ),
+        (["gpt", "--trials", "3", "--vary", "optimizer.lr=1e-2..-"], "is not a number\n  write a range as"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--jobs", "none"], "is not a whole number"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--sampler", "random"], "are of a search"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--paired"], "--paired is for runs that are there"),
-        (["gpt", "--variant", "optimizer.name=adamw", "--variant", "optimizer.name=adamw seed=0"], "are the same"),
+        (
+            ["gpt", "--variant", "optimizer.name=adamw", "--variant", "optimizer.name=adamw seed=0"],
+            "have the same settings",
+        ),
         (["gpt", "--variant", "optimizer.lr=0.1"], "nothing to compare it with\n  add another value"),
-        (["gpt", "--vary", "optimizer.lr=1,2", "--baseline", "foo"], "no variant of that name; there are: lr=1, lr=2"),
-        (["gpt", "--vary", "optimizer.lr=1,2", "--metric", "val/loss"], "--metric 'val/loss': cannot watch"),
+        (
+            ["gpt", "--vary", "optimizer.lr=1,2", "--baseline", "foo"],
+            "no variant has this name; choose from lr=1, lr=2",
+        ),
+        (["gpt", "--vary", "optimizer.lr=1,2", "--metric", "val/loss"], "--metric 'val/loss': cannot monitor"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--metric", "min loss"], "a split and a score of it"),
         (["a", "b", "--jobs", "2"], "--jobs is for the start of a comparison"),
     ],
@@ -413,8 +425,8 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
         (["--out", "elsewhere"], "--out is for the start of a comparison"),
         (["--metric", "min tset/loss"], "these runs score no such split on the way; there are: val"),
         (["--metric", "min test/loss"], "these runs score no such split on the way"),
-        (["--metric", "min val/lss"], "has no such score; it has: val/loss"),
-        (["--baseline", "foo"], "no variant of that name; there are: name=adamw, name=sgd"),
+        (["--metric", "min val/lss"], "does not have this score; available: val/loss"),
+        (["--baseline", "foo"], "no variant has this name; choose from name=adamw, name=sgd"),
         (["whole"], "whole is a comparison; its runs: whole/name=adamw, whole/name=sgd"),
     ],
 )
@@ -472,12 +484,12 @@ def test_the_precision_that_was_chosen_is_in_the_settings_of_every_run(here: Pat
     chooser = InOrder(plan.names, here / "out")
     assert said_first(plan, here / "out", chooser, jobs=1).splitlines() == [
         f"2 runs; 1 at once, each with {plan.threads} thread{'s' * (plan.threads > 1)}; in {here / 'out'}",
-        "precision: bf16, chosen once for all runs (1.3 times as fast as fp32); another machine may choose otherwise:"
-        " --precision bf16 fixes it",
+        "precision: bf16, chosen once for all runs (1.3 times as fast as fp32); another machine may choose differently;"
+        " --precision bf16 keeps it",
     ]
     laid = replace(plan, found=plan.found | {"channels_last": True, "compile": True})
     assert said_first(laid, here / "out", chooser, jobs=1).splitlines()[1:] == [
         "precision: bf16, channels last, chosen once for all runs (1.3 times as fast as fp32);"
-        " another machine may choose otherwise",  # a precision that is named leaves images as they come
-        "compile: True, chosen once for all runs; another machine may choose otherwise",
+        " another machine may choose differently",  # a precision that is named leaves images as they come
+        "compile: True, chosen once for all runs; another machine may choose differently",
     ]

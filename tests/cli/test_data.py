@@ -49,7 +49,7 @@ def test_shards_are_made_and_trained_on_with_the_tokenizer_beside_them(capsys: p
         (["prepare", "out", "a.jsonl", "--tokenizer=bpe"], 2, "is trained on text first"),
         (["prepare", "out", "a.jsonl", "--tokeniser=bytes"], 2, "did you mean --tokenizer?"),
         (["prepare", "out", "a.jsonl", "--tokenizer=gpt2"], 3, "in the place of gpt2"),
-        (["prepare", "out", "a.jsonl", "--tokenizer=lossy.json"], 3, "use one of the GPT-2 kind"),
+        (["prepare", "out", "a.jsonl", "--tokenizer=lossy.json"], 3, "use one like GPT-2's"),
         (["prepare", "out", "a.jsonl", "--tokenizer=missing"], 3, "no tokenizer at missing"),
         (["prepare", "out", "a.jsonl", "--tokenizer=bytes", "--processes=1"], 3, "a.jsonl, line 1 has no 'text'"),
         (["prepare", "out", "b.jsonl", "--tokenizer=bytes"], 3, "no file or directory b.jsonl"),

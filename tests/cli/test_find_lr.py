@@ -144,7 +144,7 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
     )  # too noisy for a suggestion
     said = capsys.readouterr().out
     assert "from step 0" in said
-    assert "the test went to the highest rate, 1e-4; the table shows 20 of 20 rates" in said
+    assert "the test reached the highest learning rate, 1e-4; the table shows 20 of 20 rates" in said
     assert "no suggestion" in said
     main(["find-batch-size", "latest", "--memory", "1 GB"])
     assert "recommended" in capsys.readouterr().out
@@ -170,9 +170,9 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(capsys: pytest.Captur
         (["find-lr", "program.py:own_loop"], "no loss of its own"),
         (["find-batch-size", "program.py:own_loop"], "no loss of its own"),
         (["find-batch-size", "program.py:build", "--memory", "lots"], "memory = 'lots'"),
-        (["find-batch-size", "program.py:build", "--memory", "90B"], "not even a micro-batch of 1"),
+        (["find-batch-size", "program.py:build", "--memory", "90B"], "even a micro-batch of 1 samples does not fit"),
         (["find-batch-size", "program.py:build", "--batch-size", "0"], "batch_size = 0"),
-        (["find-batch-size", "program.py:build", "--batch-size", "99 tokens"], "does not say how long"),
+        (["find-batch-size", "program.py:build", "--batch-size", "99 tokens"], "does not report the lengths"),
         (["find-batch-size", "program.py:build", "--memroy", "1GB"], "did you mean --memory?"),
     ],
     ids=lambda case: " ".join(case) if isinstance(case, list) else "",

@@ -65,7 +65,7 @@ def section(text: str, title: str) -> list[str]:
 def test_the_published_gpt2_of_1558_million_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "gpt", "--preset", "gpt2-1558m", "--world-size", "512", "--parallel", "fsdp")
     assert section(text, "parameters by module")[-1].split() == ["all", "1,557,611,200"]
-    memory = "\n".join(section(text, "memory of a GPU, fsdp"))
+    memory = "\n".join(section(text, "memory per GPU, fsdp"))
     # 4 bytes x 1,557,611,200 / 512 are 12.2 MB, and what 1,600 rows in chunks of 4 are more than 512 equal parts
     assert re.search(r"parameters +1[2-4]\.\d MB", memory)
     assert re.search(r"optimizer state +2[4-8]\.\d MB", memory)
@@ -75,7 +75,7 @@ def test_the_published_gpt2_of_1558_million_parameters(capsys: pytest.CaptureFix
 
 def test_every_number_of_the_machine_says_where_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--flops", "400e12", "--bandwidth", "25 GB/s", "--gpu-memory", "40 GB", "--mfu", "0.5", "--node-size", "4"]
-    assumed = section(said(capsys, written(), "--world-size", "16", *flags), "assumed")
+    assumed = section(said(capsys, written(), "--world-size", "16", *flags), "assumptions")
     origins = [re.findall(r"\[(.*)\]", line)[0] for line in assumed]
     assert origins[:-1] == ["--node-size", "--flops", "--mfu", "--gpu-memory", "--bandwidth"]
     assert origins[-1].startswith("--node-bandwidth default: H100")
@@ -86,7 +86,7 @@ def test_every_number_of_the_machine_says_where_it_comes_from(capsys: pytest.Cap
 
 def test_a_strategy_that_is_set_in_a_program_is_the_one_computed(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, written("sf.fsdp(replicas=4, reshard_after_forward=False)"), "--world-size", "16")
-    assert "memory of a GPU, fsdp, 4 replicas, as set" in text
+    assert "memory per GPU, fsdp, 4 replicas, as set" in text
     assert [line.split("  ")[1] for line in section(text, "strategies")[1:]] == [
         "fsdp, 4 replicas, as set",
         "ddp",
@@ -107,26 +107,26 @@ def test_what_fits_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_batch_that_ranks_cannot_share_is_computed_with_and_named(
     batch: int, fits: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = section(said(capsys, written(batch=batch), "--world-size", "8"), "a step")
+    lines = section(said(capsys, written(batch=batch), "--world-size", "8"), "one step")
     assert lines[0].split() == ["64", "samples", "=", "8", "ranks", "x", "1", "micro-batch", "x", "8"]
-    assert ("train would refuse that: 8 ranks cannot share 66 samples evenly" in lines[1]) != fits
+    assert ("train would refuse this: 8 ranks cannot share 66 samples evenly" in lines[1]) != fits
 
 
 def test_an_optimizer_that_cannot_be_sharded_is_refused_and_has_no_such_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     adafactor = ["gpt", "--world-size", "8", "--optimizer.name", "adafactor"]
-    assert "parallel = fsdp: Adafactor cannot train parts" in refused(capsys, *adafactor, "--parallel", "fsdp")
+    assert "parallel = fsdp: Adafactor cannot train shards" in refused(capsys, *adafactor, "--parallel", "fsdp")
     rows = section(said(capsys, *adafactor), "strategies")
     assert [line.split()[0] for line in rows[1:-1]] == ["ddp"]
-    assert "Adafactor cannot train parts" in rows[-1]
+    assert "Adafactor cannot train shards" in rows[-1]
 
 
 def test_one_gpu_sends_nothing_and_has_no_strategies(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, written(), "--world-size", "1")
     assert "sent by" not in text
     assert "strategies" not in text
-    assert "memory of a GPU, one process" in text
+    assert "memory per GPU, one process" in text
 
 
 @pytest.mark.parametrize("recipe", ["gpt", "translation"])

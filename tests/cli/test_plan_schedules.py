@@ -166,7 +166,7 @@ def test_everything_that_is_wrong_with_a_list_is_told_at_once(here: Path, capsys
     assert "min_lr_ratio = 'x' is not a number" in lines[1]
     assert "did you mean cooldown?" in lines[2]
     assert "'floor' is no setting: write NAME=VALUE" in lines[3]
-    assert "means nothing to schedule.name linear" in lines[4]
+    assert "has no effect with schedule.name linear" in lines[4]
     assert "no schedule 'a'" in lines[6]
     assert "linear: is there twice" in lines[7]
 
@@ -178,9 +178,9 @@ def test_everything_that_is_wrong_with_a_list_is_told_at_once(here: Path, capsys
         (["gpt", "--schedules="], "plan which schedules?"),
         (["--schedules"], "--schedules needs a value"),
         (["--schedules", "constant+linear"], "'linear' begins nowhere"),
-        (["--schedules", "constant+linear@100%"], "need one for each"),
+        (["--schedules", "constant+linear@100%"], "need at least one step each"),
         (["--schedules", "cosine:warmup=2000 steps"], "does not fit in a run of 1000 steps"),
-        (["--schedules", "cosine", "--length", "3 epochs"], "without data nobody knows"),
+        (["--schedules", "cosine", "--length", "3 epochs"], "without data, the number of steps is unknown"),
         (["--schedules", "cosine", "--schedule.name", "wsd"], "the names are those of --schedules"),
         (["--schedules", "cosine", "--optimizer.lr", "1"], "unknown setting --optimizer.lr"),
         (["--schedules", "cosine", "gtp"], "did you mean gpt?"),

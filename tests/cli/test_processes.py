@@ -120,9 +120,9 @@ def test_a_rank_starts_no_others(typed: Typed, tmp_path: Path, monkeypatch: pyte
         ([*GPT, "--nproc", "all"], "write --nproc 4, or --nproc 1:4"),
         ([*GPT, "--nproc", "5:7"], "nearest that can: 4"),
         ([*GPT, "--nproc", "2", "--max-restarts", "-1"], "max_restarts = -1"),
-        (["train", "mine.py", "--nproc", "1:4"], "nobody knows beforehand"),
+        (["train", "mine.py", "--nproc", "1:4"], "the numbers that divide a step are unknown"),
         (["plan", *GPT[1:], "--nproc", "3"], "nearest that can: 2 or 4 ranks"),
-        (["plan", "mine.py", "--nproc", "1:4"], "nobody knows beforehand"),
+        (["plan", "mine.py", "--nproc", "1:4"], "the numbers that divide a step are unknown"),
         (["find-lr", "gpt", "--nproc", "2"], "find-lr works in one process"),
         (["compare", "gpt", "--vary", "seed=1,2", "--nproc", "2"], "compare works in one process"),
     ],
@@ -145,7 +145,7 @@ def test_nproc_under_another_launcher_is_refused(typed: Typed, monkeypatch: pyte
 
 
 def test_more_processes_than_gpus_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--nproc 4 on a machine with 2 GPUs: each process needs one of its own"):
+    with pytest.raises(ConfigError, match="--nproc 4 on a machine with 2 GPUs: each process needs its own GPU"):
         Slots(parse_nproc(4), sizes=lambda: Sizes(64, 16), gpus=["0", "1"]).size()
 
 
@@ -168,7 +168,7 @@ def test_fewer_than_the_least_are_refused() -> None:
     places = Slots(parse_nproc("2:4"), sizes=lambda: Sizes(64, 16), gpus=None)
     assert places.size() == 4
     places.died([0, 1, 2])
-    with pytest.raises(ConfigError, match="only 1 of them"):
+    with pytest.raises(ConfigError, match="only 1 of these processes"):
         places.size()
 
 

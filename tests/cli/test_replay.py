@@ -52,9 +52,9 @@ def test_the_page_says_from_where_and_shows_the_step(trained: Path, command: Ran
         f"{trained}, step 5 of 24",
         "  everything in this step is finite",
         page.splitlines()[2],
-        "  made again from step-00000004, 2 steps; loss and grad_norm are bit for bit those of the record",
+        "  repeated from step-00000004, 2 steps; loss and grad_norm match the record bit for bit",
     ]
-    assert said.startswith("from step-00000004: 2 steps to make again, about ")
+    assert said.startswith("from step-00000004: 2 steps to repeat, about ")
     ids = [sample for held in faulty_runs.build(faulty_runs.Config()).parts.pipeline.samples(5) for sample in held]
     assert all(f" {sample}" in page for sample in ids)
     assert page.count("    batch[0]  (6)") == 2
@@ -80,7 +80,7 @@ def test_a_record_that_was_changed_is_told(trained: Path, command: Ran, tmp_path
     (loss,) = (record["loss"] for record in records(file) if record["kind"] == "train" and record["step"] == 6)
     file.write_text(file.read_text().replace(repr(loss), repr(loss + 1e-9)))
     _, page, _ = command("replay", "edited", "--step", "5")
-    assert f"NOT those of the record: loss {loss + 1e-9!r}, now {loss!r}" in " ".join(page.split())
+    assert f"NOT equal to the record: loss {loss + 1e-9!r}, now {loss!r}" in " ".join(page.split())
 
 
 def test_nothing_is_written_into_the_run(trained: Path, command: Ran) -> None:
@@ -96,13 +96,13 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_taken(trained: Path, com
     status, page, said = command("replay", "damaged", "--step", "9", "--samples", "0")
     assert status == 0
     assert "step-00000008 is damaged" in said
-    assert "made again from step-00000004, 6 steps" in page
+    assert "repeated from step-00000004, 6 steps" in page
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["--step", "24"], 2, "the steps of RUN are 0 to 23"),
+        (["--step", "24"], 2, "RUN has steps 0 to 23"),
         (["--step", "-1"], 2, "--step '-1' is not a whole number, 0 or more"),
         ([], 2, "--bisect-nan to find the first bad step"),
         (["--step", "3", "--bisect-nan"], 2, "--bisect-nan to find the first bad step"),
@@ -124,7 +124,7 @@ def test_of_another_run_it_is_said_that_its_steps_cannot_be_made_and_not_how_to_
     trained: Path, command: Ran
 ) -> None:
     _, _, error = command("replay", str(trained), "--step", "3", "--batch-size", "4")
-    assert f"steps cannot be made again: {trained} at step-00000000: batch_size was 8, now 4" in error
+    assert f"steps cannot be repeated: {trained} at step-00000000: batch_size was 8, now 4" in error
     assert "resume" not in error
     assert "--run-dir" not in error
 
@@ -170,7 +170,7 @@ def test_steps_of_a_loop_of_ones_own_are_refused_with_what_to_do(command: Ran, t
     assert command("train", "own.py:build")[0] == 2  # it has no loss; what was begun is there
     status, _, error = command("replay", "own", "--step", "0")
     assert status == 2
-    assert "its script makes each step itself" in error
+    assert "its script computes each step itself" in error
     assert "between forward_backward(step, loss) and update(step)" in error
     assert len(error.splitlines()) <= 5
 
@@ -182,7 +182,7 @@ def test_a_body_of_the_users_is_said_not_to_be_repeated(command: Ran) -> None:
     with build() as run:
         for step in run:
             assert step.loss is not None
-    assert any("code of yours ran between the steps" in note for note in sf.load(build()).replay(step=2).notes)
+    assert any("your own code ran between the steps" in note for note in sf.load(build()).replay(step=2).notes)
     run = faulty_runs.build(faulty_runs.Config(run_dir="bare", length="4 steps"))
     run.train()
     assert not sf.load(faulty_runs.build(faulty_runs.Config(run_dir="bare", length="4 steps"))).replay(step=2).notes
@@ -202,10 +202,10 @@ def test_a_text_is_shown_as_text(command: Ran, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("known", "said"),
     [
-        ([], "from step-00000004: 6 steps to make again"),
+        ([], "from step-00000004: 6 steps to repeat"),
         (
             [{"kind": "train", "step": 20, "training_s": 190.0, "data_wait_s": 10.0}],
-            "from step-00000004: 6 steps to make again, about 1m00s by the records",
+            "from step-00000004: 6 steps to repeat, about 1m00s at the recorded speed",
         ),
     ],
 )

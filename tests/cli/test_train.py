@@ -192,8 +192,11 @@ def test_a_cosine_run_is_not_extended(program: Path, capsys: pytest.CaptureFixtu
     assert refused("resume", "mine", "--length", "9 steps") == 4
     said = capsys.readouterr().err
     assert "length was 5 steps, now 9 steps" in said
-    assert "with another length its schedule has other rates from step 3 on, and 5 steps are made" in said
-    assert "constant, inverse_sqrt and multistep can always be extended exactly; wsd until its cooldown begins" in said
+    assert "with another length, its learning rates differ from step 3 on, and 5 steps are completed" in said
+    assert (
+        "constant, inverse_sqrt and multistep can always be extended exactly, wsd only until its cooldown begins"
+        in said
+    )
     assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before
 
 
@@ -221,7 +224,7 @@ def test_a_wsd_run_is_not_extended_once_its_cooldown_has_begun(
     assert refused("resume", "mine", "--length", "12 steps") == 4
     said = capsys.readouterr().err
     assert "length was 8 steps, now 12 steps" in said
-    assert "its cooldown begins at step 7 of a run of 8, and 8 steps are made" in said
+    assert "its cooldown begins at step 7 of a run of 8 steps, and 8 steps are completed" in said
     assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before
 
 
@@ -278,7 +281,7 @@ def test_a_checkpoint_that_does_not_exist_is_named_with_those_that_do(
 ) -> None:
     main(["train", "program.py:build", "--length", "4 steps"])
     assert refused("evaluate", "mine", "--checkpoint", "3") == 4
-    assert "there are: 0, 2, 4" in capsys.readouterr().err
+    assert "available: 0, 2, 4" in capsys.readouterr().err
     assert refused("evaluate", "mine", "--checkpoint", "last") == 2
 
 
@@ -531,6 +534,6 @@ def test_another_data_set_is_named_before_all_that_goes_with_it(
     program.write_text(PROGRAM.replace("randn(40, 4", "randn(50, 4").replace("randn(40, 1", "randn(50, 1"))
     assert refused("train", "program.py:build", "--length", "8 steps") == 4
     said = capsys.readouterr().err
-    assert "it was trained on another data set\n  data.samples was 40, now 50\n" in said
+    assert "the data set has changed\n  data.samples was 40, now 50\n" in said
     assert "--init-from" not in said
     assert "choose another --run-dir" in said

@@ -76,7 +76,7 @@ def left_with(*arguments: str) -> int:
 def test_a_run_is_proved_and_what_that_costs_is_said_first(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert left_with("mine", "--all") == 0
     first, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith("making 12 of 12 steps again, in 1 window, about 1s at the run's own pace")
+    assert first.startswith("repeating 12 of 12 steps, in 1 window, about 1s at the run's own pace")
     assert "  steps 0 to 12: 6 records and the checkpoints of steps 4, 8 and 12, bit for bit" in lines
     assert lines[-1] == "runs/mine is proved bit for bit"
 
@@ -90,7 +90,7 @@ def test_the_verdict_comes_as_json_and_nothing_else_does(place: Path, capsys: py
         (0, 4, True),
         (8, 12, True),
     ]
-    assert any("has changed since the run last began or went on" in line for line in found["not_proved"])
+    assert any("has changed since the run last started or resumed" in line for line in found["not_proved"])
 
 
 def test_windows_may_be_drawn(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +109,7 @@ def test_a_changed_weight_leaves_with_8(place: Path, capsys: pytest.CaptureFixtu
     assert left_with("mine", "--all") == 8
     said = capsys.readouterr().out
     assert "WRONG\n  step-00000008: model.safetensors, 2.weight[0, 3] was saved as " in said
-    assert said.splitlines()[-1] == "runs/mine is not what it says: 1 thing is wrong"
+    assert said.splitlines()[-1] == "runs/mine failed verification: 1 problem"
 
 
 def test_a_flipped_byte_leaves_with_4(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,23 +130,23 @@ def test_exchanged_data_leave_with_3_before_a_step_is_made(place: Path, capsys: 
     (place / "data.npy").unlink()
     with pytest.raises(FileNotFoundError):
         main(["verify", "mine"])
-    assert "every byte is as its manifest tells" in capsys.readouterr().err
+    assert "every byte matches its manifest" in capsys.readouterr().err
 
 
 def test_of_a_run_that_a_script_has_made_files_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small_runs.build(tmp_path / "a", length="2 steps").train()
     assert left_with(str(tmp_path / "a")) == 0
     said = capsys.readouterr().out
-    assert "no step was made again: only the script that built this run can rebuild it" in said
-    assert said.endswith("the files are as their manifests tell; no step was made again\n")
+    assert "no step was repeated: only the script that built this run can rebuild it" in said
+    assert said.endswith("the files match their manifests; no step was repeated\n")
 
 
 def test_a_run_whose_program_is_gone_has_its_files_checked(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "verified_program.py").unlink()
     assert left_with("mine") == 2
     said = capsys.readouterr().err
-    assert "verified_program.py is not there any more" in said
-    assert "the checkpoints of steps 0, 4, 8 and 12: every byte is as its manifest tells" in said
+    assert "verified_program.py no longer exists" in said
+    assert "the checkpoints of steps 0, 4, 8 and 12: every byte matches its manifest" in said
     assert "error: no file " in said
 
 

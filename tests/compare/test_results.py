@@ -140,7 +140,7 @@ def test_half_a_run_is_no_repeat_of_a_whole_one() -> None:
     row = next(row for row in found.rows if row.name == "a")
     assert (row.best, row.repeats, row.status) == (1.1, 3, "1 of 3 failed at step 30")
     assert {each.difference.pairs for each in found.rows if each.difference is not None} == {2}
-    assert any(note.startswith("not all seeds finished of a:") for note in found.notes)
+    assert any(note.startswith("not all seeds of a finished:") for note in found.notes)
 
 
 def test_nothing_is_shared_where_there_are_no_two_to_share_it() -> None:
@@ -149,7 +149,7 @@ def test_nothing_is_shared_where_there_are_no_two_to_share_it() -> None:
 
 def test_what_a_run_began_with_is_not_known_without_its_first_checkpoint() -> None:
     notes = compared([run("a"), run("b"), run("c", order=None)]).notes
-    assert "not known, as its checkpoint of step 0 is gone: what c began with" in notes
+    assert "unknown: the initial weights and sample order of c, whose checkpoint at step 0 is missing" in notes
 
 
 def test_a_table_shows_what_differs_and_files_have_the_names_of_directories_too() -> None:
@@ -169,7 +169,7 @@ def test_a_table_shows_what_differs_and_files_have_the_names_of_directories_too(
     ("changes", "said"),
     [
         ({"order": ORDER | {"weights": "other"}}, "not shared: the initial weights"),
-        ({"order": ORDER | {"seed": 1, "data": "b"}}, "not shared: the samples in their order, because of seed, data"),
+        ({"order": ORDER | {"seed": 1, "data": "b"}}, "not shared: the sample order, because of different seed, data"),
         ({"order": ORDER | {"precision": "bf16"}}, "not shared: the precision"),
     ],
 )
@@ -180,20 +180,20 @@ def test_what_is_not_shared_is_said(changes: dict[str, Any], said: str) -> None:
 
 
 def test_runs_judged_by_different_scores_are_not_compared() -> None:
-    with pytest.raises(ConfigError, match="judged by different scores"):
+    with pytest.raises(ConfigError, match="ranked by different scores"):
         compared([run("a"), run("b", watch=("max", "val/accuracy"))])
 
 
 def test_an_unknown_reference_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no variant of that name"):
+    with pytest.raises(ConfigError, match="no variant has this name"):
         compared([run("a")], baseline="z")
 
 
 def test_a_run_without_records_is_a_row_without_numbers(tmp_path: Path) -> None:
-    empty = Compared(variant("lr=9"), read_run(tmp_path), "failed", "it said nothing")
+    empty = Compared(variant("lr=9"), read_run(tmp_path), "failed", "the process printed nothing")
     found = compared([run("lr=1"), empty])
     assert found.rows[-1].best is None
-    assert "lr=9: it said nothing" in text(found)
+    assert "lr=9: the process printed nothing" in text(found)
 
 
 def test_records_that_a_resume_superseded_are_no_part_of_a_curve(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_records_that_a_resume_superseded_are_no_part_of_a_curve(tmp_path: Path)
     assert found.scores == [(10, 1.0)]
     assert (found.training_s, found.targets) == (3.5, 20.0)
     assert found.watch == ("min", "val/loss")
-    with pytest.raises(ConfigError, match="has no such score; it has: val/loss"):
+    with pytest.raises(ConfigError, match="does not have this score; available: val/loss"):
         read_run(tmp_path, metric="max val/accuracy")
 
 
@@ -261,7 +261,7 @@ def test_every_score_is_in_the_picture_and_what_is_too_far_away_is_said() -> Non
     low, high = chart.within
     assert low < 1.0
     assert 5.0 < high < 50.0
-    assert names(chart) == ["lr=1", "lr=9 (diverged at step 100, off the scale in part)", "lr=2 (off the scale)"]
+    assert names(chart) == ["lr=1", "lr=9 (diverged at step 100, partly off the scale)", "lr=2 (off the scale)"]
 
 
 def test_a_field_is_called_what_is_on_it_and_a_trial_by_its_settings() -> None:
@@ -317,7 +317,7 @@ def test_the_time_that_is_left_is_of_what_is_not_over(monkeypatch: pytest.Monkey
     trial: Any = SimpleNamespace(started=90.0)
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 100.0))
     session._estimate(trial, eta_s=60.0)
-    assert "for the 2 that are left" in stream.getvalue()
+    assert "for the remaining 2 runs" in stream.getvalue()
     assert stream.getvalue().startswith("about 2m20s")
 
 
@@ -352,16 +352,18 @@ def test_the_time_that_is_left_is_that_of_what_no_session_has_finished(
     trial.started = 90.0
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 100.0))
     session._estimate(trial, 90.0)
-    assert said.getvalue() == "about 5m00s for the 3 that are left, judging by the first\n"
+    assert said.getvalue() == "about 5m00s for the remaining 3 runs, estimated from the first\n"
     (tmp_path / "b" / "metrics.jsonl").write_text('{"kind": "eval", "step": 1, "val/accuracy": 0.5}\n')
-    with pytest.raises(ConfigError, match="b has no such score; it has: val/accuracy"):
+    with pytest.raises(ConfigError, match="b does not have this score; available: val/accuracy"):
         session._look(trial)
 
 
 def test_best_settings_name_what_is_no_worse_and_what_was_measured() -> None:
     found = [run("lr=1", found=batches(1.0, 2.0, 3.0)), run("lr=2", [(10, 3.0)], batches(0.5, 2.9, 3.5))]
     told = text(compared(found, settled={"precision": "bf16"})).splitlines()[-1]
-    assert told == "best settings: --optimizer.lr 0.1 --precision bf16 (by these data no better than lr=2)"
+    assert (
+        told == "best settings: --optimizer.lr 0.1 --precision bf16 (not significantly better on this data than lr=2)"
+    )
 
 
 def test_the_size_of_the_batches_that_a_difference_is_over_is_said() -> None:
@@ -371,8 +373,8 @@ def test_the_size_of_the_batches_that_a_difference_is_over_is_said() -> None:
 
 def test_a_target_is_that_of_the_first_variant_that_has_a_score() -> None:
     found = compared([run("a", []), run("b")])
-    assert found.notes[0].startswith("target: 1, the best of b, which is the first that has a score;")
-    assert ", which is the first;" in compared([run("a"), run("b")]).notes[0]
+    assert found.notes[0].startswith("target: 1, the best score of b, the first variant with a score;")
+    assert ", the first variant;" in compared([run("a"), run("b")]).notes[0]
 
 
 def test_a_value_has_the_digits_of_its_error_and_a_step_is_whole() -> None:

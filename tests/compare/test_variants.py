@@ -41,7 +41,9 @@ def test_every_name_is_another_and_fit_for_a_directory(combinations: list[dict[s
 
 def test_twins_are_refused() -> None:
     whole = {"optimizer.name": "adamw", "optimizer.lr": 0.1}
-    with pytest.raises(ConfigError, match=r"two variants are the same: --optimizer.lr 0.1 --optimizer.name adamw"):
+    with pytest.raises(
+        ConfigError, match=r"two variants have the same settings: --optimizer.lr 0.1 --optimizer.name adamw"
+    ):
         refuse_duplicates([{"optimizer.lr": 0.1}, {"optimizer.lr": 1e-1, "optimizer.name": "adamw"}], [whole, whole])
 
 
@@ -106,7 +108,7 @@ def test_a_plan_is_read_back_as_it_was() -> None:
 
 def test_a_file_that_is_no_plan_is_refused(tmp_path: Path) -> None:
     (tmp_path / planned.FILE).write_text("seed = 0\n")
-    with pytest.raises(ConfigError, match="no plan of a comparison"):
+    with pytest.raises(ConfigError, match="not a plan of a comparison"):
         planned.read(tmp_path)
 
 
@@ -144,9 +146,9 @@ def test_a_search_is_gone_on_with_by_the_score_it_was_begun_with() -> None:
     [
         ({"base": flatten(Config(seed=1))}, "was --seed 0, now --seed 1"),
         ({"program": {"kind": "recipe", "recipe": "images"}}, "recipe was gpt, now images"),
-        ({"variants": plan().variants[:1]}, "name=sgd is not among the variants any more"),
+        ({"variants": plan().variants[:1]}, "name=sgd is no longer among the variants"),
         ({"threads": 3}, "threads was 2, now 3"),
-        ({"search": {"trials": 3}}, "one of them is a search"),
+        ({"search": {"trials": 3}}, "only one of the two comparisons is a search"),
     ],
 )
 def test_another_comparison_in_the_same_directory_is_refused(changes: dict[str, Any], said: str) -> None:

@@ -104,7 +104,7 @@ def test_padding_is_a_fraction_of_that_of_random_batches() -> None:
 
 
 def test_a_sample_longer_than_the_budget_is_named() -> None:
-    with pytest.raises(sf.DataError, match="sample 2 is 50 tokens long, and a micro-batch holds 49"):
+    with pytest.raises(sf.DataError, match="sample 2 is 50 tokens long, but a micro-batch holds at most 49"):
         Buckets(0, lengths=np.array([3, 4, 50, 6]), tokens=49, pieces=1)
 
 
@@ -211,10 +211,10 @@ def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(stopped_a
         ({"batch_size": "96 words"}, 'or of tokens, as in "4096 tokens"'),
         ({"batch_size": "0 tokens"}, "a step needs at least one"),
         ({"batch_size": 8.0, "micro_batch_size": None}, "expected a whole number or text in quotes"),
-        ({"batch_size": "96 tokens", "train_data": (torch.zeros(4, 3),)}, "does not say how long its samples are"),
-        ({"batch_size": "9 tokens", "micro_batch_size": None}, "and a micro-batch holds 9"),
+        ({"batch_size": "96 tokens", "train_data": (torch.zeros(4, 3),)}, "does not report the lengths of its samples"),
+        ({"batch_size": "9 tokens", "micro_batch_size": None}, "but a micro-batch holds at most 9"),
         ({"batch_size": "9_ tokens"}, 'or of tokens, as in "4096 tokens"'),
-        ({"compile": True}, "batches by tokens have another shape in almost every step"),
+        ({"compile": True}, "batches sized in tokens change shape in almost every step"),
         (
             {
                 "batch_size": "8 tokens",
@@ -279,7 +279,7 @@ def test_a_budget_of_tokens_is_a_number_of_windows_where_all_are_of_one_length()
 def test_lengths_that_cannot_be_those_of_the_samples_are_refused(lengths: Any) -> None:
     data = Sentences()
     data.lengths = lengths
-    with pytest.raises(sf.DataError, match=r"Sentences\.lengths is .*, and there are 90 samples"):
+    with pytest.raises(sf.DataError, match=r"Sentences\.lengths is .*, but the data set has 90 samples"):
         built(train_data=data)
 
 

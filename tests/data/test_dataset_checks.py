@@ -94,7 +94,7 @@ def test_a_gather_that_draws_from_global_generators_is_refused():
         def gather(self, ids, epochs):
             return torch.rand(len(ids))
 
-    with pytest.raises(DataError, match="must be a function of these two"):
+    with pytest.raises(DataError, match="must depend on these two arguments only"):
         check_samples(Drawing(), seed=0)
 
 
@@ -119,7 +119,7 @@ def test_no_length_is_refused():
         def __getitem__(self, sample):
             return sample
 
-    with pytest.raises(DataError, match="does not say how many samples"):
+    with pytest.raises(DataError, match="does not report its number of samples"):
         check_samples(Endless(), seed=0)
 
 

@@ -192,7 +192,7 @@ def test_collate_is_given_single_samples_of_tensors():
 
 
 def test_collate_for_whole_batches_is_refused():
-    with pytest.raises(ConfigError, match="makes whole batches itself"):
+    with pytest.raises(ConfigError, match="builds whole batches itself"):
         fed(Gathering(), 0, 1, collate=noisy)
 
 

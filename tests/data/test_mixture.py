@@ -75,7 +75,7 @@ def test_a_mixture_of_mixtures_is_gathered():
 
 
 def test_parts_that_cannot_be_mixed_are_named():
-    with pytest.raises(DataError, match=r"text can only be gathered.*numbers only read one by one"):
+    with pytest.raises(DataError, match=r"text can only be read in whole batches.*numbers only by sample"):
         Mixture({"text": (TrainWindows(np.arange(30), context=5, seed=0), 1), "numbers": ([1, 2], 1)})
 
 
@@ -93,7 +93,7 @@ def test_an_empty_part_is_named():
 
 
 def test_no_parts_and_no_weight_are_refused():
-    with pytest.raises(DataError, match="no data sets"):
+    with pytest.raises(DataError, match="at least one data set"):
         Mixture({})
     with pytest.raises(ConfigError, match="weights"):
         Mixture({"few": (FEW.tolist(), 0)})

@@ -289,7 +289,7 @@ def test_a_path_that_is_too_long_for_a_workers_socket_is_refused_where_workers_a
     train(workers=1)
     with pytest.raises(OSError, match="too long"):
         below(76)
-    with pytest.raises(ConfigError, match=r"workers: .* path of 76 bytes[\s\S]*TMPDIR=/tmp"):
+    with pytest.raises(ConfigError, match=r"workers: the path .* has 76 bytes[\s\S]*TMPDIR=/tmp"):
         train(workers=1)
     train()
     tensors = torch.rand(8, 8), torch.zeros(8, dtype=torch.long)

@@ -140,7 +140,7 @@ def test_names_that_fit_nothing_are_told_together_with_the_nearest_ones() -> Non
     model = Model(layers=nn.ModuleList(several(Block, 2)))
     with pytest.raises(ConfigError) as refused:
         blocks_of(model, ["Blok", "layers.0", "stages"])
-    assert "called 'Blok'; did you mean Block?" in str(refused.value)
-    assert "called 'stages'\n  its repeated blocks are Block" in str(refused.value)
-    with pytest.raises(ConfigError, match="called ''"):
+    assert "named 'Blok'; did you mean Block?" in str(refused.value)
+    assert "named 'stages'\n  its repeated blocks: Block" in str(refused.value)
+    with pytest.raises(ConfigError, match="named ''"):
         blocks_of(model, [])

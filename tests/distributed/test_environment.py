@@ -61,7 +61,7 @@ def test_torchs_names_for_what_srun_says_change_nothing() -> None:
 
 @pytest.mark.parametrize("said", [{"WORLD_SIZE": "8"}, {"WORLD_SIZE": "11", "RANK": "2"}])
 def test_torchs_names_for_another_place_than_sruns_are_refused(said: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"but Slurm says task 9 of 11"):
+    with pytest.raises(ConfigError, match=r"but Slurm reports task 9 of 11"):
         placed(THREE_MACHINES | said)
 
 
@@ -70,7 +70,7 @@ def test_mpirun_says_the_place_and_the_user_where_to_meet() -> None:
 
 
 def test_mpirun_without_a_meeting_place_is_refused() -> None:
-    with pytest.raises(ConfigError, match="mpirun started 8 processes, but did not say where they meet"):
+    with pytest.raises(ConfigError, match="mpirun started 8 processes, but MASTER_ADDR is not set"):
         placed(OPEN_MPI)
 
 

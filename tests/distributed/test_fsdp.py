@@ -71,17 +71,17 @@ def test_all_that_cannot_be_sharded_is_named_at_once_in_five_lines() -> None:
         refuse_unshardable(Odd())
     said = str(caught.value).splitlines()
     assert len(said) <= 5
-    assert said[0] == "parallel = fsdp: Odd cannot be sharded as it is"
-    assert said[1].startswith("  scale is a single number without dimension")
-    assert said[2].startswith("  phase holds complex numbers")
+    assert said[0] == "parallel = fsdp: Odd cannot be sharded"
+    assert said[1].startswith("  scale is a scalar without dimensions")
+    assert said[2].startswith("  phase is complex")
     assert said[3:] == ["  and 2 more like these", '  or use parallel="ddp"']
 
 
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        (nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last), "weight does not lie row by row in memory"),
-        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), "several types, float32, float64"),
+        (nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last), "weight is not contiguous"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), "several dtypes, float32, float64"),
     ],
 )
 def test_each_reason_names_the_parameter(part: nn.Module, said: str) -> None:

@@ -80,7 +80,7 @@ def test_a_rank_that_falls_silent_ends_the_others_with_status_7_and_its_name(
     assert three.ended == {0: 7, 1: 7}
     errors = said(capfd)
     assert len(errors) == 2, "one short message on each rank that is left"
-    assert all("rank 2 (here, process" in line and "last heard of at step 3, training" in line for line in errors)
+    assert all("rank 2 (here, process" in line and "last heard from at step 3, training" in line for line in errors)
     for heart in three.hearts:
         heart.stop()
 
@@ -284,7 +284,7 @@ def test_a_closed_line_ends_the_others_and_no_silence_is_needed(
     three.over.set()
     assert (three.ended[0], three.ended[1]) == (7, 7)
     assert "rank 2 (here, process" in (errors := said(capfd))[0]
-    assert "has ended, and closed its connection, last heard of at step 3, training" in errors[0]
+    assert "has ended and closed its connection, last heard from at step 3, training" in errors[0]
 
 
 def test_a_line_that_is_closed_after_a_goodbye_ends_nobody(three: Ranks) -> None:

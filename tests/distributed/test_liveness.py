@@ -34,7 +34,7 @@ def test_one_that_is_silent_for_twenty_seconds_is_named_with_host_and_step() -> 
     second, lost = found
     assert lost.rank == 1
     assert 20 <= second <= 23
-    assert "rank 1 (there, process 11) has been silent for 20 s, last heard of at step 6, training" in lost.text
+    assert "rank 1 (there, process 11) has been silent for 20 s, last heard from at step 6, training" in lost.text
 
 
 @pytest.mark.parametrize("place", ["left", "gone"])
@@ -45,7 +45,7 @@ def test_one_that_said_goodbye_may_be_silent_when_no_other_runs(place: str) -> N
 def test_one_that_vanishes_while_others_run_is_named() -> None:
     found = judged((FIRST, replace(SECOND, stage="gone", number=-1)))
     assert found is not None
-    assert "ended at step 6, starting, and others wait for it" in found[1].text
+    assert "ended at step 6, starting, but other ranks wait for it" in found[1].text
 
 
 def test_an_error_is_named_after_a_moment_in_which_all_may_meet_it() -> None:
@@ -66,7 +66,7 @@ def test_the_rest_of_an_error_is_told_and_what_holds_its_traceback() -> None:
 
 def test_a_lost_rank_was_last_heard_of_at_the_largest_step_that_is_known() -> None:
     lost = SECOND.lost("was killed")
-    assert lost.text == "rank 1 (there, process 11) was killed, last heard of at step 6, starting"
+    assert lost.text == "rank 1 (there, process 11) was killed, last heard from at step 6, starting"
     assert "at step 9, training" in lost.beside(replace(FIRST, step=9, doing="training")).text
     assert lost.beside(replace(FIRST, step=5)) == lost
     failed = Lost(1, replace(SECOND, error="ValueError").failure)
@@ -84,7 +84,7 @@ def test_one_that_left_its_loop_while_others_go_on_is_named() -> None:
     assert found is not None
     assert found[0] <= 7
     assert found[1].rank == 1
-    assert "left its loop after step 6, and others wait for it at step 7" in found[1].text
+    assert "left its training loop after step 6, but other ranks wait for it at step 7" in found[1].text
 
 
 def test_one_that_leaves_its_loop_first_after_the_last_step_is_not_named() -> None:
@@ -101,7 +101,7 @@ def test_one_whose_process_has_ended_is_named_at_once_where_others_may_wait_for_
     watch = Watch(silent_s=20, grace_s=5)
     lost = watch.lost_rank({0: FIRST, 1: replace(SECOND, stage=place)}, elapsed_s=0, dead={1})
     assert lost is not None
-    assert "rank 1 (there, process 11) has ended, and closed its connection, last heard of at step 6" in lost.text
+    assert "rank 1 (there, process 11) has ended and closed its connection, last heard from at step 6" in lost.text
 
 
 @pytest.mark.parametrize("place", ["left", "gone", "failed"])

@@ -93,7 +93,7 @@ def test_a_rank_that_does_not_come_is_told_in_time(ranks, comes: str) -> None:
                     )
                 )
             return
-        with pytest.raises(ConfigError, match="rank 0 of 2 does not find the others"):
+        with pytest.raises(ConfigError, match="rank 0 of 2 cannot find the other ranks"):
             world.joined("cpu")
 
     assert ranks(call) == [0, 0]
@@ -192,7 +192,7 @@ def test_a_rank_whose_launcher_is_gone_ends_where_nobody_listens(monkeypatch: py
 
     def call(rank: int) -> None:
         del rank
-        with pytest.raises(ConfigError, match=r"does not find the others: .*refused"):
+        with pytest.raises(ConfigError, match=r"cannot find the other ranks: .*refused"):
             world.joined("cpu")
 
     assert both(call, environments) == [0, 0]

@@ -313,7 +313,7 @@ def test_each_rank_that_fails_of_the_same_keeps_a_report_of_its_own(ranks: Ranks
 def test_a_rank_whose_weights_differ_ends_the_run_and_the_first_tensor_is_named(ranks: Ranks) -> None:
     first, second = refused(ranks, 2, spoiled)
     assert first.status == second.status == sf.DivergedError.exit_status
-    assert "after step 8 rank 1 holds other weights than rank 0: hidden.weight is the first" in first.text
+    assert "after step 8, the weights of rank 1 differ from rank 0's: hidden.weight is the first" in first.text
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.cfloat])

@@ -14,16 +14,19 @@ from surefoot.distributed.slurm import hosts, port, task, tasks_per_node
 from surefoot.errors import ConfigError
 
 CONTRADICTIONS = {
-    "rank": ({"SLURM_PROCID": "11"}, "SLURM_PROCID = 11, SLURM_NODEID = 2 and SLURM_LOCALID = 1 are no place among 11"),
+    "rank": (
+        {"SLURM_PROCID": "11"},
+        "SLURM_PROCID = 11, SLURM_NODEID = 2 and SLURM_LOCALID = 1 are out of range for 11",
+    ),
     "local rank": ({"SLURM_LOCALID": "3"}, "SLURM_LOCALID = 3"),
     "machine": ({"SLURM_NODEID": "3"}, "SLURM_NODEID = 3"),
     "tasks of machines": (
         {"SLURM_STEP_TASKS_PER_NODE": "4(x3)"},
-        "11 tasks in all, but 4, 4, 4 on gpu001, gpu002, gpu007",
+        "11 tasks in total, but 4, 4, 4 on gpu001, gpu002, gpu007",
     ),
     "machines": ({"SLURM_STEP_NODELIST": "gpu001"}, "4, 4, 3 on gpu001"),
-    "form of tasks": ({"SLURM_STEP_TASKS_PER_NODE": "4*2"}, "'4*2' tasks a machine"),
-    "form of machines": ({"SLURM_STEP_NODELIST": "gpu[1-"}, "names the machines 'gpu[1-'"),
+    "form of tasks": ({"SLURM_STEP_TASKS_PER_NODE": "4*2"}, "'4*2' tasks per machine"),
+    "form of machines": ({"SLURM_STEP_NODELIST": "gpu[1-"}, "lists the machines 'gpu[1-'"),
     "number": ({"SLURM_PROCID": "two"}, "SLURM_PROCID is 'two'"),
 }
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from rank_processes import Ranks
-from surefoot.distributed.ddp import synchronised
+from surefoot.distributed.ddp import synchronized
 from surefoot.models import ResNet
 from surefoot.plan import summary
 
@@ -39,19 +39,19 @@ def run_of(**changes: Any) -> sf.Run:
 def test_every_batch_normalisation_is_converted_and_keeps_its_names() -> None:
     model = ResNet(18, classes=3, channels=3, stem="cifar")
     names, norms = list(model.state_dict()), sum(isinstance(part, nn.BatchNorm2d) for part in model.modules())
-    found = synchronised({"model": model})["model"]
+    found = synchronized({"model": model})["model"]
     kinds = [type(part) for part in found.modules()]
     assert list(found.state_dict()) == names
     assert (kinds.count(nn.SyncBatchNorm), kinds.count(nn.BatchNorm2d)) == (norms, 0)
 
 
 def test_a_model_without_any_is_refused() -> None:
-    with pytest.raises(sf.ConfigError, match="Linear has no batch normalisation"):
-        synchronised({"model": nn.Linear(2, 2)})
+    with pytest.raises(sf.ConfigError, match="Linear has no batch normalization"):
+        synchronized({"model": nn.Linear(2, 2)})
 
 
 def test_on_a_cpu_it_is_refused_by_name() -> None:
-    with pytest.raises(sf.ConfigError, match="sync_batch_norm needs CUDA, and this run is on cpu"):
+    with pytest.raises(sf.ConfigError, match="sync_batch_norm needs CUDA, but this run uses cpu"):
         run_of(device="cpu")
 
 
@@ -80,6 +80,5 @@ def test_in_one_process_it_changes_nothing_and_says_so(capsys: pytest.CaptureFix
     torch.testing.assert_close(one, other)
     assert "sync_batch_norm has no effect in one process" in capsys.readouterr().out
     assert any(
-        "with another number of ranks it is another run" in line
-        for line in summary.batch_arithmetic(runs[0].parts, None)
+        "another number of ranks changes the results" in line for line in summary.batch_arithmetic(runs[0].parts, None)
     )

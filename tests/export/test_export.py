@@ -256,7 +256,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_next_older_one_exported(
     main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "out")])
     said = capsys.readouterr()
     assert said.err == "warning: checkpoint step-00000004 is damaged (model.00002-of-00002.safetensors: hash differs)\n"
-    assert said.out.startswith(f"written into {tmp_path}/out: the trained weights of step 2\n  model.safetensors  ")
+    assert said.out.startswith(f"exported the trained weights of step 2 to {tmp_path}/out\n  model.safetensors  ")
     with pytest.raises(sf.CheckpointError, match="step-00000004 is damaged"):
         sf.load(tmp_path / "run").export(checkpoint=4)
 
@@ -297,18 +297,18 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["--layout", "gpt3"], 2, "--layout 'gpt3' is none of native, gpt2"),
         (["--weights", "mean"], 2, "--weights 'mean' is none of auto, averaged, trained"),
-        (["--weights", "averaged"], 2, "this run has no averaged ones"),
+        (["--weights", "averaged"], 2, "this run has no averaged weights"),
         (["--max-file", "5 apples"], 2, "max_file = '5 apples': write it with a unit"),
         (
             ["--max-files", "5 GB"],
             2,
             "unknown option --max-files: did you mean --max-file?",
         ),
-        (["--model", "critic"], 2, "model = 'critic': this run has model"),
-        (["--layout", "gpt2"], 2, "is no run of surefoot train gpt"),
-        (["--checkpoint", "last"], 2, "checkpoint = 'last': newest, best, or a step"),
+        (["--model", "critic"], 2, "model = 'critic' is not a model of this run; available: model"),
+        (["--layout", "gpt2"], 2, "is not a run of surefoot train gpt"),
+        (["--checkpoint", "last"], 2, "checkpoint = 'last' must be newest, best or a step"),
         (["--checkpoint", "3"], 4, "no checkpoint of step 3 in"),
-        (["--out", "."], 2, "is a run or a checkpoint: choose a directory of its own"),
+        (["--out", "."], 2, "is the directory of a run or a checkpoint\n  choose a separate directory"),
     ],
 )
 def test_what_cannot_be_exported_is_said_in_few_lines(
@@ -331,11 +331,11 @@ def test_what_cannot_be_exported_is_said_in_few_lines(
 
 def test_a_modern_network_is_no_gpt2(tmp_path: Path) -> None:
     gpt_run(tmp_path / "run", GPTConfig(layers=1, heads=2, width=16, context=12, vocab_size=257))
-    with pytest.raises(sf.ConfigError, match="a model of the family modern with a head of its own is no GPT-2"):
+    with pytest.raises(sf.ConfigError, match="a model of the family modern with an untied head is not a GPT-2"):
         sf.load(tmp_path / "run").export(layout="gpt2")
 
 
 def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"w": "../w.safetensors"}}')
-    with pytest.raises(sf.CheckpointError, match=r"names '\.\./w\.safetensors', which is not beside it"):
+    with pytest.raises(sf.CheckpointError, match=r"names '\.\./w\.safetensors', which is not in the same directory"):
         read_weights(tmp_path)

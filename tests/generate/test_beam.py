@@ -199,7 +199,7 @@ def test_settings_that_cannot_be_are_refused(changes: dict[str, float], says: st
 
 
 def test_what_cannot_be_searched_is_told() -> None:
-    with pytest.raises(DataError, match="source 1 has no token"):
+    with pytest.raises(DataError, match="source 1 is empty"):
         beam_search(seq2seq(), [[5, END], []])
     model = seq2seq()
     model.head.weight.data.fill_(math.inf)

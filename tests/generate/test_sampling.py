@@ -209,7 +209,7 @@ def test_global_generators_are_left_as_found():
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"tokens": []}, "no token"),
+        ({"tokens": []}, "prompt is empty"),
         ({"max_new_tokens": -1}, "max_new_tokens = -1"),
         ({"context": 0}, "context = 0"),
         ({"temperature": -0.5}, "temperature = -0.5"),

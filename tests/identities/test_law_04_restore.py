@@ -227,7 +227,7 @@ def count_loads(module: nn.Module, _: Any) -> None:
 
 @pytest.mark.parametrize("layer", [Forgetful, Halved, Clamped, Leaving])
 def test_a_weight_that_would_not_come_back_is_refused_before_the_first_step(layer: Any, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="model: weight would not come back") as problem:
+    with pytest.raises(CheckpointError, match="model: weight cannot be restored") as problem:
         build(tmp_path / "run", layer).train()
     assert len(str(problem.value).splitlines()) == 3
 
@@ -270,7 +270,7 @@ def test_a_model_that_is_not_what_was_read_is_refused_at_the_resume(layer: Any, 
 
 def test_a_start_from_weights_that_a_model_does_not_take_is_refused(tmp_path: Path) -> None:
     build(tmp_path / "run", lambda: nn.Linear(WIDTH, WIDTH)).train()
-    with pytest.raises(CheckpointError, match=r"init from .*did not take back what it had saved: bias"):
+    with pytest.raises(CheckpointError, match=r"init from .*did not restore its saved state: bias"):
         build(None, Forgetful, init_from=tmp_path / "run").train()
 
 
@@ -373,7 +373,7 @@ def test_an_optimizer_with_hooks_that_save_and_load_goes_on_as_if_left_alone(tmp
 def test_an_optimizer_that_forgets_is_refused_at_the_resume(tmp_path: Path) -> None:
     settings = {"optimizer": lambda groups: Careless(groups, lr=0.05), "model": lambda: nn.Linear(WIDTH, WIDTH)}
     build(tmp_path / "run", **settings, stop_after="4 steps").train()
-    with pytest.raises(CheckpointError, match="Careless did not take back") as problem:
+    with pytest.raises(CheckpointError, match="Careless did not restore its saved state") as problem:
         build(tmp_path / "run", **settings).train()
     assert len(str(problem.value).splitlines()) == 3
 

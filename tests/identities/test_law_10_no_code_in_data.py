@@ -265,7 +265,7 @@ def test_a_manifest_cannot_name_a_file_elsewhere_or_of_another_kind(file: str, t
     body["sha256"] = sha256(plain).hexdigest()
     (tmp_path / "c" / "manifest.json").write_text(json.dumps(body, sort_keys=True, indent=1) + "\n")
     for opened in (read, read_manifest):
-        with pytest.raises(DamageError, match="is no file of a checkpoint"):
+        with pytest.raises(DamageError, match="is not a checkpoint file"):
             opened(tmp_path / "c")
 
 

@@ -47,12 +47,12 @@ def test_a_killed_rank_is_named_in_one_message(run_dir: Path, tmp_path: Path) ->
         os.kill(group.pid(1), signal.SIGKILL)
         assert group.wait() == 128 + signal.SIGKILL
     assert len(errors(group.said)) == 1
-    assert f"process {group.pid(1)}) was killed by SIGKILL; ending the others" in group.said
-    seen = r"was killed by SIGKILL, last heard of at step (\d+), \w+"
+    assert f"process {group.pid(1)}) was killed by SIGKILL; ending the other ranks" in group.said
+    seen = r"was killed by SIGKILL, last heard from at step (\d+), \w+"
     found = re.search(rf"process {group.pid(1)}\) {seen}", errors(group.said)[0])
     assert found is not None
     assert int(found[1]) >= steps_made(run_dir)
-    assert "what the ranks above 0 said" not in group.said
+    assert "the output of ranks above 0" not in group.said
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_a_stopped_rank_is_named_in_one_message_and_killed(run_dir: Path, tmp_pa
         os.kill(group.pid(1), signal.SIGSTOP)
         assert group.wait() == 7
     assert len(errors(group.said)) == 1
-    seen = r"has been (silent|stopped) for 4 s, last heard of at step \d+"  # by the other rank, or the launcher
+    seen = r"has been (silent|stopped) for 4 s, last heard from at step \d+"  # by the other rank, or the launcher
     assert re.search(rf"process {group.pid(1)}\) {seen}", errors(group.said)[0])
 
 
@@ -83,10 +83,10 @@ def test_an_error_in_the_data_of_one_rank_is_named_and_its_status_kept(run_dir: 
     assert "rank 1 (" in errors(group.said)[0]
     assert "OSError: the disk of sample 7 is gone" in errors(group.said)[0]
     said = group.said[group.said.index("error: ") :].splitlines()
-    assert re.fullmatch(r"  to see it alone: dataset\[\d+\]", said[1])
+    assert re.fullmatch(r"  to reproduce the error: dataset\[\d+\]", said[1])
     assert said[2:] == [
         f"  its traceback is in {run_dir / 'crash'}",
-        "  the same command goes on from the newest checkpoint",
+        "  the same command continues from the newest checkpoint",
     ]
     report = json.loads(next((run_dir / "crash").glob("step-*-rank-1.json")).read_text())
     assert int(re.sub(r"\D", "", said[1])) in report["samples"][0] + report["samples"][1]
@@ -98,16 +98,16 @@ def test_a_rank_that_ends_with_a_status_of_its_own_is_named_once(run_dir: Path, 
     with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--wrong", "exit", "--run-dir", str(run_dir)) as group:
         assert group.wait() == 9
     assert len(errors(group.said)) == 1
-    assert "ended with status 9, last heard of at step" in errors(group.said)[0]
+    assert "ended with status 9, last heard from at step" in errors(group.said)[0]
 
 
-def test_ctrl_c_while_starting_says_that_nothing_was_begun(run_dir: Path, tmp_path: Path) -> None:
+def test_ctrl_c_while_starting_says_that_nothing_was_started(run_dir: Path, tmp_path: Path) -> None:
     with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--slow-start-s", "30", "--run-dir", str(run_dir)) as group:
         assert group.pid(1) > 0
         time.sleep(1)
         group.process.send_signal(signal.SIGINT)
         assert group.wait() == 130
-    assert group.said.split() == ["nothing", "was", "begun"]
+    assert group.said.split() == ["nothing", "was", "started"]
 
 
 @pytest.mark.slow
@@ -115,8 +115,8 @@ def test_a_rank_that_left_its_loop_alone_is_named_with_the_cure(tmp_path: Path) 
     with surefoot(tmp_path / "p", "script") as group:
         assert group.wait() == 7
     assert "rank 1 (" in group.said
-    assert "left its loop after step 5, and others wait for it at step 6" in group.said
-    assert "run.stop() ends the loop on all of them" in group.said
+    assert "left its training loop after step 5, but other ranks wait for it at step 6" in group.said
+    assert "run.stop() ends the loop on all ranks" in group.said
 
 
 @pytest.mark.slow
@@ -153,7 +153,7 @@ def test_a_run_that_is_started_again_ends_with_the_same_bits(
         assert wait_until(lambda: steps_made(run_dir) >= 8)
         os.kill(group.pid(1), number)
         assert group.wait() == 0
-    assert "starting again on 2 processes (restart 1 of 1)" in group.said
+    assert "restarting with 2 processes (restart 1 of 1)" in group.said
     assert bits(run_dir) == bits(undisturbed)
 
 
@@ -164,5 +164,5 @@ def test_the_ranks_that_are_left_go_on_where_a_range_was_asked_for(run_dir: Path
         assert wait_until(lambda: steps_made(run_dir) >= 4)
         os.kill(group.pid(3), signal.SIGKILL)
         assert group.wait() == 0
-    assert "starting again on 2 processes" in group.said, "4 micro-batches a step, and three ranks left"
+    assert "restarting with 2 processes" in group.said, "4 micro-batches a step, and three ranks left"
     assert steps_made(run_dir) == 40

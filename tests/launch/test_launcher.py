@@ -118,12 +118,12 @@ def test_the_last_lines_of_a_rank_that_was_killed_are_told_and_its_file_is_remov
     launched: Callable[..., Launched],
 ) -> None:
     group = launched("1:say looking at sample 7", "1:kill 9", "0:hold", "0:exit 0")
-    assert wait_until(lambda: ") was killed by SIGKILL; ending the others" in group.said)
+    assert wait_until(lambda: ") was killed by SIGKILL; ending the other ranks" in group.said)
     assert group.process.poll() is None, "it is said at once"
     (group.directory / "go-on").touch()
     assert group.wait() == 137
     assert "error: rank 1 (" in group.said
-    assert "SIGKILL, last heard of while starting: by the kernel for memory, or by hand" in group.said
+    assert "SIGKILL, last heard from while starting: out of memory, or killed by hand" in group.said
     assert "its last lines:\n  looking at sample 7" in group.said
     assert list((group.directory / "tmp").iterdir()) == []
 
@@ -132,12 +132,12 @@ def test_what_is_not_in_the_error_is_kept_and_named_after_it(launched: Callable[
     group = launched(*(f"1:say line {number}" for number in range(5)), "1:kill 9", "0:sleep 0.5")
     assert group.wait() == 137
     kept = next((group.directory / "tmp").glob("surefoot-*/rank-1.stderr"))
-    assert group.said.splitlines()[-1] == f"  what the ranks above 0 said is in {kept.parent}"
+    assert group.said.splitlines()[-1] == f"  the output of ranks above 0 is in {kept.parent}"
     assert kept.read_text().startswith("line 0\n")
 
 
 def test_one_error_is_said_where_another_rank_dies_while_the_group_is_ended(launched: Callable[..., Launched]) -> None:
-    group = launched("1:kill 9", "0:hear ending the others", "0:kill 11")
+    group = launched("1:kill 9", "0:hear ending the other ranks", "0:kill 11")
     assert group.wait() == 137
     assert [line.split()[:3] for line in group.said.splitlines() if "error" in line] == [["error:", "rank", "1"]]
 
@@ -158,7 +158,7 @@ def test_a_rank_that_is_stopped_before_it_has_met_the_others_is_named(
     group = launched("1:kill 19", "0:sleep")
     assert group.wait() == 7
     assert "error: rank 1 (" in group.said
-    assert "has been stopped for 0 s, last heard of while starting" in group.said
+    assert "has been stopped for 0 s, last heard from while starting" in group.said
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_a_signal_is_passed_on_once_and_its_status_kept(launched: Callable[..., 
     group.process.send_signal(number)
     assert group.wait() == 128 + number
     assert [(group.directory / f"saved-{rank}").read_text() for rank in range(3)] == ["once\n"] * 3
-    assert "nothing was begun" in group.said.splitlines(), "none of them has opened a run"
+    assert "nothing was started" in group.said.splitlines(), "none of them has opened a run"
     assert list((group.directory / "tmp").iterdir()) == []
 
 
@@ -218,9 +218,9 @@ def test_a_group_is_started_again_with_another_store(launched: Callable[..., Lau
     group = launched("1.0:kill 9", "0.0:sleep 0.5", "0.0:exit 7", "0.1:exit 7", max_restarts=2)
     assert group.wait() == 0
     assert len({group.told(0, attempt)["MASTER_PORT"] for attempt in range(3)}) > 1
-    assert [line for line in group.said.splitlines() if line.startswith("starting")] == [
-        "starting again on 2 processes (restart 1 of 2)",
-        "starting again on 2 processes (restart 2 of 2)",
+    assert [line for line in group.said.splitlines() if line.startswith("restarting")] == [
+        "restarting with 2 processes (restart 1 of 2)",
+        "restarting with 2 processes (restart 2 of 2)",
     ]
 
 

@@ -31,7 +31,7 @@ def test_a_killed_rank_ends_the_others_by_its_closed_line(tmp_path: Path) -> Non
         os.kill(group.pid(1), signal.SIGKILL)
         assert group.wait(seconds=150) == 1, "before silence would have told it"
     (error,) = group.errors
-    assert f"process {group.pid(1)}) has ended, and closed its connection, last heard of at step " in error
+    assert f"process {group.pid(1)}) has ended and closed its connection, last heard from at step " in error
     assert "exitcode  : 7" in group.said
     assert group.said.count("Traceback (most recent call last)") == 1, "torchrun's own"
 
@@ -44,7 +44,7 @@ def test_a_stopped_rank_is_named_and_ends_without_being_killed(tmp_path: Path, r
         os.kill(group.pid(rank), signal.SIGSTOP)
         assert group.wait() == 1
     (error,) = group.errors
-    assert f"process {group.pid(rank)}) has been silent for 4 s, last heard of at step " in error
+    assert f"process {group.pid(rank)}) has been silent for 4 s, last heard from at step " in error
     assert "SIGKILL" not in group.said, "torchrun has not waited half a minute for it"
 
 

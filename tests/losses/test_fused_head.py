@@ -92,5 +92,5 @@ def test_linear_cross_entropy_takes_it_for_many_logits_and_leaves_ignored_target
 @pytest.mark.parametrize("rows", [3, 600])
 def test_targets_that_do_not_fit_are_told_alike_however_many(rows: int) -> None:
     hidden, head, _ = tensors(rows, 8000, torch.float32)
-    with pytest.raises(ConfigError, match="do not fit: give"):
+    with pytest.raises(ConfigError, match="do not fit together: give"):
         linear_cross_entropy(hidden, head, torch.zeros(rows + 1, dtype=torch.long))

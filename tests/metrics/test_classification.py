@@ -61,19 +61,19 @@ def test_positions_are_counted_as_samples_are() -> None:
     report = sf.metrics.ClassificationReport(CLASSES)
     assert report.whole(*report.per_batch(*of_positions)) == report_of(logits, labels)
     assert float(sf.metrics.accuracy(*of_positions).value) == pytest.approx(report_of(logits, labels)["accuracy"])
-    with pytest.raises(sf.ConfigError, match="classes are the second dimension"):
+    with pytest.raises(sf.ConfigError, match="the second dimension must be the classes"):
         sf.metrics.accuracy(logits.view(6, 10, CLASSES), labels.view(6, 10))
 
 
 @pytest.mark.parametrize("k", [0, 4])
 def test_a_k_that_is_no_number_of_classes_is_refused(k: int) -> None:
-    with pytest.raises(sf.ConfigError, match=f"k = {k} of 3 classes"):
+    with pytest.raises(sf.ConfigError, match=f"k = {k} must be from 1 to the 3 classes"):
         sf.metrics.top_k_accuracy(torch.eye(3), torch.arange(3), k=k)
 
 
 def test_a_class_beyond_the_last_is_refused() -> None:
     report = sf.metrics.ClassificationReport(["cat", "dog"])
-    with pytest.raises(sf.ConfigError, match="2 classes, but a target or an output is of class 2"):
+    with pytest.raises(sf.ConfigError, match="has class index 2, but the report has only 2 classes"):
         report.whole(*report.per_batch(torch.eye(3), torch.arange(3)))
 
 

@@ -161,7 +161,7 @@ def test_two_metrics_that_return_one_name_are_refused() -> None:
     def again(outputs: Any, targets: Any) -> Any:
         return {"accuracy": sf.metrics.accuracy(outputs, targets)}
 
-    with pytest.raises(sf.ConfigError, match="two metrics called 'accuracy'"):
+    with pytest.raises(sf.ConfigError, match="two metrics have the name 'accuracy'"):
         sf.evaluate(model(), sf.Split(data(), metrics=[sf.metrics.accuracy, again]))
 
 

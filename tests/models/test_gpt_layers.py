@@ -51,12 +51,12 @@ def test_they_start_at_zero_so_that_the_first_loss_does_not_know_them() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"ngrams": 0}, "^ngrams = 0 must be 1 to 4$"),
+        ({"ngrams": 0}, "^ngrams = 0 must be from 1 to 4$"),
         ({"ngrams": 2, "ngram_buckets": 0}, "^ngram_buckets = 0 must be 1 or more$"),
-        ({"ngrams": 2, "family": "gpt2"}, "^ngrams = 2: not in a gpt2, which has"),
+        ({"ngrams": 2, "family": "gpt2"}, "^ngrams = 2: family = 'gpt2' has only"),
         (
             {"activation": "swiglu", "smear": True, "family": "gpt2"},
-            "^activation = 'swiglu', smear = True: not in a gpt2",
+            "^activation = 'swiglu', smear = True: family = 'gpt2' has only",
         ),
     ],
 )

@@ -265,7 +265,7 @@ def test_waves_are_the_published_ones():
         ({"heads": 3}, "multiple of heads"),
         ({"width": 31, "heads": 1}, "even"),
         ({"heads": 32, "positions": "rotary"}, "multiple of 2 x heads = 64"),
-        ({"norm_placement": "post", "zero_init_residual": True}, "zero_init_residual is for norm_placement = 'pre'"),
+        ({"norm_placement": "post", "zero_init_residual": True}, "zero_init_residual needs norm_placement = 'pre'"),
         ({"vocab_size": 0}, "1 or more"),
         ({"source_vocab_size": 0}, "1 or more"),
         ({"attention_dropout": 1.0}, "attention_dropout = 1.0 must be a fraction"),
@@ -279,7 +279,7 @@ def test_a_shape_that_cannot_be_is_refused(changes, says):
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
 def test_more_tokens_than_there_are_places_are_refused(positions):
-    with pytest.raises(ValueError, match="33 tokens are more than the model's context of 32"):
+    with pytest.raises(ValueError, match="33 tokens exceed the model's context of 32"):
         Seq2Seq(replace(SMALL, positions=positions))(tokens(1, 33), tokens(1, 2))
 
 

@@ -180,7 +180,7 @@ def test_parameters_without_gradient_are_left_alone(kind):
 
 def test_adaptive_is_refused_where_there_is_only_a_final_layer():
     with pytest.raises(
-        sf.ConfigError, match=r"clip = 'adaptive 0.01' spares the final layer, and Linear trains no other"
+        sf.ConfigError, match=r"clip = 'adaptive 0.01' exempts the final layer, but Linear trains no other layer"
     ):
         build(None, clip="adaptive 0.01", model=lambda: nn.Linear(8, 3))
 

@@ -85,7 +85,7 @@ def test_a_model_without_blocks_is_told_what_to_do():
             super().__init__()
             self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 3)
 
-    with pytest.raises(sf.ConfigError, match=r"no depth in Flat.*\n.*first, second\n.*sf\.optim\.LRMultipliers"):
+    with pytest.raises(sf.ConfigError, match=r"no depths in Flat.*\n.*first, second\n.*sf\.optim\.LRMultipliers"):
         run_of(model=Flat, optimizer=sf.optim.sgd(0.1, lr_multipliers=sf.optim.layer_decay(0.5)))
 
 
@@ -304,7 +304,7 @@ def test_freezing_one_name_of_a_tied_parameter_freezes_it():
 def test_a_pattern_that_fits_nothing_is_told_what_there_is():
     with pytest.raises(sf.ConfigError) as told:
         run_of(optimizer=sf.optim.sgd(0.1, lr_multipliers=sf.optim.frozen("0.*", "encoder.*")))
-    assert str(told.value) == ("frozen: no parameter of Sequential is called 'encoder.*'\n  there are: 0.*, 2.*, 4.*")
+    assert str(told.value) == ("frozen: no parameter of Sequential matches 'encoder.*'\n  available: 0.*, 2.*, 4.*")
 
 
 def test_all_frozen_is_nothing_to_train():
@@ -345,11 +345,11 @@ def test_weights_to_start_from_are_those_of_the_average_too_where_they_are_froze
         (lambda: sf.optim.frozen(""), "frozen = "),
         (
             lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"5.weight": 1.0}, identity={})]),
-            "'5.weight' is no parameter",
+            "Sequential has no parameter '5.weight'",
         ),
         (
             lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"0.weight": -1.0}, identity={})]),
-            "-1.0 for 0.weight is no factor",
+            "the factor -1.0 for 0.weight must be a number of at least 0",
         ),
         (
             lambda: factors_of(mlp(), [sf.optim.LRMultipliers(lambda _: {"0.weight": math.inf}, identity={})]),
@@ -422,10 +422,10 @@ def test_plan_shows_the_rate_of_each_group_and_what_is_frozen():
         )
     )
     text = "\n".join(str(section) for section in summary.sections(run.parts))
-    assert "group 0: 1 tensor, 48 numbers, lr 0.1, weight decay 0.1: 4.weight" in text
-    assert "group 4: 1 tensor, 128 numbers, lr 0.025, weight decay 0.1: 0.weight" in text
-    assert "frozen: 1 tensor, 16 numbers: 0.bias" in text
-    assert "these are of group 0; groups have of it: 1, 0.5, 0.25" in text
+    assert "group 0: 1 tensor, 48 elements, lr 0.1, weight decay 0.1: 4.weight" in text
+    assert "group 4: 1 tensor, 128 elements, lr 0.025, weight decay 0.1: 0.weight" in text
+    assert "frozen: 1 tensor, 16 elements: 0.bias" in text
+    assert "shown for group 0; learning rates of the groups relative to it: 1, 0.5, 0.25" in text
 
 
 def test_the_command_line_takes_them(tmp_path, capsys):
@@ -449,7 +449,7 @@ def test_the_command_line_takes_them(tmp_path, capsys):
         ]
     )
     text = capsys.readouterr().out
-    assert re.search(r"frozen: 2 tensors, [\d,]+ numbers: embedding.weight ... norm.weight", text)
+    assert re.search(r"frozen: 2 tensors, [\d,]+ elements: embedding.weight ... norm.weight", text)
     assert "lr 0.0015, weight decay 0.1: head.weight" in text  # 0.003 x 16 / 32
 
 
@@ -458,7 +458,7 @@ def test_the_rate_of_another_batch_size_grows_as_the_rule_says(rule, power):
     for batch_size in (64, 256, 2048):
         found = sf.optim.scale_lr(0.1, batch_size=batch_size, base_batch_size=256, rule=rule)
         assert found == pytest.approx(0.1 * (batch_size / 256) ** power)
-    with pytest.raises(sf.ConfigError, match="no rate follows"):
+    with pytest.raises(sf.ConfigError, match="these give no learning rate"):
         sf.optim.scale_lr(0.1, batch_size=0, base_batch_size=256)
 
 

@@ -178,24 +178,24 @@ def test_described_is_json_and_names_every_number():
         (
             "adamw",
             {"momentum": 0.9},
-            r"(?s)momentum = 0.9 is foreign to adamw, .* layer_decay, base_width, frozen\n.* of: sgd, muon",
+            r"(?s)momentum = 0.9 is not a setting of adamw; available: .* layer_decay, base_width, frozen\n.* of: sgd, muon",
         ),
-        ("sgd", {"eps": 0.1}, "which knows: lr, weight_decay, decay, momentum, nesterov, layer_decay, frozen\n"),
-        ("sgd", {"betas": (0.9, 0.99)}, "optimizer.betas = .* is foreign to sgd"),
+        ("sgd", {"eps": 0.1}, "available: lr, weight_decay, decay, momentum, nesterov, layer_decay, frozen\n"),
+        ("sgd", {"betas": (0.9, 0.99)}, "optimizer.betas = .* is not a setting of sgd"),
         ("adamww", {}, "did you mean adamw"),
-        ("lbfgs", {}, "one of: adamw, adam, sgd, lion"),
-        ("sgd", {"nesterov": True}, "needs a momentum"),
+        ("lbfgs", {}, "choose from adamw, adam, sgd, lion"),
+        ("sgd", {"nesterov": True}, "needs momentum"),
         ("adamw", {"betas": (0.9, 1.0)}, "optimizer.betas"),
         ("adamw", {"betas": (0.9,)}, "optimizer.betas"),
         ("sgd", {"momentum": 1.0}, "optimizer.momentum"),
         ("adamw", {"eps": -1.0}, "optimizer.eps"),
-        ("lion", {"eps": 1e-8}, "foreign to lion, which knows: lr, weight_decay, decay, betas"),
+        ("lion", {"eps": 1e-8}, "is not a setting of lion; available: lr, weight_decay, decay, betas"),
         ("schedule-free", {}, "did you mean schedule_free"),
         ("muon", {"ns_steps": 0}, "optimizer.ns_steps"),
-        ("muon", {"adamw_modules": "head"}, "names of modules"),
-        ("muon", {"momentum": 0.0}, "needs a momentum"),
-        ("adafactor", {"beta2_decay": 0.8}, "from -1 to below 0"),
-        ("adafactor", {"clip_threshold": 0.5}, "from 1"),
+        ("muon", {"adamw_modules": "head"}, "a list of module names"),
+        ("muon", {"momentum": 0.0}, "needs momentum"),
+        ("adafactor", {"beta2_decay": 0.8}, "of at least -1 and below 0"),
+        ("adafactor", {"clip_threshold": 0.5}, "of at least 1"),
         ("schedulefree", {}, "did you mean schedule_free"),
     ],
 )
@@ -240,5 +240,5 @@ def test_a_parameter_with_gaps_in_memory_is_refused_by_name(cut):
     assert build_optimizer(adamw(0.1), groups)
 
     model[1].weight = nn.Parameter(cut(whole))
-    with pytest.raises(ConfigError, match=r"the numbers of 1\.weight do not lie together"):
+    with pytest.raises(ConfigError, match=r"the elements of 1\.weight have gaps between them in memory"):
         build_optimizer(adamw(0.1), parameter_groups(model, 0.1))

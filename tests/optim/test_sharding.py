@@ -55,7 +55,7 @@ def test_of_every_optimizer_it_is_told_how_it_runs_on_shards_or_why_not() -> Non
 
 @pytest.mark.parametrize("name", [kind.name for kind in all_kinds() if kind.name and not kind.shardable])
 def test_what_needs_whole_parameters_is_refused_by_name_with_a_reason(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} cannot train parts of a parameter: its .*\n  use adamw"):
+    with pytest.raises(ConfigError, match=f"{name} cannot train shards of a parameter: its .*\n  use adamw"):
         refuse_shards(kind_named(name), name=name)
 
 
@@ -66,5 +66,5 @@ def test_an_optimizer_that_nobody_knows_is_refused_and_a_subclass_of_a_known_one
     weight = torch.nn.Parameter(torch.ones(2, 2))
     refuse_shards(kind_of(torch.optim.SGD([weight])), name="SGD")
     for made in (Mine([weight]), torch.optim.Muon([weight]), torch.optim.LBFGS([weight])):
-        with pytest.raises(ConfigError, match=f"{type(made).__name__} cannot train parts"):
+        with pytest.raises(ConfigError, match=f"{type(made).__name__} cannot train shards"):
             refuse_shards(kind_of(made), name=type(made).__name__)

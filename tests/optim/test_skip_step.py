@@ -292,7 +292,7 @@ def test_away_from_the_cpu_others_are_restored_and_say_what_it_costs():
     way = skipping(torch.optim.Muon([nn.Parameter(torch.ones(20, 30))]), torch.device("cuda"))
 
     assert isinstance(way, Restoring)
-    assert "by putting back copies" in way.description
+    assert "by restoring copies" in way.description
     assert "+2,400 bytes" in way.description
 
 
@@ -306,7 +306,7 @@ def test_a_counter_in_python_that_cannot_be_undone_is_refused(place):
                 state = self.state[self.param_groups[0]["params"][0]]
                 state["k"] = state.get("k", 0) + 1
 
-    with pytest.raises(ConfigError, match=r"Counting keeps .* on the host"):
+    with pytest.raises(ConfigError, match=r"Counting stores .* on the host"):
         Restoring("Counting", parameter_bytes=0).apply(Counting([nn.Parameter(torch.ones(2))], lr=0.1), GOOD)
 
 
@@ -378,7 +378,7 @@ class NothingRead(TorchDispatchMode):
 
 def test_a_fused_sgd_that_would_not_train_is_refused():
     weights = [nn.Parameter(torch.ones(99, dtype=torch.bfloat16))]
-    with pytest.raises(ConfigError, match="fused SGD leaves weights of 16 bits"):
+    with pytest.raises(ConfigError, match="fused SGD does not update 16-bit weights"):
         skipping(torch.optim.SGD(weights, lr=0.1, fused=True), CPU)
     assert isinstance(skipping(torch.optim.SGD(weights, lr=0.1), CPU), BranchOnCpu)
 

@@ -359,9 +359,7 @@ def test_what_a_body_froze_is_not_proved_and_not_wrong(tmp_path: Path) -> None:
     made(build(tmp_path, save_every="2 steps", keep_last=100), thaw)
     verdict = sf.load(build(tmp_path)).verify()
     assert not verdict.problems
-    assert (
-        "steps 2 to 4: the loop's own body froze or unfroze parameters, which is not done again" in verdict.not_proved
-    )
+    assert "steps 2 to 4: your own loop froze or unfroze parameters, which is not repeated" in verdict.not_proved
     assert "steps 4 to 8: 4 records and the checkpoints of steps 6 and 8, bit for bit" in verdict.proved
 
 
@@ -571,23 +569,23 @@ def other_groups(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         (
             lambda: with_teacher(None, Statistics().requires_grad_(False)),
             without_an_optimizer,
-            "requires_grad of 4 parameters is True now, and their model has no optimizer (teacher.0.weight ... teacher.1.bias)",
+            "requires_grad of 4 parameters is now True, but their model has no optimizer (teacher.0.weight ... teacher.1.bias)",
         ),
         (
             build,
             another_layer,
-            "2 parameters of the model changed while the run goes on: head.weight is another tensor now",
+            "2 parameters of the model changed during the run: head.weight is now another tensor",
         ),
-        (build, a_new_parameter, "1 parameter of the model changed while the run goes on: hidden.1.slope is new"),
+        (build, a_new_parameter, "1 parameter of the model changed during the run: hidden.1.slope is new"),
         (
             lambda: with_teacher(None, Statistics()),
             another_model,
-            "4 parameters of the model changed while the run goes on: teacher.0.weight is another tensor now",
+            "4 parameters of the model changed during the run: teacher.0.weight is now another tensor",
         ),
         (
             lambda: build(optimizer=other_groups),
             thaw,
-            "the function that builds SGD puts parameters that were trained before into other groups, or none",
+            "the function that builds SGD moves parameters that were already trained to other groups, or drops them",
         ),
     ],
 )
@@ -696,11 +694,11 @@ def with_spare() -> nn.Module:
         ),
         (
             "fsdp",
-            "requires_grad of 4 parameters is not what it was (backbone.0.weight ... backbone.1.bias), which FSDP cannot follow",
+            "requires_grad of 4 parameters has changed (backbone.0.weight ... backbone.1.bias), which FSDP does not support",
         ),
         (
             "fsdp resumes",
-            "at step-00000004: requires_grad of 4 parameters is not what it was (backbone.0.bias",
+            "at step-00000004: requires_grad of 4 parameters has changed (backbone.0.bias",
         ),
     ],
 )

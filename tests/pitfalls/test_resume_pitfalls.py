@@ -158,7 +158,7 @@ def four_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             {},
             {"model": with_dropout(0.5)},
-            "the model had (3): Dropout(p=0.25, inplace=False), and now has (3): Dropout(p=0.5",
+            "the model had (3): Dropout(p=0.25, inplace=False) and now has (3): Dropout(p=0.5",
         ),
         ({"optimizer": of_groups(1e-3)}, {"optimizer": of_groups(1.0)}, "optimizer.groups was"),
         ({}, {"model": lambda: frozen_statistics(Net())}, "now has 1 in evaluation mode"),
@@ -285,7 +285,7 @@ def test_old_checkpoints_that_resist_removal_are_named_and_the_run_ends_saved(
     build(tmp_path / "run", length="6 steps", save_every="2 steps", console=True).train()
     said = capsys.readouterr().out
     assert "warning: " in said
-    assert "is saved, but what is no longer needed cannot be removed" in said
+    assert "is saved, but files that are no longer needed cannot be removed" in said
     assert "NOT SAVED" not in said
     assert kept(tmp_path / "run")[-1] == 6
 
@@ -355,7 +355,7 @@ def test_other_data_to_score_are_noted_and_the_run_goes_on(tmp_path: Path, capsy
     run = build(tmp_path / "run", splits=split, console=True)
     run.train()
     assert run.state.step == STEPS
-    assert "note: val holds other data than before" in capsys.readouterr().out
+    assert "note: the data of val has changed" in capsys.readouterr().out
 
 
 class Counting(torch.optim.SGD):

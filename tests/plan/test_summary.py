@@ -54,9 +54,9 @@ def test_parameters_add_up_by_module_and_by_group() -> None:
     words = [line.split() for line in text.splitlines()]
     assert ["0", "Linear", "2,112"] in words
     assert ["2", "Linear", "650"] in words
-    assert ["all", "2,762"] in words
-    assert "group 0: 2 tensors, 2,688 numbers, lr 0.01, weight decay 0.1" in text
-    assert "group 1: 2 tensors, 74 numbers, lr 0.01, weight decay 0" in text
+    assert ["total", "2,762"] in words
+    assert "group 0: 2 tensors, 2,688 elements, lr 0.01, weight decay 0.1" in text
+    assert "group 1: 2 tensors, 74 elements, lr 0.01, weight decay 0" in text
 
 
 def test_the_split_between_muon_and_adamw_is_printed() -> None:
@@ -74,9 +74,9 @@ def test_the_split_between_muon_and_adamw_is_printed() -> None:
 
 def test_batches_steps_and_passes_are_those_of_the_run() -> None:
     text = said(run_of())
-    assert "40 samples a step = 1 rank x 4 micro-batches x 10" in text
-    assert "200 samples a pass = 5.00 steps; 60 steps = 12.00 passes" in text
-    assert "40 targets a step" in text
+    assert "40 samples per step = 1 rank x 4 micro-batches x 10" in text
+    assert "200 samples per epoch = 5.00 steps; 60 steps = 12.00 epochs" in text
+    assert "40 targets per step" in text
 
 
 def test_a_plan_of_several_ranks_has_a_micro_batch_for_each() -> None:
@@ -84,7 +84,7 @@ def test_a_plan_of_several_ranks_has_a_micro_batch_for_each() -> None:
         parts = small_runs.build(None, micro_batch_size=None).parts
     whole = parts.pipeline.sizes.batch_size
     assert (
-        summary.batch_arithmetic(parts, None)[0] == f"{whole} samples a step = 2 ranks x 1 micro-batch x {whole // 2}"
+        summary.batch_arithmetic(parts, None)[0] == f"{whole} samples per step = 2 ranks x 1 micro-batch x {whole // 2}"
     )
 
 
@@ -97,7 +97,7 @@ def test_targets_are_those_that_the_loss_counts() -> None:
         batch_size=12,
         micro_batch_size=12,
     )
-    assert f"{counted_targets(data)} targets a step" in said(run)
+    assert f"{counted_targets(data)} targets per step" in said(run)
 
 
 def test_learning_rates_are_those_of_the_schedule() -> None:
@@ -105,7 +105,7 @@ def test_learning_rates_are_those_of_the_schedule() -> None:
     lines = summary.learning_rates(run_of().parts)
     assert lines[0] == "cosine, warmup 6, min_lr_ratio 0.1"
     found = {line.split()[0]: (int(line.split()[2]), float(line.split()[3])) for line in lines[1:]}
-    assert {name: step for name, (step, _) in found.items()} == {"first": 0, "fastest": 6, "middle": 30, "last": 59}
+    assert {name: step for name, (step, _) in found.items()} == {"first": 0, "highest": 6, "middle": 30, "last": 59}
     for step, rate in found.values():
         assert rate == pytest.approx(1e-2 * factors(step), rel=1e-3)
 
@@ -119,7 +119,7 @@ def test_memory_is_that_of_weights_gradients_state_and_what_the_backward_pass_ho
     # of each sample: 32 inputs, 64 units after ReLU, 10 log-probabilities in float32, a label of 8 bytes; and the sums
     assert small >= 10 * (32 + 64 + 10) * 4
     assert large == pytest.approx(4 * small, rel=0.05)
-    assert "known after its first step" in said(run_of(optimizer=lambda groups: torch.optim.Rprop(groups, lr=0.1)))
+    assert "unknown before its first step" in said(run_of(optimizer=lambda groups: torch.optim.Rprop(groups, lr=0.1)))
     assert "averages 11 kB" in said(run_of(ema=0.9))
 
 
@@ -144,9 +144,9 @@ def test_planning_changes_nothing_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_run_that_is_there_already_is_said_to_go_on_or_not(tmp_path: Path) -> None:
     small_runs.build(tmp_path / "run", stop_after="4 steps").train()
-    assert "holds this run at step 4: train goes on from there" in said(small_runs.build(tmp_path / "run"))
+    assert "holds this run at step 4: train resumes from it" in said(small_runs.build(tmp_path / "run"))
     another = said(small_runs.build(tmp_path / "run", seed=5))
-    assert "holds a run that train would not go on with" in another
+    assert "holds a run that train cannot resume" in another
     assert "seed was" in another
 
 
@@ -163,8 +163,8 @@ def test_tied_parameters_are_counted_once_in_each_of_several_models() -> None:
 
 def test_the_fastest_step_of_a_long_run_is_found() -> None:
     run = run_of(length="1000003 steps", schedule=sf.schedules.one_cycle("30%"))
-    (line,) = [line for line in summary.learning_rates(run.parts) if line.startswith("fastest")]
-    assert line.split() == ["fastest", "step", "300,001", "0.01"]
+    (line,) = [line for line in summary.learning_rates(run.parts) if line.startswith("highest")]
+    assert line.split() == ["highest", "step", "300,001", "0.01"]
 
 
 # --- the loss contract -------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_a_contrastive_loss_that_is_cut_is_warned_of_with_its_figures(capsys: py
     assert whole > 2 * halves
     text = started(capsys, loss=contrastive)
     assert text.startswith(
-        f"warning: the loss of a batch is {whole:.6g}, of its two halves together (counting 5 and 5) {halves:.6g}"
+        f"warning: the loss of a batch is {whole:.6g}, but {halves:.6g} for its two halves combined (with counts 5 and 5)"
     )
     assert "count_fn=lambda batch" in text
     assert "leave micro_batch_size out" in text
@@ -343,7 +343,7 @@ def begun_on_ranks(run_dir: str) -> str:
 def test_the_contract_is_looked_at_where_ranks_cut_the_batch(ranks: Ranks, tmp_path: Path) -> None:
     first, second = ranks(2, begun_on_ranks, run_dir=str(tmp_path / "run"))
     assert "warning: the loss of a batch is" in first
-    assert "(counting 10 and 10)" in first
+    assert "(with counts 10 and 10)" in first
     assert second == ""
 
 
@@ -416,8 +416,8 @@ def test_the_time_of_evaluations_is_estimated_from_a_few_batches_spread_over_eac
     assert run.parts.evaluator.seconds("often") == pytest.approx(1.0)  # 20 batches
     assert seen == [30, 100, 160]
     text = said(run)
-    assert "about 1 s an evaluation of often, 4 s for 4 of them (measured with a few batches)" in text
-    assert "for once, scored once, at the end" in text
+    assert "about 1 s per evaluation of often, 4 s for all 4 (measured with a few batches)" in text
+    assert "for once, evaluated once, at the end" in text
 
 
 def test_a_metric_that_is_not_a_counted_mean_is_found_by_a_plan() -> None:

@@ -286,13 +286,15 @@ def test_everything_that_can_be_tried_is_and_leaves_the_run_as_it_was() -> None:
     assert [one.flag for one in found] == [
         "--precision bf16",
         "AdamW(..., fused=True)",
-        "model.to(memory_format=torch.channels_last), and the pictures too",
-        "--precision bf16 with model.to(memory_format=torch.channels_last), and the pictures too",
+        "--channels-last",
+        "--precision bf16 --channels-last",
         "--micro-batch-size 2",
         "--micro-batch-size 8",
     ]
     assert "--compile" in offered
-    assert {"batch normalisation sees so many at once"} == {one.changes for one in found if "micro" in one.flag}
+    assert {"batch normalization averages over each micro-batch"} == {
+        one.changes for one in found if "micro" in one.flag
+    }
     torch.testing.assert_close({**run.state.models["model"].state_dict()}, before, rtol=0, atol=0)
     assert [parameter.stride() for parameter in run.state.parameters] == strides
 
@@ -326,7 +328,7 @@ def test_gains_are_ranked_before_noise_and_noise_before_losses() -> None:
 
 
 def test_a_suggestion_keeps_to_the_width_of_the_page() -> None:
-    flag = "--precision bf16 with model.to(memory_format=torch.channels_last), and the pictures too"
+    flag = "--precision bf16 --channels-last"
     lines = _suggestion(VariantGain("both", flag, "every product is rounded", 1.27, 1.2, 1.3, 9, 0.0))
     assert max(map(len, lines)) <= 100
     assert " ".join(" ".join(lines).split()) == f"1.27x (1.20 to 1.30) {flag} every product is rounded"
@@ -344,7 +346,7 @@ def test_the_median_lies_in_the_interval_with_19_chances_in_20_and_in_no_narrowe
 def test_what_was_not_tried_is_not_said_to_be_no_quicker() -> None:
     found = sf.profile.measure(plain(), steps=4, speedups=("precision",), peak_flops=1e10, max_seconds=0.0)
     assert (found.tries, found.not_tried) == ([], ["--precision bf16"])
-    assert str(found).splitlines()[-1] == "  no time for: --precision bf16; give more: --max-seconds 120"
+    assert str(found).splitlines()[-1] == "  not tried for lack of time: --precision bf16; try --max-seconds 120"
 
 
 @pytest.mark.slow
@@ -388,9 +390,9 @@ def own_loop() -> sf.Run:
     [
         ([], "profile of what?"),
         (["--speedups", "wrokers"], "did you mean workers?"),
-        (["--speedups", "colour"], "there are: none, usual, all, workers"),
+        (["--speedups", "colour"], "available: none, usual, all, workers"),
         (["--steps", "2"], "4 or more"),
-        (["--peak-flops", "much"], "as in --peak-flops 989e12"),
+        (["--peak-flops", "much"], "example: --peak-flops 989e12"),
         (["--max-seconds", "long"], "is not a number"),
         (["--out", "there"], "there is the directory of a run"),
         (["--stpes", "9"], "stpes"),
@@ -422,7 +424,7 @@ def test_the_verb_profiles_a_program_and_writes_where_it_is_told(
     monkeypatch.chdir(tmp_path)
     main(["profile", "program.py:run", "--speedups", "none", "--peak-flops", "1e9", "--steps", "4", "--shapes"])
     said = capfd.readouterr()
-    assert "profile of program.py:run: 4 samples a step" in said.out
+    assert "profile of program.py:run: 4 samples per step" in said.out
     assert "suggestions: nothing was tried" in said.out
     assert "    [[" in said.out  # shapes
     assert said.err == ""

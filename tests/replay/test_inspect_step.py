@@ -80,7 +80,7 @@ def test_nothing_is_changed_by_a_look(fault: Any, samples: int) -> None:
     look(step, samples=samples)
     assert torch.equal(torch.get_rng_state(), drawn)
     assert run.state.buffers.passes == 0
-    with pytest.raises(sf.ConfigError, match="without a gradient"):
+    with pytest.raises(sf.ConfigError, match="has no gradient to use"):
         sf.update(step)
     assert [module.training for module in run.state.models["model"].modules()] == modes
     found = tensors(run)
@@ -211,7 +211,7 @@ def test_a_batch_that_cannot_be_cut_is_looked_at_whole() -> None:
     x[5, 0] = math.inf
     run = linear(x, y, collate_fn=collate, loss=loss, count_fn=lambda batch: len(batch["y"]))
     seen = look(upcoming(run))
-    assert any("cannot be cut by samples" in note for note in seen.notes)
+    assert any("the batch cannot be split" in note for note in seen.notes)
     assert seen.first is not None
     assert (seen.first.what, seen.first.name, seen.first.samples) == ("inputs", "batch['x']", ())
     assert [held.nonfinite for held in seen.parameters] == [2]  # inf - inf is NaN for the other column
@@ -274,7 +274,7 @@ def test_json_holds_what_is_not_finite_as_null_with_its_name() -> None:
 def test_sharded_models_are_refused() -> None:
     run = linear(torch.randn(8, 2), torch.randn(8, 1))
     step = upcoming(run)
-    with pytest.raises(sf.ConfigError, match="cannot be looked at"):
+    with pytest.raises(sf.ConfigError, match="cannot be inspected"):
         look(replace_task(run, step))
 
 

@@ -122,8 +122,8 @@ def test_a_record_over_more_steps_than_were_made_again_is_not_compared_with(comm
 def test_a_norm_that_overflows_is_not_blamed_on_a_sample(command: Ran, tmp_path: Path) -> None:
     status, _, said = trained(command, Config(fault="norm", run_dir=str(tmp_path / "run")))
     assert status == 5
-    assert "the norm of the gradient" in said
-    assert "is too large to be squared" in said
+    assert "the gradient norm" in said
+    assert "is too large to square" in said
 
 
 def test_a_mask_of_minus_infinity_is_no_fault(command: Ran, tmp_path: Path) -> None:
@@ -158,14 +158,14 @@ def test_bisecting_goes_by_checkpoints_where_there_are_no_records(command: Ran, 
     trained(command, Config(fault="step", step=9, max_bad_steps=30, run_dir=str(tmp_path / "run")))
     (tmp_path / "run" / "metrics.jsonl").unlink()
     _, page, _ = command("replay", str(tmp_path / "run"), "--bisect-nan")
-    assert page.startswith("first bad step: 9, loss or gradient is not finite (made again: no record tells of it)")
+    assert page.startswith("first bad step: 9, loss or gradient is not finite (repeated, because no record covers it)")
 
 
 def test_bisecting_finds_the_update_that_spoiled_a_weight(command: Ran, tmp_path: Path) -> None:
     trained(command, Config(fault="update", max_bad_steps=30, run_dir=str(tmp_path / "run"), save_every="1 steps"))
     _, page, _ = command("replay", str(tmp_path / "run"), "--bisect-nan")
     assert page.startswith(
-        "first bad step: 0, the update leaves a weight that is not finite (the weights of step-00000001 are not finite)"
+        "first bad step: 0, after the update, a weight is not finite (the weights of step-00000001 are not finite)"
     )
     _, page, _ = command("replay", str(tmp_path / "run"), "--step", "1")
     assert "first non-finite: the weight first.weight, before the step" in page

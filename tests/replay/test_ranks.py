@@ -56,15 +56,15 @@ def test_a_sample_of_rank_1_is_named_with_its_rank(parallel: str, ranks: Ranks, 
         assert where in told[0]["said"]
         assert report["first"]["rank"] == 1
         page = (run_dir / "crash" / f"step-{step:08d}.txt").read_text()
-        assert f"\nstep {step}, as rank 1 of 2 has seen its own micro-batches\n" in page
+        assert f"\nstep {step}, from the micro-batches of rank 1 of 2\n" in page
         assert [one["finite"] for one in report["ranks"]] == [True, False]
     else:
-        assert report == {"not_looked_at": "its models are sharded: surefoot replay looks at it in one process"}
+        assert report == {"not_looked_at": "its models are sharded: surefoot replay inspects it in one process"}
     assert f"surefoot replay {run_dir} --step {step}" in told[0]["said"]
 
     again = sf.load(faulty_runs.build(replace(config, run_dir=str(run_dir)))).replay(step)
     assert again.look.verdict == where
-    assert "made by 2 ranks" in str(again)
+    assert "trained on 2 ranks" in str(again)
 
 
 @pytest.mark.slow

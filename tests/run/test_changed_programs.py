@@ -172,13 +172,13 @@ CASES = {
         "inputs + 0.1",
         "inputs + 0.2",
         "{'train_data': parts()}",
-        "(part 1) of the training data is not",
+        "(part 1) of the training data has changed",
     ),
     "count_fn": (
         "return len(batch[0])",
         "return 2 * len(batch[0])",
         "{'count_fn': count}",
-        "counted 2 targets, and counts 4",
+        "had 2 targets, and now has 4",
     ),
     "an optimizer of one's own": (
         "return super().step()",
@@ -230,7 +230,9 @@ def test_an_accepted_change_goes_on_is_recorded_and_is_what_is_compared_from_the
     assert "accepted: " not in capsys.readouterr().out
     verdict = sf.load(built(place, old, new, own=own)).verify()
     assert not verdict.problems
-    assert "steps 0 to 4: another program made them; it was changed then, and the change accepted" in verdict.not_proved
+    assert (
+        "steps 0 to 4: trained by another program, before the change that was accepted at step 4" in verdict.not_proved
+    )
     with pytest.raises(sf.CheckpointError, match=r"cannot resume .* at step-00000008"):
         built(place, own=own, console=False).train()
 
@@ -239,14 +241,18 @@ def test_a_change_is_accepted_by_its_own_name_alone(place: Path) -> None:
     begin(place)
     with pytest.raises(sf.CheckpointError, match='accept_change="model"'):
         built(place, *CASES["forward"][:2], accept_change=["loss", "data"], console=False).train()
-    with pytest.raises(sf.ConfigError, match="accept_change = 'forward' names nothing that can change"):
+    with pytest.raises(sf.ConfigError, match="accept_change = 'forward' is not a known change"):
         built(place, accept_change="forward")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "note"),
     [
-        ("loss * 1.0", "1.0 * loss", "note: weighted() in program.py changed, what the first samples come to did not"),
+        (
+            "loss * 1.0",
+            "1.0 * loss",
+            "note: weighted() in program.py changed, but the results on the first samples did not",
+        ),
         ("len(batch[0])", "1 * len(batch[0])", "note: count() in program.py changed"),
         ('    """A mean."""', '    """The mean."""  # of all', None),
         ("0.1 * torch.rand(2), label", "(0.1\n            * torch.rand(2)), label", None),
@@ -294,7 +300,7 @@ def test_a_run_whose_steps_its_program_makes_is_compared_by_data_and_by_the_text
 
     train(built(place, loss=None, stop_after="4 steps", console=False))
     for case, says in (
-        ("forward", "the text of the model changed, and no loss"),
+        ("forward", "the source code of the model changed, and no loss"),
         ("__getitem__", "of the training data"),
     ):
         with pytest.raises(sf.CheckpointError, match=says):
@@ -307,7 +313,7 @@ def test_of_many_weights_texts_alone_are_compared(place: Path, monkeypatch: pyte
     monkeypatch.setattr("surefoot.train.state_check._MAX_WEIGHT_BYTES", 0)
     begin(place)
     assert fingerprints(place, 0)["loss"] is None
-    with pytest.raises(sf.CheckpointError, match="the text of the loss changed, and no loss of it can be compared"):
+    with pytest.raises(sf.CheckpointError, match="the source code of the loss changed, and no loss can be compared"):
         built(place, "loss * 1.0", "1.0 * loss", console=False).train()
     built(place, console=False).train()
 
@@ -316,7 +322,7 @@ def test_where_step_0_is_damaged_texts_alone_are_compared_and_the_loss_is_rememb
     begin(place)
     before = fingerprints(place, 0)["loss"]
     (place / "run" / "checkpoints" / "step-00000000" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(sf.CheckpointError, match="no loss of it can be compared"):
+    with pytest.raises(sf.CheckpointError, match="no loss can be compared"):
         built(place, *CASES["loss"][:2], console=False).train()
     built(place, console=False).train()
     assert fingerprints(place, 8)["loss"] == before
@@ -328,7 +334,9 @@ def test_a_checkpoint_without_fingerprints_is_refused_in_one_sentence(place: Pat
     assert newest is not None
     del newest[0].state["fingerprints"]
     Store(place / "run" / "checkpoints").save(newest[0])
-    with pytest.raises(sf.CheckpointError, match=r"lacks fingerprints: was it written by another version\?$"):
+    with pytest.raises(
+        sf.CheckpointError, match=r"lacks fingerprints: was it written by another version of surefoot\?$"
+    ):
         built(place, console=False).train()
 
 
@@ -338,10 +346,10 @@ def test_a_split_of_other_samples_is_noted_and_refused_where_it_steers(
     own = "{'splits': {'val': sf.Split(Other())}, 'evaluate_every': '2 steps', 'plateau': PLATEAU}"
     begin(place, own.replace("PLATEAU", "None"))
     built(place, "inputs - 1.0", "inputs - 2.0", own=own.replace("PLATEAU", "None")).train()
-    assert "note: val holds other data than before: its scores are not comparable" in capsys.readouterr().out
+    assert "note: the data of val has changed: its scores are not comparable" in capsys.readouterr().out
     steered = own.replace("PLATEAU", "sf.ReduceLROnPlateau('min val/loss', patience=5)")
     begin(place / "steered", steered) if (place / "steered").mkdir() is None else None
-    with pytest.raises(sf.CheckpointError, match="sample 0 of val, which steers the run, is not what it was"):
+    with pytest.raises(sf.CheckpointError, match="sample 0 of val, which affects the run, has changed"):
         built(place / "steered", "inputs - 1.0", "inputs - 2.0", own=steered, console=False).train()
 
 
@@ -380,7 +388,7 @@ def test_the_command_line_accepts_a_change(
     command("4 steps", "train", "program.py:build")
     with pytest.raises(SystemExit, match="4"):
         command(None, "resume", "run", changed="1.5")
-    assert "all the same: --accept-change loss" in capfd.readouterr().err
+    assert "to resume with this change: --accept-change loss" in capfd.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         command(None, "resume", "run", "--accept-change", "everything", changed="1.5")
     command(None, "resume", "run", "--accept-change", "loss", changed="1.5")

@@ -86,7 +86,7 @@ def test_what_is_no_number_stands_in_the_records_alone(tmp_path: Path, capsys: p
 
 def test_what_cannot_be_recorded_is_refused() -> None:
     strange = sf.Split(rows(), metrics=sf.metrics.whole_split(lambda outputs, targets: {"what": {1, 2}}))
-    with pytest.raises(sf.ConfigError, match="a metric returned what cannot be put into a record"):
+    with pytest.raises(sf.ConfigError, match="a metric returned a value that cannot be recorded"):
         build(None, splits={"all": strange}, early_stopping=None).evaluate()
 
 
@@ -174,7 +174,7 @@ def test_a_run_that_patience_ended_is_scored_too(tmp_path: Path) -> None:
 
 
 def test_no_step_is_steered_by_what_is_for_the_end() -> None:
-    with pytest.raises(sf.ConfigError, match="no split of that name; there are: all"):
+    with pytest.raises(sf.ConfigError, match="no split has that name; available: all"):
         build(
             None,
             splits={"all": sf.Split(rows()), "test": judged(at_end=True)},
@@ -263,7 +263,7 @@ def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing
 def test_derived_values_do_not_take_the_place_of_a_number_of_the_record() -> None:
     with pytest.raises(sf.ConfigError, match="'loss'"):
         build(None, derived={"loss": sf.metrics.perplexity})
-    with pytest.raises(sf.ConfigError, match="functions by name"):
+    with pytest.raises(sf.ConfigError, match="must map names to functions"):
         build(None, derived=sf.metrics.perplexity)
 
 

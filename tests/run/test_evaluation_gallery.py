@@ -111,9 +111,13 @@ def failing(model: nn.Module) -> Iterator[sf.report.ConfusionMatrix]:
 @pytest.mark.parametrize(
     ("panels", "said", "titles"),
     [
-        (failing, "warning: after panel 1 none: ZeroDivisionError: of no use", ["first"]),
+        (failing, "warning: panels after number 1 are missing: ZeroDivisionError: of no use", ["first"]),
         (lambda model: None, "warning: no panels: TypeError: 'NoneType' object is not iterable", None),
-        (lambda model: ["text"], "warning: no panels: the run's panels hold a str: give a list of TextHeatmap, ", None),
+        (
+            lambda model: ["text"],
+            "warning: no panels: the run's panels include a str: give a list of TextHeatmap, ",
+            None,
+        ),
         (
             lambda model: [matrix(), sf.report.Curves(title="c", legend="", curves={"a": ((-1, 1.0),)})],
             "a point's step",
@@ -124,7 +128,7 @@ def failing(model: nn.Module) -> Iterator[sf.report.ConfusionMatrix]:
                 matrix(),
                 sf.report.TextHeatmap(title="long", legend="", unit="nats", pieces=(("x" * 19_000, None),) * 20),
             ],
-            "warning: the panel 'long' is left out: all together may have 300,000 bytes",
+            "warning: the panel 'long' is left out: all panels may have 300,000 bytes together",
             ["seen"],
         ),
     ],
@@ -165,9 +169,9 @@ def test_after_its_time_or_when_told_to_stop_no_further_panel_is_begun() -> None
 
     ticks = iter(range(0, 1000, 20))
     late, notes = build_panels(endless, None, now=lambda: float(next(ticks)))
-    assert (len(late), notes) == (4, ["no more panels than 4: they took more than 60 seconds"])
+    assert (len(late), notes) == (4, ["panels after number 4 are missing: building took over 60 s"])
     stopped, notes = build_panels(endless, None, stop=lambda: True)
-    assert (len(stopped), notes) == (1, ["no more panels than 1: told to stop"])
+    assert (len(stopped), notes) == (1, ["panels after number 1 are missing: a stop was requested"])
 
 
 def test_a_signal_while_they_are_made_leaves_none(tmp_path: Path) -> None:
@@ -204,7 +208,7 @@ def test_a_run_without_panels_refuses_to_make_some() -> None:
 
 
 def test_panels_json_is_surefoots_own_name() -> None:
-    with pytest.raises(sf.ConfigError, match="one that surefoot uses itself"):
+    with pytest.raises(sf.ConfigError, match="is not a plain name, or is reserved"):
         build(None, extra_files={"panels.json": "{}"})
 
 

@@ -350,10 +350,10 @@ def test_a_users_value_cannot_take_the_name_of_a_records_own(name: str) -> None:
         return small_runs.loss(model, batch), {name: sf.Mean(1.0, 1)}
 
     run = build(None)
-    with pytest.raises(sf.ConfigError, match=f"a value called '{name}' cannot be logged"), run:  # noqa: PT012
+    with pytest.raises(sf.ConfigError, match=f"a value named '{name}' cannot be logged"), run:  # noqa: PT012
         for step in run:
             step.log(**{name: 1.0})
-    with pytest.raises(sf.ConfigError, match=f"a value called '{name}' cannot be logged"):
+    with pytest.raises(sf.ConfigError, match=f"a value named '{name}' cannot be logged"):
         build(None, loss=loss).train()
 
 
@@ -590,7 +590,7 @@ def test_records_that_find_no_room_end_no_run_and_are_written_when_there_is_some
         for _ in run:
             pass
     said = capsys.readouterr().out
-    assert said.count("records do not reach metrics.jsonl: No space left on device; training goes on") == 1
+    assert said.count("records do not reach metrics.jsonl: No space left on device; training continues") == 1
     steps = [line["step"] for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"]
     assert steps == [*range(3, STEPS, 3), STEPS]
 
@@ -617,7 +617,7 @@ def test_a_second_run_of_this_process_is_refused_the_directory(tmp_path: Path) -
     """The operating system's lock is the process's: it would let both in, and go with the first that ends."""
     first = build(tmp_path / "run")
     with first:
-        with pytest.raises(sf.ConfigError, match="this process is training into"):
+        with pytest.raises(sf.ConfigError, match="this process is already training into"):
             build(tmp_path / "run").__enter__()
         next(iter(first))
     build(tmp_path / "run").train()
@@ -702,7 +702,7 @@ def test_other_ranks_are_told_in_one_line(tmp_path: Path, capsys: pytest.Capture
     store.save(replace(found, state={**found.state, "machine": machine}))
     build(tmp_path / "run", length="4 steps", console=True).train()
     assert [line for line in capsys.readouterr().out.splitlines() if "bit for bit" in line] == [
-        "note: ranks was 2, now 1; parallel was 'fsdp', now 'none': the run goes on, equal to rounding and no longer bit for bit"
+        "note: ranks was 2, now 1; parallel was 'fsdp', now 'none': training continues, equal up to rounding and no longer bit for bit"
     ]
 
 

@@ -48,7 +48,7 @@ def test_a_shape_that_is_added_has_its_factors_and_may_be_joined_and_drawn(added
     assert list(schedules("late,late:min_lr_ratio=0.5", LENGTH, shared={})) == ["late", "late:min_lr_ratio=0.5"]
     with pytest.raises(
         sf.ConfigError,
-        match=r"schedule.power = 2.0 means nothing to schedule.name late, which takes warmup, min_lr_ratio",
+        match=r"schedule.power = 2.0 has no effect with schedule.name late, which takes warmup, min_lr_ratio",
     ):
         Schedule("late", power=2.0)
 
@@ -63,7 +63,7 @@ def test_a_run_with_a_shape_that_is_added_resumes_to_the_bit_and_is_not_made_lon
 
     whole = weights(tmp_path / "whole")
     weights(tmp_path / "cut", stop_after="4 steps")
-    with pytest.raises(sf.CheckpointError, match="its schedule has other rates from step 3 on, and 4 steps are made"):
+    with pytest.raises(sf.CheckpointError, match="its learning rates differ from step 3 on, and 4 steps are completed"):
         weights(tmp_path / "cut", "20 steps")
     resumed = weights(tmp_path / "cut")
 

@@ -83,7 +83,7 @@ def test_an_empty_text_is_encoded():
     assert len(CharacterTokenizer("abc").encode("")) == len(ByteTokenizer().encode("")) == 0
 
 
-@pytest.mark.parametrize(("characters", "what"), [("", "no characters"), ("aba", "'a' is there twice")])
+@pytest.mark.parametrize(("characters", "what"), [("", "needs at least one character"), ("aba", "'a' is repeated")])
 def test_a_set_that_is_none_is_refused(characters, what):
     with pytest.raises(DataError, match=what):
         CharacterTokenizer(characters)
@@ -93,12 +93,12 @@ def test_a_set_that_is_none_is_refused(characters, what):
     "text", ["", "3", "{}", "[" * 100_000, '{"kind": "words"}', '{"kind": "characters"}', '{"kind": "bytes", "x": 1}']
 )
 def test_what_describes_no_tokenizer_is_refused(text):
-    with pytest.raises(DataError, match="no description of a tokenizer"):
+    with pytest.raises(DataError, match="not a description of a tokenizer"):
         from_json(text)
 
 
 def test_a_description_of_another_kind_is_refused():
-    with pytest.raises(DataError, match="of characters, asked for was one of bytes"):
+    with pytest.raises(DataError, match="of a 'characters' tokenizer, not of a 'bytes' tokenizer"):
         ByteTokenizer.from_json(CharacterTokenizer("ab").to_json())
 
 
@@ -212,17 +212,17 @@ STRIPPING = {
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (changed(pre_tokenizer=None), "gives every text back"),
+        (changed(pre_tokenizer=None), "decodes every text exactly"),
         (
             changed(
                 pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
             ),
-            "gives every text back",
+            "decodes every text exactly",
         ),
-        (changed(added_tokens=[STRIPPING]), "gives every text back"),
-        (without_letters(), "gives every text back"),
+        (changed(added_tokens=[STRIPPING]), "decodes every text exactly"),
+        (without_letters(), "decodes every text exactly"),
         (changed(model={"dropout": 0.1}), "drops merges at random"),
-        (with_a_hole(), "holes in its numbering"),
+        (with_a_hole(), "gaps in its token numbers"),
     ],
     ids=["no pre-tokenizer", "prefix space", "an added token that strips", "no alphabet", "dropout", "a hole"],
 )
@@ -274,7 +274,7 @@ def test_a_tokenizer_of_the_library_is_loaded(tmp_path):
 
 def test_a_tokenizer_that_is_not_of_bytes_is_refused(tmp_path):
     tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "words.json"))
-    with pytest.raises(DataError, match=r"words\.json is no byte-level tokenizer"):
+    with pytest.raises(DataError, match=r"words\.json is not a byte-level tokenizer"):
         BPETokenizer.load(tmp_path / "words.json")
 
 

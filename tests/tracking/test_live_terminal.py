@@ -139,7 +139,7 @@ def test_the_rate_has_its_unit_beside_a_full_bar(monkeypatch: pytest.MonkeyPatch
 def test_scores_for_which_there_is_no_room_are_named() -> None:
     more = {f"split {number}/a rather long score": 1.0 for number in range(5)}
     screen = shown(train(10), scores(10, **more))
-    assert "not shown for lack of room: split 1" in " ".join(screen.lines)
+    assert "not shown (terminal too narrow): split 1" in " ".join(screen.lines)
 
 
 def test_other_scores_get_a_head_of_their_own() -> None:

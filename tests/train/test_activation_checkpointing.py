@@ -335,7 +335,7 @@ def test_averages_are_not_computed_again() -> None:
 def test_plan_says_what_is_computed_again_and_measures_the_memory(how: Any) -> None:
     run = run_of(activation_checkpointing=how, batch_size=256, micro_batch_size=256, model=lambda: Net(6))
     text = "\n".join(map(str, summary.sections(run.parts)))
-    assert (f"activation checkpointing: {how}, in 6 of Block" in text) == (how != "off")
+    assert (f"activation checkpointing: {how}, in 6 x Block" in text) == (how != "off")
     off = measure.measure(run_of(batch_size=256, micro_batch_size=256, model=lambda: Net(6)).parts).activation_bytes
     assert (measure.measure(run.parts).activation_bytes < 0.8 * off) == (how != "off")
 
@@ -347,10 +347,10 @@ def test_plan_says_what_is_computed_again_and_measures_the_memory(how: Any) -> N
             {"activation_checkpointing": "all"},
             'activation_checkpointing = \'all\': expected one of "off", "blocks", "selective"',
         ),
-        ({"activation_checkpointing_modules": ["Block"]}, "says nothing while activation_checkpointing is off"),
+        ({"activation_checkpointing_modules": ["Block"]}, "has no effect while activation_checkpointing is off"),
         (
             {"activation_checkpointing": "blocks", "activation_checkpointing_modules": ["Blok"]},
-            "has no module, and no class of modules, called 'Blok'; did you mean Block?",
+            "has no module or module class named 'Blok'; did you mean Block?",
         ),
         (
             {"activation_checkpointing": "blocks", "model": lambda: nn.Linear(WIDTH, 3)},
@@ -388,7 +388,7 @@ class Drifting(nn.Module):
 
 
 def test_a_block_that_is_not_the_same_again_is_told() -> None:
-    with pytest.raises(sf.ConfigError, match="computed again at step 0 was not what it had been"):
+    with pytest.raises(sf.ConfigError, match="a block recomputed at step 0 differs from its first forward pass"):
         trained(
             model=lambda: nn.Sequential(Drifting(), Drifting(), nn.Linear(WIDTH, 3)),
             activation_checkpointing="blocks",

@@ -229,7 +229,7 @@ def test_several_models_and_loops_of_ones_own_are_fp32(table: Table) -> None:
     assert auto_precision.model_facts({"first": Net(), "second": Net()}) is None
     own = built(loss=None)
     chosen = auto_precision.settle_choices(own.parts)
-    assert (chosen.precision, chosen.unknown) == ("the steps are the program's own", False)  # which cannot be profiled
+    assert (chosen.precision, chosen.unknown) == ("the training step is custom", False)  # which cannot be profiled
     assert own.parts.run_state.precision.name == "fp32"
 
 
@@ -256,7 +256,7 @@ def test_the_header_and_the_plan_say_what_was_chosen_and_why(table: Table, capsy
     said = capsys.readouterr().out
     assert "precision  bf16 (auto: at least 2.00 times as fast as fp32 where it was\n           measured)\n" in said
     assert "adds       to a plain loop: bf16\n" in said
-    assert "compile off (auto: no faster where it was measured)" in said
+    assert "compile off (auto: no faster in measurements)" in said
     assert "surefoot profile" not in said
     chosen = str(summary.sections(built().parts)[-1])
     assert "precision bf16 (auto: at least 2.00 times as fast as fp32 where it was measured)" in chosen
@@ -268,7 +268,7 @@ def test_where_the_table_is_silent_one_line_names_what_measures(
     table()
     for said in (built(console=True), built(console=True, compile="auto")):
         said.train()
-        note = "note: `surefoot profile` measures what could be gained here (a script: FILE.py:build; by compiling too:"
+        note = "note: `surefoot profile` measures possible speedups on this machine (for a script: FILE.py:build; with compilation too:"
         assert note in " ".join(capsys.readouterr().out.split())
     assert "`surefoot profile` measures" in str(summary.sections(built().parts)[-1])
     built(console=True, precision="fp32").train()
@@ -354,12 +354,12 @@ def test_bf16_on_a_processor_without_it_trains_and_one_line_names_what_is_quicke
     run.train()
     assert run.state.step == 6
     said = " ".join(capsys.readouterr().out.split())
-    assert said.count('no instructions for bf16 and computes slowly in it; precision="fp32"') == 1
-    assert "--precision fp32 is quicker" in str(summary.sections(built(precision="bf16").parts)[-1])
+    assert said.count('has no bf16 instructions, so bf16 is slow; precision="fp32"') == 1
+    assert "--precision fp32 is faster" in str(summary.sections(built(precision="bf16").parts)[-1])
     built(console=True, precision="fp32").train()
     monkeypatch.setattr("surefoot.train.precision.instruction_set", lambda: "unknown")
     built(console=True, precision="bf16").train()
-    assert "slowly" not in capsys.readouterr().out
+    assert "bf16 is slow" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -426,10 +426,10 @@ def test_nothing_is_compiled_where_the_table_has_no_gain() -> None:
 @pytest.mark.usefixtures("compiling")
 def test_steps_of_ones_own_and_batches_by_tokens_are_not_compiled() -> None:
     own = auto_precision.settle_choices(built(loss=None, compile="auto").parts)
-    assert own.compile == "the steps are the program's own"
+    assert own.compile == "the training step is custom"
     pairs = sf.data.TokenPairs([[4, 5, 6]] * 9, [[4, 5, 6]] * 9)
     tokens = auto_precision.settle_choices(built(train_data=pairs, batch_size="32 tokens", compile="auto").parts)
-    assert tokens.compile == "batches by tokens have another shape in almost every step"
+    assert tokens.compile == "batches by tokens change shape in almost every step"
 
 
 @pytest.mark.usefixtures("compiling")
@@ -490,6 +490,6 @@ def test_fp16_on_a_cpu_trains_and_one_line_says_that_it_is_for_trying_only(capsy
     run = built(console=True, precision="fp16")
     run.train()
     assert run.state.step == 6
-    assert capsys.readouterr().out.count("fp16 on a CPU is slow, and for trying only") == 1
+    assert capsys.readouterr().out.count("fp16 on a CPU is slow and meant for tests only") == 1
     built(console=True, precision="bf16").train()
-    assert "for trying only" not in capsys.readouterr().out
+    assert "meant for tests only" not in capsys.readouterr().out

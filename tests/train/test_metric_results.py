@@ -24,7 +24,7 @@ def test_outputs_come_back_as_what_they_were() -> None:
     assert type(first) is Named
     assert second == held[1]
     torch.testing.assert_close(third, held[2])
-    with pytest.raises(sf.ConfigError, match="cannot go from one rank to another"):
+    with pytest.raises(sf.ConfigError, match="cannot be sent to another rank"):
         messages.written([object()])
 
 

@@ -260,7 +260,7 @@ def test_weights_used_beside_the_module_that_they_are_gathered_with_are_named() 
     check(model, plain, gathered=[model.encoder, model])
     with pytest.raises(sf.ConfigError) as refused:
         check(model, plain, gathered=[model.head, model.encoder, model])
-    assert "model.head.weight is used while model.head is not being called" in str(refused.value)
+    assert "model.head.weight is used outside a call of model.head" in str(refused.value)
     assert "name other blocks (blocks)" in str(refused.value)
 
 
@@ -292,7 +292,7 @@ def test_gradients_of_gradients_are_refused_where_weights_are_sharded_and_other_
 
 
 def test_a_loss_that_calls_no_model_is_refused() -> None:
-    with pytest.raises(sf.ConfigError, match="the loss never calls the model that it is given"):
+    with pytest.raises(sf.ConfigError, match="the loss never calls the model that it receives"):
         check(Net(), lambda model, batch: model.head.weight.sum() + model.encoder[0].weight.sum())
     with pytest.raises(sf.ConfigError, match="the loss never calls any of the models"):
         check({"one": Net(), "other": Net()}, lambda models, batch: torch.zeros((), requires_grad=True))
@@ -323,7 +323,7 @@ def test_a_loss_that_fails_is_left_to_the_first_step() -> None:
 
 
 def test_a_loss_that_breaks_its_contract_is_told_at_once() -> None:
-    with pytest.raises(sf.ConfigError, match="the loss is not one number"):
+    with pytest.raises(sf.ConfigError, match="the loss is not a scalar"):
         check(Net(), lambda model, batch: model(batch[0]))
 
 
@@ -450,7 +450,7 @@ def test_ranks_that_call_other_blocks_than_each_other_are_refused_where_weights_
     # without a word each would get rows of two different blocks
     first, second = ranks(2, which_drops, sharding={})
     assert first == second
-    assert first.startswith("rank 1 calls model.blocks.0 where rank 0 calls model.blocks.1")
+    assert first.startswith("rank 1 calls model.blocks.0, but rank 0 calls model.blocks.1")
     assert len(first.splitlines()) <= 5
     assert ranks(2, which_drops, sharding={"blocks": ["head"]}) == ["trained", "trained"]
 

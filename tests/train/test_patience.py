@@ -125,7 +125,7 @@ def test_scores_that_are_no_numbers_change_nothing_but_their_count(cooldown: int
         for step, score in enumerate(scores):
             feedback.update(step, score)
             for _ in range(generator.choice((0, 0, 1, 2))):
-                assert "is not a number" in (broken.update(step, math.nan) or "")
+                assert "is NaN (" in (broken.update(step, math.nan) or "")
             broken.update(step, score)
             counted = broken.standing.not_numbers
             assert broken.state() == feedback.state() | {"not_numbers": counted}
@@ -357,9 +357,9 @@ def test_a_reduction_is_told_in_one_line_and_in_the_records(tmp_path: Path, caps
     printed = capsys.readouterr().out
     said = [line for line in printed.splitlines() if line.startswith("learning rate")]
     assert said == [
-        "learning rate halved after 2 evaluations without a better val/same: 0.5 of the schedule's from step 6 on",
+        "learning rate halved after 2 evaluations without a better val/same: 0.5 times the schedule from step 6",
         "learning rate multiplied by 0.6 after 2 evaluations without a better val/same:"
-        " 0.3 of the schedule's from step 10 on, its floor",
+        " 0.3 times the schedule from step 10, the minimum",
     ]
     assert "the learning rate was lowered to 0.3 of the schedule's" in " ".join(printed.split())  # lines are broken
     assert dict(written(tmp_path / "run", "eval", "lr_factor"))[6] == 0.5
@@ -404,9 +404,9 @@ def test_a_score_that_is_no_number_is_told_each_time_and_counted(capsys: pytest.
     held.append(run)
     run.train()
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
-    assert [
-        f"val/same after step {step} is not a number ({n} so far)" for n, step in enumerate((4, 6, 8, 10, 12), 1)
-    ] == [line.removeprefix("warning: ").partition(":")[0] for line in said]
+    assert [f"val/same after step {step} is NaN ({n} so far)" for n, step in enumerate((4, 6, 8, 10, 12), 1)] == [
+        line.removeprefix("warning: ").partition(":")[0] for line in said
+    ]
     assert run.state.lr_factor == 1.0
 
 
@@ -414,7 +414,7 @@ def test_plan_says_that_rates_may_be_lower() -> None:
     lines = summary.learning_rates(build(None).parts)
     assert (
         lines[-1]
-        == "or lower: times 0.5 after 2 evaluations without a better val/same, and again, down to 0.01 of these"
+        == "or lower: multiplied by 0.5 after 2 evaluations without a better val/same, repeatedly, down to 0.01 of the schedule"
     )
     assert len(summary.learning_rates(build(None, plateau=None).parts)) == len(lines) - 1
 
@@ -425,13 +425,13 @@ def test_plan_says_that_rates_may_be_lower() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"patience": 0}, "patience = 0: how many evaluations to wait, 1 or more"),
-        ({"factor": 1.0}, "factor = 1.0: what the learning rate is multiplied by"),
+        ({"patience": 0}, "patience = 0 must be 1 evaluation or more"),
+        ({"factor": 1.0}, "factor = 1.0 must be between 0 and 1 (it multiplies the learning rate)"),
         ({"factor": 0.0}, "factor = 0.0"),
-        ({"min_lr_ratio": 1.0}, "min_lr_ratio = 1.0: the lowest factor"),
+        ({"min_lr_ratio": 1.0}, "min_lr_ratio = 1.0 must be at least 0 and below 1 (the lowest factor)"),
         ({"cooldown": -1}, "cooldown = -1"),
         ({"min_delta": math.nan}, "min_delta = nan"),
-        ({"monitor": "val/loss"}, "say which way is better"),
+        ({"monitor": "val/loss"}, "begin with min or max"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(settings: dict[str, Any], says: str) -> None:
@@ -449,9 +449,9 @@ def test_all_problems_are_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"plateau": "min val/loss"}, "is no plateau"),
-        ({"plateau": ReduceLROnPlateau("min test/loss", 3)}, "no split of that name; there are: val"),
-        ({"early_stopping": sf.EarlyStopping("min val/same", 2)}, "before its learning rate is ever lowered"),
+        ({"plateau": "min val/loss"}, "is not a plateau rule"),
+        ({"plateau": ReduceLROnPlateau("min test/loss", 3)}, "no split has that name; available: val"),
+        ({"early_stopping": sf.EarlyStopping("min val/same", 2)}, "before the first learning-rate reduction"),
     ],
 )
 def test_a_plateau_that_could_lower_no_rate_is_refused_before_the_run(changes: dict[str, Any], says: str) -> None:
@@ -529,7 +529,7 @@ def test_early_stopping_ends_where_keras_ends(direction: Any, patience: int, min
         (["--plateau.patience", "0"], "patience = 0"),
         (["--plateau.patience", "2", "--plateau.factor", "1.5"], "factor = 1.5"),
         (["--plateau.factor", "0.5"], "changes nothing without a patience"),
-        (["--plateau.patience", "3", "--early-stopping.patience", "3"], "before its learning rate is ever lowered"),
+        (["--plateau.patience", "3", "--early-stopping.patience", "3"], "before the first learning-rate reduction"),
     ],
 )
 def test_flags_that_make_no_plateau_are_refused(

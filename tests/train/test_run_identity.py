@@ -38,16 +38,16 @@ def test_a_length_that_changes_no_rate_of_a_step_that_is_made_is_taken(
 @pytest.mark.parametrize(
     ("before", "now", "steps_done", "schedule", "why"),
     [
-        (20, 10, 11, sf.schedules.constant(), "  11 steps are made already"),
-        (20, 40, 17, COOLING, "  its cooldown begins at step 16 of a run of 20, and 17 steps are made"),
-        (40, 20, 17, COOLING, "  its cooldown begins at step 16 of a run of 20, and 17 steps are made"),
-        (20, 10, 4, JOINED, "  at = 12 steps: two joined schedules in a run of 10 steps need one for each"),
+        (20, 10, 11, sf.schedules.constant(), "  11 steps are already completed"),
+        (20, 40, 17, COOLING, "  its cooldown begins at step 16 of a run of 20 steps, and 17 steps are completed"),
+        (40, 20, 17, COOLING, "  its cooldown begins at step 16 of a run of 20 steps, and 17 steps are completed"),
+        (20, 10, 4, JOINED, "  at = 12 steps: two joined schedules in a run of 10 steps need at least one step each"),
         (
             20,
             40,
             5,
             sf.schedules.linear(),
-            "  with another length its schedule has other rates from step 1 on, and 5 steps are made",
+            "  with another length, its learning rates differ from step 1 on, and 5 steps are completed",
         ),
     ],
 )
@@ -59,4 +59,4 @@ def test_another_length_is_refused_with_the_reason_in_the_second_line(
     first, second, *_, last = str(error.value).splitlines()
     assert first == f"cannot resume runs/a: length was {before} steps, now {now} steps"
     assert second == why
-    assert last.startswith("  another run can start from its weights")
+    assert last.startswith("  start a new run from its weights")

@@ -83,7 +83,7 @@ def test_the_smallest_within_three_percent_of_the_fastest_is_recommended(
     assert found is not None
     assert (found.recommended.size, found.fastest.size, found.largest.size) == (recommended, fastest, 8)
     assert found.flags == f"--batch-size 8 --micro-batch-size {recommended}"
-    assert ("within 3 % of the fastest" in found.reason) == (recommended != fastest)
+    assert ("within 3% of the fastest" in found.reason) == (recommended != fastest)
 
 
 # --- of a run ----------------------------------------------------------------------------------------------------------
@@ -155,7 +155,9 @@ def test_sizes_that_take_less_than_smaller_ones_are_found() -> None:
 
 
 def test_nothing_that_fits_is_an_error_that_says_what_it_needs() -> None:
-    with pytest.raises(sf.ConfigError, match=r"not even a micro-batch of 1 samples fits: it needs .* kB may be used"):
+    with pytest.raises(
+        sf.ConfigError, match=r"even a micro-batch of 1 samples does not fit: it needs .* but the limit is .* kB"
+    ):
         sf.tune.find_batch_size(mlp_run(), memory="10 kB")
 
 
@@ -164,7 +166,7 @@ def test_another_batch_can_be_asked_for() -> None:
     assert found.batch_size == 40
     assert {row.size for row in found.tried} <= set(divisors(40))
     assert found.flags.startswith("--batch-size 40 ")
-    with pytest.raises(sf.ConfigError, match="does not say how long its samples are"):
+    with pytest.raises(sf.ConfigError, match="does not report the lengths of its samples"):
         sf.tune.find_batch_size(mlp_run(), batch_size="4096 tokens")
 
 
@@ -176,23 +178,25 @@ def test_a_size_that_the_model_refuses_is_told_and_left_out() -> None:
 
     found = sf.tune.find_batch_size(mlp_run(model=Normalised), memory="1 GB")
     assert (found.tried[0].size, found.tried[0].fits) == (1, False)
-    assert found.tried[0].problem == "batch normalisation cannot train on one value"
+    assert found.tried[0].problem == "batch normalization needs more than one value per channel"
     assert found.largest.size == 24
-    assert "the largest that was found to fit 900 MB is the whole batch" in found.reason
-    with pytest.raises(sf.ConfigError, match=r"(?s)not even a micro-batch of 2 samples fits.*1 samples: batch normal"):
+    assert "the largest size that fits 900 MB is the whole batch" in found.reason
+    with pytest.raises(
+        sf.ConfigError, match=r"(?s)even a micro-batch of 2 samples does not fit.*1 samples: batch normal"
+    ):
         sf.tune.find_batch_size(mlp_run(model=Normalised), memory="5 kB")
-    with pytest.raises(sf.ConfigError, match="cannot train on one value\n  try: a larger batch_size"):
+    with pytest.raises(sf.ConfigError, match="needs more than one value per channel\n  try: a larger batch_size"):
         sf.tune.find_batch_size(mlp_run(model=Normalised, batch_size=1), memory="1 GB")
 
 
 @pytest.mark.parametrize(
     ("layers", "told"),
     [
-        ([], "does not depend on it"),
-        ([nn.Dropout(0.0)], "does not depend on it"),
-        ([nn.Dropout(0.1)], "does not depend on it; which units dropout drops does"),
-        ([nn.BatchNorm1d(8)], "does not depend on it; what batch normalisation sees at once does"),
-        ([nn.BatchNorm1d(8), nn.Dropout(0.1)], "dropout drops and what batch normalisation sees at once do"),
+        ([], "do not depend on the micro-batch size"),
+        ([nn.Dropout(0.0)], "do not depend on the micro-batch size"),
+        ([nn.Dropout(0.1)], "do not depend on the micro-batch size; the units that dropout drops do"),
+        ([nn.BatchNorm1d(8)], "do not depend on the micro-batch size; the statistics of batch normalization do"),
+        ([nn.BatchNorm1d(8), nn.Dropout(0.1)], "dropout drops and the statistics of batch normalization do"),
     ],
 )
 def test_what_another_size_changes_is_told_of_what_the_model_has(layers: list[nn.Module], told: str) -> None:
@@ -260,7 +264,7 @@ def test_batches_by_tokens_are_measured_in_tokens_with_the_fullest_of_them() -> 
     shapes = [seen.get() for _ in range(seen.qsize())]
     assert max(rows * wide for rows, wide in shapes) > 0.9 * 960
     assert max(wide for _, wide in shapes) == 40
-    with pytest.raises(sf.ConfigError, match="in samples, and the run's own in tokens"):
+    with pytest.raises(sf.ConfigError, match="in samples, but the run's own batch_size is in tokens"):
         sf.tune.find_batch_size(run, batch_size=64)
 
 

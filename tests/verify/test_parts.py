@@ -80,9 +80,9 @@ def checkpoint(step: int, log: Log | None, *, scored: str = "a") -> StoredStep:
 def test_every_checkpoint_but_that_of_step_0_has_a_clock_to_compare() -> None:
     log = records_of({"kind": "train", "step": 1})
     files = Files(Path("a"), {step: checkpoint(step, log) for step in (0, 1, 2)}, log, [], [], [])
-    assert "these with the clock of every checkpoint" in record_facts(files)
+    assert "their times with the clock of every checkpoint" in record_facts(files)
     files.checkpoints[1] = checkpoint(1, None)
-    assert "these with the clock of 1 of 2 checkpoints" in record_facts(files)
+    assert "their times with the clock of 1 of 2 checkpoints" in record_facts(files)
 
 
 # --- where metrics.jsonl was changed -----------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def test_a_changed_line_is_found_between_two_checkpoints(changed: int, where: st
 def test_what_was_changed_before_a_run_went_on_is_told_apart() -> None:
     now = [LINES[0].replace(b"1.5", b"2.5"), *LINES[1:]]
     (problem,) = read(b"".join(now), [*noted(LINES, 2, 3), *noted(now, 7)]).problems
-    assert problem.text.endswith("; so it was when the run went on to step 7")
+    assert problem.text.endswith("; the change was already there at step 7")
 
 
 def test_only_what_a_kill_leaves_is_a_line_without_a_record() -> None:
@@ -125,7 +125,7 @@ def test_only_what_a_kill_leaves_is_a_line_without_a_record() -> None:
     assert read(b"".join([*LINES[:3], cut, resumed, *LINES[2:]]), []).problems == ()
     assert read(b"".join([*LINES[:3], cut[:-1]]), []).problems == ()
     (problem,) = read(b"".join([*LINES[:3], cut, *LINES[4:]]), []).problems
-    assert "line 4 is no record, and no resume follows it" in problem.text
+    assert "line 4 is not a record, and no resume follows it" in problem.text
 
 
 def records_of(*records: dict[str, object]) -> Log:

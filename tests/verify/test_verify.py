@@ -71,11 +71,11 @@ def test_a_run_that_nobody_touched_is_proved_bit_for_bit(trained: Path) -> None:
     (outcome,) = verdict.outcomes
     assert outcome.records == [*range(3, 25, 3), 26]
     assert outcome.checkpoints == saved(trained)[1:]
-    assert "step 0: the weights are those that seed 0 builds" in verdict.proved
+    assert "step 0: seed 0 builds the same weights" in verdict.proved
     of_records = (
-        "the records: in order; their speeds agree with their times, and these with the clock of every checkpoint"
+        "the records: in order; their speeds agree with their times, and their times with the clock of every checkpoint"
     )
-    assert f"{of_records}; the best score follows from the scores" in verdict.proved
+    assert f"{of_records}; the best score agrees with the scores" in verdict.proved
 
 
 def test_what_could_not_be_compared_is_not_said_to_be_proved(run: Path) -> None:
@@ -83,7 +83,8 @@ def test_what_could_not_be_compared_is_not_said_to_be_proved(run: Path) -> None:
     proved = "\n".join(verified(run, windows=0, steps=1).proved)
     count = len(saved(run)) - 1  # that of step 0 has no records before it
     assert (
-        f"their speeds agree with their times, and these with the clock of {count - 1} of {count} checkpoints" in proved
+        f"their speeds agree with their times, and their times with the clock of {count - 1} of {count} checkpoints"
+        in proved
     )
 
 
@@ -114,10 +115,12 @@ def test_windows_tell_which_steps_they_do_not_prove_and_what_those_cost(run: Pat
     said: list[str] = []
     verdict = verified(run, steps=6, windows=2, say=said.append)
     assert [(each.window.start, each.window.stop) for each in verdict.outcomes] == [(0, 6), (20, 26)]
-    assert said[0].startswith("making 12 of 26 steps again, in 2 windows, about ")
-    assert "; all of them (--all): 26, about " in said[0]
+    assert said[0].startswith("repeating 12 of 26 steps, in 2 windows, about ")
+    assert "; all steps (--all): 26, about " in said[0]
     (gap,) = [line for line in verdict.not_proved if line.startswith("steps ")]
-    assert gap.startswith("steps 6 to 20 and the checkpoint of step 20: not made again; that is 20 steps, from the")
+    assert gap.startswith(
+        "steps 6 to 20 and the checkpoint of step 20: not repeated; repeating them takes 20 steps, from the"
+    )
     assert not verdict.whole
     assert verdict.sentence.endswith("is proved bit for bit, in part")
 
@@ -136,7 +139,7 @@ def test_all_steps_are_made_where_that_is_soon_done_and_windows_where_not(
 def test_with_no_windows_files_alone_are_checked(trained: Path) -> None:
     verdict = verified(trained, steps=5, windows=0)
     assert verdict.outcomes == []
-    assert verdict.sentence.endswith("the files are as their manifests tell; no step was made again")
+    assert verdict.sentence.endswith("the files match their manifests; no step was repeated")
 
 
 def test_a_run_that_goes_on_is_verified_up_to_what_is_committed(tmp_path: Path) -> None:
@@ -152,7 +155,7 @@ def test_a_run_that_goes_on_is_verified_up_to_what_is_committed(tmp_path: Path) 
     assert verdict.sound, str(verdict)
     (outcome,) = verdict.outcomes
     assert (outcome.checkpoints, outcome.records) == ([8], [3, 6, 9, 12])
-    assert any("written after the newest checkpoint: no hash covers that" in line for line in verdict.not_proved)
+    assert any("written after the newest checkpoint: no hash covers this part" in line for line in verdict.not_proved)
     assert any("the weights after step 8: there is no later checkpoint" in line for line in verdict.not_proved)
 
 
@@ -209,7 +212,7 @@ def test_records_after_the_newest_checkpoint_are_said_not_to_be_covered(run: Pat
         file.write(json.dumps({"kind": "event", "step": 26, "event": "finished"}) + "\n")
     verdict = verified(run, steps=3, windows=1)
     assert verdict.sound
-    assert any("written after the newest checkpoint: no hash covers that" in line for line in verdict.not_proved)
+    assert any("written after the newest checkpoint: no hash covers this part" in line for line in verdict.not_proved)
 
 
 def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
@@ -238,33 +241,36 @@ def _longer(record: dict[str, Any]) -> None:
     [
         (
             lambda run: forged.state_changed(forged.checkpoint(run, 8), _other_rate),
-            "step-00000008 is of another run than step-00000026: optimizer.lr was 0.5, now 0.01",
+            "step-00000008 is from another run than step-00000026: optimizer.lr was 0.5, now 0.01",
         ),
         (
             lambda run: forged.state_changed(forged.checkpoint(run, 8), _other_best),
-            "step-00000008 tells of val/loss: value 0.25, and the scores on the record of ",
+            "step-00000008 reports val/loss: value 0.25, but the recorded scores give ",
         ),
-        (lambda run: forged.record_changed(run, _longer, step=9), " s of training, and the records up to it of "),
+        (
+            lambda run: forged.record_changed(run, _longer, step=9),
+            " s of training, but the records up to it add up to ",
+        ),
         (
             lambda run: forged.record_changed(run, lambda record: record.update(targets_per_s=99.0), step=9),
-            "the record of step 9: targets_per_s is 99.0, and targets by training_s and data_wait_s make ",
+            "the record of step 9: targets_per_s is 99.0, but targets / (training_s + data_wait_s) is ",
         ),
         (
             lambda run: forged.record_changed(run, lambda record: record.update(step=3), step=9),
-            "the record of step 3: it tells of train after those of step 6",
+            "the record of step 3: this train record comes after the record of step 6",
         ),
         (
             lambda run: forged.environment_changed(run, lambda session: session["machine"].update(hardware="other")),
-            "environment.json tells of no session on the machine by which step-00000000 was saved",
+            "environment.json lists no session on the machine that saved step-00000000",
         ),
         (
             lambda run: forged.environment_changed(run, lambda session: session["data"].update(samples=53)),
-            "environment.json tells of other training data than step-00000000",
+            "environment.json lists other training data than step-00000000",
         ),
         (lambda run: (run / "environment.json").write_text("[]"), "environment.json is damaged"),
         (
             lambda run: (run / "config.toml").write_text((run / "config.toml").read_text().replace("0.05", "0.5")),
-            "config.toml is not of the run in step-00000026: optimizer.weight_decay was 0.5, now 0.05",
+            "config.toml does not belong to the run in step-00000026: optimizer.weight_decay was 0.5, now 0.05",
         ),
     ],
 )
@@ -285,7 +291,7 @@ def test_other_training_data_are_named_before_any_step_is_made(run: Path) -> Non
     verdict = sf.load(build(run, train_data=other)).verify(say=said.append)
     assert the_problem(verdict).text.startswith("training data: data.type was 'Augmented', now 'TensorDataset'")
     assert (verdict.exit_status, verdict.outcomes, said) == (3, [], [])
-    assert "no step was made again: the training data are others" in verdict.not_proved
+    assert "no step was repeated: the training data has changed" in verdict.not_proved
 
 
 def test_other_data_of_a_split_are_named_and_steps_are_made_all_the_same(run: Path) -> None:
@@ -300,7 +306,7 @@ def test_a_split_whose_data_were_exchanged_in_a_session_is_noted_once(run: Path)
     for step in (4, 8):
         forged.state_changed(forged.checkpoint(run, step), lambda state: state["splits"]["val"].update(sha256="0"))
     assert check_files(run).notes == [
-        "split val held other data at step 4 than later: its scores are not comparable with those"
+        "the data of split val has changed since step 4: scores before and after the change are not comparable"
     ]
 
 
@@ -327,7 +333,7 @@ class Unprinted(torch.nn.Module):
 
 def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, tmp_path: Path) -> None:
     verdict = sf.load(build(run, model=_wider)).verify()
-    assert "makes another run than step-00000026: the model had " in the_problem(verdict).text
+    assert "builds another run than step-00000026: the model had " in the_problem(verdict).text
     assert (verdict.exit_status, verdict.outcomes, len(verdict.proved)) == (4, [], 3)
 
     def sized(size: int) -> sf.Run:
@@ -339,7 +345,7 @@ def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, t
 
     sized(3).train()
     verdict = sf.load(sized(2)).verify()
-    assert "no step could be made again: step-00000000 holds another model; weight was [3], now [2]" in str(verdict)
+    assert "no step could be repeated: step-00000000 holds another model; weight was [3], now [2]" in str(verdict)
     assert (verdict.exit_status, verdict.outcomes) == (4, [])
 
 
@@ -383,7 +389,7 @@ def test_one_changed_number_of_a_checkpoint_is_named(run: Path, file: str, name:
     assert float(problem.saved or 0) - float(problem.computed or 0) == pytest.approx(0.125)
     assert (problem.kind, problem.step, verdict.exit_status) == ("differs", 16, 8)
     assert problem.text.endswith(" values differs)")
-    assert any("that checkpoint was changed after it was saved" in hint for hint in verdict.hints)
+    assert any("the checkpoint of step 16 was changed after it was saved" in hint for hint in verdict.hints)
 
 
 def test_a_changed_row_of_the_meter_is_named(run: Path) -> None:
@@ -406,7 +412,7 @@ def test_an_edited_loss_that_every_hash_agrees_with_is_named(run: Path) -> None:
     verdict = verified(run)
     problem = the_problem(verdict)
     assert problem.text == (
-        f"step 18: loss was logged as {changed!r}, and is {before!r} when computed again (over 3 steps; metrics.jsonl line {line})"
+        f"step 18: loss was logged as {changed!r}, and is {before!r} when recomputed (over 3 steps; metrics.jsonl line {line})"
     )
     assert (problem.step, problem.quantity, problem.saved, problem.computed) == (
         18,
@@ -416,7 +422,7 @@ def test_an_edited_loss_that_every_hash_agrees_with_is_named(run: Path) -> None:
     )
     assert verdict.exit_status == 8
     assert verdict.outcomes[0].records == [3, 6, 9, 12, 15, 21, 24, 26]
-    assert any("the next checkpoint is what is computed now" in hint for hint in verdict.hints)
+    assert any("the next checkpoint matches the recomputed state" in hint for hint in verdict.hints)
 
 
 @pytest.mark.fast("norm-0.5", "skipped-1")
@@ -432,7 +438,7 @@ def test_every_number_that_a_step_makes_is_compared(run: Path, name: str, value:
 def test_an_edited_learning_rate_is_named_by_the_schedule(run: Path) -> None:
     forged.record_changed(run, lambda record: record.update(lr=0.5), step=18)
     verdict = verified(run, steps=1, windows=1)
-    assert "the record of step 18: lr is 0.5, and that of the schedule 0.00" in the_problem(verdict).text
+    assert "the record of step 18: lr is 0.5, but the schedule gives 0.00" in the_problem(verdict).text
     assert verdict.exit_status == 8
 
 
@@ -444,7 +450,7 @@ def _other_targets(record: dict[str, Any]) -> None:
 def test_edited_targets_are_named_outside_of_windows_too(run: Path) -> None:
     forged.record_changed(run, _other_targets, step=9)
     verdict = verified(run, steps=1, windows=1)
-    assert "the record of step 9: targets are 25.0, and 3 steps of 8 make 24" in the_problem(verdict).text
+    assert "the record of step 9: targets is 25.0, but 3 steps of 8 targets give 24" in the_problem(verdict).text
 
 
 def test_a_record_that_was_taken_out_is_missed(run: Path) -> None:
@@ -489,7 +495,7 @@ def test_a_run_that_went_on_several_times_is_proved(tmp_path: Path) -> None:
     del environment["sessions"][1]
     (tmp_path / "a" / "environment.json").write_text(json.dumps(environment))
     lost = the_problem(verified(tmp_path / "a", steps=1, windows=0))
-    assert re.search(r"environment.json tells of no session that went on from step \d+", lost.text)
+    assert re.search(r"environment.json lists no session that resumed at step \d+", lost.text)
 
 
 @pytest.mark.fast("loss scale and quantile")
@@ -580,14 +586,14 @@ def test_on_another_machine_rounding_is_measured_and_is_no_fault(run: Path, else
     assert outcome.largest["records"].where == "the record of step 18, loss"
     assert outcome.largest["records"].relative == pytest.approx(1e-6, rel=1e-3)
     assert outcome.largest["tensors"].where == "step-00000016, model.safetensors, 0.weight[3, 2]"
-    assert verdict.sentence.endswith("is proved to rounding")
+    assert verdict.sentence.endswith("is proved up to rounding")
 
 
 def test_on_another_machine_what_rounding_does_not_explain_is_a_fault(run: Path, elsewhere: None) -> None:
     forged.tensors_changed(forged.checkpoint(run, 16), raised("0.weight", (3, 2)))
     verdict = verified(run)
     assert the_problem(verdict).quantity == "0.weight[3, 2]"
-    assert any("not the machine that made it" in hint for hint in verdict.hints)
+    assert any("not the machine that trained it" in hint for hint in verdict.hints)
     assert verified(run, tolerance=1.0).sound
 
 
@@ -628,8 +634,8 @@ def test_what_a_loop_body_logs_and_keeps_is_said_not_to_be_proved(tmp_path: Path
     with_body(tmp_path / "a", moved=False)
     verdict = verified(tmp_path / "a")
     assert verdict.sound, str(verdict)
-    assert "seen in the records: logged by a loop's own body, which cannot be done again" in verdict.not_proved
-    assert any("what was given to run.register_state" in line for line in verdict.not_proved)
+    assert "seen in the records: logged by your own loop, which cannot be repeated" in verdict.not_proved
+    assert any("state of run.register_state" in line for line in verdict.not_proved)
 
 
 def test_a_loop_body_that_changes_weights_is_seen_and_named_as_a_cause(tmp_path: Path) -> None:
@@ -637,7 +643,7 @@ def test_a_loop_body_that_changes_weights_is_seen_and_named_as_a_cause(tmp_path:
     verdict = verified(tmp_path / "a")
     assert verdict.exit_status == 8
     assert verdict.problems[0].step in (15, 16)
-    assert any("a loop's own body that changes weights" in hint for hint in verdict.hints)
+    assert any("your own loop changing weights" in hint for hint in verdict.hints)
     assert 24 in verdict.outcomes[0].checkpoints, "what follows from a saved checkpoint is judged by itself"
 
 
@@ -650,7 +656,7 @@ def test_steps_of_a_users_own_are_not_made_again(tmp_path: Path) -> None:
     verdict = sf.load(build(tmp_path / "a", loss=None, splits=None, early_stopping=None, length="3 steps")).verify()
     assert verdict.sound, str(verdict)
     assert (
-        "no step was made again: this run has no loss of its own, its script makes each step itself"
+        "no step was repeated: this run has no loss function, its script computes each step itself"
         in verdict.not_proved
     )
 

@@ -29,7 +29,7 @@ def average_weights(store: Store, count: int) -> Checkpoint:
     steps = last_steps(store, count)
     if count < 1 or len(steps) < count:
         raise CheckpointError(
-            f"the mean of the last {count} checkpoints: of steps above 0 there are {len(steps)} in {store.directory}"
+            f"cannot average the last {count} checkpoints: {store.directory} has {len(steps)} after step 0"
             f" ({', '.join(map(str, steps)) or 'none'})\n"
             f"  average fewer, or keep more while training: --keep-last {max(count, 1)} --save-every ..."
         )
@@ -61,13 +61,15 @@ def last_steps(store: Store, count: int) -> list[int]:
 def _add(sums: dict[str, Tensor], tensors: Mapping[str, Tensor], *, step: int) -> None:
     misfit = next((name for name in sums if name not in tensors or tensors[name].shape != sums[name].shape), None)
     if misfit is not None or len(tensors) != len(sums):
-        raise CheckpointError(f"step {step} is of another model than the newest: {misfit or 'it has more tensors'}")
+        raise CheckpointError(
+            f"the checkpoint of step {step} has a different model than the newest: {misfit or 'it has more tensors'}"
+        )
     for name, total in sums.items():
         if total.is_floating_point():
             total.add_(tensors[name])
         elif total.dtype in (torch.int8, torch.uint8) and not torch.equal(total, tensors[name]):
             raise CheckpointError(
-                f"{name} of step {step} holds other codes of 8 bits than the newest: quantised weights have no mean\n"
-                "  their scales would be averaged, and belong to other codes\n"
+                f"{name} at step {step} has different 8-bit codes than in the newest checkpoint: quantized weights have no mean\n"
+                "  averaged scales would fit neither set of codes\n"
                 "  use one checkpoint"
             )

@@ -31,9 +31,7 @@ def change_names(accepted: str | Sequence[str] | None) -> tuple[str, ...]:
     """
     names = accepted.split(",") if isinstance(accepted, str) else list(accepted or ())
     if unknown := [name for name in names if name not in CHANGES]:
-        raise ConfigError(
-            f"accept_change = {unknown[0]!r} names nothing that can change\n  give some of: {', '.join(CHANGES)}"
-        )
+        raise ConfigError(f"accept_change = {unknown[0]!r} is not a known change\n  choose from {', '.join(CHANGES)}")
     return tuple(names)
 
 
@@ -54,44 +52,40 @@ def find_changes(
     other_batch = _may_compare_batches(*batches) and batches[0] != batches[1]
     changes, notes = list[Change](), list[str]()
     if elsewhere and (samples or other_batch):
-        notes.append("samples are read to other bits than before, as another machine may do: only the loss is compared")
+        notes.append("the bits of the samples differ, as on another machine: only the loss is compared")
     elif not elsewhere:
         if samples:
             rest = len(samples) - 1
             which = f"{samples[0]} and {rest} other{'s' * (rest > 1)}" if rest else samples[0]
-            what = (
-                f"{which} of the training data {'are' if rest else 'is'} not what {'they were' if rest else 'it was'}"
-            )
+            what = f"{which} of the training data {'have' if rest else 'has'} changed"
             changes.append(Change(("data",), what, _cause(texts["data"])))
         elif other_batch:
             changes.append(_change_of_batch(before, now, texts))
         changes += [
-            Change(("data",), f"{labels[0]} of {split}, which steers the run, is not what it was")
+            Change(("data",), f"{labels[0]} of {split}, which affects the run, has changed")
             for split, labels in unlike
             if labels
         ]
     why = _why_not_compared(before, now, elsewhere=elsewhere)
     if now["failed"] and before["loss"] is not None:
         notes.append(
-            "the first micro-batch could be passed when the run began, and cannot now: its loss is not compared"
+            "the forward pass of the first micro-batch worked when the run began, but fails now: its loss is not compared"
         )
     elif why is not None:
         changes += [
-            Change((name,), f"the text of the {name} changed, and {why}", _cause(texts[name]))
+            Change((name,), f"the source code of the {name} changed, and {why}", _cause(texts[name]))
             for name in ("loss", "model")
             if texts[name]
         ]
     elif not _is_equal(before, now):
         names = tuple(name for name in ("loss", "model") if texts[name]) or ("loss",)
-        what = (
-            f"the loss of the first micro-batch, with the weights of step 0, was {before['loss']}, and is {now['loss']}"
-        )
+        what = f"the loss of the first micro-batch, with the weights of step 0, was {before['loss']}, and is now {now['loss']}"
         changes.append(Change(names, what, _cause([each for name in names for each in texts[name]])))
     if texts["optimizer"]:
-        changes.append(Change(("optimizer",), "the text of the optimizer changed", _cause(texts["optimizer"])))
+        changes.append(Change(("optimizer",), "the source code of the optimizer changed", _cause(texts["optimizer"])))
     changed = {name for change in changes for name in change.names}
     if unharmed := [each for name in CHANGES if name not in changed for each in texts[name]]:
-        notes.append(f"{_names(unharmed)} changed, what the first samples come to did not")
+        notes.append(f"{_names(unharmed)} changed, but the results on the first samples did not")
     return changes, notes
 
 
@@ -106,32 +100,32 @@ def refuse_changes(changes: Sequence[Change], *, accepted: Collection[str], wher
         also = f"; also {'; '.join(shortened([change.text for change in refused[1:]], 2))}" * (len(refused) > 1)
         raise CheckpointError(
             f"cannot resume {where}: {refused[0].text}\n  {refused[0].cause}{also}\n"
-            "  with it this would be another run: choose another --run-dir, or start from its weights with --init-from\n"
-            f"  to go on with it all the same: --accept-change {names}"
+            "  with this change it would be another run: choose another --run-dir, or start from its weights with --init-from\n"
+            f"  to resume with this change: --accept-change {names}"
         )
 
 
 def _change_of_batch(before: Fingerprints, now: Fingerprints, texts: Mapping[str, Sequence[str]]) -> Change:
     counts = before["micro_batch"]["count"], now["micro_batch"]["count"]
     if counts[0] != counts[1]:
-        what = f"the first micro-batch counted {counts[0]} targets, and counts {counts[1]} (count=)"
+        what = f"the first micro-batch had {counts[0]} targets, and now has {counts[1]} (count_fn)"
         return Change(("loss",), what, _cause(texts["loss"]))
     own = "collate" if texts["collate"] or (now["sources"]["collate"] and not texts["data"]) else "data"
-    what = "the collate function makes" if own == "collate" else "the training data give"
-    return Change((own,), f"{what} another first micro-batch than before", _cause(texts[own]))
+    what = "the collate function now makes" if own == "collate" else "the training data now gives"
+    return Change((own,), f"{what} a different first micro-batch", _cause(texts[own]))
 
 
 def _why_not_compared(before: Fingerprints, now: Fingerprints, *, elsewhere: bool) -> str | None:
     if None in (before["loss"], now["loss"]):
-        return "no loss of it can be compared"
+        return "no loss can be compared"
     batches = before["micro_batch"], now["micro_batch"]
     if None not in batches and not _may_compare_batches(*batches):
-        return "its value cannot be compared: the first micro-batch has another size"
+        return "its value cannot be compared: the first micro-batch has a different size"
     if not elsewhere and batches[0] != batches[1]:
-        return "its value cannot be compared: the first micro-batch is another one"
+        return "its value cannot be compared: the first micro-batch is different"
     is_other = any(before["machine"][name] != now["machine"][name] for name in ("torch", "device", "hardware"))
     if is_other and (before["draws"] or now["draws"]):
-        return "its value cannot be compared: another device draws other random numbers"
+        return "its value cannot be compared: another device draws different random numbers"
     return None
 
 
@@ -163,7 +157,11 @@ def _without_file(name: str) -> str:
 
 
 def _cause(texts: Sequence[str]) -> str:
-    return f"changed: {_names(texts)}" if texts else "not its text: a value in it, a file, or something that it uses"
+    return (
+        f"changed: {_names(texts)}"
+        if texts
+        else "its source code is unchanged: a value, a file, or code that it uses has changed"
+    )
 
 
 def _names(texts: Sequence[str]) -> str:

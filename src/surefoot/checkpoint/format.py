@@ -59,7 +59,7 @@ class Checkpoint:
             return typed_state(self.state)
         except ValueError as problem:
             raise CheckpointError(
-                f"step-{self.step:08d}: its {STATE} {problem}: was it written by another version?"
+                f"step-{self.step:08d}: its {STATE} {problem}: was it written by another version of surefoot?"
             ) from problem
 
     def tensors(self, file: str) -> dict[str, Tensor]:
@@ -115,7 +115,7 @@ def write(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK, others:
     count, spread = (0, {}) if pieces is None else (pieces.count, pieces.shapes)
     files = [f"{piece_file(name, rank, count)}.safetensors" for name in spread for rank in range(count)]
     if absent := [file for file in files if file not in entries]:
-        raise CheckpointError(f"nobody has written {absent[0]}")
+        raise CheckpointError(f"no rank has written {absent[0]}")
     entries[STATE] = _write_file([memoryview(state)], directory / STATE, disk=disk)
     manifest = to_bytes(Manifest(checkpoint.step, entries, checkpoint.log))
     _write_file([memoryview(manifest)], directory / MANIFEST, disk=disk)
@@ -174,9 +174,9 @@ def _write_file(data: Sequence[memoryview], path: Path, *, disk: Disk) -> tuple[
 def _file_of(file: str, tensors: Mapping[str, Tensor]) -> list[memoryview]:
     if not TENSORS.fullmatch(file):
         name = file.removesuffix(".safetensors")
-        raise CheckpointError(f"cannot save {name!r}: use letters, digits, '_', '.' and '-' in the name of a file")
+        raise CheckpointError(f"cannot save {name!r}: use letters, digits, '_', '.' and '-' in file names")
     if unknown := [f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if tensor.dtype not in NAMES]:
-        raise CheckpointError(f"cannot save {file}: {unknown[0]}, which safetensors has no name for")
+        raise CheckpointError(f"cannot save {file}: {unknown[0]}, which safetensors does not support")
     try:
         return file_of(tensors)
     except (RuntimeError, ValueError, TypeError) as problem:
@@ -196,16 +196,16 @@ def _check_json(value: Any, where: str) -> None:
     if isinstance(value, dict):
         for key, entry in value.items():
             if not isinstance(key, str):
-                raise CheckpointError(f"cannot save {where}: its key {key!r} is not text; write {str(key)!r}")
+                raise CheckpointError(f"cannot save {where}: its key {key!r} is not a string; use {str(key)!r}")
             _check_json(entry, f"{where}[{key!r}]")
     elif isinstance(value, list):
         for index, entry in enumerate(value):
             _check_json(entry, f"{where}[{index}]")
     elif isinstance(value, float) and not math.isfinite(value):
-        raise CheckpointError(f"cannot save {where}: JSON has no {value!r}; write it as text, {repr(value)!r}")
+        raise CheckpointError(f"cannot save {where}: JSON has no {value!r}; save the string {repr(value)!r}")
     elif not (value is None or isinstance(value, str | int | float)):
         raise CheckpointError(
-            f"cannot save {where}: a {type(value).__name__} is not JSON; use dicts, lists, text, numbers"
+            f"cannot save {where}: a {type(value).__name__} is not JSON; use dicts, lists, strings or numbers"
         )
 
 

@@ -59,7 +59,7 @@ def from_gpt2_layout(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     plain = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items() if not _MASK.fullmatch(name)}
     names = _names(block[1] for name in plain if (block := _BLOCK.match(name)))
     if foreign := [name for name in plain if name not in names]:
-        raise ValueError(f"{len(foreign)} tensors that no GPT-2 has: {', '.join(foreign[:3])}")
+        raise ValueError(f"it has tensors that GPT-2 does not have ({len(foreign)}): {', '.join(foreign[:3])}")
     state = {names[name]: _transpose(tensor, name.startswith("h.")) for name, tensor in plain.items()}
     state.setdefault("head.weight", state["embedding.weight"])
     return state
@@ -131,15 +131,15 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
     tensors = read_weights(path)
     if not is_gpt2_layout(tensors):
         raise CheckpointError(
-            f"{file} is no GPT-2 as transformers names it: it holds {', '.join(list(tensors)[:3])} ...\n"
-            "  weights of a run: surefoot.load(RUN).load_model(model)"
+            f"{file} is not a GPT-2 model of transformers: it holds {', '.join(list(tensors)[:3])} ...\n"
+            "  to load the weights of a run: surefoot.load(RUN).load_model(model)"
         )
     saved_heads = _read_heads(file)
     if heads is not None and saved_heads not in (None, heads):
-        raise CheckpointError(f"heads = {heads}, but {file.with_name(SETTINGS)} says n_head = {saved_heads}")
+        raise CheckpointError(f"heads = {heads}, but {file.with_name(SETTINGS)} has n_head = {saved_heads}")
     state, shape = _from_gpt2(tensors, file, saved_heads if heads is None else heads)
     model = GPT(shape)
-    _refuse_misfit(state, model, where=f"{file} is no GPT-2")
+    _refuse_misfit(state, model, where=f"{file} is not a GPT-2 model")
     model.load_state_dict(state)
     return model
 
@@ -158,11 +158,11 @@ def save_gpt2(model: GPT, directory: Path | str, *, eos_id: int | None) -> None:
     """
     shape, directory = model.shape, local_path(directory, setting="directory")
     if eos_id is not None and not 0 <= eos_id < shape.vocab_size:
-        raise CheckpointError(f"eos_id = {eos_id} is no token of this model, whose vocabulary has {shape.vocab_size}")
+        raise CheckpointError(f"eos_id = {eos_id} is outside this model's vocabulary of {shape.vocab_size} tokens")
     if shape.family != "gpt2" or not shape.tie_embeddings:
         raise CheckpointError(
-            f"a model of the family {shape.family}{'' if shape.tie_embeddings else ' with a head of its own'} is no GPT-2\n"
-            "  one is trained with --model.family gpt2"
+            f"a model of the family {shape.family}{'' if shape.tie_embeddings else ' with an untied head'} cannot be saved as GPT-2\n"
+            "  train a model with --model.family gpt2"
         )
     tensors = {name: tensor.detach().cpu() for name, tensor in to_gpt2_layout(model.state_dict()).items()}
     try:
@@ -170,7 +170,7 @@ def save_gpt2(model: GPT, directory: Path | str, *, eos_id: int | None) -> None:
         write_whole(directory / WEIGHTS, file_of(tensors, {"format": "pt"}))
         write_whole(directory / SETTINGS, gpt2_settings(shape, eos_id=eos_id))
     except OSError as problem:
-        raise CheckpointError(f"cannot write into {directory}: {problem}") from problem
+        raise CheckpointError(f"cannot write to {directory}: {problem}") from problem
 
 
 def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, path: Path) -> dict[str, Tensor]:
@@ -179,17 +179,17 @@ def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, path: Path) -> dic
     state, saved_shape = _from_gpt2(tensors, path, saved_heads)
     if shape.family != "gpt2":
         raise CheckpointError(
-            f"{path} is a GPT-2, this model is of the family {shape.family}, which has other parts\n  --model.family gpt2"
+            f"{path} is a GPT-2 model, but this model is of the family {shape.family}\n  use --model.family gpt2"
         )
     sizes = ("layers", "heads", "width", "context", "vocab_size")
     if wrong := [name for name in sizes if getattr(saved_shape, name) != getattr(shape, name)]:
         mismatches = ", ".join(f"{name} {getattr(saved_shape, name)} (here {getattr(shape, name)})" for name in wrong)
         flags = [f"--model.{name} {getattr(saved_shape, name)}" for name in wrong if name != "vocab_size"]
-        flags += ["--data.tokenizer with as many tokens (filled-up vocabularies are not cut)"] * ("vocab_size" in wrong)
+        flags += ["--data.tokenizer with as many tokens (padded vocabularies are not cut)"] * ("vocab_size" in wrong)
         if "heads" in wrong and saved_heads is None:
-            mismatches += f"; without {SETTINGS} beside it, which would say n_head, there is one head for 64 channels"
-        raise CheckpointError(f"{path} is a GPT-2 of another size: {mismatches}\n  {' '.join(flags)}")
-    _refuse_misfit(state, model, where=f"{path} does not fit whole")
+            mismatches += f"; without n_head in a {SETTINGS} beside it, one head per 64 channels is assumed"
+        raise CheckpointError(f"{path} is a GPT-2 model of another size: {mismatches}\n  {' '.join(flags)}")
+    _refuse_misfit(state, model, where=f"{path} does not fit this model")
     return state
 
 
@@ -201,10 +201,10 @@ def _refuse_misfit(state: Mapping[str, Tensor], model: GPT, *, where: str) -> No
         raise CheckpointError(f"{where}: {misfit}")
     if unlike := [name for name in own if own[name].shape != state[name].shape]:
         was, here = list(state[unlike[0]].shape), list(own[unlike[0]].shape)
-        raise CheckpointError(f"{where}: its {unlike[0]} is {was}, here {here}")
+        raise CheckpointError(f"{where}: its {unlike[0]} has shape {was}, here {here}")
     head, embedding = state["head.weight"], state["embedding.weight"]
     if model.shape.tie_embeddings and (head.dtype != embedding.dtype or not torch.equal(head, embedding)):
-        raise CheckpointError(f"{where}: its head is not its embedding, as GPT-2's is")
+        raise CheckpointError(f"{where}: its head differs from its embedding, but GPT-2 ties them")
 
 
 def _from_gpt2(tensors: Mapping[str, Tensor], file: Path, heads: int | None) -> tuple[dict[str, Tensor], GPTConfig]:
@@ -221,7 +221,7 @@ def _from_gpt2(tensors: Mapping[str, Tensor], file: Path, heads: int | None) -> 
             tie_embeddings=True,
         )
     except ValueError as problem:
-        raise CheckpointError(f"{file} is no GPT-2: {problem}") from problem
+        raise CheckpointError(f"{file} is not a GPT-2 model: {problem}") from problem
 
 
 def _read_heads(file: Path) -> int | None:
@@ -231,9 +231,9 @@ def _read_heads(file: Path) -> int | None:
     except (OSError, ValueError, RecursionError) as problem:
         raise CheckpointError(f"{path} cannot be read: {problem}") from problem
     if not isinstance(settings, dict):
-        raise CheckpointError(f"{path} is a {type(settings).__name__}, not named values")
+        raise CheckpointError(f"{path} holds a {type(settings).__name__}, not a JSON object")
     if wrong := [name for name, right in _OF_GPT.items() if name in settings and settings[name] not in right]:
         raise CheckpointError(
-            f"{path}: {wrong[0]} = {settings[wrong[0]]!r}, which the gpt2 of surefoot has not: its results would differ"
+            f"{path}: {wrong[0]} = {settings[wrong[0]]!r}, which surefoot's gpt2 does not support: its results would differ"
         )
     return settings["n_head"] if isinstance(settings.get("n_head"), int) else None

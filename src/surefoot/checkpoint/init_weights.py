@@ -45,7 +45,7 @@ def load_initial_weights(models: Mapping[str, nn.Module], path: Path, *, world: 
             elif live[own].shape != tensor.shape and not own.endswith(EXTRA):
                 rows["skipped"].append((f"{saved_name} ({list(tensor.shape)}, here {list(live[own].shape)})", tensor))
             elif id(live[own]) in filled and not _equal(filled[id(live[own])][1], tensor):
-                rows["skipped"].append((f"{saved_name} (one with {filled[id(live[own])][0]} here)", tensor))
+                rows["skipped"].append((f"{saved_name} (tied to {filled[id(live[own])][0]} here)", tensor))
             else:
                 fitting[own] = tensor
                 filled[id(live[own])] = own, tensor
@@ -67,14 +67,14 @@ def _equal(first: Tensor | Stored, second: Tensor | Stored) -> bool:
 
 def _sources(path: Path, models: Mapping[str, nn.Module], world: World) -> tuple[dict[str, Saved], str]:
     if not path.exists():
-        raise CheckpointError(f"no such file or directory: {path} (given as init)")
+        raise CheckpointError(f"no such file or directory: {path} (--init-from)")
     if path.is_file() or (has_weights(path) and not (path / MANIFEST).exists()):
         tensors = read_weights(path) if path.is_dir() else _read_file(path)
         if len(models) == 1:
             (only,) = models.values()
             if isinstance(only, GPT) and is_gpt2_layout(tensors):
                 fitted = fitted_gpt2(tensors, only, path=path / WEIGHTS if path.is_dir() else path)
-                return dict.fromkeys(models, fitted), f"{path}, GPT-2's weights as transformers names them"
+                return dict.fromkeys(models, fitted), f"{path}, GPT-2 weights of transformers"
             return dict.fromkeys(models, tensors), str(path)
         names = {name: set(live_state(model)[0]) for name, model in models.items()}
         return {name: {key: tensors[key] for key in tensors if key in own} for name, own in names.items()}, str(path)
@@ -94,7 +94,7 @@ def _read_file(file: Path) -> dict[str, Tensor]:
         return read_weights(file)
     except CheckpointError as problem:
         raise CheckpointError(
-            f"{problem}\n  --init-from takes .safetensors files only: others may run code"
+            f"{problem}\n  --init-from takes .safetensors files only: other formats may run code"
         ) from problem
 
 
@@ -104,7 +104,7 @@ def _read_checkpoint(path: Path, world: World) -> tuple[Checkpoint, str]:
     newest = Store(path / "checkpoints").newest_intact(world=world if world.size > 1 else None)
     if newest is None:
         raise CheckpointError(
-            f"{path} holds neither model.safetensors nor checkpoints/: init takes a file, a checkpoint or a run"
+            f"{path} holds neither model.safetensors nor checkpoints/: --init-from takes a file, a checkpoint or a run"
         )
     return newest[0], f"{path}, step {newest[0].step}" + "".join(f"\n  warning: {damage}" for damage in newest[1])
 
@@ -119,4 +119,4 @@ def _row(kind: str, entries: list[tuple[str, Tensor | Stored]]) -> str:
     more = f", and {len(entries) - _NAMES} more" * (len(entries) > _NAMES)
     names = ", ".join(name for name, _ in entries[:_NAMES]) + more
     numbers = sum(tensor.shape.numel() for _, tensor in entries)
-    return f"  {kind:<8}{len(entries):>5} tensors {numbers:>13,} numbers   {names}"
+    return f"  {kind:<8}{len(entries):>5} tensors {numbers:>13,} values   {names}"

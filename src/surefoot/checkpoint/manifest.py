@@ -68,7 +68,7 @@ def from_json(body: Any) -> Pieces | None:
             return None
         case {"pieces": int(count), "shapes": dict(files)} if count > 0:
             return Pieces(0, count, {file: _shapes(file, shapes) for file, shapes in files.items()})
-    raise ValueError("says of its pieces what cannot be")
+    raise ValueError("its entry for pieces is invalid")
 
 
 def _shapes(file: str, entry: Any) -> dict[str, tuple[int, ...]]:
@@ -76,7 +76,7 @@ def _shapes(file: str, entry: Any) -> dict[str, tuple[int, ...]]:
         shapes = {name: tuple(shape) for name, shape in entry.items() if isinstance(shape, list) and shape}
         if len(shapes) == len(entry) and all(isinstance(n, int) and n >= 0 for s in shapes.values() for n in s):
             return shapes
-    raise ValueError(f"says of the pieces of {file} what cannot be")
+    raise ValueError(f"its entry for the pieces of {file} is invalid")
 
 
 FORMAT_VERSION = 5
@@ -115,20 +115,20 @@ def from_bytes(data: bytes) -> Manifest:
     """Return the manifest from the result of `to_bytes`; raise `ValueError` for other bytes or a path outside the directory."""
     body = json.loads(data)
     if not isinstance(body, dict):
-        raise ValueError(f"holds a {type(body).__name__}, not named values")
+        raise ValueError(f"holds a {type(body).__name__}, not a JSON object")
     digest = body.pop("sha256", None)
     if digest != sha256(_canonical(body)).hexdigest() or _canonical(body | {"sha256": digest}) != data:
         raise ValueError("hash differs")
     match body:
         case {"format_version": int(version)} if version not in FORMATS:
             raise ValueError(
-                f"is of format {version}, which another version of surefoot wrote: this one reads {FORMAT_VERSION} and {FORMAT_OF_PIECES}"
+                f"has format {version}, of another version of surefoot: this version reads {FORMAT_VERSION} and {FORMAT_OF_PIECES}"
             )
         case {"files": dict(files), "metrics": log, "step": int(step)} if step >= 0 and STATE in files:
             if foreign := [file for file in files if file != STATE and not TENSORS.fullmatch(file)]:
-                raise ValueError(f"{foreign[0]!r} is no file of a checkpoint")
+                raise ValueError(f"{foreign[0]!r} is not a checkpoint file")
             return Manifest(step, {file: _entry(files[file]) for file in files}, None if log is None else _entry(log))
-    raise ValueError("names no step or no files")
+    raise ValueError("has no step or no files")
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:

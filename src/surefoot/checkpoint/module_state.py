@@ -113,8 +113,8 @@ def copy_into(
             wrong += [] if equal_bits(local, read(name, local, rows)) else [name]
         if wrong:
             raise CheckpointError(
-                f"{where}: a model did not take back what it had saved: {min(wrong)} is not as it was{refusal}\n"
-                "  it would go on with weights that are not the trained ones\n"
+                f"{where}: a model did not restore its saved state: {min(wrong)} differs{refusal}\n"
+                "  it would continue with weights other than the trained ones\n"
                 "  make its load_state_dict undo its state_dict, and set_extra_state undo get_extra_state"
             )
 
@@ -142,9 +142,9 @@ def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> No
     lost += [key for key, now, then in zip(apart, parameters, before, strict=True) if not equal_bits(now, then)]
     if lost:
         raise CheckpointError(
-            f"{name}: {lost[0]} would not come back, to the bit, from what the model's state_dict saves\n"
-            "  a resume would go on with other weights than those that were trained\n"
-            "  let state_dict hold all of it in its own precision, and load_state_dict put it back"
+            f"{name}: {lost[0]} cannot be restored bit for bit from the model's state_dict\n"
+            "  a resumed run would continue with weights other than the trained ones\n"
+            "  make state_dict save it completely in its own dtype, and load_state_dict restore it"
         )
 
 

@@ -39,7 +39,7 @@ def pack_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
             state = {"module": state, "metrics": [[each.metric_state, each.update_count] for each in metrics]}
         if not isinstance(state, Tensor | dict | list):
             raise CheckpointError(
-                f"cannot keep {name!r}: a {type(live).__name__} is none of tensor, dict, list, torch.Generator, or object with"
+                f"cannot save {name!r}: a {type(live).__name__} is not a tensor, dict, list, torch.Generator, or object with"
                 " state_dict"
             )
         plain[name] = split_state(_escape(name), state, tensors)
@@ -56,8 +56,8 @@ def restore_object(live: Any, tensors: Mapping[str, Tensor], plain: Any, *, name
         wrong = f"{type(problem).__name__}: {first_line(problem)}"
     if wrong is not None:
         raise CheckpointError(
-            f"cannot resume: {name!r}, given to run.register_state, did not take its saved state back ({wrong})\n"
-            "  the run would go on with another state than the one that was saved\n"
+            f"cannot resume: {name!r}, registered with run.register_state, did not restore its saved state ({wrong})\n"
+            "  the run would continue with a state other than the saved one\n"
             "  make its load_state_dict undo its state_dict, or keep its tensors and numbers in a dictionary"
         )
 
@@ -69,7 +69,7 @@ def split_state(path: str, value: Any, tensors: Named) -> Any:
         return {"tensor": path}
     if isinstance(value, dict):
         if wrong := [key for key in value if type(key) not in (str, int)]:
-            raise CheckpointError(f"cannot keep {path!r}: the key {wrong[0]!r} is neither a string nor an integer")
+            raise CheckpointError(f"cannot save {path!r}: the key {wrong[0]!r} is neither a string nor an integer")
         pairs = [[key, split_state(f"{path}/{_escape(key)}", each, tensors)] for key, each in value.items()]
         # JSON turns integer keys of a dictionary into strings
         return {"dict": dict(pairs)} if all(isinstance(key, str) for key in value) else {"pairs": pairs}
@@ -81,9 +81,9 @@ def split_state(path: str, value: Any, tensors: Named) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return {"value": value}
     raise CheckpointError(
-        f"cannot keep {path!r}: a {type(value).__name__} is neither a tensor nor JSON\n"
-        "  a checkpoint would not hold it, and a resume would go on without it\n"
-        "  keep tensors, numbers, text, and dictionaries and lists of these (a module: as its get_extra_state)"
+        f"cannot save {path!r}: a {type(value).__name__} is neither a tensor nor JSON\n"
+        "  a checkpoint would not hold it, and a resumed run would continue without it\n"
+        "  use tensors, numbers, strings, and dictionaries and lists of these (in a module: with get_extra_state)"
     )
 
 
@@ -110,15 +110,15 @@ def first_difference(
 ) -> str | None:
     """Return the path of the first bitwise difference between two converted states, or None if they are equal."""
     if saved != now:
-        return "its keys or numbers are not as they were"
+        return "its keys or numbers differ"
     unlike = (path for path, each in now_tensors.items() if not equal_bits(_read(saved_tensors[path]), each))
-    return next((f"{path} is not as it was" for path in unlike), None)
+    return next((f"{path} differs" for path in unlike), None)
 
 
 def host_copy(tensor: Tensor) -> Tensor:
     wrapper: Any = tensor
     if is_traceable_wrapper_subclass(wrapper):
-        raise CheckpointError(f"cannot save a {type(tensor).__name__}: only its class can put its parts together again")
+        raise CheckpointError(f"cannot save a {type(tensor).__name__}: only its class can reassemble its parts")
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
@@ -229,7 +229,7 @@ def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None
         also = f" (nor {', '.join(others[:2])}{', ...' * (len(others) > 2)})" * bool(others)
         raise ConfigError(
             f"{first} changes {when}, and no checkpoint holds it{also}\n"
-            "  a run that is killed would resume without it, as another run than one that was left alone\n"
+            "  a killed run would resume without it, and differ from a run that was not killed\n"
             "  use register_buffer, or run.register_state(name, the dict, list, tensor or object that holds it), or a global generator;"
             " if nothing depends on it: check_state=False (--check-state False)"
         )

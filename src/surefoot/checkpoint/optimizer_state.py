@@ -48,8 +48,8 @@ def load_optimizer(optimizer: Optimizer, tensors: Saved, plain: Mapping[str, Any
         (then_tensors, then), (now_tensors, now) = pack_state({_OWN: own}), pack_state(_own_state(optimizer))
         if (wrong := first_difference(then[_OWN], now[_OWN], then_tensors, now_tensors)) is not None:
             raise CheckpointError(
-                f"cannot resume: {type(optimizer).__name__} did not take back what it had saved: {wrong} is not as it was\n"
-                "  its steps would not be those of the run that was saved\n"
+                f"cannot resume: {type(optimizer).__name__} did not restore its saved state: {wrong}\n"
+                "  its steps would differ from the saved run's steps\n"
                 "  make its load_state_dict undo its state_dict"
             )
 
@@ -94,8 +94,8 @@ def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, T
     groups = join_state(plain, tensors)
     if len(groups) != len(optimizer.param_groups):
         raise CheckpointError(
-            f"cannot resume: the optimizer had {len(groups)} groups of parameters, now {len(optimizer.param_groups)}\n"
-            "  were other parameters frozen, or other decays chosen?"
+            f"cannot resume: the optimizer had {len(groups)} parameter groups, now {len(optimizer.param_groups)}\n"
+            "  were other parameters frozen, or other weight decays set?"
         )
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         group.pop(APART, None)  # set by a step that this load undoes
@@ -103,9 +103,9 @@ def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, T
             now = group.get(key)
             if now is not None and _shape_of(now) != _shape_of(value):
                 raise CheckpointError(
-                    f"cannot resume: {key} of the optimizer was {value!r}, and is {now!r} now\n"
-                    "  no step can be made with what the checkpoint holds there\n"
-                    "  go on from an older checkpoint, or start from its weights with --init-from"
+                    f"cannot resume: {key} of the optimizer was {value!r}, and is now {now!r}\n"
+                    "  the optimizer cannot step with the saved value\n"
+                    "  resume from an older checkpoint, or start from its weights with --init-from"
                 )
             group[key] = value.to(now.device) if isinstance(value, Tensor) and isinstance(now, Tensor) else value
 

@@ -109,7 +109,7 @@ def read_together(
     try:
         manifest = read_manifest(directory, disk=disk)
         if step is not None and manifest.step != step:
-            raise DamageError(directory, f"{MANIFEST}: is that of step {manifest.step}")
+            raise DamageError(directory, f"{MANIFEST}: is for step {manifest.step}")
         by_size = sorted(files_of(manifest, only), key=lambda file: (-manifest.files[file][0], file))
         problems = check(directory, by_size[world.rank :: world.size], disk=disk)
         contents = opened(directory, only=only, disk=disk)
@@ -134,7 +134,7 @@ class _Source:
         with self.damage_in(MANIFEST):
             size = disk.size(directory / MANIFEST)
             if size > _MANIFEST_BYTES:
-                raise ValueError(f"{size} bytes long, far too long")
+                raise ValueError(f"{size} bytes long, too long for a manifest")
             self.manifest = from_bytes(disk.read(directory / MANIFEST, start=0, length=size))
 
     @contextmanager
@@ -152,7 +152,7 @@ class _Source:
         with self.damage_in(file):
             length = self.disk.size(self.directory / file)
         if length != (saved := self.manifest.files[file][0]):
-            raise DamageError(self.directory, f"{file}: {length} bytes long, {saved} were saved")
+            raise DamageError(self.directory, f"{file}: {length} bytes long, but {saved} bytes were saved")
         return length
 
     def chunks(self, file: str) -> Iterator[bytes]:
@@ -182,7 +182,7 @@ def _join_files(
         files[name] = {tensor: _join(each) for tensor, each in parts.items()}
         for tensor, shape in ({} if pieces is None else pieces.shapes.get(name, {})).items():
             if tensor not in files[name] or tuple(files[name][tensor].shape) != shape:
-                raise DamageError(source.directory, f"{name}: its pieces do not make {tensor} {list(shape)}")
+                raise DamageError(source.directory, f"{name}: its pieces do not form {tensor} {list(shape)}")
     return Checkpoint(source.manifest.step, files, state, source.manifest.log, directory=source.directory)
 
 
@@ -203,7 +203,7 @@ def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] 
     by_name = {name: pieces_of.get(name, [name]) for name in names}
     if absent := [name for name in only or () if name not in by_name]:
         raise CheckpointError(
-            f"checkpoint {source.directory.name} has no tensors {absent[0]!r}; it has: {', '.join(sorted(by_name)) or 'none'}\n"
+            f"checkpoint {source.directory.name} has no tensors {absent[0]!r}; available: {', '.join(sorted(by_name)) or 'none'}\n"
             f"  {source.directory}"
         )
     if lost := [name for name in spread if any(file not in there for file in by_name.get(name, [name]))]:
@@ -220,7 +220,7 @@ def _load(source: _Source, file: str) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(data)
     except Exception as problem:  # a foreign file can make the parser raise anything
-        raise DamageError(source.directory, f"{file}: not safetensors: {reason_of(problem)}") from problem
+        raise DamageError(source.directory, f"{file}: not a safetensors file: {reason_of(problem)}") from problem
 
 
 def _open(source: _Source, file: str) -> dict[str, Stored]:

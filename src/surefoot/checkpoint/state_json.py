@@ -31,7 +31,7 @@ def _check_nested(value: Any) -> None:
         case {"float": str(text)}:
             parts = [{"value": float(text)}]
         case _:
-            raise ValueError("no nested state")
+            raise ValueError("not a nested state")
     for part in parts:
         _check_nested(part)
 
@@ -39,7 +39,7 @@ def _check_nested(value: Any) -> None:
 def _check_optimizer(value: Any) -> None:
     _check_nested(value)
     if not all({"dict", "pairs"} & value["dict"]["own"]["dict"][name].keys() for name in ("state", "more")):
-        raise ValueError("no state of an optimizer")
+        raise ValueError("not an optimizer state")
 
 
 def _check_groups(value: Any) -> None:
@@ -201,7 +201,7 @@ def parse_state(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {first_line(error)}") from error
     if not isinstance(state, dict):
-        raise ValueError(f"holds a {type(state).__name__}, not named values")
+        raise ValueError(f"holds a {type(state).__name__}, not a JSON object")
     for name, hint in hints_of(SavedState).items():
         if name in state and (problem := misshapen(state[name], hint, name)):
             raise ValueError(problem)
@@ -224,7 +224,7 @@ def misshapen(value: Any, hint: Any, where: str) -> str | None:
     """Return a message about the first value of a wrong type, or None. A TypedDict may have further keys.
 
     >>> misshapen({"a": [1, "x"]}, dict[str, list[int]], "counts")
-    'counts/a/1 is "x", which does not belong there'
+    'counts/a/1 has the invalid value "x"'
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:  # the arguments are TypedDicts, and functions that raise for invalid values
@@ -249,7 +249,7 @@ def misshapen(value: Any, hint: Any, where: str) -> str | None:
         with suppress(*UNREADABLE):
             hint(value)
             return None
-    return f"{where} is {json.dumps(value)[:40]}, which does not belong there"
+    return f"{where} has the invalid value {json.dumps(value)[:40]}"
 
 
 def _first(problems: Iterable[str | None]) -> str | None:

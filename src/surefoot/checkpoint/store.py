@@ -50,7 +50,7 @@ class Store:
         disk: Disk = DISK,
     ) -> None:
         if keep_last < 1:
-            raise ConfigError(f"keep_last = {keep_last}: the newest checkpoint must stay; --keep-last 1 is the least")
+            raise ConfigError(f"keep_last = {keep_last}: the newest checkpoint must be kept; use --keep-last 1 or more")
         self.directory = local_path(directory, setting="directory")
         self.keep_last, self.keep_every, self.guard, self.disk = keep_last, keep_every, guard, disk
         self.intact: set[int] = set()
@@ -93,7 +93,7 @@ class Store:
             return None
         more = [f"and {len(damaged) - 1} more"] if len(damaged) > 2 else map(str, damaged[1:])
         lines = [f"no checkpoint in {self.directory} is intact; nothing was changed", str(damaged[0]), *more]
-        raise CheckpointError("\n  ".join([*lines, "put a sound copy back, or start afresh elsewhere: --run-dir DIR"]))
+        raise CheckpointError("\n  ".join([*lines, "restore an intact copy, or start a new run: --run-dir DIR"]))
 
     def at(self, step: int, *, only: Only = None, world: World | None = None) -> Checkpoint:
         """Return the checkpoint of a step with the options of `newest_intact`; raise `CheckpointError` if damaged or absent."""
@@ -104,7 +104,7 @@ class Store:
             except DamageError as damage:
                 error = error or damage
         raise error or CheckpointError(
-            f"no checkpoint of step {step} in {self.directory}; there are: {', '.join(map(str, self.steps())) or 'none'}"
+            f"no checkpoint of step {step} in {self.directory}; available: {', '.join(map(str, self.steps())) or 'none'}"
         )
 
     def best_step(self, newest: Checkpoint) -> int:
@@ -112,8 +112,8 @@ class Store:
         if newest.saved.best_step is None:
             raise CheckpointError(
                 f"{self.directory.parent} has no best checkpoint\n"
-                "  no metric chose one: the run was trained without `best`, or was never evaluated\n"
-                '  take --checkpoint newest, or train a run with --best "min val/loss"'
+                "  no metric selected one: the run was trained without `best`, or was never evaluated\n"
+                '  use --checkpoint newest, or train a run with --best "min val/loss"'
             )
         return newest.saved.best_step
 
@@ -144,7 +144,7 @@ class Store:
             raise
         self.intact.add(checkpoint.step)
         if remains := self._prune(checkpoint.step, protected):
-            lines = [f"{target} is saved, but what is no longer needed cannot be removed"]
+            lines = [f"{target} is saved, but files that are no longer needed cannot be removed"]
             lines += [f"{path}: {problem.strerror or problem}" for path, problem in remains[:3]]
             raise NotPrunedError("\n  ".join(lines))
         return target
@@ -214,7 +214,7 @@ class Store:
         if world is not None:
             checkpoint = read_together(path, world, only=only, step=step, disk=self.disk)
         elif (checkpoint := read(path, only=only, disk=self.disk)).step != step:
-            raise DamageError(path, f"{MANIFEST}: is that of step {checkpoint.step}")
+            raise DamageError(path, f"{MANIFEST}: is for step {checkpoint.step}")
         if only is None and path == self.path(step):
             self.intact.add(step)
         return checkpoint
@@ -252,9 +252,9 @@ class Store:
             newest = self.newest_step()
         link = problem.errno == errno.ELOOP
         stands = "" if newest is None or link else f"; the newest checkpoint is {self.path(newest).name}"
-        where, cure = problem.filename or self.directory, "check the disk and who may write there"
+        where, cure = problem.filename or self.directory, "check the disk and its write permissions"
         if problem.errno in {errno.ENOSPC, errno.EDQUOT}:
-            cure = f"free some space, or keep fewer: --keep-last, now {self.keep_last}"
+            cure = f"free some space, or keep fewer checkpoints: --keep-last, now {self.keep_last}"
         elif link:
             cure = f"remove it: rm {shlex.quote(str(where))}"
         return CheckpointError(f"step {step} is not saved: {problem.strerror or problem}{stands}\n  {where}\n  {cure}")

@@ -96,7 +96,7 @@ class Stored:
             except OSError as problem:
                 raise CheckpointError(f"cannot read {stretch.path}: {problem.strerror or problem}") from problem
             if len(data) != length:
-                raise CheckpointError(f"cannot read {stretch.path}: it has become shorter")
+                raise CheckpointError(f"cannot read {stretch.path}: the file has become shorter")
             yield data
 
 
@@ -104,13 +104,13 @@ def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
     """Return the tensors of a file without reading their values; raise a one-line `ValueError` for an invalid file."""
     size, length = disk.size(path), int.from_bytes(disk.read(path, start=0, length=8), "little")
     if not 2 <= length <= min(size - 8, _HEADER_BYTES):
-        raise ValueError("not safetensors: its header has no length that can be")
+        raise ValueError("not a safetensors file: its header length is invalid")
     try:
         header = json.loads(disk.read(path, start=8, length=length))
     except (ValueError, RecursionError) as problem:
-        raise ValueError(f"not safetensors: {str(problem).splitlines()[0]}") from problem
+        raise ValueError(f"not a safetensors file: {str(problem).splitlines()[0]}") from problem
     if not isinstance(header, dict):
-        raise ValueError(f"not safetensors: its header is a {type(header).__name__}")
+        raise ValueError(f"not a safetensors file: its header is a {type(header).__name__}")
     header.pop("__metadata__", None)
     return {name: _stored(path, disk, name, entry, begin=8 + length, size=size) for name, entry in header.items()}
 
@@ -121,7 +121,7 @@ def file_header(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metada
     start, narrowest = 0, math.inf
     for name, (dtype, shape) in tensors.items():
         if dtype.itemsize > narrowest:
-            raise ValueError(f"{name}: wider than what lies before it")
+            raise ValueError(f"{name}: its dtype is wider than the dtype before it")
         narrowest, stop = dtype.itemsize, start + math.prod(shape) * dtype.itemsize
         header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, stop]}
         start = stop
@@ -138,7 +138,7 @@ def _stored(path: Path, disk: Disk, name: str, entry: Any, *, begin: int, size: 
                 if start >= 0 and stop - start == size_bytes and begin + stop <= size:
                     stretch = Stretch(path, begin + start, shape[0] if shape else 1)
                     return Stored(_TYPES[kind], torch.Size(shape), (stretch,), disk)
-    raise ValueError(f"not safetensors: its header says of {name} what cannot be")
+    raise ValueError(f"not a safetensors file: its header entry for {name} is invalid")
 
 
 def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[memoryview]:
@@ -149,7 +149,7 @@ def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = 
     """
     in_order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     if apart := [k for k in in_order if tensors[k].layout != torch.strided or not tensors[k].is_contiguous()]:
-        raise ValueError(f"{apart[0]} does not lie in one stretch: use tensor.contiguous()")
+        raise ValueError(f"{apart[0]} is not contiguous: use tensor.contiguous()")
     in_memory = sorted((name for name in tensors if tensors[name].numel()), key=lambda name: tensors[name].data_ptr())
     for before, name in pairwise(in_memory):
         if tensors[name].data_ptr() < tensors[before].data_ptr() + tensors[before].nbytes:

@@ -95,9 +95,9 @@ class Observation:
                     problems.append(f"{type(problem).__name__}: {first_line(problem)}")
         if problems:
             raise NotPutBackError(
-                f"a pass before the first step changed something that cannot be changed back ({problems[0]})\n"
-                "  the run would begin with another state than its own\n"
-                "  let the model and the loss change plain attributes, dicts, lists and tensors"
+                f"the test pass before the first step changed state that cannot be restored ({problems[0]})\n"
+                "  the run would begin with a state other than its own\n"
+                "  let the model and the loss change only plain attributes, dicts, lists and tensors"
             )
 
     def visit(self, path: str, thing: Any, is_saved: bool = False, *, is_root: bool = False) -> None:

@@ -87,7 +87,7 @@ def write_weights(
             write_whole(directory / name, data)
             files.append(name)
     except OSError as problem:
-        raise CheckpointError(f"cannot write into {directory}: {problem.strerror or problem}") from problem
+        raise CheckpointError(f"cannot write to {directory}: {problem.strerror or problem}") from problem
     return files
 
 
@@ -99,7 +99,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
             files = sorted({str(file) for file in index["weight_map"].values()})
         if elsewhere := [file for file in files if Path(file).name != file]:
-            raise CheckpointError(f"{directory / INDEX} names {elsewhere[0]!r}, which is not beside it")
+            raise CheckpointError(f"{directory / INDEX} names {elsewhere[0]!r}, which is not in the same directory")
         return {name: tensor for file in files for name, tensor in load_file(directory / file).items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as problem:
         raise CheckpointError(f"cannot read weights from {path}: {reason_of(problem)}") from problem

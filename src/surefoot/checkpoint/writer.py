@@ -127,7 +127,7 @@ class Board:
             if ending is None and (self.hurried() or not threading.main_thread().is_alive()):
                 ending = now
             if now - start > self.patience_s or (ending is not None and now - ending > _LAST_PATIENCE_S):
-                raise CheckpointError(f"{of} has said nothing for {now - start:,.0f} s")
+                raise CheckpointError(f"no message from {of} for {now - start:,.0f} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S)
 
@@ -195,7 +195,7 @@ def _write_pieces(store: Store, checkpoint: Checkpoint, *, leader_step: int, ran
     step, where = checkpoint.step, f"rank {rank} on {socket.gethostname()}"
     try:
         if leader_step != step:
-            raise CheckpointError(f"step {leader_step} is not saved: {where} stands after step {step}")
+            raise CheckpointError(f"step {leader_step} is not saved: {where} is at step {step}")
         store.guard()
         return {"files": write_tensors(checkpoint, directory=store.partial(step), disk=store.disk), "failed": ""}
     except FileNotFoundError as problem:
@@ -210,13 +210,13 @@ def _write_pieces(store: Store, checkpoint: Checkpoint, *, leader_step: int, ran
 
 def _unseen(step: int, where: str, path: Path | str) -> str:
     return (
-        f"step {step} is not saved: {where} does not see {path}\n"
-        "  all ranks write into one directory: put --run-dir on a file system that every machine shares"
+        f"step {step} is not saved: {where} cannot find {path}\n"
+        "  all ranks write to one directory: put --run-dir on a file system that every machine shares"
     )
 
 
 def _cut_off(problem: RuntimeError) -> CheckpointError:
-    return CheckpointError(f"the ranks no longer hear of each other: {first_line(problem)}")
+    return CheckpointError(f"the ranks have lost contact with each other: {first_line(problem)}")
 
 
 def _clear_tracebacks(problem: BaseException | None) -> None:

@@ -76,7 +76,7 @@ def to_text(plan: Planned, config: Any) -> str:
     table.add("variants", rows)
     document = tomlkit.document()
     document.add(_TABLE, table)
-    head = "# what surefoot compare trains here; the same command, or `surefoot compare` with this directory, goes on\n"
+    head = "# the plan of a comparison; the same command, or `surefoot compare` with this directory, continues it\n"
     return head + to_toml(config, plan.origins, plan.program) + "\n" + tomlkit.dumps(document)
 
 
@@ -96,12 +96,12 @@ def from_text(text: str, *, where: str) -> Planned:
             **{name: _plain(table[name]) for name in _OPTIONAL if name in table},
         )
     except (TypeError, KeyError) as problem:
-        raise ConfigError(f"{where} is no plan of a comparison: {problem} is missing or damaged") from problem
+        raise ConfigError(f"{where} is not a plan of a comparison; missing or damaged: {problem}") from problem
     if not is_resolved(Path(plan.started_in)):  # user code is imported from there
         raise ConfigError(
-            f"{where} was started in {plan.started_in!r}, which is relative or leads through a link\n"
+            f"{where} has started_in = {plan.started_in!r}, which is relative or leads through a link\n"
             "  surefoot never writes such a path: it could lead to files that came with the comparison\n"
-            "  if it is yours, write the absolute path of where it was started, without links, as started_in"
+            "  if the comparison is yours, set started_in to the absolute path, without links, of its working directory"
         )
     return plan
 
@@ -124,12 +124,12 @@ def continue_plan(old: Planned, new: Planned, *, where: Path, threads_given: boo
     """
     problems = _of_program(old.program, new.program)
     if threads_given and new.threads != old.threads:
-        problems.append(f"threads was {old.threads}, now {new.threads}: another number gives other bits")
+        problems.append(f"threads was {old.threads}, now {new.threads}: results depend on it bit for bit")
     if (old.search is None) != (new.search is None):
-        problems.append("one of them is a search, and the other is not")
+        problems.append("only one of the two comparisons is a search")
     elif old.search is not None and new.search is not None:
         unlike = [name for name in ("space", "sampler", "pruner", "seed") if old.search[name] != new.search[name]]
-        problems += [f"another {name} of the search" for name in unlike]
+        problems += [f"the {name} of the search differs" for name in unlike]
         problems += _of_settings(old.base, new.base)
     else:
         are = {name: new.settings(name) for name in new.names}
@@ -137,11 +137,11 @@ def continue_plan(old: Planned, new: Planned, *, where: Path, threads_given: boo
             problems += (
                 _of_settings(old.settings(name), are[name])
                 if name in are
-                else [f"{name} is not among the variants any more"]
+                else [f"{name} is no longer among the variants"]
             )
     if problems:
         reasons = "\n  ".join(some_of(list(dict.fromkeys(problems))))
-        raise ConfigError(f"{where} holds another comparison: {reasons}\n  choose another directory: --out DIR")
+        raise ConfigError(f"{where} contains a different comparison: {reasons}\n  choose another directory: --out DIR")
     if old.search is None:
         return replace(new, threads=old.threads, started_in=old.started_in, found=old.found)
     metric = new.metric or old.metric  # the metric that the search optimizes
@@ -152,22 +152,22 @@ def automatic_choices(facts: Mapping[str, Any], *, settings: Container[str]) -> 
     """Return a line per automatic choice in a plan's `facts`, with the flag that fixes the choice if `settings` has the flag.
 
     >>> automatic_choices({"precision": "bf16", "chosen": "1.3 times as fast as fp32"}, settings=())
-    ['precision: bf16, chosen once for all runs (1.3 times as fast as fp32); another machine may choose otherwise']
+    ['precision: bf16, chosen once for all runs (1.3 times as fast as fp32); another machine may choose differently']
     >>> automatic_choices({"precision": "fp32", "compile": False}, settings={"compile"})
-    ['compile: False, chosen once for all runs; another machine may choose otherwise: --compile False fixes it']
+    ['compile: False, chosen once for all runs; another machine may choose differently; --compile False keeps it']
     """
     lines = []
     if "chosen" in facts:
         name, last = facts["precision"], facts.get("channels_last", False)
-        fixed = f": --precision {name} fixes it" if "precision" in settings and not last else ""
+        fixed = f"; --precision {name} keeps it" if "precision" in settings and not last else ""
         lines.append(
             f"precision: {name}{', channels last' * last}, chosen once for all runs ({facts['chosen']});"
-            f" another machine may choose otherwise{fixed}"
+            f" another machine may choose differently{fixed}"
         )
     if "compile" in facts:
-        fixed = f": --compile {facts['compile']} fixes it" if "compile" in settings else ""
+        fixed = f"; --compile {facts['compile']} keeps it" if "compile" in settings else ""
         lines.append(
-            f"compile: {facts['compile']}, chosen once for all runs; another machine may choose otherwise{fixed}"
+            f"compile: {facts['compile']}, chosen once for all runs; another machine may choose differently{fixed}"
         )
     return lines
 
@@ -179,7 +179,7 @@ def some_of(lines: list[str]) -> list[str]:
 def _of_program(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     lines = [f"{name} was {before.get(name)}, now {now.get(name)}" for name in changed]
-    return [f"{now['path']} has changed since"] if changed == ["sha256"] else lines
+    return [f"{now['path']} has changed since the comparison started"] if changed == ["sha256"] else lines
 
 
 def _of_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -76,13 +76,17 @@ def _best_settings(comparison: Comparison) -> list[str]:
     no_better = {"inside the noise": "baseline", "best": "inside the noise"}.get(best.verdict)
     tied = [in_line(row.label) for row in comparison.rows if row.verdict == no_better]
     more = f" and {len(tied) - _ALIKE} more" if len(tied) > _ALIKE else ""
-    note = f" (by these data no better than {', '.join(tied[:_ALIKE])}{more})" if tied else ""
+    note = f" (not significantly better on this data than {', '.join(tied[:_ALIKE])}{more})" if tied else ""
     return [f"best settings: {flags({**best.varied, **fixed})}{note}"]
 
 
 def _title(comparison: Comparison) -> str:
     title = f"{comparison.score}: {'lower' if comparison.direction == 'min' else 'higher'} is better"
-    return "no score is watched: training is told, and nothing compared" if comparison.score is None else title
+    return (
+        "no score is monitored: the table shows training only, and nothing is compared"
+        if comparison.score is None
+        else title
+    )
 
 
 def _below(comparison: Comparison) -> list[str]:
@@ -191,7 +195,7 @@ def charts(comparison: Comparison) -> list[Chart]:
                 if scores:
                     named = series < _SHOWN and run is runs[-1]
                     lines.append(Line(name, tuple(_finite(run.trained.scores)), series, dots=True, named=named))
-        more = f"{len(names) - _SHOWN} more, without a name" if scores and len(names) > _SHOWN else ""
+        more = f"{len(names) - _SHOWN} more, not named" if scores and len(names) > _SHOWN else ""
         chart_list.append(Chart(title, title, tuple(lines), note=more, wide=True, within=within))
     return chart_list
 
@@ -238,7 +242,7 @@ def _bounds(points: Mapping[str, Sequence[float]]) -> tuple[tuple[float, float] 
     bottom, top = min(map(min, filter(None, inside.values()))), max(map(max, filter(None, inside.values())))
     margin = 0.05 * (top - bottom) or 0.05 * abs(top) or 0.05
     return (bottom - margin, top + margin), {
-        name: "off the scale in part" if inside[name] else "off the scale"
+        name: "partly off the scale" if inside[name] else "off the scale"
         for name, values in known.items()
         if len(inside[name]) < len(values)
     }

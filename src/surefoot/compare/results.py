@@ -42,7 +42,7 @@ def compared(
     if len(watches) > 1:
         listed = ", ".join(sorted(" ".join(watch) for watch in watches))
         raise ConfigError(
-            f"the runs are judged by different scores: {listed}\n  choose one: --metric 'min SPLIT/SCORE'"
+            f"the runs are ranked by different scores: {listed}\n  choose one: --metric 'min SPLIT/SCORE'"
         )
     watch = next(iter(watches), None)
     direction, score = watch or ("min", None)
@@ -127,7 +127,7 @@ def _with_differences(
     notes += [f"no paired difference: {why}" for why in whys]
     uneven = [row.label for row in rows.values() if row.repeats > 1 and row.status != "finished"]
     if uneven and differences:
-        notes.append(f"not all seeds finished of {', '.join(uneven)}: the others may be the easier ones")
+        notes.append(f"not all seeds of {', '.join(uneven)} finished: the finished ones may be the easier ones")
     return done, notes
 
 
@@ -140,11 +140,11 @@ def _difference(one: Sequence[Compared], other: Sequence[Compared], rows: Mappin
         both = [(seeds[0][seed], seeds[1][seed]) for seed in seeds[0] if seed in seeds[1]]
         scores = [(a[1], b[1]) for a, b in both if a is not None and b is not None]
         if len(scores) < 2:
-            return "fewer than two seeds have been trained to the end by both"
+            return "fewer than two seeds finished in both variants"
         return paired_difference([a for a, _ in scores], [b for _, b in scores], counts=[1.0] * len(scores))
     for run in (one[0], other[0]):
         if (run.batches or {}).get("best") is None:
-            why = "kept no checkpoint of its best step" if run.batches else "was not scored batch by batch"
+            why = "has no checkpoint of its best step" if run.batches else "has no scores per batch"
             return str((run.batches or {}).get("why", f"{rows[run.variant.group].label} {why}"))
     first, second = one[0].batches or {}, other[0].batches or {}
     if first["split"] != second["split"] or first["counts"] != second["counts"]:
@@ -160,10 +160,12 @@ def _verdict(difference: Difference, p: float, sign: int) -> str:
 
 def _of_target(target: float | None, first: Row, *, is_first: bool) -> str:
     if target is not None:
-        return f"target: {as_typed(target)}, as asked; the first evaluation that was as good"
+        return f"target: {as_typed(target)}, as specified; reached at the first evaluation that is at least as good"
     assert first.best is not None
-    which = f"{first.label}, which is the first{'' if is_first else ' that has a score'}"
-    return f"target: {first.best:.5g}, the best of {which}; the first evaluation that was as good"
+    which = f"{first.label}, the first variant{'' if is_first else ' with a score'}"
+    return (
+        f"target: {first.best:.5g}, the best score of {which}; reached at the first evaluation that is at least as good"
+    )
 
 
 def _of_differences(
@@ -172,18 +174,21 @@ def _of_differences(
     *,
     chosen: bool,
 ) -> list[str]:
-    why = ", all pairs, since the best was chosen by looking" if chosen and len(differences) > 1 else ""
+    why = " (all pairs, because the best is chosen from the same scores)" if chosen and len(differences) > 1 else ""
     together = f"{counted(len(differences), 'comparison')}{why}"
     sizes = sorted({difference.pairs for difference in differences.values()})
     pairs = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     if any(len(runs) > 1 for runs in groups.values()):
-        what = f"between the best scores of equal seeds, {pairs} of them; its error is that from seed to seed"
+        what = f"best scores, paired by seed ({pairs} seeds); the standard error is over seeds"
     else:
         what = (
-            f"of the best weights, over {pairs} shared evaluation batches{_of_sizes(differences, groups)}; its error is"
-            " that of the data evaluated on. Another seed may change more: --seeds 3"
+            f"best weights, paired over {pairs} shared evaluation batches{_of_sizes(differences, groups)};"
+            " the standard error covers the evaluation data only. Another seed may change more: --seeds 3"
         )
-    return [f"difference: {what}", f"inside the noise: a t test at {LEVEL:.0%}, by Holm's method for {together}"]
+    return [
+        f"difference: {what}",
+        f"inside the noise: not significant in a t test at {LEVEL:.0%}, with Holm's correction for {together}",
+    ]
 
 
 def _of_sizes(differences: Mapping[tuple[str, str], Difference], groups: Mapping[str, Sequence[Compared]]) -> str:
@@ -197,7 +202,7 @@ def _of_sizes(differences: Mapping[tuple[str, str], Difference], groups: Mapping
 
 def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
     unknown = [
-        f"not known, as its checkpoint of step 0 is gone: what {run.variant.name} began with"
+        f"unknown: the initial weights and sample order of {run.variant.name}, whose checkpoint at step 0 is missing"
         for run in runs
         if run.trained.order is None and run.trained.scores
     ]
@@ -215,12 +220,12 @@ def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
 
     weights = not differs("weights")
     other = [name for name in ("seed", "batch_size", "data") if differs(name)]
-    rounded = ["not shared: the precision of the passes"] if differs("precision") else []
+    rounded = ["not shared: the precision"] if differs("precision") else []
     seeds = ", seed by seed" if repeated else ""
     if weights and not other:
-        return [f"shared: initial weights, and the samples in their order{seeds}", *rounded, *unknown]
+        return [f"shared: the initial weights and the sample order{seeds}", *rounded, *unknown]
     lines = [*rounded, *unknown, *([] if weights else [f"not shared: the initial weights{seeds}"])]
     if other:
-        lines.append(f"not shared: the samples in their order{seeds}, because of {', '.join(other)}")
-    shared = ["the samples in their order"] * (not other) + ["the initial weights"] * weights
+        lines.append(f"not shared: the sample order{seeds}, because of different {', '.join(other)}")
+    shared = ["the sample order"] * (not other) + ["the initial weights"] * weights
     return [*lines, *(f"shared: {what}{seeds}" for what in shared)]

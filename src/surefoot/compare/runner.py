@@ -174,7 +174,7 @@ class Session:
         left = self.chooser.total - self.chooser.over - self.done
         if left > 1:
             whole_s = (time.monotonic() - trial.started + eta_s) * -(-left // self.jobs)
-            self.screen.say(f"about {duration(whole_s)} for the {left} that are left, judging by the first")
+            self.screen.say(f"about {duration(whole_s)} for the remaining {left} runs, estimated from the first")
 
     def _end(self, trial: Trial, outcome: Outcome) -> None:
         how = trial.standing

@@ -117,7 +117,7 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
 def refuse_missing_score(score: tuple[Direction, str], record: Record, *, of: Path | str) -> None:
     if score[1] not in record:
         there = ", ".join(scores_in(record)) or "none"
-        raise ConfigError(f"--metric {' '.join(score)!r}: {of} has no such score; it has: {there}")
+        raise ConfigError(f"--metric {' '.join(score)!r}: {of} does not have this score; available: {there}")
 
 
 def watched(files: RunFiles) -> tuple[Direction, str] | None:

@@ -153,7 +153,7 @@ class Trials:
         if code in _STOPPED:
             return Outcome("stopped")
         if code < 0:
-            short = ": is memory short?" * (code == -signal.SIGKILL)
+            short = " (out of host memory?)" * (code == -signal.SIGKILL)
             return Outcome("failed", f"killed by {signal.Signals(-code).name}{short}")
         return Outcome(_BY_EXIT.get(code, "failed"), self._error_message(trial))
 
@@ -162,7 +162,7 @@ class Trials:
             log.seek(trial.log_start)
             lines = log.read().decode(errors="replace").splitlines()
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        errors += [line for line in lines if line.strip()][-1:] or ["it said nothing"]
+        errors += [line for line in lines if line.strip()][-1:] or ["the process printed nothing"]
         return errors[0][:_MAX_MESSAGE]
 
 

@@ -122,8 +122,8 @@ def refuse_duplicates(combinations: Sequence[Mapping[str, Any]], all_settings: S
     """Raise `ConfigError` if two combinations give the same settings; `all_settings` holds the settings of each combination."""
     for index, (combination, settings) in enumerate(zip(combinations, all_settings, strict=True)):
         if settings in all_settings[:index]:
-            same = flags(combination) or "that without further settings"
-            raise ConfigError(f"two variants are the same: {same}\n  leave one of them out")
+            same = flags(combination) or "the one without varied settings"
+            raise ConfigError(f"two variants have the same settings: {same}\n  remove one variant")
 
 
 def refuse_baseline(baseline: str, labels: Mapping[str, str]) -> None:
@@ -131,4 +131,4 @@ def refuse_baseline(baseline: str, labels: Mapping[str, str]) -> None:
     if baseline in ("best", "first", *labels, *labels.values()):
         return
     there = ", ".join(list(labels.values())[:6]) + (f" and {len(labels) - 6} more" if len(labels) > 6 else "")
-    raise ConfigError(f"--baseline {baseline!r}: no variant of that name; there are: {there}\n  or: best, first")
+    raise ConfigError(f"--baseline {baseline!r}: no variant has this name; choose from {there}\n  or: best, first")

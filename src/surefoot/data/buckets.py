@@ -40,8 +40,8 @@ class Buckets:
         worst = int(self.longest.argmax())
         if self.longest[worst] > tokens:
             raise DataError(
-                f"sample {worst} is {self.longest[worst]} tokens long, and a micro-batch holds {tokens}\n"
-                "  leave out what is so long, or raise batch_size (and micro_batch_size)"
+                f"sample {worst} is {self.longest[worst]} tokens long, but a micro-batch holds at most {tokens}\n"
+                "  leave out such long samples, or raise batch_size (and micro_batch_size)"
             )
         self.bucket, self.ends = _cut(self.longest, tokens)
         self.starts = np.concatenate([[0], self.ends[:-1]])

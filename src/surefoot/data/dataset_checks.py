@@ -16,13 +16,13 @@ from surefoot.seeding import fold, seed_generators, stream_key, untouched
 _NAMED_PARTS = 64  # if a data set has more parts, one hash covers all of them
 _DRAWS_UNSEEDED = (
     "differs when it is read again under the same seed\n"
-    "  it seems to hold a random generator of its own (random.Random(), np.random.default_rng(), torch.Generator()),\n"
-    "  or to depend on time or on what was read before: draw from random, np.random or torch instead,\n"
+    "  it seems to use its own random generator (random.Random(), np.random.default_rng(), torch.Generator()),\n"
+    "  or to depend on time or on earlier reads: draw from random, np.random or torch instead,\n"
     "  which are seeded for every sample"
 )
 _GATHERS_OTHERWISE = (
-    "differs when it is gathered again: gather(ids, epochs) must be a function of these two\n"
-    "  draw from np.random.default_rng((seed, epoch, id)), or leave gather out: __getitem__ is seeded for every sample"
+    "differs when it is gathered again: gather(ids, epochs) must depend on these two arguments only\n"
+    "  draw from np.random.default_rng((seed, epoch, id)), or remove gather: __getitem__ is seeded for every sample"
 )
 _READINGS = 8  # reads of sample 0; two other samples get half as many. 8 coin flips agree with probability 1/128
 
@@ -43,25 +43,23 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
     """
     name = type(dataset).__name__
     if instead := _what_instead(dataset, batch_size=batch_size):
-        raise DataError("the data are {}, in which no sample can be addressed by its number\n  {}".format(*instead))
+        raise DataError("the data set is {}, and its samples cannot be indexed\n  {}".format(*instead))
     if is_tensors(dataset) and len({len(part) for part in dataset}) > 1:
         raise DataError(f"the tensors of a data set differ in length: {', '.join(str(len(part)) for part in dataset)}")
     gather = gather_fn(dataset)
     if isinstance(dataset, IterableDataset) or (gather is None and not hasattr(dataset, "__getitem__")):
         raise DataError(
-            f"{name} can only be iterated, so no step can be addressed in it (nor resumed at)\n"
-            "  give it __getitem__(index) and __len__(), or read it once into a list, tensors, or token shards (surefoot.data.write_shards)"
+            f"{name} can only be iterated, so training cannot start or resume at a given step\n"
+            "  add __getitem__(index) and __len__(), or convert it to a list, tensors, or token shards (surefoot.data.write_shards)"
         )
     try:
         samples = sample_count(dataset)
     except (TypeError, NotImplementedError) as problem:
         raise DataError(
-            f"{name} does not say how many samples it has, so its epochs cannot be ordered\n  give it __len__() beside __getitem__(index)"
+            f"{name} does not report its number of samples, so its epochs cannot be planned\n  add __len__() beside __getitem__(index)"
         ) from problem
     if samples == 0:
-        raise DataError(
-            f"the data set is empty: {name} holds 0 samples\n  is the path right, and did a filter drop everything?"
-        )
+        raise DataError(f"the data set is empty: {name} has 0 samples\n  check the path, and any filter of the samples")
     with untouched():
         _check_repeats(dataset, gather, seed, samples)
     return samples
@@ -73,14 +71,14 @@ def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | 
     if isinstance(dataset, Tensor):
         return "a Tensor", "give a tuple of tensors whose rows are samples: (inputs, targets), or (inputs,)"
     if isinstance(dataset, str | Path):
-        cure = "read it first: surefoot.data.load_documents(path), load_images(path), load_pairs(path), or torch.load(path)"
+        cure = "load it first: surefoot.data.load_documents(path), load_images(path), load_pairs(path), or torch.load(path)"
         return f"the path {str(dataset)!r}", cure
     if isinstance(dataset, Mapping) and all(isinstance(part, Tensor) for part in dataset.values()):
-        cure = "give a tuple of them, (inputs, targets), or an object with __getitem__(index) and __len__()"
+        cure = "give a tuple of the tensors, (inputs, targets), or an object with __getitem__(index) and __len__()"
         return "a dictionary of tensors", cure
     if isinstance(dataset, tuple) and parts and all(arrays) and not is_tensors(dataset):
         tensors = "tensors and " if any(isinstance(part, Tensor) for part in parts) else ""
-        return f"a tuple of {tensors}NumPy arrays", "make tensors of them: tuple(map(torch.as_tensor, arrays))"
+        return f"a tuple of {tensors}NumPy arrays", "convert them to tensors: tuple(map(torch.as_tensor, arrays))"
     if isinstance(dataset, list) and len(parts) > 1 and all(arrays) and _are_columns(parts):
         cure = "give a tuple of tensors, (inputs, targets): tuple(map(torch.as_tensor, columns))"
         return f"a list of {len(parts)} columns", cure
@@ -88,7 +86,7 @@ def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | 
         cure = ", as a tuple of tensors: tuple(map(torch.cat, zip(*batches)))"
         if isinstance(dataset[0], Mapping):
             cure = ": [dict(zip(batch, row)) for batch in batches for row in zip(*batch.values())]"
-        return f"a list of ready batches of {batch_size} samples", f"give the samples themselves{cure}"
+        return f"a list of batches of {batch_size} samples", f"give the samples, not batches{cure}"
     return None
 
 
@@ -107,7 +105,9 @@ def _is_batch(first: Any, batch_size: int) -> bool:
 def check_split(name: str, dataset: Any, *, seed: int) -> None:
     """Raise `DataError` if a split cannot be evaluated, and `ConfigError` if the name is empty or has a slash."""
     if not name or "/" in name:
-        raise ConfigError(f"split {name!r}: scores are called SPLIT/SCORE, so its name needs a character, and no slash")
+        raise ConfigError(
+            f"split {name!r}: scores are named SPLIT/SCORE, so the name must not be empty or have a slash"
+        )
     try:
         check_samples(dataset, seed=seed)
     except DataError as problem:
@@ -123,7 +123,7 @@ def read(dataset: Any, sample: int, *, step: int) -> Any:
     except Exception as problem:
         raise DataError(
             f"sample {sample} of {type(dataset).__name__} cannot be read (step {step}): {type(problem).__name__}: {first_line(problem)}\n"
-            f"  to see it alone: dataset[{sample}]"
+            f"  to reproduce the error: dataset[{sample}]"
         ) from problem
 
 
@@ -132,8 +132,8 @@ def rows(batch: Any) -> int:
     tensor = next((leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)), None)
     if tensor is None or tensor.ndim == 0:
         raise DataError(
-            f"no tensor with a first dimension in a batch of type {type(batch).__name__}, so its samples cannot be counted\n"
-            "  say what the loss is a mean over: Run(count_fn=...), a function of the batch"
+            f"a batch of type {type(batch).__name__} has no tensor with a first dimension, so its samples cannot be counted\n"
+            "  give a function that counts the values in a batch over which the loss is a mean: Run(count_fn=...)"
         )
     return len(tensor)
 
@@ -186,7 +186,7 @@ def _check_repeats(dataset: Any, gather: Gather | None, seed: int, samples: int)
         except Exception as problem:
             raise DataError(
                 f"sample {sample} of {name} cannot be gathered: {type(problem).__name__}: {first_line(problem)}\n"
-                f"  to see it alone: dataset.gather(np.array([{sample}]), np.array([0]))"
+                f"  to reproduce the error: dataset.gather(np.array([{sample}]), np.array([0]))"
             ) from problem
 
     for sample in sorted({0, samples // 2, samples - 1}):

@@ -65,7 +65,7 @@ class Feed:
         single = by_sample(dataset)
         if collate is not None and not hasattr(single, "__getitem__"):
             raise ConfigError(
-                f"collate_fn is given, but {type(dataset).__name__} makes whole batches itself: leave collate_fn out"
+                f"collate_fn is given, but {type(dataset).__name__} builds whole batches itself: omit collate_fn"
             )
         self.gather = gather_fn(dataset) if collate is None else None
         self.pins = self.gather is not None and device.type == "cuda"  # workers pin their own batches
@@ -93,7 +93,7 @@ class Feed:
     def micro_batches(self, step: int) -> list[MicroBatch]:
         """Return the micro-batches of a step; raise `ValueError` if the steps are not consecutive."""
         if step != self.step:
-            raise ValueError(f"feed stands at step {self.step}, asked for {step}: start({step}) first")
+            raise ValueError(f"the feed is at step {self.step}, and step {step} was requested: start({step}) first")
         self.step, self.latest = step + 1, step
         if self.device.type != "cuda" or (self.reads is None and self.gather is None):
             return self._build(step)

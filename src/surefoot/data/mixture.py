@@ -31,7 +31,7 @@ class Mixture:
 
     def __init__(self, parts: Mapping[str, tuple[Any, float]]) -> None:
         if not parts:
-            raise DataError("a mixture of no data sets: give {name: (dataset, weight), ...}")
+            raise DataError("a mixture needs at least one data set: give {name: (dataset, weight), ...}")
         self.names = list(parts)
         self.weights = [float(weight) for _, weight in parts.values()]
         self.sizes = [_checked_size(name, dataset) for name, (dataset, _) in parts.items()]
@@ -45,8 +45,8 @@ class Mixture:
         batched = [name for name, dataset in self.concatenated().items() if not hasattr(dataset, "__getitem__")]
         if batched and single:
             raise DataError(
-                f"{', '.join(batched)} can only be gathered in whole batches, {', '.join(single)} only read one by one: they cannot mix\n"
-                "  give both __getitem__, or both gather(ids, epochs)"
+                f"{', '.join(batched)} can only be read in whole batches, and {', '.join(single)} only by sample: they cannot be mixed\n"
+                "  give all parts __getitem__, or all parts gather(ids, epochs)"
             )
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class Mixture:
 
     def __getitem__(self, sample: int) -> Any:
         if not 0 <= sample < self.ends[-1]:
-            raise IndexError(f"sample {sample} of a mixture of {self.ends[-1]}")
+            raise IndexError(f"sample {sample} is outside a mixture of {self.ends[-1]} samples")
         source = bisect_right(self.ends, sample)
         return self.datasets[source][sample - self.ends[source] + self.sizes[source]]
 
@@ -77,7 +77,7 @@ class Mixture:
         except (RuntimeError, TypeError, KeyError, ValueError) as problem:
             raise DataError(
                 f"samples of {', '.join(self.names)} cannot be put into one batch: {str(problem).splitlines()[0]}\n"
-                "  the parts of a mixture must give samples of one structure and shape"
+                "  the parts of a mixture must have samples of the same structure and shape"
             ) from problem
 
 
@@ -96,4 +96,4 @@ def _interleave(batches: Sequence[Any], order: Tensor) -> Any:
         return {key: _interleave([batch[key] for batch in batches], order) for key in first}
     if isinstance(first, list | tuple):
         return type(first)(_interleave(parts, order) for parts in zip(*batches, strict=True))
-    raise TypeError(f"found a {type(first).__name__} where tensors were expected")
+    raise TypeError(f"expected tensors, found a {type(first).__name__}")

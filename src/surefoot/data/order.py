@@ -164,14 +164,14 @@ def quotas(weights: Sequence[float]) -> list[int]:
     [334, 333, 333]
     """
     if not weights or not all(0 < weight < float("inf") for weight in weights):
-        raise ConfigError(f"mixture weights {list(weights)} must all be above 0 and finite")
+        raise ConfigError(f"mixture weights {list(weights)} must all be positive and finite")
     exact = [weight / sum(weights) * _SLOTS for weight in weights]
     slots = [int(share) for share in exact]
     for index in sorted(range(len(exact)), key=lambda index: slots[index] - exact[index])[: _SLOTS - sum(slots)]:
         slots[index] += 1
     if 0 in slots:
         raise ConfigError(
-            f"mixture weights {list(weights)}: the smallest comes to less than 1 sample in {_SLOTS}; leave it out or raise it"
+            f"mixture weights {list(weights)}: the smallest is below 1 sample in {_SLOTS}; raise it or remove its data set"
         )
     return slots
 

@@ -38,8 +38,8 @@ def planned_sizes(
         return sizes
     if not isinstance(train, Lengthy):
         raise ConfigError(
-            f"batch_size = {batch_size}: {type(train).__name__} does not say how long its samples are\n"
-            "  give a number of samples, or the data set an attribute `lengths`: (samples,) or (samples, sides)"
+            f"batch_size = {batch_size}: {type(train).__name__} does not report the lengths of its samples\n"
+            "  give batch_size in samples, or add an attribute `lengths` to the data set: (samples,) or (samples, sides)"
         )
     return sizes.of_equal_samples(train.lengths) if isinstance(train.lengths, int) else sizes
 
@@ -51,8 +51,8 @@ def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroB
         is_valid = lengths.ndim in (1, 2) and len(lengths) == samples and lengths.dtype.kind in "iu"
         if not (is_valid and lengths.size and lengths.min() > 0):
             raise DataError(
-                f"{type(train).__name__}.lengths is {lengths.dtype} of shape {lengths.shape}, and there are {samples} samples\n"
-                "  give whole numbers of tokens, 1 or more: (samples,) or (samples, sides)"
+                f"{type(train).__name__}.lengths is {lengths.dtype} of shape {lengths.shape}, but the data set has {samples} samples\n"
+                "  give integer numbers of tokens, 1 or more: (samples,) or (samples, sides)"
             )
         return Buckets(seed, lengths=lengths.astype(np.int64), tokens=sizes.micro_batch_size, pieces=sizes.pieces)
     plan: Plan = Order(seed, samples=samples, batch_size=sizes.batch_size)
@@ -70,8 +70,8 @@ def refuse_compiled(plan: MicroBatches, *, compiled: bool) -> None:
     """Raise `ConfigError` if compiled code would get a new shape in almost every step."""
     if compiled and isinstance(plan, Buckets):
         raise ConfigError(
-            "compile: batches by tokens have another shape in almost every step, and each would be compiled anew\n"
-            "  leave --compile out, or give batch_size in samples"
+            "compile: batches sized in tokens change shape in almost every step, and each shape would be compiled\n"
+            "  omit --compile, or give batch_size in samples"
         )
 
 

@@ -95,7 +95,7 @@ class Reading(Dataset[Any]):
         except Exception as problem:
             raise DataError(
                 f"samples {first_few(ids)} of step {step} cannot be put into one batch: "
-                f"{type(problem).__name__}: {first_line(problem)}\n  make them of one shape, or say how: Run(collate_fn=...)"
+                f"{type(problem).__name__}: {first_line(problem)}\n  make their shapes equal, or combine them in Run(collate_fn=...)"
             ) from problem
 
 
@@ -105,9 +105,9 @@ def _check_temporary_directory() -> None:
     limit = _SOCKET - len("/pymp-12345678/listener-12345678")  # as multiprocessing names it
     if sys.platform == "linux" and len(os.fsencode(path)) > limit:
         raise ConfigError(
-            f"workers: the directory of temporary files has a path of {len(os.fsencode(path))} bytes: {path}\n"
-            f"  a worker sends its tensors through a socket in it, for which the system takes {limit} at most\n"
-            "  name a shorter one: TMPDIR=/tmp"
+            f"workers: the path of the temporary directory has {len(os.fsencode(path))} bytes: {path}\n"
+            f"  a worker sends its tensors through a socket in that directory, so the path may have at most {limit}\n"
+            "  set a shorter one: TMPDIR=/tmp"
         )
 
 
@@ -177,7 +177,7 @@ class Workers:
             f"warning: loader worker {worker} (process {pid}) has been reading samples {first_few(ids)} of step {step}"
             f" for {waited_s:.0f} s\n"
             "  the run waits for it: is a disk or a server slow, or does __getitem__ wait for a lock?\n"
-            f"  to see where it stands: py-spy dump --pid {pid}; or try --workers 0"
+            f"  to see its stack: py-spy dump --pid {pid}; or try --workers 0"
         )
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ def _deaths_told() -> Iterator[None]:
             raise
         raise DataError(
             f"a loader worker ended unexpectedly: {first_line(problem)}\n"
-            "  most often memory ran out (also that of /dev/shm): try fewer --workers, or --workers 0 to see the error itself"
+            "  most often memory or /dev/shm is full: try fewer --workers, or --workers 0 to see the error itself"
         ) from problem
 
 

@@ -89,8 +89,8 @@ def _called(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
 def _nothing_called(model: nn.Module, pattern: str, modules: dict[str, nn.Module]) -> str:
     meant = nearest(pattern, [*modules, *{type(module).__name__ for module in modules.values()}])
     kinds = list(dict.fromkeys(type(block).__name__ for block in _repeated(model).values()))
-    return f"blocks: {type(model).__name__} has no module, and no class of modules, called {pattern!r}" + (
-        f"; did you mean {meant}?" if meant else f"\n  its repeated blocks are {', '.join(kinds) or 'none'}"
+    return f"blocks: {type(model).__name__} has no module or module class named {pattern!r}" + (
+        f"; did you mean {meant}?" if meant else f"\n  its repeated blocks: {', '.join(kinds) or 'none'}"
     )
 
 
@@ -102,17 +102,19 @@ def refuse_unshardable(model: nn.Module) -> None:
     problems: list[str] = []
     for name, p in model.named_parameters():
         if p.ndim == 0:
-            problems.append(f"{name} is a single number without dimension: make it nn.Parameter(torch.ones(1))")
+            problems.append(f"{name} is a scalar without dimensions: use nn.Parameter(torch.ones(1))")
         elif not p.is_contiguous():
-            problems.append(f"{name} does not lie row by row in memory (channels last?): give it contiguous weights")
+            problems.append(f"{name} is not contiguous (channels last?): make it contiguous")
         elif p.is_complex():
-            problems.append(f"{name} holds complex numbers: keep it as two real parts (torch.view_as_real)")
+            problems.append(f"{name} is complex: store its real and imaginary parts (torch.view_as_real)")
     types = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.requires_grad})
     if len(types) > 1:
-        problems.append(f"its trained parameters are of several types, {', '.join(types)}: gradients travel in one")
+        problems.append(
+            f"its trained parameters have several dtypes, {', '.join(types)}: FSDP reduces gradients in one dtype"
+        )
     if problems:
         first = problems if len(problems) <= 3 else [*problems[:2], f"and {len(problems) - 2} more like these"]
-        lines = [f"parallel = fsdp: {type(model).__name__} cannot be sharded as it is", *first, "or use --parallel ddp"]
+        lines = [f"parallel = fsdp: {type(model).__name__} cannot be sharded", *first, "or use --parallel ddp"]
         raise ConfigError("\n  ".join(lines))
 
 

@@ -40,7 +40,7 @@ def refuse_unequal(world: World, settings: Mapping[str, Any]) -> None:
                 [
                     "the ranks were started with different configurations",
                     *listed,
-                    "start all of them with the same command and files",
+                    "start all ranks with the same command and files",
                 ]
             )
         )
@@ -138,9 +138,9 @@ def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int
         for name, value in named[first][part].items():
             if named[rank][part][name] != value:
                 raise DivergedError(
-                    f"after step {step} rank {rank} holds other weights than rank {first}: {name} is the first that differs\n"
-                    "  likely cause: memory or a processor that fails there, or code that changes weights on one rank only\n"
-                    "  checkpoints since the last comparison are not to be trusted: go on from an earlier one"
+                    f"after step {step}, the weights of rank {rank} differ from rank {first}'s: {name} is the first different tensor\n"
+                    "  likely cause: faulty memory or a faulty processor there, or code that changes weights on one rank only\n"
+                    "  do not trust checkpoints since the last comparison: resume from an earlier one"
                 )
 
 

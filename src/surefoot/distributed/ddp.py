@@ -41,7 +41,7 @@ class Ddp:
         self.begin_sum, self.started = self.sums.begin, self.sums.started
         if len(self.called) > 1 and self.parallel.sync == "every":
             raise ConfigError(
-                f"sync = every: gradients of several models ({', '.join(self.called)}) are added up once a step\n"
+                f"sync = every: gradients of several models ({', '.join(self.called)}) are reduced once per step\n"
                 "  leave it out, or use --parallel fsdp"
             )
         self.follow_trainable()
@@ -141,21 +141,21 @@ def check_device(device: torch.device) -> None:
     """Raise `ConfigError` if `torch.nn.SyncBatchNorm` does not support the device."""
     if device.type != "cuda":
         raise ConfigError(
-            f"sync_batch_norm needs CUDA, and this run is on {device.type}: torch.nn.SyncBatchNorm has no other kernels\n"
-            "  leave it out: each micro-batch then normalises by itself, with the same result on any number of processes"
+            f"sync_batch_norm needs CUDA, but this run uses {device.type}: torch.nn.SyncBatchNorm has only CUDA kernels\n"
+            "  leave it out: each micro-batch is then normalized separately, with the same result on any number of processes"
         )
 
 
-def synchronised(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+def synchronized(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Convert every BatchNorm1d, 2d and 3d to a `torch.nn.SyncBatchNorm` with the same parameters and buffers.
 
     Models are changed in place, except a model that is itself a normalization. Raises `ConfigError` if no model has batch
     normalization.
 
-    >>> type(synchronised({"model": nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))})["model"][1]).__name__
+    >>> type(synchronized({"model": nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))})["model"][1]).__name__
     'SyncBatchNorm'
     """
     if not any(isinstance(part, _BatchNorm) for model in models.values() for part in model.modules()):
         kinds = ", ".join(type(model).__name__ for model in models.values())
-        raise ConfigError(f"sync_batch_norm: {kinds} has no batch normalisation\n  leave it out")
+        raise ConfigError(f"sync_batch_norm: {kinds} has no batch normalization\n  leave it out")
     return {name: nn.SyncBatchNorm.convert_sync_batchnorm(model) for name, model in models.items()}  # type: ignore[no-untyped-call]

@@ -62,8 +62,8 @@ def placed(environment: Mapping[str, str]) -> Placement:
         return _by_slurm(environment, task)
     if mpi is not None and "MASTER_ADDR" not in environment:
         raise ConfigError(
-            f"mpirun started {mpi.world_size} processes, but did not say where they meet\n"
-            "  try: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 ... with the machine of the first of them"
+            f"mpirun started {mpi.world_size} processes, but MASTER_ADDR is not set, so they cannot find each other\n"
+            "  try: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 ..., where HOST is the machine of rank 0"
         )
     return mpi or Placement()
 
@@ -110,7 +110,7 @@ def _end_unless(is_alive: Callable[[], bool], *, every_s: float = 0.0) -> None:
             time.sleep(every_s)
         os._exit(1)
 
-    threading.Thread(target=watch, name="surefoot ends with its parent", daemon=True).start()
+    threading.Thread(target=watch, name="surefoot parent watch", daemon=True).start()
 
 
 def _by_torchrun(environment: Mapping[str, str], task: slurm.Task | None) -> Placement:
@@ -120,15 +120,15 @@ def _by_torchrun(environment: Mapping[str, str], task: slurm.Task | None) -> Pla
         rank = _number(environment, "RANK", source="WORLD_SIZE", default=task.rank)
         if (rank, size) != (task.rank, task.tasks):
             raise ConfigError(
-                f"RANK = {rank} of WORLD_SIZE = {size}, but Slurm says task {task.rank} of {task.tasks}\n"
-                "  leave RANK and WORLD_SIZE out: srun's own variables are enough"
+                f"RANK = {rank} and WORLD_SIZE = {size}, but Slurm reports task {task.rank} of {task.tasks}\n"
+                "  unset RANK and WORLD_SIZE: srun's own variables are enough"
             )
         return _by_slurm(environment, task)
     placement = _by_names(environment, _TORCHRUN, source="WORLD_SIZE")
     if task is not None and size == placement.local_world_size:
         raise ConfigError(
-            f"srun started {task.tasks} launchers, and this one knows only of its own {size} processes: each would train alone\n"
-            f"  leave the launcher out: srun surefoot train ..., or tell torchrun of all machines: --nnodes {task.tasks}"
+            f"srun started {task.tasks} launchers, but this one knows only its own {size} processes: each would train alone\n"
+            f"  leave out the launcher: srun surefoot train ..., or give torchrun all machines: --nnodes {task.tasks}"
             f" --rdzv-backend c10d --rdzv-endpoint {task.host}:29500"
         )
     return placement
@@ -148,8 +148,8 @@ def _by_names(environment: Mapping[str, str], names: tuple[str, str, str, str], 
     local_size = _number(environment, names[3], source=source, default=size)
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
         raise ConfigError(
-            f"{names[0]} = {rank} and {names[2]} = {local_rank} are no places among {names[1]} = {size} and"
-            f" {names[3]} = {local_size}\n  was this shell started by a launcher? unset {names[1]}, or start it anew"
+            f"{names[0]} = {rank} and {names[2]} = {local_rank} are out of range for {names[1]} = {size} and"
+            f" {names[3]} = {local_size}\n  was this shell started by a launcher? unset {names[1]}, or open a new shell"
         )
     return Placement(rank, size, local_rank, local_size, apart=_apart(environment, local_rank))
 
@@ -164,7 +164,7 @@ def _number(environment: Mapping[str, str], name: str, *, source: str, default: 
         return default
     if text is None or not (text.isascii() and text.isdigit()):
         raise ConfigError(
-            f"the environment says {source}, but {name} is {text!r}\n"
-            "  start several processes with --nproc N, torchrun, or srun; one without WORLD_SIZE"
+            f"the environment indicates {source}, but {name} is {'not set' if text is None else repr(text)}\n"
+            "  start several processes with --nproc N, torchrun, or srun; for one process, unset WORLD_SIZE"
         )
     return int(text)

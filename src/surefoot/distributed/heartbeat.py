@@ -72,8 +72,8 @@ class Heartbeat:
     def start(self) -> None:
         self.store.set_timeout(timedelta(seconds=self.silent_s))
         self.threads = [
-            threading.Thread(target=self._live, name="surefoot tells that it lives", daemon=True),
-            threading.Thread(target=self._watch_store, name="surefoot watches the store", daemon=True),
+            threading.Thread(target=self._live, name="surefoot heartbeat", daemon=True),
+            threading.Thread(target=self._watch_store, name="surefoot store watch", daemon=True),
         ]
         for thread in self.threads:
             thread.start()
@@ -83,7 +83,7 @@ class Heartbeat:
             self.dead.add(rank)
             self.wake.set()
 
-        threading.Thread(target=lines.watch, args=[note], name="surefoot lines", daemon=True).start()
+        threading.Thread(target=lines.watch, args=[note], name="surefoot connections", daemon=True).start()
 
     def hears(self, rank: int) -> bool:
         return self.store.check([str(rank)])
@@ -296,7 +296,7 @@ class Heartbeat:
         return self.watch.known[0].error if 0 in self.watch.known else ""
 
     def _with_advice(self, lost: Lost) -> str:
-        return lost.text + ("" if self.logs is None else "\n  the same command goes on from the newest checkpoint")
+        return lost.text + ("" if self.logs is None else "\n  the same command continues from the newest checkpoint")
 
 
 def _in_words(problem: BaseException) -> str:

@@ -18,8 +18,8 @@ Stage = Literal["building", "running", "leaving", "left", "failed", "gone"]
 _NEEDED: tuple[Stage, ...] = ("building", "running", "leaving")  # other ranks may wait for such a rank
 _OUT: tuple[Stage, ...] = ("leaving", "left", "gone")  # outside of the training loop
 _CONNECT_S = 5.0
-_LEFT = "\n  was that a `break`, or an error caught, on this rank alone? run.stop() ends the loop on all of them"
-STOPPED = "\n  it was stopped or killed, or its machine is lost"
+_LEFT = "\n  did only this rank run a `break` or catch an error? run.stop() ends the loop on all ranks"
+STOPPED = "\n  it was stopped or killed, or its machine failed"
 
 
 @dataclass
@@ -89,9 +89,9 @@ class Lost:
         """The complete message.
 
         >>> Lost(1, "rank 1 was killed", step=5, doing="training").text, Lost(1, "rank 1 failed: why").text
-        ('rank 1 was killed, last heard of at step 5, training', 'rank 1 failed: why')
+        ('rank 1 was killed, last heard from at step 5, training', 'rank 1 failed: why')
         """
-        return self.how + (f", last heard of {_where(self.step, self.doing)}" if self.doing else "") + self.more
+        return self.how + (f", last heard from {_where(self.step, self.doing)}" if self.doing else "") + self.more
 
     def beside(self, other: Beat) -> "Lost":
         """Return a copy with the progress of another rank, if that rank is ahead.
@@ -99,7 +99,7 @@ class Lost:
         The other rank could begin its step only after the lost rank finished the step before.
 
         >>> Lost(1, "rank 1 was killed", step=5, doing="saving").beside(Beat(0, "here", 41, step=9, doing="training")).text
-        'rank 1 was killed, last heard of at step 9, training'
+        'rank 1 was killed, last heard from at step 9, training'
         """
         return replace(self, step=other.step, doing=other.doing) if self.doing and other.step > self.step else self
 
@@ -153,14 +153,14 @@ class Watch:
                 yield (rank, "failed"), Lost(rank, beat.failure)
             elif beat.stage in _OUT and beat.step < furthest:
                 ended = f"after step {beat.step}" if beat.step >= 0 else "before its first step"
-                how = f"{beat.who} left its loop {ended}, and others wait for it at step {furthest}"
+                how = f"{beat.who} left its training loop {ended}, but other ranks wait for it at step {furthest}"
                 yield (rank, "left"), Lost(rank, how, more=_LEFT)
             elif beat.stage == "gone" and running:
-                yield (rank, "gone"), Lost(rank, f"{beat.who} ended {beat.where}, and others wait for it")
+                yield (rank, "gone"), Lost(rank, f"{beat.who} ended {beat.where}, but other ranks wait for it")
             elif beat.stage in _NEEDED and rank in dead:
                 yield (
                     (rank, "ended"),
-                    beat.lost("has ended, and closed its connection", "\n  it was killed, or it crashed"),
+                    beat.lost("has ended and closed its connection", "\n  it was killed, or it crashed"),
                 )
             elif beat.stage in _NEEDED and before is not None and before.number == beat.number:
                 yield (rank, "silent"), beat.lost(f"has been silent for {self.silent_s:.0f} s", STOPPED)

@@ -133,8 +133,8 @@ def _meet(device: torch.device, placement: Placement) -> None:
         if (lost := heart.cause(problem)) is not None:
             raise lost from problem
         refusal = ConfigError(
-            f"rank {rank} of {size} does not find the others: {first_line(problem)}\n"
-            "  are all of them started, and may they reach MASTER_ADDR and MASTER_PORT?"
+            f"rank {rank} of {size} cannot find the other ranks: {first_line(problem)}\n"
+            "  have all ranks started, and can they reach MASTER_ADDR and MASTER_PORT?"
         )
         heart.failed(refusal)
         raise refusal from problem
@@ -202,7 +202,7 @@ def _answer(letters: Store, answer: str, heart: Heartbeat, *, size: int) -> None
                 letters.set(word.decode(), answer)
                 answered.add(word)
         if time.monotonic() - start_s > _START.total_seconds():
-            raise RuntimeError(f"rank {min(missing)} has not come within {_START.total_seconds():.0f} s")
+            raise RuntimeError(f"rank {min(missing)} did not arrive within {_START.total_seconds():.0f} s")
         time.sleep(0.02)
 
 

@@ -58,16 +58,16 @@ def task(environment: Mapping[str, str]) -> Task | None:
     on_nodes = _on_nodes(environment, tasks=tasks, nodes=len(nodes))
     where, problem = f"{_listed(on_nodes)} on {_listed(nodes)}", ""
     if len(on_nodes) != len(nodes) or sum(on_nodes) != tasks:
-        problem = f"{tasks} tasks in all, but {where}"
+        problem = f"{tasks} tasks in total, but {where}"
     elif rank >= tasks or node >= len(nodes) or local_rank >= on_nodes[node]:
         problem = (
-            f"SLURM_PROCID = {rank}, SLURM_NODEID = {node} and SLURM_LOCALID = {local_rank} are no place among {tasks} tasks,"
+            f"SLURM_PROCID = {rank}, SLURM_NODEID = {node} and SLURM_LOCALID = {local_rank} are out of range for {tasks} tasks,"
             f" {where}"
         )
     if problem:
         raise ConfigError(
             f"Slurm's environment contradicts itself: {problem}\n"
-            "  was one of its variables exported by hand, or kept from another step? start anew with srun"
+            "  was a variable exported by hand, or left over from another step? start again with srun"
         )
     return Task(
         rank=rank,
@@ -113,7 +113,9 @@ def tasks_per_node(text: str) -> list[int]:
     for part in text.split(","):
         matched = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part)
         if matched is None:
-            raise _refusal(f"Slurm's environment says {text!r} tasks a machine, which is not of the form '4(x2),3'")
+            raise _refusal(
+                f"Slurm's environment lists {text!r} tasks per machine, which does not have the form '4(x2),3'"
+            )
         counts += repeat(int(matched[1]), int(matched[2] or 1))
     return counts
 
@@ -153,12 +155,12 @@ def _number(environment: Mapping[str, str], name: str, *, default: int | None = 
 
 def _no_nodelist(text: str) -> ConfigError:
     return _refusal(
-        f"Slurm's environment names the machines {text!r}, which is not of the form 'gpu[001-003,007],login'"
+        f"Slurm's environment lists the machines {text!r}, which does not have the form 'gpu[001-003,007],login'"
     )
 
 
 def _refusal(problem: str) -> ConfigError:
-    return ConfigError(f"{problem}\n  start the processes with srun, and leave its variables as they are")
+    return ConfigError(f"{problem}\n  start the processes with srun, and do not change its variables")
 
 
 def _listed(things: list[int] | list[str]) -> str:

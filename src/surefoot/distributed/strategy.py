@@ -25,7 +25,7 @@ def refuse_ranks(ranks: int, *, pieces: int, batch_size: int | str, is_resumed: 
     near = " or ".join(map(str, below + above))
     raise ConfigError(
         f"{ranks} ranks cannot share the {pieces} micro-batch{'es' * (pieces != 1)} of a step (batch_size {batch_size}) evenly\n"
-        f"  nearest that can: {near} rank{'s' * (near != '1')}{'; or another --micro-batch-size' * (not is_resumed)}"
+        f"  nearest that can: {near} rank{'s' * (near != '1')}{', or another --micro-batch-size' * (not is_resumed)}"
     )
 
 

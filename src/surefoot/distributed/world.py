@@ -227,7 +227,7 @@ def _own_device(name: str, placement: Placement) -> torch.device:
     is_only_one = placement.apart and there == 1
     if processes > there and not is_only_one:
         raise ConfigError(
-            f"{processes} processes on a machine with {there} GPU{'s' * (there != 1)}: each needs one of its own\n"
+            f"{processes} processes on a machine with {there} GPU{'s' * (there != 1)}: each process needs its own GPU\n"
             f"  try: --nproc {there}, or --device cpu"
         )
     return torch.device("cuda", 0 if is_only_one else placement.local_rank)

@@ -31,7 +31,7 @@ class ExportResult:
     """The files of an export, their directory, and the step of the weights. `damaged` lists newer checkpoints that were unusable.
 
     >>> print(ExportResult(Path("runs/a/export"), (), step=40, averaged=True))
-    written into runs/a/export: the averaged weights of step 40
+    exported the averaged weights of step 40 to runs/a/export
     """
 
     directory: Path
@@ -43,7 +43,7 @@ class ExportResult:
     def __str__(self) -> str:
         weights = "averaged" if self.averaged else "trained"
         rows = (f"  {file:<36} {in_words((self.directory / file).stat().st_size):>10}" for file in self.files)
-        return "\n".join([f"written into {self.directory}: the {weights} weights of step {self.step:,}", *rows])
+        return "\n".join([f"exported the {weights} weights of step {self.step:,} to {self.directory}", *rows])
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
@@ -64,10 +64,12 @@ def export(
     max_file: str = "5 GB",
     model: str = "model",
 ) -> ExportResult:
-    """Write a checkpoint's weights into files that other programs load; arguments and errors are those of `SavedRun.export`."""
+    """Write a checkpoint's weights into files that other programs load; `SavedRun.export` describes the arguments and errors."""
     run = local_path(run, setting="run")
     if out is None and (run / "export").is_symlink():
-        raise ConfigError(f"{run / 'export'} is a link: nothing is written through it\n  name a directory: --out DIR")
+        raise ConfigError(
+            f"{run / 'export'} is a link, and exports are not written through links\n  choose a directory: --out DIR"
+        )
     out = run / "export" if out is None else local_path(out, setting="out")
     limit = _checked(run, out, checkpoint, weights, layout, max_file)
     source, damaged = _newest_or_best(Store(run / "checkpoints"), str(checkpoint), weights, model)
@@ -92,10 +94,10 @@ def export(
 def _checked(run: Path, out: Path, checkpoint: str | int, weights: str, layout: str, max_file: str) -> int:
     limit = 0
     accepted = {
-        f"checkpoint = {checkpoint!r}: newest, best, or a step": checkpoint in ("newest", "best")
+        f"checkpoint = {checkpoint!r} must be newest, best or a step": checkpoint in ("newest", "best")
         or _is_step(checkpoint),
-        f"weights = {weights!r}: auto, averaged or trained": weights in get_args(Weights),
-        f"layout = {layout!r}: own or gpt2": layout in get_args(Layout),
+        f"weights = {weights!r} must be auto, averaged or trained": weights in get_args(Weights),
+        f"layout = {layout!r} must be native or gpt2": layout in get_args(Layout),
     }
     problems = [text for text, holds in accepted.items() if not holds]
     try:
@@ -104,12 +106,12 @@ def _checked(run: Path, out: Path, checkpoint: str | int, weights: str, layout: 
         problems.append(str(problem))
     if any((out / name).exists() for name in (MANIFEST, "config.toml", "checkpoints")):
         problems.append(
-            f"out = {str(out)!r} is a run or a checkpoint: choose a directory of its own, such as {run}/export"
+            f"out = {str(out)!r} is the directory of a run or a checkpoint\n  choose a separate directory, such as {run}/export"
         )
     if problems:
         raise ConfigError("\n  ".join(problems))
     if not (run / "checkpoints").is_dir():
-        raise CheckpointError(f"{run} holds no checkpoints")
+        raise CheckpointError(f"{run} contains no checkpoints")
     return limit
 
 
@@ -121,7 +123,7 @@ def _newest_or_best(store: Store, which: str, weights: Weights, model: str) -> t
     alone = World(torch.device("cpu"))
     newest = store.newest_intact(only=(), world=alone)  # all checkpoints of a run have the same files
     if newest is None or newest[0].directory is None:
-        raise CheckpointError(f"{store.directory} holds no checkpoint")
+        raise CheckpointError(f"{store.directory} contains no checkpoint")
     only = [_file_of(newest[0].directory, weights, model)]
     if _is_step(which):
         return store.at(int(which), only=only, world=alone), []
@@ -135,10 +137,10 @@ def _file_of(path: Path, weights: Weights, model: str) -> str:
     trained, averaged = ("model", "ema") if model == "model" else (f"model-{model}", f"ema-{model}")
     if trained not in there:
         names = sorted(name.removeprefix("model-") for name in there if name.partition("-")[0] == "model")
-        raise ConfigError(f"model = {model!r}: this run has {', '.join(names)}")
+        raise ConfigError(f"model = {model!r} is not a model of this run; available: {', '.join(names)}")
     if weights == "averaged" and averaged not in there:
         raise ConfigError(
-            "weights = averaged: this run has no averaged ones (ema, or schedule-free)\n  try: --weights trained"
+            "weights = averaged: this run has no averaged weights (from an EMA or a schedule-free optimizer)\n  try: --weights trained"
         )
     return trained if weights == "trained" or averaged not in there else averaged
 
@@ -148,12 +150,12 @@ def _settings_of_gpt2(checkpoint: Checkpoint, run: Path) -> bytes:
         shape = GPTConfig(**checkpoint.saved.identity["identity"].get("model"))
     except (TypeError, ValueError) as problem:
         raise ConfigError(
-            f"layout = gpt2: {run} is no run of surefoot train gpt, so it has no network that transformers would call so"
+            f"layout = gpt2: {run} is not a run of surefoot train gpt, so transformers has no class for its network"
         ) from problem
     if shape.family != "gpt2" or not shape.tie_embeddings:
         raise ConfigError(
-            f"layout = gpt2: a model of the family {shape.family}{'' if shape.tie_embeddings else ' with a head of its own'} is no GPT-2\n"
-            "  one is trained with --model.family gpt2; this one: --layout native"
+            f"layout = gpt2: a model of the family {shape.family}{'' if shape.tie_embeddings else ' with an untied head'} is not a GPT-2\n"
+            "  export it with --layout native, or train a GPT-2 with --model.family gpt2"
         )
     tokenizer = run / "tokenizer.json"
     try:

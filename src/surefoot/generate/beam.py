@@ -73,9 +73,11 @@ def beam_search(
     2
     """
     if batch_size < 1:
-        raise ConfigError(f"batch_size = {batch_size}: at least one source is searched at a time")
+        raise ConfigError(
+            f"batch_size = {batch_size} must be 1 or more, the number of sources that are searched at once"
+        )
     if empty := [index for index, source in enumerate(sources) if not len(source)]:
-        raise DataError(f"source {empty[0]} has no token, not even an end: there is nothing to translate")
+        raise DataError(f"source {empty[0]} is empty: it must have at least an end token")
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
     hypothesis_of: dict[int, Hypothesis] = {}
     for first in range(0, len(order), batch_size):
@@ -101,10 +103,10 @@ def _search_batch(
     # and the best other extensions stay open. The search of a source stops after `beam_size` finished hypotheses, at the limit of
     # tokens, or if no open hypothesis can win. Without a finished hypothesis, the best open hypothesis is returned.
     if beam_size < 1:
-        raise ConfigError(f"beam_size = {beam_size}: at least 1 hypothesis is kept open; 1 is greedy search")
+        raise ConfigError(f"beam_size = {beam_size} must be 1 (greedy search) or more hypotheses")
     if not 0 <= length_penalty < math.inf:
         raise ConfigError(
-            f"length_penalty = {length_penalty}: a number from 0 (none) on, such as 0.6; the larger, the longer"
+            f"length_penalty = {length_penalty} must be 0 (none) or more, such as 0.6; a larger value favors longer outputs"
         )
     limits = [
         max(1, min(max_new_tokens_fn(tokens), model.shape.context))

@@ -112,7 +112,9 @@ def sample_batch(
     [[7, 8, 9], [3, 4, 5, 6]]
     """
     if batch_size < 1:
-        raise ConfigError(f"batch_size = {batch_size}: at least one prompt is continued at a time")
+        raise ConfigError(
+            f"batch_size = {batch_size} must be 1 or more, the number of prompts that are continued at once"
+        )
     draw = _Sampler(max_new_tokens, context, temperature, top_k, top_p, seed)
     for prompt in prompts:
         draw.check_prompt(prompt)
@@ -146,14 +148,15 @@ class _Sampler:
     def check_prompt(self, tokens: Sequence[int] | Tensor) -> None:
         needs = {
             f"seed = {self.seed}: give a number from 0 to 2**64 - 1": 0 <= self.seed < 1 << 64,
-            "no token to start from: give at least one, for example that of a line break": len(tokens) > 0,
+            "the prompt is empty: give at least one token, for example a line break": len(tokens) > 0,
             f"max_new_tokens = {self.max_new_tokens}: give the number of tokens to add, 0 or more": self.max_new_tokens
             >= 0,
-            f"context = {self.context}: give the number of tokens the model sees at once, 1 or more": self.context >= 1,
-            f"temperature = {self.temperature}: give 0 for the likeliest token, or a positive number such as 0.8": (
+            f"context = {self.context}: give the number of tokens that the model sees at once, 1 or more": self.context
+            >= 1,
+            f"temperature = {self.temperature}: give 0 for the most likely token, or a positive number such as 0.8": (
                 0 <= self.temperature < float("inf")
             ),
-            f"top_k = {self.top_k}: give 1 or more, or leave it out to choose from all tokens": (
+            f"top_k = {self.top_k}: give 1 or more, or leave it out to sample from all tokens": (
                 self.top_k is None or self.top_k >= 1
             ),
             f"top_p = {self.top_p}: give a probability above 0 and up to 1, such as 0.9, or leave it out": (

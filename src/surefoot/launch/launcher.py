@@ -60,17 +60,17 @@ def launch(command: Callable[[float], list[str]], *, places: Slots, max_restarts
             if ended.text and over and ended.status not in _NOT_AGAIN:
                 _say(_advice(ended, max_restarts))
             if ended.logs is not None:
-                _say(f"  what the ranks above 0 said is in {ended.logs}")
+                _say(f"  the output of ranks above 0 is in {ended.logs}")
             if over:
                 return ended.status
             places.died(ended.died)
             try:
                 size = places.size()
             except ConfigError as problem:
-                _say(f"cannot start again on fewer processes: {problem}")
+                _say(f"cannot restart with fewer processes: {problem}")
                 return ended.status
             attempt += 1
-            _say(f"starting again on {size} process{'es' * (size != 1)} (restart {attempt} of {max_restarts})")
+            _say(f"restarting with {size} process{'es' * (size != 1)} (restart {attempt} of {max_restarts})")
 
 
 @dataclass
@@ -106,7 +106,7 @@ class _Launcher:
             group.end()
             stopped = attempt == 0 and self.stop and ended.status == 128 + self.stop
             if stopped and not any(beat.doing != "starting" for beat in group.beats()):
-                _say("nothing was begun")
+                _say("nothing was started")
             keep_logs = bool(ended.text) and group.unsaid(ended.text)
             return replace(ended, saved=any(beat.run_dir for beat in group.beats()), logs=logs if keep_logs else None)
         finally:
@@ -135,7 +135,7 @@ class _Launcher:
             if causes and not named and (group.statuses[causes[0]] < 0 or now - first_at > _ALIKE_S):
                 named = True
                 if group.running:
-                    _say(f"{group.in_short(causes[0])}; ending the others")
+                    _say(f"{group.in_short(causes[0])}; ending the other ranks")
                 group.name_lost(group.what_happened(causes[0]))
             if now - first_at > _TERMINATED_S and not terminated:
                 terminated = True
@@ -190,10 +190,10 @@ class _Launcher:
 
 
 def _advice(ended: GroupExit, max_restarts: int) -> str:
-    how = "goes on from the newest checkpoint" if ended.saved else "begins anew"
+    how = "continues from the newest checkpoint" if ended.saved else "starts from the beginning"
     if max_restarts:
-        return f"  it was started again {max_restarts} times (--max-restarts); the same command {how}"
-    by_itself = "; --max-restarts 3 does that by itself" * (ended.status == _LOST or ended.status > 128)
+        return f"  all restarts are used up (--max-restarts {max_restarts}); the same command {how}"
+    by_itself = "; --max-restarts 3 does so automatically" * (ended.status == _LOST or ended.status > 128)
     return f"  the same command {how}{by_itself}"
 
 

@@ -59,7 +59,9 @@ def parse_nproc(nproc: int | str) -> ProcessCount:
         min_count, max_count = int(ends[0]), int(ends[-1])
         if 1 <= min_count <= max_count:
             return ProcessCount(min_count, max_count, text)
-    raise ConfigError(f"nproc = {nproc!r} is no number of processes\n  write --nproc 4, or --nproc 1:4 for one to four")
+    raise ConfigError(
+        f"nproc = {nproc!r} is not a number of processes\n  write --nproc 4, or --nproc 1:4 for one to four"
+    )
 
 
 def sizes_of(batch_size: int | str, micro_batch_size: int | str | None, *, out: Path | None) -> Sizes:
@@ -90,17 +92,17 @@ class Slots:
         if min_count < max_count:
             max_count = max(min_count, min(max_count, left))
             if left < min_count and self.gpus is None:
-                raise ConfigError(f"--nproc {self.wanted.text}: only {left} of them are left")
+                raise ConfigError(f"--nproc {self.wanted.text}: only {left} of these processes are left")
         sizes = self.sizes()
         if self.gpus is not None and left < min_count:
             raise ConfigError(
-                f"--nproc {self.wanted.text} on a machine with {left} GPU{'s' * (left != 1)}: each process needs one of its own\n"
+                f"--nproc {self.wanted.text} on a machine with {left} GPU{'s' * (left != 1)}: each process needs its own GPU\n"
                 f"  try: --nproc {max(left, 1)}, or --device cpu"
             )
         if sizes is None and min_count < max_count:
             raise ConfigError(
-                f"--nproc {self.wanted.text}: build() has no setting batch_size, so nobody knows beforehand which numbers divide"
-                f" a step\n  give one number: --nproc {max_count}"
+                f"--nproc {self.wanted.text}: build() has no setting batch_size, so the numbers that divide a step are"
+                f" unknown\n  give one number: --nproc {max_count}"
             )
         size = max_count if sizes is None else sizes.largest(min_count, max_count)
         if self.gpus is None:

@@ -136,7 +136,7 @@ class Group:
         status, beat = self.statuses[rank], self.beat(rank)
         if beat.error and status > 0:
             return Lost(rank, beat.failure)
-        by = ": by the kernel for memory, or by hand" if -status == getattr(signal, "SIGKILL", 9) else ""
+        by = ": out of memory, or killed by hand" if -status == getattr(signal, "SIGKILL", 9) else ""
         return Lost(rank, self.in_short(rank), step=beat.step, doing=beat.doing, more=by + self.last_lines(rank))
 
     def last_lines(self, rank: int) -> str:

@@ -32,7 +32,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, ignore_index: int = -100, 
         raise ConfigError(
             f"cross_entropy: logits {tuple(logits.shape)} do not fit targets {tuple(targets.shape)}: "
             "give logits (..., classes) and targets (...) with the same leading sizes;\n"
-            "  where classes are dimension 1, as in images, pass logits.movedim(1, -1)"
+            "  if classes are in dimension 1, as in images, pass logits.movedim(1, -1)"
         )
     total = _total(logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing)
     return Mean(total, (targets != ignore_index).sum())
@@ -59,7 +59,7 @@ def chunked_cross_entropy(
     (1.3863, 10)
     """
     if chunk < 1:
-        raise ConfigError(f"chunked_cross_entropy: chunk = {chunk} targets at a time; give 1 or more, for example 4096")
+        raise ConfigError(f"chunked_cross_entropy: chunk = {chunk} must be 1 or more targets at once, for example 4096")
     refuse_misfits(hidden, head_weight, targets)
 
     def total(part: Tensor, part_targets: Tensor) -> Tensor:
@@ -77,8 +77,8 @@ def refuse_misfits(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> None
     """Raise `ConfigError` if the shapes of hidden states, head and targets do not fit each other."""
     if hidden.shape[:-1] != targets.shape or hidden.shape[-1] != head_weight.shape[-1]:
         raise ConfigError(
-            f"cross-entropy of a head: hidden {tuple(hidden.shape)}, head_weight {tuple(head_weight.shape)} and targets "
-            f"{tuple(targets.shape)} do not fit: give (..., channels), (classes, channels) and (...)"
+            f"cross-entropy from hidden states: hidden {tuple(hidden.shape)}, head_weight {tuple(head_weight.shape)} and targets "
+            f"{tuple(targets.shape)} do not fit together: give (..., channels), (classes, channels) and (...)"
         )
 
 

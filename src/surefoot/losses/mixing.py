@@ -80,7 +80,7 @@ def refuse_mixing(*, mixup: float, cutmix: float) -> None:
     for name, value in (("mixup", mixup), ("cutmix", cutmix)):
         if not 0 <= value < float("inf"):
             raise ConfigError(
-                f"{name} = {value}: 0 for none, or a positive number such as 0.2 (few images half and half)"
+                f"{name} = {value} must be 0 (off) or a positive number, such as 0.2 (few images are mixed half and half)"
             )
 
 

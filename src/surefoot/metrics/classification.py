@@ -27,8 +27,8 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Mean:
     if guesses.shape != targets.shape:
         raise ConfigError(
             f"accuracy: outputs of shape {tuple(outputs.shape)} do not fit targets of shape {tuple(targets.shape)}:"
-            " classes are the second dimension\n"
-            "  with classes last: lambda outputs, targets: sf.metrics.accuracy(outputs.movedim(-1, 1), targets)"
+            " the second dimension must be the classes\n"
+            "  if classes are last, use: lambda outputs, targets: sf.metrics.accuracy(outputs.movedim(-1, 1), targets)"
         )
     counted = targets >= 0
     return Mean(((guesses == targets) & counted).sum(), counted.sum())
@@ -43,7 +43,7 @@ def top_k_accuracy(outputs: Tensor, targets: Tensor, *, k: int = 1) -> Mean:
     0.5
     """
     if not 1 <= k <= outputs.shape[-1]:
-        raise ConfigError(f"top_k_accuracy: k = {k} of {outputs.shape[-1]} classes")
+        raise ConfigError(f"top_k_accuracy: k = {k} must be from 1 to the {outputs.shape[-1]} classes")
     right = (outputs.topk(k, dim=-1).indices == targets[:, None]).any(dim=-1)
     counted = targets >= 0
     return Mean((right & counted).sum(), counted.sum())
@@ -80,8 +80,8 @@ class ClassificationReport:
         count = self.classes if isinstance(self.classes, int) else len(self.classes)
         if len(labels) and (largest := int(max(labels.max(), guesses.max()))) >= count:
             raise ConfigError(
-                f"ClassificationReport: {count} classes, but a target or an output is of class {largest}, counted from 0\n"
-                "  give all classes that the model has: ClassificationReport(classes)"
+                f"ClassificationReport: a target or prediction has class index {largest}, but the report has only {count} classes\n"
+                "  pass all classes of the model: ClassificationReport(classes)"
             )
         confusion = np.zeros((count, count), dtype=np.int64)
         np.add.at(confusion, (labels, guesses), 1)

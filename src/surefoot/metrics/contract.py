@@ -57,7 +57,7 @@ def whole_split(function: Callable[[Any, Any], Any]) -> WholeSplitMetric:
     """
     if not callable(function):
         raise ConfigError(
-            f"whole_split({function!r}): it takes a function of (outputs, targets)\n  write: whole_split(f1_score)"
+            f"whole_split({function!r}): the argument must be a function of (outputs, targets)\n  write: whole_split(f1_score)"
         )
     return _OfFunction(function, name_of(function))
 
@@ -91,8 +91,8 @@ def refuse_twice(names: Sequence[str]) -> None:
     """Raise `ConfigError` if a name other than "" appears twice."""
     if twice := next((name for index, name in enumerate(names) if name and name in names[:index]), None):
         raise ConfigError(
-            f"Split: two metrics called {twice!r}: one would hide the other\n"
-            f"  name them yourself: metrics={{'my_{twice}': metric, ...}}"
+            f"Split: two metrics have the name {twice!r}, so one would replace the other\n"
+            f"  choose names: metrics={{'my_{twice}': metric, ...}}"
         )
 
 
@@ -122,9 +122,9 @@ def means_of(result: Any, name: str, *, prefixed: bool) -> dict[str, Mean]:
     for mean in means.values():
         if not isinstance(mean, Mean):
             raise ConfigError(
-                f"the metric {name or 'without a name'!r} returned a {type(mean).__name__}, without the count that it is a mean of\n"
-                "  return surefoot.Mean(total, count), the sum over the batch and the number of values in it, or a dictionary of them;\n"
-                "  or compute it once, of the whole split: metrics=surefoot.metrics.whole_split(function)"
+                f"the metric {name or 'without a name'!r} returned a {type(mean).__name__}, without the number of values it averages\n"
+                "  return surefoot.Mean(total, count), the sum over the batch and its number of values, or a dictionary of such means;\n"
+                "  or compute it once, over the whole split: metrics=surefoot.metrics.whole_split(function)"
             )
     return means
 
@@ -139,7 +139,7 @@ def by_name(result: Any, name: str, *, prefixed: bool) -> dict[str, Any]:
         return {f"{name}_{key}" if prefixed else str(key): value for key, value in result.items()}
     if not name:
         raise ConfigError(
-            "Split: a metric without a name returned a single value\n  name it: metrics={'some_name': ...}, or write a `def`"
+            "Split: a metric without a name returned a single value\n  name it: metrics={'some_name': ...}, or define it with `def`"
         )
     return {name: result}
 
@@ -158,7 +158,7 @@ def as_recorded(values: Mapping[str, Any]) -> dict[str, Any]:
         json.dumps([value for value in recorded.values() if not isinstance(value, float)], allow_nan=False)
     except (TypeError, ValueError) as problem:
         raise ConfigError(
-            f"a metric returned what cannot be put into a record: {problem}\n  return numbers, lists or texts"
+            f"a metric returned a value that cannot be recorded: {problem}\n  return numbers, lists or strings"
         ) from problem
     return recorded
 
@@ -178,8 +178,8 @@ def join_batches(parts: Sequence[Any]) -> Any:
     except (RuntimeError, ValueError) as problem:
         shapes = ", ".join(dict.fromkeys(str(tuple(part.shape)) for part in parts))
         raise ConfigError(
-            f"whole_split: tensors of these shapes do not fit together along their first dimension: {shapes}\n"
-            "  let Split(predict=) return lists with one entry for each sample"
+            f"whole_split: tensors of these shapes cannot be concatenated along their first dimension: {shapes}\n"
+            "  let Split(predict=) return lists with one entry per sample"
         ) from problem
     if isinstance(first, Mapping):
         return {key: join_batches([part[key] for part in parts]) for key in first}
@@ -189,8 +189,8 @@ def join_batches(parts: Sequence[Any]) -> Any:
     if isinstance(first, list):
         return [entry for part in parts for entry in part]
     raise ConfigError(
-        f"whole_split: outputs of type {type(first).__name__} cannot be joined over batches\n"
-        "  let Split(predict=) return tensors, or lists with one entry for each sample"
+        f"whole_split: outputs of type {type(first).__name__} cannot be concatenated over batches\n"
+        "  let Split(predict=) return tensors, or lists with one entry per sample"
     )
 
 
@@ -207,19 +207,19 @@ def _refuse(metric: Any) -> None:
     if isinstance(metric, str):
         known = metric if metric in sys.modules["surefoot.metrics"].__all__ else "accuracy"
         raise ConfigError(
-            f"Split: the metric {metric!r} is a text, and a metric is a function or an object\n  write: metrics=sf.metrics.{known}"
+            f"Split: the metric {metric!r} is a string, but a metric must be a function or an object\n  write: metrics=sf.metrics.{known}"
         )
     if isinstance(metric, type):
         raise ConfigError(
-            f"Split: {name} is a class, and a metric is an object of it\n  write: metrics={name}(...), with its arguments"
+            f"Split: {name} is a class, but a metric must be an instance\n  write: metrics={name}(...), with its arguments"
         )
     if _updates(metric):
         raise ConfigError(
-            f"Split: {name} is a metric object, but not one of torchmetrics: ranks could not add up what it has seen\n"
+            f"Split: {name} is a metric object, but not from torchmetrics, so ranks cannot combine its state\n"
             "  write a function of (outputs, targets) that returns surefoot.Mean(total, count),\n"
             "  or compute it once: metrics=surefoot.metrics.whole_split(function)"
         )
     raise ConfigError(
-        f"Split(metrics={metric!r}): a metric is a function of (outputs, targets) or an object of torchmetrics\n"
+        f"Split(metrics={metric!r}): a metric must be a function of (outputs, targets) or a torchmetrics object\n"
         "  write: metrics=sf.metrics.accuracy, a list of them, or {name: metric}"
     )

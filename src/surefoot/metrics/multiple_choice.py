@@ -60,7 +60,7 @@ def continuation_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[str, 
     """Return how often greedy decoding produces the right ending, as in LAMBADA (Paperno et al., 2016).
 
     `acc` counts right endings whose every token is the most likely at its position. `loss` is their mean negative log-likelihood
-    in nats, and its exponential is LAMBADA's perplexity. The arguments are those of `multiple_choice_accuracy`.
+    in nats, and its exponential is LAMBADA's perplexity. `multiple_choice_accuracy` describes the arguments.
 
     >>> targets = ChoiceTargets(*map(torch.tensor, ([0, 1], [3, 4], [0, 1], [[1, 1]], [[1, 1]], [0])))
     >>> continuation_accuracy(torch.eye(5)[[3, 0]], targets)["acc"].value.item()

@@ -27,7 +27,7 @@ def tiled_attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
 
 @contextmanager
 def in_one_tile() -> Iterator[None]:
-    """Compute all pairs of positions within this context, so that the operation count is that of the definition."""
+    """Compute all pairs of positions within this context, so that the operation count matches the definition."""
     before = _PLACES.set(1 << 62)
     try:
         yield
@@ -137,7 +137,7 @@ def masked_attention(
 ) -> Tensor:
     """Compute scaled dot-product attention over the positions with a true `mask`: (T, S), or (B, 1, 1, S) for all queries of a row.
 
-    Every row needs at least one true position. The dtype is that of `v_BHSD`; the kernels are those of `causal_attention`.
+    Every row needs at least one true position. The result has the dtype of `v_BHSD`; `causal_attention` describes the kernels.
     """
     if not v_BHSD.is_cpu:
         return F.scaled_dot_product_attention(

@@ -96,8 +96,8 @@ class GPTConfig:
         check_shape(
             (not modern or self.width % (2 * self.heads) == 0, rotary_problem(self.width, self.heads)),
             (self.width % self.heads == 0, f"width = {self.width} must be a multiple of heads = {self.heads}"),
-            (modern or not foreign, f"{foreign}: not in a gpt2, which has {only}"),
-            (1 <= self.ngrams <= 4, f"ngrams = {self.ngrams} must be 1 to 4"),
+            (modern or not foreign, f"{foreign}: family = 'gpt2' has only {only}"),
+            (1 <= self.ngrams <= 4, f"ngrams = {self.ngrams} must be from 1 to 4"),
             (self.ngram_buckets >= 1, f"ngram_buckets = {self.ngram_buckets} must be 1 or more"),
             (0.0 <= self.dropout < 1.0, f"dropout = {self.dropout} must be a fraction, at least 0 and below 1"),
         )

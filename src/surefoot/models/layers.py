@@ -25,7 +25,7 @@ def check_shape(*claims: tuple[bool, str]) -> None:
 
 
 def rotary_problem(width: int, heads: int) -> str:
-    return f"width = {width} must be a multiple of 2 x heads = {2 * heads}: rotary positions turn pairs of channels"
+    return f"width = {width} must be a multiple of 2 x heads = {2 * heads}: rotary positions rotate pairs of channels"
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ class _RMSNormFunction(torch.autograd.Function):
 
 
 def check_context(tokens: int, context: int) -> None:
-    check_shape((tokens <= context, f"{tokens} tokens are more than the model's context of {context}"))
+    check_shape((tokens <= context, f"{tokens} tokens exceed the model's context of {context}"))
 
 
 class Positions(nn.Module):

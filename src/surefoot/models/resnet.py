@@ -1,6 +1,6 @@
 """Residual networks of 18, 34 and 50 layers (He et al. 2016: https://arxiv.org/abs/1512.03385), for small and large images.
 
-Module names are those of torchvision, whose weights can be loaded. As in torchvision, the 3 x 3 convolution of a bottleneck has the
+Modules have torchvision's names, so its weights can be loaded. As in torchvision, the 3 x 3 convolution of a bottleneck has the
 stride. Shapes: B batch, C channels, H height, W width, K classes.
 """
 
@@ -41,7 +41,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         check_shape(
-            (layers in _BLOCKS, f"layers = {layers}: a ResNet here has 18, 34 or 50"),
+            (layers in _BLOCKS, f"layers = {layers} must be 18, 34 or 50"),
             (min(channels, classes) >= 1, f"channels = {channels}, classes = {classes}: each must be 1 or more"),
         )
         self.channels_last, self.stem = channels_last, stem

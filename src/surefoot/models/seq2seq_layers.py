@@ -65,12 +65,12 @@ class Seq2SeqConfig:
             (width % heads == 0, f"width = {width} must be a multiple of heads = {heads}"),
             (
                 width % 2 == 0 or positions != "sinusoidal",
-                f"width = {width} must be even: sinusoidal positions come in pairs of channels",
+                f"width = {width} must be even: sinusoidal positions use pairs of channels",
             ),
             (width % (2 * heads) == 0 or positions != "rotary", rotary_problem(width, heads)),
             (
                 not self.zero_init_residual or self.norm_placement == "pre",
-                "zero_init_residual is for norm_placement = 'pre': with a norm after each sum no block starts as identity",
+                "zero_init_residual needs norm_placement = 'pre': with a norm after each sum, no block starts as the identity",
             ),
             *(
                 (0.0 <= fraction < 1.0, f"{name} = {fraction} must be a fraction, at least 0 and below 1")

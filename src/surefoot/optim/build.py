@@ -68,8 +68,8 @@ def refuse_without_momentum(optimizers: Iterable[RunOptimizer]) -> None:
             group.get("momentum") or "betas" in group for group in optimizer.param_groups
         ):
             raise ConfigError(
-                f"schedule: it moves the momentum, and {type(optimizer).__name__} has none that it could move\n"
-                "  give sgd a momentum, use an optimizer with betas, or leave momentum_range out"
+                f"schedule: it changes the momentum, but {type(optimizer).__name__} has no momentum to change\n"
+                "  give sgd a momentum, use an optimizer with betas, or omit momentum_range"
             )
 
 
@@ -104,8 +104,8 @@ def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
     if gaps := [name for name, parameter in named if not _lies_whole(parameter)]:  # kernels would update the gaps
         more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
         raise ConfigError(
-            f"the numbers of {gaps[0]}{more} do not lie together in memory: a part of a larger tensor?\n"
-            "  give the model a copy of its own: nn.Parameter(part.clone())"
+            f"the elements of {gaps[0]}{more} have gaps between them in memory: is it part of a larger tensor?\n"
+            "  give the model a copy: nn.Parameter(part.clone())"
         )
     kind = kind_named(spec.name)
     real = all(parameter.is_floating_point() for group in groups for parameter in group.parameters)
@@ -122,8 +122,8 @@ def clipped_parameters(clip: Clip, model: nn.Module, parameters: Iterable[nn.Par
     clipped = [parameter for parameter in parameters if parameter not in spared]
     if not clipped:
         raise ConfigError(
-            f"clip = 'adaptive {clip[1]:g}' spares the final layer, and {type(model).__name__} trains no other\n"
-            "  try: clip 'norm 1.0'"
+            f"clip = 'adaptive {clip[1]:g}' exempts the final layer, but {type(model).__name__} trains no other layer\n"
+            "  try: --clip 'norm 1.0'"
         )
     return clipped
 
@@ -165,8 +165,8 @@ def _from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
         if not frame.f_globals["__name__"].startswith("torch.optim"):
             raise
         raise ConfigError(
-            f"optimizer: the factory's optimizer refuses its settings: {first_line(problem)}\n"
-            "  give it another value: betas at least 0 and below 1, lr and eps at least 0, for example"
+            f"optimizer: the factory's optimizer rejects its settings: {first_line(problem)}\n"
+            "  use valid values, such as betas at least 0 and below 1, lr and eps at least 0"
             + line_of_user(problem.__traceback__)
         ) from None
 
@@ -182,9 +182,9 @@ def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parame
     groups = [[numbers_of[each] for each in group["params"] if each in numbers_of] for group in after.param_groups]
     if sum(map(len, groups)) < len(numbers_of) or any(own != numbers[0] for numbers in groups for own in numbers):
         raise ConfigError(
-            f"the function that builds {type(after).__name__} puts parameters that were trained before into other groups, or none\n"
-            "  it is called again where parameters are unfrozen on the way, and their state could not be carried over\n"
-            "  build it from the groups that it is given, each parameter in the same one as before"
+            f"the function that builds {type(after).__name__} moves parameters that were already trained to other groups, or drops them\n"
+            "  it is called again when parameters are unfrozen during training, and could not carry over the optimizer state\n"
+            "  build the optimizer from the groups that the function receives, and keep each parameter in its group"
         )
     for group, numbers in zip(after.param_groups, groups, strict=True):
         group.update(numbers[0] if numbers else {})

@@ -35,7 +35,7 @@ class Clipping(Protocol):
 
 
 def clipping_of(clip: Clip, parameters: Sequence[nn.Parameter]) -> Clipping:
-    """Return the clipping method of `clip`; `parameters` are the clipped parameters or this rank's shards of them.
+    """Return the clipping method of `clip`; `parameters` are the clipped parameters or their shards on this rank.
 
     >>> by_norm = clipping_of(("norm", 1.0), [nn.Parameter(torch.zeros(1))])
     >>> gradient = torch.tensor([[3.0]])
@@ -202,8 +202,8 @@ def refuse_unused(parameters: list[nn.Parameter], *, step: int) -> None:
     if any(parameter.grad is not None for parameter in parameters):
         clear(parameters)
         raise ConfigError(
-            f"step {step} ended with gradients that no update used, and they would leak into the next step\n"
-            "  call update(step) after forward_backward(step), or set them to None where they are not wanted"
+            f"step {step} ended with gradients that no update used, which would leak into the next step\n"
+            "  call update(step) after forward_backward(step), or set unwanted gradients to None"
         )
 
 

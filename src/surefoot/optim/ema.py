@@ -51,9 +51,9 @@ def copy_model(model: nn.Module) -> ModelCopy:
         copied = copy.deepcopy(model).requires_grad_(False)
     except RuntimeError as problem:
         raise ConfigError(
-            f"{type(model).__name__} cannot be copied, and averages are held in a copy of it: {first_line(problem)}\n"
-            "  a tensor that is computed from parameters is one of its attributes\n"
-            "  leave averages (ema, schedule-free) out; or take torch.nn.utils.parametrizations.weight_norm and spectral_norm"
+            f"{type(model).__name__} cannot be copied, but averages need a copy of the model: {first_line(problem)}\n"
+            "  one of its attributes is a tensor computed from parameters\n"
+            "  leave averages (ema, schedule-free) out, or use torch.nn.utils.parametrizations.weight_norm and spectral_norm"
         ) from problem
     return ModelCopy(copied, list(zip(model.parameters(), copied.parameters(), strict=True)))
 
@@ -84,7 +84,7 @@ class Ema:
 
     def __init__(self, model_copy: ModelCopy, decay: float, *, trained: set[nn.Parameter] | None = None) -> None:
         if not 0.0 <= decay < 1.0:
-            raise ConfigError(f"ema = {decay!r}: a number from 0 to below 1 is needed, such as 0.999")
+            raise ConfigError(f"ema = {decay!r} must be at least 0 and below 1, such as 0.999")
         self.decay, self.model_copy, self.model = decay, model_copy, model_copy.model
         # other parameters are not averaged: the average of infinite values (a mask) would be NaN
         averaged = {live for live, _ in model_copy.pairs if live.requires_grad} if trained is None else trained

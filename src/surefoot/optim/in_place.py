@@ -90,7 +90,7 @@ def read_on_cpu(number: Tensor) -> float:
     0.5
     """
     if not number.is_cpu:
-        raise RuntimeError(f"read_on_cpu was given a number on {number.device}")
+        raise RuntimeError(f"read_on_cpu received a tensor on {number.device}")
     return number.item()
 
 
@@ -147,8 +147,8 @@ class Restoring:
     @property
     def description(self) -> str:
         return (
-            f"by putting back copies of parameters and state of {self.name}, made before each step"
-            f" (+{self.parameter_bytes:,} bytes for parameters, and its state once more)"
+            f"by restoring copies of {self.name}'s parameters and state, taken before each step"
+            f" (+{self.parameter_bytes:,} bytes for parameters, plus the size of the state)"
         )
 
     @torch.no_grad()
@@ -163,20 +163,20 @@ class Restoring:
         numbers = [_numbers(group) for group in optimizer.param_groups]
         optimizer.step()
         if numbers != [_numbers(group) for group in optimizer.param_groups]:
-            raise self._refused("numbers in its parameter groups")
+            raise self._refused("values in its parameter groups")
         for (group, parameter), before, state in zip(members, befores, states, strict=True):
             parameter.copy_(torch.where(bad, before, parameter))
             for key, now in optimizer.state.get(parameter, {}).items():
                 if isinstance(now, Tensor) and now.device != parameter.device:
-                    raise self._refused(f"state[{key!r}], a tensor on {now.device}")
+                    raise self._refused(f"state[{key!r}] (a tensor on {now.device})")
                 if isinstance(now, Tensor):
                     now.copy_(torch.where(bad, state[key] if key in state else _fresh(optimizer, group, key, now), now))
                 elif not isinstance(now, bool | int | float | str | None) or key not in state or state[key] != now:
-                    raise self._refused(f"state[{key!r}], a {type(now).__name__}")
+                    raise self._refused(f"state[{key!r}] (of type {type(now).__name__})")
 
     def _refused(self, what: str) -> ConfigError:
         return ConfigError(
-            f"{self.name} keeps {what} on the host, where a skipped step cannot be undone without waiting\n"
+            f"{self.name} stores {what} on the host, where a skipped step cannot be undone without waiting\n"
             f"  use a fused or capturable optimizer, such as surefoot.optim.adamw(...), or train on the CPU"
         )
 

@@ -32,8 +32,8 @@ def scale_lr(lr: float, *, batch_size: int, base_batch_size: int, rule: Literal[
     """
     if min(batch_size, base_batch_size) < 1 or rule not in ("linear", "sqrt"):
         raise ConfigError(
-            f"batch_size = {batch_size!r}, base_batch_size = {base_batch_size!r}, rule = {rule!r}: no rate follows from these\n"
-            "  sizes are numbers of samples from 1 on, and the rule is 'linear' or 'sqrt'"
+            f"batch_size = {batch_size!r}, base_batch_size = {base_batch_size!r}, rule = {rule!r}: these give no learning rate\n"
+            "  both sizes must be 1 sample or more, and the rule 'linear' or 'sqrt'"
         )
     ratio = batch_size / base_batch_size
     return lr * (ratio if rule == "linear" else math.sqrt(ratio))
@@ -51,7 +51,7 @@ def noam_lr(d_model: int, *, warmup_steps: int, factor: float = 1.0) -> float:
     """
     if min(d_model, warmup_steps) < 1:
         raise ConfigError(
-            f"d_model = {d_model!r}, warmup_steps = {warmup_steps!r}: no rate follows from these\n  both are whole numbers from 1 on"
+            f"d_model = {d_model!r}, warmup_steps = {warmup_steps!r}: these give no learning rate\n  both must be whole numbers from 1 on"
         )
     return factor / math.sqrt(d_model * warmup_steps)
 
@@ -60,7 +60,7 @@ def noam_lr(d_model: int, *, warmup_steps: int, factor: float = 1.0) -> float:
 class LRMultipliers:
     """A function from a model to learning-rate factors by parameter name; the default is 1, and 0 freezes.
 
-    Names are those of `model.named_parameters()`. `identity` is JSON that must be equal when a run resumes. A custom rule:
+    Names are as in `model.named_parameters()`. `identity` is JSON that must be equal when a run resumes. A custom rule:
 
     >>> from torch import nn
     >>> slow_biases = LRMultipliers(
@@ -90,7 +90,7 @@ def layer_decay(decay: float) -> LRMultipliers:
     {'0.weight': 0.25, '1.weight': 0.5, '2.weight': 1.0}
     """
     if not 0 < decay <= 1:
-        raise ConfigError(f"layer_decay = {decay!r}: a number above 0 and up to 1 is needed, such as 0.75")
+        raise ConfigError(f"layer_decay = {decay!r} must be above 0 and at most 1, such as 0.75")
 
     def factors(model: "nn.Module") -> dict[str, float]:
         from surefoot.optim.param_groups import depths
@@ -98,8 +98,8 @@ def layer_decay(decay: float) -> LRMultipliers:
         depth_of = depths(model)
         if depth_of is None:
             raise ConfigError(
-                f"layer_decay finds no depth in {type(model).__name__}: it holds no nn.ModuleList or nn.Sequential of blocks\n"
-                f"  it has: {_list_names([name for name, _ in model.named_children()])}\n"
+                f"layer_decay finds no depths in {type(model).__name__}: it has no nn.ModuleList or nn.Sequential of blocks\n"
+                f"  its submodules: {_list_names([name for name, _ in model.named_children()])}\n"
                 "  put its blocks into one of these, or give factors by name: sf.optim.LRMultipliers(lambda model: {...}, identity={...})"
             )
         return {name: decay ** (max(depth_of.values()) - depth) for name, depth in depth_of.items()}
@@ -124,7 +124,7 @@ def width_scaling(*, base_width: int) -> LRMultipliers:
     """
     if isinstance(base_width, bool) or not isinstance(base_width, int) or base_width < 1:
         raise ConfigError(
-            f"base_width = {base_width!r}: a whole number from 1 is needed, the width at which lr was found"
+            f"base_width = {base_width!r} must be a whole number of at least 1, the width for which lr was tuned"
         )
 
     def factors(model: "nn.Module") -> dict[str, float]:
@@ -136,8 +136,8 @@ def width_scaling(*, base_width: int) -> LRMultipliers:
         hidden = {names[each] for each, owner in first_owners.items() if each not in inputs and not is_embedding(owner)}
         if head is None or not hidden:
             raise ConfigError(
-                f"base_width: {type(model).__name__} has no hidden width: it takes two layers with a matrix at least\n"
-                "  leave base_width out, or give factors by name: sf.optim.LRMultipliers(lambda model: {...}, identity={...})"
+                f"base_width: {type(model).__name__} has no hidden width, which needs at least two layers with a matrix\n"
+                "  omit base_width, or give factors by name: sf.optim.LRMultipliers(lambda model: {...}, identity={...})"
             )
         width = next(each.shape[1] for owner, each in matrices(model) if owner is head)
         return {name: base_width / width for name in names.values() if name in hidden}
@@ -157,7 +157,7 @@ def frozen(*patterns: str) -> LRMultipliers:
     {'0.weight': 0.0, '0.bias': 0.0, '1.bias': 0.0}
     """
     if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
-        raise ConfigError(f"frozen = {patterns!r}: give names of parameters, such as 'embedding.*'")
+        raise ConfigError(f"frozen = {patterns!r} must be names of parameters, such as 'embedding.*'")
 
     def factors(model: "nn.Module") -> dict[str, float]:
         names = list(model.named_parameters(remove_duplicate=False))
@@ -165,8 +165,8 @@ def frozen(*patterns: str) -> LRMultipliers:
         if idle := [pattern for pattern, matches in fitting.items() if not matches]:
             short = [*dict.fromkeys(f"{name.partition('.')[0]}.*" if "." in name else name for name, _ in names)]
             raise ConfigError(
-                f"frozen: no parameter of {type(model).__name__} is called {' or '.join(map(repr, idle))}\n"
-                f"  there are: {_list_names(short)}"
+                f"frozen: no parameter of {type(model).__name__} matches {' or '.join(map(repr, idle))}\n"
+                f"  available: {_list_names(short)}"
             )
         chosen = {each for matches in fitting.values() for each in matches}
         return {name: 0.0 for name, each in model.named_parameters() if each in chosen}
@@ -187,9 +187,9 @@ def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> d
         rule = f"lr_multipliers {dict(rate.identity)}"
         for name, factor in rate.factors(model).items():
             if name not in product:
-                problems.append(f"{rule}: {name!r} is no parameter of {type(model).__name__}")
+                problems.append(f"{rule}: {type(model).__name__} has no parameter {name!r}")
             elif isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 <= factor < math.inf:
-                problems.append(f"{rule}: {factor!r} for {name} is no factor: a number from 0")
+                problems.append(f"{rule}: the factor {factor!r} for {name} must be a number of at least 0")
             else:
                 product[name] *= factor
     if problems:
@@ -203,11 +203,11 @@ def misfits(lr_multipliers: Sequence[Any], optimizer: Declaration) -> list[str]:
     for rate in lr_multipliers:
         if not isinstance(rate, LRMultipliers):
             problems.append(
-                f"lr_multipliers = {rate!r}: give surefoot.optim.layer_decay(0.75) or the like, or several in a list"
+                f"lr_multipliers = {rate!r}: use surefoot.optim.layer_decay(0.75), for example, or several in a list"
             )
         elif rate.like_adam_only and not optimizer.like_adam:
             setting = ", ".join(f"{key} = {value!r}" for key, value in rate.identity.items())
-            problems.append(f"{setting} does not fit {optimizer.name}: muP's factors for it are others")
+            problems.append(f"{setting} does not fit {optimizer.name}: muP has different factors for it")
     return problems
 
 
@@ -218,4 +218,4 @@ def freeze(model: "nn.Module", factors: Mapping[str, float]) -> None:
 
 
 def _list_names(names: list[str]) -> str:
-    return ", ".join([*names[:_SHOWN], *["..."] * (len(names) > _SHOWN)]) or "nothing"
+    return ", ".join([*names[:_SHOWN], *["..."] * (len(names) > _SHOWN)]) or "none"

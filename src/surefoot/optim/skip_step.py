@@ -74,7 +74,7 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
     sgd = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
     if not all(fused_sgd_writes(each) for group in sgd if group.get("fused") for each in group["params"]):
         raise ConfigError(
-            "torch's fused SGD leaves weights of 16 bits on the CPU as they are\n"
+            "torch's fused SGD does not update 16-bit weights on the CPU\n"
             "  build it with SGD(..., fused=False), or keep the weights in float32"
         )
     kind = kind_of(optimizer)
@@ -82,7 +82,7 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
     if way == "part by part":
         return PartByPart(tuple((part, skipping(part, device)) for part in optimizer.parts))
     if way == "own arithmetic" or (way == "own arithmetic off the CPU" and device.type != "cpu"):
-        return InsideKernel("inside its own arithmetic, which writes nothing then")
+        return InsideKernel("inside its own update, which then writes nothing")
     # SGD does not dampen the gradient of its first applied step
     dampened = any(group["momentum"] and group["dampening"] for group in sgd)
     known_device = device.type in ("cpu", "cuda", "meta")  # torch's kernels honor the flag there
@@ -95,16 +95,16 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
         return straight_to_kernel(optimizer) or InsideKernel(f"inside the fused {name} kernel")
     if device.type == "cpu":
-        return BranchOnCpu(f"by not calling {name} (a branch on the CPU, which waits for nothing there)")
+        return BranchOnCpu(f"by not calling {name} (a branch on the CPU, which waits for no device)")
     if any(group.get("capturable") is False for group in optimizer.param_groups):
         raise ConfigError(
-            f"{name} counts its steps on the host, which is not told of a step skipped on {device.type}\n"
+            f"{name} counts its steps on the host, which does not know whether {device.type} skipped a step\n"
             f"  build it with {name}(..., capturable=True)"
         )
     if dampened:
         raise ConfigError(
-            f"SGD with dampening takes its first step unlike all others, and whether {device.type} skipped it"
-            " the host is not told\n  leave dampening out: a smaller lr does the same"
+            "SGD with dampening computes its first step differently, and the host does not know"
+            f" whether {device.type} skipped it\n  leave dampening out: a smaller lr does the same"
         )
     return Restoring(name, parameter_bytes=sum(math.prod(shape) * item for shape, item in shapes_of(optimizer, 1)))
 

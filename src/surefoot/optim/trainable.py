@@ -100,17 +100,17 @@ class Trainable:
         if in_step and not self.joins_in_step and (joining or len(self.models) == 1):
             raise ConfigError(  # DDP of a single model waits for all previously trained parameters
                 f"requires_grad of {_counted(changed)} changed inside a step, before its gradients ({first_and_last(changed)})\n"
-                "  the other processes wait for the gradients of what was trained when the step began\n"
-                "  change it after update(step), at the end of the loop's body: it then counts from the next step on"
+                "  the other processes wait for gradients of the parameters that were trainable when the step began\n"
+                "  change it after update(step), at the end of the loop's body: it applies from the next step on"
             )
         thawed = [
             self._full(*each) for each in wanted if each not in joining and before.get(self._full(*each)) is False
         ]
         if thawed:  # in a model without an optimizer, parameters that were never frozen are allowed
             raise ConfigError(
-                f"requires_grad of {_counted(thawed)} is True now, and their model has no optimizer ({first_and_last(thawed)})\n"
-                "  they would get gradients and never move\n"
-                f"  give it one: Run(optimizer={{..., {thawed[0].partition('.')[0]!r}: surefoot.optim.adamw(...)}}), or leave it frozen"
+                f"requires_grad of {_counted(thawed)} is now True, but their model has no optimizer ({first_and_last(thawed)})\n"
+                "  they would get gradients but no updates\n"
+                f"  give it one: Run(optimizer={{..., {thawed[0].partition('.')[0]!r}: surefoot.optim.adamw(...)}}), or keep it frozen"
             )
         self._retrain(
             {
@@ -132,11 +132,11 @@ class Trainable:
     def _refuse_other_parameters(self) -> None:
         then, now = self.parameters, {self._full(model, name): parameter for model, name, parameter in self._named()}
         if other := [name for name in dict.fromkeys([*then, *now]) if then.get(name) is not now.get(name)]:
-            how = "is gone" if other[0] not in now else "is new" if other[0] not in then else "is another tensor now"
+            how = "is missing" if other[0] not in now else "is new" if other[0] not in then else "is now another tensor"
             raise ConfigError(
-                f"{_counted(other)} of the model changed while the run goes on: {other[0]} {how}\n"
-                "  no optimizer would train it, and no resume would find it\n"
-                "  change the model before Run(...); new numbers for it: parameter.copy_(...) under torch.no_grad(), or load_state_dict"
+                f"{_counted(other)} of the model changed during the run: {other[0]} {how}\n"
+                "  the optimizer and later checkpoints would miss the change\n"
+                "  change the model before Run(...); to set new values: parameter.copy_(...) under torch.no_grad(), or load_state_dict"
             )
 
     def _named(self) -> list[tuple[str, str, nn.Parameter]]:
@@ -152,7 +152,7 @@ def _counted(names: list[str]) -> str:
 
 def _not_under_fsdp(names: list[str]) -> str:
     return (
-        f"requires_grad of {_counted(names)} is not what it was ({first_and_last(names)}), which FSDP cannot follow\n"
-        "  it divides parameters among the ranks for what is trained, once and for all\n"
+        f"requires_grad of {_counted(names)} has changed ({first_and_last(names)}), which FSDP does not support\n"
+        "  FSDP shards trainable parameters once, when the run is built\n"
         "  set requires_grad before Run(...), or use --parallel ddp"
     )

@@ -72,22 +72,22 @@ def problems(
 
     >>> import surefoot.optim.optimizers
     >>> problems(declaration("sgd"), lr=0.1, weight_decay=0.0, settings={"momentum": 2.0})
-    ['optimizer.momentum = 2.0: a number from 0 to below 1 is needed']
+    ['optimizer.momentum = 2.0 must be a number of at least 0 and below 1']
     """
     errors = [
-        f"optimizer.{key} = {value!r} is foreign to {kind.name}, which knows: {', '.join(kind.known)}\n"
+        f"optimizer.{key} = {value!r} is not a setting of {kind.name}; available: {', '.join(kind.known)}\n"
         f"  {key} is a setting of: {', '.join(other.name for other in DECLARED.values() if key in other.settings) or 'none'}"
         for key, value in settings.items()
         if key not in kind.settings
     ]
     errors += [
-        f"optimizer.{key} = {value!r}: {kind.checks[key][0]} is needed"
+        f"optimizer.{key} = {value!r} must be {kind.checks[key][0]}"
         for key, value in {"lr": lr, "weight_decay": weight_decay, "decay": decay, **settings}.items()
         if key in kind.checks and not kind.checks[key][1](value)
     ]
     merged = {**kind.settings, **settings}
     if not errors and merged.get("nesterov") and not merged["momentum"]:
-        errors.append("optimizer.nesterov = True needs a momentum: try --optimizer.momentum 0.9")
+        errors.append("optimizer.nesterov = True needs momentum: try --optimizer.momentum 0.9")
     return errors
 
 
@@ -101,8 +101,8 @@ def declaration(name: str) -> Declaration:
     if name in DECLARED:
         return DECLARED[name]
     close = difflib.get_close_matches(name.replace("-", "_"), DECLARED, n=1)
-    meant = f"did you mean {close[0]}?" if close else f"one of: {', '.join(DECLARED)}"
-    raise ConfigError(f"optimizer.name = {name!r} is unknown; {meant}")
+    meant = f"did you mean {close[0]}?" if close else f"choose from {', '.join(DECLARED)}"
+    raise ConfigError(f"optimizer.name = {name!r} is unknown: {meant}")
 
 
 def _is_number(value: Any) -> bool:
@@ -117,22 +117,22 @@ def at_least(low: float, *, below: float = math.inf) -> Check:
     """Return a check that a number is at least `low` and smaller than `below`.
 
     >>> at_least(0, below=1)[0]
-    'a number from 0 to below 1'
+    'a number of at least 0 and below 1'
     """
-    needed = f"a number from {low:g}" + (f" to below {below:g}" if below < math.inf else "")
+    needed = f"a number of at least {low:g}" + (f" and below {below:g}" if below < math.inf else "")
     return needed, lambda value: _is_number(value) and low <= value < below
 
 
 POSITIVE: Check = ("a number above 0", lambda value: _is_number(value) and value > 0)
 FEW: Check = ("a whole number from 1 to 99", lambda value: type(value) is int and 1 <= value < 100)
 NAMES: Check = (
-    "names of modules",
+    "a list of module names",
     lambda value: (
         isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
     ),
 )
 FIRST_ABOVE_0: Check = (
-    "a pair below 1 with a first one above 0, which says where gradients are taken,",
+    "a pair below 1 with the first above 0, which sets where gradients are computed",
     lambda value: _is_pair(value) and value[0] > 0,
 )
 _COMMON: dict[str, Check] = {
@@ -142,5 +142,5 @@ _COMMON: dict[str, Check] = {
     "eps": at_least(0),
     "momentum": at_least(0, below=1),
     "nesterov": ("true or false", lambda value: isinstance(value, bool)),
-    "betas": ("a pair such as (0.9, 0.999), each at least 0 and below 1,", _is_pair),
+    "betas": ("a pair such as (0.9, 0.999), each at least 0 and below 1", _is_pair),
 }

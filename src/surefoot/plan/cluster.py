@@ -112,8 +112,8 @@ def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:
     if shared_by_all % ranks == 0:
         return rows, each, None
     cut = "" if sizes.pieces == 1 else f" in {sizes.pieces} micro-batches"
-    refused = f"train would refuse that: {ranks:,} ranks cannot share {sizes.batch_size:,} {sizes.unit}{cut} evenly"
-    return rows, each, f"{refused}; here a step is as large as they need"
+    refused = f"train would refuse this: {ranks:,} ranks cannot share {sizes.batch_size:,} {sizes.unit}{cut} evenly"
+    return rows, each, f"{refused}; this estimate assumes a step that they can share"
 
 
 def tokens_each(parts: RunComponents) -> float | None:
@@ -134,7 +134,7 @@ def spread(parts: RunComponents, *, ranks: int) -> Spread:
 
 
 def fits(memory: Memory, machine: Machine) -> str:
-    """Return "fits", "hardly fits" or the excess over a machine's memory."""
+    """Return "fits", "barely fits" or the excess over a machine's memory."""
     if memory.total > machine.memory_bytes:
         return f"{in_words(memory.total - machine.memory_bytes)} too much"
-    return "hardly fits" if memory.total > _SPARE * machine.memory_bytes else "fits"
+    return "barely fits" if memory.total > _SPARE * machine.memory_bytes else "fits"

@@ -21,18 +21,18 @@ _PURPOSES = {  # the purpose of each `Memory` field, and whether only FSDP uses 
     "optimizer": "optimizer state",
     "averages": "averaged weights",
     "buffers": "buffers",
-    "whole_gradients": "whole gradients, until the last micro-batch",
+    "whole_gradients": "unsharded gradients, until the last micro-batch",
     "gathered": "gathered parameters",
-    "exchanged": "gradients on their way",
-    "passing": "activations of a pass, at most",
-    "updating": "copies while the optimizer works (not beside a pass)",
+    "exchanged": "gradients in transit",
+    "passing": "activations of a pass, peak",
+    "updating": "copies during the update (not during a pass)",
 }
 
 
 def sections(parts: RunComponents, machine: Machine) -> list[Section]:
     """Return the sections of a plan: the machine, the step, and memory, traffic and time of the run's strategy and alternatives."""
     if parts.task.loss is None:
-        raise ConfigError("this run has no loss of its own, so that a pass over its model cannot be computed")
+        raise ConfigError("this run has no loss function, so a pass over its model cannot be estimated")
     world, tokens, refused = parts.world.on_meta, tokens_each(parts), refusal(parts)
     rows, micro_batches, note = shared(parts, ranks=world)
     own = spread(parts, ranks=world)
@@ -54,11 +54,11 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
     all_sections = [
         Section("data", list(parts.settings.data_summary)),
         Section("parameters by module", parameters_by_module(parts.state.models)),
-        Section("assumed", assumptions(machine, world=world)),
-        Section("a step", step(parts, mine, passes[own.gather_dtype], tokens=tokens, note=note)),
-        Section(f"memory of a GPU, {mine.name}", memory_lines(parts, mine)),
-        Section(f"sent by each GPU in a step, {mine.name}", traffic_lines(mine) if world > 1 else []),
-        Section(f"time of a step, {mine.name}", time_lines(mine, tokens=tokens)),
+        Section("assumptions", assumptions(machine, world=world)),
+        Section("one step", step(parts, mine, passes[own.gather_dtype], tokens=tokens, note=note)),
+        Section(f"memory per GPU, {mine.name}", memory_lines(parts, mine)),
+        Section(f"sent by each GPU per step, {mine.name}", traffic_lines(mine) if world > 1 else []),
+        Section(f"time per step, {mine.name}", time_lines(mine, tokens=tokens)),
         Section("strategies", strategies if world > 1 else []),
     ]
     return [section for section in all_sections if section.lines]
@@ -102,11 +102,11 @@ def assumptions(machine: Machine, *, world: int) -> list[str]:
     """List the assumed values of the machine with their sources."""
     texts = {
         "node_size": f"{counted(world, 'GPU')}, {counted(-(-world // machine.node_size), 'node')} of {machine.node_size}",
-        "flops": f"{machine.flops / 1e12:.4g} TFLOP/s a GPU",
-        "mfu": f"{machine.mfu:.0%} of them are used, computing again included",
-        "gpu_memory": f"{in_words(machine.memory_bytes)} a GPU",
-        "bandwidth": f"{in_words(machine.bandwidth)}/s a GPU sends to other nodes, and receives",
-        "node_bandwidth": f"{in_words(machine.node_bandwidth)}/s to others of its node",
+        "flops": f"{machine.flops / 1e12:.4g} TFLOP/s per GPU",
+        "mfu": f"{machine.mfu:.0%} of the peak is used, recomputation included",
+        "gpu_memory": f"{in_words(machine.memory_bytes)} per GPU",
+        "bandwidth": f"{in_words(machine.bandwidth)}/s per GPU to other nodes, in each direction",
+        "node_bandwidth": f"{in_words(machine.node_bandwidth)}/s per GPU inside a node, in each direction",
     }
     return text_table([(text, f"[{machine.origins[name]}]") for name, text in texts.items()], left=(0, 1))
 
@@ -120,7 +120,7 @@ def step(parts: RunComponents, case: Case, passed: Pass, *, tokens: float | None
         f" x {each} micro-batch{'es' * (each > 1)} x {rows:,}",
         *([note] if note else []),
         f"a micro-batch in {parts.run_state.precision.name}: forward {with_unit(forward, 'FLOP')}, backward {with_unit(backward, 'FLOP')}",
-        f"it keeps {in_words(passed.kept_bytes)} for the backward pass and takes {in_words(passed.peak_bytes)} at most"
+        f"it stores {in_words(passed.kept_bytes)} for the backward pass and needs at most {in_words(passed.peak_bytes)}"
         " (dry pass on the meta device)",
     ]
 
@@ -129,12 +129,12 @@ def memory_lines(parts: RunComponents, case: Case) -> list[str]:
     """List the memory by purpose, and compare the sum with the available memory."""
     memory = case.memory
     table = [(what, in_words(getattr(memory, name)), "") for name, what in _PURPOSES.items() if getattr(memory, name)]
-    table.append(("together, at most", in_words(memory.total), fits(memory, case.machine)))
+    table.append(("total, at most", in_words(memory.total), fits(memory, case.machine)))
     lines = text_table(table, left=(0, 2))
     if any(state_bytes(trained.optimizer) is None for trained in parts.state.optimizers.values()):
-        lines.insert(-1, "the optimizer's state is known after its first step only, and left out")
+        lines.insert(-1, "optimizer state is not included: its size is unknown before the first step")
     if memory.host:
-        lines.append(f"beside it in the host's memory {in_words(memory.host)} for each GPU")
+        lines.append(f"in host memory: {in_words(memory.host)} for each GPU")
     return lines
 
 
@@ -145,14 +145,14 @@ def traffic_lines(case: Case) -> list[str]:
     for window in windows(case.work, case.strategy, micro_batches=case.micro_batches):
         ways = {f"among {shards} shards": window.to_shards, f"among {copies} replicas": window.to_replicas}
         if amounts := ", ".join(f"{in_words(number)} {way}" for way, number in ways.items() if number):
-            lines.append(f"{window.times} x beside a {window.part} pass: {amounts}")
+            lines.append(f"{window.times} x during a {window.part} pass: {amounts}")
     ring = {"shards": (shards, 1), "replicas": (copies, shards)}
     speeds = ", ".join(
         f"{in_words(ring_bandwidth(case.machine, members=members, stride=stride))}/s among {name}"
         for name, (members, stride) in ring.items()
         if members > 1
     )
-    return [*lines, f"{in_words(case.timing.sent_bytes)} in all, at {speeds}"]
+    return [*lines, f"{in_words(case.timing.sent_bytes)} in total, at {speeds}"]
 
 
 def time_lines(case: Case, *, tokens: float | None) -> list[str]:
@@ -161,28 +161,28 @@ def time_lines(case: Case, *, tokens: float | None) -> list[str]:
     hidden_s = timing.communication_s - timing.exposed_s
     samples_per_s = world * case.micro_batches * case.work.samples / timing.step_s
     rate, unit = (samples_per_s, "samples/s") if tokens is None else (samples_per_s * tokens, "tokens/s")
-    of_step = f"a step of {measured_time(timing.step_s)} without its update: {three_digits(rate)} {unit}"
+    of_step = f"{measured_time(timing.step_s)} per step without its update: {three_digits(rate)} {unit}"
     if world == 1:
         return [of_step]
     return [
-        f"computing {measured_time(timing.compute_s)}, communication {measured_time(timing.communication_s)}:"
-        f" {measured_time(hidden_s)} of it hidden, {measured_time(timing.exposed_s)} exposed",
+        f"computation {measured_time(timing.compute_s)}, communication {measured_time(timing.communication_s)}:"
+        f" {measured_time(hidden_s)} hidden, {measured_time(timing.exposed_s)} exposed",
         of_step,
-        f"communication hides behind computing from {_samples(samples, tokens)} a GPU and micro-batch on,",
-        f"which are {_samples(samples * world, tokens)} a step",
+        f"communication is hidden if a GPU's micro-batch has at least {_samples(samples, tokens)},",
+        f"that is {_samples(samples * world, tokens)} per step",
     ]
 
 
 def table(cases: Iterable[Case]) -> list[str]:
     """Format the cases as a table with one line each."""
-    head = ("strategy", "memory", "", "sent", "hides from", "exposed", "step")
+    head = ("strategy", "memory", "", "sent", "hidden from", "exposed", "step")
     rows = [
         (
             case.name,
             in_words(case.memory.total),
             fits(case.memory, case.machine),
             in_words(case.timing.sent_bytes),
-            f"{case.timing.hidden_from:,} a GPU",
+            f"{case.timing.hidden_from:,} per GPU",
             measured_time(case.timing.exposed_s),
             measured_time(case.timing.step_s),
         )

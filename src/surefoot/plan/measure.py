@@ -60,15 +60,15 @@ def memory_and_time(parts: RunComponents, measured: Measurement) -> list[str]:
     }
     known = [name for name in sizes if name != "optimizer" or None not in optimizer_bytes]
     texts = [f"{name} {in_words(sizes[name])}" for name in known if sizes[name] or name != "averages"]
-    texts += ["optimizer: known after its first step"] * (None in optimizer_bytes)
+    texts += ["optimizer: unknown before its first step"] * (None in optimizer_bytes)
     step_s = measured.pass_s * parts.pipeline.sizes.pieces / parts.world.ranks
     return [
         ", ".join(texts),
-        f"activations of one micro-batch {in_words(measured.activation_bytes)} (measured); together"
+        f"activations of one micro-batch {in_words(measured.activation_bytes)} (measured); total"
         f" {in_words(sum(sizes.values()) + measured.activation_bytes)}",
         *([] if parts.computed_again is None else [f"activation checkpointing: {parts.computed_again}"]),
-        f"{measured.pass_s * 1000:,.3g} ms for a micro-batch forward and backward (measured), "
-        f"{step_s * 1000:,.3g} ms a step before its update",
+        f"{measured.pass_s * 1000:,.3g} ms for a micro-batch's forward and backward pass (measured), "
+        f"{step_s * 1000:,.3g} ms per step without its update",
         f"about {duration(step_s * parts.length.steps)} for {parts.length.steps:,} steps, without updates and evaluation",
     ]
 
@@ -79,7 +79,7 @@ def evaluation_time(parts: RunComponents) -> list[str]:
     if not evaluator.splits:
         return []
     if parts.compiled:
-        return ["evaluation: not measured, since the model would be compiled for it"]
+        return ["evaluation: not measured, because that would compile the model"]
     try:
         took_s = {name: evaluator.seconds(name) for name in evaluator.splits}
     except (DataError, DivergedError) as problem:
@@ -90,10 +90,10 @@ def evaluation_time(parts: RunComponents) -> list[str]:
         known = min(steps, _LOOKED_AT)  # approximate in a run of millions of steps
         one_s, times = sum(took_s[name] for name in often), round(sum(map(due, range(1, known + 1))) * steps / known)
         lines.append(
-            f"about {measured_time(one_s)} an evaluation of {', '.join(often)}, {measured_time(one_s * times)} for {times:,} of them"
+            f"about {measured_time(one_s)} per evaluation of {', '.join(often)}, {measured_time(one_s * times)} for all {times:,}"
             " (measured with a few batches)"
         )
     if end:
         end_s = sum(took_s[name] for name in end)
-        lines.append(f"about {measured_time(end_s)} for {', '.join(end)}, scored once, at the end")
+        lines.append(f"about {measured_time(end_s)} for {', '.join(end)}, evaluated once, at the end")
     return lines

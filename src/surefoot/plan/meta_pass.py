@@ -46,8 +46,8 @@ def dry_pass(parts: RunComponents, *, rows: int | None = None, weights_narrow: b
         kept_bytes, max_bytes, forward, total, _ = _count_pass(parts, batch, narrow=narrow, casts=casts)
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as problem:
         raise ConfigError(
-            f"the model or its loss cannot be computed on paper: {first_line(problem)}\n"
-            "  does it read numbers (.item(), if tensor, tensor[mask]) or make tensors on a device by name?"
+            f"the model or its loss cannot run on the meta device: {first_line(problem)}\n"
+            "  does it read tensor values (.item(), if tensor, tensor[mask]) or create tensors on a named device?"
         ) from problem
     finally:
         clear(parts.state.parameters)
@@ -116,7 +116,9 @@ def _count_pass(
 def _first_batch(parts: RunComponents, rows: int | None) -> tuple[Any, int]:
     micro_batch = next((each for each in parts.pipeline.again(0) if each.count), None)
     if micro_batch is None:
-        raise DataError("the first micro-batch cannot be read: see surefoot plan without --world-size for the reason")
+        raise DataError(
+            "the first micro-batch cannot be read\n  for the reason, run surefoot plan without --world-size"
+        )
     sample_count = len(micro_batch.sample_ids)
     if rows is None or rows == sample_count:
         return micro_batch.batch, sample_count

@@ -121,7 +121,7 @@ def draw_traces(traces: Sequence[Trace], *, out: str | Path, rate: float | None)
     path = local_path(out, setting="out")
     if path.suffix in (".png", ".svg"):
         path = path.with_suffix("")
-    title = "factor on the base rate" if rate is None else f"learning rate (base {rate:g})"
+    title = "factor on the base learning rate" if rate is None else f"learning rate (base {rate:g})"
     return draw(charts(traces, rate=rate or 1.0), path, title=title)
 
 
@@ -133,7 +133,7 @@ def steps_alone(text: str) -> Length:
     """
     if "epoch" in str(text):
         raise ConfigError(
-            f"length = {text!r}: without data nobody knows how many steps that is\n  write it as '1000 steps'"
+            f"length = {text!r}: without data, the number of steps is unknown\n  write it as '1000 steps'"
         )
     return planned(text, samples_per_epoch=1, batch_size=1)
 

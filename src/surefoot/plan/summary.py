@@ -72,7 +72,7 @@ def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
             rows.append((f"{prefix}(tied, counted twice above)", "", -tied))
     total = sum(_numbers(model.parameters()) for model in models.values())
     frozen = total - sum(_numbers(p for p in model.parameters() if p.requires_grad) for model in models.values())
-    rows.append(("all", f"{frozen:,} of them frozen" if frozen else "", total))
+    rows.append(("total", f"{frozen:,} frozen" if frozen else "", total))
     return text_table([(name, what, f"{numbers:,}") for name, what, numbers in rows], left=(0, 1))
 
 
@@ -95,12 +95,12 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
             elif rates_differ:
                 which = f": {first_and_last(members)}"
             lines.append(
-                f"  group {index}: {counted(len(members), 'tensor')}, {_numbers(group['params']):,} numbers,"
+                f"  group {index}: {counted(len(members), 'tensor')}, {_numbers(group['params']):,} elements,"
                 f" lr {group['initial_lr']:g}, weight decay {group.get('weight_decay', 0):g}{which}"
             )
         if frozen := {parameter: called for parameter, called in names.items() if not parameter.requires_grad}:
             which = first_and_last([*frozen.values()])
-            lines.append(f"  frozen: {counted(len(frozen), 'tensor')}, {_numbers(frozen):,} numbers: {which}")
+            lines.append(f"  frozen: {counted(len(frozen), 'tensor')}, {_numbers(frozen):,} elements: {which}")
     return lines
 
 
@@ -110,18 +110,18 @@ def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list
     ranks, pieces, size, unit = parts.world.ranks, sizes.pieces, sizes.micro_batch_size, sizes.unit
     each, per_epoch = pieces // ranks, length.samples_per_epoch / length.batch_size
     together = (
-        f"batch normalisation is over the micro-batches of {counted(ranks, 'rank')} together:"
-        " with another number of ranks it is another run"
+        f"batch normalization averages over the micro-batches of {counted(ranks, 'rank')}:"
+        " another number of ranks changes the results"
     )
     return [
-        f"{sizes.batch_size:,} {unit} a step = {counted(ranks, 'rank')}"
+        f"{sizes.batch_size:,} {unit} per step = {counted(ranks, 'rank')}"
         f" x {each} micro-batch{'es' * (each > 1)} x {size:,}",
         *([f"{plan.padded_fraction():.1%} of the tokens are padding"] if isinstance(plan, Buckets) else []),
-        f"{plan.samples:,} samples a pass = {per_epoch:,.2f} steps; "
-        f"{length.steps:,} steps = {length.epochs:,.2f} passes",
+        f"{plan.samples:,} samples per epoch = {per_epoch:,.2f} steps; "
+        f"{length.steps:,} steps = {length.epochs:,.2f} epochs",
         *([together] if parts.settings.sync_batch_norm else []),
         *(
-            [f"{measured.targets * pieces:,} targets a step, as many as the loss counts in the first micro-batch"]
+            [f"{measured.targets * pieces:,} targets per step, estimated from the first micro-batch"]
             if measured
             else []
         ),
@@ -139,14 +139,18 @@ def learning_rates(parts: RunComponents) -> list[str]:
     near = max(range(0, steps, stride), key=factors)
     fastest = max(range(max(0, near - stride), min(steps, near + stride)), key=factors)
     feedback = parts.run_state.feedback
-    marked_steps = {"first": 0, "fastest": fastest, "middle": steps // 2, "last": steps - 1}
+    marked_steps = {"first": 0, "highest": fastest, "middle": steps // 2, "last": steps - 1}
     rows = [(what, "step", f"{step:,}", f"{base * factors(step):.4g}") for what, step in marked_steps.items()]
     settings = parts.schedule.to_dict()
     plain = [f", {name} {value}" for name, value in settings.items() if name != "shape" and not isinstance(value, dict)]
     return [
         settings["shape"] + "".join(plain),
         *text_table(rows, left=(0, 3)),
-        *([f"these are of group 0; groups have of it: {of_base}"] if len(factors_of_base) > 1 else []),
+        *(
+            [f"shown for group 0; learning rates of the groups relative to it: {of_base}"]
+            if len(factors_of_base) > 1
+            else []
+        ),
         *([] if feedback is None else [f"or lower: {feedback.plateau.in_words}"]),
     ]
 
@@ -159,7 +163,7 @@ def chosen(parts: RunComponents, where: list[str], auto: AutoChoices) -> list[st
 
 def _directory(parts: RunComponents) -> list[str]:
     if parts.directory is None or parts.checkpointing is None:
-        return ["nothing is saved: no out was given"]
+        return ["nothing is saved: run_dir is not set"]
     path = parts.directory.path
     try:
         if (checkpoint := parts.checkpointing.newest()) is None:
@@ -167,8 +171,8 @@ def _directory(parts: RunComponents) -> list[str]:
         parts.continue_from(checkpoint)
         parts.refuse_another_architecture(checkpoint)
     except CheckpointError as problem:
-        return [f"{path} holds a run that train would not go on with:", *str(problem).splitlines()]
-    return [f"{path} holds this run at step {checkpoint.step:,}: train goes on from there"]
+        return [f"{path} holds a run that train cannot resume:", *str(problem).splitlines()]
+    return [f"{path} holds this run at step {checkpoint.step:,}: train resumes from it"]
 
 
 def _abbreviate(names: Iterable[str]) -> str:

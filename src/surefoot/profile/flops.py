@@ -172,6 +172,6 @@ def parse_peak_flops(text: str) -> float:
         flops = 0.0
     if not 0 < flops < float("inf"):
         raise ConfigError(
-            f"--peak-flops {text!r} is no number of operations a second\n  write it as in --peak-flops 989e12 (an H100's, in bf16)"
+            f"--peak-flops {text!r} is not a number of operations per second\n  example: --peak-flops 989e12 (an H100 in bf16)"
         )
     return flops

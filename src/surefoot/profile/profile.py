@@ -68,10 +68,12 @@ def measure(
     Raises `ConfigError` if the run has no loss function, or is in the middle of a step.
     """
     if steps < _LEAST_STEPS:
-        raise ConfigError(f"steps = {steps}: {_LEAST_STEPS} or more, to see the middle half of them")
+        raise ConfigError(f"steps = {steps} is too few: the mean of the middle half needs {_LEAST_STEPS} or more")
     directory = None if out is None else local_path(out, setting="out")
     if directory is not None and (directory / "checkpoints").is_dir():
-        raise ConfigError(f"{directory} is the directory of a run: choose another place for the profile: --out DIR")
+        raise ConfigError(
+            f"{directory} is the directory of a run\n  choose another directory for the profile: --out DIR"
+        )
     until, tell = perf_counter() + max_seconds, progress_fn or (lambda _: None)
     with unchanged(run) as parts:
         if directory is not None:
@@ -85,12 +87,12 @@ def measure(
             tell(f"timing {steps} steps")
             while len(laps) < steps and (len(laps) < _LEAST_STEPS or perf_counter() < until - 0.7 * max_seconds):
                 laps.append(base.make())
-            tell("under torch's profiler")
+            tell("running torch's profiler")
             trace = run_profiler(base.make, parts.device, times=_UNDER_PROFILER, shapes=shapes, memory=False)
             if directory is not None:
                 _write_trace(trace, directory / "trace.json.gz")
             memory = memory_line(base.make, parts.state, parts.device)
-            tell("counting operations")
+            tell("counting FLOP")
             micro_batches = base.feed.micro_batches(base.next)
             base.next += 1
             flops = count_flops(parts.task, parts.state, micro_batches, parts.pipeline.feed(workers=0))
@@ -125,7 +127,7 @@ def _outcomes(
     tell: Callable[[str], None],
 ) -> tuple[list[VariantGain], list[str]]:
     if parts.world.size > 1:
-        return [], ["all of them: ranks would not agree on when to stop"] if names else []
+        return [], ["all of them (ranks would not agree on when to stop)"] if names else []
     outcomes: list[VariantGain] = []
     offered = variants(parts, names)
     base.seconds()
@@ -143,7 +145,7 @@ def _setting(parts: RunComponents) -> str:
     pieces = f" in {sizes.pieces} micro-batches" if sizes.pieces > 1 else ""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     words = (
-        f"{sizes.batch_size:,} {sizes.unit} a step{pieces}",
+        f"{sizes.batch_size:,} {sizes.unit} per step{pieces}",
         parts.run_state.precision.name,
         f"cpu, {number_of(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else where,
         f"{parts.pipeline.workers} workers" if parts.pipeline.workers else "",
@@ -159,7 +161,7 @@ def _write_trace(trace: Any, path: Path) -> None:
     try:
         trace.export_chrome_trace(str(path))
     except (OSError, RuntimeError) as problem:
-        raise ConfigError(f"cannot write {path}: {problem}\n  choose another place: --out DIR") from problem
+        raise ConfigError(f"cannot write {path}: {problem}\n  choose another directory: --out DIR") from problem
 
 
 def measure_variant(variant: Variant, base: Stepping, *, limit_s: float) -> VariantGain:

@@ -118,7 +118,7 @@ class Profile:
         """Return time, operators, memory, arithmetic and suggestions as paragraphs."""
         sections = [_time(self), _operators(self), _memory(self), _arithmetic(self), _suggestions(self)]
         if self.files:
-            sections.append(["written", *(f"  {name}" for name in self.files)])
+            sections.append(["files written", *(f"  {name}" for name in self.files)])
         return "\n\n".join("\n".join(line.rstrip() for line in lines) for lines in sections)
 
 
@@ -132,7 +132,7 @@ def write_profile(profile: Profile, directory: Path) -> Profile:
         text.write_text(f"{saved}\n")
     except OSError as problem:
         raise ConfigError(
-            f"cannot write to {directory}: {problem.strerror or problem}\n  choose another place: --out DIR"
+            f"cannot write to {directory}: {problem.strerror or problem}\n  choose another directory: --out DIR"
         ) from problem
     return saved
 
@@ -148,20 +148,20 @@ def _time(profile: Profile) -> list[str]:
     lines = [
         *wrap(f"profile of {profile.what}: {profile.setting}", _COLUMNS, subsequent_indent="  "),
         f"a step takes {measured_time(phases.step_s)}"
-        f" (the middle half of {phases.steps}: {measured_time(phases.low_s)} to {measured_time(phases.high_s)})",
+        f" (middle half of {phases.steps} steps: {measured_time(phases.low_s)} to {measured_time(phases.high_s)})",
         "",
     ]
-    rows = [("where it goes", "time", "share", "memory at its peak")]
+    rows = [("phase", "time", "share", "peak memory")]
     for name, seconds in phases.seconds.items():
         memory = in_words(profile.memory.phases[name].total) if name in profile.memory.phases else ""
         rows.append((_NAMES.get(name, name), measured_time(seconds), f"{phases.share(name):.0%}", memory))
-    rows.append(("together", measured_time(phases.step_s), "100%", in_words(profile.memory.peak.total)))
+    rows.append(("total", measured_time(phases.step_s), "100%", in_words(profile.memory.peak.total)))
     lines += text_table(rows)
     if profile.busy_s is not None:
         idle = max(0.0, 1 - profile.busy_s / phases.step_s)
-        lines.append(f"  the device works {measured_time(profile.busy_s)} of it and is idle for {idle:.0%}")
+        lines.append(f"  the device is busy for {measured_time(profile.busy_s)} of this time and idle for {idle:.0%}")
     if profile.copied_s:
-        lines.append(f"  copies to the device take {measured_time(profile.copied_s)}, beside its work")
+        lines.append(f"  copies to the device take {measured_time(profile.copied_s)} and overlap its work")
     return lines
 
 
@@ -170,7 +170,7 @@ def _operators(profile: Profile) -> list[str]:
     rows = [
         (shortened(row.name, 50), f"{row.calls:.0f}", measured_time(row.self_s), f"{row.share:.0%}") for row in listed
     ]
-    head, *lines = text_table([("operators, by their own time", "calls", "time", "share"), *rows])
+    head, *lines = text_table([("operators by self time", "calls", "time", "share"), *rows])
     paragraph = [head]
     for line, row in zip(lines, listed, strict=True):
         paragraph += [line, *[f"    {shortened(row.shapes, 90)}"] * bool(row.shapes)]
@@ -187,41 +187,41 @@ def _memory(profile: Profile) -> list[str]:
         "activations, results": peak.activations,
     }
     allocated = memory.told_by_allocator
-    allocator = "" if allocated is None else f" (the allocator says {in_words(allocated)})"
+    allocator = "" if allocated is None else f" (the allocator reports {in_words(allocated)})"
     rows = [(name, in_words(size), f"{size / max(1, peak.total):.0%}") for name, size in parts.items() if size]
-    return [f"memory of tensors, at its peak {in_words(peak.total)}{allocator}", *text_table(rows, indent="  ")]
+    return [f"peak memory of tensors: {in_words(peak.total)}{allocator}", *text_table(rows, indent="  ")]
 
 
 def _arithmetic(profile: Profile) -> list[str]:
     flops, most = profile.flops, profile.phases.step_s * profile.peak  # operations that a step could do
     by = ", ".join(f"{name} {with_unit(number, 'FLOP')}" for name, number in flops.by_phase.items())
-    whose = "given" if profile.peak_given else "measured: the best of matrix products in this format"
+    whose = "given" if profile.peak_given else "measured: the best of several matrix products in this precision"
     lines = [
-        f"arithmetic: {with_unit(flops.model, 'FLOP')} a step ({by})",
-        f"  model FLOPs utilisation = FLOP of forward and backward / (step's seconds x peak) = {profile.mfu:.1%}",
+        f"arithmetic: {with_unit(flops.model, 'FLOP')} per step ({by})",
+        f"  model FLOPs utilization = FLOP of forward and backward / (seconds per step x peak) = {profile.mfu:.1%}",
         f"  {with_unit(profile.flops_per_s, 'FLOP/s')} of {with_unit(profile.peak, 'FLOP/s')} ({whose})",
     ]
     if flops.again:
         lines.append(
-            f"  and {with_unit(flops.again, 'FLOP')} again for activation checkpointing: {flops.done / most:.1%} of the peak is used"
+            f"  plus {with_unit(flops.again, 'FLOP')} recomputed by activation checkpointing: {flops.done / most:.1%} of the peak in total"
         )
     if flops.formula is not None:
         formula, used = with_unit(flops.formula, "FLOP"), flops.formula / most
-        lines.append(f"  by the formula (6 N + 12 L T D) a token: {formula} a step, utilisation {used:.1%}")
-    lines.append("  counted: matrix products, convolutions, attention (in full); not: elementwise work, norms, softmax")
+        lines.append(f"  by the formula (6 N + 12 L T D) per token: {formula} per step, utilization {used:.1%}")
+    lines.append("  counted: matrix products, convolutions, full attention; ignored: elementwise work, norms, softmax")
     return lines
 
 
 def _suggestions(profile: Profile) -> list[str]:
     if not profile.tries and not profile.not_tried:
         return ["suggestions: nothing was tried"]
-    lines = ["suggestions, each measured in turn with the run as it is"]
+    lines = ["suggestions, each measured in alternation with the unchanged run"]
     lines += [line for one in profile.tries for line in _suggestion(one)]
     if profile.not_tried:
-        left = f"no time for: {', '.join(profile.not_tried)}; give more: --max-seconds 120"
+        left = f"not tried for lack of time: {', '.join(profile.not_tried)}; try --max-seconds 120"
         lines += wrap(left, _COLUMNS, initial_indent="  ", subsequent_indent="    ")
     if profile.tries and not any(one.problem is None and not one.in_noise and one.speedup > 1 for one in profile.tries):
-        lines.append("  nothing that was tried makes a step quicker")
+        lines.append("  none of these makes a step faster")
     return lines
 
 

@@ -51,15 +51,15 @@ def speedups_of(text: str) -> tuple[str, ...]:
     names = tuple(part.strip().replace("_", "-") for part in text.split(","))
     if wrong := [name for name in names if name not in NAMES]:
         meant = nearest(wrong[0], NAMES)
-        cure = f"did you mean {meant}?" if meant else f"there are: none, usual, all, {', '.join(NAMES)}"
-        raise ConfigError(f"--speedups {wrong[0]}: nothing of that name can be tried; {cure}")
+        cure = f"did you mean {meant}?" if meant else f"available: none, usual, all, {', '.join(NAMES)}"
+        raise ConfigError(f"--speedups {wrong[0]}: unknown speedup; {cure}")
     return names
 
 
 _DIGITS = {
-    "bf16": "bf16 has 3 digits where fp32 has 7",
-    "tf32": "products have 4 digits where fp32 has 7",
-    "fp32": "more digits",
+    "bf16": "bf16 has 3 decimal digits, fp32 has 7",
+    "tf32": "products have 4 decimal digits instead of 7",
+    "fp32": "more decimal digits",
 }
 _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
 
@@ -123,8 +123,8 @@ def _micro_batches(parts: RunComponents) -> list[Variant]:
     below = [size for size in divisors if size < sizes.micro_batch_size][-1:]
     above = [size for size in divisors if size > sizes.micro_batch_size][:1]
     normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in _modules(parts))
-    norm_note = "batch normalisation sees so many at once" if normed else ""
-    where = "which samples stand together" if isinstance(pipeline.plan, Buckets) else norm_note
+    norm_note = "batch normalization averages over each micro-batch" if normed else ""
+    where = "other samples share a micro-batch" if isinstance(pipeline.plan, Buckets) else norm_note
 
     def build(size: int) -> Stepping:
         cut = Batching(sizes.batch_size, size, sizes.unit)
@@ -161,7 +161,7 @@ def _fused(parts: RunComponents) -> list[Variant]:
         return stepping(parts, state=replace(parts.state, optimizers=quick))
 
     kinds = " and ".join(dict.fromkeys(type(trained.optimizer).__name__ for trained in slow.values()))
-    return [Variant("fused optimizer", f"{kinds}(..., fused=True)", make, changes="equal to rounding")]
+    return [Variant("fused optimizer", f"{kinds}(..., fused=True)", make, changes="equal up to rounding")]
 
 
 def _channels_last(parts: RunComponents) -> list[Variant]:
@@ -182,12 +182,12 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
                 afterwards.callback(model.register_forward_pre_hook(_inputs_too).remove)
             yield
 
-    how = "model.to(memory_format=torch.channels_last), and the pictures too"
+    how = "--channels-last"
     make = partial(stepping, parts)
-    alone = Variant("channels last", how, make, entered, "equal to rounding")
+    alone = Variant("channels last", how, make, entered, "equal up to rounding")
     if parts.run_state.precision.name != "fp32":
         return [alone]
-    both = f"--precision bf16 with {how}"  # a choice of "auto"
+    both = f"--precision bf16 {how}"  # a choice of "auto"
     return [alone, Variant("bf16, channels last", both, make, partial(entered, "bf16"), _DIGITS["bf16"])]
 
 
@@ -196,7 +196,9 @@ def _without_recompute(parts: RunComponents) -> list[Variant]:
     if not blocks or parts.compiled:
         return []
     make, entered = partial(stepping, parts), partial(kept_activations, blocks)
-    return [Variant("activations kept", "--activation-checkpointing off", make, entered, "more memory, no bit")]
+    return [
+        Variant("activations kept", "--activation-checkpointing off", make, entered, "more memory, identical results")
+    ]
 
 
 def _compiled(parts: RunComponents) -> list[Variant]:
@@ -208,7 +210,7 @@ def _compiled(parts: RunComponents) -> list[Variant]:
             "compiled",
             "--compile",
             lambda: stepping(parts, task=replace(parts.task, forward=sole_or_all(compiled(parts.state.models)))),
-            changes="equal to rounding",
+            changes="equal up to rounding",
         )
     ]
 

@@ -29,14 +29,14 @@ def first_bad(
     reached = min(max([logged, *store.steps(), *after_crashes]), parts.length.steps)
     stretches = [*_skipped(known), *_weights(store, say)]
     if reached > logged:
-        stretches.append((logged, reached, "made again: no record tells of it"))
+        stretches.append((logged, reached, "repeated, because no record covers it"))
     for first, until, how in sorted(stretches):
         if bad := _in_stretch(parts, known, store, first, min(until, parts.length.steps), say):
             return bad[0], f"first bad step: {bad[0]}, {bad[1]} is not finite ({how})"
     if _skipped(known) and parts.run_state.precision.loss_scale is None:  # a loss scale skips such steps too
         return None, (
-            "no bad step: the records tell of skipped ones, and made again all are finite; they depended on what no\n"
-            "  checkpoint holds (code of yours between steps, a model's own attributes), or on the machine"
+            "no bad step: the records report skipped steps, but all are finite when repeated; they depended on state that no\n"
+            "  checkpoint holds (your code between steps, a model's own attributes), or on the machine"
         )
     return None, f"no bad step: loss and gradient of steps 0 to {reached - 1} were finite, and so are the weights"
 
@@ -47,9 +47,9 @@ def _skipped(known: Sequence[Record]) -> list[tuple[int, int, str]]:
         named, step = record.get("skipped_steps") or [], int(record["step"])
         if named:
             before = int(min(named)) + 1
-            stretches.append((before - 1, before, "the records name it, and it was made again"))
+            stretches.append((before - 1, before, "the records name it, and it was repeated"))
         if record.get("skipped") and len(named) != 1:
-            stretches.append((before, step, "the records tell of skipped steps, which were made again"))
+            stretches.append((before, step, "the records report skipped steps, which were repeated"))
         before = step
     return stretches
 
@@ -73,7 +73,7 @@ def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, s
     if not sound and there[low] == 0:
         raise CheckpointError(
             f"the weights of step 0 in {store.directory} are not finite: the run began with them\n"
-            "  look at what the model is built from, or at --init-from"
+            "  check how the model is built, or --init-from"
         )
     return [(max(sound, default=0), there[low], f"the weights of step-{there[low]:08d} are not finite")]
 
@@ -110,6 +110,6 @@ def _in_stretch(
             if not math.isfinite(numbers.loss) or not (curable or math.isfinite(numbers.norm)):
                 return finished.index, "loss or gradient"
             if not all(bool(torch.isfinite(parameter).all()) for parameter in rerun.parts.state.parameters):
-                return finished.index, "the update leaves a weight that"
+                return finished.index, "after the update, a weight"
             scale_before = None if scale is None else float(scale.scale)
     return None

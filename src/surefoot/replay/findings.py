@@ -37,10 +37,10 @@ class First:
             return f"the {self.what} {self.name}, before the step"
         kind = f" ({self.kind})" if self.kind else ""
         phrases = {
-            "inputs": f"{self.name}, the data",
-            "loss": "the loss, of outputs that are finite",
+            "inputs": f"{self.name} in the data",
+            "loss": "the loss, although the outputs are finite",
             "gradient": f"{self.name}.grad",
-            "norm": f"the norm of the gradient: {self.name}.grad is too large to be squared",
+            "norm": f"the gradient norm: {self.name}.grad is too large to square",
         }
         return phrases.get(self.what, f"{self.what} of {self.name or 'the model'}{kind}") + self._whose()
 
@@ -129,8 +129,10 @@ class Look:
         if self.finite:
             return "everything in this step is finite"
         if self.first is None:
-            return "loss or gradient is not finite, and nothing that was looked at is: what the loss computes beside the models"
-        reaches = f"; the first module that it reaches: {self.first.reaches}" if self.first.reaches else ""
+            return (
+                "loss or gradient is not finite, but all inspected values are: the loss computes it outside the models"
+            )
+        reaches = f"; first affected module: {self.first.reaches}" if self.first.reaches else ""
         return f"first non-finite: {self.first}{reaches}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,7 +164,7 @@ def sections(look: Look, *, samples: int) -> list[str]:
 
 
 def _micro_batches(look: Look) -> list[str]:
-    lines = ["", "micro-batch   loss        counted   samples"]
+    lines = ["", "micro-batch   loss        targets   samples"]
     for micro_batch in look.micro_batches:
         whose = "" if micro_batch.rank is None else f" (rank {micro_batch.rank})"
         line = f"{f'{micro_batch.index}{whose}':<13} {number(micro_batch.loss):<11} {number(micro_batch.count):<9}"
@@ -174,7 +176,7 @@ def _ids(ids: Sequence[int], width: int) -> str:
     text = " ".join(map(str, ids))
     if len(text) <= width:
         return text
-    end = f" ... ({len(ids)} in all)"
+    end = f" ... ({len(ids)} in total)"
     return text[: width - len(end)].rpartition(" ")[0] + end
 
 
@@ -185,8 +187,8 @@ def _samples(look: Look, limit: int) -> list[str]:
     norms = any(sample.gradient_norm is not None for sample in samples)
     lines = [
         "",
-        f"samples by their loss, each passed alone in evaluation mode; the first {len(samples)} of {len(look.samples)}",
-        f"sample        loss        {'its gradient   ' * norms}micro-batch",
+        f"samples by loss, each run alone in evaluation mode; the first {len(samples)} of {len(look.samples)}",
+        f"sample        loss        {'gradient norm  ' * norms}micro-batch",
     ]
     for sample in samples:
         loss, own = ("-" if value is None else number(value) for value in (sample.loss, sample.gradient_norm))
@@ -198,11 +200,11 @@ def _samples(look: Look, limit: int) -> list[str]:
         if math.isfinite(sample.gradient_norm or math.nan)
     ]
     named = ", ".join(f"{name} ({number(norm)})" for norm, name in sorted(finite, key=lambda each: -each[0])[:5])
-    return [*lines, f"largest gradients of single samples: {named}"] if named else lines
+    return [*lines, f"largest gradient norms by sample: {named}"] if named else lines
 
 
 def _modules(look: Look) -> list[str]:
-    head = ("module, in the order of a pass", "kind", "mean", "rms", "largest", "zeros", "not finite")
+    head = ("module, in order of execution", "kind", "mean", "rms", "largest", "zeros", "not finite")
     rows = list[tuple[str, ...]]()
     for module in look.modules:
         output, kind = module.output, module.kind if module.calls == 1 else f"{module.kind} x{module.calls}"
@@ -213,7 +215,7 @@ def _modules(look: Look) -> list[str]:
 
 
 def _parameters(look: Look) -> list[str]:
-    head = ("gradient of, largest first", "shape", "norm", "share", "largest", "weights", "not finite")
+    head = ("parameter by gradient norm", "shape", "norm", "share", "largest", "weights", "not finite")
     rows = list[tuple[str, ...]]()
     by_size = sorted(look.parameters, key=lambda each: -each.norm if math.isfinite(each.norm) else 0.0)
     for each in sorted(by_size, key=lambda each: not each.nonfinite):
@@ -231,5 +233,5 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], what: str) ->
     visible = [rows[index] for index in sorted(wanted + others)]
     cells = [(shortened(in_line(row[0]), _NAME, keep="end"), shortened(row[1], 15), *row[2:]) for row in visible]
     left_out = len(rows) - len(visible)
-    more = [f"... and {left_out} more {what}: --json has all"] if left_out else []
+    more = [f"... and {left_out} more {what}: --json lists all"] if left_out else []
     return ["", *text_table([head, *cells], left=(0, 1)), *more]

@@ -47,7 +47,7 @@ def look(
     loss, state = step._task.loss, step.state
     if loss is None or holders(state.parameters) is not None:
         raise ConfigError(
-            'a step of models that FSDP shards cannot be looked at\n  build the run without it: --parallel none, or Run(parallel="none")'
+            'a step of FSDP-sharded models cannot be inspected\n  build the run without FSDP: --parallel none, or Run(parallel="none")'
         )
     share = max(1, (pieces or len(step.micro_batches)) // ranks)
     rank_of = {each.index: each.index // share if ranks > 1 else None for each in step.micro_batches}
@@ -205,11 +205,11 @@ def _describe(probe: Probe, row: int, describe: Describe | None) -> str | None:
 def _notes(step: Step, samples: Sequence[OfSample]) -> list[str]:
     passed = sum(sample.loss is not None for sample in samples)
     notes = {
-        "the batch cannot be cut by samples: no tensor has a row for each, or they cannot be passed one by one": bool(
+        "the batch cannot be split: not every tensor has a row per sample, or single samples cannot run alone": bool(
             samples
         )
         and not passed,
-        f"of {len(samples):,} samples {passed} were passed by themselves": 0 < passed < len(samples),
-        "micro-batches that count nothing are not passed": any(each.count == 0 for each in step.micro_batches),
+        f"{passed} of {len(samples):,} samples were run alone": 0 < passed < len(samples),
+        "micro-batches without targets are not run": any(each.count == 0 for each in step.micro_batches),
     }
     return [note for note, holds in notes.items() if holds]

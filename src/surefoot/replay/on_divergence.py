@@ -27,9 +27,9 @@ class DivergenceReport:
     @property
     def sentence(self) -> str | None:
         if self.first is not None:
-            reaches = f"; it reaches first {self.first.reaches}" if self.first.reaches else ""
+            reaches = f"; first affected module: {self.first.reaches}" if self.first.reaches else ""
             return f"first non-finite: {self.first}{reaches}"
-        return "made again it is finite: it depends on more than weights and samples" if self.finite else None
+        return "the step is finite when repeated: it depends on more than weights and samples" if self.finite else None
 
 
 def inspect_diverged_step(parts: Components, bad: Sequence[int]) -> DivergenceReport | str:
@@ -38,16 +38,15 @@ def inspect_diverged_step(parts: Components, bad: Sequence[int]) -> DivergenceRe
     No state changes. Each rank inspects its own micro-batches with the plain model. Returns the reason as text if the
     inspection fails.
     """
-    alone = "surefoot replay looks at it in one process"
+    alone = "surefoot replay inspects it in one process"
     why_not = {
-        "the state at hand is not that before the step": parts.task.loss is None or len(parts.state.optimizers) > 1,
+        "the state before the step is not available": parts.task.loss is None or len(parts.state.optimizers) > 1,
         f"its models are sharded: {alone}": parts.parallel.kind == "fsdp",
-        f"its batch statistics are those of all ranks: {alone}": parts.world.size > 1
-        and parts.settings.sync_batch_norm,
+        f"its batch statistics include all ranks: {alone}": parts.world.size > 1 and parts.settings.sync_batch_norm,
     }
     if any(why_not.values()):
         return next(why for why, holds in why_not.items() if holds)
-    parts.doing(f"looking at step {bad[0]}")
+    parts.doing(f"inspecting step {bad[0]}")
     report: DivergenceReport | str = "no step was skipped"
     for step in dict.fromkeys((bad[0], bad[-1])):
         report = _gather_reports(parts, step, _own(parts, step))
@@ -85,7 +84,7 @@ def _gather_reports(parts: Components, step: int, own: Look | str) -> Divergence
     if len(reports) > 1:
         names = {"why": "not_looked_at", "verdict": "verdict", "finite": "finite", "first": "first"}
         plain |= {"ranks": [{name: each[key] for key, name in names.items() if key in each} for each in reports]}
-        whose = f", as rank {reports.index(report)} of {len(reports)} has seen its own micro-batches"
+        whose = f", from the micro-batches of rank {reports.index(report)} of {len(reports)}"
     finite, text = all(each["finite"] for each in inspected), f"step {step}{whose}\n{report['text']}"
     return DivergenceReport(finite, first, plain, text=text)
 

@@ -31,9 +31,9 @@ class Logged:
 
     def __str__(self) -> str:
         if self.equal:
-            return f"{' and '.join(self.names)} are bit for bit those of {self.where}"
+            return f"{' and '.join(self.names)} match {self.where} bit for bit"
         differing = [f"{name} {self.then[name]!r}, now {self.now[name]!r}" for name in self.names]
-        return f"NOT those of {self.where}: {'; '.join(differing)}"
+        return f"NOT equal to {self.where}: {'; '.join(differing)}"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Replay:
             f"{self.run}, step {look.step} of {self.length}",
             f"  {look.verdict}",
             f"  loss {number(look.loss)}, norm {number(look.norm)}, learning rate {number(self.learning_rate)}",
-            f"  made again from step-{self.start:08d}, {steps}; {self.logged or 'the records do not hold this step by itself'}",
+            f"  repeated from step-{self.start:08d}, {steps}; {self.logged or 'no record covers this step alone'}",
             *(f"  note: {note}" for note in look.notes),
         ]
         wrapped = [part for line in lines for part in wrap(line, WIDE, subsequent_indent="    ")]
@@ -127,7 +127,7 @@ def replay_step(
 
 def refuse_step(step: int, length: int, *, where: Path) -> None:
     if not 0 <= step < length:
-        raise ConfigError(f"--step {step}: the steps of {where} are 0 to {length - 1}")
+        raise ConfigError(f"--step {step}: {where} has steps 0 to {length - 1}")
 
 
 def records_of(out: Path) -> list[Record]:
@@ -141,10 +141,10 @@ def report_cost(
     start: int, until: int, damaged: Sequence[Damage], known: Sequence[Record], say: Callable[[str], None]
 ) -> None:
     for damage in damaged:
-        say(f"warning: {damage}: an older checkpoint is taken")
+        say(f"warning: {damage}: an older checkpoint is used")
     steps, each_s = until - start, pace_s(known)
-    took = "" if each_s is None else f", about {duration(max(1.0, steps * each_s))} by the records"
-    say(f"from step-{start:08d}: {counted(steps, 'step')} to make again{took}")
+    took = "" if each_s is None else f", about {duration(max(1.0, steps * each_s))} at the recorded speed"
+    say(f"from step-{start:08d}: {counted(steps, 'step')} to repeat{took}")
 
 
 def pace_s(known: Sequence[Record]) -> float | None:
@@ -161,9 +161,9 @@ def pace_s(known: Sequence[Record]) -> float | None:
 def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) -> list[str]:
     reached = max([*Store(out / "checkpoints").steps(), *(int(record["step"]) for record in known)])
     notes = {
-        f"the run itself has made {reached} steps, as far as its records and checkpoints tell": step > reached,
-        "the step is looked at uncompiled: equal to rounding": parts.compiled,
-        "code of yours ran between the steps; it is not repeated here, and what it changed is not either": any(
+        f"the run itself has completed {reached} steps, according to its records and checkpoints": step > reached,
+        "the step is inspected without torch.compile: equal up to rounding": parts.compiled,
+        "your own code ran between the steps; neither the code nor its changes are repeated here": any(
             record.get("user_s") for record in known if record["kind"] == "train"
         ),
     }

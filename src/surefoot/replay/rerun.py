@@ -20,6 +20,8 @@ from surefoot.train.error_causes import explaining
 from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.run_identity import differences
 
+_ABOUT_RESUME = ("a run keeps", "another --run-dir", "another run_dir")  # in advice that does not help a replay
+
 
 class Numbers(NamedTuple):
     """The loss, the gradient norm and the skip flag of a step, on the host."""
@@ -139,18 +141,18 @@ def refuse_own_steps(parts: Components, *, step: int) -> None:
     """Raise `ConfigError` for a run whose steps need several processes or the user's own code."""
     if parts.task.loss is None:
         raise ConfigError(
-            f"the steps from {step} on cannot be made again: this run has no loss of its own, its script makes each step itself\n"
-            "  there: resume from a copy of its directory with Run(stop_after=...), and look at that step in the loop over\n"
-            "  run.steps(), between forward_backward(step, loss) and update(step), where every gradient is at hand"
+            f"the steps from {step} on cannot be repeated: this run has no loss function, its script computes each step itself\n"
+            "  in the script: resume from a copy of its directory with Run(stop_after=...), and inspect that step in the loop over\n"
+            "  run.steps(), between forward_backward(step, loss) and update(step), where every gradient is available"
         )
     if parts.world.size > 1:
         raise ConfigError(
-            "steps are made again by one process, all micro-batches of them: start it without torchrun or srun"
+            "steps are repeated in one process, with all micro-batches: start it without torchrun or srun"
         )
     if parts.directory is not None and parts.directory.lock is not None:
         raise ConfigError(
-            "this run is open: making steps again would change the weights that it trains\n"
-            "  build it once more for that, outside of `with run:`"
+            "this run is open: repeating steps would change the weights that it trains\n"
+            "  build it a second time for that, outside `with run:`"
         )
 
 
@@ -171,7 +173,7 @@ def nearest_checkpoint(store: Store, step: int) -> tuple[Checkpoint, list[Damage
     if (newest := store.newest_intact(up_to=step)) is not None:
         return newest
     existing = ", ".join(map(str, store.steps())) or "none"
-    raise CheckpointError(f"no checkpoint at or before step {step} in {store.directory}; there are: {existing}")
+    raise CheckpointError(f"no checkpoint at or before step {step} in {store.directory}; available: {existing}")
 
 
 @contextmanager
@@ -183,9 +185,9 @@ def _explain_refusal() -> Iterator[None]:
         if not first.startswith("cannot resume"):
             raise
         what = first.removeprefix("cannot resume").lstrip(" :")
-        why = [line for line in lines if "another run" not in line]
-        cure = "  needed are the data, the settings and the program that trained it"
-        raise CheckpointError("\n".join([f"steps cannot be made again: {what}", *why, cure])) from problem
+        why = [line for line in lines if not any(text in line for text in _ABOUT_RESUME)]
+        cure = "  use the data, the settings and the program that trained the run"
+        raise CheckpointError("\n".join([f"steps cannot be repeated: {what}", *why, cure])) from problem
 
 
 def _notes(parts: Components, checkpoint: Checkpoint) -> list[str]:
@@ -193,8 +195,8 @@ def _notes(parts: Components, checkpoint: Checkpoint) -> list[str]:
     notes = []
     if then["ranks"] != now["ranks"] or then["parallel"] != now["parallel"]:
         ranks = counted(then["ranks"], "rank")
-        notes.append(f"made by {ranks} ({then['parallel']}) and again by one process: equal to rounding")
+        notes.append(f"trained on {ranks} ({then['parallel']}), repeated in one process: equal up to rounding")
     # the ranks are described above
     if changes := describe_changes({**then, "ranks": now["ranks"], "parallel": now["parallel"]}, now):
-        notes.append(f"{changes}: equal to rounding, and not bit for bit")
+        notes.append(f"{changes}: equal up to rounding, not bit for bit")
     return notes

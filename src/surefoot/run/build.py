@@ -115,7 +115,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
     equal_from_main(models, world)
     notes = assembly.set_to_train(models, trained=optimizer if isinstance(optimizer, Mapping) else models)
     if settings.sync_batch_norm:
-        models = assembly.with_synchronised_norms(models, plan.pipeline.sizes)
+        models = assembly.with_synchronized_norms(models, plan.pipeline.sizes)
         notes += ["sync_batch_norm has no effect in one process"] * (world.size == 1)
     decisions = assembly.decided(models, optimizer, clip=clipping(settings.clip), ema=settings.ema)
     architecture = {name: printed(model) for name, model in models.items()}

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from surefoot.config.batch_size import Batching
 from surefoot.data.pipeline import DataPipeline
-from surefoot.distributed.ddp import synchronised
+from surefoot.distributed.ddp import synchronized
 from surefoot.distributed.shards import holders
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, first_line
@@ -80,14 +80,14 @@ def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -
     return notes
 
 
-def with_synchronised_norms(models: Mapping[str, nn.Module], sizes: Batching) -> dict[str, nn.Module]:
+def with_synchronized_norms(models: Mapping[str, nn.Module], sizes: Batching) -> dict[str, nn.Module]:
     """Replace batch normalization by SyncBatchNorm. Raises `ConfigError` for batch sizes in tokens."""
     if sizes.unit == "tokens":
         raise ConfigError(
             "sync_batch_norm with batch_size in tokens: a micro-batch may be empty, and the other ranks would wait for it\n"
             "  leave out sync_batch_norm, or set batch_size in samples"
         )
-    return synchronised(models)
+    return synchronized(models)
 
 
 def decided(

@@ -12,43 +12,43 @@ from surefoot.schedules.curves import SHAPES, Fall, Settings
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "min_lr_ratio": (lambda value: 0.0 <= value <= 1.0, "a factor on the learning rate from 0 to 1"),
-    "power": (lambda value: 0.0 < value < math.inf, "a number above 0; 1 is a straight line"),
-    "gamma": (lambda value: 0.0 < value < 1.0, "a factor between 0 and 1, as 0.1"),
+    "power": (lambda value: 0.0 < value < math.inf, "a number above 0; 1 gives a straight line"),
+    "gamma": (lambda value: 0.0 < value < 1.0, "a factor between 0 and 1, such as 0.1"),
     "start_lr_ratio": (
         lambda value: 0.0 < value < 1.0,
-        "a factor between 0 and 1, as 0.04; at 0 the first step would be wasted",
+        "a factor between 0 and 1, such as 0.04; at 0 the first step would be wasted",
     ),
     "cooldown_shape": (lambda value: value in ("1-sqrt", "linear"), "'1-sqrt' or 'linear'"),
     "momentum_range": (
         lambda value: len(value) == 2 and 0.0 <= value[0] <= value[1] < 1.0,
-        "the lowest and the highest momentum, as (0.85, 0.95)",
+        "the lowest and the highest momentum, such as (0.85, 0.95)",
     ),
-    "cycle_growth": (lambda value: 1.0 <= value < math.inf, "1 (cycles of one length) or more; 2 doubles each"),
+    "cycle_growth": (lambda value: 1.0 <= value < math.inf, "1 (cycles of equal length) or more; 2 doubles each cycle"),
 }
 
 
 def refuse_foreign_or_out_of_range(shape: str, settings: Settings) -> None:
     """Raise `ConfigError` if the shape does not take a setting, or if a value is out of range."""
     if shape not in SHAPES:
-        raise ConfigError(f"schedule.name = {shape!r} is unknown; one of: {', '.join(SHAPES)}")
+        raise ConfigError(f"schedule.name = {shape!r} is unknown; choose from {', '.join(SHAPES)}")
     takes = SHAPES[shape].takes
     for name, value in settings.items():
         if name not in takes and not (name == "min_lr_ratio" and value == 0.0):
             raise ConfigError(
-                f"schedule.{name} = {value!r} means nothing to schedule.name {shape}, which takes {', '.join(takes)}\n"
+                f"schedule.{name} = {value!r} has no effect with schedule.name {shape}, which takes {', '.join(takes)}\n"
                 f"  leave it out, or choose --schedule.name {' or '.join(other for other in SHAPES if name in SHAPES[other].takes)}"
             )
         if name in _RANGES and not _RANGES[name][0](value):
-            raise ConfigError(f"schedule.{name} = {value!r}: needed is {_RANGES[name][1]}")
+            raise ConfigError(f"schedule.{name} = {value!r} must be {_RANGES[name][1]}")
     if shape == "exponential" and settings.get("min_lr_ratio") == 0.0:
         raise ConfigError(
-            "schedule.min_lr_ratio = 0: an exponential never gets there\n  try: --schedule.min-lr-ratio 0.01"
+            "schedule.min_lr_ratio = 0: an exponential decay never reaches 0\n  try: --schedule.min-lr-ratio 0.01"
         )
     milestones = settings.get("milestones", ("50%",))
     recurring = [each for each in milestones if str(each).startswith("every ")] if milestones else []
     if not isinstance(milestones, tuple) or not milestones or (recurring and len(milestones) > 1):
         raise ConfigError(
-            f"schedule.milestones = {milestones!r}: needed is a tuple of durations, as ('50%', '75%'), or 'every 10 epochs' alone"
+            f"schedule.milestones = {milestones!r} must be a tuple of durations, such as ('50%', '75%'), or 'every 10 epochs' alone"
         )
 
 
@@ -67,7 +67,7 @@ def in_a_run(shape: str, explicit: Settings, length: Length) -> Fall:
     if warmup >= steps:
         raise ConfigError(
             f"schedule.warmup = {as_text(warmup, written['warmup'])} does not fit in a run of {steps} steps:"
-            " the full rate would never be reached\n"
+            " the full learning rate would never be reached\n"
             f"  try: --schedule.warmup 5%, or --length '{10 * warmup} steps'"
         )
     if "cooldown" in settings:
@@ -75,16 +75,18 @@ def in_a_run(shape: str, explicit: Settings, length: Length) -> Fall:
         if cooldown > available or (cooldown == 0 and settings["min_lr_ratio"] > 0.0):
             raise ConfigError(
                 f"schedule.cooldown = {as_text(cooldown, written['cooldown'])} does not fit in a run of {steps} steps:"
-                f" the floor must be reached, and after warm-up {available} are left for it\n"
+                f" it must reach min_lr_ratio within the {available} steps after warm-up\n"
                 "  try: --schedule.cooldown 20%, or a longer --length"
             )
     if settings.get("cycle") == 0:
-        raise ConfigError(f"schedule.cycle = {as_text(0, written['cycle'])} is no step at all\n  try: a longer cycle")
+        raise ConfigError(
+            f"schedule.cycle = {as_text(0, written['cycle'])} is shorter than 1 step\n  try: a longer cycle"
+        )
     if any(later <= earlier for earlier, later in pairwise((warmup, *drops, steps))):
         milestones = ", ".join(as_text(step, text) for step, text in zip(drops, written["milestones"], strict=True))
         raise ConfigError(
             f"schedule.milestones = {milestones} in a run of {steps} steps with a warm-up of {warmup}:"
-            " each must come after the one before, after warm-up and before the end\n"
+            " each must be later than the previous one, after warm-up and before the end\n"
             "  try: --schedule.milestones 50% 75%"
         )
     return fall

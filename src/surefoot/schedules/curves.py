@@ -87,7 +87,7 @@ def curve(shape: Shape, at: Fall) -> Factors:
     if shape.steep is not None and factor(at.steps - 1) == 0.0:
         name, cure = shape.steep
         raise ConfigError(
-            f"schedule.{name} = {at.settings[name]!r}: the last rates would be too small for a number, and so 0\n"
+            f"schedule.{name} = {at.settings[name]!r}: the last learning rates would underflow to 0\n"
             f"  try: {cure}, or another {name}"
         )
     return factor
@@ -185,7 +185,7 @@ SHAPES: dict[str, Shape] = {
         {"warmup": 0, "milestones": ("50%", "75%"), "gamma": 0.1},
         _steps,
         lambda _: NEVER,
-        ("gamma", "fewer drops"),
+        ("gamma", "fewer milestones"),
     ),
     "exponential": Shape({"warmup": 0, "min_lr_ratio": 0.01}, _exponential),
     "one_cycle": Shape(

@@ -40,7 +40,7 @@ class Joined:
         """Return None; raise `ConfigError` if a part changes the momentum, because the other part has no value for it."""
         _, before, after = self._cut(length)
         if self.first.momentum(before) is not None or self.second.momentum(after) is not None:
-            raise ConfigError("schedule: a part of two joined schedules moves the momentum\n  leave momentum_range out")
+            raise ConfigError("schedule: one of two joined schedules changes the momentum\n  leave momentum_range out")
 
     def shared_steps(self, length: Length) -> int:
         at, _, after = self._cut(length)
@@ -53,7 +53,7 @@ class Joined:
         at = in_steps(self.at, length=length, setting="at")
         if not 0 < at < length.steps:
             raise ConfigError(
-                f"at = {as_text(at, self.at)}: two joined schedules in a run of {length.steps} steps need one for each\n"
+                f"at = {as_text(at, self.at)}: two joined schedules in a run of {length.steps} steps need at least one step each\n"
                 "  try: at='50%'"
             )
         return at, replace(length, steps=at), replace(length, steps=length.steps - at)

@@ -157,7 +157,7 @@ def multistep(
     """Rise for `warmup`, then multiply the learning rate by `gamma` at each of the `milestones`, counted from the run's start.
 
     `milestones="every 10 epochs"` recurs like torch's StepLR; a list behaves like MultiStepLR.
-    The defaults are those of He et al. 2016, section 4.2 (CIFAR-10): https://arxiv.org/abs/1512.03385
+    The defaults follow He et al. 2016, section 4.2 (CIFAR-10): https://arxiv.org/abs/1512.03385
 
     >>> factor = multistep(gamma=0.5).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
     >>> [factor(step) for step in (0, 3, 4, 5, 6, 7)]

@@ -114,8 +114,8 @@ def _factor(value: Any, step: int, name: str) -> float:
         factor = math.nan
     if not -1e-9 <= factor < math.inf:  # a recursion may end just below 0
         raise ConfigError(
-            f"schedule: the factor of step {step} is {value!r}, by {name}\n"
-            "  it multiplies the learning rate, so it must be a number from 0 on"
+            f"schedule: {name} gives the factor {value!r} at step {step}\n"
+            "  it multiplies the learning rate, so it must be a finite number, at least 0"
         )
     return factor
 
@@ -152,10 +152,10 @@ def _tables_of_scheduler(factory: Callable[[Any], Any], groups: Groups, steps: i
             factors = [own["lr"] / group["lr"] for own, group in zip(optimizer.param_groups, groups, strict=True)]
             if any(not math.isclose(factor, factors[0], rel_tol=1e-9, abs_tol=1e-12) for factor in factors):
                 raise ConfigError(
-                    f"schedule: {name} gives groups of parameters different factors at step {step}: {factors[0]:g} and"
+                    f"schedule: {name} gives parameter groups different factors at step {step}: {factors[0]:g} and"
                     f" {next(each for each in factors if each != factors[0]):g}\n"
-                    "  a schedule is one factor on all learning rates; does it set a rate by itself, such as eta_min or max_lr?\n"
-                    "  use sf.schedules.from_function, with factors on the rates of the groups"
+                    "  a schedule is one factor for all learning rates; does it set absolute rates, such as eta_min or max_lr?\n"
+                    "  use sf.schedules.from_function, whose factor multiplies the learning rate of each group"
                 )
             rates.append(_factor(factors[0], step, name))
             momenta.append(_momentum(optimizer.param_groups[0]))
@@ -163,8 +163,8 @@ def _tables_of_scheduler(factory: Callable[[Any], Any], groups: Groups, steps: i
         own["betas"] = (*group.get("betas", ())[:1], *own.get("betas", ())[1:])
         if changed := [key for key in group if key not in ("lr", "momentum") and own[key] != group[key]]:
             raise ConfigError(
-                f"schedule: {name} changes {changed[0]} of the optimizer\n"
-                "  only learning rates and momentum follow a schedule; change other numbers in a loop of your own"
+                f"schedule: {name} changes the optimizer's {changed[0]}\n"
+                "  a schedule changes only learning rates and momentum; change other settings in your own training loop"
             )
     return rates, momenta if any(each != _momentum(groups[0]) for each in momenta) else None
 
@@ -176,7 +176,7 @@ def _momentum(group: Mapping[str, Any]) -> float:
 def _failed(name: str, problem: BaseException, *, when: str) -> ConfigError:
     return ConfigError(
         f"schedule: {name} failed {when}: {first_line(problem)}\n"
-        "  its step() is called once for every step of the optimizer, not once for every epoch"
+        "  its step() is called once per optimizer step, not once per epoch"
     )
 
 
@@ -194,12 +194,12 @@ def _advance(scheduler: Any, optimizer: Any) -> Callable[[], Any]:
     ]
     if needed:
         raise ConfigError(
-            f"schedule: {name}.step() needs {needed[0]}, and a schedule is a function of the step alone\n"
-            '  to lower the rate if a metric stops improving: Run(plateau=sf.ReduceLROnPlateau("min val/loss", patience=3))'
+            f"schedule: {name}.step() needs {needed[0]}, but a schedule depends on the step alone\n"
+            '  to lower the learning rate if a metric stops improving: Run(plateau=sf.ReduceLROnPlateau("min val/loss", patience=3))'
         )
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ConfigError(
-            f"schedule: the factory returned a {name} of another optimizer\n"
-            "  build it with the argument: sf.schedules.from_scheduler(lambda optimizer: ...(optimizer, ...))"
+            f"schedule: the factory returned a {name} for another optimizer\n"
+            "  pass it the factory's argument: sf.schedules.from_scheduler(lambda optimizer: ...(optimizer, ...))"
         )
     return advance  # type: ignore[no-any-return]

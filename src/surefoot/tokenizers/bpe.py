@@ -88,7 +88,9 @@ class BPETokenizer:
         from tokenizers import pre_tokenizers, trainers
 
         if vocab_size < 257:
-            raise DataError(f"vocab_size = {vocab_size}: byte pairs need 257 tokens at least, the bytes and an end")
+            raise DataError(
+                f"vocab_size = {vocab_size}: byte pairs need at least 257 tokens, the 256 bytes and an end token"
+            )
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[END],
@@ -108,13 +110,13 @@ class BPETokenizer:
                 try:
                     return cls(_byte_level(str(path / vocabulary), str(path / merges)))
                 except Exception as problem:  # the library raises nothing narrower
-                    raise DataError(f"{path} holds no tokenizer of GPT-2: {problem}") from problem
+                    raise DataError(f"{path} does not contain GPT-2's tokenizer: {problem}") from problem
         if not path.is_file():
             raise DataError(
                 f"no tokenizer at {path}\n"
                 "  give a tokenizer.json, or a directory with GPT-2's encoder.json and vocab.bpe"
             )
-        text, description = read_json(path, problem=f"{path} is no tokenizer")
+        text, description = read_json(path, problem=f"{path} is not a tokenizer")
         is_ours = isinstance(description, dict) and "kind" in description
         return cls.from_json(text) if is_ours else cls(_from_library(text, where=str(path)))
 
@@ -186,7 +188,7 @@ def load(path: Path | str) -> Tokenizer:
     path = local_path(path, setting="path")
     inside = path / "tokenizer.json"
     file = inside if inside.is_file() else path
-    text, description = read_json(file, problem=f"{file} is no tokenizer") if file.is_file() else ("", None)
+    text, description = read_json(file, problem=f"{file} is not a tokenizer") if file.is_file() else ("", None)
     return from_json(text) if isinstance(description, dict) and "kind" in description else BPETokenizer.load(file)
 
 
@@ -205,23 +207,23 @@ def _from_library(text: str, *, where: str) -> "tokenizers.Tokenizer":
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as problem:  # the library raises nothing narrower
-        raise DataError(f"{where} is no tokenizer: {problem}") from problem
+        raise DataError(f"{where} is not a tokenizer: {problem}") from problem
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel) and tokenizer.normalizer is None
     if not is_byte_level or not _keeps_text(tokenizer):
         raise DataError(
-            f"{where} is no byte-level tokenizer that gives every text back as it was\n"
-            "  use one of the GPT-2 kind, such as a run trains where its tokenizer is bpe"
+            f"{where} is not a byte-level tokenizer that decodes every text exactly\n"
+            "  use one like GPT-2's, such as the tokenizer of a run with tokenizer bpe"
         )
     if getattr(tokenizer.model, "dropout", None):
         raise DataError(
-            f"{where} drops merges at random: the same text would have other tokens each time\n  set its dropout to null"
+            f"{where} drops merges at random: the same text would have different tokens each time\n  set its dropout to null"
         )
     last, tokens = max(tokenizer.get_vocab().values()), tokenizer.get_vocab_size()
     if last + 1 != tokens:
-        raise DataError(f"{where} has holes in its numbering: {tokens} tokens, the last of which is {last}")
+        raise DataError(f"{where} has gaps in its token numbers: {tokens} tokens, but the largest number is {last}")
     return tokenizer
 
 

@@ -50,7 +50,7 @@ class SubwordTokenizer:
 
         if vocab_size < cls.min_vocab_size:
             raise DataError(
-                f"vocab_size = {vocab_size}: subwords need {cls.min_vocab_size} tokens at least, the bytes, and padding, begin and end"
+                f"vocab_size = {vocab_size}: subwords need at least {cls.min_vocab_size} tokens, the bytes, padding, begin and end"
             )
         common: dict[str, Any] = {
             "vocab_size": vocab_size,
@@ -77,12 +77,12 @@ class SubwordTokenizer:
         try:
             fields = json.loads(text)
             if not isinstance(fields, dict) or fields.get("kind") != "subwords" or set(fields) != {"kind", "tokenizer"}:
-                raise ValueError(f"{text[:60]!r}; expected what to_json() gives")
+                raise ValueError(f"{text[:60]!r}; expected the result of to_json()")
             tokenizer = Tokenizer.from_str(json.dumps(fields["tokenizer"]))
         except Exception as problem:  # the library raises nothing narrower
-            raise DataError(f"no description of a subword tokenizer: {problem}") from problem
+            raise DataError(f"not a description of a subword tokenizer: {problem}") from problem
         if [tokenizer.id_to_token(index) for index in range(len(_SPECIAL))] != _SPECIAL:
-            raise DataError(f"no description of a subword tokenizer: its first tokens are not {', '.join(_SPECIAL)}")
+            raise DataError(f"not a description of a subword tokenizer: its first tokens are not {', '.join(_SPECIAL)}")
         return cls(tokenizer)
 
     @classmethod
@@ -91,7 +91,7 @@ class SubwordTokenizer:
         try:
             return cls.from_json(read_regular(local_path(path, setting="path"), limit=200_000_000).decode())
         except (OSError, UnicodeDecodeError) as problem:
-            raise DataError(f"no tokenizer can be read from {path}: {problem}") from problem
+            raise DataError(f"cannot read a tokenizer from {path}: {problem}") from problem
 
     def to_json(self) -> str:
         """Return all tokens and merges or weights as JSON in the format of the library `tokenizers`."""

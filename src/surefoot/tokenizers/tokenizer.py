@@ -88,11 +88,13 @@ class CharacterTokenizer:
 
     def __init__(self, characters: str) -> None:
         if not characters:
-            raise DataError("a tokenizer of no characters: give the text it is for, CharacterTokenizer.from_text(text)")
+            raise DataError(
+                "a tokenizer needs at least one character; build it from your text: CharacterTokenizer.from_text(text)"
+            )
         if len(set(characters)) < len(characters):
             twice = next(character for index, character in enumerate(characters) if character in characters[:index])
             raise DataError(
-                f"the characters of a tokenizer must differ: {twice!r} is there twice; CharacterTokenizer.from_text(text) sorts them out"
+                f"the characters of a tokenizer must differ: {twice!r} is repeated; CharacterTokenizer.from_text(text) removes repeats"
             )
         self.characters, self.vocab_size = characters, len(characters)
         codes = _codes(characters)
@@ -116,8 +118,8 @@ class CharacterTokenizer:
         if (ids < 0).any():
             index = int((ids < 0).argmax())
             raise DataError(
-                f"character {text[index]!r} at position {index} is not one of the {self.vocab_size} this tokenizer knows\n"
-                "  make the tokenizer from all the text, or use ByteTokenizer(), which knows everything"
+                f"character {text[index]!r} at position {index} is not one of this tokenizer's {self.vocab_size} characters\n"
+                "  build the tokenizer from all the text, or use ByteTokenizer(), which encodes any text"
             )
         return ids.astype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
 
@@ -141,11 +143,11 @@ class CharacterTokenizer:
 def parse_description(text: str, kind: str | None) -> dict[str, Any]:
     """Parse the `to_json` result of a tokenizer of kind `kind` (None: any kind); raise `DataError` for any other text."""
     needed = {"bytes": {"kind"}, "characters": {"kind", "characters"}, "bpe": {"kind", "tokenizer"}}
-    _, fields = read_json(text, problem="no description of a tokenizer")
+    _, fields = read_json(text, problem="not a description of a tokenizer")
     if not isinstance(fields, dict) or fields.get("kind") not in needed or set(fields) != needed[fields["kind"]]:
-        raise DataError(f"no description of a tokenizer: {text[:60]!r}; expected what to_json() gives")
+        raise DataError(f"not a description of a tokenizer: {text[:60]!r}; expected the result of to_json()")
     if kind is not None and fields["kind"] != kind:
-        raise DataError(f"the description is of a tokenizer of {fields['kind']}, asked for was one of {kind}")
+        raise DataError(f"the description is of a {fields['kind']!r} tokenizer, not of a {kind!r} tokenizer")
     return fields
 
 
@@ -172,7 +174,7 @@ def as_ids(ids: Any, vocab_size: int) -> list[int]:
     for token in tokens:
         if not 0 <= token < vocab_size:
             raise DataError(
-                f"token {token} is outside this tokenizer's vocabulary of {vocab_size}: was it trained with another one?"
+                f"token {token} is outside this tokenizer's vocabulary of {vocab_size}: does it come from another tokenizer?"
             )
     return tokens
 
@@ -183,6 +185,6 @@ def encodable(text: str) -> str:
         text.encode()
     except UnicodeEncodeError as problem:
         raise DataError(
-            f"character {problem.start} of the text is half a surrogate pair: not text, and not encodable"
+            f"character {problem.start} of the text is half a surrogate pair, which UTF-8 cannot encode"
         ) from problem
     return text

@@ -24,7 +24,7 @@ def resume_command(directory: Path) -> str:
 def replay_command(directory: Path, step: int) -> str:
     if by_command():
         return f"{typed(Path(sys.argv[0]))} replay {shlex.quote(str(directory))} --step {step}"
-    return f"print(surefoot.load(run).replay({step})) where this run is built, in place of training it"
+    return f"print(surefoot.load(run).replay({step})) in the code that builds the run, instead of training it"
 
 
 def diagnose_command(directory: Path) -> str:
@@ -63,7 +63,7 @@ def commands(run: RunFiles, *, finished: bool) -> dict[str, str]:
 
 def _again(words: list[str]) -> str:
     if words[0] in _TYPED_IN:
-        return "# typed in, or a notebook: the same code again"
+        return "# an interactive session or a notebook: run the same code again"
     if words[0] == "surefoot":
         return shlex.join(_without_out(words))
     return shlex.join(["python", *words] if words[0].endswith(".py") else words)

@@ -213,7 +213,7 @@ class Terminal:
                 )
                 lines.append(Text(_GAP.join([ends[0].rjust(step), *names, ends[1].rjust(_TIME)]), "bold"))
             if hidden := [*values][count - 1 :]:
-                lines.append(Text(f"not shown for lack of room: {', '.join(hidden)}", "dim"))
+                lines.append(Text(f"not shown (terminal too narrow): {', '.join(hidden)}", "dim"))
         cells = [_loss(epoch or self.train or {}), *values.values()]
         cells = [cell.rjust(width) for cell, width in zip(cells[:count], widths, strict=False)]
         row = _GAP.join([str(record["step"]).rjust(step), *cells, duration(self.now() - self.start_s).rjust(_TIME)])

@@ -37,7 +37,7 @@ class Journal:
         if saved is None:
             return
         if noted is not None and not self.metrics.holds(*noted):
-            self._say(f"warning: {directory.metrics} is not what it was at step {saved.step}: records were lost")
+            self._say(f"warning: {directory.metrics} differs from its content at step {saved.step}: records were lost")
         self.write({"kind": "resume", "step": step})
 
     def make_again(self, directory: RunDirectory) -> bool:
@@ -71,7 +71,9 @@ class Journal:
                     raise  # the main record file must not be lost by an internal error
                 if id(sink) not in self.failing:
                     self.failing.add(id(sink))
-                    self._say(f"WARNING: records do not reach {self._name(sink)}: {_words(problem)}; training goes on")
+                    self._say(
+                        f"WARNING: records do not reach {self._name(sink)}: {_words(problem)}; training continues"
+                    )
             else:
                 self.failing.discard(id(sink))
 

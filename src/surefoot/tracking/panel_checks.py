@@ -21,8 +21,8 @@ def check(holds: bool, otherwise: str) -> None:
 def check_texts(*texts: Any) -> None:
     """Raise `ConfigError` if a value is not a string, is too long, or has a lone surrogate, which a file cannot encode."""
     for text in texts:
-        check(isinstance(text, str), f"a text is a {type(text).__name__}")
-        check(len(text) <= LONGEST, f"a text has {len(text):,} characters, and {LONGEST:,} can be shown")
+        check(isinstance(text, str), f"a text is a {type(text).__name__}, not a str")
+        check(len(text) <= LONGEST, f"a text has {len(text):,} characters, but at most {LONGEST:,} can be shown")
         check(not any("\ud800" <= one <= "\udfff" for one in text), "a text holds half a surrogate pair")
 
 
@@ -30,7 +30,9 @@ def check_number(value: Any, what: str, *, least: float = -math.inf, most: float
     """Raise `ConfigError` unless the value is None or a finite number from `least` to `most`."""
     if value is not None:
         check(isinstance(value, int | float) and not isinstance(value, bool), f"{what} is a {type(value).__name__}")
-        check(math.isfinite(value) and least <= value <= most, f"{what} is {value}; None where there is none")
+        check(
+            math.isfinite(value) and least <= value <= most, f"{what} is {value}: give a finite value in range, or None"
+        )
 
 
 def is_count(value: Any) -> bool:
@@ -39,14 +41,14 @@ def is_count(value: Any) -> bool:
 
 
 def check_count(parts: Sized, what: str) -> None:
-    check(len(parts) <= _MOST, f"{len(parts):,} {what}, and {_MOST:,} can be shown")
+    check(len(parts) <= _MOST, f"{len(parts):,} {what}, but at most {_MOST:,} can be shown")
 
 
 def check_png(text: Any) -> None:
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)
     except (AttributeError, ValueError) as problem:
-        raise ConfigError("a panel cannot be shown: an image's png is no base64") from problem
-    check(data.startswith(_PNG) and len(data) >= len(_PNG) + 8, "an image's png is no PNG file")
+        raise ConfigError("a panel cannot be shown: an image's png is not base64") from problem
+    check(data.startswith(_PNG) and len(data) >= len(_PNG) + 8, "an image's png is not a PNG file")
     wide, high = (int.from_bytes(data[offset : offset + 4], "big") for offset in (16, 20))
-    check(0 < wide <= LARGEST and 0 < high <= LARGEST, f"an image has {wide} x {high} pixels, at most {LARGEST} each")
+    check(0 < wide <= LARGEST and 0 < high <= LARGEST, f"an image has {wide} x {high} pixels, at most {LARGEST} a side")

@@ -36,10 +36,10 @@ class TextHeatmap:
 
     def __post_init__(self) -> None:
         check_texts(self.title, self.legend, *(text for text, _ in self.pieces))
-        check(self.unit in ("nats", "fraction"), f"unit is {self.unit!r}: nats or fraction")
+        check(self.unit in ("nats", "fraction"), f"unit is {self.unit!r}: choose nats or fraction")
         check_count(self.pieces, "pieces")
         for text, value in self.pieces:
-            check_number(value, f"the number of {text!r}", least=0.0, most=math.inf if self.unit == "nats" else 1.0)
+            check_number(value, f"the value of {text!r}", least=0.0, most=math.inf if self.unit == "nats" else 1.0)
 
     @classmethod
     def from_losses(
@@ -61,7 +61,8 @@ class TextHeatmap:
         (('h', None), ('é', 1.5))
         """
         check(
-            len(losses) == len(tokens) - 1, f"{len(tokens)} tokens and {len(losses)} losses: give one less than tokens"
+            len(losses) == len(tokens) - 1,
+            f"{len(tokens)} tokens and {len(losses)} losses: give one loss fewer than tokens",
         )
         text, pieces = tokenizer.decode(tokens), list[tuple[str, float | None]]()
         done, total = 0, 0.0
@@ -115,7 +116,7 @@ class Examples:
             check(isinstance(one, Example), f"an example is a {type(one).__name__}: give surefoot.report.Example(...)")
             check_texts(one.source, one.reference, one.output)
             check_number(one.score, "a score")
-            check(one.group in ("best", "worst", "random"), f"group is {one.group!r}: best, worst or random")
+            check(one.group in ("best", "worst", "random"), f"group is {one.group!r}: choose best, worst or random")
 
     @classmethod
     def best_and_worst(
@@ -157,7 +158,7 @@ class Curves:
         points = [point for curve in self.curves.values() for point in curve]
         check_count(points, "points")
         for step, value in points:
-            check(is_count(step), f"a point's step is {step!r}: a whole number from 0 on")
+            check(is_count(step), f"a point's step is {step!r}: give an integer, 0 or more")
             check_number(value, "a point's value")
 
 
@@ -173,10 +174,10 @@ class ConfusionMatrix:
     def __post_init__(self) -> None:
         check_texts(self.title, *self.classes)
         number = len(self.classes)
-        check(number <= _MOST_CLASSES, f"{number:,} classes, and {_MOST_CLASSES} can be shown")
+        check(number <= _MOST_CLASSES, f"{number:,} classes, but at most {_MOST_CLASSES} can be shown")
         square = len(self.counts) == number and all(len(row) == number for row in self.counts)
-        check(square, f"counts of {len(self.counts)} rows for {number} classes: one row and one column for each class")
-        check(all(is_count(one) for row in self.counts for one in row), "counts are whole numbers from 0 on")
+        check(square, f"counts of {len(self.counts)} rows for {number} classes: give one row and column per class")
+        check(all(is_count(one) for row in self.counts for one in row), "counts must be integers, 0 or more")
 
     @classmethod
     def from_counts(cls, title: str, counts: Sequence[Sequence[int]], *, classes: Sequence[str]) -> Self:

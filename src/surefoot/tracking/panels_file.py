@@ -85,21 +85,22 @@ def build_panels(
         for panel in function(model):
             if not isinstance(panel, get_args(Panel)):
                 kinds = ", ".join(kind.__name__ for kind in get_args(Panel))
-                raise ConfigError(f"the run's panels hold a {type(panel).__name__}: give a list of {kinds}")
+                raise ConfigError(f"the run's panels include a {type(panel).__name__}: give a list of {kinds}")
             panels.append(panel)
             if stop():
-                notes.append(f"no more panels than {len(panels)}: told to stop")
+                notes.append(f"panels after number {len(panels)} are missing: a stop was requested")
                 break
             if now() - start_s > LONGEST_S:
-                notes.append(f"no more panels than {len(panels)}: they took more than {LONGEST_S:.0f} seconds")
+                notes.append(f"panels after number {len(panels)} are missing: building took over {LONGEST_S:.0f} s")
                 break
     except Exception as problem:  # an exception in a user's function does not end the run
-        which = f"after panel {len(panels)} none" if panels else "no panels"
+        which = f"panels after number {len(panels)} are missing" if panels else "no panels"
         kind = "" if isinstance(problem, ConfigError) else f"{type(problem).__name__}: "
         notes.append(f"{which}: {kind}{first_line(problem)}")
     fits, left_out = fitting(panels)
     notes += [
-        f"the panel {panel.title!r} is left out: all together may have {MOST_BYTES:,} bytes" for panel in left_out
+        f"the panel {panel.title!r} is left out: all panels may have {MOST_BYTES:,} bytes together"
+        for panel in left_out
     ]
     return fits, notes
 
@@ -110,7 +111,7 @@ def read_panels(run: Path | str) -> Panels | None:
     try:
         with open_regular(path) as file:
             text = file.read(MOST_BYTES + 1)
-        check(len(text) <= MOST_BYTES, f"it has more than {MOST_BYTES:,} bytes")
+        check(len(text) <= MOST_BYTES, f"the file has more than {MOST_BYTES:,} bytes")
         return panels_from_json(text.decode())
     except FileNotFoundError:
         return None
@@ -118,7 +119,7 @@ def read_panels(run: Path | str) -> Panels | None:
         raise DataError(f"{path} cannot be read: {problem.strerror or problem}") from problem
     except (ConfigError, UnicodeDecodeError) as problem:
         raise DataError(
-            f"{path} holds no panels of a run: {problem}\n  remove it; `surefoot report` makes them anew"
+            f"{path} is not a valid file of panels: {problem}\n  remove it; `surefoot report` builds it again"
         ) from problem
 
 
@@ -131,10 +132,11 @@ def panels_from_json(text: str) -> Panels:
     try:
         panels = json.loads(text)
         check(
-            isinstance(panels, dict) and panels.keys() == {"format_version", "step", "panels"}, "it is no such object"
+            isinstance(panels, dict) and panels.keys() == {"format_version", "step", "panels"},
+            "expected an object with the keys format_version, step, panels",
         )
-        check(panels["format_version"] == VERSION, f"format_version {panels['format_version']!r} is not {VERSION}")
-        check(is_count(panels["step"]), f"step is {panels['step']!r}")
+        check(panels["format_version"] == VERSION, f"the format_version is {panels['format_version']!r}, not {VERSION}")
+        check(is_count(panels["step"]), f"the step is {panels['step']!r}, not an integer, 0 or more")
         return Panels(step=panels["step"], panels=tuple(_panel(panel.pop("kind"), panel) for panel in panels["panels"]))
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as problem:
         raise ConfigError(f"{type(problem).__name__}: {str(problem)[:100]}") from problem

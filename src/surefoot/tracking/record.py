@@ -65,5 +65,5 @@ def refuse_own(names: Iterable[str]) -> None:
     if taken := OWN.intersection(names):
         name = min(taken)
         raise ConfigError(
-            f"a value called {name!r} cannot be logged: a record has a {name!r} of its own\n  give it another name, as in my_{name}"
+            f"a value named {name!r} cannot be logged: records already have a key {name!r}\n  choose another name, such as my_{name}"
         )

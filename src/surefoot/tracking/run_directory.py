@@ -51,25 +51,23 @@ class RunDirectory:
         """Create and lock the directory; raise an error if another process trains in the directory or a file to write is a link."""
         resolved = self.path.resolve()
         if resolved in HELD:  # one process can lock the same file repeatedly
-            raise ConfigError(f"this process is training into {self.path} already: choose another --run-dir")
+            raise ConfigError(f"this process is already training into {self.path}: choose another --run-dir")
         try:
             _make(resolved)
             if (link := self._link()) is not None:
                 raise ConfigError(
                     f"{link} is a link to {os.readlink(link)}\n"
-                    "  a run writes and deletes files in its own directory only, and follows no link out of it\n"
-                    f"  remove it (rm {shlex.quote(str(link))}), or choose another place: --run-dir DIR"
+                    "  a run writes and deletes files only in its own directory, and does not follow links\n"
+                    f"  remove it (rm {shlex.quote(str(link))}), or choose another directory: --run-dir DIR"
                 )
             self._refuse_other_kinds()
             lock, locked = self._locked()
         except OSError as problem:
             raise ConfigError(
-                f"cannot write to {self.path}: {problem.strerror or problem}\n  choose another place: --run-dir DIR"
+                f"cannot write to {self.path}: {problem.strerror or problem}\n  choose another directory: --run-dir DIR"
             ) from problem
         if locked is False:
-            raise ConfigError(
-                f"another process is training into {self.path} right now: wait for it, or choose another --run-dir"
-            )
+            raise ConfigError(f"another process is training into {self.path}: wait for it, or choose another --run-dir")
         self.lock, self.is_locked = lock, locked is not None
         HELD.add(resolved)
 
@@ -92,12 +90,12 @@ class RunDirectory:
             self.refuse_links()
             lock, locked = self._locked()
         except OSError as problem:
-            raise CheckpointError(f"cannot make {self.path} again, which was deleted: {problem}") from problem
+            raise CheckpointError(f"cannot recreate {self.path}, which was deleted: {problem}") from problem
         if locked is False:
             raise CheckpointError(
                 f"another process is training into {self.path}: the .lock of this run was deleted or replaced\n"
-                "  two runs in one directory would delete each other's checkpoints, so this one saves nothing more\n"
-                "  end one of them, and resume the other with the same command"
+                "  two runs in one directory would delete each other's checkpoints, so this run stops saving\n"
+                "  stop one of them, and resume the other with the same command"
             )
         self.lock.close()
         self.lock = lock
@@ -109,7 +107,7 @@ class RunDirectory:
     def refuse_links(self) -> None:
         """Raise `OSError` (ELOOP) if a file or directory that the run writes is a link."""
         if (link := self._link()) is not None:
-            words = f"a link to {os.readlink(link)}, and a run follows no link out of its directory"
+            words = f"a link to {os.readlink(link)}, and a run does not follow links"
             raise OSError(errno.ELOOP, words, str(link))
 
     def _link(self) -> Path | None:
@@ -128,8 +126,8 @@ class RunDirectory:
             if path.exists() and not (path.is_dir() if kind == "directory" else path.is_file()):
                 raise ConfigError(
                     f"{path} is not a {kind}\n"
-                    "  a run reads or writes one there: anything else would fail, keep it waiting or never end\n"
-                    f"  remove it (rm -r {shlex.quote(str(path))}), or choose another place: --run-dir DIR"
+                    f"  a run needs a {kind} there: anything else would fail or block\n"
+                    f"  remove it (rm -r {shlex.quote(str(path))}), or choose another directory: --run-dir DIR"
                 )
 
     def _locked(self) -> tuple[IO[bytes], bool | None]:
@@ -189,7 +187,7 @@ def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
     """Return a recipe's small files; raise `ConfigError` for a file name with a path or a reserved file name."""
     ours = {*_DIRECTORIES, *_APPENDED_TO, *_REPLACED, "report.html"}
     if wrong := [name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours]:
-        raise ConfigError(f"files: {wrong[0]!r} is no plain name, or one that surefoot uses itself: choose another")
+        raise ConfigError(f"extra_files: {wrong[0]!r} is not a plain name, or is reserved: choose another name")
     return dict(files)
 
 

@@ -28,7 +28,7 @@ Standing = Literal["running", "over", "unknown"]
 HELD: set[Path] = set()  # directories locked by runs of this process
 _MAX_CRASHES = 10
 _OTHER_FORMAT = (
-    "another version of surefoot wrote {} (format {}, and this version reads"
+    "another version of surefoot wrote {} (format {}; this version reads"
     f" {' and '.join(map(str, FORMATS))}): install that version, or train a new run in another directory"
 )
 _DARWIN = sys.platform == "darwin"

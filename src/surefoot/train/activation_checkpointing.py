@@ -1,6 +1,6 @@
 """Activation checkpointing, which recomputes a block's activations in the backward pass instead of storing them.
 
-The method is that of Chen et al., 2016 (https://arxiv.org/abs/1604.06174). Checkpointing does not change a run's results.
+The method is from Chen et al., 2016 (https://arxiv.org/abs/1604.06174). Checkpointing does not change a run's results.
 Recomputation starts from the same generator states and buffers, and its changes to buffers are discarded.
 """
 
@@ -43,10 +43,10 @@ _PRODUCTS = {
 def check_how(how: str, blocks: Sequence[str] | None) -> None:
     """Raise `ConfigError` for an unknown `how`, or if `blocks` are named although checkpointing is off."""
     if how not in get_args(How):
-        raise ConfigError(f"activation_checkpointing = {how!r}: one of {', '.join(get_args(How))}")
+        raise ConfigError(f"activation_checkpointing = {how!r}: choose from {', '.join(get_args(How))}")
     if blocks is not None and how == "off":
         raise ConfigError(
-            f"activation_checkpointing_modules = {list(blocks)} says nothing while activation_checkpointing is off\n"
+            f"activation_checkpointing_modules = {list(blocks)} has no effect while activation_checkpointing is off\n"
             "  try: --activation-checkpointing blocks"
         )
 
@@ -74,7 +74,7 @@ def compute_again(
         kinds = ", ".join(type(model).__name__ for model in models.values())
         raise ConfigError(
             f"activation_checkpointing = {how}: {kinds} has no repeated blocks (two or more of one class in a list of modules)\n"
-            '  name what is to be computed again: activation_checkpointing_modules=["encoder", "MyBlock", "layers.*"], or leave it off'
+            '  name the modules to recompute: activation_checkpointing_modules=["encoder", "MyBlock", "layers.*"], or leave it off'
         )
     for block in {id(block): block for block in chosen.values()}.values():
         # a partial, not a closure: a deep copy of the block then holds its own forward
@@ -86,10 +86,10 @@ def in_words(how: str, blocks: Mapping[str, nn.Module]) -> str:
     """Return a description of the checkpointing mode and of the blocks, counted by class.
 
     >>> in_words("selective", {"0": nn.Linear(2, 2), "1": nn.Linear(2, 2)})
-    'selective, in 2 of Linear'
+    'selective, in 2 x Linear'
     """
     return f"{how}, in " + " and ".join(
-        f"{number} of {kind}" for kind, number in Counter(type(block).__name__ for block in blocks.values()).items()
+        f"{number} x {kind}" for kind, number in Counter(type(block).__name__ for block in blocks.values()).items()
     )
 
 

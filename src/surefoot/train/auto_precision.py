@@ -50,11 +50,11 @@ class AutoChoices:
         """Return the header's lines on compilation, on `surefoot profile`, and on slow bf16 or fp16."""
         lines = {
             f"compile {'on' if parts.compiled else 'off'} (auto: {self.compile})": self.compile is not None,
-            "note: `surefoot profile` measures what could be gained here"
-            " (a script: FILE.py:build; by compiling too: --speedups all)": self.unknown,
-            f"note: this {parts.device.type} has no instructions for bf16 and computes slowly in it;"
-            " --precision fp32 is quicker, and another run": parts.run_state.precision.emulated,
-            "note: fp16 on a CPU is slow, and for trying only; use --precision bf16 or fp32 to train": (
+            "note: `surefoot profile` measures possible speedups on this machine"
+            " (for a script: FILE.py:build; with compilation too: --speedups all)": self.unknown,
+            f"note: this {parts.device.type} has no bf16 instructions, so bf16 is slow;"
+            " --precision fp32 is faster, but needs a new run": parts.run_state.precision.emulated,
+            "note: fp16 on a CPU is slow and meant for tests only; use --precision bf16 or fp32 to train": (
                 parts.run_state.precision.name == "fp16" and parts.device.type == "cpu"
             ),
         }
@@ -87,7 +87,9 @@ def settle_choices(parts: "Components") -> AutoChoices:
 
 def _choice(parts: "Components") -> Choice:
     if parts.device.type in ("cuda", "meta") and not (device := precision("auto", parts.device)).open:
-        return Choice(cast(Any, device.name), False, True, f"this {parts.device.type} device has instructions for it")
+        return Choice(
+            cast(Any, device.name), False, True, f"this {parts.device.type} device has {device.name} instructions"
+        )
     facts = run_facts(parts) if parts.world.is_main else ""
     if isinstance(facts, str):
         return Choice("fp32", False, False, facts)
@@ -97,12 +99,12 @@ def _choice(parts: "Components") -> Choice:
 def _compile_choice(parts: "Components") -> tuple[bool, bool, str]:
     on = COMPILE.get(parts.device.type)
     if parts.task.loss is None:
-        return False, True, "the steps are the program's own"
+        return False, True, "the training step is custom"
     if isinstance(parts.pipeline.plan, Buckets):
-        return False, True, "batches by tokens have another shape in almost every step"
+        return False, True, "batches by tokens change shape in almost every step"
     if on is None or parts.parallel.kind == "fsdp":
         return False, False, f"not measured on {parts.device.type} with parallel = {parts.parallel.kind}"
-    return on, True, f"{'faster' if on else 'no faster'} where it was measured"
+    return on, True, f"{'faster' if on else 'no faster'} in measurements"
 
 
 def run_facts(parts: "Components", *, unmeasured: bool = False) -> Facts | str:
@@ -111,7 +113,7 @@ def run_facts(parts: "Components", *, unmeasured: bool = False) -> Facts | str:
     The function may read the first micro-batch for its shapes. `unmeasured` allows a processor without measurements.
     """
     if parts.task.loss is None:
-        return "the steps are the program's own"
+        return "the training step is custom"
     if parts.device.type != "cpu":
         return f"not measured on this {parts.device.type} device"
     instructions, version = instruction_set(), ".".join(torch.__version__.split(".")[:2])
@@ -119,7 +121,7 @@ def run_facts(parts: "Components", *, unmeasured: bool = False) -> Facts | str:
         return f"not measured: {instructions}, torch {version}"
     kind, plan = model_facts(parts.state.models), parts.pipeline.plan
     if kind is None:
-        return "layers of these kinds were not measured"
+        return "these layer types were not measured"
     layers, width = kind
     if layers == "convolution" and parts.layout.channels_last:
         layers = "convolution, channels last"
@@ -129,7 +131,7 @@ def run_facts(parts: "Components", *, unmeasured: bool = False) -> Facts | str:
         else _sizes(layers, parts.pipeline.first())
     )
     if sizes is None:
-        return "data of these shapes were not measured"
+        return "these data shapes were not measured"
     return Facts(instructions, version, layers, width, *sizes)
 
 

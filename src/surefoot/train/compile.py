@@ -49,7 +49,7 @@ def layout(channels_last: object, models: Iterable[nn.Module]) -> Layout:
     """
     if not isinstance(channels_last, bool) and channels_last != "auto":
         raise ConfigError(
-            f"channels_last = {channels_last!r}: True, False, or 'auto', which is looked up beside precision = 'auto'"
+            f"channels_last = {channels_last!r} must be True, False or 'auto' (chosen from a table, with precision = 'auto')"
         )
     with_images = [model for model in models if any(isinstance(part, nn.Conv2d) for part in model.modules())]
     # "auto" stays open even if the precision is named: a resumed run may restore an automatic choice
@@ -80,7 +80,7 @@ def compiling(setting: object) -> Compiling:
     (True, False, True)
     """
     if not isinstance(setting, bool) and setting != "auto":
-        raise ConfigError(f"compile = {setting!r}: True, False, or 'auto', which looks it up in a table")
+        raise ConfigError(f"compile = {setting!r} must be True, False or 'auto' (chosen from a table)")
     return Compiling(on=setting is True, open=setting == "auto")
 
 

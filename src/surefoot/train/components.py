@@ -152,7 +152,7 @@ class Components:
             schedule = bound(self.settings.schedule or constant(), groups).resolved(began)
         except ConfigError as problem:
             raise CheckpointError(
-                f"cannot resume {where}: it began as a run of {began.steps} steps: {str(problem).splitlines()[0]}"
+                f"cannot resume {where}, which began as a run of {began.steps} steps: {str(problem).splitlines()[0]}"
             ) from problem
         own = json.loads(json.dumps(self.identity))
         if "data" in self.accept_change and has_same_samples(saved, own):
@@ -200,8 +200,8 @@ class Components:
                 old_line, new_line = (line.strip().removesuffix("(") for line in pair)
                 if pair[0] != pair[1]:
                     raise CheckpointError(
-                        f"cannot resume {self.where(checkpoint)}: the model had {old_line}, and now has {new_line}\n"
-                        "  with another one it would be another run: choose another --run-dir, or start from its weights with --init-from"
+                        f"cannot resume {self.where(checkpoint)}: the model had {old_line} and now has {new_line}\n"
+                        "  a resumed run must have the same model\n  choose another --run-dir, or start from its weights with --init-from"
                     )
 
     @interprets
@@ -213,10 +213,9 @@ class Components:
         if was["machine"] == self.fingerprints["machine"]:  # another machine may decode the same files to other bits
             read, now = was["splits"], self.fingerprints["splits"]
             changed += [name for name in now if name not in changed and read.get(name, now[name]) != now[name]]
-        goes_on = f"{other_machine}: the run goes on, equal to rounding and no longer bit for bit"
-        return [goes_on] * bool(other_machine) + [
-            f"{name} holds other data than before: its scores are not comparable with the earlier ones"
-            for name in changed
+        continues = f"{other_machine}: training continues, equal up to rounding and no longer bit for bit"
+        return [continues] * bool(other_machine) + [
+            f"the data of {name} has changed: its scores are not comparable with earlier scores" for name in changed
         ]
 
     @contextmanager

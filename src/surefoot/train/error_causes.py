@@ -44,25 +44,25 @@ def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBat
         if target[1] or samples:
             return DataError(
                 f"target {number} is out of range at step {step}, sample {samples or 'unknown'}\n"
-                "  class numbers run from 0 to the model's outputs minus 1 (-100 is not counted)\n"
-                "  mend the labels, or give the model more outputs"
+                "  class indices run from 0 to the number of model outputs minus 1 (-100 is ignored)\n"
+                "  correct the labels, or give the model more outputs"
             )
     if isinstance(problem, IndexError) and "index out of range in self" in text:
         return DataError(
-            f"an index is larger than the embedding it looks up, at step {step}\n  a token or class number exceeds the model's vocabulary"
+            f"an index exceeds the size of its embedding at step {step}\n  a token or class index is outside the model's vocabulary"
         )
     if of_compiler(problem):
         words = next((line for line in reversed(text.splitlines()) if "Error" in line), type(problem).__name__)
         return ConfigError(
             f"torch.compile failed at step {step}: {words.strip()[:200]}\n"
-            "  leave --compile out; if a compilation was killed before, what it left may be damaged: remove the directory\n"
+            "  omit --compile; if an earlier compilation was killed, its cache may be damaged: remove the directory\n"
             f"  {os.environ.get('TORCHINDUCTOR_CACHE_DIR') or Path(tempfile.gettempdir()) / 'torchinductor_USER'}"
         )
     if isinstance(problem, RecomputedOtherwise):
         return ConfigError(
-            f"a block that was computed again at step {step} was not what it had been: {text.splitlines()[0][:200]}\n"
-            "  its forward depends on something that changed meanwhile, other than buffers and the global random generators\n"
-            "  leave that block out (--activation-checkpointing-modules), or all of it (--activation-checkpointing off)"
+            f"a block recomputed at step {step} differs from its first forward pass: {text.splitlines()[0][:200]}\n"
+            "  its forward depends on state that changed in between, other than buffers and the global random generators\n"
+            "  exclude the block (--activation-checkpointing-modules), or use --activation-checkpointing off"
         )
     known = isinstance(problem, RuntimeError) and not isinstance(problem, torch.OutOfMemoryError)
     cause = next((cause for words, cause in _CAUSES.items() if known and words in text), None)
@@ -72,14 +72,14 @@ def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBat
 # Part of torch's `RuntimeError` message: explanation
 _CAUSES = {
     "selective activation checkpoint has been mutated": (
-        "activation_checkpointing = selective keeps the results of matrix products, and a block changes one in place\n"
+        "activation_checkpointing = selective stores the outputs of matrix products, and a block changes one in place\n"
         "  (torch.nn.ReLU(inplace=True) after a linear layer or a convolution, x += y)\n"
-        "  make that not in place, or choose --activation-checkpointing blocks"
+        "  make the operation out of place, or use --activation-checkpointing blocks"
     ),
     "encountered during backward but not found in storage": (
-        "activation_checkpointing = selective does not go with a block that is called several times in one pass under bf16\n"
-        "  or fp16 (the casts of its weights are made once), nor with one that computes parts of itself again\n"
-        "  choose --activation-checkpointing blocks"
+        "activation_checkpointing = selective does not support a block that is called several times in one pass under bf16\n"
+        "  or fp16 (its weights are cast only once), nor a block that itself recomputes activations\n"
+        "  use --activation-checkpointing blocks"
     ),
     "does not require grad": (
         "the loss of step {step} does not depend on any trainable parameter: was it detached, or computed under no_grad?"

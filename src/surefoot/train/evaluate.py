@@ -53,7 +53,7 @@ class Split:
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
-            raise ConfigError(f"Split(batch_size={self.batch_size}): at least one sample is evaluated at once")
+            raise ConfigError(f"Split(batch_size={self.batch_size}): batch_size must be 1 or more")
         refuse_twice([name for name, _ in named_metrics(self.metrics)] + ["loss"] * self.loss + [*self.derived])
 
 
@@ -145,7 +145,7 @@ def evaluate(
     """
     if not named_metrics(split.metrics) and (loss is None or not split.loss):
         raise ConfigError(
-            "evaluate: this split has no metrics, and there is no loss to evaluate\n"
+            "evaluate: this split has no metrics, and the call has no loss\n"
             "  write: evaluate(model, split, loss=loss), or Split(data, metrics=sf.metrics.accuracy)"
         )
     check_split("split", split.data, seed=seed)
@@ -202,7 +202,7 @@ class _Passes:
         pair = self.predict(self.model, batch)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ConfigError(
-                f"Split: predict returned {type(pair).__name__}, and the metrics take outputs and targets\n"
+                f"Split: predict returned {type(pair).__name__}, but metrics need outputs and targets\n"
                 "  write: return outputs, targets"
             )
         return pair
@@ -211,9 +211,9 @@ class _Passes:
         if not isinstance(batch, list | tuple) or len(batch) != 2 or isinstance(self.model, dict):
             which = "several models" if isinstance(self.model, dict) else f"a batch of type {type(batch).__name__}"
             raise ConfigError(
-                f"Split: the metrics need (outputs, targets), and for {which} there is no default\n"
-                "  let the loss return them: return loss, (outputs, targets)\n"
-                "  or the split: Split(data, metrics=..., predict=lambda model, batch: (outputs, targets))"
+                f"Split: the metrics need (outputs, targets), which have no default for {which}\n"
+                "  return them from the loss: return loss, (outputs, targets)\n"
+                "  or from the split: Split(data, metrics=..., predict=lambda model, batch: (outputs, targets))"
             )
         inputs, targets = batch
         if self.last_call is not None:
@@ -230,7 +230,7 @@ class _Passes:
 
 def _counted(mean: Any, count: int) -> Mean:
     if isinstance(mean, Tensor) and mean.ndim > 0:
-        raise ConfigError(f"the loss is not one number but a tensor of shape {tuple(mean.shape)}: return its mean")
+        raise ConfigError(f"the loss is not a scalar but a tensor of shape {tuple(mean.shape)}: return its mean")
     if isinstance(mean, Mean):
         return mean
     return Mean(mean.detach().double() * count if count else 0.0, count)

@@ -68,7 +68,9 @@ class State:
         """The only model. Raises `ConfigError` if the run has several models."""
         if len(self.models) > 1:
             names = ", ".join(self.models)
-            raise ConfigError(f"state.model of several models, {names}\n  take one by name: state.models['NAME']")
+            raise ConfigError(
+                f"state.model: this run has several models, {names}\n  choose one by name: state.models['NAME']"
+            )
         return next(iter(self.models.values()))
 
     @property
@@ -175,14 +177,14 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     """Add the gradient of the global batch's mean loss to the parameters; return that loss on the device.
 
     `loss(model, batch)` returns a scalar mean over `micro_batch.count` targets, or a `Mean` with its own count. A tuple may
-    add (outputs, targets), which only evaluations use, or a dictionary of `Mean` to log. For any micro-batch size, the
-    gradient is that of the batch's total loss, divided once by the total count. Each micro-batch draws its random numbers
-    from (seed, step, micro-batch index), so a second call in a step repeats them.
+    add (outputs, targets), which only evaluations use, or a dictionary of `Mean` to log. The gradient
+    of the batch's total loss is divided once by the total count, for any micro-batch size. Each micro-batch draws its random
+    numbers from (seed, step, micro-batch index), so a second call in a step repeats them.
     """
     task, state, ranks = step._task, step.state, step._task.ranks
     loss = loss or task.loss
     if loss is None:
-        raise ConfigError("this run has no loss of its own: forward_backward(step, loss) needs one")
+        raise ConfigError("the run was built without a loss: call forward_backward(step, loss)")
     sums = LossSum(ranks.nominal or sum(micro_batch.count for micro_batch in step.micro_batches) or 1)
     scale, loss = task.precision.loss_scale, step._watch.over(loss, step.micro_batches)
     state.trainable.follow(in_step=True)
@@ -220,7 +222,7 @@ def update(step: Step, *names: str) -> None:
     """
     state, scale = step.state, step._task.precision.loss_scale
     if step._pending is None:
-        raise ConfigError("update(step) without a gradient: call forward_backward(step) first")
+        raise ConfigError("update(step) has no gradient to use: call forward_backward(step) first")
     (loss, factor), step._pending = step._pending, None
     factor = factor if scale is None else factor / scale.scale
     step._watch.before(names or state.optimizers, factor)

@@ -75,9 +75,9 @@ def loss_parts(returned: Any) -> tuple[Any, Mapping[str, Mean], tuple[Any, Any] 
     else:
         what = f"({', '.join(type(part).__name__ for part in returned)})"
     raise ConfigError(
-        f"the loss returned {what}: beside its mean only (outputs, targets) or a dictionary of surefoot.Mean may stand\n"
+        f"the loss returned {what}: after its mean, it may return (outputs, targets) or a dictionary of surefoot.Mean\n"
         "  for the metrics of a split: return loss, (outputs, targets)\n"
-        '  for the records of training: return loss, {"accuracy": surefoot.Mean(right, count)}'
+        '  for the training records: return loss, {"accuracy": surefoot.Mean(right, count)}'
     )
 
 
@@ -87,12 +87,12 @@ def scalar(loss: Any) -> Tensor:
         return loss
     if not isinstance(loss, Tensor):
         raise ConfigError(
-            f"the loss returned {type(loss).__name__}, not a tensor: return F.cross_entropy(...) or the like"
+            f"the loss returned {type(loss).__name__}, not a tensor: return F.cross_entropy(...), for example"
         )
     if loss.ndim > 0:
         raise ConfigError(
-            f"the loss is not one number but a tensor of shape {tuple(loss.shape)}: return its mean,\n"
-            "  or surefoot.Mean(total, count) where targets are not one per sample"
+            f"the loss is not a scalar but a tensor of shape {tuple(loss.shape)}: return its mean,\n"
+            "  or surefoot.Mean(total, count) if samples do not have one target each"
         )
     raise ConfigError(
         "the loss does not depend on any trainable parameter: was it detached, or computed under no_grad?"

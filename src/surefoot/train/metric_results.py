@@ -209,8 +209,8 @@ class Messages:
             parts = list(value)
         else:
             raise ConfigError(
-                f"a {type(value).__name__} cannot go from one rank to another, as a metric of the whole split needs\n"
-                "  let Split(predict=) return numbers, texts, tensors, or lists, tuples and dictionaries of them"
+                f"a {type(value).__name__} cannot be sent to another rank, which a metric of the whole split needs\n"
+                "  let Split(predict=) return numbers, strings, tensors, or lists, tuples and dictionaries of these"
             )
         kind = type(value).__name__
         if type(value) not in (list, tuple):
@@ -231,7 +231,7 @@ class Messages:
         if kind in ("list", "tuple"):
             return parts if kind == "list" else tuple(parts)
         if kind not in self.classes:
-            raise ConfigError(f"another rank's outputs are of the class {kind}, and none was made here")
+            raise ConfigError(f"another rank's outputs have the class {kind}, which this rank does not know")
         cls = self.classes[kind]
         if is_dataclass(cls):
             return cls(**dict(zip([field.name for field in fields(cls) if field.init], parts, strict=True)))

@@ -29,11 +29,11 @@ def load_weights(
     models. Raises `CheckpointError` if the weights do not fit.
     """
     if weights not in ("auto", "averaged", "trained"):
-        raise ConfigError(f"weights = {weights!r}: auto, averaged or trained")
+        raise ConfigError(f"weights = {weights!r}: choose from auto, averaged, trained")
     is_trained = weights == "trained" or (weights == "auto" and file_name("ema", name) not in checkpoint.files)
     file, where = file_name("model" if is_trained else "ema", name), f"step {checkpoint.step}"
     if file not in checkpoint.files:
-        raise CheckpointError(f"{where} holds no {file}; there are: {', '.join(sorted(checkpoint.files))}")
+        raise CheckpointError(f"{where} has no {file}; available: {', '.join(sorted(checkpoint.files))}")
     module_state.load_model(model, model_state(checkpoint, file, name), where=where)()
     return model.to(device_called(device)).eval()
 
@@ -54,7 +54,7 @@ def weights_of(state: State, checkpoint: Checkpoint) -> Iterator[None]:
             check()
         yield
     finally:
-        where = f"step {state.step}, after {loaded_step} was scored"
+        where = f"step {state.step}, after {loaded_step} was evaluated"
         for check in [module_state.copy_into(model, before, where=where, own_rows=True) for _, _, model, before in own]:
             check()
 
@@ -75,9 +75,9 @@ def load_models(state: State, found: Checkpoint, *, where: str) -> list[Callable
         replaced = next((key for key in before if key in trained and now.get(key) is not before[key]), None)
         if replaced is not None:
             raise CheckpointError(
-                f"{where}: when it was loaded, {type(model).__name__} put another parameter in the place of {replaced}\n"
-                "  the optimizer would train the old one, which nothing uses any more\n"
-                "  let its load_state_dict copy into the parameter that is there"
+                f"{where}: loading replaced the parameter {replaced} of {type(model).__name__}\n"
+                "  the optimizer would train the old parameter, which the model no longer uses\n"
+                "  let its load_state_dict copy values into the existing parameter"
             )
     return checks
 

@@ -82,19 +82,19 @@ class Watch:
 
     def problems(self) -> list[str]:
         errors = self.outside_problems() + [
-            f"{weight} is used while {part} is not being called, and with that it would be gathered\n"
-            f"  do not gather {part} by itself: name other blocks (--fsdp.blocks), or use --parallel ddp"
+            f"{weight} is used outside a call of {part}, and FSDP gathers it only for that call\n"
+            f"  do not shard {part} separately: name other blocks (--fsdp.blocks), or use --parallel ddp"
             for part, weight in list(self.displaced.items())[:1]
         ]
         if self.differentiated:
             errors.append(
                 "the loss takes gradients of gradients (torch.autograd.grad(..., create_graph=True)), for which FSDP\n"
-                "  does not gather weights once more\n  use --parallel ddp"
+                "  does not gather weights again\n  use --parallel ddp"
             )
         if not errors and not self.called:
-            which = "the model that it is" if self.is_single else "any of the models that it is"
+            which = "the model" if self.is_single else "any of the models"
             errors.append(
-                f"the loss never calls {which} given: no gradient would be added up over processes\n"
+                f"the loss never calls {which} that it receives: gradients would not be summed over processes\n"
                 "  call it: def loss(model, batch): outputs = model(...)"
             )
         return errors
@@ -104,11 +104,11 @@ class Watch:
             return []
         uses = [f"{what} in {where}" for where, what in self.outside.items()]
         listed = [*uses[:_SHOWN], *([f"and {len(uses) - _SHOWN} more"] if len(uses) > _SHOWN else [])]
-        lost = "its weights are not gathered" if self.sharded else "its gradients would not be added up"
+        lost = "its weights are not gathered" if self.sharded else "its gradients would not be summed"
         return [
             f"the loss uses the model outside of its call, where {lost} over processes:\n  {'; '.join(listed)}"
-            "\n  call the model that the loss is given, model(...), and compute all with parameters in its forward,\n"
-            "  which may take what it needs: model(inputs, targets=targets)"
+            "\n  call the model that the loss receives, model(...), and use its parameters only in its forward,\n"
+            "  which may take further arguments: model(inputs, targets=targets)"
         ]
 
     def _went_back(self, _: Tensor) -> None:

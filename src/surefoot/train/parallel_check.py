@@ -57,7 +57,7 @@ def check_first_pass(
     >>> check_first_pass({"model": nn.Linear(2, 1)}, lambda model, batch: model.weight.sum(), micro_batch, **settings)
     Traceback (most recent call last):
         ...
-    surefoot.errors.ConfigError: the loss never calls the model that it is given: no gradient would be added up over processes
+    surefoot.errors.ConfigError: the loss never calls the model that it receives: gradients would not be summed over processes
       call it: def loss(model, batch): outputs = model(...)
     """
     if any(world.gathered(micro_batch is None or micro_batch.count == 0)) or micro_batch is None:
@@ -130,8 +130,8 @@ def _about_order(orders: Sequence[Sequence[str] | None]) -> list[str]:
         for first, other in zip_longest(reference, order, fillvalue="nothing more"):
             if first != other:
                 return [
-                    f"rank {rank} calls {other} where rank {base} calls {first}: FSDP gathers each block from all ranks at once,\n"
-                    "  so all must call the same ones in every pass (are some left out at random, or for some inputs?)\n"
+                    f"rank {rank} calls {other}, but rank {base} calls {first}: FSDP gathers each block from all ranks at once,\n"
+                    "  so all ranks must call the same blocks in every pass (are some skipped at random, or for some inputs?)\n"
                     "  name blocks that are always called (--fsdp.blocks), or try:\n"
                     "  --parallel ddp --ddp.find-unused-parameters True"
                 ]
@@ -143,6 +143,6 @@ def _about_unused(names: Sequence[str]) -> str:
     return (
         f"{len(names)} parameter{'s' * several} get{'s' * (not several)} no gradient, and other processes would wait for"
         f" {'them' if several else 'it'}: {listed}\n"
-        "  do not train what is not used: requires_grad_(False), or surefoot.optim.frozen(...) among the optimizer's rates;\n"
-        "  or, where that changes from batch to batch, allow it: parallel=surefoot.ddp(find_unused_parameters=True)"
+        "  freeze unused parameters: requires_grad_(False), or surefoot.optim.frozen(...) in the optimizer's lr_multipliers;\n"
+        "  or, if that changes from batch to batch, allow it: parallel=surefoot.ddp(find_unused_parameters=True)"
     )

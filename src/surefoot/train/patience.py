@@ -27,9 +27,9 @@ class EarlyStopping:
 
     def __post_init__(self) -> None:
         if self.patience < 1:
-            raise ConfigError(f"early stopping: patience = {self.patience}: how many evaluations to wait, 1 or more")
+            raise ConfigError(f"early stopping: patience = {self.patience} must be 1 evaluation or more")
         if not 0 <= self.min_delta < math.inf:
-            raise ConfigError(f"early stopping: min_delta = {self.min_delta}: a number from 0 on")
+            raise ConfigError(f"early stopping: min_delta = {self.min_delta} must be a finite number of at least 0")
 
 
 @known_keywords
@@ -37,7 +37,7 @@ class EarlyStopping:
 class ReduceLROnPlateau:
     """A rule that multiplies every learning rate by `factor` after `patience` evaluations without an improvement.
 
-    `monitor` and `min_delta` are those of `EarlyStopping`. Each learning rate is the schedule's value times the product of
+    `monitor` and `min_delta` mean the same as in `EarlyStopping`. Each learning rate is the schedule's value times the product of
     all reductions, which never falls below `min_lr_ratio`. The `cooldown` evaluations after a reduction use up no patience.
     The rule equals torch's ReduceLROnPlateau with threshold_mode="abs" and a patience smaller by 1.
 
@@ -56,11 +56,11 @@ class ReduceLROnPlateau:
         parsed(self.monitor)
         ratio, min_delta = self.min_lr_ratio, self.min_delta
         needs = {
-            f"patience = {self.patience}: how many evaluations to wait, 1 or more": self.patience >= 1,
-            f"factor = {self.factor}: what the learning rate is multiplied by, between 0 and 1": 0 < self.factor < 1,
-            f"min_lr_ratio = {ratio}: the lowest factor on the schedule, from 0 to below 1": 0 <= ratio < 1,
-            f"cooldown = {self.cooldown}: how many evaluations, 0 or more": self.cooldown >= 0,
-            f"min_delta = {min_delta}: a number from 0 on": 0 <= min_delta < math.inf,
+            f"patience = {self.patience} must be 1 evaluation or more": self.patience >= 1,
+            f"factor = {self.factor} must be between 0 and 1 (it multiplies the learning rate)": 0 < self.factor < 1,
+            f"min_lr_ratio = {ratio} must be at least 0 and below 1 (the lowest factor)": 0 <= ratio < 1,
+            f"cooldown = {self.cooldown} must be 0 evaluations or more": self.cooldown >= 0,
+            f"min_delta = {min_delta} must be a finite number of at least 0": 0 <= min_delta < math.inf,
         }
         if problems := [f"plateau: {problem}" for problem, is_met in needs.items() if not is_met]:
             raise ConfigError("\n".join(problems))
@@ -75,10 +75,10 @@ class ReduceLROnPlateau:
         """A one-line description of the rule for the header.
 
         >>> print(ReduceLROnPlateau("max val/accuracy", patience=3).in_words)
-        times 0.5 after 3 evaluations without a better val/accuracy, and again, down to 0.01 of these
+        multiplied by 0.5 after 3 evaluations without a better val/accuracy, repeatedly, down to 0.01 of the schedule
         """
         after = f"after {self.evaluations} without a better {self.score}"
-        return f"times {self.factor:g} {after}, and again, down to {self.min_lr_ratio:g} of these"
+        return f"multiplied by {self.factor:g} {after}, repeatedly, down to {self.min_lr_ratio:g} of the schedule"
 
     @property
     def evaluations(self) -> str:
@@ -181,15 +181,15 @@ class Feedback:
         self.standing = now = following(plateau, before, step=step, score=score)
         if now.not_numbers > before.not_numbers:
             return (
-                f"warning: {plateau.score} after step {step:,} is not a number ({now.not_numbers} so far):"
-                " neither better nor worse, and no patience is used up"
+                f"warning: {plateau.score} after step {step:,} is NaN ({now.not_numbers} so far):"
+                " it counts as neither better nor worse, and uses up no patience"
             )
         if now.factor == before.factor:
             return None
         how = "halved" if now.factor == 0.5 * before.factor else f"multiplied by {now.factor / before.factor:.3g}"
         return (
             f"learning rate {how} after {plateau.evaluations} without a better {plateau.score}:"
-            f" {now.factor:.3g} of the schedule's from step {step:,} on{', its floor' * (now.factor == plateau.min_lr_ratio)}"
+            f" {now.factor:.3g} times the schedule from step {step:,}{', the minimum' * (now.factor == plateau.min_lr_ratio)}"
         )
 
     def state(self) -> Lowered:
@@ -206,7 +206,7 @@ def watched(best: str | None, early_stopping: EarlyStopping | None, *, splits: C
     """Return the tracker of `best` or early stopping, or None. Raises `ConfigError` if the two name different scores."""
     if early_stopping is not None and best not in (None, early_stopping.monitor):
         other = early_stopping.monitor
-        raise ConfigError(f"best = {best!r} and early stopping watches {other!r}: a run watches one score")
+        raise ConfigError(f"best = {best!r} and early stopping monitors {other!r}: both must name the same score")
     text = best if early_stopping is None else early_stopping.monitor
     if text is None:
         return None
@@ -233,7 +233,7 @@ def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: Earl
         shorter = f"--plateau.patience {max(1, waits // 3)} for the plateau, or " * several
         raise ConfigError(
             f"early stopping waits {waits} evaluation{'s' * several} and plateau {plateau.patience} for the same score:"
-            " the run would end before its learning rate is ever lowered\n"
+            " the run would end before the first learning-rate reduction\n"
             f"  try: {shorter}--early-stopping.patience {3 * plateau.patience} for early stopping"
         )
 
@@ -247,10 +247,10 @@ def parsed(text: str) -> tuple[Literal["min", "max"], str]:
     match text.split(maxsplit=1):
         case ["min" | "max" as direction, score]:
             return "min" if direction == "min" else "max", score
-    raise ConfigError(f"cannot watch {text!r}: say which way is better, as in 'min val/loss' or 'max val/accuracy'")
+    raise ConfigError(f"cannot monitor {text!r}: begin with min or max, as in 'min val/loss' or 'max val/accuracy'")
 
 
 def _refuse_unknown_split(score: str, splits: Collection[str], *, by: str = "") -> None:
     if score.split("/", maxsplit=1)[0] not in splits:
         names = ", ".join(splits) or "none"
-        raise ConfigError(f"{by}cannot watch {score!r}: no split of that name; there are: {names}")
+        raise ConfigError(f"{by}cannot monitor {score!r}: no split has that name; available: {names}")

@@ -39,7 +39,7 @@ class LossScale:
     """The factor that keeps fp16 gradients above the smallest fp16 value: two tensors, updated on the device.
 
     The scale halves after a step that overflowed and doubles after `interval` good steps in a row, as in Micikevicius et
-    al., 2018, section 3.2 (https://arxiv.org/abs/1710.03740). The constants are those of `torch.amp.GradScaler`.
+    al., 2018, section 3.2 (https://arxiv.org/abs/1710.03740). The constants equal the defaults of `torch.amp.GradScaler`.
     """
 
     scale: Tensor
@@ -139,7 +139,7 @@ def precision(name: str, device: torch.device) -> Precision:
             return Precision("fp32", device, open=True)
         name = "bf16"
     if name not in FORMATS:
-        raise ConfigError(f"unknown precision {name!r}: one of auto, {', '.join(FORMATS)}")
+        raise ConfigError(f"unknown precision {name!r}: choose from auto, {', '.join(FORMATS)}")
     FORMATS[name].refuse(device)
     if not FORMATS[name].scaled:
         return Precision(name, device)
@@ -163,7 +163,7 @@ def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
     ]
     if not taken:
         raise ConfigError(
-            f"precision = fp8: {type(model).__name__} has no hidden nn.Linear whose sizes are multiples of {_FP8_MULTIPLE}\n"
+            f"precision = fp8: {type(model).__name__} has no hidden nn.Linear with sizes in multiples of {_FP8_MULTIPLE}\n"
             "  try: --precision bf16"
         )
     try:
@@ -183,17 +183,17 @@ def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
 
 def _refuse_tf32(device: torch.device) -> None:
     if device.type not in ("cuda", "meta"):
-        raise ConfigError(f"precision = tf32 needs a CUDA device, this one is {device.type}\n  try: --precision fp32")
+        raise ConfigError(f"precision = tf32 needs a CUDA device, not {device.type}\n  try: --precision fp32")
 
 
 def _refuse_fp8(device: torch.device) -> None:
     device_name, capability = device.type, (0, 0)
     if device_name == "cuda":
         capability = torch.cuda.get_device_capability(device)
-        device_name = f"{torch.cuda.get_device_name(device)}, of {capability[0]}.{capability[1]}"
+        device_name = f"{torch.cuda.get_device_name(device)} ({capability[0]}.{capability[1]})"
     if device.type != "meta" and capability < _FP8_FROM:
         raise ConfigError(
-            f"precision = fp8 needs a GPU of compute capability {_FP8_FROM[0]}.{_FP8_FROM[1]} or more, this device is {device_name}\n"
+            f"precision = fp8 needs a GPU of compute capability {_FP8_FROM[0]}.{_FP8_FROM[1]} or more; this device is {device_name}\n"
             "  try: --precision bf16"
         )
 

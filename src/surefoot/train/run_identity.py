@@ -29,7 +29,7 @@ def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
         raise CheckpointError(
             f"cannot resume {where}: {changes[0]}"
             + "".join(f"\n  also {line}" for line in shortened(changes[1:], 2))
-            + "\n  with these settings it would be another run: choose another --run-dir, or start from its weights with --init-from"
+            + "\n  a resumed run must have the same settings\n  choose another --run-dir, or start from its weights with --init-from"
         )
 
 
@@ -45,11 +45,11 @@ def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
     if not any(line.split()[0].endswith(_WHICH_DATA) for line in changes):
         return
     with_it = [{name: identity[name] for name in ("length", "seed", "identity")} for identity in (saved, now)]
-    cure = "this would be another run: choose another --run-dir"
+    cure = "a resumed run must have the same data set: choose another --run-dir"
     if has_same_samples(saved, now):
-        cure += "; to go on with these data all the same: --accept-change data"
+        cure += "; to accept the changed data: --accept-change data"
     raise CheckpointError(
-        f"cannot resume {where}: it was trained on another data set"
+        f"cannot resume {where}: the data set has changed"
         + "".join(f"\n  {line}" for line in shortened([*changes, *differences(*with_it)], 3))
         + f"\n  {cure}"
     )
@@ -73,18 +73,18 @@ def refuse_another_length(saved: Described, length: Length, *, schedule: AnySche
     if step <= min(length.steps, shared) and not misfit:
         return
     if step > length.steps:
-        why = f"{step} steps are made already"
+        why = f"{step} steps are already completed"
     elif misfit:
         why = misfit
     elif isinstance(schedule, Schedule) and schedule.shape == "wsd":
-        why = f"its cooldown begins at step {shared} of a run of {shorter.steps}, and {step} steps are made"
+        why = f"its cooldown begins at step {shared} of a run of {shorter.steps} steps, and {step} steps are completed"
     else:
         why = (
-            f"with another length its schedule has other rates from step {shared} on,"
-            f" and {step} steps are made\n"
-            "  constant, inverse_sqrt and multistep can always be extended exactly; wsd until its cooldown begins"
+            f"with another length, its learning rates differ from step {shared} on,"
+            f" and {step} steps are completed\n"
+            "  constant, inverse_sqrt and multistep can always be extended exactly, wsd only until its cooldown begins"
         )
     raise CheckpointError(
         f"cannot resume {where}: length was {saved['length']}, now {length.steps} steps\n  {why}\n"
-        "  another run can start from its weights: another --run-dir, with --init-from"
+        "  start a new run from its weights: another --run-dir, with --init-from"
     )

@@ -31,30 +31,30 @@ Model = nn.Module | Callable[[], nn.Module]
 def _schedule(value: Any, *, setting: str) -> None:
     if callable(value):
         raise ConfigError(
-            f"{setting} = {getattr(value, '__name__', type(value).__name__)} is a function, and could be one of two things\n"
-            "  write sf.schedules.from_function(fn) if fn(step) is a factor on the learning rate, or\n"
+            f"{setting} = {getattr(value, '__name__', type(value).__name__)} is a plain function, which is ambiguous\n"
+            "  write sf.schedules.from_function(fn) if fn(step) returns a factor for the learning rate, or\n"
             "  sf.schedules.from_scheduler(fn) if fn(optimizer) returns a torch or transformers scheduler"
         )
     if hasattr(value, "step"):
         raise ConfigError(
-            f"{setting} is a {type(value).__name__} of an optimizer of your own; a run builds its own optimizer\n"
+            f"{setting} is a {type(value).__name__} of another optimizer; a run builds its own\n"
             f"  write sf.schedules.from_scheduler(lambda optimizer: {type(value).__name__}(optimizer, ...)), or\n"
             "  plateau=sf.ReduceLROnPlateau(...) if it needs a metric"
         )
     if not isinstance(value, AnySchedule):
-        raise ConfigError(f"{setting} = {value!r} is no schedule: give surefoot.schedules.cosine(...) or the like")
+        raise ConfigError(f"{setting} = {value!r} is not a schedule: use surefoot.schedules.cosine(...), for example")
 
 
 def _plateau(value: Any, *, setting: str) -> None:
     if not isinstance(value, ReduceLROnPlateau):
         raise ConfigError(
-            f"{setting} = {value!r} is no plateau\n  write it as surefoot.ReduceLROnPlateau('min val/loss', patience=3)"
+            f"{setting} = {value!r} is not a plateau rule\n  write plateau=surefoot.ReduceLROnPlateau('min val/loss', patience=3)"
         )
 
 
 def _unit(value: Any, *, setting: str) -> None:
     if not isinstance(value, str) or not re.fullmatch(r"[a-z]+", value):
-        raise ConfigError(f'{setting} = {value!r} is not one lower-case word in the plural, such as "tokens"')
+        raise ConfigError(f'{setting} = {value!r} must be one lower-case word in the plural, such as "tokens"')
 
 
 def _splits(value: Any, *, setting: str) -> None:
@@ -65,16 +65,14 @@ def _splits(value: Any, *, setting: str) -> None:
         )
     for name, split in value.items():
         if not isinstance(split, Split):
-            raise ConfigError(
-                f"{setting}[{name!r}] is a {type(split).__name__}: write surefoot.Split(...) around the data"
-            )
+            raise ConfigError(f"{setting}[{name!r}] is a {type(split).__name__}: wrap the data in surefoot.Split(...)")
 
 
 def _derived(value: Any, *, setting: str) -> None:
     if not isinstance(value, Mapping) or not all(map(callable, value.values())):
         raise ConfigError(
-            f"{setting} = {value!r}: functions by name are needed\n"
-            f'  write it as {setting}={{"perplexity": surefoot.metrics.perplexity}}'
+            f"{setting} = {value!r} must map names to functions\n"
+            f'  write {setting}={{"perplexity": surefoot.metrics.perplexity}}'
         )
     refuse_own(value)
 

@@ -100,7 +100,7 @@ class StateCheck:
                 batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))  # a loss may write into it
                 losses.append(float(forward_backward(Step(0, [batch], task, State(models, {})))))
                 after.append(Observation(models, loss, user_state=self.user_state))
-        differ = f"what the loss depends on ({losses[0]:.9g}, then {losses[1]:.9g})"
+        differ = f"state that the loss depends on ({losses[0]:.9g}, then {losses[1]:.9g})"
         return changes(*after, exact=self.exact) or [differ] * (not same(*losses, exact=self.exact))
 
     def _observed(self) -> Observation:
@@ -144,7 +144,7 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     A loss is computed only if the models have the weights of step 0 (`at_beginning`) and at most 2 GiB of weights. All
     ranks use the same micro-batch, and the values of rank 0 are returned.
     """
-    parts.doing("looking at what is computed")
+    parts.doing("checking the training step")
     pipeline, task, models, loss = parts.pipeline, parts.task, parts.state.models, parts.task.loss
     unknown: dict[str, None] = {}
     hashed = partial(hashes_of_samples, seed=pipeline.seed, gather=pipeline.collate is None, unknown=unknown)
@@ -198,11 +198,11 @@ def loss_contract(parts: Components) -> tuple[bool, str]:
     on the micro-batch size. Each rank checks its own first micro-batch. Collective.
     """
     if parts.task.loss is None:
-        return True, "not checked: this run has no loss of its own"
+        return True, "not checked: this run has no loss function"
     batch = parts.pipeline.first()
     halves = None if batch is None else _halves(batch, parts)
     if not all(parts.world.gathered(halves is not None)) or batch is None or halves is None:
-        return True, "not checked: a batch that is not tensors of one length, or of one sample, cannot be cut in two"
+        return True, "not checked: a batch must hold tensors of one length, and two samples or more, to be split in two"
     means = []
     state, user_state = parts.state, parts.run_state.user_state.objects
     with preserved(state.models, parts.task.loss, user_state, state.parameters) as put_back, parts.numerics():
@@ -212,15 +212,15 @@ def loss_contract(parts: Components) -> tuple[bool, str]:
     together, repeated, halved = (float(each.value) for each in (means[0], means[1], means[2] + means[3]))
     tolerance = FORMATS[parts.run_state.precision.name].tolerance * max(1.0, abs(together))
     if not math.isfinite(together) or abs(together - halved) <= tolerance:
-        return True, f"holds: {together:.6g} for a batch, {halved:.6g} for its halves together"
+        return True, f"holds: {together:.6g} for a batch, {halved:.6g} for its two halves combined"
     if abs(together - repeated) > tolerance:
-        return True, "not checked: the loss draws random numbers in evaluation mode too"
+        return True, "not checked: the loss draws random numbers even in evaluation mode"
     return False, (
-        f"the loss of a batch is {together:.6g}, of its two halves together (counting {halves[0].count} and {halves[1].count})"
-        f" {halved:.6g}\n"
-        "  the loss is a mean over something else than is counted: say over what, with Run(count_fn=lambda batch: ...),\n"
-        "  or return surefoot.Mean(total, count); a loss that couples samples of a batch (a contrastive one) is another one in\n"
-        "  every cut: leave micro_batch_size out, in one process (--micro-batch-size)"
+        f"the loss of a batch is {together:.6g}, but {halved:.6g} for its two halves combined"
+        f" (with counts {halves[0].count} and {halves[1].count})\n"
+        "  either the loss is not a mean over the counted targets: pass Run(count_fn=lambda batch: ...),\n"
+        "  or return surefoot.Mean(total, count); or it couples samples of a batch (a contrastive loss) and depends on the\n"
+        "  micro-batch size: leave micro_batch_size out (--micro-batch-size), and train in one process"
     )
 
 

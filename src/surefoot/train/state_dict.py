@@ -43,7 +43,7 @@ class UserState:
         """Raise `CheckpointError` if saved state was not claimed by an object: the next checkpoint would lose it."""
         if self.unclaimed:
             raise CheckpointError(
-                f"the checkpoint holds kept state that nobody asked for: {', '.join(self.unclaimed)}\n"
+                f"the checkpoint holds registered state that no object restores: {', '.join(self.unclaimed)}\n"
                 f"  call run.register_state({next(iter(self.unclaimed))!r}, ...) before the loop"
             )
 
@@ -125,9 +125,9 @@ def _divided(
         for name, each in named.items():
             if (each.start, each.stop) != bounds(each.shape[0], rank, count):
                 raise CheckpointError(
-                    f"cannot save {file}: {name} lies over the ranks in another way than by equal rows\n"
-                    "  each rank saves the rows that it holds of a parameter\n"
-                    "  let the module's state_dict hold parameters as they are, or use parallel='ddp' (--parallel ddp)"
+                    f"cannot save {file}: {name} is not sharded over the ranks by equal rows\n"
+                    "  each rank saves its own rows of a parameter\n"
+                    "  let the module's state_dict return its parameters unchanged, or use parallel='ddp' (--parallel ddp)"
                 )
     replicated = {
         file: {name: each for name, each in by_file[file].items() if name not in rows[file]} for file in by_file
@@ -150,7 +150,7 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
     }
     if expected | {"state"} != set(checkpoint.files):
         raise CheckpointError(
-            f"cannot resume {where}: it holds {', '.join(sorted(checkpoint.files))}, this run needs {', '.join(sorted(expected))}"
+            f"cannot resume {where}: its files are {', '.join(sorted(checkpoint.files))}; this run needs {', '.join(sorted(expected))}"
         )
     loose = checkpoint.tensors("state")
     state.trainable.load_state(saved.trainable, where=where)  # first: averages of new parameters start over

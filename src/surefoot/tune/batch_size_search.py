@@ -65,12 +65,10 @@ class BatchSizeSearch:
         unit, best = self.unit, self.fastest
         size = "the whole batch" if self.largest.size == self.batch_size else f"{self.largest.size} {unit}"
         rated = "samples" if unit == "samples" else "targets"
-        limit = f"the largest that was found to fit {in_words(self.limit_bytes)} is {size}"
+        limit = f"the largest size that fits {in_words(self.limit_bytes)} is {size}"
         if self.recommended.size == best.size:
             return f"the fastest; {limit}"
-        return (
-            f"the smallest within 3 % of the fastest, {best.size} {unit} ({_rate(best, unit):,.4g} {rated}/s); {limit}"
-        )
+        return f"the smallest size within 3% of the fastest, {best.size} {unit} ({_rate(best, unit):,.4g} {rated}/s); {limit}"
 
 
 def search_sizes(
@@ -115,8 +113,8 @@ def search_sizes(
             break
     if working := [row for row in trials.values() if row.fits]:
         index = sizes.index(max(working, key=lambda row: row.samples_per_s or 0.0).size)
-        for neighbour in sizes[max(0, index - 1) : index + 2]:
-            tried(neighbour)
+        for neighbor in sizes[max(0, index - 1) : index + 2]:
+            tried(neighbor)
     rows = [trials[size] for size in sorted(trials)]
     left = next((candidate for candidate in sizes if rows and candidate > rows[-1].size), None)
     if left is not None and predicted(left) > deadly_bytes:

@@ -80,13 +80,12 @@ def _nothing_fits(
         if rows[-1].problem != ONE_VALUE:
             return error_causes.explained(failed, step=run.state.step, micro_batches=()) or failed
         return ConfigError(
-            f"no micro-batch of up to {rows[-1].size} {unit} can be trained with: {ONE_VALUE}\n"
-            "  try: a larger --batch-size"
+            f"micro-batches of up to {rows[-1].size} {unit} are too small: {ONE_VALUE}\n  try: a larger --batch-size"
         )
     refused = [f"\n  {row.size} {unit}: {row.problem}" for row in rows if row.memory_bytes is None]
     return ConfigError(
-        f"not even a micro-batch of {measured[0].size} {unit} fits: it needs "
-        f"{in_words(measured[0].memory_bytes or 0)}, and {in_words(limit_bytes)} may be used{''.join(refused[:1])}\n"
+        f"even a micro-batch of {measured[0].size} {unit} does not fit: it needs "
+        f"{in_words(measured[0].memory_bytes or 0)}, but the limit is {in_words(limit_bytes)}{''.join(refused[:1])}\n"
         "  try: a smaller model, --precision bf16, or shorter samples"
     )
 
@@ -100,9 +99,9 @@ def what_changes_with_it(run: Run) -> str:
         for part in parts
     )
     batch_norm = any(isinstance(part, torch.nn.modules.batchnorm._BatchNorm) for part in parts)
-    changed = ["which units dropout drops"] * dropping + ["what batch normalisation sees at once"] * batch_norm
-    does = f"; {' and '.join(changed)} {'do' if len(changed) > 1 else 'does'}" if changed else ""
-    return f"which samples a step sees does not depend on it{does}"
+    changed = ["the units that dropout drops"] * dropping + ["the statistics of batch normalization"] * batch_norm
+    does = f"; {' and '.join(changed)} do" if changed else ""
+    return f"the samples of a step do not depend on the micro-batch size{does}"
 
 
 def _deadly_bytes(device: torch.device, *, limit_bytes: int, standing_bytes: int) -> float:
@@ -119,7 +118,7 @@ def _target(run: Run, batch_size: int | str | None) -> Batching:
     sizes = own if batch_size is None else planned_sizes(run.parts.pipeline.dataset, batch_size, None)
     if sizes.unit != own.unit:
         raise ConfigError(
-            f"batch_size = {batch_size} is in {sizes.unit}, and the run's own in {own.unit}\n"
-            f"  give it in {own.unit}, or the run another batch_size"
+            f"batch_size = {batch_size} is in {sizes.unit}, but the run's own batch_size is in {own.unit}\n"
+            f"  give it in {own.unit}, or change the run's batch_size"
         )
     return sizes

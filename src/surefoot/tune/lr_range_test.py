@@ -51,10 +51,10 @@ class LRRangeTest:
     def ended(self) -> str:
         """A sentence with the reason why the test ended."""
         if self.end == "highest":
-            return f"the test went to the highest rate, {as_text(float(self.rates[-1]))}"
+            return f"the test reached the highest learning rate, {as_text(float(self.rates[-1]))}"
         if self.diverged_at is None:
-            return "the test stopped before any rate: a loss or gradient was not finite"
-        wild = "the running average of the losses went past four times its best"
+            return "the test stopped before any learning rate was tried: a loss or gradient was not finite"
+        wild = "the running average of the losses exceeded 4 times its minimum"
         why = wild if self.end == "diverged" else "a loss or gradient was not finite"
         return f"the test stopped at {as_text(self.diverged_at)}: {why}"
 
@@ -68,9 +68,14 @@ class LRRangeTest:
             for index in range(0, len(self.rates), max(1, -(-len(self.rates) // _ROWS)))
         ]
         suggested = "no suggestion" if self.suggested is None else f"suggested  learning rate {as_text(self.suggested)}"
-        table = ["  rate     loss       smoothed", *rows] if rows else []
+        table = ["  lr       loss       smoothed", *rows] if rows else []
         return "\n".join(
-            [*table, suggested, f"  {self.reason}", f"  {self.ended}; {len(rows)} of {len(self.rates)} rates are shown"]
+            [
+                *table,
+                suggested,
+                f"  {self.reason}",
+                f"  {self.ended}; {len(rows)} of {len(self.rates)} learning rates are shown",
+            ]
         )
 
 
@@ -97,20 +102,20 @@ def suggest(rates: Curve, losses: Curve, *, end: End, diverged_at: float | None 
     suggested = minimum / 10 if near else steepest
     reason = (
         f"the smoothed loss falls steepest at {as_text(steepest)}{'' if near else ', which is suggested'};"
-        f" it is least, {curve[lowest]:.4g}, at {as_text(minimum)}"
+        f" its minimum is {curve[lowest]:.4g}, at {as_text(minimum)}"
     )
     if diverged_at is not None and near:
         reason += (
-            f"\n  {as_text(diverged_at)} diverged already, too near to the steepest:"
-            f" so a tenth of {as_text(minimum)} is suggested, {as_text(suggested)}"
+            f"\n  the loss diverged at {as_text(diverged_at)}, too close to that:"
+            f" the suggestion is {as_text(minimum)} / 10 = {as_text(suggested)}"
         )
     elif end == "highest" and minimum * 10**_WIDTH >= rates[-1]:
         reason += (
-            f"\n  it was still falling at {as_text(float(rates[-1]))}, the highest rate tried, so a higher one may be better"
+            f"\n  the loss was still falling at {as_text(float(rates[-1]))}, the highest learning rate tried: a higher one may be better"
             f"\n  try: --max-lr {as_text(float(rates[-1]) * 100)}"
         )
     else:
-        reason += f"\n  a tenth of that, the other usual choice, is {as_text(minimum / 10)}"
+        reason += f"\n  the other common choice is {as_text(minimum)} / 10 = {as_text(minimum / 10)}"
     return LRRangeTest(rates, losses, curve, end, diverged_at, reason, steepest, minimum, float(f"{suggested:.1e}"))
 
 
@@ -120,7 +125,7 @@ def check_range(min_lr: float, max_lr: float, steps: int) -> None:
     >>> check_range(1e-6, 10.0, 100)
     """
     problems = [
-        f"{name} = {rate!r}: a rate is a number above 0"
+        f"{name} = {rate!r}: a learning rate is a number above 0"
         for name, rate in (("min_lr", min_lr), ("max_lr", max_lr))
         if not 0 < rate < math.inf
     ]
@@ -130,7 +135,7 @@ def check_range(min_lr: float, max_lr: float, steps: int) -> None:
             f"min_lr = {as_text(min_lr)} is not below max_lr = {as_text(max_lr)}\n  try: --min-lr {ends[0]} --max-lr {ends[1]}"
         )
     if steps < 10:
-        problems.append(f"steps = {steps}: fewer than 10 rates make no curve\n  try: --steps 100")
+        problems.append(f"steps = {steps}: a curve needs at least 10 learning rates\n  try: --steps 100")
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -203,11 +208,11 @@ def as_text(rate: float) -> str:
 def _too_few(losses: int, diverged_at: float | None) -> str:
     if diverged_at is None:
         return (
-            "the loss or a gradient is not finite at the start, before any rate was tried: no rate is to blame\n"
-            "  look at the first batch and the model's starting weights"
+            "the loss or a gradient is not finite at the start, before any learning rate was tried: the cause is not the learning rate\n"
+            "  check the first batch and the model's initial weights"
         )
     return (
-        f"the loss diverged at once: at {as_text(diverged_at)}, after {losses} rates, too few to make a curve of\n"
+        f"the loss diverged at once: at {as_text(diverged_at)}, after {losses} learning rates, too few for a curve\n"
         f"  try: --min-lr {as_text(diverged_at / 10_000)}"
     )
 
@@ -216,12 +221,12 @@ def _without_fall(rates: Curve, end: End) -> str:
     lowest, highest = as_text(float(rates[0])), as_text(float(rates[-1]))
     if end == "highest":
         return (
-            f"the loss fell by no more than its noise at any rate from {lowest} to {highest}: it stays flat\n"
-            f"  try: --max-lr {as_text(float(rates[-1]) * 100)}, or more --steps; and is anything trained that the loss depends on?"
+            f"the loss fell by no more than its noise at any learning rate from {lowest} to {highest}: it stays flat\n"
+            f"  try: --max-lr {as_text(float(rates[-1]) * 100)}, or more --steps; does the loss depend on a trained parameter?"
         )
     return (
-        f"the loss rose after {highest} and did not fall before, by more than its noise, at any rate from {lowest}\n"
-        f"  try: more --steps, so that each rate is seen for longer, a larger --batch-size, or a lower --min-lr"
+        f"the loss rose after {highest} and did not fall before: no fall from {lowest} on exceeds its noise\n"
+        f"  try: more --steps, so that neighboring learning rates are closer, a larger --batch-size, or a lower --min-lr"
     )
 
 

@@ -55,8 +55,8 @@ def find_lr(
     check_range(min_lr, max_lr, steps)
     if run.parts.finished:
         raise ConfigError(
-            f"this run is finished, at step {run.state.step:,}: there are no next steps to try rates in\n"
-            "  test what it was made by, from the start: surefoot find-lr RECIPE, or an earlier checkpoint of it"
+            f"this run is finished, at step {run.state.step:,}: no steps are left to test learning rates\n"
+            "  test its recipe from the start: surefoot find-lr RECIPE, or test an earlier checkpoint of the run"
         )
     rates = np.geomspace(min_lr, max_lr, steps)
     losses: list[float] = []
@@ -131,13 +131,13 @@ def chart_of(test: LRRangeTest) -> Chart:
         return Line(name, inside, series, faint=measured, dots=measured)
 
     lines = [
-        line("loss after a step at this rate", test.losses, measured=True),
+        line("loss after a step with this learning rate", test.losses, measured=True),
         line("smoothed", test.smoothed[:end]),
     ]
     if test.end == "diverged":
-        lines.append(line("running average: ends the test at 4 times its best", averaged(test.losses), 1))
+        lines.append(line("running average: the test ends at 4 times its minimum", averaged(test.losses), 1))
     marks = [Mark("strange", float(rate), None, "far above") for rate in test.rates[test.losses > top]]
-    for what, rate, series in (("least", test.minimum, 0), ("suggested", test.suggested, 2)):
+    for what, rate, series in (("minimum", test.minimum, 0), ("suggested", test.suggested, 2)):
         if rate is not None:
             value = float(np.interp(rate, test.rates, test.smoothed))
             marks.append(Mark("best", rate, value, f"{what}: {as_text(rate)}", series))

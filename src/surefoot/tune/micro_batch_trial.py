@@ -26,7 +26,7 @@ from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.scratch import timed_pass
 from surefoot.tune.batch_size_search import SizeTrial
 
-ONE_VALUE = "batch normalisation cannot train on one value"
+ONE_VALUE = "batch normalization needs more than one value per channel"
 _ROUNDS = 5
 _ENOUGH_S = 3.0  # time limit for timing one size
 _LOOKED_AT = 200  # micro-batches among which the largest is searched for, if sizes differ

@@ -119,7 +119,7 @@ def _distance(saved: Any, computed: Any) -> float:
 
 
 def _absent(where: str, *, saved: bool) -> Difference:
-    return Difference(where, math.inf, "there" if saved else "absent", "absent" if saved else "there")
+    return Difference(where, math.inf, "present" if saved else "absent", "absent" if saved else "present")
 
 
 def _without_learning_rates(nested: Any) -> Any:
@@ -167,7 +167,7 @@ def rescale(
         largest_of[kind] = max(largest_of.get(kind, difference), difference, key=lambda each: each.relative)
     for kind, difference in largest_of.items():
         relative = _ratio(*_group_sizes(saved, computed, *kind, buffers)[::-1])
-        more = f"with all others of its kind {relative:.2g} apart"
+        more = f"with all others of its kind, a relative RMS difference of {relative:.2g}"
         rescaled.append(replace(difference, relative=relative, more=more))
     return rescaled
 

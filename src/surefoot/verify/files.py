@@ -91,8 +91,8 @@ def program_notes(path: Path) -> list[str]:
         program = read_settings(path).program
         file, digest = program.get("path"), program.get("sha256")
         if isinstance(file, str) and isinstance(digest, str) and user_code.digest(Path(file)) != digest:
-            changed = "has changed since the run last began or went on: what is made again is made by it as it is now"
-            return [f"{file} {changed if Path(file).is_file() else 'is not there any more'}"]
+            changed = "has changed since the run last started or resumed: steps are repeated with the current program"
+            return [f"{file} {changed if Path(file).is_file() else 'no longer exists'}"]
     return []
 
 
@@ -107,7 +107,7 @@ def _checkpoints(store: Store) -> tuple[dict[int, StoredStep], list[Problem]]:
                 if stored.state and stored.step == step:
                     checkpoints.setdefault(step, stored)
                     continue
-                wrong = [f"manifest.json: is that of step {stored.step}"]
+                wrong = [f"manifest.json: is for step {stored.step}"]
         except DamageError as error:
             wrong = [error.damage.problem]
         except CheckpointError as problem:
@@ -126,7 +126,7 @@ def _other_runs(checkpoints: Mapping[int, StoredStep]) -> list[Problem]:
             then["data"] = now["data"]
         if checkpoint.state.machine["torch"] == newest.state.machine["torch"]:
             then["architecture"], now["architecture"] = (each.state.architecture for each in (checkpoint, newest))
-        what = f"{checkpoint.path.name} is of another run than {newest.path.name}"
+        what = f"{checkpoint.path.name} is from another run than {newest.path.name}"
         problems += [Problem("inconsistent", f"{what}: {line}", step=step) for line in differences(then, now)[:1]]
     return problems
 
@@ -138,7 +138,7 @@ def _lasting(identity: Mapping[str, Any]) -> dict[str, Any]:
 def _other_scores(checkpoints: Mapping[int, StoredStep]) -> list[str]:
     newest = checkpoints[max(checkpoints)].state.splits
     return [
-        f"split {name} held other data at step {step:,} than later: its scores are not comparable with those"
+        f"the data of split {name} has changed since step {step:,}: scores before and after the change are not comparable"
         for step, checkpoint in sorted(checkpoints.items())
         for name, identity in checkpoint.state.splits.items()
         if name in newest and newest[name] != identity
@@ -146,7 +146,7 @@ def _other_scores(checkpoints: Mapping[int, StoredStep]) -> list[str]:
 
 
 def _sessions(path: Path) -> tuple[Sequence[Session], list[Problem]]:
-    file, why = "environment.json", "is damaged: it tells of no sessions"
+    file, why = "environment.json", "is damaged: it lists no sessions"
     try:
         with suppress(ValueError):
             sessions = read_sessions(path)
@@ -165,15 +165,15 @@ def _wrong_sessions(checkpoints: Mapping[int, StoredStep], sessions: Sequence[Se
     resumed = (line.step for line in log.lines if line.kind == "resume")
     lost = next((step for step in resumed if step not in session_steps), None)  # consumes the iterator, so order counts
     if lost is not None and not log.problems:
-        problems.append(f"tells of no session that went on from step {lost}, and {FILE} does")
+        problems.append(f"lists no session that resumed at step {lost}, but {FILE} does")
     for step, checkpoint in sorted(checkpoints.items()):
         machine = dict(checkpoint.state.machine)
         now = {"threads": machine["threads"]}  # the user may change the number of threads
         if all(differences({**session["machine"], **now}, machine) for session in sessions):
-            problems.append(f"tells of no session on the machine by which {checkpoint.path.name} was saved")
+            problems.append(f"lists no session on the machine that saved {checkpoint.path.name}")
         data = [session["data"] for session in sessions if session.get("data") is not None]
         if data and checkpoint.state.identity["data"] not in data:
-            problems.append(f"tells of other training data than {checkpoint.path.name}, of step {step:,}")
+            problems.append(f"lists other training data than {checkpoint.path.name}, at step {step:,}")
     return [Problem("inconsistent", f"environment.json {line}", file="environment.json") for line in problems[:1]]
 
 
@@ -181,11 +181,11 @@ def _script(path: Path, newest: StoredStep) -> list[Problem]:
     try:
         settings = read_settings(path)
     except (OSError, UnicodeDecodeError, ConfigError):
-        return [Problem("damaged", "config.toml is missing or is no file of settings", file="config.toml")]
+        return [Problem("damaged", "config.toml is missing or is not a settings file", file="config.toml")]
     if not settings.of_script:
         return []
     lines = differences(_comparable(settings.of_script), _comparable(newest.state.identity))
-    what = f"config.toml is not of the run in {newest.path.name}"
+    what = f"config.toml does not belong to the run in {newest.path.name}"
     return [Problem("inconsistent", f"{what}: {line}", file="config.toml") for line in lines[:1]]
 
 

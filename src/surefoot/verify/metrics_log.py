@@ -112,9 +112,9 @@ def _changed(data: bytes, lines: Sequence[Line], noted: Sequence[Noted]) -> tupl
 def _problem(data: bytes, lines: Sequence[Line], wrong: Noted, before: Noted, later: Sequence[Noted]) -> Problem:
     if before.length <= len(data) < wrong.length and not later and all(line.record for line in lines[:-1]):
         last = next((line for line in reversed(lines) if line.record), None)
-        where = "nothing is left of it" if last is None else f"it ends in line {lines[-1].number}, step {last.step}"
+        where = "no record is left" if last is None else f"it ends in line {lines[-1].number}, step {last.step}"
         how = (
-            f"is {len(data):,} bytes long and was {wrong.length:,} at step {wrong.step:,}: its end is missing; {where}"
+            f"is {len(data):,} bytes long, but was {wrong.length:,} at step {wrong.step:,}: its end is missing; {where}"
         )
     else:
         between = f"before step {wrong.step:,}"
@@ -122,8 +122,8 @@ def _problem(data: bytes, lines: Sequence[Line], wrong: Noted, before: Noted, la
             between = f"between the checkpoints of steps {before.step:,} and {wrong.step:,}"
         meant = _affected(lines, wrong, before.length)
         where = f"in {line_numbers(meant)}{_of_steps(meant)}" if meant else "all of its lines are gone"
-        again = f"; so it was when the run went on to step {later[-1].step:,}" if later else ""
-        how = f"is not what it was at step {wrong.step:,}: it was changed {between}, {where}{again}"
+        again = f"; the change was already there at step {later[-1].step:,}" if later else ""
+        how = f"differs from its content at step {wrong.step:,}: it was changed {between}, {where}{again}"
     return Problem("damaged", f"{FILE} {how}", step=wrong.step, file=FILE)
 
 
@@ -158,6 +158,6 @@ def _unreadable(lines: Sequence[Line]) -> list[Problem]:
     wrong = [line.number for line, after in pairwise(lines) if not line.record and after.kind != "resume"]
     more = f", nor are {len(wrong) - 1} more" if len(wrong) > 1 else ""
     return [
-        Problem("inconsistent", f"{FILE}: line {number} is no record{more}, and no resume follows it", file=FILE)
+        Problem("inconsistent", f"{FILE}: line {number} is not a record{more}, and no resume follows it", file=FILE)
         for number in wrong[:1]
     ]

@@ -27,8 +27,10 @@ def in_order(log: Log) -> Iterator[Problem]:
                 if line.step <= last.get(
                     line.kind, -1 if line.kind == "eval" else 0
                 ):  # splits can be evaluated at step 0
-                    before = f"after those of step {last[line.kind]}" if line.kind in last else "before the first step"
-                    yield _at(line, f"it tells of {line.kind} {before}")
+                    before = (
+                        f"after the record of step {last[line.kind]}" if line.kind in last else "before the first step"
+                    )
+                    yield _at(line, f"this {line.kind} record comes {before}")
                 last[line.kind] = line.step
 
 
@@ -41,7 +43,7 @@ def speeds(log: Log) -> Iterator[Problem]:
         starting = _number(record, "starting_targets") if "starting_targets" in record else 0.0
         speed = (_number(record, "targets") - starting) / took_s if took_s > 0 else math.nan
         if repr(speed) != repr(_number(record, name)):
-            why = f"{record[name]!r}, and targets by training_s and data_wait_s make {speed!r} (first steps apart)"
+            why = f"{record[name]!r}, but targets / (training_s + data_wait_s) is {speed!r} (without first steps)"
             yield _at(line, f"{name} is {why}", name=name, computed=speed)
 
 
@@ -59,7 +61,7 @@ def times(log: Log, checkpoint: StoredStep) -> list[Problem]:
         )
         close = any(math.isclose(clock_s, each_s, rel_tol=1e-6, abs_tol=1e-6) for each_s in (added_s, max_s))
         if not close and not added_s < clock_s < max_s:
-            why = f"tells of {clock_s!r} s of {phase}, and the records up to it of {added_s!r} s"
+            why = f"reports {clock_s!r} s of {phase}, but the records up to it add up to {added_s!r} s"
             return [_of_checkpoint(checkpoint, why, f"{phase}_s", repr(clock_s), repr(added_s))]
     return []
 
@@ -87,7 +89,7 @@ def best_metric(log: Log, checkpoint: StoredStep) -> list[Problem]:
     for name, now in dict(watch.state()).items():
         recorded = dict(saved)[name]
         if now != recorded:
-            why = f"tells of {watch.score}: {name} {recorded}, and the scores on the record of {now}"
+            why = f"reports {watch.score}: {name} {recorded}, but the recorded scores give {now}"
             return [_of_checkpoint(checkpoint, why, name, str(recorded), str(now))]
     return []
 
@@ -103,7 +105,7 @@ def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
             continue
         planned = rate(line.step - 1, next(factor for start, factor in reversed(factors) if start < line.step))
         if repr(planned) != repr(line.record[name]):
-            why = f"{name} is {line.record[name]!r}, and that of the schedule {planned!r}"
+            why = f"{name} is {line.record[name]!r}, but the schedule gives {planned!r}"
             yield _at(line, why, kind="differs", name=name, computed=planned)
 
 
@@ -118,7 +120,7 @@ def targets(log: Log, each: float) -> Iterator[Problem]:
         before = line.step
         if name in line.record and _number(line.record, name) not in {steps * each for steps in step_counts}:
             steps = max(step_counts)
-            why = f"{name} are {line.record[name]!r}, and {steps} steps of {each:g} make {steps * each:g}"
+            why = f"{name} is {line.record[name]!r}, but {steps} steps of {each:g} targets give {steps * each:g}"
             yield _at(line, why, name=name, computed=float(steps * each))
 
 
@@ -132,7 +134,7 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
         return
     start = files.checkpoints[0]
     if (init := start.state.identity["init_from"]) is not None:
-        verdict.not_proved.append(f"the weights of step 0: they came from {init}, and are taken as they are saved")
+        verdict.not_proved.append(f"the weights of step 0: they came from {init}, and are used as saved")
         return
     then = start.state.machine
     moved = describe_changes(then, parts.machine() | {"threads": then["threads"]})  # weights do not depend on threads
@@ -144,14 +146,14 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
         if not (moved and each.relative <= TOLERANCE) and each.differing <= 0.5
     ]
     if len(changed) < len(differing):
-        why = moved or "a model that is not built under the run's seed, or from a file, or by code that has changed"
+        why = moved or "the model was not built with the run's seed, or from a file, or by code that has changed"
         verdict.not_proved.append(
-            f"the weights of step 0: they are not those that are built now, and are taken as they are saved ({why})"
+            f"the weights of step 0: they differ from the weights that are built now, and are used as saved ({why})"
         )
     elif changed:
         verdict.problems.extend(changed)
     else:
-        verdict.proved.append(f"step 0: the weights are those that seed {start.state.identity['seed']} builds")
+        verdict.proved.append(f"step 0: seed {start.state.identity['seed']} builds the same weights")
 
 
 def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[Problem]:

@@ -159,10 +159,10 @@ class _WindowReplay:
             return
         count = step - max((earlier for earlier in self.lines if earlier < step), default=0)
         over = f"over {count} steps; " if count > 1 else ""
-        too = f"; {', '.join(each.where for each in wrong[1:])} too" if len(wrong) > 1 else ""
+        too = f"; also {', '.join(each.where for each in wrong[1:])}" if len(wrong) > 1 else ""
         name, saved, now = wrong[0].where, wrong[0].saved, wrong[0].computed
         text = (
-            f"step {step}: {name} was logged as {saved}, and is {now} when computed again"
+            f"step {step}: {name} was logged as {saved}, and is {now} when recomputed"
             f" ({over}{FILE} line {line.number}{too})"
         )
         outcome.problems.append(Problem("differs", text, step, FILE, name, saved, now))
@@ -209,5 +209,5 @@ def _of_checkpoint(wrong: list[Difference], checkpoint: StoredStep) -> list[Prob
         first.setdefault(difference.where, difference)
     weights_first = sorted(first.values(), key=lambda each: not each.where.startswith("model"))
     return shortened(
-        (as_problem(each, step=checkpoint.step, what=checkpoint.path.name) for each in weights_first), of="tensors more"
+        (as_problem(each, step=checkpoint.step, what=checkpoint.path.name) for each in weights_first), of="more tensors"
     )

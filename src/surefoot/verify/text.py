@@ -15,7 +15,7 @@ _OTHERS = {
     "final_eval": "final evaluations",
     "sample": "samples",
     "layer_stats": "layer statistics",
-    "data": "what was seen of the data",
+    "data": "data statistics",
 }
 _EVALUATE = " (surefoot evaluate RUN --checkpoint STEP computes the scores of a checkpoint)"
 
@@ -27,11 +27,11 @@ def file_facts(files: Files) -> list[str]:
     facts = []
     if manifests:
         which = f"the checkpoint{'s' * (len(manifests) > 1)} of {steps_in_words(sorted(files.checkpoints))}"
-        facts.append(f"{which}: every byte is as its manifest tells ({size} in {counted(number, 'file')})")
+        facts.append(f"{which}: every byte matches its manifest ({size} in {counted(number, 'file')})")
     covered = files.log.up_to(files.log.proved_bytes)
     if covered and not files.log.problems:
         last = max(step for step, checkpoint in files.checkpoints.items() if checkpoint.manifest.log)
-        facts.append(f"{FILE}: {line_numbers(covered)}, as the checkpoint of step {last:,} has noted it")
+        facts.append(f"{FILE}: {line_numbers(covered)}, as the checkpoint of step {last:,} recorded it")
     return facts
 
 
@@ -41,27 +41,27 @@ def record_facts(files: Files) -> str:
     timed = sum(has_times(files.log, checkpoint) for checkpoint in files.checkpoints.values() if checkpoint.step > 0)
     if timed:
         whose = "every checkpoint" if timed == every else f"{timed} of {counted(every, 'checkpoint')}"
-        fact = f"{fact}, and these with the clock of {whose}"
+        fact = f"{fact}, and their times with the clock of {whose}"
     if any(map(has_best, files.checkpoints.values())):
-        fact += "; the best score follows from the scores"
+        fact += "; the best score agrees with the scores"
     return fact
 
 
 def unproved_lines(files: Files) -> list[str]:
     after = [line for line in files.log.lines if line.stop > files.log.proved_bytes]
-    text = f"{FILE}: {{}}, written after the newest checkpoint: no hash covers that, only steps that are made again do"
+    text = f"{FILE}: {{}}, written after the newest checkpoint: no hash covers this part, only repeated steps do"
     return [text.format(line_numbers(after))] if after and not files.log.problems else []
 
 
 def window_facts(outcome: Outcome) -> list[str]:
-    reached, how = _reached(outcome), "bit for bit" if outcome.exact else "to rounding"
+    reached, how = _reached(outcome), "bit for bit" if outcome.exact else "up to rounding"
     of = "" if len(outcome.records) == outcome.met_records else f" of {outcome.met_records:,}"
     parts = [f"{len(outcome.records):,}{of} record{'s' * (outcome.met_records != 1)}"] if outcome.records else []
     if outcome.checkpoints:
         parts.append(f"the checkpoint{'s' * (len(outcome.checkpoints) > 1)} of {steps_in_words(outcome.checkpoints)}")
     if not parts:
         return []
-    what = {"records": "number", "tensors": "tensor"}
+    what = {"records": "value", "tensors": "tensor"}
     return [
         f"steps {reached.start:,} to {reached.stop:,}: {' and '.join(parts)}, {how}",
         *(
@@ -83,18 +83,18 @@ def unproved_steps(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
     others = [name for kind, name in _OTHERS.items() if kind in kinds]
     notes = {
         f"the weights after step {newest:,}: there is no later checkpoint, so only records were compared": end > newest,
-        f"{counted(unread, 'record')}: over steps before a checkpoint that does not hold them, as after a divergence": unread
+        f"{counted(unread, 'record')}: they include steps before a checkpoint that does not hold them, as after a divergence": unread
         > 0,
-        f"{', '.join(unknown)} in the records: logged by a loop's own body, which cannot be done again": bool(unknown),
-        "what was given to run.register_state: a loop's own body changes it, which cannot be done again": any(
+        f"{', '.join(unknown)} in the records: logged by your own loop, which cannot be repeated": bool(unknown),
+        "state of run.register_state: changed by your own loop, which cannot be repeated": any(
             outcome.has_user_state for outcome in outcomes
         ),
-        f"{', '.join(others)}: not computed again{_EVALUATE if 'eval' in kinds else ''}": bool(others),
+        f"{', '.join(others)}: not recomputed{_EVALUATE if 'eval' in kinds else ''}": bool(others),
     }
     return [
         *(_gap(gap, starts, step_s) for gap in gaps([_reached(outcome) for outcome in outcomes], end=end)),
         *(
-            f"steps {outcome.window.start:,} to {outcome.window.stop:,}: a checkpoint was let go meanwhile by the run, which goes on"
+            f"steps {outcome.window.start:,} to {outcome.window.stop:,}: the run is still training, and has removed a checkpoint"
             for outcome in outcomes
             if outcome.lost is not None
         ),
@@ -105,7 +105,7 @@ def unproved_steps(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
 def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
     wrong = [outcome for outcome in outcomes if outcome.problems]
     inexact = [
-        f"not the machine that made it ({outcome.unlike}): differences of rounding grow from step to step; try fewer --steps"
+        f"not the machine that trained it ({outcome.unlike}): rounding differences grow from step to step; try fewer --steps"
         for outcome in wrong
         if not outcome.exact
     ]
@@ -117,10 +117,8 @@ def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
 def cost(windows: Sequence[Window], files: Files, *, end: int, step_s: float | None) -> str:
     steps = sum(window.steps for window in windows)
     all_steps = end - min(files.checkpoints)
-    text = (
-        f"making {steps:,} of {counted(end, 'step')} again, in {counted(len(windows), 'window')}{_took(steps, step_s)}"
-    )
-    return text if steps >= all_steps else f"{text}; all of them (--all): {all_steps:,}{_took(all_steps, step_s)}"
+    text = f"repeating {steps:,} of {counted(end, 'step')}, in {counted(len(windows), 'window')}{_took(steps, step_s)}"
+    return text if steps >= all_steps else f"{text}; all steps (--all): {all_steps:,}{_took(all_steps, step_s)}"
 
 
 def _reached(outcome: Outcome) -> Window:
@@ -131,10 +129,10 @@ def _reached(outcome: Outcome) -> Window:
 def _gap(gap: Window, starts: Sequence[int], step_s: float | None) -> str:
     takes = cost_steps(gap, starts)
     at_end = f" and the checkpoint of step {gap.stop:,}" if gap.stop in starts else ""
-    what = f"steps {gap.start:,} to {gap.stop:,}{at_end}: not made again"
+    what = f"steps {gap.start:,} to {gap.stop:,}{at_end}: not repeated"
     if takes is None:
-        return f"{what}, and there is no checkpoint before them"
-    return f"{what}; that is {counted(takes, 'step')}, from the checkpoint of step {gap.stop - takes:,}{_took(takes, step_s)}"
+        return f"{what}, because no checkpoint precedes them"
+    return f"{what}; repeating them takes {counted(takes, 'step')}, from the checkpoint of step {gap.stop - takes:,}{_took(takes, step_s)}"
 
 
 def _why(outcome: Outcome) -> list[str]:
@@ -145,14 +143,14 @@ def _why(outcome: Outcome) -> list[str]:
     held_later = [step for step in (*outcome.records, *outcome.checkpoints) if step > max([*checkpoints, *records])]
     if len(checkpoints) == 1 and not records and held_later:
         return [
-            f"what follows step {first:,} was made from what is computed now: that checkpoint was changed after it was saved"
+            f"later steps match the recomputed state: the checkpoint of step {first:,} was changed after it was saved"
         ]
     if records and not checkpoints and any(step >= max(records) for step in outcome.checkpoints):
-        return ["the next checkpoint is what is computed now: what is on the record was changed, and not the run"]
+        return ["the next checkpoint matches the recomputed state: the record was changed, not the run"]
     several = [
-        f"from step {outcome.window.start:,} on the run came to another state than now, seen first at step {first:,}: other code, data"
-        " or libraries than then, a checkpoint",
-        "  that was changed before that step, a loop's own body that changes weights (which cannot be done again), or a machine that errs",
+        f"from step {outcome.window.start:,} on, the run and the repeated steps differ, first at step {first:,}: changed code, data"
+        " or libraries, a checkpoint",
+        "  that was changed before that step, your own loop changing weights (which cannot be repeated), or a faulty machine",
     ]
     return several if len(wrong) > 1 else []
 

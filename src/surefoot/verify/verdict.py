@@ -69,7 +69,7 @@ def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
     verb = "" if difference.more.startswith("with") else " differs" if difference.more.startswith("1 ") else " differ"
     more = f" ({difference.more}{verb})" if difference.more else ""
     where, saved, now = difference.where, difference.saved, difference.computed
-    text = f"{what}: {where} was saved as {saved}, and is {now} when computed again{more}"
+    text = f"{what}: {where} was saved as {saved}, and is {now} when recomputed{more}"
     file, _, quantity = where.partition(",")
     return Problem("differs", text, step, f"{what}/{file}", quantity.removeprefix(" "), saved, now)
 
@@ -103,7 +103,7 @@ class Verdict:
     >>> print(Verdict("runs/a", proved=["steps 0 to 40, bit for bit"], not_proved=[], problems=[]))
     proved
       steps 0 to 40, bit for bit
-    runs/a: the files are as their manifests tell; no step was made again
+    runs/a: the files match their manifests; no step was repeated
     """
 
     run: str
@@ -133,10 +133,10 @@ class Verdict:
         """The verdict in one sentence."""
         if self.problems:
             count = len(self.problems)
-            return f"{self.run} is not what it says: {count} thing{'s are' if count > 1 else ' is'} wrong"
+            return f"{self.run} failed verification: {count} problem{'s' * (count > 1)}"
         if not self.outcomes:
-            return f"{self.run}: the files are as their manifests tell; no step was made again"
-        how = "bit for bit" if all(outcome.exact for outcome in self.outcomes) else "to rounding"
+            return f"{self.run}: the files match their manifests; no step was repeated"
+        how = "bit for bit" if all(outcome.exact for outcome in self.outcomes) else "up to rounding"
         return f"{self.run} is proved {how}{'' if self.whole else ', in part'}"
 
     def __str__(self) -> str:

@@ -47,20 +47,20 @@ def verify(
     """
     parts = replace(run.parts, accept_change=CHANGES)  # replay also from checkpoints older than a change
     if parts.world.size > 1:
-        raise ConfigError("a run is verified by one process: start it without torchrun or srun")
+        raise ConfigError("a run is verified in one process: start it without torchrun or srun")
     verdict = _check_files(files)
     if not files.checkpoints:
         return verdict
     with as_before(parts):
         if (why := _why_not_replayed(parts, files, verdict.problems)) is not None:
-            verdict.not_proved.append(f"no step was made again: {why}")
+            verdict.not_proved.append(f"no step was repeated: {why}")
             return verdict
         _add_rates(verdict, parts, files)
         consistency.add_beginning(verdict, parts, files)
         since = max((each["step"] for each in files.newest.state.fingerprints["accepted"]), default=0)
         if since:
             verdict.not_proved.append(
-                f"steps 0 to {since:,}: another program made them; it was changed then, and the change accepted"
+                f"steps 0 to {since:,}: trained by another program, before the change that was accepted at step {since:,}"
             )
         points = {*files.checkpoints, *(int(record["step"]) for record in files.log.of("train"))}
         end, step_s = max(points), pace_s(files.log.of("train"))  # nothing can be compared after the last point
@@ -81,7 +81,7 @@ def verify(
             outcomes = _replay_windows(parts, files, chosen, tolerance=tolerance, watch=progress_fn)
         except CheckpointError as problem:  # tensors that do not fit the rebuilt run
             text = "; ".join(line.strip() for line in str(problem).splitlines()[:3])
-            verdict.problems.append(Problem("inconsistent", f"no step could be made again: {text}"))
+            verdict.problems.append(Problem("inconsistent", f"no step could be repeated: {text}"))
         verdict.problems.extend(problem for outcome in outcomes for problem in outcome.problems)
         known = {(problem.step, problem.quantity) for problem in verdict.problems}
         verdict.problems.extend(
@@ -97,7 +97,7 @@ def verify(
 def verify_files(files: Files, *, why: str, problem: DataError | None = None) -> Verdict:
     """Return the facts that files and records prove. `why` is the reason why no step is replayed; `problem` is a data error."""
     verdict = _check_files(files)
-    verdict.not_proved.append(f"no step was made again: {why}")
+    verdict.not_proved.append(f"no step was repeated: {why}")
     if problem is not None:
         verdict.problems.append(_data_problem([line.strip() for line in str(problem).splitlines()], "the data"))
     return verdict
@@ -121,16 +121,18 @@ def _why_not_replayed(parts: RunComponents, files: Files, problems: list[Problem
     others = _changed_data(parts, files)
     problems += others
     if any(problem.quantity == "training data" for problem in others):
-        return "the training data are others"
+        return "the training data has changed"
     try:  # for errors in config.toml, in the script, or in the model
         parts.continue_from(files.newest.checkpoint)
         parts.refuse_another_architecture(files.newest.checkpoint)
     except CheckpointError as problem:
         text = first_line(problem).partition(": ")[2] or first_line(problem)
-        what = f"config.toml, or the program, makes another run than {files.newest.path.name}"
+        what = f"config.toml or the program builds another run than {files.newest.path.name}"
         problems.append(Problem("inconsistent", f"{what}: {text}"))
-        return "what is built now is another run"
-    return None if parts.task.loss is not None else "this run has no loss of its own, its script makes each step itself"
+        return "config.toml or the program builds another run"
+    return (
+        None if parts.task.loss is not None else "this run has no loss function, its script computes each step itself"
+    )
 
 
 def _changed_data(parts: RunComponents, files: Files) -> list[Problem]:
@@ -139,7 +141,7 @@ def _changed_data(parts: RunComponents, files: Files) -> list[Problem]:
     unlike = {"training data": differences({"data": saved.identity["data"]}, {"data": data})} | {
         f"data of split {name}": differences(before, scored[name])
         if name in scored
-        else [f"{name} is not scored any more"]
+        else [f"{name} is no longer evaluated"]
         for name, before in saved.splits.items()
     }
     return [_data_problem(lines[:3], what) for what, lines in unlike.items() if lines]
@@ -157,7 +159,7 @@ def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     recorded, wrong = len(files.log.lines_of("train", "lr")), consistency.shortened(rates)
     verdict.problems.extend(wrong)
     if recorded and not wrong:
-        verdict.proved.append(f"learning rates of {recorded:,} records: those of the schedule")
+        verdict.proved.append(f"learning rates of {recorded:,} records: they match the schedule")
 
 
 def _without_freezing(verdict: Verdict, windows: Sequence[Window], files: Files) -> list[Window]:
@@ -169,7 +171,7 @@ def _without_freezing(verdict: Verdict, windows: Sequence[Window], files: Files)
             ]
             windows = [part for parts in cut for part in parts if part.start < part.stop]
             verdict.not_proved.append(
-                f"steps {start:,} to {stop:,}: the loop's own body froze or unfroze parameters, which is not done again"
+                f"steps {start:,} to {stop:,}: your own loop froze or unfroze parameters, which is not repeated"
             )
     return list(windows)
 
@@ -199,4 +201,4 @@ def as_before(parts: RunComponents) -> Iterator[None]:
     try:
         yield
     finally:
-        state_dict.restore(parts.run_state, before, where="what was before")
+        state_dict.restore(parts.run_state, before, where="the state before verification")

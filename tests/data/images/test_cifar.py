@@ -40,7 +40,7 @@ def test_all_six_files_are_read_in_order(tmp_path: Path) -> None:
     [
         (rows([1])[0][:-1], "truncated.*3072 bytes are not rows of 3073"),
         (b"", "truncated"),
-        (rows([1, 10])[0], "row 1 has the label 10, and there are 10 classes"),
+        (rows([1, 10])[0], "row 1 has the label 10, but CIFAR-10 has 10 classes"),
     ],
 )
 def test_damaged_files_are_named(content: bytes, says: str, tmp_path: Path) -> None:
@@ -52,11 +52,11 @@ def test_damaged_files_are_named(content: bytes, says: str, tmp_path: Path) -> N
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / arrays.TEST_FILE).write_bytes(rows([1])[0])
-    with pytest.raises(DataError, match=r"without data_batch_1\.bin, data_batch_2\.bin"):
+    with pytest.raises(DataError, match=r"lacks files of CIFAR-10: data_batch_1\.bin, data_batch_2\.bin"):
         cifar_arrays(tmp_path)
 
 
 def test_the_pickled_version_is_refused_and_never_opened(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1").write_bytes(b"cos\nsystem\n(S'touch opened'\ntR.")
-    with pytest.raises(DataError, match="pickled: loading it could run any code"):
+    with pytest.raises(DataError, match="pickled: loading it could run arbitrary code"):
         arrays_in(tmp_path)

@@ -131,7 +131,7 @@ def test_fingerprints_tell_images_labels_and_changes_apart(files: Files) -> None
     "wrong", [np.zeros((3, 4, 4)), np.zeros((3, 4, 4), np.uint8), np.zeros((2, 4, 4, 1), np.uint8)]
 )
 def test_arrays_of_another_kind_are_refused(wrong: np.ndarray) -> None:
-    with pytest.raises(DataError, match="images must be bytes of shape"):
+    with pytest.raises(DataError, match="images must be uint8 of shape"):
         ImageArrays(wrong, np.zeros(3), mean=(0.5,), std=(0.5,))
 
 

@@ -31,14 +31,14 @@ def test_what_was_written_is_read(shape: tuple[int, ...], compressed: bool, tmp_
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (idx(np.zeros((2, 3, 3)))[:-1], "truncated: its header says 2 x 3 x 3 = 18 bytes, it holds 17"),
+        (idx(np.zeros((2, 3, 3)))[:-1], "truncated: its header says 2 x 3 x 3 = 18 bytes, but it holds 17"),
         (idx(np.zeros((2, 3, 3))) + b"x", "too long"),
         (idx(np.zeros((2, 3, 3)))[:9], "truncated"),
         (gzip.compress(idx(np.zeros((2, 3, 3))), mtime=0)[:-9], "truncated or damaged"),
         (b"", "found only 0 bytes"),
-        (idx(np.zeros(18)), "were images and labels exchanged"),
+        (idx(np.zeros(18)), "were images and labels swapped"),
         (b"\x89PNG\r\n\x1a\n", "should be 2051, found 2303741511"),
-        (bytes([0, 0, 8, 3]) + b"\xff" * 12, "is damaged: its header says .*, and more than 17179869184 are not read"),
+        (bytes([0, 0, 8, 3]) + b"\xff" * 12, "is damaged: its header says .*, but at most 17179869184 are allowed"),
     ],
 )
 def test_what_is_no_such_file_or_damaged_is_told(content: bytes, says: str, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_no_more_is_unpacked_than_the_header_says(tmp_path: Path) -> None:
     (tmp_path / "images").write_bytes(gzip.compress(idx(np.zeros((2, 3, 3))) + bytes(100_000_000), compresslevel=1))
     tracemalloc.start()
     try:
-        with pytest.raises(DataError, match="too long: its header says 2 x 3 x 3 = 18 bytes, it holds more"):
+        with pytest.raises(DataError, match="too long: its header says 2 x 3 x 3 = 18 bytes, but it holds more"):
             read_idx(tmp_path / "images", dimensions=3)
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:

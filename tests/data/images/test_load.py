@@ -195,7 +195,7 @@ def test_a_made_up_set_has_the_size_that_is_asked_and_can_be_learned() -> None:
         (lambda place: (place / "t10k-images-idx3-ubyte").unlink(), "has no t10k-images-idx3-ubyte"),
         (
             lambda place: (place / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(9))),
-            "holds 300 images.* 9 labels",
+            "has 300 images.* has 9 labels",
         ),
         (
             lambda place: (place / "t10k-labels-idx1-ubyte").write_bytes(idx(np.full(20, 7))),
@@ -205,7 +205,7 @@ def test_a_made_up_set_has_the_size_that_is_asked_and_can_be_learned() -> None:
             lambda place: (place / "t10k-images-idx3-ubyte").write_bytes(idx(np.zeros((20, 5, 5)))),
             "6 x 6 pixels.*5 x 5",
         ),
-        (lambda place: (place / "train-images-idx3-ubyte").write_bytes(b"what"), "is no IDX file of images"),
+        (lambda place: (place / "train-images-idx3-ubyte").write_bytes(b"what"), "is not an IDX file of images"),
     ],
 )
 def test_idx_files_that_do_not_belong_together_are_refused(change: Any, says: str, tmp_path: Path) -> None:
@@ -218,20 +218,20 @@ def test_idx_files_that_do_not_belong_together_are_refused(change: Any, says: st
 def test_a_damaged_label_does_not_become_hundreds_of_classes(tmp_path: Path) -> None:
     labels = np.arange(300) % 4
     labels[123] = 255
-    with pytest.raises(DataError, match=r"labels-idx1-ubyte: row 123 has the label 255, and no image has the label 4"):
+    with pytest.raises(DataError, match=r"labels-idx1-ubyte: row 123 has the label 255, but no image has the label 4"):
         load_images(idx_folder(tmp_path, labels=labels))
     assert len(load_images(tmp_path, classes=[str(number) for number in range(256)]).classes) == 256
 
 
 def test_a_label_outside_the_named_classes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="training image 3 has the label 3, and there are 3 classes: a, b, c"):
+    with pytest.raises(DataError, match="training image 3 has the label 3, but there are 3 classes: a, b, c"):
         load_images(idx_folder(tmp_path), classes=["a", "b", "c"])
 
 
 @pytest.mark.parametrize("setting", [{"size": 8}, {"channels": 3}, {"crop": "resized"}, {"on_corrupt": "skip"}])
 def test_settings_of_folders_are_foreign_to_arrays(setting: dict[str, Any], tmp_path: Path) -> None:
     for path in (None, idx_folder(tmp_path)):
-        with pytest.raises(ConfigError, match=f"data.{next(iter(setting))} is for pictures in folders"):
+        with pytest.raises(ConfigError, match=f"data.{next(iter(setting))} applies only to folders of images"):
             load_images(path, **setting)
 
 
@@ -268,7 +268,7 @@ def test_parts_are_folders_or_held_out(parts: tuple[str, ...], expected: tuple[i
 
 def test_classes_may_be_chosen_and_ordered_and_others_are_outside(tmp_path: Path) -> None:
     tree(tmp_path, ("train",), ("bird", "cat", "dog"))
-    with pytest.raises(DataError, match=r"train/bird is outside the classes, which are: dog, cat"):
+    with pytest.raises(DataError, match=r"train/bird is not one of the classes: dog, cat"):
         load_images(tmp_path, classes=["dog", "cat"])
     shutil.rmtree(tmp_path / "train" / "bird")
     found = load_images(tmp_path, classes=["dog", "cat"])
@@ -282,13 +282,13 @@ def test_classes_may_be_chosen_and_ordered_and_others_are_outside(tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda place: (place / "train" / "ant").mkdir(), "class folder .*ant holds no picture"),
+        (lambda place: (place / "train" / "ant").mkdir(), "class folder .*ant holds no image"),
         (lambda place: shutil.rmtree(place / "test" / "dog"), "class folder .*dog is missing"),
-        (lambda place: picture(place / "test" / "eel" / "1.png"), "test/eel is outside the classes"),
-        (lambda place: picture(place / "train" / "cat" / "00.png", size=(9, 9)), "mixed size.*size=64"),
-        (lambda place: picture(place / "train" / "cat" / "00.png", mode="L"), "mixed channels.*channels=3"),
+        (lambda place: picture(place / "test" / "eel" / "1.png"), "test/eel is not one of the classes"),
+        (lambda place: picture(place / "train" / "cat" / "00.png", size=(9, 9)), "images differ in size.*size=64"),
+        (lambda place: picture(place / "train" / "cat" / "00.png", mode="L"), "images differ in channels.*channels=3"),
         (lambda place: shutil.rmtree(place / "train" / "dog"), "no folders of at least two classes"),
-        (lambda place: shutil.rmtree(place / "train"), "holds nothing to train on"),
+        (lambda place: shutil.rmtree(place / "train"), "holds no training data"),
     ],
 )
 def test_a_tree_that_cannot_be_trained_on_is_told(change: Any, says: str, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_right_endings_stand_in_every_place_and_the_same_seed_asks_the_same():
     assert all(10 < [question.label for question in first].count(place) < 45 for place in range(4))
 
 
-@pytest.mark.parametrize(("tokens", "says"), [(TEXT[:60], "too few"), (np.zeros(500, np.uint16), "repeats itself")])
+@pytest.mark.parametrize(("tokens", "says"), [(TEXT[:60], "too few"), (np.zeros(500, np.uint16), "is too repetitive")])
 def test_a_text_that_gives_no_questions_is_refused(tokens, says):
     with pytest.raises(DataError, match=says):
         cloze_questions(tokens, context=64, questions=3, seed=0)

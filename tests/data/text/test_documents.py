@@ -84,7 +84,7 @@ def test_what_is_written_is_not_read(tmp_path: Path) -> None:
     found = document_files([tmp_path], out=tmp_path / "outer" / ".." / "out")
     assert [file.name for file in found] == ["a.txt", "outer/c.txt"]
     for inside in (tmp_path, tmp_path / "out"):
-        with pytest.raises(DataError, match="write into another one"):
+        with pytest.raises(DataError, match="choose another output directory"):
             document_files([inside], out=tmp_path)
 
 
@@ -98,11 +98,11 @@ def test_null_is_a_document_that_holds_nothing(tmp_path: Path) -> None:
     [
         (
             b'{"text": "a"}\n\n{"body": "b", "id": 3}',
-            r"(?s)a\.jsonl, line 3 has no 'text': there is body, id.*column=NAME",
+            r"(?s)a\.jsonl, line 3 has no 'text'; available: body, id.*column=NAME",
         ),
         (b'{"text": 3}', r"line 1: 'text' is a int, not text"),
-        (b'{"text"', "line 1 is no JSON"),
-        (b"[1]", "line 1 has no 'text': there is a list"),
+        (b'{"text"', "line 1 is not JSON"),
+        (b"[1]", "line 1 has no 'text'; it is a list"),
         (b'{"text": "\xff"}', "line 1 is not UTF-8 text: byte 11 of the line is 0xff"),
         (gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-9], "is truncated or damaged: Compressed file ended"),
         (b"", "is empty: 0 bytes"),
@@ -116,14 +116,14 @@ def test_json_lines_that_are_none_are_refused_naming_the_line(data: bytes, says:
 
 def test_a_parquet_file_that_is_none_is_refused(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"no column 'body': there are text, id, score"):
+    with pytest.raises(DataError, match=r"no column 'body'; available: text, id, score"):
         read(path, column="body")
     with pytest.raises(DataError, match=r"column 'score' holds double, not text"):
         read(path, column="score")
     data = path.read_bytes()
     for damaged in (data[:-7], data[: len(data) // 2], b"x" * 50, data[:4] + b"\0" * 60 + data[64:]):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"a\.parquet is damaged, or no Parquet"):
+        with pytest.raises(DataError, match=r"a\.parquet is damaged, or is not Parquet"):
             read(path)
 
 

@@ -178,13 +178,13 @@ def test_it_is_a_sound_data_set_whose_fingerprint_tells_questions_apart():
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ([], "no questions"),
+        ([], "list of questions is empty"),
         ([Question([[1]] * 2, [[2], []], 0)], "question 0: a context of 1 tokens and an ending of 0"),
         ([Question([[]] * 2, [[2], [3]], 0)], "question 0: a context of 0"),
         ([Question([[1]] * 2, [[2], [3]], 2)], "question 0 has 2 endings"),
         ([Question([[1]], [[2], [3]], 0)], "1 contexts"),
         ([Question([[1]] * 2, [[2], [3]], 0), Question([[1]], [[2]], 0, "a.jsonl, line 9")], "a.jsonl, line 9 has 1"),
-        ([Question([[1]] * 2, [[2] * 9, [3]], 0, "a.jsonl, line 9")], "line 9: an ending of 9 tokens, at most 8"),
+        ([Question([[1]] * 2, [[2] * 9, [3]], 0, "a.jsonl, line 9")], "line 9: an ending of 9 tokens, but at most 8"),
     ],
 )
 def test_questions_that_are_none_are_refused(wrong, says):
@@ -193,7 +193,7 @@ def test_questions_that_are_none_are_refused(wrong, says):
 
 
 def test_a_split_without_metrics_and_loss_is_refused():
-    with pytest.raises(sf.ConfigError, match="no metrics, and there is no loss"):
+    with pytest.raises(sf.ConfigError, match="no metrics, and the call has no loss"):
         evaluate(Table(), sf.Split(dataset(questions())))
 
 

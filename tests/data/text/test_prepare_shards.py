@@ -114,7 +114,7 @@ def test_what_was_given_up_after_any_shard_ends_in_the_same_bytes(
     prepared(tmp_path / "out", inputs, say=said.append)
     assert whole(tmp_path / "out") == whole(tmp_path / "whole")
     assert said[0] == "3 files: 2 .jsonl, 1 .txt"
-    assert ("going on after" in said[1]) == (shards > 0)
+    assert ("resuming after" in said[1]) == (shards > 0)
     assert shards == 0 or f"{shards} shard{'s' * (shards > 1)} with {1000 * shards:,} tokens" in said[1]
 
 
@@ -154,7 +154,7 @@ def test_a_finished_directory_is_checked_and_what_is_damaged_is_made_again(input
         shard = tmp_path / "out" / "shard-00003.bin"
         shard.write_bytes(b"\1" + shard.read_bytes()[1:]) if spoil == "flip" else shard.unlink()
         prepared(tmp_path / "out", inputs, say=said.append)
-        assert "shard-00003.bin is missing or damaged: made again" in " ".join(said[1:])
+        assert "shard-00003.bin is missing or damaged: preparing" in " ".join(said[1:])
         assert whole(tmp_path / "out") == before
 
 
@@ -165,9 +165,9 @@ def test_a_finished_directory_is_checked_and_what_is_damaged_is_made_again(input
         ({"column": "body"}, "column was 'text', now 'body'"),
         (
             {"tokenizer": sf.tokenizers.CharacterTokenizer.from_text("abcdefghijklmnopqrstuvwxyz")},
-            "made by another tokenizer",
+            "another tokenizer encoded them",
         ),
-        ({"inputs": 2}, r"of 3 files, now 2, such as c\.jsonl"),
+        ({"inputs": 2}, r"3 files before, 2 now, for example c\.jsonl"),
     ],
 )
 def test_a_directory_of_other_settings_is_refused(
@@ -185,11 +185,11 @@ def test_a_file_that_has_changed_since_is_refused(inputs: list[Path], tmp_path: 
     prepared(tmp_path / "out", inputs)
     text, times = inputs[1].read_text(), inputs[1].stat()
     inputs[1].write_text("other")
-    with pytest.raises(DataError, match=r"b\.txt has changed since, from \d+ to 5 bytes"):
+    with pytest.raises(DataError, match=r"b\.txt has changed, from \d+ to 5 bytes"):
         prepared(tmp_path / "out", inputs)
     inputs[1].write_text(text.upper())
     os.utime(inputs[1], ns=(times.st_atime_ns, times.st_mtime_ns + 1))
-    with pytest.raises(DataError, match=r"b\.txt was written again since, with as many bytes"):
+    with pytest.raises(DataError, match=r"b\.txt was rewritten with the same size"):
         prepared(tmp_path / "out", inputs)
     inputs[1].write_text(text)
     os.utime(inputs[1], ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -246,7 +246,7 @@ def test_a_script_without_a_guard_is_told_of_it_and_its_processes_write_nothing(
         subprocess.run([sys.executable, name], cwd=tmp_path, check=False, capture_output=True, text=True)
         for name in ("bare.py", "guarded.py")
     )
-    assert "error: each process that encodes reads the script again" in bare.stderr
+    assert "error: each encoding process imports the script" in bare.stderr
     assert 'if __name__ == "__main__":' in bare.stderr
     assert (bare.returncode, guarded.returncode) == (3, 0), guarded.stderr
     assert len(list(tmp_path.glob("*.out"))) == 2  # one of each script
@@ -305,8 +305,8 @@ def test_a_file_of_which_nothing_is_in_a_shard_yet_may_be_mended(inputs: list[Pa
     inputs[2].write_bytes(good)
     said: list[str] = []
     prepared(tmp_path / "out", inputs, say=said.append)
-    assert "c.jsonl has changed since" in said[1]
-    assert "going on after" in said[2]
+    assert "c.jsonl has changed, from" in said[1]
+    assert "resuming after" in said[2]
     prepared(tmp_path / "whole", inputs)
     assert whole(tmp_path / "out") == whole(tmp_path / "whole")
 
@@ -323,5 +323,5 @@ def test_what_is_in_a_shard_may_not_change_and_what_to_do_is_said(
         with pytest.raises(DataError, match="has no 'text'"):
             prepared(tmp_path / "out", inputs)
     inputs[0].write_bytes(good + b"\n")
-    with pytest.raises(DataError, match=rf"a\.jsonl has changed since.*\n.*delete {'this one' if ended else tmp_path}"):
+    with pytest.raises(DataError, match=rf"a\.jsonl has changed, from.*\n.*delete {'this one' if ended else tmp_path}"):
         prepared(tmp_path / "out", inputs)

@@ -78,18 +78,18 @@ def test_chosen_questions_are_the_same_for_a_seed_and_others_for_another(tmp_pat
 @pytest.mark.parametrize(
     ("records", "says"),
     [
-        ([HELLASWAG, {"ctx": "a", "label": 0}], r"a\.jsonl, line 2 has no 'endings': its keys are ctx, label"),
+        ([HELLASWAG, {"ctx": "a", "label": 0}], r"a\.jsonl, line 2 has no 'endings'; its keys are ctx, label"),
         ([{"text": "a"}], "line 1 has the keys text\n.*ctx, endings, label"),
-        ([HELLASWAG | {"label": 4}], "line 1: 'label' is 4: a number from 0 to 3"),
+        ([HELLASWAG | {"label": 4}], "line 1: 'label' is 4: expected an index from 0 to 3"),
         ([HELLASWAG | {"label": True}], "line 1: 'label' is true"),
         ([HELLASWAG | {"label": ""}], "(?s)line 1: 'label' is \"\".*test set without answers"),
-        ([HELLASWAG | {"endings": ["a", ""]}], "line 1: 'endings' is .*none empty"),
+        ([HELLASWAG | {"endings": ["a", ""]}], "line 1: 'endings' is .*not empty"),
         ([HELLASWAG | {"endings": []}], "line 1: 'endings' is"),
         ([HELLASWAG | {"ctx": 3}], "line 1: 'ctx' is 3"),
-        ([ARC, ARC | {"choices": ["a", "b", "c"]}], "line 2 has 3 endings, those before it 2"),
+        ([ARC, ARC | {"choices": ["a", "b", "c"]}], "line 2 has 3 endings, but earlier questions have 2"),
         ([ARC, LAMBADA], "line 2 has no 'query', no 'choices', no 'gold'"),
-        ([ARC | {"choices": ["a"]}], "line 1 has 1 ending: there is nothing to choose"),
-        ([ARC | {"query": ["a", "b"], "choices": ["x", "y", "z"]}], "line 1: 'query' has 2 texts and 'choices' 3"),
+        ([ARC | {"choices": ["a"]}], "line 1 has 1 ending, but a question needs at least 2"),
+        ([ARC | {"query": ["a", "b"], "choices": ["x", "y", "z"]}], "line 1: 'query' has 2 texts and 'choices' has 3"),
         ([[1]], "line 1 is a list"),
         ([], "holds no questions: it is empty"),
     ],
@@ -103,7 +103,7 @@ def test_a_file_that_is_none_is_refused_naming_the_line(records, says, tmp_path)
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (json.dumps(ARC).encode() + b"\n{", "line 2 is no JSON"),
+        (json.dumps(ARC).encode() + b"\n{", "line 2 is not JSON"),
         (b'{"query": "\xff"}', "line 1 is not UTF-8 text: byte 12 of the line is 0xff"),
         (gzip.compress(b"x" * 999, mtime=0)[:-9], "is truncated or damaged: Compressed file ended"),
     ],

@@ -138,13 +138,13 @@ def test_fingerprint_tells_tokens_and_context_apart():
 
 @pytest.mark.parametrize("length", [0, 1, 13])
 def test_too_few_tokens_for_the_context_are_refused(length):
-    with pytest.raises(DataError, match=f"{length} tokens in one piece: at least 14"):
+    with pytest.raises(DataError, match=f"{length} contiguous tokens: at least 14"):
         TrainWindows(np.arange(length), context=7, seed=0)
 
 
 def test_the_longest_piece_is_told_where_none_holds_a_window(tmp_path):
     shards = write_shards(np.arange(20) % 9, tmp_path, vocab_size=9, shard_tokens=8)
-    with pytest.raises(DataError, match="into 8 tokens in one piece: at least 14"):
+    with pytest.raises(DataError, match="into 8 contiguous tokens: at least 14"):
         TrainWindows(shards, context=7, seed=0)
 
 
@@ -156,7 +156,7 @@ def test_held_out_without_a_target_is_refused(length):
 
 @pytest.mark.parametrize("tokens", [np.zeros((3, 3), int), np.zeros(9), np.array(["a"])])
 def test_what_is_no_row_of_numbers_is_refused(tokens):
-    with pytest.raises(DataError, match="1-dimensional array of whole numbers"):
+    with pytest.raises(DataError, match="1-dimensional array of integers"):
         TrainWindows(tokens, context=2, seed=0)
 
 

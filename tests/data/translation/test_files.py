@@ -135,7 +135,7 @@ def test_unequal_line_counts_are_told_with_both_files(tmp_path: Path) -> None:
     write_both(tmp_path, "train", PAIRS)
     write(tmp_path / "train.de", ["only one"])
     said = refused(tmp_path)
-    assert f"{tmp_path / 'train.en'} has 40 lines, {tmp_path / 'train.de'} has 1" in said
+    assert f"{tmp_path / 'train.en'} has 40 lines, but {tmp_path / 'train.de'} has 1" in said
 
 
 @pytest.mark.parametrize("gz", ["", ".gz"])
@@ -158,7 +158,7 @@ def test_an_empty_side_is_told_with_file_and_line(side: str, tmp_path: Path) -> 
 def test_a_missing_language_is_told_with_those_that_are_there(tmp_path: Path) -> None:
     write_both(tmp_path, "train", PAIRS)
     (tmp_path / "train.fr.gz").write_bytes(gzip.compress(b"x"))
-    assert "train.es is missing (.gz too): there is train in de, en, fr" in refused(tmp_path, target="es")
+    assert "train.es is missing (.gz too); train is available in: de, en, fr" in refused(tmp_path, target="es")
     said = refused(tmp_path, source="it", target="es")
     assert "neither train.it and train.es nor train.tsv" in said
     assert "train.fr.gz" in said
@@ -174,13 +174,13 @@ def test_one_language_twice_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "line", "says"),
     [
-        ("c.tsv", "only one column", "line 3: 1 column, and a source and a target are needed"),
+        ("c.tsv", "only one column", "line 3: 1 column; expected a source and a target"),
         ("c.tsv", "one\t ", "line 3: the target is empty, and its source is 'one'"),
         ("c.jsonl", '{"en": "x", "fr": "y"}', "line 3: no text under 'en' and 'de'; its keys: en, fr"),
-        ("c.jsonl", '{"translation": {"en": "x", "de": 7}}', "line 3: the value of 'de' is no text: 7"),
+        ("c.jsonl", '{"translation": {"en": "x", "de": 7}}', "line 3: the value of 'de' is not text: 7"),
         ("c.jsonl", "[1]", "line 3: no text under 'en' and 'de'; its keys: none"),
-        ("c.jsonl", '{"en": ', "line 3 is no JSON"),
-        ("c.jsonl", "", "line 3 is no JSON"),
+        ("c.jsonl", '{"en": ', "line 3 is not JSON"),
+        ("c.jsonl", "", "line 3 is not JSON"),
         ("c.jsonl", '{"en": "", "de": "y"}', "line 3: the source is empty, and its target is 'y'"),
     ],
 )
@@ -201,14 +201,14 @@ def test_a_header_counts_as_a_line(tmp_path: Path) -> None:
 def test_other_files_are_refused_by_what_they_are(tmp_path: Path) -> None:
     assert "no file or directory" in refused(tmp_path / "nothing")
     (tmp_path / "c.txt").write_text("x")
-    assert "neither .tsv nor .jsonl, nor does its name end in .en or .de" in refused(tmp_path / "c.txt")
+    assert "does not end in .tsv, .jsonl, .en or .de" in refused(tmp_path / "c.txt")
     (tmp_path / "c.tsv").write_text("")
     assert "c.tsv is empty" in refused(tmp_path / "c.tsv")
     (tmp_path / "c.tsv.gz").write_bytes(gzip.compress(b"a\tb\n" * 99)[:-9])
     assert "c.tsv.gz is truncated or damaged" in refused(tmp_path / "c.tsv.gz")
     (tmp_path / "d.tsv.gz").write_bytes(b"a\n")  # unpacked, by a browser say
     assert "d.tsv.gz, line 1: 1 column" in refused(tmp_path / "d.tsv.gz")
-    with pytest.raises(DataError, match=r"val_fraction = 0\.0 of 40 pairs leaves 40 to train on and 0 to score"):
+    with pytest.raises(DataError, match=r"val_fraction = 0\.0 of 40 pairs leaves 40 for training and 0 for validation"):
         split_pairs(PAIRS, val_fraction=0.0)
 
 
@@ -235,7 +235,7 @@ def test_any_two_languages_have_phrases_of_their_own(pair: tuple[str, str]) -> N
 
 def test_a_language_that_cldr_does_not_have_is_told_with_near_ones() -> None:
     for name, near in (("german", "de"), ("xx", "xh"), ("pt_BX", "pt_BR"), ("", "en")):
-        with pytest.raises(ConfigError, match=f"near ones: .*{near}"):
+        with pytest.raises(ConfigError, match=f"similar names: .*{near}"):
             locale(name)
     with pytest.raises(ConfigError, match="both 'de'"):
         cldr_phrases("de", "de")
@@ -245,7 +245,7 @@ def test_a_language_that_cldr_does_not_have_is_told_with_near_ones() -> None:
 
 def test_half_a_character_in_json_is_told_by_its_line(tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text('{"en": "a", "de": "b"}\n{"en": "a \\ud800 b", "de": "x"}\n')
-    with pytest.raises(DataError, match=r"pairs\.jsonl, line 2 holds half a character"):
+    with pytest.raises(DataError, match=r"pairs\.jsonl, line 2 holds half a surrogate pair"):
         load_pairs(tmp_path / "pairs.jsonl", source="en", target="de")
 
 

@@ -217,5 +217,5 @@ def test_a_falling_schedule_is_noted(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_first_beta_of_zero_is_refused() -> None:
-    with pytest.raises(sf.ConfigError, match="a first one above 0"):
+    with pytest.raises(sf.ConfigError, match="with the first above 0"):
         sf.optim.schedule_free(0.1, betas=(0.0, 0.9))

@@ -99,7 +99,7 @@ def test_a_part_of_the_held_out_text_is_evaluated_while_training_and_all_of_it_a
     trained(config(path, val_tokens=100, stop_after="2 steps", **changes))
     capsys.readouterr()
     run = trained(config(path, val_tokens=200, **changes))
-    assert "val holds other data than before" in capsys.readouterr().out
+    assert "the data of val has changed" in capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     (end,) = [line for line in lines if line["kind"] == "final_eval"]
     all_of_it = trained(config(path, **changes | {"run_dir": None})).evaluate()
@@ -248,7 +248,7 @@ def test_a_text_that_repeats_itself_is_trained_on_without_questions(tmp_path: Pa
     (tmp_path / "text.txt").write_text("ab" * 9000)
     built = gpt.build(config(tmp_path / "text.txt", **{"data.tokenizer": "characters", "cloze_questions": None}))
     assert list(built.parts.evaluator.splits) == ["val"]
-    with pytest.raises(sf.DataError, match="repeats itself"):
+    with pytest.raises(sf.DataError, match="is too repetitive"):
         gpt.build(config(tmp_path / "text.txt", **{"data.tokenizer": "characters", "cloze_questions": 10}))
 
 

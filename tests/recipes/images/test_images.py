@@ -460,7 +460,7 @@ def test_one_image_that_ends_as_one_pixel_is_refused_and_a_larger_one_is_trained
 
 
 def test_norms_over_processes_are_refused_on_a_cpu() -> None:
-    with pytest.raises(sf.ConfigError, match="sync_batch_norm needs CUDA, and this run is on cpu"):
+    with pytest.raises(sf.ConfigError, match="sync_batch_norm needs CUDA, but this run uses cpu"):
         images.build(config(device="cpu", sync_batch_norm=True))
 
 
@@ -518,7 +518,7 @@ def test_damaged_pictures_that_are_left_out_are_told(tmp_path: Path, capsys: pyt
     assert run.parts.identity["identity"]["data"]["left_out"]["pictures"] == 1
     for path in (tmp_path / "data" / "dark").glob("1*.png"):  # of which some are not held out
         path.write_bytes(b"no picture")
-    with pytest.raises(sf.DataError, match=r"dark/1\d*\.png is no picture[^\n]*\n.*--data\.on-corrupt skip"):
+    with pytest.raises(sf.DataError, match=r"dark/1\d*\.png is not a readable image[^\n]*\n.*--data\.on-corrupt skip"):
         images.build(config(**{"data.path": str(tmp_path / "data")}))  # met while mean and deviation are measured
 
 
@@ -599,7 +599,7 @@ def test_several_pictures_are_named_one_json_object_a_line(shades: Path, capsys:
     [
         ([], 2, "which picture?"),
         (["nowhere.png"], 3, "no file nowhere.png"),
-        (["text.png"], 3, "is no picture that can be read"),
+        (["text.png"], 3, "is not a readable image"),
         (["{place}/dark.png", "--top-k", "0"], 2, "top_k = 0"),
         (["{place}/dark.png", "--tpo-k", "1"], 2, "did you mean --top-k?"),
     ],

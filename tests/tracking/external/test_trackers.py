@@ -404,7 +404,7 @@ def test_what_was_kept_and_cannot_be_read_begins_a_new_run_in_the_tracker(text: 
     ("given", "words"),
     [
         ("wandbb", "did you mean wandb?"),
-        ("tensorboard", "there are: wandb, mlflow, trackio"),
+        ("tensorboard", "available: wandb, mlflow, trackio"),
         ("wandb,wandb", "twice"),
         ((3,), "expected text in quotes or a list, each text in quotes"),
     ],

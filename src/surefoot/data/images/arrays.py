@@ -51,7 +51,7 @@ def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         content = np.frombuffer(file.read(), dtype=np.uint8)
     if len(content) == 0 or len(content) % _ROW:
         raise DataError(
-            f"{path} is truncated, or no file of CIFAR-10's binary version: its {len(content)} bytes are not rows of {_ROW}\n"
+            f"{path} is truncated, or is not in CIFAR-10's binary format: its {len(content)} bytes are not rows of {_ROW} bytes\n"
             "  was a download or a copy interrupted? Fetch it again"
         )
     rows = content.reshape(-1, _ROW)
@@ -59,7 +59,7 @@ def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     outside = np.flatnonzero(labels >= len(CLASSES))
     if outside.size:
         raise DataError(
-            f"{path}: row {outside[0]} has the label {labels[outside[0]]}, and there are {len(CLASSES)} classes\n"
+            f"{path}: row {outside[0]} has the label {labels[outside[0]]}, but CIFAR-10 has {len(CLASSES)} classes\n"
             "  is it CIFAR-100, or another kind of file?"
         )
     return np.ascontiguousarray(rows[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)), labels
@@ -68,7 +68,7 @@ def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 def cifar_arrays(path: Path) -> Arrays:
     missing = [name for name in (*TRAINING_FILES, TEST_FILE) if not (path / name).is_file()]
     if missing:
-        raise DataError(f"{path} holds CIFAR-10 without {', '.join(missing)}\n  unpack cifar-10-binary.tar.gz again")
+        raise DataError(f"{path} lacks files of CIFAR-10: {', '.join(missing)}\n  unpack cifar-10-binary.tar.gz again")
     images, labels = map(np.concatenate, zip(*(read_cifar(path / name) for name in TRAINING_FILES), strict=True))
     test_images, test_labels = read_cifar(path / TEST_FILE)
     return Arrays(images, labels.astype(np.int64), test_images, test_labels.astype(np.int64), CLASSES)
@@ -91,25 +91,23 @@ def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
         expected = _BYTES << 8 | dimensions
         if len(header) < 4 or magic != expected:
             actual = f"{magic} (0x{magic:08x})" if len(header) >= 4 else f"only {len(header)} bytes"
-            likely = (
-                f"is it another kind of file than its name says? {_kind_name(dimensions).capitalize()} of MNIST are IDX"
-            )
+            likely = f"does its name match its content? {_kind_name(dimensions).capitalize()} of MNIST are IDX files"
             if magic >> 8 == _BYTES and 0 < (other := magic & 0xFF) <= 4:
-                likely = f"it holds {_kind_name(other)}, of {other} dimension(s): were images and labels exchanged?"
+                likely = f"it holds {_kind_name(other)}, of {other} dimension(s): were images and labels swapped?"
             raise DataError(
-                f"{path} is no IDX file of {_kind_name(dimensions)}: its first four bytes should be {expected}, found {actual}\n"
+                f"{path} is not an IDX file of {_kind_name(dimensions)}: its first four bytes should be {expected}, found {actual}\n"
                 f"  {likely}"
             )
         sizes = [int.from_bytes(header[offset : offset + 4], "big") for offset in range(4, len(header), 4)]
         stated = int(np.prod(sizes, dtype=object))
         stated_size = f"its header says {' x '.join(map(str, sizes))} = {stated} bytes"
         if stated > _LARGEST_BYTES:  # refused before decompression
-            raise DataError(f"{path} is damaged: {stated_size}, and more than {_LARGEST_BYTES} are not read")
+            raise DataError(f"{path} is damaged: {stated_size}, but at most {_LARGEST_BYTES} are allowed")
         content = file.read(stated + 1)  # one byte more shows that a file is too long
     if len(content) != stated or len(header) < 4 + 4 * dimensions:
         short = len(content) <= stated
         raise DataError(
-            f"{path} is {'truncated' if short else 'too long'}: {stated_size}, it holds {len(content) if short else 'more'}\n"
+            f"{path} is {'truncated' if short else 'too long'}: {stated_size}, but it holds {len(content) if short else 'more'}\n"
             "  was a download or a copy interrupted? Fetch it again"
         )
     return np.frombuffer(content, dtype=np.uint8).reshape(sizes)
@@ -145,18 +143,20 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
             missing = [kind for kind, path in zip(_IDX_KINDS, (images, labels), strict=True) if path is None]
             raise DataError(
                 f"{folder} has no {' and '.join(f'{prefix}-{kind}-ubyte' for kind in missing)} (nor with .gz): the {part} part is missing\n"
-                "  MNIST and Fashion-MNIST are four files; put all of them into one directory"
+                "  MNIST and Fashion-MNIST have four files; put all of them into one directory"
             )
         pixels, numbers = read_idx(images, dimensions=3), read_idx(labels, dimensions=1)
         if len(pixels) != len(numbers):
-            raise DataError(f"{images} holds {len(pixels)} images, {labels} {len(numbers)} labels\n  fetch both again")
+            raise DataError(
+                f"{images} has {len(pixels)} images, but {labels} has {len(numbers)} labels\n  fetch both again"
+            )
         parts.append((labels, pixels[..., None], numbers.astype(np.int64)))
     (source, training, training_labels), (_, test, test_labels) = parts
     images_of = np.bincount(training_labels)
     if numbered and not images_of.all():
         raise DataError(
-            f"{source}: row {training_labels.argmax()} has the label {training_labels.max()}, and no image has the label "
-            f"{images_of.argmin()}: is the file damaged?\n  if there are so many classes, name them: --data.classes"
+            f"{source}: row {training_labels.argmax()} has the label {training_labels.max()}, but no image has the label "
+            f"{images_of.argmin()}: is the file damaged?\n  if the number of classes is right, name them: --data.classes"
         )
     return Arrays(training, training_labels, test, test_labels, tuple(map(str, range(max(1, len(images_of))))))
 
@@ -186,7 +186,7 @@ def arrays_in(folder: Path, *, numbered: bool = True) -> Arrays | None:
     for directory in (folder, folder / "cifar-10-batches-py"):
         if (directory / "data_batch_1").is_file():
             raise DataError(
-                f"{directory} holds the Python version of CIFAR-10, which is pickled: loading it could run any code\n"
+                f"{directory} holds the Python version of CIFAR-10, which is pickled: loading it could run arbitrary code\n"
                 "  give the directory of the binary version (cifar-10-binary.tar.gz, unpacked)"
             )
     named = [_idx_file(folder, prefix, kind) for prefix in _IDX_PARTS.values() for kind in _IDX_KINDS]

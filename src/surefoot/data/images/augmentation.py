@@ -59,14 +59,14 @@ class Augmentation:
         problems = [
             f"{name} = {value}: {wanted}"
             for name, value, fits, wanted in (
-                ("crop_padding", self.crop_padding, self.crop_padding >= 0, "pixels on each side, 0 for none"),
-                ("cutout", self.cutout, self.cutout >= 0, "side of the square in pixels, 0 for none"),
-                ("randaugment", self.randaugment, self.randaugment >= 0, "changes an image, 0 for none"),
+                ("crop_padding", self.crop_padding, self.crop_padding >= 0, "give 0 or more pixels per side"),
+                ("cutout", self.cutout, self.cutout >= 0, "give the square's side in pixels, or 0 for none"),
+                ("randaugment", self.randaugment, self.randaugment >= 0, "give 0 or more changes per image"),
                 (
                     "randaugment_magnitude",
                     self.randaugment_magnitude,
                     0 <= self.randaugment_magnitude <= STRONGEST,
-                    f"from 0 to {STRONGEST}",
+                    f"give a value from 0 to {STRONGEST}",
                 ),
             )
             if not fits

@@ -50,7 +50,7 @@ class ImageArrays:
     ) -> None:
         if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels):
             raise DataError(
-                f"images must be bytes of shape (N, H, W, C) with N labels; found {images.dtype} {images.shape} and "
+                f"images must be uint8 of shape (N, H, W, C) with N labels; found {images.dtype} {images.shape} and "
                 f"{len(labels)} labels"
             )
         self.images, self.labels = images, torch.from_numpy(np.asarray(labels, dtype=np.int64).copy())

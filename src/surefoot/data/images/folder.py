@@ -91,11 +91,11 @@ def open_picture(path: Path) -> "Image.Image":
     except FileNotFoundError as problem:
         raise DataError(f"no file {path} (looked in {Path.cwd()})") from problem
     except UnidentifiedImageError as problem:
-        raise DataError(f"{path} is no picture that can be read (PNG, JPEG and the like)") from problem
+        raise DataError(f"{path} is not a readable image (PNG, JPEG or similar)") from problem
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
         if isinstance(problem, OSError) and problem.errno is not None:  # from the file system, not from Pillow
             raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
-        raise DataError(f"{path} is a damaged picture: {problem}") from problem
+        raise DataError(f"{path} is a damaged image: {problem}") from problem
 
 
 def read_picture(path: Path) -> "Image.Image":
@@ -103,7 +103,7 @@ def read_picture(path: Path) -> "Image.Image":
     try:
         return open_picture(path)
     except DataError as problem:
-        raise DataError(f"{problem}\n  take it away, or leave such files out: --data.on-corrupt skip") from problem
+        raise DataError(f"{problem}\n  remove the file, or skip such files: --data.on-corrupt skip") from problem
 
 
 def class_folders(tree: Path) -> list[str]:
@@ -117,7 +117,7 @@ def list_pictures(tree: Path, classes: Sequence[str]) -> Files:
     outside = [name for name in class_folders(tree) if name not in classes]
     if outside:
         raise DataError(
-            f"{tree / outside[0]} is outside the classes, which are: {first_names(classes)}\n"
+            f"{tree / outside[0]} is not one of the classes: {first_names(classes)}\n"
             "  is the folder misplaced, or missing from the training part or from --data.classes?"
         )
     groups: list[list[Path]] = []
@@ -125,10 +125,10 @@ def list_pictures(tree: Path, classes: Sequence[str]) -> Files:
         pictures = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
         groups.append(sorted(pictures))
         if not groups[-1]:
-            what = "holds no picture" if folder.is_dir() else "is missing"
+            what = "holds no image" if folder.is_dir() else "is missing"
             raise DataError(
                 f"class folder {folder} {what}: every class needs at least one file of {', '.join(SUFFIXES[:3])} ...\n"
-                "  add pictures, or take the class out"
+                "  add images, or remove the class"
             )
     return Files(list(chain(*groups)), np.repeat(np.arange(len(groups)), [len(paths) for paths in groups]))
 
@@ -144,7 +144,7 @@ def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop)
             sizes.setdefault(header[:2], path)
             depths.setdefault(header[2], path)
     if not sizes:
-        raise DataError(f"none of {len(files.paths)} pictures can be read; the first is {files.paths[0]}")
+        raise DataError(f"none of {len(files.paths)} images can be read; the first is {files.paths[0]}")
     (width, height), depth = next(iter(sizes)), next(iter(depths))
     of_size = [f"{path} has {across} x {down} pixels" for (across, down), path in sizes.items()]
     of_depth = [f"{path} has {number} channel(s)" for number, path in depths.items()]
@@ -154,11 +154,11 @@ def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop)
     ):
         if setting is None and len(pictures) > 1:
             raise DataError(
-                f"pictures of mixed {name}: {', '.join(pictures[:2])}\n  say what all are made into: {flag}"
+                f"images differ in {name}: {', '.join(pictures[:2])}\n  choose one for all images, such as {flag}"
             )
     if size is None and width != height:
         raise DataError(
-            f"{files.paths[0]} has {width} x {height} pixels: say of what side all are: --data.size {height}"
+            f"{files.paths[0]} has {width} x {height} pixels, not a square: choose one side for all, such as --data.size {height}"
         )
     return Fitting(width if size is None else size, depth if channels is None else channels, crop)
 
@@ -175,7 +175,7 @@ def readable_files(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]
     with ThreadPoolExecutor(threads) as pool:  # Pillow releases the GIL while it decodes
         is_readable = np.array(list(pool.map(sound, files.paths)), dtype=bool)
     if not is_readable.any():
-        raise DataError(f"none of {len(files.paths)} pictures can be read; the first is {files.paths[0]}")
+        raise DataError(f"none of {len(files.paths)} images can be read; the first is {files.paths[0]}")
     damaged = [path for path, good in zip(files.paths, is_readable.tolist(), strict=True) if not good]
     return files.select(np.flatnonzero(is_readable)), damaged
 

@@ -94,12 +94,12 @@ def load_images(
     (1293, 144, 360, 8)
     """
     if channels not in (None, 1, 3):
-        raise ConfigError(f"channels = {channels}: 1 for grey, or 3 for colour")
+        raise ConfigError(f"channels = {channels}: give 1 for gray or 3 for color")
     refuse_fraction(val_fraction)
     if size is not None and size < 1:
-        raise ConfigError(f"data.size = {size}: the side of images in pixels, 1 or more")
+        raise ConfigError(f"data.size = {size}: give the side of images in pixels, 1 or more")
     if classes is not None and len(set(classes)) != len(classes):
-        raise ConfigError(f"data.classes names one twice: {', '.join(classes)}")
+        raise ConfigError(f"data.classes names a class twice: {', '.join(classes)}")
     made_up, folder = str(path) == "synthetic", local_path(path or "", setting="path")
     arrays: Arrays | None
     if made_up:
@@ -110,9 +110,9 @@ def load_images(
     elif folder.is_dir():
         arrays = arrays_in(folder, numbered=classes is None)
     else:
-        what = "is a file: give the directory that it is in" if folder.is_file() else "does not exist"
+        what = "is a file: give its directory" if folder.is_file() else "does not exist"
         raise DataError(
-            f"{folder} {what} (looked in {Path.cwd()})\n  is it spelled right, and relative to where you are?"
+            f"{folder} {what} (looked in {Path.cwd()})\n  check the spelling; a relative path starts at the current directory"
         )
     if arrays is None:
         fit = partial(fitting, size=size, channels=channels, crop=crop)
@@ -122,8 +122,8 @@ def load_images(
     for name, is_given in foreign.items():
         if is_given:
             raise ConfigError(
-                f"data.{name} is for pictures in folders; {path or 'the digits'} are arrays of one size and colour\n"
-                f"  leave it out (--data.{name}, in a preset or a file too)"
+                f"data.{name} applies only to folders of images; the images of {path or 'the digits'} are arrays of one shape\n"
+                f"  remove it (--data.{name}, or the line of a preset or a file)"
             )
     arrays = arrays if classes is None else replace(arrays, classes=tuple(classes))
     return _of_arrays(arrays, str(path or "digits"), val_fraction, augmentation=augmentation, seed=seed)
@@ -131,7 +131,7 @@ def load_images(
 
 def refuse_fraction(val_fraction: float) -> None:
     if not 0 < val_fraction < 1:
-        raise ConfigError(f"data.val_fraction = {val_fraction}: between 0 and 1, such as 0.1")
+        raise ConfigError(f"data.val_fraction = {val_fraction}: give a fraction between 0 and 1, such as 0.1")
 
 
 def _of_arrays(
@@ -141,14 +141,14 @@ def _of_arrays(
         outside = np.flatnonzero((labels < 0) | (labels >= len(arrays.classes)))
         if outside.size:
             raise DataError(
-                f"{where}: {part} image {outside[0]} has the label {labels[outside[0]]}, and there are {len(arrays.classes)} "
-                f"classes: {', '.join(arrays.classes[:10])}\n  name them all (--data.classes), or is a file damaged?"
+                f"{where}: {part} image {outside[0]} has the label {labels[outside[0]]}, but there are {len(arrays.classes)} "
+                f"classes: {', '.join(arrays.classes[:10])}\n  name all classes (--data.classes), or check the file for damage"
             )
     height, width, channels = arrays.images.shape[1:]
     if arrays.test_images.shape[1:] != (height, width, channels) or height != width:
         raise DataError(
             f"{where}: training images of {height} x {width} pixels and {channels} channel(s), test images of "
-            f"{' x '.join(str(side) for side in arrays.test_images.shape[1:])}: all must be squares of one size and colour"
+            f"{' x '.join(str(side) for side in arrays.test_images.shape[1:])}: all must be squares with one size and number of channels"
         )
     train_ids, val_ids = _split_ids(len(arrays.images), val_fraction)
     training = arrays.images[train_ids]
@@ -182,9 +182,9 @@ def _of_folders(
     names = tuple(class_folders(tree) if classes is None else classes)
     if len(names) < 2 or (train is None and (validation or test)):
         raise DataError(
-            f"{folder} holds nothing to train on: no IDX files, no CIFAR-10, and no folders of at least two classes"
+            f"{folder} holds no training data: no IDX files, no CIFAR-10, and no folders of at least two classes"
             f"{' in ' + tree.name + '/' if train else ''}\n"
-            "  give a directory with a folder of pictures for each class, or with train/, val/ and test/ of such"
+            "  give a directory with a folder of images for each class, or with such folders in train/, val/ and test/"
         )
     directories = {"training": tree, "val": validation, "test": test}
     parts = {name: list_pictures(directory, names) for name, directory in directories.items() if directory}
@@ -216,7 +216,7 @@ def _of_folders(
 
 def _split_ids(images: int, val_fraction: float) -> tuple[Ids, Ids]:
     number = round(images * val_fraction)
-    check_parts(images - number, number, val_fraction, what="images", cure="0.1, or more images if there are few")
+    check_parts(images - number, number, val_fraction, what="images", cure="0.1, or add images")
     order = permutation(stream_key(0, "held-out images"), images, np.arange(images))
     return np.sort(order[number:]), np.sort(order[:number])
 

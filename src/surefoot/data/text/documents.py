@@ -14,7 +14,7 @@ from surefoot.errors import ConfigError, DataError, first_line
 
 _LINES = (".jsonl", ".ndjson")
 _PARQUET = ".parquet"
-_HINT = "\n  say where the text is: --column NAME"
+_HINT = "\n  name the column that holds the text: --column NAME"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> 
         if path.is_dir():
             files += [_document_file(file, file.relative_to(path).as_posix()) for file in _below(path, out=out)]
         elif path.name.endswith(f"{_PARQUET}.gz"):
-            raise DataError(f"{path}: Parquet is compressed in itself, and not read gzipped\n  gunzip {path}")
+            raise DataError(f"{path}: Parquet files are already compressed and are not read gzipped\n  gunzip {path}")
         elif path.is_file():
             files.append(_document_file(path, path.name))
         else:
@@ -67,9 +67,9 @@ def kinds(files: Sequence[DocumentFile]) -> str:
     """Format the number of files of each kind as one line.
 
     >>> kinds([DocumentFile(Path(name), name, size=1, changed_ns=0) for name in ("a.jsonl", "b.jsonl.gz", "c.txt", "d")])
-    '4 files: 2 .jsonl, 1 .txt, 1 of no kind, read as text'
+    '4 files: 2 .jsonl, 1 .txt, 1 of no known kind, read as text'
     """
-    counts = Counter(_kind(file.path) or "of no kind, read as text" for file in files)
+    counts = Counter(_kind(file.path) or "of no known kind, read as text" for file in files)
     return f"{len(files):,} file{'s' * (len(files) != 1)}: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}"
 
 
@@ -77,7 +77,7 @@ def _below(directory: Path, *, out: Path | None) -> list[Path]:
     here, left_out = directory.resolve(), None if out is None else out.resolve()
     if left_out is not None and here.is_relative_to(left_out):
         raise DataError(
-            f"the directory {directory} is read, and {out} written, which holds it\n  write into another one"
+            f"the input directory {directory} is in the output directory {out}\n  choose another output directory"
         )
     files = [
         file
@@ -91,7 +91,7 @@ def _below(directory: Path, *, out: Path | None) -> list[Path]:
     if not files:
         raise DataError(
             f"no documents in the directory {directory}: no file ends in {', '.join((*SUFFIXES, *_LINES, _PARQUET))}\n"
-            "  a .json file that has one object a line: name the file itself"
+            "  to read a .json file with one object per line, give the file's path"
         )
     return sorted(files, key=lambda file: file.parts)
 
@@ -114,14 +114,16 @@ def json_lines(path: Path, *, start: int = 0) -> Iterator[tuple[str, Any]]:
         try:
             yield where, json.loads(text)
         except (ValueError, RecursionError) as problem:
-            raise DataError(f"{where} is no JSON: {problem}\n  one JSON object a line is expected") from problem
+            raise DataError(f"{where} is not JSON: {problem}\n  expected one JSON object per line") from problem
 
 
 def _texts(path: Path, *, column: str, start: int) -> Iterator[str]:
     for where, record in json_lines(path, start=start):
         if not isinstance(record, dict) or column not in record:
-            there = ", ".join(record) if isinstance(record, dict) else f"a {type(record).__name__}"
-            raise DataError(f"{where} has no {column!r}: there is {there}{_HINT}")
+            there = (
+                f"available: {', '.join(record)}" if isinstance(record, dict) else f"it is a {type(record).__name__}"
+            )
+            raise DataError(f"{where} has no {column!r}; {there}{_HINT}")
         yield _check_text(record[column], column, where)
 
 
@@ -139,7 +141,7 @@ def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:
         with pyarrow.parquet.ParquetFile(path) as file:
             schema, row = file.schema_arrow, 0
             if column not in schema.names:
-                raise DataError(f"{path} has no column {column!r}: there are {', '.join(schema.names)}{_HINT}")
+                raise DataError(f"{path} has no column {column!r}; available: {', '.join(schema.names)}{_HINT}")
             if str(schema.field(column).type) not in ("string", "large_string", "string_view"):
                 raise DataError(f"{path}: column {column!r} holds {schema.field(column).type}, not text{_HINT}")
             for group in range(file.num_row_groups):
@@ -154,7 +156,7 @@ def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:
                         row += 1
     except (pyarrow.lib.ArrowException, OSError) as problem:
         raise DataError(
-            f"{path} is damaged, or no Parquet: {(first_line(problem) or type(problem).__name__)[:200]}\n  was it copied whole?"
+            f"{path} is damaged, or is not Parquet: {(first_line(problem) or type(problem).__name__)[:200]}\n  was it copied completely?"
         ) from problem
 
 

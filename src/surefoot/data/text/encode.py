@@ -49,8 +49,8 @@ def encode_batches(batches: Iterable[list[str]], tokenizer: Tokenizer, *, proces
             yield waiting.popleft().result()
     except BrokenProcessPool as problem:
         raise DataError(
-            "a process that encodes text has ended: was there too little memory? It goes on where it was, also with fewer\n"
-            '  processes. Or is it a script? There the call must stand below: if __name__ == "__main__":'
+            "an encoding process died: was there too little memory? The same command continues, also with fewer\n"
+            '  processes. In a script, the call must stand below: if __name__ == "__main__":'
         ) from problem
     finally:
         pool.shutdown(cancel_futures=True)
@@ -61,8 +61,8 @@ def refuse_script_read_again() -> None:
     # while the script is re-imported, the process name is set, but the parent process is not set yet
     if current_process().name != "MainProcess" and parent_process() is None:
         raise ConfigError(
-            "each process that encodes reads the script again, and came upon the call that started it\n"
-            '  put that below: if __name__ == "__main__":'
+            "each encoding process imports the script, and reached the call that starts such processes\n"
+            '  put the call below: if __name__ == "__main__":'
         )
 
 

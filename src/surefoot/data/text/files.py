@@ -29,7 +29,7 @@ Part = TypeVar("Part", str, np.ndarray)
 
 def no_such(path: Path, *, kind: str = "file or directory") -> DataError:
     return DataError(
-        f"no {kind} {path} (looked in {Path.cwd()})\n  is it spelled right, and relative to where you are?"
+        f"no {kind} {path} (looked in {Path.cwd()})\n  check the spelling; a relative path starts at the current directory"
     )
 
 
@@ -40,8 +40,8 @@ def is_utf_16(data: bytes) -> bool:
 def check_parts(training: int, held_out: int, val_fraction: float, *, what: str, cure: str) -> None:
     if not 0 < val_fraction < 1 or not training or not held_out:
         raise DataError(
-            f"val_fraction = {val_fraction} of {training + held_out} {what} leaves {training} to train on and "
-            f"{held_out} to score\n  give a fraction between 0 and 1, such as {cure}"
+            f"val_fraction = {val_fraction} of {training + held_out} {what} leaves {training} for training and "
+            f"{held_out} for validation\n  give a fraction between 0 and 1, such as {cure}"
         )
 
 
@@ -59,7 +59,7 @@ def open_unpacked(path: Path) -> Iterator[gzip.GzipFile | BufferedReader]:
         ) from problem
     except OSError as problem:
         raise DataError(
-            f"{path} cannot be read: {problem.strerror}\n  may you read it, and was it copied whole?"
+            f"{path} cannot be read: {problem.strerror}\n  check its permissions, and that it was copied completely"
         ) from problem
 
 
@@ -81,7 +81,7 @@ def decode_utf8(data: bytes, where: str, *, first_line: int = 1) -> str:
         line, byte = data[:position].count(b"\n") + first_line, position - data.rfind(b"\n", 0, position)
         hint = "is it a binary or compressed file? Otherwise convert it: iconv -f latin1 -t utf-8"
         if is_utf_16(data):
-            hint = "it begins with the mark of UTF-16: convert it: iconv -f utf-16 -t utf-8"
+            hint = "it begins with the byte order mark of UTF-16: convert it: iconv -f utf-16 -t utf-8"
         raise DataError(
             f"{where}, line {line} is not UTF-8 text: byte {byte} of the line is 0x{data[position]:02x}\n  {hint}"
         ) from problem
@@ -113,7 +113,7 @@ def load_documents(path: Path | str) -> dict[str, str]:
     else:
         raise no_such(path)
     if not any(text.strip() for text in documents.values()):
-        raise DataError(f"{path} holds no text: it is empty, or nothing but white space")
+        raise DataError(f"{path} holds no text: it is empty or only white space")
     return documents
 
 
@@ -127,7 +127,7 @@ def stdlib_documents() -> dict[str, str]:
     files = sorted(_source_files(root), key=lambda file: file.parts)
     if not files:
         raise DataError(
-            f"this Python has no source of its standard library in {root}\n  give a text file or a directory: --data.path"
+            f"this Python has no source files of its standard library in {root}\n  give a text file or a directory: --data.path"
         )
     return _read(files, below=root)
 
@@ -160,7 +160,7 @@ def split_documents(documents: Mapping[str, str], *, val_fraction: float) -> tup
         len(held_out),
         val_fraction,
         what="documents",
-        cure="0.1, or more documents if there are few",
+        cure="0.1, or add documents",
     )
     training = [text for name, text in documents.items() if name not in held_out]
     return training, [text for name, text in documents.items() if name in held_out]
@@ -186,7 +186,7 @@ def split_sequence(sequence: Part, *, val_fraction: float = 0.1) -> tuple[Part, 
     """
     cut = len(sequence) - round(len(sequence) * val_fraction) if 0 < val_fraction < 1 else 0
     what = "characters" if isinstance(sequence, str) else "tokens"
-    check_parts(cut, len(sequence) - cut, val_fraction, what=what, cure="0.1, or more text if it is short")
+    check_parts(cut, len(sequence) - cut, val_fraction, what=what, cure="0.1, or add text")
     return sequence[:cut], sequence[cut:]
 
 

@@ -51,7 +51,7 @@ class MultipleChoice:
 
     def __init__(self, questions: Sequence[Question], *, context: int, byte_counts: Sequence[int] | Tokens) -> None:
         if not questions:
-            raise DataError("no questions to choose in: at least one is needed")
+            raise DataError("the list of questions is empty: at least one is needed")
         self.context, self.choices = context, len(questions[0].endings)
         rows, endings, self.shortened = [], [], 0
         for index, question in enumerate(questions):
@@ -107,17 +107,18 @@ def _refuse_malformed(question: Question, index: int, *, choices: int, context: 
     number = len(question.endings)
     if number != choices or len(question.contexts) != number or not 0 <= question.label < number:
         raise DataError(
-            f"{where} has {number} endings, {len(question.contexts)} contexts and the label {question.label}: need {choices}"
+            f"{where} has {number} endings, {len(question.contexts)} contexts and the label {question.label};"
+            f" expected {choices} of both, and a label from 0 to {choices - 1}"
         )
     for prefix, ending in zip(question.contexts, question.endings, strict=True):
         if not len(ending) or not len(prefix):
             raise DataError(
-                f"{where}: a context of {len(prefix)} tokens and an ending of {len(ending)}: none may be empty"
+                f"{where}: a context of {len(prefix)} tokens and an ending of {len(ending)}: neither may be empty"
             )
         if len(ending) > context:
             raise DataError(
-                f"{where}: an ending of {len(ending)} tokens, at most {context} fit into the model's context\n"
-                "  a larger model.context, or a tokenizer that makes fewer tokens of a text"
+                f"{where}: an ending of {len(ending)} tokens, but at most {context} fit into the model's context\n"
+                "  use a larger model.context, or a tokenizer that needs fewer tokens for the same text"
             )
 
 
@@ -137,11 +138,13 @@ def cloze_questions(
     ending = min(ending, context // 2)
     before, places = context - ending, len(tokens) - context
     if ending < 1:
-        raise DataError(f"context = {context}: a question needs a token before its ending: --cloze-questions 0")
+        raise DataError(
+            f"context = {context}: a question needs a token before its ending\n  turn the questions off: --cloze-questions 0"
+        )
     if places < choices:
         raise DataError(
             f"{len(tokens)} tokens are too few for questions of context {context}\n"
-            "  give more text to hold out, a smaller model.context, or --cloze-questions 0"
+            "  give more held-out text, a smaller model.context, or --cloze-questions 0"
         )
     cloze = []
     for number in range(questions):
@@ -157,7 +160,7 @@ def cloze_questions(
                 break
         else:
             raise DataError(
-                f"the held-out text repeats itself: there are not {choices} different pieces of {ending} tokens"
+                f"the held-out text is too repetitive: it has fewer than {choices} different pieces of {ending} tokens"
             )
         order = generator.permutation(choices)
         endings = [tokens[starts[choice] : starts[choice] + ending].tolist() for choice in order]

@@ -95,12 +95,12 @@ def prepare_shards(
     prepared = recorded[:sound]
     prepared_tokens = f"{sum(one.shard.count for one in prepared):,} tokens"
     if sound < len(recorded):
-        say(f"{directory / recorded[sound].shard.name} is missing or damaged: made again from there on")
+        say(f"{directory / recorded[sound].shard.name} is missing or damaged: preparing this and all later shards")
     elif (directory / INDEX).exists():
-        say(f"{directory} holds all {prepared_tokens}, undamaged: nothing to do")
+        say(f"{directory} has all {prepared_tokens}, undamaged: nothing to do")
         return TokenShards.open(directory)
     elif prepared:
-        say(f"going on after {_shards(len(prepared))} with {prepared_tokens}")
+        say(f"resuming after {_shards(len(prepared))} with {prepared_tokens}")
     with _writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         (directory / INDEX).unlink(missing_ok=True)
@@ -181,22 +181,22 @@ def _read_notes(directory: Path, settings: dict[str, Any], say: Callable[[str], 
         before = dict(notes["settings"])
         prepared = [PreparedShard(Shard(**one["shard"]), Position(*one["next"])) for one in notes["shards"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise DataError(f"{path} cannot be read ({problem}): delete {directory}, and begin again") from problem
+        raise DataError(f"{path} cannot be read ({problem}): delete {directory}, and start over") from problem
     changed = {name: now for name, now in settings.items() if before.get(name) != now}
     if not changed:
         return prepared
     anew = "delete this one first"
     if not (directory / INDEX).exists():
-        anew = f"begin again: delete {directory}, then the same command"
+        anew = f"start over: delete {directory}, then run the same command"
         if not prepared:
-            say(f"{directory} holds no shard yet: begun anew")
+            say(f"{directory} holds no shard yet: starting over")
             return []
         if list(changed) == ["files"] and _is_unread(before["files"], settings, prepared):
-            say(f"{_describe_changes(before['files'], changed['files'])}: nothing of it is in a shard yet")
+            say(f"{_describe_changes(before['files'], changed['files'])}: no shard is affected")
             return prepared
     differences = "; ".join(_difference(name, before.get(name), now) for name, now in changed.items())
     raise DataError(
-        f"{directory} holds {_shards(len(prepared))} of other settings or texts: {differences}\n  choose another directory, or {anew}"
+        f"{directory} holds {_shards(len(prepared))} from other settings or texts: {differences}\n  choose another directory, or {anew}"
     )
 
 
@@ -214,7 +214,7 @@ def _shards(count: int) -> str:
 def _difference(name: str, before: Any, now: Any) -> str:
     if name == "files" and isinstance(before, list):
         return _describe_changes(before, now)
-    return "they were made by another tokenizer" if name == "tokenizer" else f"{name} was {before!r}, now {now!r}"
+    return "another tokenizer encoded them" if name == "tokenizer" else f"{name} was {before!r}, now {now!r}"
 
 
 def _describe_changes(before: Sequence[Any], now: Sequence[Any]) -> str:
@@ -222,11 +222,11 @@ def _describe_changes(before: Sequence[Any], now: Sequence[Any]) -> str:
     new, gone = [one for one in now if one not in before], [one for one in before if one not in now]
     for name, size, _ in new:
         if sizes.get(name) == size:
-            return f"{name} was written again since, with as many bytes (a copy has the same time by cp -p)"
+            return f"{name} was rewritten with the same size (if it is a copy, keep its time: cp -p)"
         if name in sizes:
-            return f"{name} has changed since, from {sizes[name]:,} to {size:,} bytes"
-    example = f", such as {(new or gone)[0][0]}" if new or gone else " in another order"
-    return f"of {len(before)} files, now {len(now)}{example}"
+            return f"{name} has changed, from {sizes[name]:,} to {size:,} bytes"
+    example = f", for example {(new or gone)[0][0]}" if new or gone else ", in another order"
+    return f"{len(before)} files before, {len(now)} now{example}"
 
 
 def _write_notes(directory: Path, settings: dict[str, Any], prepared: Sequence[PreparedShard]) -> None:
@@ -241,5 +241,5 @@ def _writing(directory: Path) -> Iterator[None]:
         yield
     except OSError as problem:
         raise DataError(
-            f"cannot write into {directory}: {problem.strerror or problem}\n  the same command goes on where it was"
+            f"cannot write into {directory}: {problem.strerror or problem}\n  the same command continues"
         ) from problem

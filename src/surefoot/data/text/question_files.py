@@ -63,16 +63,16 @@ def load_questions(
     records: list[_Record] = []
     for source, record in json_lines(path):
         if not isinstance(record, dict):
-            raise DataError(f"{source} is a {type(record).__name__}, not an object with named values")
+            raise DataError(f"{source} is a {type(record).__name__}, not a JSON object")
         layout = layout or _layout(record, source)
         records.append(_record(record, layout, source))
         if len(records[-1].endings) != len(records[0].endings):
             raise DataError(
-                f"{source} has {len(records[-1].endings)} endings, those before it {len(records[0].endings)}\n"
-                "  accuracies of different numbers of choices have no common chance: put them into files of their own"
+                f"{source} has {len(records[-1].endings)} endings, but earlier questions have {len(records[0].endings)}\n"
+                "  questions with different numbers of choices have no common chance accuracy: put them into separate files"
             )
     if not records:
-        raise DataError(f"{path} holds no questions: it is empty\n  one JSON object a line is expected")
+        raise DataError(f"{path} holds no questions: it is empty\n  expected one JSON object per line")
     if number is not None and number < len(records):
         chosen = permutation(stream_key(seed, "questions"), len(records), np.arange(number))
         records = [records[index] for index in sorted(chosen.tolist())]
@@ -83,7 +83,7 @@ def _layout(record: dict[str, Any], source: str) -> tuple[str, ...]:
     best = max(_LAYOUTS, key=lambda layout: sum(key in record for key in layout) / len(layout))
     if not any(key in record for key in best):
         known = "; ".join(map(", ".join, _LAYOUTS))
-        raise DataError(f"{source} has the keys {_list_keys(record)}\n  those of a question are one of: {known}")
+        raise DataError(f"{source} has the keys {_list_keys(record)}\n  the keys of a question must be one of: {known}")
     return best
 
 
@@ -91,22 +91,22 @@ def _record(record: dict[str, Any], layout: tuple[str, ...], source: str) -> _Re
     missing = [key for key in layout if key not in record]
     if missing:
         raise DataError(
-            f"{source} has no {', no '.join(map(repr, missing))}: its keys are {_list_keys(record)}\n"
-            f"  the keys {', '.join(layout)} are needed"
+            f"{source} has no {', no '.join(map(repr, missing))}; its keys are {_list_keys(record)}\n"
+            f"  required keys: {', '.join(layout)}"
         )
     contexts, endings = (_texts(record[key], key, source) for key in layout[:2])
     number, right = max(len(contexts), len(endings)), 0
     if min(len(contexts), len(endings)) not in (1, number):
         raise DataError(
-            f"{source}: {layout[0]!r} has {len(contexts)} texts and {layout[1]!r} {len(endings)}: which belong together?\n"
-            "  one of the two must be a single text, or both equally many"
+            f"{source}: {layout[0]!r} has {len(contexts)} texts and {layout[1]!r} has {len(endings)}, so they cannot be paired\n"
+            "  one of the two must be a single text, or both must have the same number"
         )
     for key in layout[2:]:
         if number < 2:
-            raise DataError(f"{source} has {number} ending: there is nothing to choose")
+            raise DataError(f"{source} has {number} ending, but a question needs at least 2")
         right = _right(record[key], key, source, number=number)
     if len(layout) == 2 and number > 1:
-        raise DataError(f"{source} has several endings and no key that says which is right")
+        raise DataError(f"{source} has several endings, but no key for the right one")
     contexts, endings = (side * number if len(side) == 1 else side for side in (contexts, endings))
     spaced = [
         ending if prefix[-1].isspace() or ending[0].isspace() else f" {ending}"
@@ -118,7 +118,7 @@ def _record(record: dict[str, Any], layout: tuple[str, ...], source: str) -> _Re
 def _texts(value: Any, key: str, source: str) -> list[str]:
     texts = value if isinstance(value, list) else [value]
     if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-        raise DataError(f"{source}: {key!r} is {_cut(json.dumps(value))}: text is needed, and none empty")
+        raise DataError(f"{source}: {key!r} is {_cut(json.dumps(value))}: expected text that is not empty")
     return list(texts)
 
 
@@ -127,9 +127,9 @@ def _right(value: Any, key: str, source: str, *, number: int) -> int:
     is_text = isinstance(value, str) and value.isascii() and value.isdigit()
     plain = int(value) if is_text or (isinstance(value, int) and not isinstance(value, bool)) else -1
     if not 0 <= plain < number:
-        hidden = "\n  a test set without answers? The validation set has them" if value in ("", None, -1) else ""
+        hidden = "\n  a test set without answers? The validation set has answers" if value in ("", None, -1) else ""
         raise DataError(
-            f"{source}: {key!r} is {_cut(json.dumps(value))}: a number from 0 to {number - 1} is needed{hidden}"
+            f"{source}: {key!r} is {_cut(json.dumps(value))}: expected an index from 0 to {number - 1}{hidden}"
         )
     return plain
 

@@ -91,9 +91,9 @@ class TokenShards:
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
             anew = "write it again"
             if (self.directory / "prepare.json").is_file():
-                anew = f"the same surefoot data prepare {self.directory} ... makes it anew"
+                anew = f"repeat the same command: surefoot data prepare {self.directory} ..."
             raise DataError(
-                f"token shard {wrong[0]}{more} is damaged: its bytes are not those that were written (another SHA-256)\n"
+                f"token shard {wrong[0]}{more} is damaged: its SHA-256 is not the recorded one\n"
                 f"  copy it again, or {anew}"
             )
         return len(chosen)
@@ -118,7 +118,7 @@ def write_shards(
     """
     directory = local_path(directory, setting="directory")
     if (directory / INDEX).exists():
-        raise DataError(f"{directory} holds token shards already: choose another directory, or delete this one first")
+        raise DataError(f"{directory} already holds token shards: choose another directory, or delete this one first")
     if vocab_size < 1 or shard_tokens < 1:
         raise DataError(f"vocab_size = {vocab_size} and shard_tokens = {shard_tokens} must both be at least 1")
     directory.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def write_shards(
     filled = enumerate(cut_shards(enumerate(_check_tokens(parts, vocab_size)), shard_tokens))
     shards = [write_shard(pieces, directory, number=number, vocab_size=vocab_size) for number, (pieces, *_) in filled]
     if not shards:
-        raise DataError(f"no tokens to write into {directory}: every array that was given is empty")
+        raise DataError(f"no tokens to write into {directory}: all arrays are empty")
     return write_index(shards, directory, vocab_size=vocab_size)
 
 
@@ -154,7 +154,7 @@ def _check_tokens(parts: Iterable[Tokens], vocab_size: int) -> Iterator[Tokens]:
         array = np.asarray(part)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise DataError(
-                f"tokens must be 1-dimensional arrays of whole numbers, found {array.dtype} of shape {array.shape}"
+                f"tokens must be 1-dimensional arrays of integers, found {array.dtype} of shape {array.shape}"
             )
         if (wrong := np.flatnonzero((array < 0) | (array >= vocab_size))).size:
             raise DataError(
@@ -188,25 +188,25 @@ def _read_index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
     path = directory / INDEX
     if not directory.is_dir():
         raise DataError(
-            f"no token shards at {directory}: there is no such directory\n  make them with surefoot.data.write_shards"
+            f"no token shards at {directory}: the directory does not exist\n  write them with surefoot.data.write_shards"
         )
     if not path.is_file():
-        raise DataError(f"no token shards in {directory}: it has no {INDEX}, which is written last\n  write them again")
+        raise DataError(f"no token shards in {directory}: {INDEX}, written last, is missing\n  write them again")
     try:
         index = json.loads(path.read_bytes())
         shards = [Shard(str(shard["name"]), int(shard["count"]), str(shard["sha256"])) for shard in index["shards"]]
         vocab_size, dtype, version = int(index["vocabulary"]), _DTYPES[index["dtype"]], index["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise DataError(
-            f"{path} is no index of token shards ({type(problem).__name__}: {problem}): write them again"
+            f"{path} is not an index of token shards ({type(problem).__name__}: {problem}): write them again"
         ) from problem
     if version != 1:
         raise DataError(
-            f"{path} has format version {version}, this surefoot reads 1: update surefoot, or write the shards again"
+            f"{path} has format version {version}, but this surefoot reads 1: update surefoot, or write the shards again"
         )
     for shard in shards:
         if Path(shard.name).name != shard.name or shard.name in ("", ".", ".."):
-            raise DataError(f"{path} names {shard.name!r}, which is no plain file name: refused")
+            raise DataError(f"{path} names {shard.name!r}, which is not a plain file name")
     if sum(shard.count for shard in shards) == 0:
         raise DataError(f"{path} lists no tokens: write the shards again")
     return vocab_size, dtype, shards
@@ -220,7 +220,7 @@ def _mmap(path: Path, shard: Shard, dtype: np.dtype[Any]) -> Tokens:
         raise DataError(f"token shard {path} cannot be read: {problem.strerror}\n  {hint}") from problem
     if size != expected or size == 0:
         state = "is empty" if size == 0 else "is truncated" if size < expected else "is too long"
-        raise DataError(f"token shard {path} {state}: {size} bytes, written were {expected}\n  {hint}")
+        raise DataError(f"token shard {path} {state}: {size} bytes instead of {expected}\n  {hint}")
     # a plain array over the mapping: indexing of np.memmap is several times slower
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 

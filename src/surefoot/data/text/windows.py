@@ -40,7 +40,7 @@ class TrainWindows:
         if self.ends[-1] == 0:
             longest = max(len(array) for array in self.arrays)
             raise DataError(
-                f"no window of context {context} fits into {longest} tokens in one piece: at least {2 * context} are needed\n"
+                f"no window of context {context} fits into {longest} contiguous tokens: at least {2 * context} are needed\n"
                 "  give more text, or a smaller context"
             )
         self.starts = self.ends - counts
@@ -159,12 +159,12 @@ def _cut(array: Tokens, firsts: Ids, context: int) -> Tokens:
 
 def _arrays(tokens: Tokens | TokenShards, context: int) -> list[Tokens]:
     if context < 1:
-        raise DataError(f"context = {context}: a window has at least 1 token")
+        raise DataError(f"context = {context}: a window needs at least 1 token")
     arrays = list(tokens.arrays) if isinstance(tokens, TokenShards) else [np.asarray(tokens)]
     for array in arrays:
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise DataError(
-                f"tokens must be a 1-dimensional array of whole numbers, found {array.dtype} of shape {array.shape}\n"
+                f"tokens must be a 1-dimensional array of integers, found {array.dtype} of shape {array.shape}\n"
                 "  encode text first: surefoot.tokenizers.ByteTokenizer().encode(text)"
             )
     return [array for array in arrays if len(array)] or [np.empty(0, np.int64)]

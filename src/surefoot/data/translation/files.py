@@ -21,7 +21,7 @@ _VALIDATION = ("val", "valid", "validation", "dev")
 _TEST = ("test", "test_2016_flickr")
 _TABLES = (".tsv", ".jsonl")
 _SIDES = ("source", "target")
-_OTHER_LANGUAGES = "other languages: --data.source ... --data.target ..."
+_OTHER_LANGUAGES = "for other languages: --data.source ... --data.target ..."
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ def load_pairs(
     (99, ('word 0', 'Wort 0'))
     """
     if on_empty not in get_args(OnEmpty):
-        raise ConfigError(f"on_empty = {on_empty!r}: error, or skip")
+        raise ConfigError(f"on_empty = {on_empty!r}: choose error or skip")
     if source == target:
-        raise ConfigError(f"source and target are both {source!r}: name two languages, as the ends of the files do")
+        raise ConfigError(f"source and target are both {source!r}: name two languages, as in the suffixes of the files")
     path = local_path(path, setting="path")
     validation = test = _Part()
     if not path.is_dir():
@@ -93,8 +93,8 @@ def load_pairs(
         if "train" not in names:
             there = ", ".join(sorted(file.name for file in path.iterdir())[:12]) or "nothing"
             raise DataError(
-                f"no text to train on in {path}: neither train.{source} and train.{target} nor train.tsv or train.jsonl (.gz too)\n"
-                f"  there are: {there}\n  {_OTHER_LANGUAGES}"
+                f"no training text in {path}: neither train.{source} and train.{target} nor train.tsv or train.jsonl (.gz too)\n"
+                f"  found: {there}\n  {_OTHER_LANGUAGES}"
             )
         training = read(path / "train")
         test = next((read(path / name) for name in (*_TEST, *names) if name in names and "test" in name), test)
@@ -117,7 +117,7 @@ def split_pairs(pairs: Sentences, *, val_fraction: float) -> tuple[Sentences, Se
     chosen = [int.from_bytes(blake2b(one.encode(), digest_size=8).digest(), "little") < limit for one, _ in pairs]
     training = [pair for pair, is_held_out in zip(pairs, chosen, strict=True) if not is_held_out]
     held_out = [pair for pair, is_held_out in zip(pairs, chosen, strict=True) if is_held_out]
-    check_parts(len(training), len(held_out), val_fraction, what="pairs", cure="0.1, or a validation part of their own")
+    check_parts(len(training), len(held_out), val_fraction, what="pairs", cure="0.1, or add a validation file")
     return training, held_out
 
 
@@ -147,8 +147,8 @@ def _file(path: Path, source: str, target: str, on_empty: OnEmpty) -> _Part:
     if not path.is_file():
         raise no_such(path)
     raise DataError(
-        f"{path} is neither .tsv nor .jsonl, nor does its name end in .{source} or .{target}\n"
-        "  name it so, or give the languages as the files have them: --data.source ... --data.target ..."
+        f"{path} does not end in .tsv, .jsonl, .{source} or .{target}\n"
+        "  rename it, or give the languages as in the suffixes of the files: --data.source ... --data.target ..."
     )
 
 
@@ -163,14 +163,14 @@ def _lines_of_both(stem: Path, source: str, target: str, on_empty: OnEmpty) -> _
             beside = stem.parent.glob(f"{stem.name}.*")
             there = sorted({other.name.removesuffix(".gz").removeprefix(f"{stem.name}.") for other in beside})
             raise DataError(
-                f"{stem}.{language} is missing (.gz too): there is {stem.name} in {', '.join(there)}\n  {_OTHER_LANGUAGES}"
+                f"{stem}.{language} is missing (.gz too); {stem.name} is available in: {', '.join(there)}\n  {_OTHER_LANGUAGES}"
             )
         files.append(file)
     sources, targets = map(_lines, files)
     if len(sources) != len(targets):
         raise DataError(
-            f"{files[0]} has {len(sources)} lines, {files[1]} has {len(targets)}: each line of one translates the same of the other\n"
-            "  a line may hold other line breaks than a line feed: was one of them written by a program that splits there?"
+            f"{files[0]} has {len(sources)} lines, but {files[1]} has {len(targets)}: line n of one must translate line n of the other\n"
+            "  only a line feed ends a line: did a program also split at other line breaks in one file?"
         )
     pairs = [(one.strip(), other.strip()) for one, other in zip(sources, targets, strict=True)]
     return _without_empty(pairs, files, first_line=1, on_empty=on_empty)
@@ -192,7 +192,7 @@ def _of_row(line: str, where: str, *, columns: tuple[int, int]) -> tuple[str, st
     row = line.split("\t")
     if len(row) <= max(columns):
         raise DataError(
-            f"{where}: {len(row)} column{'s' * (len(row) != 1)}, and a source and a target are needed, with a tab between them\n"
+            f"{where}: {len(row)} column{'s' * (len(row) != 1)}; expected a source and a target, separated by a tab\n"
             f"  found: {line[:60]!r}"
         )
     return row[columns[0]].strip(), row[columns[1]].strip()
@@ -202,21 +202,21 @@ def _of_json(line: str, where: str, *, source: str, target: str) -> tuple[str, s
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as problem:
-        raise DataError(f"{where} is no JSON: {problem}\n  found: {line[:60]!r}") from problem
+        raise DataError(f"{where} is not JSON: {problem}\n  found: {line[:60]!r}") from problem
     inner = record.get("translation", record) if isinstance(record, dict) else None
     if not isinstance(inner, dict) or source not in inner or target not in inner:
-        keys = ", ".join(map(str, inner)) if isinstance(inner, dict) else f"none, it is {line[:40]!r}"
+        keys = ", ".join(map(str, inner)) if isinstance(inner, dict) else f"none, because it is {line[:40]!r}"
         raise DataError(f"{where}: no text under {source!r} and {target!r}; its keys: {keys}\n  {_OTHER_LANGUAGES}")
     for language in (source, target):
         if not isinstance(inner[language], str):
             raise DataError(
-                f"{where}: the value of {language!r} is no text: {json.dumps(inner[language])[:60]}\n"
-                "  write it as one, in quotes, or take the line out"
+                f"{where}: the value of {language!r} is not text: {json.dumps(inner[language])[:60]}\n"
+                "  put it in quotes, or remove the line"
             )
         try:
             inner[language].encode()
         except UnicodeEncodeError as problem:
-            raise DataError(f"{where} holds half a character: {problem.object[problem.start]!r}") from problem
+            raise DataError(f"{where} holds half a surrogate pair: {problem.object[problem.start]!r}") from problem
     return inner[source].strip(), inner[target].strip()
 
 
@@ -238,7 +238,7 @@ def _without_empty(pairs: Sentences, files: Sequence[Path], *, first_line: int, 
             problems += f"{files[side]}, line {index + first_line}: the {_SIDES[side]} is empty, and {other}\n"
         many = "one pair has" if len(wrong) == 1 else f"{len(wrong):,} pairs have"
         raise DataError(
-            f"{problems}  {many} an empty side: take them out of the data on both sides, or leave them out: --data.on-empty skip"
+            f"{problems}  {many} an empty side: remove them on both sides, or skip them: --data.on-empty skip"
         )
     complete = {line: pair for line, pair in enumerate(pairs, start=first_line) if all(pair)}
     if not complete:

@@ -41,7 +41,7 @@ class TokenPairs:
         max_target_tokens: int | None = None,
     ) -> None:
         if len(sources) != len(targets):
-            raise DataError(f"{len(sources)} sources and {len(targets)} targets: a pair has one of each")
+            raise DataError(f"{len(sources)} sources and {len(targets)} targets: each pair needs one of each")
         counts = np.array([[len(row) + 1 for row in side] for side in (sources, targets)], dtype=np.int64).T
         fits = np.ones(len(counts), dtype=bool)
         for side, (name, limit) in enumerate(
@@ -49,7 +49,7 @@ class TokenPairs:
         ):
             if limit is not None:
                 if limit < 2:
-                    raise ConfigError(f"{name} = {limit}: a sentence needs a token and an end, 2 at least")
+                    raise ConfigError(f"{name} = {limit}: a sentence needs at least 2 tokens, its end token included")
                 fits &= counts[:, side] <= limit
         self.lengths: NDArray[np.int64] = counts[fits]
         self.left_out = int(len(fits) - fits.sum())
@@ -57,7 +57,7 @@ class TokenPairs:
             raise DataError(
                 f"all {self.left_out} pairs are longer than max_source_tokens = {max_source_tokens}"
                 f" and max_target_tokens = {max_target_tokens}\n"
-                f"  the shortest has {int(counts[:, 0].min())} and {int(counts[:, 1].min())}: give larger limits"
+                f"  the shortest has {int(counts[:, 0].min())} and {int(counts[:, 1].min())}: raise the limits"
             )
         indices = np.flatnonzero(fits).tolist()
         self.source, self.source_starts = _flat([sources[index] for index in indices], before=[])

@@ -51,7 +51,7 @@ def cldr_phrases(source: str = "en", target: str = "de", *, count: int = 24_000,
     ('Tuesday, February 15, 2039', 'Dienstag, 15. Februar 2039')
     """
     if count < 1:
-        raise ConfigError(f"count = {count}: at least one phrase")
+        raise ConfigError(f"count = {count}: at least one phrase is needed")
     languages = locale(source), locale(target)
     if languages[0] == languages[1]:
         raise ConfigError(f"source and target are both {source!r}: name two languages, such as en and de")
@@ -90,8 +90,8 @@ def locale(name: str) -> "Locale":
         near = difflib.get_close_matches(name.replace("-", "_"), known, n=4, cutoff=0.5)
         near = [by_name[name.lower()]] if name.lower() in by_name else near or ["en", "de", "fr", "es"]
         raise ConfigError(
-            f"no language {name!r} in Unicode's CLDR; near ones: {', '.join(near)}\n"
-            "  a language has two or three letters, with a country after it where that matters: pt_BR"
+            f"no language {name!r} in Unicode's CLDR; similar names: {', '.join(near)}\n"
+            "  a language code has two or three letters, and a country if necessary: pt_BR"
         ) from problem
 
 

@@ -83,7 +83,7 @@ KINDS = (
         cls=Adafactor,
         state_bytes=lambda _, shapes: sum(_rows_and_columns(shape) * item_bytes for shape, item_bytes in shapes),
         shardable=False,
-        on_shards="its means over rows and columns, and the size of its steps, need whole matrices",
+        on_shards="its row and column means, and its step sizes, need whole matrices",
         skip="own arithmetic",
     ),
 )

@@ -107,7 +107,7 @@ def quantization() -> ModuleType:
     except Exception as problem:  # its kernel library may fail in many ways
         raise ConfigError(
             f"adamw8bit needs bitsandbytes, which cannot be loaded: {first_line(problem) or repr(problem)}\n"
-            '  pip install "surefoot[quant]", or use adamw'
+            '  install it: pip install "surefoot[quant]", or use adamw'
         ) from problem
     finally:
         log.level = level
@@ -124,7 +124,7 @@ KINDS = (
         cls=AdamW8bit,
         state_bytes=lambda _, shapes: sum(2 * _in_8_bits(prod(shape)) for shape, _ in shapes),
         shardable=False,
-        on_shards="its blocks of 256 numbers would end where a rank's rows end, and hold other numbers on other ranks",
+        on_shards="its blocks of 256 elements would end at a rank's last row, and depend on the number of ranks",
         skip="own arithmetic",
     ),
 )

@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 Shapes = Sequence[tuple[Shape, int]]  # per parameter: its shape on this rank, and its bytes per element
 StateBytes = Callable[[Any, Shapes], int]
 
-NUMBER_BY_NUMBER = "number by number"
+NUMBER_BY_NUMBER = "element by element"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +106,9 @@ def refuse_shards(kind: OptimizerKind | None, *, name: str) -> None:
     """
     if kind is not None and kind.shardable:
         return
-    why = "nobody knows whether it looks at more than one number at a time" if kind is None else kind.on_shards
+    why = "its update may combine several elements of a parameter" if kind is None else kind.on_shards
     *able, last = [each.name for each in all_kinds() if each.name and each.shardable]
     raise ConfigError(
-        f"parallel = fsdp: {name} cannot train parts of a parameter: {why}\n"
+        f"parallel = fsdp: {name} cannot train shards of a parameter: {why}\n"
         f"  use {', '.join(able)} or {last}, or --parallel ddp"
     )

@@ -47,8 +47,8 @@ class MuonWithAdamW(Optimizer):
         others = [group for group in groups if not group["hidden"]]
         if not hidden:
             raise ConfigError(
-                "muon: no hidden matrix or kernel is trained: all there is are embeddings, a head, vectors, or of kinds unknown\n"
-                "  use adamw; or name what is no hidden matrix, and all others are: --optimizer.adamw_modules MODULE"
+                "muon: no hidden matrix or kernel is trained, only embeddings, a head, vectors or layers of unknown types\n"
+                "  use adamw; or name the modules for AdamW, so that all other matrices count as hidden: --optimizer.adamw-modules MODULE"
             )
         settings = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
         self.matrices = [[_as_matrix(parameter) for parameter in group["params"]] for group in hidden]
@@ -158,7 +158,7 @@ def _as_matrix(parameter: nn.Parameter) -> nn.Parameter:
         return parameter
     if not parameter.is_contiguous():
         raise ConfigError(
-            f"muon: a kernel of shape {list(parameter.shape)} does not lie row by row in memory (channels last?)\n"
+            f"muon: a kernel of shape {list(parameter.shape)} is not contiguous in memory (channels last?)\n"
             "  give the model contiguous weights, or use adamw"
         )
     matrix = parameter.detach().flatten(1)
@@ -190,7 +190,7 @@ KINDS = (
         build=_build,
         split=lambda model, groups, own: split_hidden(groups, hidden_matrices(model, excepted=own["adamw_modules"])),
         shardable=True,
-        on_shards="hidden matrices are gathered whole, each by one rank, made orthogonal there and spread again",
+        on_shards="each hidden matrix gathered on one rank, orthogonalized there and redistributed",
         skip="part by part",
     ),
     OptimizerKind(
@@ -198,7 +198,7 @@ KINDS = (
         state_bytes=copies(1),
         update_bytes=update_bytes,
         shardable=False,
-        on_shards="it trains a part of what muon does",
+        on_shards="it is only one part of muon",
         skip="own arithmetic off the CPU",
     ),
 )

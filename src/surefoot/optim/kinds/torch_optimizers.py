@@ -63,10 +63,8 @@ KINDS = (
     _unnamed_kind(
         optim.Muon,
         count=1,
-        why_whole="it would make the rows of each rank orthogonal by themselves: surefoot.optim.muon(...) gathers them",
+        why_whole="it would orthogonalize each rank's rows separately; surefoot.optim.muon(...) gathers them",
     ),
-    _unnamed_kind(
-        optim.Adafactor, why_whole="its means over rows and columns, and the size of its steps, need whole matrices"
-    ),
+    _unnamed_kind(optim.Adafactor, why_whole="its row and column means, and its step sizes, need whole matrices"),
     _unnamed_kind(optim.LBFGS, why_whole="it compares whole gradients"),
 )

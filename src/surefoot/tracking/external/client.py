@@ -75,7 +75,7 @@ class Tracker:
                     self._hear()
                     time.sleep(0.01)
                 if process.poll() is None:
-                    self.problem = self.problem or f"it did not finish within {CLOSING_S:g} s of the end, and was ended"
+                    self.problem = self.problem or f"it did not finish within {CLOSING_S:g} s of the end and was killed"
                     with suppress(OSError):
                         if sys.platform != "win32":
                             os.killpg(process.pid, signal.SIGKILL)  # together with its child processes

@@ -31,13 +31,13 @@ def trackers_of(trackers: str | Sequence[str] | None, *, out: str | Path | None)
     for name in names:
         if name not in PACKAGES:
             meant = nearest(name, PACKAGES)
-            cure = f"did you mean {meant}?" if meant else f"there are: {', '.join(PACKAGES)}"
+            cure = f"did you mean {meant}?" if meant else f"available: {', '.join(PACKAGES)}"
             raise ConfigError(f"no tracker {name!r}: {cure}")
     if len(set(names)) < len(names):
-        raise ConfigError(f"trackers = {trackers!r} names one of them twice")
+        raise ConfigError(f"trackers = {trackers!r} names a tracker twice")
     if names and out is None:
         raise ConfigError(
-            f"trackers = {trackers!r}: the run's directory keeps the tracker's id of the run, and this run has no directory\n"
+            f"trackers = {trackers!r}: the tracker's run id is stored in the run directory, and this run has no directory\n"
             "  give one: --run-dir DIR"
         )
     return names
@@ -52,7 +52,7 @@ def refuse_missing(names: Sequence[str]) -> None:
     if missing := {name: packages for name, packages in wanted.items() if packages}:
         what = "; ".join(f"{name} needs {', '.join(packages)}" for name, packages in missing.items())
         raise ConfigError(
-            f'trackers: {what}, not installed here\n  pip install "surefoot[{",".join(missing)}]", or leave it out'
+            f'trackers: {what}, not installed here\n  pip install "surefoot[{",".join(missing)}]", or omit the tracker'
         )
 
 
