@@ -107,7 +107,7 @@ class CheckpointError(SurefootError):
 
 
 class DivergedError(SurefootError):
-    """A divergence: too many consecutive steps were not finite. `step` is the first step; `seen` (JSON) and `text` describe this step.
+    """A divergence: too many consecutive steps were not finite. `step` is the first of these steps; `seen` (JSON) and `text` describe it.
 
     >>> DivergedError("loss not finite", step=412).step
     412
@@ -121,7 +121,7 @@ class DivergedError(SurefootError):
 
 
 class RankLostError(SurefootError):
-    """The loss of a rank that died, hung, or left the common step order. The message names the rank and its last step.
+    """The loss of a rank: the rank died, hung, or stopped before the other ranks. The message names the rank and its last step.
 
     >>> RankLostError.exit_status
     7
@@ -193,7 +193,7 @@ def first_line(problem: BaseException) -> str:
 
 
 def error_lines(problem: BaseException) -> str:
-    """Return an exception's message with "error: " before each line that is not indented."""
+    """Return an exception's message with the prefix "error:" on each line that is not indented."""
     return "\n".join(line if line.startswith(" ") else f"error: {line}" for line in str(problem).splitlines() or [""])
 
 
@@ -239,7 +239,7 @@ def leave_script(problem: SurefootError) -> None:
 
 
 def wait_for_first_rank() -> None:
-    """Wait 10 s under torchrun, except on local rank 0, which may print the same error before torchrun ends all ranks."""
+    """Wait 10 s under torchrun on local ranks above 0. Local rank 0 may print the same error before torchrun ends all ranks."""
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK") != "0":
         threading.Event().wait(10.0)  # this module must not import the clock `time`
 

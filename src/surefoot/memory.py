@@ -75,7 +75,7 @@ def free_bytes(device: torch.device) -> int:
     """Return the bytes of a device that this process can still allocate. Raises `ConfigError` if the number is unknown.
 
     On CUDA the result includes memory that torch has reserved but not allocated. On the CPU the result is the memory
-    available without swapping, limited by the process's control groups (containers have them).
+    available without swapping, limited by the process's control groups, such as a container's memory limit.
     """
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

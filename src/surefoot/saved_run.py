@@ -33,7 +33,7 @@ _BY_SCRIPT = "only the script that built this run can rebuild it; add to it: pri
 
 
 def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False) -> SavedRun:
-    """Return the saved run in a directory. Only properties and methods of the result read files.
+    """Return the saved run in a directory, without reading its files.
 
     `run` can also be a `Run` that is not open. Pass a `Run` if only your script can build the run again.
     Methods that execute the run's program raise an error if the program has changed, unless `run_changed_program` is True.
@@ -186,12 +186,13 @@ class SavedRun:
     ) -> ExportResult:
         """Write the weights of a checkpoint as safetensors for other libraries, with one tensor in memory at a time.
 
-        `checkpoint` is "newest" (the newest intact one), "best", or a step. The weights "auto" are the averaged weights if the
-        run has them. The layout "native" keeps the model's parameter names. Tied tensors are stored once, and the file's metadata
-        lists their other names. The layout "gpt2" is transformers' GPT2LMHeadModel with config.json, for a `GPT` of the family
-        gpt2. Weights larger than `max_file` are split into several files with an index. `out` defaults to RUN/export. `model`
-        selects one of several models. The run's tokenizers are copied. The checkpoint's bytes are verified before use. Raises
-        `CheckpointError` if a file cannot be read or written, and `ConfigError` if an argument does not fit the run.
+        `checkpoint` is "newest" (the newest intact checkpoint), "best", or a step. `weights="auto"` selects the averaged weights
+        if the run has averaged weights. The layout "native" keeps the model's parameter names. Tied tensors are stored once, and
+        the file's metadata lists their other names. The layout "gpt2" stores a `GPT` of the family gpt2 as transformers'
+        GPT2LMHeadModel, with config.json. Weights larger than `max_file` are split into several files with an index. `out`
+        defaults to RUN/export. `model` selects one of several models. The run's tokenizers are copied. The checkpoint's bytes
+        are verified before use. Raises `CheckpointError` if a file cannot be read or written, and `ConfigError` if an argument
+        does not fit the run.
         """
         from surefoot.export.export import export
 
@@ -219,9 +220,9 @@ class SavedRun:
         """Load the weights of a checkpoint into a model. Return the model on its device in evaluation mode.
 
         `model` is a module, or a class or function that returns a module. If `model` is None, the run's program builds the model.
-        `checkpoint` is "newest" (the newest intact one), "best", a step, or "average N" for the mean of the last N. The weights
-        "auto" are the averaged weights if the run has them; "averaged" and "trained" select explicitly. `name` selects one of
-        several models. Raises `CheckpointError` if the weights do not fit the model.
+        `checkpoint` is "newest" (the newest intact checkpoint), "best", a step, or "average N" for the mean of the last N
+        checkpoints. `weights` is "averaged", "trained", or "auto" for the averaged weights if the run has averaged weights.
+        `name` selects one of several models. Raises `CheckpointError` if the weights do not fit the model.
         """
         from torch.nn import Module
 
@@ -241,7 +242,7 @@ class SavedRun:
     def evaluate(self, *splits: str, checkpoint: str | int = "newest") -> dict[str, float]:
         """Execute the run's program and evaluate a checkpoint. Return {"SPLIT/METRIC": value}. Collective.
 
-        The default is all splits except those with `at_end`. `checkpoint` is as in `load_model`.
+        The default is all splits except those with `at_end`. `checkpoint` has the same values as in `load_model`.
         """
         from surefoot.recipes.optimizer_settings import note
         from surefoot.recipes.program import choose_checkpoint
@@ -257,12 +258,12 @@ class SavedRun:
     def replay(self, step: int, *, samples: int = 8, say: Callable[[str], None] | None = None) -> Replay:
         """Repeat one step from the nearest earlier checkpoint and return its trace. `print` displays the trace.
 
-        `step` counts from 0. `samples` limits the displayed samples. `say` receives the number of steps to repeat, their
-        expected time, and the differences from the run. Executes the run's program.
+        `step` counts from 0. `samples` limits the number of displayed samples. `say` receives the number of steps to
+        repeat, their expected time, and the differences from the run. Executes the run's program.
 
-        On the same machine the loss, norm, module outputs and gradients equal those of the original step bit for bit. A compiled
-        run is traced without compilation, so results are equal up to rounding. Raises `ConfigError` if the step does not exist or
-        your own loop executes the steps. Raises `CheckpointError` if no earlier checkpoint is intact.
+        On the same machine the loss, gradient norm, module outputs and gradients equal the original step's values bit for bit. A
+        compiled run is traced without compilation, so results are equal up to rounding. Raises `ConfigError` if the step does not
+        exist or your own loop executes the steps. Raises `CheckpointError` if no earlier checkpoint is intact.
         """
         from surefoot.replay.replay import replay_step
         from surefoot.verify.verify import as_before
@@ -285,11 +286,11 @@ class SavedRun:
     ) -> Verdict:
         """Check all files, repeat steps from their checkpoints, and compare the results bit for bit. Writes nothing.
 
-        By default 5 `windows` of `steps` steps are repeated: the first, the last and evenly spread ones, or random windows drawn
-        with `seed`. With "all" every step is repeated. With "auto" every step is repeated if this takes at most two minutes, and
-        100 steps per window otherwise. Repeating executes the run's program. Only files and records are checked for a run built
-        by a script, or with 0 windows. On another machine values may differ by the relative `tolerance` (default 0.01). `say`
-        receives the expected cost, and `progress_fn(done, total)` the progress.
+        By default 5 `windows` of `steps` steps are repeated. Without `seed`, the first, the last and evenly spaced windows are
+        repeated; `seed` selects random windows. `steps="all"` repeats every step. `steps="auto"` repeats every step if this
+        takes at most two minutes, otherwise 100 steps per window. Repeating executes the run's program. If a script built the
+        run or `windows` is 0, only files and records are checked. On another machine values may differ by the relative
+        `tolerance` (default 0.01). `say` receives the expected cost, and `progress_fn(done, total)` the progress.
 
         Returns a verdict with proved, unproved and wrong parts. The verdict's `exit_status` is that of `surefoot verify`. Raises
         `CheckpointError` without a checkpoint, and `ConfigError` for a run of several ranks.

@@ -1,6 +1,6 @@
 """The seeding of Python, NumPy and torch with a 64-bit hash of (seed, stream, address).
 
-An address is (step, micro-batch) or (epoch, sample). The number of ranks and workers changes no random value.
+An address is (step, micro-batch) or (epoch, sample). Random values do not depend on the number of ranks or workers.
 """
 
 import os

@@ -466,7 +466,7 @@ def timed(run_dir: Path, **changes: Any) -> sf.Run:
 
 def printed_s(printed: str) -> float:
     """The seconds that the console's last words tell, of all phases together."""
-    minutes, seconds = re.findall(r"; (?:(\d+)m)?(\d+)s: ", printed)[-1]
+    minutes, seconds = re.findall(r"took (?:(\d+)m)?(\d+)s: ", printed)[-1]
     return 60 * int(minutes or 0) + int(seconds)
 
 

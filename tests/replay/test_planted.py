@@ -165,7 +165,7 @@ def test_bisecting_finds_the_update_that_spoiled_a_weight(command: Ran, tmp_path
     trained(command, Config(fault="update", max_bad_steps=30, run_dir=str(tmp_path / "run"), save_every="1 steps"))
     _, page, _ = command("replay", str(tmp_path / "run"), "--bisect-nan")
     assert page.startswith(
-        "first bad step: 0, after the update, a weight is not finite (the weights of step-00000001 are not finite)"
+        "first bad step: 0, a weight after the update is not finite (the weights of step-00000001 are not finite)"
     )
     _, page, _ = command("replay", str(tmp_path / "run"), "--step", "1")
     assert "first non-finite: the weight first.weight, before the step" in page

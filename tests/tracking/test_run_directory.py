@@ -681,7 +681,7 @@ def test_what_is_no_number_of_an_optimizer_is_refused_by_name(stopped: Path) -> 
         state["param_groups"]["model"]["list"][0]["dict"]["betas"] = {"tuple": []}
 
     forged.state_changed(forged.checkpoint(stopped, 8), edit)
-    with pytest.raises(sf.CheckpointError, match=r"cannot resume: betas of the optimizer was \(\), and is \(0.9"):
+    with pytest.raises(sf.CheckpointError, match=r"cannot resume: betas of the optimizer was \(\), and is now \(0.9"):
         build(stopped).train()
 
 

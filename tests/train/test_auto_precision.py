@@ -453,7 +453,7 @@ def test_what_the_table_says_of_compiling_stays_with_the_run(tmp_path: Path, mon
         built(tmp_path / "run", compile=False).train()
     assert sf.load(built(tmp_path / "run", compile="auto")).verify(steps="all").exit_status == 0
     replayed = sf.load(built(tmp_path / "run", compile="auto")).replay(step=3)
-    assert any("uncompiled" in note for note in replayed.notes)
+    assert any("without torch.compile" in note for note in replayed.notes)
 
 
 @pytest.mark.slow

@@ -241,7 +241,7 @@ def _longer(record: dict[str, Any]) -> None:
     [
         (
             lambda run: forged.state_changed(forged.checkpoint(run, 8), _other_rate),
-            "step-00000008 is from another run than step-00000026: optimizer.lr was 0.5, now 0.01",
+            "step-00000008 is from a different run than step-00000026: optimizer.lr was 0.5, now 0.01",
         ),
         (
             lambda run: forged.state_changed(forged.checkpoint(run, 8), _other_best),
@@ -265,7 +265,7 @@ def _longer(record: dict[str, Any]) -> None:
         ),
         (
             lambda run: forged.environment_changed(run, lambda session: session["data"].update(samples=53)),
-            "environment.json lists other training data than step-00000000",
+            "environment.json lists different training data than step-00000000",
         ),
         (lambda run: (run / "environment.json").write_text("[]"), "environment.json is damaged"),
         (
@@ -333,7 +333,7 @@ class Unprinted(torch.nn.Module):
 
 def test_another_model_is_named_with_all_that_is_known_of_the_files(run: Path, tmp_path: Path) -> None:
     verdict = sf.load(build(run, model=_wider)).verify()
-    assert "builds another run than step-00000026: the model had " in the_problem(verdict).text
+    assert "no longer builds the run in step-00000026: the model had " in the_problem(verdict).text
     assert (verdict.exit_status, verdict.outcomes, len(verdict.proved)) == (4, [], 3)
 
     def sized(size: int) -> sf.Run:
@@ -593,7 +593,7 @@ def test_on_another_machine_what_rounding_does_not_explain_is_a_fault(run: Path,
     forged.tensors_changed(forged.checkpoint(run, 16), raised("0.weight", (3, 2)))
     verdict = verified(run)
     assert the_problem(verdict).quantity == "0.weight[3, 2]"
-    assert any("not the machine that trained it" in hint for hint in verdict.hints)
+    assert any("not the machine that trained the run" in hint for hint in verdict.hints)
     assert verified(run, tolerance=1.0).sound
 
 
@@ -635,7 +635,7 @@ def test_what_a_loop_body_logs_and_keeps_is_said_not_to_be_proved(tmp_path: Path
     verdict = verified(tmp_path / "a")
     assert verdict.sound, str(verdict)
     assert "seen in the records: logged by your own loop, which cannot be repeated" in verdict.not_proved
-    assert any("state of run.register_state" in line for line in verdict.not_proved)
+    assert any("state registered with run.register_state" in line for line in verdict.not_proved)
 
 
 def test_a_loop_body_that_changes_weights_is_seen_and_named_as_a_cause(tmp_path: Path) -> None:

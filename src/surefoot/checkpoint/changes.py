@@ -52,7 +52,7 @@ def find_changes(
     other_batch = _may_compare_batches(*batches) and batches[0] != batches[1]
     changes, notes = list[Change](), list[str]()
     if elsewhere and (samples or other_batch):
-        notes.append("the bits of the samples differ, as on another machine: only the loss is compared")
+        notes.append("samples have other bits than before, as is normal on another machine: only the loss is compared")
     elif not elsewhere:
         if samples:
             rest = len(samples) - 1
@@ -111,7 +111,7 @@ def _change_of_batch(before: Fingerprints, now: Fingerprints, texts: Mapping[str
         what = f"the first micro-batch had {counts[0]} targets, and now has {counts[1]} (count_fn)"
         return Change(("loss",), what, _cause(texts["loss"]))
     own = "collate" if texts["collate"] or (now["sources"]["collate"] and not texts["data"]) else "data"
-    what = "the collate function now makes" if own == "collate" else "the training data now gives"
+    what = "collate_fn now returns" if own == "collate" else "the training data now gives"
     return Change((own,), f"{what} a different first micro-batch", _cause(texts[own]))
 
 
@@ -160,7 +160,7 @@ def _cause(texts: Sequence[str]) -> str:
     return (
         f"changed: {_names(texts)}"
         if texts
-        else "its source code is unchanged: a value, a file, or code that it uses has changed"
+        else "the source code is unchanged: a value, a file, or code that it uses has changed"
     )
 
 

@@ -195,7 +195,7 @@ def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parame
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Prevent new optimizers from importing `torch._dynamo` in torch's wrapper of `add_param_group` (1 to 2 s; decision 0037)."""
+    """Prevent torch's wrapper of `add_param_group` from importing `torch._dynamo`, which takes 1 to 2 s (decision 0037)."""
     wrapped = Optimizer.add_param_group
     if "torch._dynamo" not in sys.modules:
         Optimizer.add_param_group = inspect.unwrap(wrapped)  # type: ignore[method-assign]

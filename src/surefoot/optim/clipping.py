@@ -76,7 +76,7 @@ class ByNorm:
         self.remembered: dict[str, Tensor] = {}
 
     def apply(self, gradients: list[Tensor], *, factor: Tensor | float, norm: Tensor, skipped: Tensor) -> Tensor:  # noqa: ARG002
-        """Clip like `clip_grad_norm_`; return whether the norm exceeded `max_norm`. A smaller CPU norm skips the gradients."""
+        """Clip like `clip_grad_norm_`, but skip a multiplication by 1 on the CPU. Return whether the norm exceeded `max_norm`."""
         if norm.is_cpu and norm.dtype == self._max_norm.dtype == torch.float32 and isinstance(factor, float):
             return self._apply_on_cpu(gradients, np.float32(read_on_cpu(norm)))  # to the same bits
         limit = torch.minimum(torch.div(self._max_norm, torch.add(norm, self._tiny)), self._one)

@@ -35,7 +35,7 @@ class ModelCopy:
 
     @torch.no_grad()
     def copy_parameters(self, parameters: set[nn.Parameter] | None = None) -> None:
-        """Copy these parameters (None: all) from the live model; averaging never updates frozen parameters."""
+        """Copy these parameters (None: all) from the live model, for example frozen parameters, which averaging never updates."""
         for live, own in self.pairs:
             if parameters is None or live in parameters:
                 own.copy_(live)
@@ -68,11 +68,11 @@ def copy_buffers(live: nn.Module, model_copy: nn.Module) -> None:
 
 
 class Ema:
-    """A model copy (`copy_model`) whose parameters are moving averages of the live model's.
+    """A model copy (`copy_model`) whose parameters are moving averages of the live model's parameters.
 
     An average after n updates is decay^n * start + (1 - decay) * (sum over k of decay^(n - k) * weights after update k).
-    Evaluate, sample from or save `model`, but do not train it; `refresh` copies the live buffers. `trained` holds the averaged
-    parameters; None means all parameters with `requires_grad` now.
+    Evaluate, sample from or save `model`, but do not train it; `refresh` copies the live buffers. `trained` contains the live
+    parameters to average; None means all parameters with `requires_grad`.
 
     >>> live = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.zeros_(live.weight)

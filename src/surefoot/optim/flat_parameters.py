@@ -1,8 +1,9 @@
 """AdamW for a small model on one flat tensor per parameter group, so that a group needs one kernel call.
 
 Parameters and their state become views of flat tensors; objects, shapes and checkpoint entries stay the same. Gradients are
-copied after backward. A group is updated parameter by parameter once one of its gradients is missing, so that no decay or
-momentum moves that parameter. The same applies once a parameter leaves the flat tensor (`parameter.data = ...`).
+copied after backward. If a gradient is missing, the group is updated parameter by parameter from this step on, so that
+decay and momentum do not change the parameter without a gradient. The same applies if a parameter leaves the flat tensor
+(`parameter.data = ...`).
 """
 
 from collections.abc import Iterable, Sequence

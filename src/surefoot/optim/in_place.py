@@ -39,7 +39,7 @@ def subtract(
 ) -> None:
     """Subtract rate * (amount + decay * target) from each target; if `found_inf` is 1, change no bit.
 
-    `found_inf` is a float32 tensor on the targets' device; None stands for 0. With `negated`, rate * (decay * target - amount) is
+    `found_inf` is a float32 tensor on the targets' device; None means 0. With `negated`, rate * (decay * target - amount) is
     subtracted, as with torch's `maximize`.
 
     >>> weight = torch.tensor([1.0])
@@ -69,7 +69,7 @@ def subtract(
 def move_towards(
     averages: Sequence[Tensor], values: Sequence[Tensor], *, share: float, found_inf: Tensor | None
 ) -> None:
-    """Move each average by `share` (0 to 1) of its distance to the value; if `found_inf` is 1, change no bit.
+    """Move each average toward its value by the fraction `share` of their difference; if `found_inf` is 1, change no bit.
 
     >>> mean = torch.tensor([1.0])
     >>> move_towards([mean], [torch.tensor([3.0])], share=0.25, found_inf=None), mean
@@ -84,7 +84,7 @@ def replace(target: Tensor, value: Tensor, *, found_inf: Tensor | None) -> None:
 
 
 def read_on_cpu(number: Tensor) -> float:
-    """Return a CPU scalar's value, or raise `RuntimeError`. Below the loop, only this function reads tensors (decision 0033).
+    """Return a CPU scalar's value, or raise `RuntimeError`. During a step, only this function reads tensors (decision 0033).
 
     >>> read_on_cpu(torch.tensor(0.5))
     0.5
@@ -138,7 +138,7 @@ class Restoring:
     """A skip method that copies parameters and state on the device before each step and restores them after a bad step.
 
     State created in the skipped step gets the values of a new optimizer. Host state (a Python counter, a tensor on another
-    device) cannot be restored without waiting, so the first step raises `ConfigError` for it.
+    device) cannot be restored without waiting for the device. The first step raises `ConfigError` for host state.
     """
 
     name: str

@@ -1,6 +1,7 @@
 """Rules for the base learning rate and learning-rate factors for parts of a model, without importing torch.
 
-A factor of 0 freezes. Factors are multiplied: `adamw(3e-4, lr_multipliers=[layer_decay(0.75), frozen("embedding.*")])`.
+A factor of 0 freezes a parameter. Factors are multiplied:
+`adamw(3e-4, lr_multipliers=[layer_decay(0.75), frozen("embedding.*")])`.
 """
 
 import math
@@ -58,9 +59,10 @@ def noam_lr(d_model: int, *, warmup_steps: int, factor: float = 1.0) -> float:
 
 @dataclass(frozen=True)
 class LRMultipliers:
-    """A function from a model to learning-rate factors by parameter name; the default is 1, and 0 freezes.
+    """A function from a model to learning-rate factors by parameter name; the default is 1, and 0 freezes a parameter.
 
-    Names are as in `model.named_parameters()`. `identity` is JSON that must be equal when a run resumes. A custom rule:
+    The parameter names are from `model.named_parameters()`. `identity` is JSON that must be equal when a run resumes. A
+    custom rule:
 
     >>> from torch import nn
     >>> slow_biases = LRMultipliers(
@@ -80,8 +82,8 @@ class LRMultipliers:
 def layer_decay(decay: float) -> LRMultipliers:
     """Return learning-rate factors that fall toward the input: decay^(D - d) at depth d of D.
 
-    The head has the factor 1, and embeddings have decay^D. Layer decay is for fine-tuning (Howard and Ruder 2018, section 3.1:
-    https://arxiv.org/abs/1801.06146), with depths as in BEiT (Bao et al., 2022: https://arxiv.org/abs/2106.08254;
+    The head has the factor 1, and embeddings have the factor decay^D. Layer decay is for fine-tuning (Howard and Ruder 2018,
+    section 3.1: https://arxiv.org/abs/1801.06146), with depths as in BEiT (Bao et al., 2022: https://arxiv.org/abs/2106.08254;
     `param_groups.depths`). A model without a list of blocks raises `ConfigError`.
 
     >>> from torch import nn
@@ -150,7 +152,8 @@ def frozen(*patterns: str) -> LRMultipliers:
     """Return the factor 0 for all parameters whose names match a pattern; * matches any text.
 
     Frozen parameters keep every bit and have no gradient, weight decay, optimizer state or average. A pattern without a match
-    raises `ConfigError`. A tied parameter is frozen if any of its names matches. Batch statistics still update in training mode.
+    raises `ConfigError`. A tied parameter is frozen if any of its names matches. In training mode, the batch statistics of
+    frozen layers are still updated.
 
     >>> from torch import nn
     >>> frozen("0.*", "*.bias").factors(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))

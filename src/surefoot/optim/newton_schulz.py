@@ -32,8 +32,8 @@ class NewtonSchulz:
 def orthogonal(matrices: Sequence[Tensor], how: Sequence[NewtonSchulz]) -> list[Tensor]:
     """Return approximately U V^T in bfloat16 for each matrix U S V^T; `how` has one entry per matrix.
 
-    Matrices of one shape, also transposed, are multiplied in one batch, in 33% less time for a small GPT on the CPU. On the CPU,
-    the bits equal those of torch's Muon for each matrix alone.
+    Matrices of equal shape, after transposition if necessary, are multiplied in one batch. This takes 33% less time for a small
+    GPT on the CPU. On the CPU, the bits equal those of torch's Muon for each matrix alone.
 
     >>> (direction,) = orthogonal([torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, -4.0]])], [NewtonSchulz()])
     >>> [round(value, 1) for value in direction.flatten().tolist()]
@@ -67,7 +67,7 @@ def batches(shapes: Sequence[Sequence[int]], how: Sequence[NewtonSchulz]) -> lis
 
 
 def working_bytes(shapes: Sequence[Sequence[int]]) -> int:
-    """Return the peak bytes of one of the `batches`: its inputs, X before and after a step, and two products A."""
+    """Return the bytes of the largest of the `batches`: its inputs, X before and after an iteration, and two products A."""
     max_bytes = 0
     for indices in batches(shapes, [NewtonSchulz()] * len(shapes)):
         height, width = min(shapes[indices[0]]), max(shapes[indices[0]])
@@ -76,7 +76,7 @@ def working_bytes(shapes: Sequence[Sequence[int]]) -> int:
 
 
 def orthogonal_rows(updates: Sequence[Tensor], rows: Sequence[Rows], how: Sequence[NewtonSchulz]) -> list[Tensor]:
-    """Return this rank's rows of each orthogonalized matrix, from its rows (bfloat16) of each matrix; collective."""
+    """Orthogonalize sharded matrices. `updates` are this rank's rows (bfloat16); return the same rows of the results. Collective."""
     group = rows[0].group
     rank, ranks = group.rank(), group.size()
     owners = assign_owners(tuple(each.shape for each in rows), ranks)
@@ -107,7 +107,7 @@ def orthogonal_rows(updates: Sequence[Tensor], rows: Sequence[Rows], how: Sequen
 
 @cache
 def assign_owners(shapes: tuple[tuple[int, ...], ...], ranks: int) -> tuple[int, ...]:
-    """Return the rank that orthogonalizes each matrix: the largest matrices first, to the rank with the least work.
+    """Return the rank that orthogonalizes each matrix. Large matrices are assigned first, each to the rank with the least work.
 
     >>> assign_owners(((8, 8), (2, 2), (2, 4), (2, 4)), 2)
     (0, 1, 1, 1)
@@ -122,7 +122,8 @@ def assign_owners(shapes: tuple[tuple[int, ...], ...], ranks: int) -> tuple[int,
 def update_bytes(shapes: Sequence[tuple[int, ...]], ranks: int) -> int:
     """Return the approximate peak bytes of `orthogonal_rows` on one of `ranks` ranks.
 
-    The bytes are five copies of the rank's own matrices (received, gathered, orthogonal, by receiver, sent) and two of its rows.
+    The result includes five copies of the rank's own matrices (received, gathered, orthogonal, by receiver, sent) and two copies
+    of its rows.
 
     >>> update_bytes(((8, 8), (8, 8)), 2)
     896

@@ -51,8 +51,8 @@ def adamw(
 ) -> OptimizerSpec:
     """Specify Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2: https://arxiv.org/abs/1711.05101).
 
-    Each step decays by lr * weight_decay, so the decay follows the schedule. With `decay="matrices"`, biases and norms do not
-    decay, as in transformers and timm; embeddings do not decay either. `decay="all"` decays every parameter, as
+    Each step subtracts lr * weight_decay * weight, so the decay follows the schedule. With `decay="matrices"`, biases and
+    norms do not decay, as in transformers and timm; embeddings do not decay either. `decay="all"` decays every parameter, as
     `torch.optim.AdamW(model.parameters())` does. `lr_multipliers` are factors for parts of the model, such as
     `layer_decay(0.75)`.
 
@@ -114,8 +114,8 @@ def lion(
 ) -> OptimizerSpec:
     """Specify Lion, which steps by the sign of a momentum (Chen et al., 2023, algorithm 2: https://arxiv.org/abs/2302.06675).
 
-    The state is half of AdamW's. Every element moves by lr. Use an lr 3 to 10 times smaller than AdamW's, and a weight_decay 3 to
-    10 times larger (section 5).
+    The state takes half the bytes of AdamW's state. Every element moves by lr. Use an lr 3 to 10 times smaller than AdamW's, and
+    a weight_decay 3 to 10 times larger (section 5).
 
     >>> lion(3e-4, weight_decay=1.0).to_dict()
     {'name': 'lion', 'lr': 0.0003, 'weight_decay': 1.0, 'decay': 'matrices', 'betas': [0.9, 0.99]}
@@ -142,8 +142,8 @@ def adafactor(
     """Specify Adafactor, with a mean square per row and column (Shazeer and Stern 2018: https://arxiv.org/abs/1804.04235).
 
     The arithmetic is torch's version of algorithm 4. A step is at most min(lr, 1 / sqrt(step)) times the parameter's root mean
-    square, or times `min_scale` if that is larger. Updates are scaled down to a root mean square of `clip_threshold`. A schedule
-    has an effect only while its lr is below 1 / sqrt(step).
+    square, or times `min_scale` if `min_scale` is larger. Updates are scaled down to a root mean square of `clip_threshold`. A
+    schedule has an effect only while its lr is below 1 / sqrt(step).
 
     >>> adafactor().lr
     0.01
@@ -174,10 +174,10 @@ def muon(
     """Specify Muon for hidden matrices and kernels, and AdamW (`betas`, `eps`) for all other parameters.
 
     AdamW trains embeddings, head, norms and biases. Matrix updates are orthogonalized by `ns_steps` Newton-Schulz iterations
-    (Jordan et al., 2024: https://kellerjordan.github.io/posts/muon/). These updates have the scale of AdamW's (Liu et al., 2025,
-    section 2.2, equation 4: https://arxiv.org/abs/2502.16982), so that AdamW's learning rate and decay fit both. `adamw_lr` sets
-    another learning rate for AdamW. `adamw_modules` names the modules or parameters that AdamW trains instead of the head.
-    `surefoot plan` prints which optimizer trains each parameter.
+    (Jordan et al., 2024: https://kellerjordan.github.io/posts/muon/). These updates have the scale of AdamW's updates (Liu et
+    al., 2025, section 2.2, equation 4: https://arxiv.org/abs/2502.16982), so that AdamW's learning rate and decay fit both
+    optimizers. `adamw_lr` sets another learning rate for AdamW. `adamw_modules` names the modules or parameters that AdamW
+    trains instead of the head. `surefoot plan` prints which optimizer trains each parameter.
 
     >>> muon(3e-3).to_dict()["ns_steps"]
     5
@@ -234,7 +234,8 @@ def adamw8bit(
 ) -> OptimizerSpec:
     """Specify AdamW with 8-bit moments in blocks of 256 (Dettmers et al., 2022: https://arxiv.org/abs/2110.02861).
 
-    The state is 25% of AdamW's. Parameters of fewer than 4096 elements have 32-bit moments. The optimizer needs bitsandbytes.
+    The state takes 25% of the bytes of AdamW's state. Parameters of fewer than 4096 elements have 32-bit moments. The
+    optimizer needs bitsandbytes.
 
     >>> adamw8bit(3e-4).to_dict()["eps"]
     1e-08
@@ -278,7 +279,7 @@ def named(
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
-    """Return the specification of the optimizer `name`; settings that are None have the optimizer's defaults.
+    """Return the specification of the optimizer `name`; a setting of None selects the optimizer's default.
 
     Raises one `ConfigError` that lists all problems, including settings of other optimizers.
 

@@ -1,7 +1,8 @@
 """Parameter groups by weight decay and learning rate, and hidden matrices, chosen by modules and shapes.
 
-Names mislead: "LayerNorm.weight" does not match `norm1.weight`, and "bias" matches the matrix `bias_proj.weight`. Depth, input
-matrices and the final layer follow from the order of module registration, assumed to be the order of the forward pass.
+Parameter names are not used: a pattern "LayerNorm.weight" would miss `norm1.weight`, and "bias" would match the matrix
+`bias_proj.weight`. Depth, input matrices and the final layer follow from the order of module registration, assumed to be the
+order of the forward pass.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,9 +50,9 @@ def parameter_groups(
 
     With `decay="matrices"`, embeddings, biases, norms and other parameters with fewer than two dimensions do not decay. With
     `decay="all"`, every parameter decays. `rates` maps names to factors on the base learning rate; the default is 1. Groups with
-    the factor 1 come first, then groups by falling factor; with equal factors, the decaying group comes first. A tied parameter
-    appears once, in the group of its first owner. `trained` names the parameters to group; None means all parameters with
-    `requires_grad` now.
+    the factor 1 come first, then groups by falling factor; with equal factors, the group with weight decay comes first. A tied
+    parameter appears once, in the group of its first owner. `trained` names the parameters to group; None means all parameters
+    with `requires_grad`.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     >>> [(group.name, group.decay, group.names) for group in parameter_groups(model, 0.1)]
@@ -149,10 +150,10 @@ def _called(model: nn.Module, names: Sequence[str]) -> set[nn.Parameter]:
 def depths(model: nn.Module) -> dict[str, int] | None:
     """Return each parameter's depth by its first name, from 0 without gaps, or None if the model has no list of blocks.
 
-    Blocks are the children of the outermost `nn.ModuleList` and `nn.Sequential`. If those contain single layers, every layer with
-    a matrix is a block. Modules before the blocks (embeddings, a stem) have depth 0. Each block is one deeper than the previous
-    block, across all lists. Modules between two lists belong to the block before them; modules after the last list (a norm, a
-    head) are deepest. A tied parameter has the depth of its first occurrence.
+    Blocks are the children of the outermost `nn.ModuleList` and `nn.Sequential`. If these containers hold single layers, every
+    layer with a matrix is a block. Modules before the blocks (embeddings, a stem) have depth 0. The depth increases by 1 from
+    block to block, across all lists. Modules between two lists belong to the block before them; modules after the last list (a
+    norm, a head) are deepest. A tied parameter has the depth of its first occurrence.
 
     >>> depths(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 9, bias=False)))
     {'0.weight': 0, '1.weight': 1, '1.bias': 1, '2.weight': 1, '2.bias': 1, '3.weight': 2}
@@ -201,7 +202,7 @@ def own_parameters(module: nn.Module | None) -> set[nn.Parameter]:
 
 
 def input_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Return the matrices that read the data: embeddings and matrices before the blocks, or else the first matrix.
+    """Return the matrices that process the input: embeddings and matrices before the blocks, or else the first matrix.
 
     >>> [tuple(matrix.shape) for matrix in input_matrices(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))]
     [(3, 2)]

@@ -36,7 +36,7 @@ def should_skip(
     """Return 1.0 if the update must be skipped, else 0.0, on the device; count it in `bad_in_a_row`.
 
     After more than `max_bad_steps` consecutive bad updates, every later update is skipped and counted. With a `loss_scale` above
-    1, a gradient overflow is skipped but not counted, since a smaller scale may cure it.
+    1, an update with overflowed gradients is skipped but not counted, since a smaller scale may prevent the overflow.
 
     >>> bad_in_a_row = torch.zeros(())
     >>> norms = (1.0, torch.inf, torch.inf, 1.0)
@@ -58,8 +58,8 @@ def should_skip(
 def skipping(optimizer: Any, device: torch.device) -> Skip:
     """Return the skip method for an optimizer on a device; raise `ConfigError` if the optimizer cannot skip there.
 
-    Fused AdamW, Adam, SGD, Adagrad and the optimizers of `kinds/` skip by themselves. The step of any other optimizer is not
-    called on the CPU, and is undone from copies on other devices. The meta device counts as CUDA.
+    Fused AdamW, Adam, SGD, Adagrad and the optimizers of `kinds/` skip inside their own update. The step of any other
+    optimizer is not called on the CPU, and is undone from copies on other devices. The meta device counts as CUDA.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> skipping(torch.optim.AdamW([weight], fused=True), torch.device("cpu")).description

@@ -17,7 +17,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Declaration:
-    """An optimizer's name, defaults and checks; `file` defines its `OptimizerKind`."""
+    """An optimizer's name, defaults and checks; `file` is the module with the optimizer's `OptimizerKind`."""
 
     name: str
     file: str

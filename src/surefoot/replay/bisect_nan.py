@@ -110,6 +110,6 @@ def _in_stretch(
             if not math.isfinite(numbers.loss) or not (curable or math.isfinite(numbers.norm)):
                 return finished.index, "loss or gradient"
             if not all(bool(torch.isfinite(parameter).all()) for parameter in rerun.parts.state.parameters):
-                return finished.index, "after the update, a weight"
+                return finished.index, "a weight after the update"
             scale_before = None if scale is None else float(scale.scale)
     return None

@@ -129,9 +129,7 @@ class Look:
         if self.finite:
             return "everything in this step is finite"
         if self.first is None:
-            return (
-                "loss or gradient is not finite, but all inspected values are: the loss computes it outside the models"
-            )
+            return "loss or gradient is not finite, but all inspected values are finite: look for the cause in the loss, outside the models"
         reaches = f"; first affected module: {self.first.reaches}" if self.first.reaches else ""
         return f"first non-finite: {self.first}{reaches}"
 

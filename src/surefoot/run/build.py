@@ -70,7 +70,7 @@ def build(settings: RunSettings) -> RunComponents:
 
 
 def join_world(settings: RunSettings) -> tuple[World, Strategy]:
-    """Join the ranks and select the parallel strategy. Raises `ConfigError` if the settings differ between ranks. Collective."""
+    """Connect the ranks and select the parallel strategy. Raises `ConfigError` if the settings differ between ranks. Collective."""
     parallel = settings.parallel
     sharded = (parallel.kind if isinstance(parallel, Strategy) else parallel) == "fsdp"
     world = joined(settings.device, sharded=sharded)
@@ -129,7 +129,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
 
 
 def check_first_batch(settings: RunSettings, models: Models, pipeline: data_pipeline.DataPipeline) -> None:
-    """Test one micro-batch on several ranks. Raises `ConfigError` if the parallel strategy cannot train the models. Collective."""
+    """Test one micro-batch before distributed training. Raises `ConfigError` if the strategy cannot train the models. Collective."""
     world, parallel, is_sharded = pipeline.world, models.parallel, models.parallel.kind == "fsdp"
     if settings.loss is None or world.on_meta or not (world.size > 1 or is_sharded):
         return

@@ -35,7 +35,7 @@ from surefoot.train.run_settings import Model
 def built_models(
     model: Model | Mapping[str, Model], *, seed: int, device: torch.device, precision: str
 ) -> dict[str, nn.Module]:
-    """Return the models by name ("model" for a single model) on their device and in their dtype. Callables run with seeded generators."""
+    """Return the models by name ("model" for a single model) on their device and in their dtype. Factories run with seeded generators."""
     built: dict[str, nn.Module] = {}
     for index, (name, source) in enumerate((model if isinstance(model, Mapping) else {"model": model}).items()):
         with untouched(), device if device.type == "meta" else nullcontext():  # the meta device allocates no memory
@@ -81,7 +81,7 @@ def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -
 
 
 def with_synchronized_norms(models: Mapping[str, nn.Module], sizes: Batching) -> dict[str, nn.Module]:
-    """Replace batch normalization by SyncBatchNorm. Raises `ConfigError` for batch sizes in tokens."""
+    """Replace batch normalization by SyncBatchNorm. Raises `ConfigError` if batch sizes are in tokens."""
     if sizes.unit == "tokens":
         raise ConfigError(
             "sync_batch_norm with batch_size in tokens: a micro-batch may be empty, and the other ranks would wait for it\n"

@@ -61,7 +61,7 @@ class Checkpointing:
         return (every_s is not None and since_s >= every_s) or (self.writer.failure is not None and since_s >= _RETRY_S)
 
     def save(self, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
-        """Copy the state and write it in the background. Reports an earlier failure. All ranks call `save` after the same step."""
+        """Copy the state and write it in the background. Warns if the previous save failed. All ranks call `save` after the same step."""
         self.save_requested, self.started_at = False, self.now()
         self.wait()
         waited_s = self.now() - self.started_at
@@ -112,6 +112,6 @@ class Checkpointing:
         return checkpoint
 
     def at(self, step: int, *, only: Collection[str] | None = None) -> Checkpoint:
-        """Return the checkpoint of a step after pending saves. Raises `CheckpointError` for a damaged or absent checkpoint. Collective."""
+        """Wait for pending saves and return a step's checkpoint. Raises `CheckpointError` if it is damaged or absent. Collective."""
         self.writer.wait()
         return self.store.at(step, only=only, world=self.world if self.world.size > 1 else None)

@@ -25,10 +25,11 @@ def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
 
 
 def write_report(problem: Exception, parts: RunComponents, *, step: int) -> None:
-    """Write an error to crash/step-N.json in the run's directory, if it has one, after pending saves.
+    """Wait for pending saves, then write an error to crash/step-N.json in the run's directory, if the run has a directory.
 
     The report lists the samples of this rank's micro-batches. Samples are not read again, because reading may have failed.
-    A rank above 0 writes crash/step-N-rank-R.json. For a diverged step, crash/step-N.txt also describes the inspection.
+    A rank above 0 writes crash/step-N-rank-R.json. For a diverged step, crash/step-N.txt describes the inspection of the
+    step.
     """
     if parts.directory is None:
         return

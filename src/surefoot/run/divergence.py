@@ -12,7 +12,7 @@ from surefoot.train import error_causes
 
 
 def diverged(parts: RunComponents, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...]) -> DivergedError:
-    """Save the state if it equals the last good state. Inspect the first non-finite step. Return the error to raise. Collective."""
+    """Inspect the first non-finite step and return the error to raise. Saves the state if it is unchanged since that step. Collective."""
     meter, in_a_row = parts.run_state.meter, list(parts.run_state.meter.skipped_in_a_row)
     first = in_a_row[0] if in_a_row else parts.state.step
     strange, stands = error_causes.strange_samples(parts.pipeline.again(first)), messages.standing(parts)

@@ -1,4 +1,4 @@
-"""The duties of a run between two steps. The training loop calls them as `Duties`; only they may synchronize the device."""
+"""The duties of a run between two steps. The training loop calls the duties as `Duties`. Only the duties may synchronize the device."""
 
 import errno
 from dataclasses import replace
@@ -70,7 +70,7 @@ class Periodic:
         return self.evaluations.scores_due(done) or self.evaluations.sample_due(done)
 
     def log_due(self, done: int) -> bool:
-        """Return True once per step, after the last step and every `log_every`."""
+        """Return True every `log_every` and after the last step, but only once per step."""
         return self.logged_step != done and self.parts.timetable.log_due(done)
 
     def save_due(self, done: int) -> bool:
@@ -130,7 +130,7 @@ class Periodic:
         return watch
 
     def record(self, step: Step) -> None:
-        """Store the measurements of a step. Layer statistics are read at once, so that checkpoints need not store them."""
+        """Store the measurements of a step. Layer statistics are read immediately, so that checkpoints do not store them."""
         if self.state_check is not None and step.index < self.state_check.steps:
             self.state_check.check_step(step)
         self.run_state.meter.add(step)

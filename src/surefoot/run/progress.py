@@ -25,7 +25,7 @@ class Progress:
 
     @contextmanager
     def timed(self, event: Event) -> Iterator[None]:
-        """Time an evaluation, a sample or a save. Interrupted evaluations do not count."""
+        """Time an evaluation, a sample or a save. The time of an interrupted evaluation is ignored."""
         now = self.parts.run_state.clock.now
         start_s = now()
         yield
@@ -35,7 +35,7 @@ class Progress:
             )
 
     def eta(self, *, evaluated_step: int) -> dict[str, float]:
-        """Return the remaining seconds with evaluations and saves as {"eta_s": seconds}. Returns {} before a step is timed."""
+        """Return {"eta_s": seconds}, the remaining time with evaluations, samples and saves. Returns {} before a step is timed."""
         done, last, every = self.state.step, self.parts.length.steps, self.parts.timetable.every
         evaluated = done - (evaluated_step != done)  # the evaluation of this step follows its record
         evaluations = every["evaluate_every"].count(evaluated, last) + (not every["evaluate_every"].due(last))

@@ -41,7 +41,7 @@ class OpenedRun:
 
 
 def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
-    """Open a run. Rank 0 writes `configuration` (None: the script's command and settings) as config.toml. Collective."""
+    """Open a run. Rank 0 writes config.toml: `configuration`, or (if None) the script's command and settings. Collective."""
     parts.follow_trainable()  # parameters frozen since the run was built
     if parts.directory is None or parts.checkpointing is None:
         return _begin(parts)

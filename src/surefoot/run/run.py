@@ -192,7 +192,7 @@ class Run(RunSettings):
         self._open("run.save()").stop_requests.run_save = True
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> list[str]:
-        """Restore the weights and all other state of a checkpoint for evaluation or use. The checkpoint's settings may differ.
+        """Restore the weights and all other state of a checkpoint. The checkpoint's settings may differ from the run's settings.
 
         Returns one line for each difference between the data of the run and of the checkpoint.
         """
@@ -208,9 +208,10 @@ class Run(RunSettings):
 def unchanged(run: Run) -> Iterator[RunComponents]:
     """Yield a run's components for trial steps, and restore the run's state bit for bit afterwards.
 
-    A checkpoint in host memory restores the state. `preserved` restores state outside checkpoints. The clock excludes the
-    trial. A run that is not open starts with its initial weights and resolved precision. The block must not use the run's
-    meter, and must read data with another feed. Raises `ConfigError` for a run without a loss, and in the middle of a step.
+    A checkpoint in host memory restores the state. `preserved` restores state that checkpoints do not contain. The run's
+    clock does not count the trial. A run that is not open starts with its initial weights and resolved precision. The block
+    must not use the run's meter, and must read data with another feed. Raises `ConfigError` if the run has no loss or is in
+    the middle of a step.
     """
     parts, state, precision = run.parts, run.state, run.parts.run_state.precision
     if parts.task.loss is None:

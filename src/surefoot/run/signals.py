@@ -20,8 +20,9 @@ STOP: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}  # n
 class Signals:
     """Handlers for SIGINT, SIGTERM and SIGUSR1 between `install` and `restore`, only in the main thread.
 
-    The first SIGINT or SIGTERM sets `stop` to its number, and SIGUSR1 sets `save`. The loop reads both after each step. A
-    second SIGINT or SIGTERM ends the process at once. A thread and the handlers call `say`; see `to_terminal`.
+    The first SIGINT or SIGTERM sets `stop` to its number, and SIGUSR1 sets `save`. The loop reads `stop` and `save` after
+    each step. A second SIGINT or SIGTERM ends the process at once. A thread and the handlers call `say`; see
+    `to_terminal`.
     """
 
     def __init__(self, standing: Callable[[], str], *, say: Callable[[str], None]) -> None:

@@ -60,7 +60,7 @@ class StopRequests:
         return self.agreed_signal is not None
 
     def settle(self) -> None:
-        """Receive the last exchange after all steps. Collective."""
+        """Receive the result of the last exchange after all steps. Collective."""
         self._receive(self.agreement.now(signal=self._own_signal))
 
     def saved(self) -> None:

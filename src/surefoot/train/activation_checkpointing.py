@@ -57,7 +57,7 @@ def compute_again(
     """Recompute the activations of the models' blocks in the backward pass; return these blocks by name.
 
     The mode "blocks" stores only the inputs of each block. "selective" also stores the outputs of matrix products,
-    convolutions and attention. `blocks` are names as for `blocks_of`; if None, each model's repeated blocks are used. The
+    convolutions and attention. `blocks` are names as in `blocks_of`; if None, each model's repeated blocks are used. The
     function replaces the forward method of each block instance, so parameters keep their names and a copied model
     recomputes its own blocks. Checkpointing does not affect evaluation. Raises `ConfigError` if no block is found.
 

@@ -1,6 +1,7 @@
 """The choice of precision, memory format and compilation for "auto", from the measurements in `config/speed_table.py`.
 
-Equal commands choose equally, since no clock is read and the loss is not called. A resumed run keeps the earlier choice.
+Equal commands give equal choices, because the choice does not depend on measured times or on the loss. A resumed run
+keeps the earlier choice.
 """
 
 from bisect import bisect_left
@@ -30,7 +31,8 @@ _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNor
 class AutoChoices:
     """The reasons for an automatic precision (with memory format) and compilation; None if the user named the setting.
 
-    `unknown` is true if the table has no row for this run. `auto` is the choice of "auto" if the user named a precision.
+    `unknown` is true if the table has no row for this run. If the user named a precision, `auto` is the choice that
+    "auto" would make.
     """
 
     precision: str | None = None
@@ -39,7 +41,7 @@ class AutoChoices:
     auto: Choice | None = None
 
     def in_words(self, precision: Precision, *, channels_last: bool) -> str:
-        """Return a description of precision and memory format, with the reason for the choice or with the choice of "auto"."""
+        """Describe the precision and memory format. Add the reason for the choice, or the choice that "auto" would make."""
         why = "" if self.precision is None else f" (auto: {self.precision})"
         if self.auto is not None:
             other = "" if self.auto.precision == precision.name else f" {self.auto.precision}"
@@ -64,8 +66,8 @@ class AutoChoices:
 def settle_choices(parts: "Components") -> AutoChoices:
     """Choose the precision, memory format and compilation that are "auto" in a new run. Collective.
 
-    Rank 0 chooses for all ranks, and the choices become part of the run's identity. Images keep their memory format if the
-    precision is named. `Components.compile` compiles the models later.
+    Rank 0 chooses for all ranks, and the choices become part of the run's identity. If the user named the precision,
+    images keep their memory format. `Components.compile` compiles the models later.
     """
     settled, why, why_compile, silent, auto = parts.run_state.precision, None, None, False, None
     if settled.open:

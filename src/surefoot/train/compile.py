@@ -16,7 +16,7 @@ from surefoot.errors import ConfigError
 
 @dataclass
 class Layout:
-    """The memory format of image inputs; `open` until a run begins or resumes."""
+    """The memory format of image inputs; an "auto" setting stays `open` until a run begins or resumes."""
 
     channels_last: bool = False
     open: bool = False
@@ -61,7 +61,7 @@ def layout(channels_last: object, models: Iterable[nn.Module]) -> Layout:
 
 @dataclass
 class Compiling:
-    """The compilation setting of a run's models; `open` until a run begins or resumes."""
+    """The compilation setting of a run's models; an "auto" setting stays `open` until a run begins or resumes."""
 
     on: bool = False
     open: bool = False

@@ -191,7 +191,7 @@ class Components:
 
     @interprets
     def refuse_another_architecture(self, checkpoint: Checkpoint) -> None:
-        """Raise `CheckpointError` if a model's repr differs from the checkpoint's. Other torch versions are skipped."""
+        """Raise `CheckpointError` if a model's repr differs from the checkpoint's. Does nothing if the torch version differs."""
         if checkpoint.saved.machine["torch"] != torch.__version__:
             return  # its modules may have another repr
         for name, text in self.architecture.items():
@@ -201,7 +201,7 @@ class Components:
                 if pair[0] != pair[1]:
                     raise CheckpointError(
                         f"cannot resume {self.where(checkpoint)}: the model had {old_line} and now has {new_line}\n"
-                        "  a resumed run must have the same model\n  choose another --run-dir, or start from its weights with --init-from"
+                        "  the model of a run cannot change\n  choose another --run-dir, or start from its weights with --init-from"
                     )
 
     @interprets

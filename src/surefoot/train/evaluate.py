@@ -36,11 +36,12 @@ class Split:
     be a Metric or MetricCollection of torchmetrics, or `sf.metrics.whole_split(function)` for a value that is not a mean
     over samples.
 
-    `predict(model, batch)` returns (outputs, targets). The default is the pair (outputs, targets) that the loss returns
-    beside its mean, or else `(model(inputs), targets)` for a batch (inputs, targets). With the default, the model processes
-    each batch only once. The run's loss is evaluated too unless `loss` is false. `derived` maps names to functions of all
-    means of this split, such as `perplexity`. `batch_size` changes memory and speed, never a metric. If `at_end` is true,
-    the split is evaluated once, after the last step, with the best checkpoint's weights if one exists.
+    `predict(model, batch)` returns (outputs, targets). By default surefoot uses the pair (outputs, targets) that the loss
+    returns in addition to its mean. If the loss returns no pair, surefoot uses `(model(inputs), targets)` for a batch
+    (inputs, targets). The default calls the model only once per batch. The run's loss is evaluated too unless `loss` is
+    false. `derived` maps names to functions of all means of this split, such as `perplexity`. `batch_size` affects memory
+    and speed, but no metric. If `at_end` is true, the split is evaluated once, after the last step, with the best
+    checkpoint's weights if one exists.
     """
 
     data: Any

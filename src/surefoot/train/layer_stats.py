@@ -35,7 +35,7 @@ class Watched:
         self._copies: dict[str, list[Tensor]] = {}
 
     def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
-        """Wrap the loss to record module outputs and, before its second call, the first micro-batch's gradient norm."""
+        """Wrap the loss to record module outputs. The second call of the wrapper records the first micro-batch's gradient norm."""
         self.first = None
         several = self.local_times is not None and not self._gradients()
         counted: list[Tensor | float] = []
@@ -54,7 +54,7 @@ class Watched:
 
     @torch.no_grad()
     def before(self, names: Iterable[str], factor: Tensor | float) -> None:
-        """Record the norms of gradients and weights, and copy the weights until `after`."""
+        """Record the norms of gradients and weights, and copy the weights for `after`."""
         for name in names:
             parameters = self.parameters[name]
             weights = [p.detach() for p in parameters.values()]
@@ -91,7 +91,7 @@ def _norms(tensors: list[Tensor]) -> list[Tensor]:
 
 
 class Layers:
-    """A factory of `Watched` objects, which also converts them to records.
+    """A factory that creates `Watched` objects and converts each object to a record.
 
     `trained` are each model's optimized parameters on this rank. If `compiled` is true, modules are not observed, since a
     hook would change the graph. `updated` are the names of parameters that had a nonzero gradient in a watched step of any
@@ -125,7 +125,7 @@ class Layers:
         }
 
     def read(self, watched: Watched, *, count: Tensor | float) -> Record | None:
-        """Return the record of a finished step of `count` targets, or None without updates. Waits for the device. Collective."""
+        """Return the record of a finished step of `count` targets, or None if nothing was updated. Waits for the device. Collective."""
         by_rank = self.world.gathered(self._own(watched, count))
         gradients = {name: self._norm("gradient", name, by_rank) for name in by_rank[0]["gradient"]}
         if not by_rank[0]["weight"]:

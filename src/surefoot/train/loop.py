@@ -1,7 +1,8 @@
 """The training loop of a run.
 
-`steps` calls `forward_backward` and `update`, which a custom loop calls itself (level 3). Samples, random numbers and
-learning rates are functions of the step's index. No step reads a tensor on the host; only `duties` wait for the device.
+`steps` calls `forward_backward` and `update`; a custom loop over `run.steps()` calls both functions itself. Samples,
+random numbers and learning rates are functions of the step's index. No step reads a tensor on the host; only `duties`
+wait for the device.
 """
 
 from __future__ import annotations
@@ -68,9 +69,7 @@ class State:
         """The only model. Raises `ConfigError` if the run has several models."""
         if len(self.models) > 1:
             names = ", ".join(self.models)
-            raise ConfigError(
-                f"state.model: this run has several models, {names}\n  choose one by name: state.models['NAME']"
-            )
+            raise ConfigError(f"state.model: there are several models, {names}\n  choose one: state.models['NAME']")
         return next(iter(self.models.values()))
 
     @property
@@ -81,7 +80,7 @@ class State:
 
 @dataclass(slots=True)
 class Step:
-    """One optimizer update, before (level 3) or after it runs. Tensors are on the device: reading a tensor waits for it."""
+    """One training step; `run.steps()` yields each step before its execution. Reading a tensor of the step waits for the device."""
 
     index: int  # from 0; records count finished steps
     micro_batches: Sequence[MicroBatch]
@@ -106,7 +105,7 @@ class Step:
 
 
 class Duties(Protocol):
-    """The work of a run between steps. Only methods of this class may wait for the device; `done` is the number of finished steps."""
+    """The work of a run between steps. Only these methods may wait for the device. `done` is the number of finished steps."""
 
     @property
     def stopping(self) -> bool: ...
@@ -131,7 +130,7 @@ def steps(
     opened: bool = False,
     watch: Callable[[int], Watch] = lambda index: UNWATCHED,  # noqa: ARG005
 ) -> Iterator[Step]:
-    """Train to step `length`; yield each step after its update, or before it if `opened` (the caller then updates).
+    """Train to step `length` and yield each executed step. If `opened`, yield each step unexecuted, so that the caller executes it.
 
     The caller's code runs at `yield`, before logging and saving, so a checkpoint includes the effects of this code.
     """
@@ -174,12 +173,13 @@ def steps(
 
 
 def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
-    """Add the gradient of the global batch's mean loss to the parameters; return that loss on the device.
+    """Add the gradient of the global batch's mean loss to the parameters; return this loss as a device tensor.
 
-    `loss(model, batch)` returns a scalar mean over `micro_batch.count` targets, or a `Mean` with its own count. A tuple may
-    add (outputs, targets), which only evaluations use, or a dictionary of `Mean` to log. The gradient
-    of the batch's total loss is divided once by the total count, for any micro-batch size. Each micro-batch draws its random
-    numbers from (seed, step, micro-batch index), so a second call in a step repeats them.
+    `loss(model, batch)` returns a scalar mean over `micro_batch.count` targets, or a `Mean` with its own count. The loss may
+    also return a tuple of the mean and (outputs, targets), which only evaluations use, or of the mean and a dictionary of
+    `Mean` to log. The gradient of the batch's total loss is divided once by the total count, for any micro-batch size. Each
+    micro-batch draws its random numbers from (seed, step, micro-batch index), so a second call in a step repeats the same
+    numbers.
     """
     task, state, ranks = step._task, step.state, step._task.ranks
     loss = loss or task.loss
@@ -218,7 +218,8 @@ def update(step: Step, *names: str) -> None:
     """Take one step of the named optimizers (default: all), then clear every gradient.
 
     If the gradient or the loss is not finite, parameters, optimizer state, averages and buffers stay bit-equal. The device,
-    not the host, makes this decision. After `max_bad_steps` such updates in a row, all later updates are skipped too.
+    not the host, makes this decision. After more than `max_bad_steps` consecutive updates of this kind, all later updates
+    are skipped too.
     """
     state, scale = step.state, step._task.precision.loss_scale
     if step._pending is None:

@@ -95,7 +95,7 @@ def model_state(checkpoint: Checkpoint, file: str, name: str) -> module_state.Mo
 
 
 def file_name(kind: str, name: str) -> str:
-    """Return a model's file name, which is `kind` for a model named "model", otherwise for example "model-generator"."""
+    """Return a model's file name: `kind` for the model "model", otherwise kind and name, such as "model-generator"."""
     return kind if name == "model" else f"{kind}-{name}"
 
 

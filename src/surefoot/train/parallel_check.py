@@ -1,7 +1,8 @@
 """Checks before the first step of several processes, for mistakes that DDP and FSDP2 do not report.
 
 DDP and FSDP2 see only calls of the model itself. For parameters used outside these calls, gradients are not summed over
-processes and shards are not gathered. Other processes wait for a parameter without a gradient.
+processes and shards are not gathered. If a parameter has no gradient on one process, the other processes wait for the
+gradient.
 """
 
 import warnings
@@ -39,13 +40,14 @@ def check_first_pass(
     allow_unused: bool = False,
     gathered: Sequence[nn.Module] = (),
 ) -> None:
-    """Run one micro-batch forward and backward; raise `ConfigError` for uses that need a single process. Collective.
+    """Run one micro-batch forward and backward; raise `ConfigError` for code that works only on a single process. Collective.
 
     The check refuses trained parameters without a gradient (unless `allow_unused`), a loss that never calls a model, and
     uses of submodules outside the model's call, by name and line. `gathered` are the modules that FSDP gathers separately,
-    innermost first. With them, the check also refuses weights used while their block is not being called, gradients of
-    gradients, and different blocks on different ranks. No rank checks if `micro_batch` is None on any rank. The first step
-    explains an exception in the pass. All state is restored; the device needs memory for the activations only.
+    innermost first. With `gathered`, the check also refuses weights used while their block is not being called, gradients
+    of gradients, and different blocks on different ranks. No rank checks if `micro_batch` is None on any rank. An
+    exception in the pass is ignored; the first step reports the exception. All state is restored; the device needs memory
+    for the activations only.
 
     >>> from surefoot.train.precision import precision
     >>> import numpy as np

@@ -38,8 +38,8 @@ class ReduceLROnPlateau:
     """A rule that multiplies every learning rate by `factor` after `patience` evaluations without an improvement.
 
     `monitor` and `min_delta` mean the same as in `EarlyStopping`. Each learning rate is the schedule's value times the product of
-    all reductions, which never falls below `min_lr_ratio`. The `cooldown` evaluations after a reduction use up no patience.
-    The rule equals torch's ReduceLROnPlateau with threshold_mode="abs" and a patience smaller by 1.
+    all reductions, which never falls below `min_lr_ratio`. The `cooldown` evaluations after a reduction do not count toward
+    `patience`. The rule equals torch's ReduceLROnPlateau with threshold_mode="abs" and a patience smaller by 1.
 
     >>> ReduceLROnPlateau("max val/accuracy", patience=2, factor=0.1).min_lr_ratio
     0.01

@@ -29,7 +29,7 @@ def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
         raise CheckpointError(
             f"cannot resume {where}: {changes[0]}"
             + "".join(f"\n  also {line}" for line in shortened(changes[1:], 2))
-            + "\n  a resumed run must have the same settings\n  choose another --run-dir, or start from its weights with --init-from"
+            + "\n  the settings of a run cannot change\n  choose another --run-dir, or start from its weights with --init-from"
         )
 
 
@@ -45,7 +45,7 @@ def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
     if not any(line.split()[0].endswith(_WHICH_DATA) for line in changes):
         return
     with_it = [{name: identity[name] for name in ("length", "seed", "identity")} for identity in (saved, now)]
-    cure = "a resumed run must have the same data set: choose another --run-dir"
+    cure = "the data set of a run cannot change: choose another --run-dir"
     if has_same_samples(saved, now):
         cure += "; to accept the changed data: --accept-change data"
     raise CheckpointError(
@@ -58,8 +58,8 @@ def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
 def refuse_another_length(saved: Described, length: Length, *, schedule: AnySchedule, step: int, where: str) -> None:
     """Raise `CheckpointError` if a run saved after `step` steps cannot continue with another length.
 
-    `schedule` is in steps; its percentages refer to the length with which the run began. The learning rates for two lengths
-    differ from some step on, and the saved run must not have passed that step.
+    `schedule` is in steps; its percentages refer to the length with which the run began. The learning rates of runs of two
+    lengths are equal only up to a certain step. The saved run must not have passed this step.
     """
     before = int(str(saved["length"]).split()[0])
     if before == length.steps:

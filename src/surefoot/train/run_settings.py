@@ -104,7 +104,7 @@ class RunSettings(TrainSettings):
     count_fn: Callable[[Any], int] | None = setting(None, identity=True, by_fingerprint=True)
     """Number of targets in a batch, computed on the host. If None, the size of the first dimension is used."""
     count_unit: str = setting("targets", check=_unit, observer=True)
-    """Name of the targets in the console, the page and TensorBoard, such as "tokens"."""
+    """Name of the targets in the console, the report page and TensorBoard, such as "tokens"."""
     optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built] = setting(
         identity=True, after="workers", group="optimization"
     )
@@ -126,7 +126,7 @@ class RunSettings(TrainSettings):
     )
     """Functions of a training record's values, recorded by name: {"perplexity": surefoot.metrics.perplexity}."""
     panels_fn: Makes | None = setting(None, observer=True, after="trackers")
-    """`panels_fn(model)` yields panels for the page, once, at the end; after 60 s no further panel is computed."""
+    """`panels_fn(model)` is called at the end and yields panels for the report page; after 60 s no further panel is computed."""
     console: bool = setting(True, per_rank=True, after="report")
     """Print progress."""
     parallel: Kind | Strategy = setting("auto", observer=True, after="keep_every", group="processes")

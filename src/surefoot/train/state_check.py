@@ -35,10 +35,10 @@ _MAX_WEIGHT_BYTES = 2 << 30  # above this, no loss is compared at a resume, sinc
 
 @dataclass
 class StateCheck:
-    """A check of a new run's first two steps for state that passes or updates change but no checkpoint holds.
+    """A check that checkpoints contain all state that the first two steps of a new run change.
 
-    A change by the second of two equal passes is state; a change only by the first pass is a cache. `user_state` holds the
-    objects of `run.register_state`. The checks are collective and raise `ConfigError`.
+    A value that the second of two equal passes changes is state. A value that only the first pass changes is a cache.
+    `user_state` holds the objects of `run.register_state`. The checks are collective and raise `ConfigError`.
     """
 
     task: Task
@@ -54,7 +54,7 @@ class StateCheck:
     steps: int = 2  # number of watched steps
 
     def check_passes(self, *passes: tuple[Loss | None, MicroBatch | None]) -> None:
-        """Compare the states after two passes of this rank's micro-batch, once per run. The step explains a failing pass."""
+        """Compare the states after two passes of this rank's micro-batch, once per run. If a pass fails, the step reports the error."""
         for loss, micro_batch in () if self.has_passed else passes:
             able = loss is not None and micro_batch is not None and micro_batch.count > 0
             if not all(self.world.gathered(able)) or loss is None or micro_batch is None:
@@ -117,8 +117,9 @@ def first_loss(
 ) -> tuple[float | None, bool]:
     """Return the uncompiled loss of the first step's first micro-batch, and True if the pass drew random numbers.
 
-    The loss is None if the pass fails; the first step reports the error. No gradient is computed unless the loss computes
-    one. All state is restored. All ranks of a sharded model must call this function, because the pass gathers weights.
+    The loss is None if the pass fails; the first step reports the error. No gradient is computed unless the loss itself
+    computes gradients. All state is restored. All ranks of a sharded model must call this function, because the pass
+    gathers weights.
     """
     assert task.loss is not None  # `fingerprints` has checked this
     generators = [torch.get_rng_state, *([torch.cuda.get_rng_state] if task.precision.device.type == "cuda" else [])]

@@ -33,7 +33,7 @@ class UserState:
     is_complete: bool = False  # no further object is registered before the first step
 
     def add(self, name: str, stateful: Any) -> None:
-        """Register an object, and restore its state if the checkpoint holds any under this name."""
+        """Register an object, and restore its state if the checkpoint contains state of this name."""
         self.objects[name] = stateful
         if name in self.unclaimed:
             restore_object(stateful, self.tensors, self.unclaimed.pop(name), name=name)

@@ -17,13 +17,13 @@ class Watch(Protocol):
     """An observer of one step."""
 
     def over(self, loss: Loss, micro_batches: "Sequence[MicroBatch]") -> Loss:
-        """Return the loss to call for each micro-batch of one forward and backward pass over the step."""
+        """Return the loss function that `forward_backward` calls for each micro-batch."""
 
     def before(self, names: Iterable[str], factor: Tensor | float) -> None:
-        """Measure before these optimizers step. Gradients are complete, but not yet clipped or multiplied by `factor`."""
+        """Measure before the named optimizers update parameters. Gradients are complete, but not yet clipped or multiplied by `factor`."""
 
     def after(self, names: Iterable[str]) -> None:
-        """Measure after these optimizers have stepped or skipped the step."""
+        """Measure after the named optimizers have updated parameters or skipped the update."""
 
 
 class Unwatched:

@@ -80,9 +80,9 @@ class Clock:
 class RemainingTime:
     """An estimate of a run's remaining time from recent times and the work still due.
 
-    The lower median of the last 9 records limits the effect of slow spells. The work of an evaluation is given in steps; it
-    takes the time of these steps until an evaluation has been timed. Samples and saves count after the first of each has
-    been timed.
+    The lower median of the last 9 records limits the effect of slow periods. The work of an evaluation is given as a number
+    of training steps. Until an evaluation has been timed, its estimate is the time of this number of steps. Samples and
+    saves add no time until a sample or save has been timed.
 
     >>> remaining = RemainingTime()
     >>> remaining.seconds(steps=90, evaluations=6.0)
@@ -106,7 +106,7 @@ class RemainingTime:
             self.user_s.append(user_s / count)
 
     def add_event(self, event: Event, seconds: float, *, steps: float = 1.0) -> None:
-        """Add the time of a sample, of a save, or of an evaluation that is as much work as `steps` steps."""
+        """Add the time of a sample, a save or an evaluation. `steps` is the work of an evaluation in training steps."""
         if steps > 0:
             self.event_s.setdefault(event, deque(maxlen=_RECENT)).append(seconds / steps)
 
@@ -139,7 +139,7 @@ class Deadline:
         self.longest_s = 0.0  # between two calls of `near`: a step and the work due after it
 
     def near(self, *, keep_free_s: float) -> bool:
-        """Return True if a step as long as the longest so far would leave less than `keep_free_s`. Call it before each step."""
+        """Return True if another step of the longest duration would leave less than `keep_free_s`. Call this method before each step."""
         now = self.now()
         if self.checked is not None:
             self.longest_s = max(self.longest_s, now - self.checked)

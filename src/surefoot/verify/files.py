@@ -126,7 +126,7 @@ def _other_runs(checkpoints: Mapping[int, StoredStep]) -> list[Problem]:
             then["data"] = now["data"]
         if checkpoint.state.machine["torch"] == newest.state.machine["torch"]:
             then["architecture"], now["architecture"] = (each.state.architecture for each in (checkpoint, newest))
-        what = f"{checkpoint.path.name} is from another run than {newest.path.name}"
+        what = f"{checkpoint.path.name} is from a different run than {newest.path.name}"
         problems += [Problem("inconsistent", f"{what}: {line}", step=step) for line in differences(then, now)[:1]]
     return problems
 
@@ -173,7 +173,7 @@ def _wrong_sessions(checkpoints: Mapping[int, StoredStep], sessions: Sequence[Se
             problems.append(f"lists no session on the machine that saved {checkpoint.path.name}")
         data = [session["data"] for session in sessions if session.get("data") is not None]
         if data and checkpoint.state.identity["data"] not in data:
-            problems.append(f"lists other training data than {checkpoint.path.name}, at step {step:,}")
+            problems.append(f"lists different training data than {checkpoint.path.name}, at step {step:,}")
     return [Problem("inconsistent", f"environment.json {line}", file="environment.json") for line in problems[:1]]
 
 

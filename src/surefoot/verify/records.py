@@ -147,7 +147,7 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
         if not (moved and each.relative <= TOLERANCE) and each.differing <= 0.5
     ]
     if len(changed) < len(differing):
-        why = moved or "the model was not built with the run's seed, or from a file, or by code that has changed"
+        why = moved or "the model was built without the run's seed, from a file, or by code that has changed"
         verdict.not_proved.append(
             f"the weights of step 0: they differ from the weights that are built now, and are used as saved ({why})"
         )

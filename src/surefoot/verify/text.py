@@ -86,7 +86,7 @@ def unproved_steps(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
         f"{counted(unread, 'record')}: they include steps before a checkpoint that does not hold them, as after a divergence": unread
         > 0,
         f"{', '.join(unknown)} in the records: logged by your own loop, which cannot be repeated": bool(unknown),
-        "state of run.register_state: changed by your own loop, which cannot be repeated": any(
+        "state registered with run.register_state: changed by your own loop, which cannot be repeated": any(
             outcome.has_user_state for outcome in outcomes
         ),
         f"{', '.join(others)}: not recomputed{_EVALUATE if 'eval' in kinds else ''}": bool(others),
@@ -105,7 +105,7 @@ def unproved_steps(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
 def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
     wrong = [outcome for outcome in outcomes if outcome.problems]
     inexact = [
-        f"not the machine that trained it ({outcome.unlike}): rounding differences grow from step to step; try fewer --steps"
+        f"not the machine that trained the run ({outcome.unlike}): rounding differences grow from step to step; try fewer --steps"
         for outcome in wrong
         if not outcome.exact
     ]
@@ -148,8 +148,8 @@ def _why(outcome: Outcome) -> list[str]:
     if records and not checkpoints and any(step >= max(records) for step in outcome.checkpoints):
         return ["the next checkpoint matches the recomputed state: the record was changed, not the run"]
     several = [
-        f"from step {outcome.window.start:,} on, the run and the repeated steps differ, first at step {first:,}: changed code, data"
-        " or libraries, a checkpoint",
+        f"from step {outcome.window.start:,} on, the run and the repeated steps differ, first at step {first:,}; possible causes: changed"
+        " code, data or libraries, a checkpoint",
         "  that was changed before that step, your own loop changing weights (which cannot be repeated), or a faulty machine",
     ]
     return several if len(wrong) > 1 else []

@@ -127,9 +127,9 @@ def _why_not_replayed(parts: RunComponents, files: Files, problems: list[Problem
         parts.refuse_another_architecture(files.newest.checkpoint)
     except CheckpointError as problem:
         text = first_line(problem).partition(": ")[2] or first_line(problem)
-        what = f"config.toml or the program builds another run than {files.newest.path.name}"
+        what = f"config.toml or the program no longer builds the run in {files.newest.path.name}"
         problems.append(Problem("inconsistent", f"{what}: {text}"))
-        return "config.toml or the program builds another run"
+        return "config.toml or the program no longer builds this run"
     return (
         None if parts.task.loss is not None else "this run has no loss function, its script computes each step itself"
     )

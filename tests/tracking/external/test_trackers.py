@@ -360,19 +360,17 @@ def test_after_a_kill_no_point_is_told_twice_and_each_kind_goes_on_where_it_stoo
     assert (first.ending, second.ending) == ("stopped", "finished")
 
 
-def test_what_an_earlier_process_still_sends_is_known_before_the_next_one_sends(tmp_path: Path) -> None:
-    second = Noted()
-    with (tmp_path / "trackio.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # as the process of the earlier session holds it
-        later = threading.Thread(
-            target=lambda: followed(tmp_path, {"kind": "train", "step": 3}, {"kind": "train", "step": 6}, told=second)
-        )
-        later.start()
-        later.join(0.1)
+def test_what_an_earlier_process_still_sends_is_known_before_the_next_one_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def earlier_process_ends(_file: object, _operation: int) -> None:
         state = TrackerState.read(tmp_path / "trackio.json")
         state.sent["train"] = 3
         state.write()
-    later.join(HANG_S)
+
+    monkeypatch.setattr(fcntl, "flock", earlier_process_ends)
+    second = Noted()
+    followed(tmp_path, {"kind": "train", "step": 3}, {"kind": "train", "step": 6}, told=second)
     assert [record["step"] for record in second.records] == [6]
 
 

@@ -15,8 +15,8 @@ from surefoot.optim.kinds.kind import OptimizerKind
 class Adafactor(Optimizer):
     """Adafactor with torch's deviations (Shazeer and Stern 2018, algorithm 4: https://arxiv.org/abs/1804.04235).
 
-    The mean squared gradient of a matrix is approximated by the product of its row means and column means over their mean. Rows
-    and columns are the last two dimensions. If the attribute `found_inf` is 1, a step changes no bit.
+    The mean squared gradient of a matrix is approximated by the product of its row means and column means, divided by their
+    mean. Rows and columns are the last two dimensions. If the attribute `found_inf` is 1, a step changes no bit.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """AdamW with both moments in 8 bits, by bitsandbytes' block-wise quantization.
 
 The library's AdamW8bit waits for the device after every parameter and counts steps on the host, where a skipped step cannot be
-undone. This class avoids both, with the same quantization map, blocks of 256 and 32 bits for small parameters.
+undone. This class avoids both problems, with the same quantization map, blocks of 256 and 32 bits for small parameters.
 """
 
 from math import prod

@@ -72,7 +72,7 @@ def kind_named(name: str) -> OptimizerKind:
 
 
 def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
-    """Return the kind of an optimizer, or None for an unknown class; a subclass is unknown, since it may do more."""
+    """Return the kind of an optimizer, or None for an unknown class; a subclass is unknown, since its code may differ."""
     return next((kind for kind in all_kinds() if kind.cls is type(optimizer)), None)
 
 
@@ -100,7 +100,7 @@ def shapes_of(optimizer: Optimizer, shards: int) -> Shapes:
 
 
 def refuse_shards(kind: OptimizerKind | None, *, name: str) -> None:
-    """Raise `ConfigError` unless an optimizer is known to train shards, as elementwise optimizers can.
+    """Raise `ConfigError` unless an optimizer can train shards, as every elementwise optimizer can.
 
     >>> refuse_shards(kind_named("muon"), name="muon")
     """

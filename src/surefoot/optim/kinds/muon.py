@@ -28,8 +28,8 @@ class MuonWithAdamW(Optimizer):
 
     Muon's updates are scaled to AdamW's root mean square, 0.2 (Liu et al., 2025, section 2.2, equation 4:
     https://arxiv.org/abs/2502.16982). A convolution's kernel is flattened to (outputs, rest), as in Jordan et al., 2024
-    (https://kellerjordan.github.io/posts/muon/). Sharded matrices are gathered completely (`BatchedMuon`). `hand_over` gives
-    `parts`, the two optimizers, the state and learning rates of this optimizer, so that other code need not know the parts.
+    (https://kellerjordan.github.io/posts/muon/). Sharded matrices are gathered completely (`BatchedMuon`). `hand_over`
+    passes the state and learning rates of this optimizer to `parts`, the two inner optimizers.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """AdamW without a falling learning rate: gradients are computed between a fast point and its running average.
 
-AdamW without momentum moves z. The average of all z is x, which is evaluated. Gradients are computed at y = (1 - beta1) z + beta1 x
-(Defazio et al., 2024, equations 2 to 4: https://arxiv.org/abs/2405.15682). The parameters are y and the state holds z.
-`ScheduleFreeAverage` computes x = y + (1 - 1 / beta1) (z - y) out of place.
+AdamW without momentum updates z, the fast point. The average of all z is x, and the model is evaluated at x. Gradients are computed
+at y = (1 - beta1) z + beta1 x (Defazio et al., 2024, equations 2 to 4: https://arxiv.org/abs/2405.15682). The parameters are y and
+the state holds z. `ScheduleFreeAverage` computes x = y + (1 - 1 / beta1) (z - y) out of place.
 """
 
 from typing import Any
@@ -18,9 +18,9 @@ from surefoot.optim.kinds.kind import OptimizerKind, copies
 
 
 class ScheduleFree(Optimizer):
-    """Algorithm 1 of Defazio et al., 2024: after step t, x moves to z by lr_t^2 / (lr_1^2 + ... + lr_t^2).
+    """Algorithm 1 of Defazio et al., 2024: after step t, x moves toward z by the fraction lr_t^2 / (lr_1^2 + ... + lr_t^2).
 
-    Weight decay is computed at y, as in the authors' code. A step counts only for parameters with a gradient. If the
+    Weight decay is computed at y, as in the authors' code. Parameters without a gradient do not count the step. If the
     attribute `found_inf` is 1, a step changes no bit.
     """
 
