@@ -103,7 +103,7 @@ PARTS = (
     Part(
         "Seeding",
         "Each pass draws its random numbers (dropout, mixing) from (seed, step, micro-batch), folded into 64 bits. Rank and process are"
-        " not among them, so any division of the work draws the same numbers.",
+        " not part of the seed, so any division of the work draws the same numbers.",
         (
             Line(
                 "seed_generators(fold(task.key, step.index, micro_batch.index))",
@@ -113,8 +113,8 @@ PARTS = (
     ),
     Part(
         "Forward",
-        "The loop calls the user's loss. Before that, it resets the buffers of batch statistics to the start of the step: each pass"
-        " normalizes by itself, and the step ends with the mean over the passes.",
+        "The loop calls the user's loss. Before each pass, it resets the batch statistics to their values at the start of the"
+        " step. At the end of the step, they become the mean over the passes.",
         (
             Line("state.buffers.start_pass()"),
             Line("result = loss(task.forward, micro_batch.batch)", lambda seen: f"mean loss {short(result_of(seen))}"),
@@ -134,7 +134,8 @@ PARTS = (
     ),
     Part(
         "Backward",
-        "This is the only call of `backward`. Gradients add up in the parameters. Several ranks sum them once, with the last pass.",
+        "This is the only call of `backward`. Gradients accumulate in the parameters. Several ranks sum the gradients once, in"
+        " the last pass.",
         (
             Line("ranks.started(part, None if scale is None else scale.scale).backward()"),
             Line("mean = total if total_count is None", lambda seen: f"loss of the step {short(seen['mean'])}", timed=False),
@@ -142,8 +143,8 @@ PARTS = (
     ),
     Part(
         "Norm",
-        "One norm covers all gradients. The step is not applied if the norm or the loss is not finite. The device decides that, and the"
-        " host does not wait for the answer. On the CPU the host reads the number, because it need not wait.",
+        "One norm covers all gradients. The step is not applied if the norm or the loss is not finite. The device decides this,"
+        " and the host does not wait. On the CPU the host reads the number, because no wait is needed there.",
         (
             Line("gradients = trained.gradients()", gradients),
             Line("step.grad_norms[name] = norm =", lambda seen: f"norm {short(seen['norm'])}"),
@@ -152,7 +153,7 @@ PARTS = (
     ),
     Part(
         "Clip",
-        "Unscaling, the division by the target count and the limit are one factor, applied in one pass over the gradients.",
+        "Unscaling, the division by the target count and clipping are one factor, applied in one pass over the gradients.",
         (Line("step.clip_fractions[name] = trained.clipping.apply(", clipping),),
     ),
     Part(
@@ -164,13 +165,13 @@ PARTS = (
     ),
     Part(
         "Update",
-        "AdamW's fused kernel takes `skipped` itself: with 1, it leaves weights and moments bit for bit as they were.",
+        "AdamW's fused kernel receives `skipped`. If it is 1, the kernel changes no bit of weights and moments.",
         (Line("trained.skip.apply(trained.optimizer, skipped)"), Line("state.buffers.finish(skipped)"), Line("clear(state.parameters)")),
     ),
     Part(
         "Meter row",
-        "The row holds index, loss, target count, norm, clip fraction and skipped. These tensors wait on the device until a log reads"
-        " them all at once. A checkpoint holds the rows that are not logged yet.",
+        "The row holds index, loss, target count, norm, clip fraction and skipped. These tensors stay on the device until a log"
+        " reads them all at once. A checkpoint holds the rows that are not logged yet.",
         (Line("record(step)"),),
     ),
 )  # fmt: skip
@@ -275,12 +276,13 @@ def page() -> str:
     seen = watched()
     head = (
         "This page follows one optimizer step line by line through [`loop.py`](../../src/surefoot/train/loop.py), with the numbers of a"
-        f" real run. It is the recipe `images` on scikit-learn's 8 x 8 digits: a network of {seen.parameters:,} parameters, batches of 64"
+        f" real run. It trains the recipe `images` on scikit-learn's 8 x 8 digits: a network of {seen.parameters:,} parameters,"
+        " batches of 64"
         f" in two micro-batches of 32, AdamW, one CPU thread, step {STEP}. [A tour of the loop](loop.md) has the overview."
     )
     made = (
-        "`python benchmarks/anatomy.py --write` writes this page, and a test writes it again and compares. Microseconds are the minimum"
-        f" of {TIMED} steps on one machine, under a trace function that slows them down. All other numbers are the same each time."
+        "`python benchmarks/anatomy.py --write` writes this page, and a test compares it with new output. Times are the minimum"
+        f" of {TIMED} steps on one machine, and include a slow trace function. All other numbers are the same each time."
     )
     lines = ["# Anatomy of one step", "", *filled(head), "", *filled(made)]
     for place, part in enumerate(PARTS, start=1):
@@ -294,10 +296,10 @@ def page() -> str:
     index, *measured = seen.row
     shown = ", ".join(short(value) for value in measured)
     end = (
-        f"The row of this step: {index}, {shown}. Its update moved the weights, of norm {short(seen.weight_norm)}, by"
-        f" {short(seen.update_norm)}: a share of {short(seen.update_norm / seen.weight_norm)}."
+        f"The row of this step: {index}, {shown}. Its update has norm {short(seen.update_norm)}, and the weights have norm"
+        f" {short(seen.weight_norm)}: a ratio of {short(seen.update_norm / seen.weight_norm)}."
+        " Then the loop evaluates if an evaluation is due, and yields the step to your code. Logging and saving follow."
         f" The whole step took {seen.step_s * 1e6:,.0f} µs."
-        " Then the loop does what is due (an evaluation, a log, a save) and yields the step to your code."
     )
     lines += ["", *filled(end)]
     return "\n".join(lines) + "\n"

@@ -44,7 +44,9 @@ def test_the_numbers_of_the_page_agree_with_each_other(made: str) -> None:
     (row,) = re.findall(r"The row of this step: 30, ([\d.]+), 64, ([\d.]+), ", made)
     assert float(row[0]) == whole
     assert f"norm {row[1]};" in made
-    moves = re.search(r"of norm ([\d.]+), by ([\d.]+): a share of ([\d.]+)\. The", " ".join(made.split()))
+    moves = re.search(
+        r"has norm ([\d.]+), and the weights have norm ([\d.]+): a ratio of ([\d.]+)\. The", " ".join(made.split())
+    )
     assert moves is not None
-    norm, moved, share = map(float, moves.groups())
+    moved, norm, share = map(float, moves.groups())
     assert share == pytest.approx(moved / norm, rel=1e-3)

@@ -118,9 +118,9 @@ def read(directory: Path) -> Planned | None:
 
 
 def continue_plan(old: Planned, new: Planned, *, where: Path, threads_given: bool) -> Planned:
-    """Return the plan that continues `old`, with the additional variants of `new`. The number of threads stays that of `old`.
+    """Return the plan that continues `old`, with the additional variants of `new`. The plan keeps the threads of `old`.
 
-    Raises `ConfigError` if `new` is another comparison, or if `threads_given` and the threads differ.
+    Raises `ConfigError` if `new` is another comparison, or if the threads differ and `threads_given` is true.
     """
     problems = _of_program(old.program, new.program)
     if threads_given and new.threads != old.threads:
@@ -149,7 +149,7 @@ def continue_plan(old: Planned, new: Planned, *, where: Path, threads_given: boo
 
 
 def automatic_choices(facts: Mapping[str, Any], *, settings: Container[str]) -> list[str]:
-    """Return a line per automatic choice in a plan's `facts`, with the flag that fixes the choice if `settings` has the flag.
+    """Return a line per automatic choice in a plan's `facts`, with the flag that fixes the choice if the flag is among `settings`.
 
     >>> automatic_choices({"precision": "bf16", "chosen": "1.3 times as fast as fp32"}, settings=())
     ['precision: bf16, chosen once for all runs (1.3 times as fast as fp32); another machine may choose differently']

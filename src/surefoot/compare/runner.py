@@ -22,7 +22,7 @@ _ABOVE, _ERASE_BELOW = "\x1b[{}A\r", "\x1b[J"
 
 
 class Lines:
-    """Progress output as plain lines: at most one per variant in 10 s, and only if values changed."""
+    """Progress output as plain lines: at most one line per variant in 10 s, and only if values changed."""
 
     def __init__(self, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
         self.writer, self.now = TextWriter(stream), now
@@ -88,7 +88,7 @@ def screen() -> Lines | Board:
 
 
 class InOrder:
-    """A chooser that trains variants in order. `total` counts all variants, `over` those that ended in earlier sessions."""
+    """A chooser that selects variants in order. `total` counts all variants, `over` the variants that ended in earlier sessions."""
 
     def __init__(self, names: Sequence[str], directory: Path) -> None:
         self.waiting = [name for name in names if not is_over(directory, name)]
@@ -96,7 +96,7 @@ class InOrder:
         self.over = len(names) - len(self.waiting)
 
     def next(self) -> str | None:
-        """Return the next variant to train; None if no variant is ready. The session asks again after each variant that ends."""
+        """Return the next variant to train; None if no variant is ready. The session calls again after each variant."""
         return self.waiting.pop(0) if self.waiting else None
 
     def saw(self, name: str, step: int, score: float) -> bool:  # noqa: ARG002

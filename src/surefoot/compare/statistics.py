@@ -88,9 +88,9 @@ def t_tail(t: float, *, freedom: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p values for multiple comparisons, in the same order. NaN stays NaN and is not counted.
+    """Return p values corrected for multiple comparisons, in the same order. NaN stays NaN and is not counted.
 
-    Holm 1979, A simple sequentially rejective multiple test procedure, bounds the chance of any false positive by the level.
+    Holm 1979, A simple sequentially rejective multiple test procedure, bounds the chance of any false positive by the significance level.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]

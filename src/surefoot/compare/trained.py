@@ -69,7 +69,7 @@ class Trained:
         return max((step for step, _ in [*self.times, *self.scores]), default=0)
 
     def reached(self, target: float) -> tuple[int, float] | None:
-        """Return step and seconds of training at the first evaluation as good as `target`; None if no evaluation is."""
+        """Return step and seconds of training at the first evaluation as good as `target`; None if no score reaches `target`."""
         known = ((step, score) for step, score in self.scores if math.isfinite(score))
         good = ((step, self.seconds_at(step)) for step, score in known if self._sign * score <= self._sign * target)
         return next(good, None)
@@ -152,7 +152,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Row:
-    """A variant in the table. Values are means over the finished repeats (over all, if no repeat finished).
+    """A variant in the table. Values are means over the finished repeats (over all repeats if no repeat finished).
 
     `label` is the displayed name; `name` is the name of the directory or group. `difference` is the best score minus the baseline's
     best score; `p` is corrected for all comparisons. `target_step` and `target_s` are None unless all repeats reached the target.

@@ -63,7 +63,7 @@ class Standing:
 
 @dataclass
 class Trial:
-    """A variant whose process runs."""
+    """A variant with a running process."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -89,7 +89,7 @@ class Trial:
 
 
 class Trials:
-    """The variants whose processes run. `command(name)` returns the command line that trains a variant."""
+    """The variants with running processes. `command(name)` returns the command line that trains a variant."""
 
     def __init__(
         self, directory: "RunDirectory", command: Callable[[str], list[str]], *, threads: int, cwd: str

@@ -24,7 +24,7 @@ class Lengthy(Protocol):
 class Buckets:
     """Plan of micro-batches with at most `tokens` tokens each, padding included.
 
-    lengths: tokens per sample, (samples,) or (samples, sides). A micro-batch of n rows counts as n times its longest side.
+    lengths: tokens per sample, (samples,) or (samples, sides). A micro-batch of n rows counts as n times its largest length.
     Every step has `pieces` micro-batches. The last micro-batches of an epoch may be empty.
 
     >>> plan = Buckets(0, lengths=np.array([3, 3, 3, 4, 9]), tokens=9, pieces=1)
@@ -59,7 +59,7 @@ class Buckets:
         return [(ids, np.full_like(ids, epoch)) for ids in batch_ids]
 
     def padded_fraction(self, epoch: int = 0) -> float:
-        """Return the fraction of padding in the batches of an epoch; each side is padded to its longest row."""
+        """Return the fraction of padding in the batches of an epoch; rows are padded to the longest row of each side."""
         widest = np.maximum.reduceat(self.sides[self._order(epoch)], self.starts, axis=0)
         return 1.0 - float(self.sides.sum() / (widest * (self.ends - self.starts)[:, None]).sum())
 

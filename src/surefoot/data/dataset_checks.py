@@ -39,7 +39,8 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
     """Return the number of samples; raise `DataError` if the data set is not indexable or not repeatable.
 
     The first, middle and last samples are read several times under one seed, or gathered under different seeds. If the reads
-    differ, a resumed run would train on other samples. A list is refused as a list of batches if its first entry has `batch_size` rows.
+    differ, a resumed run would train on other samples. A list is refused if its first entry has `batch_size` rows: it contains
+    batches.
     """
     name = type(dataset).__name__
     if instead := _what_instead(dataset, batch_size=batch_size):

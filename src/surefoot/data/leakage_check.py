@@ -43,9 +43,9 @@ def first_look(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str,
 
     `targets` has the number of `distinct` targets and the `most_common_fraction`, and is absent for targets other than integers. The
     target is the second part of an (input, target) sample, or the entry "target", "targets", "label" or "labels" of a mapping.
-    `overlap` has the number of `checked` samples, and the number of samples `overlapping` with training samples (equal bytes). The
-    flag `among_all` means that all indices of two subsets were compared, `passages` that passages of windows were compared, and
-    `same` that the split is the training data. Unreadable samples are skipped.
+    `overlap` has the number of `checked` samples, and the number of samples `overlapping` with training samples (equal bytes). Its
+    flags: `among_all` (all indices of two subsets were compared), `passages` (passages of windows were compared), and `same` (the
+    split is the training data). Unreadable samples are skipped.
 
     >>> inputs, labels = torch.arange(6.0), torch.tensor([0, 1, 0, 1, 0, 0])
     >>> look = first_look((inputs, labels), {"val": (inputs[4:], labels[4:])}, seed=0)

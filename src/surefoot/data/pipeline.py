@@ -28,7 +28,7 @@ def planned_sizes(
 ) -> Batching:
     """Return the batch and micro-batch sizes, in tokens only if samples differ in length.
 
-    If `micro_batch_size` is None, each rank reads one micro-batch per step. A resumed run keeps its first micro-batch size, `began`.
+    If `micro_batch_size` is None, each rank reads one micro-batch per step. `began` is the first micro-batch size of a resumed run.
     """
     if micro_batch_size is None:
         micro_batch_size = began or one_each(batch_size, ranks=ranks)

@@ -181,7 +181,7 @@ class Workers:
         )
 
     def close(self) -> None:
-        """End the worker processes; after five seconds, kill a process that still reads a sample."""
+        """End the worker processes; kill a process that still reads a sample after five seconds."""
         atexit.unregister(self.close)
         # the traceback of an error may keep the iterator alive: run the cleanup of its __del__ now
         self.batches._shutdown_workers()

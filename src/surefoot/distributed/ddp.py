@@ -25,8 +25,8 @@ class Ddp:
     """The strategy for models replicated on every rank under `DistributedDataParallel`.
 
     `train/batch_norm_buffers.py` broadcasts the buffers instead of DDP. Several models are not wrapped, since DDP would wait for
-    gradients of a model that a loss uses without training it. The gradients of several models are averaged after the last
-    backward pass. With `find_unused_parameters`, the average includes every parameter that has a gradient on any rank.
+    gradients of a model that a loss uses but does not train. The gradients of several models are averaged after the last backward
+    pass. With `find_unused_parameters`, the average includes every parameter that has a gradient on any rank.
     """
 
     world: World

@@ -41,7 +41,7 @@ class Placement:
 def placed(environment: Mapping[str, str]) -> Placement:
     """Return the placement from torchrun or a compatible launcher, mpirun, or Slurm's srun. Without a launcher, the process is alone.
 
-    If launchers are nested, the innermost counts. A torchrun inside a Slurm step must include the processes of the other
+    If launchers are nested, the innermost launcher counts. A torchrun inside a Slurm step must include the processes of the other
     machines. If MASTER_ADDR and MASTER_PORT are set, they replace the address computed for Slurm.
 
     >>> placed({})

@@ -70,8 +70,8 @@ class FullySharded:
     def copy_gradients_to_shards(self) -> None:
         """Give each shard its rows of the gradient after the last pass, in the memory of the parameter's own gradient.
 
-        A shard gets None if no rank has its gradient. With `find_unused_parameters`, ranks exchange the used parameters, and
-        wait.
+        A shard gets None if no rank has its gradient. With `find_unused_parameters`, ranks exchange lists of used parameters, and
+        wait for each other.
         """
         idle = set[int]()
         if self.parallel.find_unused_parameters:
@@ -181,8 +181,8 @@ class Fsdp:
 def shard_model(model: nn.Module, world: World, parallel: Strategy) -> FullySharded:
     """Shard a model in place: each block (`blocks_of`) is a unit, and the remaining weights are another unit. Collective.
 
-    Parameter names stay. Every rank must pass equal weights and buffers; buffers stay replicated. Afterwards the model cannot be
-    copied and has another class, so inspect modules and parameters first. Raises `ConfigError` if the model cannot be sharded.
+    Parameter names are kept. Every rank must pass equal weights and buffers; buffers stay replicated. Afterwards the model cannot
+    be copied and has another class, so inspect modules and parameters first. Raises `ConfigError` if the model cannot be sharded.
     """
     refuse_unshardable(model)
     mesh, group = _mesh(world, parallel)

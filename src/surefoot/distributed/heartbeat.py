@@ -137,7 +137,7 @@ class Heartbeat:
         return None if self.lost is None else RankLostError(self._with_advice(self.lost))
 
     def speaks_of(self, problem: BaseException) -> bool:
-        """Return whether this rank prints its error. Waits a moment for rank 0's error: if both are equal, only rank 0 prints."""
+        """Return whether this rank prints its error. Waits a moment for rank 0's error: if both errors are equal, only rank 0 prints."""
         if isinstance(problem, RankLostError) and self.lost is not None:
             return self._speaks_of(self.lost)
         if self.rank == 0 or not self.threads:

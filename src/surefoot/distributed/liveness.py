@@ -119,7 +119,7 @@ class Lost:
 class Watch:
     """The last messages of some ranks, and the seconds since each rank became suspicious.
 
-    silent_s: the longest tolerated silence. grace_s: the longest tolerated delay after one rank's error, which others may share.
+    silent_s: the longest tolerated silence. grace_s: the delay until a failed rank counts as lost, since other ranks may fail too.
     """
 
     def __init__(self, *, silent_s: float, grace_s: float) -> None:

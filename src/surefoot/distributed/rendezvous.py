@@ -90,7 +90,7 @@ def report_to_ranks(problem: Exception) -> RankLostError | None:
 
 
 def speaks_of(problem: Exception) -> bool:
-    """Return whether this process prints its error. If several ranks have the same error, one rank prints it."""
+    """Return whether this process prints its error. If several ranks have the same error, only one rank prints the error."""
     return all(heart.speaks_of(problem) for _, _, heart in _connections)
 
 

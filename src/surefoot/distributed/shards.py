@@ -99,7 +99,7 @@ def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
 
 
 def saved_state(model: nn.Module) -> dict[str, Any]:
-    """Return a model's `state_dict` with the model's own tensors. An overridden `state_dict` without arguments is called as it is."""
+    """Return a model's `state_dict` with the model's own tensors. An override of `state_dict` that takes no arguments gets no arguments."""
     with torch.no_grad():
         try:
             inspect.signature(model.state_dict).bind(keep_vars=True)

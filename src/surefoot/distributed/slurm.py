@@ -1,7 +1,7 @@
 """Slurm's variables in the environment of a process started by srun. Torch-free.
 
 Only processes started by srun are tasks. The script of sbatch and a shell inside salloc also have SLURM_NTASKS, but are single
-processes. The names are those of "output environment variables" in srun's manual.
+processes. The section "output environment variables" of srun's manual lists the names.
 """
 
 import re

@@ -37,7 +37,7 @@ class Ranks(Protocol):
 
     @property
     def local_times(self) -> float | None:
-        """The constant factor of this rank's own gradient before the last pass of a step. None if that gradient is unavailable."""
+        """The constant factor in this rank's own gradient before the last pass of a step. None if that gradient is unavailable."""
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:
         """Prepare a micro-batch, and return whether its pass runs. A pass without targets has zero gradients and only joins collectives."""
@@ -126,7 +126,7 @@ class Sums:
 
 
 class Called:
-    """A model as the loss calls it on one of several ranks, through a wrapper that reduces gradients if there is one."""
+    """The callable that a loss gets for a model on one of several ranks. A call uses the wrapper that reduces gradients, if any."""
 
     def __init__(self, model: nn.Module, through: Any) -> None:
         self.model, self.through = model, through

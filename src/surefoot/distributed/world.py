@@ -27,7 +27,7 @@ from surefoot.errors import ConfigError, first_line
 
 @dataclass(frozen=True)
 class World:
-    """One process and its device. The names are those of torch.distributed."""
+    """One process and its device. The names follow torch.distributed."""
 
     device: torch.device
     rank: int = 0
@@ -77,7 +77,7 @@ class World:
     def mailbox(self, name: str) -> Store:
         """Open an empty key-value store that all ranks share, over a separate connection. Requires several processes.
 
-        All ranks must open equally many stores. Each attempt of a restarted group has separate stores.
+        All ranks must open the same number of stores. Each attempt of a restarted group has separate stores.
         """
         assert self.store is not None
         return PrefixStore(f"{name}-{next(_mailboxes)}", self.store.clone())  # type: ignore[attr-defined]  # missing in torch's stubs
@@ -89,7 +89,7 @@ class World:
 
 
 class Consensus:
-    """Agreement between ranks on nonnegative integers by name, such as the step at which to stop. The largest value of all ranks counts.
+    """Agreement between ranks on nonnegative integers by name, such as the step at which to stop. The result is the ranks' maximum.
 
     Signals, clocks and `run.stop()` can differ between ranks. Each rank sends its values at one step, and all ranks know the
     maximum at the next step, without waiting. A single process knows the values at once.
@@ -115,8 +115,8 @@ class Consensus:
         return agreed
 
     def now(self, **own: int) -> dict[str, int]:
-        """Send the values of this rank, and return the maximum agreed in this call and the previous call. Waits for all ranks.
-        Collective.
+        """Send the values of this rank, and return the larger of the values agreed in this call and in the previous call. Waits
+        for all ranks. Collective.
         """
         before, after = self.exchange(**own), self._receive()
         return {name: max(before[name], after[name]) for name in self.names}

@@ -1,6 +1,6 @@
 """Beam search for the likeliest target of a source with an encoder-decoder.
 
-Except for rounding, a target does not depend on the other sources of its batch. Shape suffixes: B sources, S source tokens,
+A target does not depend on the other sources of its batch, except for rounding. Shape suffixes: B sources, S source tokens,
 K open hypotheses per source, N candidates per hypothesis, C candidates per source, V vocabulary, T target tokens so far.
 """
 
@@ -61,7 +61,7 @@ def beam_search(
     max_new_tokens_fn: Callable[[int], int] = twice_and_ten,
     batch_size: int = 64,
 ) -> list[Hypothesis]:
-    """Search for the likeliest target of each source (with its end token); return one hypothesis per source, in order.
+    """Search for the likeliest target of each source; return one hypothesis per source, in order. Sources include the end token.
 
     A beam of 1 is greedy search. Up to `batch_size` sources of similar length are searched together. For a source of n tokens, the
     target has at most `max_new_tokens_fn(n)` tokens, by default 2 n + 10. Training modes and global generators are restored. The host

@@ -61,7 +61,7 @@ def stream(
     """Yield up to `max_new_tokens` sampled tokens after the prompt `tokens` (T >= 1); stop before `eos_id`.
 
     model: maps tokens (1, T) to logits (1, T, V) on its own device, in evaluation mode. If the text exceeds `context` tokens, the model
-    continues from the last half of the context.
+    continues from the last `context` / 2 tokens.
     use_cache: pass only the new tokens to the model, with a cache from `model.new_cache(batch)`.
     temperature: 0 selects the likeliest token. top_k: sample from the k likeliest tokens.
     top_p: sample from the smallest set of likeliest tokens with this total probability (section 3.1 of https://arxiv.org/abs/1904.09751).

@@ -1,6 +1,6 @@
 """The launcher of several processes, which starts, monitors, ends and restarts the ranks together.
 
-The launcher names an ended rank as lost, and heartbeats name a silent rank. The remaining ranks then end, or are killed.
+The launcher reports a rank whose process ended, and heartbeats report a silent rank. The remaining ranks then end, or are killed.
 """
 
 import math

@@ -22,7 +22,7 @@ class ProcessCount:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a step: its samples or tokens, and its micro-batches if fixed. A resumed run keeps both."""
+    """The batch size of a step, and the micro-batch size if fixed. A resumed run keeps both sizes."""
 
     batch_size: int | str
     micro_batch_size: int | str | None
@@ -39,7 +39,7 @@ class Sizes:
             refuse_ranks(processes, pieces=pieces, batch_size=self.batch_size, is_resumed=self.is_resumed)
 
     def largest(self, min_count: int, max_count: int) -> int:
-        """Return the largest number of processes in a range that `refuse` accepts. Raises `ConfigError` if `refuse` accepts no number."""
+        """Return the largest number of processes in a range that `refuse` allows. Raises `ConfigError` if `refuse` allows no number."""
         for number in range(max_count, min_count - 1, -1):
             with suppress(ConfigError):
                 self.refuse(number)
@@ -87,7 +87,7 @@ class Slots:
         self.left = list(range(wanted.max_count if gpus is None else len(gpus)))
 
     def size(self) -> int:
-        """Return the number of ranks to start, the largest that divides a step and has devices. Raises `ConfigError` if no number does."""
+        """Return the largest number of ranks that divides a step and has devices. Raises `ConfigError` if no such number exists."""
         min_count, max_count, left = self.wanted.min_count, self.wanted.max_count, len(self.left)
         if min_count < max_count:
             max_count = max(min_count, min(max_count, left))

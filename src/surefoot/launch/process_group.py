@@ -117,7 +117,7 @@ class Group:
         return max(self.beats(), key=lambda beat: beat.step)
 
     def unsaid(self, text: str) -> bool:
-        """Return whether ranks above 0 printed lines missing in the text. Tracebacks are ignored if the text names their file."""
+        """Return whether ranks above 0 printed lines that the text lacks. Tracebacks are ignored if the text names their file."""
         with suppress(OSError):
             texts = [file.read_text(encoding="utf-8", errors="replace") for file in self.logs.iterdir()]
             shortened = [each.partition(_TRACEBACK)[0] for each in texts] if _IN_CRASH in text else texts

@@ -49,9 +49,8 @@ def chunked_cross_entropy(
 ) -> Mean:
     """Return `cross_entropy` of `hidden @ head_weight.T`, with the logits of only `chunk` targets in memory at a time.
 
-    Shapes: hidden (..., D), head_weight (C, D), targets (...). The result equals `cross_entropy` up to rounding. The backward
-    pass recomputes each chunk's logits. With 8,192 targets of 50,257 classes, all float32 logits take 1.6 GB, and so does their
-    gradient.
+    Shapes: hidden (..., D), head_weight (C, D), targets (...). The result equals `cross_entropy` up to rounding. The backward pass
+    recomputes each chunk's logits. With 8,192 targets of 50,257 classes, the float32 logits and their gradient take 1.6 GB each.
 
     >>> hidden, head = torch.ones(2, 5, 3), torch.zeros(4, 3)
     >>> mean = chunked_cross_entropy(hidden, head, torch.zeros(2, 5, dtype=torch.long), chunk=4)
@@ -95,7 +94,7 @@ def _total(logits: Tensor, targets: Tensor, *, ignore_index: int, label_smoothin
 def summed_cross_entropy(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, *, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Return the summed cross-entropy (nats, float32 or better) of `hidden @ head.T`, without ignored targets.
+    """Return the summed cross-entropy (nats, float32 or better) of `hidden @ head.T`; no target is ignored.
 
     Products use the dtype of `hidden` or autocast. The result equals `F.cross_entropy` up to rounding; double backward fails.
 
@@ -149,12 +148,12 @@ class _Summed(torch.autograd.Function):
 def linear_cross_entropy(
     hidden: Tensor, head_weight: Tensor, targets: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0
 ) -> Mean:
-    """Return `cross_entropy` of `hidden @ head_weight.T`, by the best method for its size and the torch version.
+    """Return `cross_entropy` of `hidden @ head_weight.T`, by the best method for the shapes, device and torch version.
 
-    Shapes: hidden (..., D), head_weight (C, D), targets (...). On the CPU, gradients of many logits are computed in pieces in the
-    forward pass, 1.4x as fast. On other devices, all logits of up to 16,384 classes are in memory at once. For more classes,
-    torch's `F.linear_cross_entropy` (from 2.12 on) works in pieces. `chunked_cross_entropy` replaces torch's function (as of
-    2.13) under torch.compile and autocast, with label smoothing, and in half precision, in which torch would sum.
+    Shapes: hidden (..., D), head_weight (C, D), targets (...). On the CPU, the forward pass computes gradients of many logits in
+    pieces, which is 1.4x as fast. On other devices, all logits of up to 16,384 classes are in memory at once. For more classes,
+    torch's `F.linear_cross_entropy` (from 2.12 on) works in pieces. `chunked_cross_entropy` replaces torch's function (as of 2.13)
+    under torch.compile and autocast, with label smoothing, and in half precision, because torch sums in that precision.
 
     >>> mean = linear_cross_entropy(torch.ones(2, 5, 3), torch.zeros(4, 3), torch.zeros(2, 5, dtype=torch.long))
     >>> round(float(mean.value), 4), int(mean.count)

@@ -29,12 +29,12 @@ class MixedBatch:
 
 
 def mixup(images_BCHW: Tensor, labels_B: Tensor, *, mixup: float = 0.0, cutmix: float = 0.0) -> MixedBatch:
-    """Mix each image with another image of its batch, in a share that is drawn once per batch.
+    """Mix each image with another image of its batch; the proportion is drawn once per batch.
 
-    `mixup` is the parameter of the Beta distribution for the share in a weighted mean of two images (Zhang et al., 2018:
-    https://arxiv.org/abs/1710.09412). `cutmix` is the parameter for the area outside a rectangle from the other image (Yun et
-    al., 2019: https://arxiv.org/abs/1905.04899). A value of 0 disables mixup or cutmix. If both are above 0, each is used half of
-    the time.
+    `mixup` is the parameter of the Beta distribution of the weight in a mean of two images (Zhang et al., 2018:
+    https://arxiv.org/abs/1710.09412). `cutmix` is the Beta parameter of the area outside the rectangle that is copied from the
+    other image (Yun et al., 2019: https://arxiv.org/abs/1905.04899). A value of 0 disables mixup or cutmix. If both are above 0,
+    each batch uses mixup or cutmix with equal probability.
 
     >>> import torch
     >>> mixture = mixup(torch.zeros(4, 1, 8, 8), torch.arange(4), mixup=0.2)

@@ -53,9 +53,9 @@ def top_k_accuracy(outputs: Tensor, targets: Tensor, *, k: int = 1) -> Mean:
 class ClassificationReport:
     """Accuracy, top_5_accuracy (for more than five classes) and confusion matrix of a split, for `Split(metrics=)`.
 
-    `classes` is the list of class names or the number of classes. Outputs and targets have the shapes of `accuracy`. "confusion"
-    counts samples by target (row) and prediction (column), and appears only in the records. Among equal outputs, the first counts
-    as the largest. A NaN output counts as larger than any other output and is never right.
+    `classes` is the list of class names or the number of classes. Outputs and targets have the same shapes as for `accuracy`.
+    "confusion" counts samples by target (row) and prediction (column), and appears only in the records. Among equal outputs, the
+    first counts as the largest. A NaN output counts as larger than any other output, but never as correct.
 
     >>> report = ClassificationReport(["cat", "dog"])
     >>> report.whole(*report.per_batch(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])))

@@ -45,7 +45,7 @@ class _OfFunction:
 
 
 def whole_split(function: Callable[[Any, Any], Any]) -> WholeSplitMetric:
-    """Return a metric that calls a function once with the whole split, such as BLEU, for `Split(metrics=)`.
+    """Return a metric for `Split(metrics=)` that calls a function, such as BLEU, once with the whole split.
 
     `function(outputs, targets)` returns a number, or values by name. A value that is not a number (a list, a string) appears only
     in the records. Tensors of all batches are concatenated on the CPU, lists are joined, and tuples and dictionaries are joined

@@ -59,8 +59,8 @@ def multiple_choice_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[st
 def continuation_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[str, Mean]:
     """Return how often greedy decoding produces the right ending, as in LAMBADA (Paperno et al., 2016).
 
-    `acc` counts right endings whose every token is the most likely at its position. `loss` is their mean negative log-likelihood
-    in nats, and its exponential is LAMBADA's perplexity. `multiple_choice_accuracy` describes the arguments.
+    `acc` is the fraction of right endings that greedy decoding produces. `loss` is the mean negative log-likelihood of a right ending
+    in nats, and exp(loss) is LAMBADA's perplexity. `multiple_choice_accuracy` describes the arguments.
 
     >>> targets = ChoiceTargets(*map(torch.tensor, ([0, 1], [3, 4], [0, 1], [[1, 1]], [[1, 1]], [0])))
     >>> continuation_accuracy(torch.eye(5)[[3, 0]], targets)["acc"].value.item()

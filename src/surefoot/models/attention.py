@@ -27,7 +27,7 @@ def tiled_attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
 
 @contextmanager
 def in_one_tile() -> Iterator[None]:
-    """Compute all pairs of positions within this context, so that the operation count matches the definition."""
+    """Compute all pairs of positions in this `with` block, so that the operation count matches the definition."""
     before = _PLACES.set(1 << 62)
     try:
         yield
@@ -121,9 +121,9 @@ class Cache:
 def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fraction: float) -> Tensor:
     """Compute causal scaled dot-product attention in the dtype of `v_BHSD`. The queries belong to the last T of S positions.
 
-    On the CPU, torch 2.13's backward pass in bfloat16 is 2 to 17 times slower than in float32 (heads of 32 or 64 channels, up to 256
-    tokens). `tiled_attention` in bfloat16 is about twice as fast as float32 (benchmarks/kernels.py). With attention dropout, the
-    CPU uses a single bfloat16 product for up to 64 positions, and float32 for more.
+    On the CPU, torch 2.13's backward pass in bfloat16 is 2 to 17 times slower than in float32 (heads of 32 or 64 channels, up to
+    256 tokens). `tiled_attention` in bfloat16 is about twice as fast as float32 (benchmarks/kernels.py). With attention dropout,
+    the CPU computes in bfloat16 for up to 64 positions, and in float32 for more.
     """
     time, so_far, mask_TS = q_BHTD.shape[2], k_BHSD.shape[2], None
     causal = time == so_far
@@ -135,7 +135,7 @@ def causal_attention(q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fra
 def masked_attention(
     q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, mask: Tensor | None, causal: bool = False, drop_fraction: float
 ) -> Tensor:
-    """Compute scaled dot-product attention over the positions with a true `mask`: (T, S), or (B, 1, 1, S) for all queries of a row.
+    """Compute scaled dot-product attention where `mask` is true. The mask is (T, S), or (B, 1, 1, S) for all queries of a row.
 
     Every row needs at least one true position. The result has the dtype of `v_BHSD`; `causal_attention` describes the kernels.
     """
@@ -181,7 +181,7 @@ def rotations(context: int, channels: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Rotate each pair of channels by its position's angle: dot products of rotated vectors depend only on the distance."""
+    """Rotate each pair of channels by its position's angle: dot products of rotated vectors depend only on the distance of positions."""
     return x_BHTD * cos_TD + x_BHTD.roll(x_BHTD.shape[-1] // 2, dims=-1) * sin_TD
 
 

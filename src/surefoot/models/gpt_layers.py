@@ -20,8 +20,8 @@ _FACTOR = 0x9E3779B1  # 2^32 over the golden ratio: Knuth 1998, The Art of Compu
 class Ngrams(nn.Module):
     """The sum of embeddings of the last 2, 3, ... `longest` tokens. All embeddings start at zero.
 
-    Each length has a table of at most `rows` rows. A smaller table is hashed, so that n-grams share rows (Svenstrup et al. 2017,
-    section 3: https://arxiv.org/abs/1709.03933). The first token is preceded by a token outside the vocabulary.
+    Each length has a table of at most `rows` rows. If a length has more n-grams than rows, hashed n-grams share rows (Svenstrup et
+    al. 2017, section 3: https://arxiv.org/abs/1709.03933). The first token is preceded by a token outside the vocabulary.
 
     >>> ngrams = Ngrams(longest=2, rows=30, vocab_size=4, width=8)
     >>> ngrams.rows(torch.tensor([[3, 1, 2]]), length=2).tolist()

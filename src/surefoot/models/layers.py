@@ -13,7 +13,7 @@ HeadLoss = Callable[[Tensor, Tensor], Any]  # of hidden states (B, T, C) and the
 
 
 def check_shape(*claims: tuple[bool, str]) -> None:
-    """Raise `ValueError` with the message of the first false claim.
+    """Raise `ValueError` with the message of the first claim that is false.
 
     >>> check_shape((True, "one"), (False, "width = 3 must be even"))
     Traceback (most recent call last):
@@ -141,7 +141,7 @@ def reciprocal(x: Tensor) -> Tensor:
 
 
 def past_norm(outer: Tensor, normed: Tensor, scale: Tensor) -> Tensor:
-    """Backpropagate `outer` (g) through the norm y = s x: s (g - y mean(g y)). Overwrites `normed` (y)."""
+    """Return the gradient of x for y = s x, given the gradient `outer` (g) of y: s (g - y mean(g y)). Overwrites `normed` (y)."""
     return normed.mul_((outer * normed).mean(dim=-1, keepdim=True)).neg_().add_(outer).mul_(scale)
 
 
@@ -197,7 +197,7 @@ def channels_side_by_side(images_BCHW: Tensor) -> Tensor:
     """Convert images to torch's memory format `channels_last`, which convolutions preserve.
 
     `Tensor.contiguous` leaves the strides of single-channel images, which match both memory formats. Convolutions then return the
-    other format, whose pooling is several times slower on a CPU (torch 2.13). This function sets the strides explicitly.
+    contiguous format, in which pooling is several times slower on a CPU (torch 2.13). This function sets the strides explicitly.
 
     >>> channels_side_by_side(torch.zeros(2, 1, 4, 5)).stride()
     (20, 1, 5, 1)

@@ -21,9 +21,9 @@ _EXPANSION = 4  # output channels of a bottleneck per unit of its width
 class ResNet(nn.Module):
     """A residual network that maps images (B, C, H, W) to logits (B, K).
 
-    The `stem` "imagenet" divides height and width by 4 (7 x 7 convolution, pooling). "cifar" keeps both (3 x 3 convolution), for images
-    of about 32 pixels. `zero_init_residual` initializes blocks as the identity (Goyal et al. 2017, section 5.1:
-    https://arxiv.org/abs/1706.02677). `channels_last` uses torch's memory format of that name, which only changes the rounding.
+    The `stem` "imagenet" divides height and width by 4 (7 x 7 convolution, pooling). "cifar" keeps both (3 x 3 convolution), for
+    images of about 32 pixels. `zero_init_residual` initializes blocks as the identity (Goyal et al. 2017, section 5.1:
+    https://arxiv.org/abs/1706.02677). `channels_last` uses torch's memory format of that name, which only changes speed and rounding.
 
     >>> sum(parameter.numel() for parameter in ResNet(18, channels=3, classes=1000).parameters())
     11689512

@@ -21,8 +21,8 @@ class Seq2SeqConfig:
     norm_placement: "pre" normalizes before each part, and trains without a long warm-up (Xiong et al. 2020, section 4:
     https://arxiv.org/abs/2002.04745). "post" normalizes after each part (Vaswani 2017, section 3.1: https://arxiv.org/abs/1706.03762).
     norm: "rms" subtracts no mean and adds no bias (Zhang and Sennrich 2019, section 4: https://arxiv.org/abs/1910.07467).
-    positions: "sinusoidal" is Vaswani 2017, section 3.5. "rotary" rotates queries and keys of self-attention (Su et al. 2021,
-    section 3.2.2: https://arxiv.org/abs/2104.09864).
+    positions: "sinusoidal" adds sines and cosines (Vaswani 2017, section 3.5). "rotary" rotates queries and keys of
+    self-attention (Su et al. 2021, section 3.2.2: https://arxiv.org/abs/2104.09864).
     activation: "relu2" is the square of ReLU (So et al. 2021, section 4.2: https://arxiv.org/abs/2109.08668).
     qk_norm: RMS norms of each head's queries and keys (Henry et al. 2020, section 3: https://arxiv.org/abs/2010.04245).
     zero_init_residual: output layers of residual branches start at zero, so that blocks start as the identity (Goyal et al. 2017,
@@ -165,7 +165,7 @@ class SelfAttention(nn.Module):
         rotation: Rotation | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Attend to positions with a true mask, or causally without a mask. With a cache, T counts hypotheses of one position each."""
+        """Attend where the mask is true, or causally without a mask. With a cache, T counts hypotheses of one position each."""
         shape = x_BTC.shape
         if cache is not None:
             x_BTC = x_BTC.flatten(0, 1)[:, None]

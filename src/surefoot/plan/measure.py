@@ -49,7 +49,7 @@ def measure(parts: RunComponents) -> Measurement:
 
 
 def memory_and_time(parts: RunComponents, measured: Measurement) -> list[str]:
-    """List the bytes of weights, gradients, optimizer state, averages and activations, and the seconds of a step and of the run."""
+    """List the bytes of weights, gradients, optimizer state, weight averages and activations, and the seconds of a step and of the run."""
     state = parts.state
     optimizer_bytes = [state_bytes(trained.optimizer) for trained in state.optimizers.values()]
     sizes = {
@@ -74,7 +74,7 @@ def memory_and_time(parts: RunComponents, measured: Measurement) -> list[str]:
 
 
 def evaluation_time(parts: RunComponents) -> list[str]:
-    """List the estimated seconds of one evaluation, of all evaluations and of the final ones, from a few batches of each split."""
+    """List the estimated seconds of one evaluation, of all evaluations and of the final evaluations, from a few batches of each split."""
     evaluator = parts.evaluator
     if not evaluator.splits:
         return []

@@ -21,7 +21,7 @@ from surefoot.train.precision import FORMATS
 
 @dataclass(frozen=True)
 class Pass:
-    """The memory and operations of one micro-batch's forward and backward pass, if gradients are already allocated."""
+    """The memory and operations of one micro-batch's forward and backward pass, with gradients already allocated."""
 
     samples: int
     kept_bytes: int  # stored by the forward pass for the backward pass, without the weights
@@ -32,9 +32,9 @@ class Pass:
 def dry_pass(parts: RunComponents, *, rows: int | None = None, weights_narrow: bool = False) -> Pass:
     """Run the first micro-batch through the model on the meta device, resized to `rows` samples if given.
 
-    With `weights_narrow`, weights are already bfloat16, as after a bfloat16 gather. Multiplications and additions of products,
-    convolutions and attention count, by torch's own formulas. Causal attention counts in full. Raises `ConfigError` if the loss
-    needs tensor values.
+    With `weights_narrow`, weights are already bfloat16, as after a bfloat16 gather. Multiplications and additions of matrix
+    products, convolutions and attention count, by torch's own formulas. Causal attention counts in full. Raises `ConfigError` if
+    the loss needs tensor values.
     """
     batch, samples = _first_batch(parts, rows)
     narrow = torch.bfloat16 if weights_narrow else FORMATS[parts.run_state.precision.name].autocast
@@ -149,7 +149,7 @@ _WIDE = _functions(  # run in float32
 
 
 class MetaMode(TorchFunctionMode):
-    """A mode in which functions act as on a GPU, under autocast to `narrow` if given. `casts` caches the 16-bit weights."""
+    """A torch function mode that imitates a GPU, with autocast to `narrow` if given. `casts` caches the 16-bit weights."""
 
     def __init__(self, narrow: torch.dtype | None, *, casts: dict[Tensor, Tensor] | None = None) -> None:
         super().__init__()

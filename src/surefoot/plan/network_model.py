@@ -55,9 +55,10 @@ class Window:
 def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Window]:
     """Return a GPU's communication in a step, grouped by the pass that overlaps it.
 
-    DDP all-reduces the Psi gradients, which sends 2 Psi elements. FSDP sends 3 Psi (Rajbhandari et al. 2020, section 7.2): it
-    gathers parameters for the forward pass and, if resharded, for the backward pass, and reduce-scatters gradients. Parameters
-    outside of blocks stay gathered between the passes. Replicas all-reduce the gradients of each shard (Zhao et al. 2023, 3.2.2).
+    For Psi parameters, DDP sends 2 Psi elements to all-reduce gradients. FSDP sends 3 Psi elements (Rajbhandari et al. 2020, section
+    7.2): it gathers parameters for the forward pass and, if resharded, for the backward pass, and reduce-scatters gradients.
+    Parameters outside of blocks stay gathered between the passes. Replicas all-reduce the gradients of each shard (Zhao et al. 2023,
+    3.2.2).
 
     >>> from surefoot.plan.workload import Spread, Weight, Workload
     >>> work = Workload((), ((Weight((1024, 1024)),),) * 4, lambda n: 0, lambda n: 0, 0, 0, 0, (1.0, 2.0), 1)
@@ -82,8 +83,8 @@ def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Win
 def ring_bandwidth(machine: Machine, *, members: int, stride: int) -> float:
     """Return the bytes per second that each member of a ring sends. Members are `stride` ranks apart; consecutive ranks fill a node.
 
-    The members in one node form parallel rings, each over another member's share of the network. The sum of these shares is
-    limited by the bandwidth inside the node (NCCL's bus bandwidth).
+    Parallel rings use the network bandwidth of all members in a node. Their sum is limited by the bandwidth inside the node
+    (NCCL's bus bandwidth).
 
     >>> machine = Machine(1e15, 0.4, 80 * 10**9, bandwidth=50e9, node_bandwidth=450e9)
     >>> [ring_bandwidth(machine, members=n, stride=s) / 1e9 for n, s in ((8, 1), (512, 1), (64, 8))]

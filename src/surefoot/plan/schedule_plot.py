@@ -98,9 +98,9 @@ def plot_schedules(
 ) -> list[Path]:
     """Draw schedules of a run of `length` ("1000 steps") side by side into OUT.png and OUT.svg. Returns both paths.
 
-    Each plot marks the peak, the lowest point, the end of the warm-up and the mean factor. With the base learning rate `rate`,
-    the curves are learning rates, else factors. Equal arguments give equal bytes. Raises `ConfigError` if a schedule does not fit
-    the run, or if the files cannot be written.
+    Each plot marks the peak, the lowest point, the end of the warm-up and the mean factor. The curves are learning rates if the
+    base learning rate `rate` is given, else factors. Equal arguments give equal bytes. Raises `ConfigError` if a schedule does
+    not fit the run, or if the files cannot be written.
 
     >>> import tempfile
     >>> from surefoot.schedules.lr_schedule import cosine, linear

@@ -176,7 +176,7 @@ def _directory(parts: RunComponents) -> list[str]:
 
 
 def _abbreviate(names: Iterable[str]) -> str:
-    """Join all names, but only the first and the last of equal names in consecutive blocks.
+    """Join names; equal names in consecutive blocks become one name with a range of block numbers.
 
     >>> _abbreviate(["embedding.weight", "blocks.0.up.weight", "blocks.1.up.weight", "blocks.2.up.weight"])
     'embedding.weight, blocks.0-2.up.weight'

@@ -122,10 +122,10 @@ def _by_phase(task: Task, state: State, micro_batches: list[MicroBatch], feed: A
 
 
 def gpt_flops(model: GPT, *, tokens: int, length: int) -> int:
-    """Return the operations of a GPT's forward and backward pass, (6 N + 12 L T D) per token of sequences of one length.
+    """Return the operations of a GPT's forward and backward pass: (6 N + 12 L T D) per token, for sequences of equal length.
 
-    N is the number of parameters in products (the head, no embeddings), L the layers, T the tokens in a sequence, and D the
-    width, heads x channels. The formula is from Chowdhery et al. 2022, appendix B (https://arxiv.org/abs/2204.02311).
+    N is the number of parameters in matrix products (with the head, without embeddings), L the number of layers, T the tokens in
+    a sequence, and D the width. The formula is from Chowdhery et al. 2022, appendix B (https://arxiv.org/abs/2204.02311).
     """
     matrices = {part.weight for part in model.modules() if isinstance(part, nn.Linear)}
     attention = 12 * model.shape.layers * length * model.shape.width
@@ -136,7 +136,7 @@ _SIZES = {"cpu": (256, 512, 1024, 2048), "cuda": (2048, 4096, 8192, 16384)}
 
 
 def measure_peak_flops(device: torch.device, precision: str, *, limit_s: float = 1.0) -> float:
-    """Measure the operations per second of square matrix products, the best of several sizes, within about `limit_s`.
+    """Measure the highest operations per second of square matrix products of several sizes, within about `limit_s` seconds.
 
     The products use the run's precision and torch's current TF32 settings. A product of n x n matrices has 2 n^3 operations.
     Measured peaks are below the manufacturers' values.

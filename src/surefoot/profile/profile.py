@@ -42,8 +42,8 @@ def measure(
     """Measure time and memory of a run's steps, and variants that may be faster.
 
     Steps use the run's data from its current step on, with a learning rate of 0. Afterwards the run and its directory are the
-    same, bit for bit. `steps` are timed after a warm-up, two more run under torch's profiler, and one is counted. Each variant in
-    `speedups` (`surefoot.profile.variants.NAMES`) alternates with the unchanged run, step by step.
+    same, bit for bit. `steps` are timed after a warm-up, two more run under torch's profiler, and the operations of one more are
+    counted. Each variant in `speedups` (`surefoot.profile.variants.NAMES`) alternates with the unchanged run, step by step.
 
     out: a directory for profile.json, profile.txt, trace.json.gz and memory.png and .svg. If None, nothing is written.
     peak_flops: the peak operations per second of the device (such as 989e12). If None, the peak is measured with matrix products.

@@ -37,7 +37,7 @@ class Phases:
 
 
 def middle_half(laps: Sequence[Mapping[str, float]]) -> Phases:
-    """Average the phases over the middle half of the steps by duration. The mean is as robust as a median, and the phases add up.
+    """Average the phases over the middle half of the steps by duration. This mean is as robust as a median, and the phases sum to a step.
 
     >>> laps = [{"forward": 1.0, "rest": 1.0}, {"forward": 1.5, "rest": 1.0}, {"forward": 2.0, "rest": 50.0}]
     >>> middle_half(laps).seconds, middle_half(laps).step_s

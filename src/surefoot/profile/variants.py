@@ -30,7 +30,7 @@ USUAL = NAMES[:-1]
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant to measure. `flag` is the text to type, `changes` describes different results, and `entered` modifies the run."""
+    """One variant to measure. `flag` is the text to type, `changes` describes how results differ, `entered` modifies the run."""
 
     name: str
     flag: str
@@ -41,7 +41,7 @@ class Variant:
 
 
 def speedups_of(text: str) -> tuple[str, ...]:
-    """Return the names in `--speedups`, which is "none", "usual" (all but compile), "all", or a list of names with commas.
+    """Return the names in `--speedups`, which is "none", "usual" (all but compile), "all", or names separated by commas.
 
     >>> speedups_of("workers,compile"), speedups_of("none")
     (('workers', 'compile'), ())
@@ -65,7 +65,7 @@ _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adag
 
 
 def variants(parts: RunComponents, names: Sequence[str]) -> list[Variant]:
-    """Return the variants of these names for a run. Some names have no variant for some runs."""
+    """Return the variants of these names for a run. Names that do not apply to the run are skipped."""
     kinds = (_workers, _precisions, _fused, _without_recompute, _channels_last, _micro_batches, _compiled)
     return [variant for name in names for variant in kinds[NAMES.index(name)](parts)]
 

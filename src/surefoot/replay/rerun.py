@@ -169,7 +169,7 @@ def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def nearest_checkpoint(store: Store, step: int) -> tuple[Checkpoint, list[Damage]]:
-    """Return the newest intact checkpoint up to `step`, and later damage; raise `CheckpointError` if none is intact."""
+    """Return the newest intact checkpoint up to `step`, and the damage of later checkpoints; raise `CheckpointError` if none is intact."""
     if (newest := store.newest_intact(up_to=step)) is not None:
         return newest
     existing = ", ".join(map(str, store.steps())) or "none"

@@ -28,7 +28,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def refuse_foreign_or_out_of_range(shape: str, settings: Settings) -> None:
-    """Raise `ConfigError` if the shape does not take a setting, or if a value is out of range."""
+    """Raise `ConfigError` if a setting belongs to another shape, or if a value is out of range."""
     if shape not in SHAPES:
         raise ConfigError(f"schedule.name = {shape!r} is unknown; choose from {', '.join(SHAPES)}")
     takes = SHAPES[shape].takes

@@ -1,6 +1,6 @@
 """The settings and formulas of all shapes of learning-rate schedules.
 
-A new shape is an entry of `SHAPES` plus a function in `lr_schedule.py`. docs/decisions/0007: differences from torch and transformers.
+A new shape is an entry of `SHAPES` plus a function in `lr_schedule.py`. docs/decisions/0007 lists differences from torch and transformers.
 """
 
 import math
@@ -19,7 +19,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Fall:
-    """The resolved settings of a shape: durations in steps, and the steps between which the factor falls."""
+    """The resolved settings of a shape, with durations in steps, and the bounds of the fall."""
 
     settings: Settings
     steps: int
@@ -62,7 +62,7 @@ class Shape:
 
     @property
     def own_rise(self) -> bool:
-        """True if the rise is part of the shape, as in a one-cycle, instead of the common warm-up."""
+        """True if the shape replaces the common warm-up by its own rise, as `one_cycle` does."""
         return "start_lr_ratio" in self.takes
 
 
@@ -70,7 +70,7 @@ _QUARTER = 0.5 * math.pi  # of a turn: sin(_QUARTER * x) ** 2 is (1 - cos(pi * x
 
 
 def curve(shape: Shape, at: Fall) -> Factors:
-    """Return the factor as a function of the step; raise `ConfigError` if it underflows to 0."""
+    """Return the factor as a function of the step; raise `ConfigError` if the factor underflows to 0."""
     warmup, min_lr_ratio, fall = at.warmup, at.min_lr_ratio, shape.fall(at)
     start: float | None = at.settings.get("start_lr_ratio")
     last = at.last if "min_lr_ratio" in at.settings else NEVER

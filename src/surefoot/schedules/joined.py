@@ -37,7 +37,7 @@ class Joined:
         return lambda step: first(step) if step < at else second(step - at)
 
     def momentum(self, length: Length) -> None:
-        """Return None; raise `ConfigError` if a part changes the momentum, because the other part has no value for it."""
+        """Return None; raise `ConfigError` if a part changes the momentum, because the other part defines no momentum."""
         _, before, after = self._cut(length)
         if self.first.momentum(before) is not None or self.second.momentum(after) is not None:
             raise ConfigError("schedule: one of two joined schedules changes the momentum\n  leave momentum_range out")
@@ -63,7 +63,7 @@ AnySchedule = Schedule | Joined | Sampled
 
 
 def bound(schedule: AnySchedule, groups: Groups) -> AnySchedule:
-    """Return the schedule bound to these parameter groups: the factors of a torch scheduler may depend on their values."""
+    """Return the schedule bound to these parameter groups: the factors of a torch scheduler may depend on the groups' values."""
     if isinstance(schedule, Joined):
         return replace(schedule, first=bound(schedule.first, groups), second=bound(schedule.second, groups))
     return replace(schedule, groups=groups) if isinstance(schedule, Sampled) and groups else schedule

@@ -19,9 +19,9 @@ from surefoot.schedules.curves import SHAPES, Factors, Fall, curve
 class Schedule:
     """A warm-up followed by a shape. Settings that are None take the shape's default; settings of other shapes raise `ConfigError`.
 
-    During warm-up the factor is (step + 1) / (warmup + 1): no step has a learning rate of 0, and the factor is 1 at `step == warmup`.
-    `one_cycle` has its own rise. A minimum above 0 is reached on the last step. A minimum of 0 is reached one step after the end, so
-    that no step is wasted. Beyond the end the factor stays at the minimum; a shape without a minimum continues its formula.
+    During warm-up the factor is (step + 1) / (warmup + 1): no step has a learning rate of 0, and the factor is 1 at step `warmup`.
+    `one_cycle` rises from `start_lr_ratio`. A minimum above 0 is reached on the last step. A minimum of 0 is reached one step later,
+    so that no step is wasted. Beyond the end the factor stays at the minimum; a shape without a minimum continues its formula.
     """
 
     shape: str
@@ -36,7 +36,7 @@ class Schedule:
     cooldown_shape: str | None = None
     """wsd: the shape of the fall, "1-sqrt" or "linear". Default "1-sqrt"."""
     milestones: tuple[str | int, ...] | None = None
-    """multistep: when the learning rate is multiplied by `gamma`, counted from the run's start. Default ("50%", "75%")."""
+    """multistep: the durations from the run's start until the learning rate is multiplied by `gamma`. Default ("50%", "75%")."""
     gamma: float | None = None
     """multistep: the factor applied at each milestone. Default 0.1."""
     start_lr_ratio: float | None = None
@@ -125,7 +125,7 @@ def cosine(warmup: str | int = 0, min_lr_ratio: float = 0.0) -> Schedule:
 
 @known_keywords
 def polynomial(warmup: str | int = 0, *, power: float = 1.0, min_lr_ratio: float = 0.0) -> Schedule:
-    """Rise for `warmup`, then fall to `min_lr_ratio` as the remaining fraction to the power of `power`.
+    """Rise for `warmup`, then fall to `min_lr_ratio` in proportion to the remaining fraction raised to `power`.
 
     Chen et al. 2017, section 4.1 ("poly", power 0.9): https://arxiv.org/abs/1606.00915
 
@@ -140,8 +140,8 @@ def polynomial(warmup: str | int = 0, *, power: float = 1.0, min_lr_ratio: float
 def inverse_sqrt(warmup: str | int = "5%") -> Schedule:
     """Rise for `warmup`, then fall as the inverse square root of the step. Extending the run later changes no earlier step.
 
-    After warm-up the factor is sqrt(warmup / step); without warm-up it is 1 / sqrt(step + 1).
-    Vaswani et al. 2017, section 5.3 (https://arxiv.org/abs/1706.03762), up to a constant, which `sf.optim.noam_lr` returns.
+    After warm-up the factor is sqrt(warmup / step); without warm-up it is 1 / sqrt(step + 1). Vaswani et al. 2017, section 5.3
+    (https://arxiv.org/abs/1706.03762), with the base learning rate from `sf.optim.noam_lr`.
 
     >>> factor = inverse_sqrt(4).factors(Length(steps=20, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 2) for step in (0, 3, 4, 16)]
@@ -156,8 +156,8 @@ def multistep(
 ) -> Schedule:
     """Rise for `warmup`, then multiply the learning rate by `gamma` at each of the `milestones`, counted from the run's start.
 
-    `milestones="every 10 epochs"` recurs like torch's StepLR; a list behaves like MultiStepLR.
-    The defaults follow He et al. 2016, section 4.2 (CIFAR-10): https://arxiv.org/abs/1512.03385
+    `milestones="every 10 epochs"` behaves like torch's StepLR, and a list behaves like MultiStepLR. The defaults follow He et al.
+    2016, section 4.2 (CIFAR-10): https://arxiv.org/abs/1512.03385
 
     >>> factor = multistep(gamma=0.5).factors(Length(steps=8, samples_per_epoch=8, batch_size=1))
     >>> [factor(step) for step in (0, 3, 4, 5, 6, 7)]
@@ -169,7 +169,7 @@ def multistep(
 
 @known_keywords
 def exponential(warmup: str | int = 0, *, min_lr_ratio: float = 0.01) -> Schedule:
-    """Rise for `warmup`, then multiply by the same factor at each step, so that the last step has `min_lr_ratio`.
+    """Rise for `warmup`, then multiply the learning rate by a constant at each step, to reach `min_lr_ratio` on the last step.
 
     >>> factor = exponential(min_lr_ratio=0.125).factors(Length(steps=4, samples_per_epoch=8, batch_size=1))
     >>> [round(factor(step), 3) for step in range(5)]
@@ -186,7 +186,7 @@ def one_cycle(
     min_lr_ratio: float = 0.0,
     momentum_range: tuple[float, float] | None = None,
 ) -> Schedule:
-    """Rise from `start_lr_ratio` along half a cosine for `warmup`, then fall along another to `min_lr_ratio`.
+    """Rise from `start_lr_ratio` for `warmup`, then fall to `min_lr_ratio`, both along half a cosine.
 
     With `momentum_range=(0.85, 0.95)` the momentum (Adam's first beta) falls while the learning rate rises, then rises again, like
     the default of torch's OneCycleLR. By default, the optimizer keeps its own momentum. Smith and Topin 2018
@@ -213,7 +213,7 @@ def wsd(
     cooldown_shape: Literal["1-sqrt", "linear"] = "1-sqrt",
     min_lr_ratio: float = 0.0,
 ) -> Schedule:
-    """Rise for `warmup`, stay, and fall to `min_lr_ratio` over the last `cooldown`. Extending the run changes no step before the fall.
+    """Rise for `warmup`, stay constant, then fall to `min_lr_ratio` over `cooldown`. A longer run has the same steps before the fall.
 
     The cool-down is linear, or 1 - sqrt(t) with t from 0 (the last step at the full learning rate) to 1: Hägele et al. 2024,
     section 3, https://arxiv.org/abs/2405.18392. The name is from Hu et al. 2024, https://arxiv.org/abs/2404.06395.

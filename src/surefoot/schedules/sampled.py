@@ -47,7 +47,7 @@ class Sampled:
         return None if momenta is None else _looked_up(momenta)
 
     def shared_steps(self, length: Length) -> int:  # noqa: ARG002
-        """Return `NEVER`: all steps are shared with longer runs, because the source does not depend on the run's length."""
+        """Return `NEVER`: every longer run has the same factors, because the source does not depend on the run's length."""
         return NEVER
 
     def to_dict(self) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def from_json(text: str) -> Tokenizer:
 def load(path: Path | str) -> Tokenizer:
     """Load a tokenizer from a directory, or from a file written by `to_json` or the library `tokenizers`.
 
-    A directory needs tokenizer.json (as in a run directory), or encoder.json and vocab.bpe of GPT-2. Raises `DataError` without these.
+    A directory needs tokenizer.json (as in a run directory), or encoder.json and vocab.bpe of GPT-2; otherwise raises `DataError`.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "tokenizer.json"

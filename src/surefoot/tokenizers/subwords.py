@@ -1,6 +1,6 @@
 """Subword tokenizers for translation: BPE or a unigram model, trained on text; decoding restores every text exactly.
 
-Both models operate on bytes written as letters (section 2.2 of the GPT-2 paper). Each digit is a token; a text begins with a space.
+Both models represent each byte by a letter (section 2.2 of the GPT-2 paper). Each digit is a token; a text begins with a space.
 """
 
 import json
@@ -94,7 +94,7 @@ class SubwordTokenizer:
             raise DataError(f"cannot read a tokenizer from {path}: {problem}") from problem
 
     def to_json(self) -> str:
-        """Return all tokens and merges or weights as JSON in the format of the library `tokenizers`."""
+        """Return all tokens, with merges or weights, as JSON in the format of the library `tokenizers`."""
         return json.dumps({"kind": "subwords", "tokenizer": json.loads(self.tokenizer.to_str())}, ensure_ascii=False)
 
     def encode(self, text: str) -> NDArray[np.int32]:

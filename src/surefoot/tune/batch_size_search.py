@@ -74,12 +74,12 @@ class BatchSizeSearch:
 def search_sizes(
     attempt: Callable[[int], SizeTrial], sizes: Sequence[int], *, deadly_bytes: float, standing_bytes: int
 ) -> list[SizeTrial]:
-    """Try sizes that at least double up to the whole batch, then sizes above the largest that fits, then neighbors of the fastest.
+    """Try sizes that at least double, up to the whole batch. Then try sizes above the largest that fits, and neighbors of the fastest.
 
-    A size that does not fit does not end the search: a larger size may need less memory, because large losses are computed in chunks.
-    Sizes predicted to need more than `deadly_bytes` are skipped, because the system would kill the process. Predictions lie on a line
-    through the two largest tried sizes. If only one was tried or memory fell, the line starts at `standing_bytes` for size 0.
-    Returns the trials in order of size, plus the smallest skipped size with its prediction.
+    A size that does not fit does not end the search: a larger size may need less memory, because large losses are computed in
+    chunks. Sizes predicted to need more than `deadly_bytes` are skipped, because the system would kill the process. Predictions
+    lie on a line through the two largest tried sizes. If only one size was tried or memory fell, the line starts at
+    `standing_bytes` for size 0. Returns the trials in order of size, plus the smallest skipped size with its prediction.
 
     >>> def attempt(size):
     ...     fits = 100 + 10 * size <= 1000

@@ -26,10 +26,10 @@ _FEW = 5  # minimum number of losses for a curve
 class LRRangeTest:
     """The losses and the suggested learning rate of a range test. `print` shows a table.
 
-    `rates` and `losses`, both (n,), end before the loss diverged; `losses[i]` follows the update with `rates[i]`. `end` is "highest" if
-    the test reached the highest learning rate. It is "diverged" if the running average of the losses (`averaged`) exceeded 4 times its
-    best. It is "not finite" if a loss or gradient was not finite. `diverged_at` is the learning rate of either event. `suggested` has
-    two digits, or is None if the curve allows no suggestion.
+    `rates` and `losses`, both (n,), end before the loss diverged; `losses[i]` follows the update with `rates[i]`. `end` is
+    "highest" if the test reached the highest learning rate. It is "diverged" if the running average of the losses (`averaged`)
+    exceeded 4 times its best. It is "not finite" if a loss or gradient was not finite. `diverged_at` is the learning rate of the
+    divergence or of the first value that is not finite. `suggested` has two digits, or is None if the curve allows no suggestion.
 
     >>> rates = np.geomspace(1e-5, 1.0, 50)
     >>> test = suggest(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
@@ -153,8 +153,8 @@ def without_spikes(losses: Curve) -> Curve:
 def smoothed(rates: Curve, losses: Curve) -> Curve:
     """Return the weighted mean of the losses around each learning rate, with normalized weights exp(-decades / 0.3).
 
-    This is a bias-corrected exponential moving average over both sides; an average of the past alone would shift the curve to higher
-    learning rates. Losses are capped at `far`, so that divergence at the end does not hide the rest.
+    This is a bias-corrected exponential moving average over both sides; an average of past losses alone would shift the curve to
+    higher learning rates. Losses are capped at `far`, so that divergence at the end does not hide the rest.
 
     >>> smoothed(np.geomspace(1e-3, 1, 4), np.full(4, 2.5)).round(12).tolist()
     [2.5, 2.5, 2.5, 2.5]
@@ -163,7 +163,7 @@ def smoothed(rates: Curve, losses: Curve) -> Curve:
 
 
 def far(rates: Curve, losses: Curve) -> float:
-    """Return the cap for losses before smoothing: as far above the smoothed first loss as the lowest loss is below it."""
+    """Return the cap for losses before smoothing: the first loss plus its distance to the lowest loss."""
     first = float((_weights(rates)[0] * losses).sum())
     return float(max(first, losses[0]) + (first - losses.min()))
 

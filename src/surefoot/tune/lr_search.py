@@ -117,7 +117,7 @@ def draw(test: LRRangeTest, directory: Path, *, title: str) -> list[Path]:
 
 
 def chart_of(test: LRRangeTest) -> Chart:
-    """Chart the losses, on a logarithmic axis if all are positive. Losses that would hide the fall become crosses at the top."""
+    """Chart the losses, on a logarithmic axis if all are positive. Losses that would hide the fall are drawn as crosses at the top."""
     if not len(test.losses):
         return Chart("find-lr", "Loss", (), wide=True)
     low, high = float(min(test.losses.min(), test.smoothed.min())), float(test.smoothed.max())

@@ -118,7 +118,7 @@ def _kind_name(dimensions: int) -> str:
 
 
 def digits() -> Arrays:
-    """Return scikit-learn's 1,797 handwritten digits (8 x 8 pixels); the test part has a fixed choice of 360 digits.
+    """Return scikit-learn's 1,797 handwritten digits (8 x 8 pixels); the test part is a fixed selection of 360 digits.
 
     Source: the test part of the data set of Alpaydin and Kaynak 1998, https://doi.org/10.24432/C50P49
 

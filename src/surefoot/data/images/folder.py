@@ -99,7 +99,7 @@ def open_picture(path: Path) -> "Image.Image":
 
 
 def read_picture(path: Path) -> "Image.Image":
-    """Decode an image of a data set; if the file is damaged, raise a `DataError` with the flag that skips such files."""
+    """Decode an image of a data set; if the file is damaged, raise a `DataError` that names the flag to skip such files."""
     try:
         return open_picture(path)
     except DataError as problem:
@@ -134,7 +134,7 @@ def list_pictures(tree: Path, classes: Sequence[str]) -> Files:
 
 
 def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop) -> Fitting:
-    """Return a `Fitting` with a missing size or channel count taken from the images; raise `DataError` if the images differ."""
+    """Return a `Fitting`; `size` and `channels` default to those of the images. Raises `DataError` if the images differ."""
     if size is not None and channels is not None:
         return Fitting(size, channels, crop)
     sizes: dict[tuple[int, int], Path] = {}

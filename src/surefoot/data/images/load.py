@@ -54,7 +54,7 @@ class ImageDatasets:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     left_out: list[Path]
-    """The paths of the damaged files, skipped if `on_corrupt` is "skip"."""
+    """The damaged files that were skipped; empty unless `on_corrupt` is "skip"."""
 
     def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
         """Return the data sets normalized by another mean and standard deviation; the fields `mean` and `std` do not change.

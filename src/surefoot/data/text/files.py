@@ -135,8 +135,8 @@ def stdlib_documents() -> dict[str, str]:
 def split_documents(documents: Mapping[str, str], *, val_fraction: float) -> tuple[list[str], list[str]]:
     """Split documents into training and validation documents by a hash of their names; a single document is cut near its end.
 
-    The validation documents hold `val_fraction` of the characters, at most twice that fraction. If every document is too large, the
-    smallest document is chosen. If documents are added, most choices stay the same. Raises `DataError` if a part is empty.
+    The validation documents hold about `val_fraction` of the characters, and at most 2 * `val_fraction`. If every document is too
+    large, the smallest is chosen. If documents are added, most choices stay the same. Raises `DataError` if a part is empty.
 
     >>> split_documents({"a": "abcdefghij"}, val_fraction=0.2)
     (['abcdefgh'], ['ij'])

@@ -40,8 +40,8 @@ class Question:
 class MultipleChoice:
     """Data set of questions for a `Split` with the metric `multiple_choice_accuracy` or `continuation_accuracy`.
 
-    A row is a context and its ending. If a row exceeds `context` + 1 tokens, the start of its context is cut off; `shortened` counts
-    the questions with such rows. Questions are sorted from longest to shortest, so the first batch needs the most memory.
+    A row is a context and its ending. If a row exceeds `context` + 1 tokens, the start of its context is cut off; `shortened` is the
+    number of questions with such rows. Questions are sorted from longest to shortest, so the first batch needs the most memory.
     `max_targets` is the largest number of ending tokens of a question. All questions must have the same number of endings.
 
     >>> dataset = MultipleChoice([Question([[1, 2]] * 2, [[3], [4, 5]], label=0)], context=8, byte_counts=[1] * 6)

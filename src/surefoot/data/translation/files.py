@@ -39,7 +39,7 @@ class Origin:
 class ParallelText:
     """Training, validation and test sentence pairs; if no test part exists, `test` is None.
 
-    If a part has no file of its own, its origin is None. `left_out` is the number of pairs skipped for an empty side.
+    If a part has no file of its own, its origin is None. `left_out` is the number of pairs skipped because a side is empty.
 
     >>> ParallelText(train=[("one", "eins")], val=[("two", "zwei")], test=None).left_out
     0
