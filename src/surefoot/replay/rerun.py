@@ -20,7 +20,11 @@ from surefoot.train.error_causes import explaining
 from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.run_identity import differences
 
-_ABOUT_RESUME = ("of a run cannot change", "another --run-dir", "another run_dir")  # in advice that does not help a replay
+_ABOUT_RESUME = (
+    "of a run cannot change",
+    "another --run-dir",
+    "another run_dir",
+)  # in advice that does not help a replay
 
 
 class Numbers(NamedTuple):
