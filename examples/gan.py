@@ -1,7 +1,7 @@
 """A generative adversarial network: two models, two optimizers, one run that is resumed like any other.
 
-The data are points on a ring of eight Gaussians; Goodfellow et al. 2014 (https://arxiv.org/abs/1406.2661) with the loss of
-section 3 that does not saturate. Run it:  python examples/gan.py runs/gan
+The data are points on a ring of eight Gaussians; Goodfellow et al. 2014 (https://arxiv.org/abs/1406.2661) with the
+non-saturating loss of section 3. Run it:  python examples/gan.py runs/gan
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Models = Mapping[str, nn.Module]
 
 
 def ring(samples: int = 2048) -> tuple[Tensor]:
-    """Points about eight places on a circle of radius 2."""
+    """Return points around eight centers on a circle of radius 2."""
     generator = torch.Generator().manual_seed(0)
     angle = torch.randint(MODES, (samples,), generator=generator) * (2 * math.pi / MODES)
     centres = 2 * torch.stack([angle.cos(), angle.sin()], dim=1)
@@ -31,17 +31,17 @@ def ring(samples: int = 2048) -> tuple[Tensor]:
 
 
 def perceptron(inputs: int, outputs: int) -> nn.Module:
-    """Two hidden layers."""
+    """Return a network with two hidden layers."""
     return nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, outputs))
 
 
 def made_up(models: Models, points: Tensor) -> Tensor:
-    """As many points of the generator's as there are real ones; the noise is a function of (seed, step, micro-batch)."""
+    """Generate as many points as `points` has; the noise is a function of (seed, step, micro-batch)."""
     return torch.as_tensor(models["generator"](torch.randn(len(points), NOISE, device=points.device)))
 
 
 def discriminator_loss(models: Models, batch: tuple[Tensor]) -> Tensor:
-    """Real points are to be told from made-up ones."""
+    """Return a loss that is low if the discriminator separates real points from generated points."""
     (points,) = batch
     real = models["discriminator"](points)
     unreal = models["discriminator"](made_up(models, points).detach())
@@ -49,24 +49,24 @@ def discriminator_loss(models: Models, batch: tuple[Tensor]) -> Tensor:
 
 
 def generator_loss(models: Models, batch: tuple[Tensor]) -> Tensor:
-    """Made-up points are to pass for real."""
+    """Return a loss that is low if the discriminator takes generated points for real points."""
     return F.softplus(-models["discriminator"](made_up(models, batch[0]))).mean()
 
 
 def points(models: Models, batch: tuple[Tensor]) -> tuple[Tensor, Tensor]:
-    """Made-up points and real ones: the outputs and targets of metrics."""
+    """Return generated points and real points, the outputs and targets of metrics."""
     return made_up(models, batch[0]), batch[0]
 
 
 def distance_to_the_ring(generated: Tensor, real: Tensor) -> sf.Mean:
-    """How far a made-up point is from the nearest of the eight places."""
+    """Return the mean distance of generated points from the nearest of the eight centers."""
     angle = torch.arange(MODES, device=real.device) * (2 * math.pi / MODES)
     nearest = torch.cdist(generated, 2 * torch.stack([angle.cos(), angle.sin()], dim=1)).amin(dim=1)
     return sf.Mean(nearest.sum(), len(nearest))
 
 
 def build(run_dir: str | Path | None = None, **changes: Any) -> sf.Run:
-    """The run, any of whose settings may be changed."""
+    """Return the run; `changes` replace its settings."""
     settings: dict[str, Any] = {
         "model": {"generator": lambda: perceptron(NOISE, 2), "discriminator": lambda: perceptron(2, 1)},
         "train_data": ring(),
@@ -85,7 +85,7 @@ def build(run_dir: str | Path | None = None, **changes: Any) -> sf.Run:
 
 
 def train(run: sf.Run) -> None:
-    """Make all steps that are left: the discriminator's update, then the generator's against the new discriminator."""
+    """Make all remaining steps: update the discriminator, then the generator against the updated discriminator."""
     with run:
         for step in run.steps():
             sf.forward_backward(step, discriminator_loss)

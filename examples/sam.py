@@ -1,7 +1,7 @@
-"""Sharpness-aware minimisation in a dozen lines: the same two functions that the loop is made of, called in another order.
+"""Sharpness-aware minimization in a dozen lines: the two functions of the training loop, called in another order.
 
-Foret et al. 2021, equations 2 and 3 (https://arxiv.org/abs/2010.01412): climb to the worst point within `radius`, take the
-gradient there, and apply it where the weights were. Run it:  python examples/sam.py
+Foret et al. 2021, equations 2 and 3 (https://arxiv.org/abs/2010.01412): move the weights to the worst point within
+`radius`, compute the gradient there, and apply it to the original weights. Run it:  python examples/sam.py
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import surefoot as sf
 
 
 def spirals(samples: int = 600) -> tuple[Tensor, Tensor]:
-    """Two spirals in the plane, with noise, and which of the two each point is on."""
+    """Return noisy points on two spirals in the plane, and the spiral of each point."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(samples) % 2
     angle = torch.rand(samples, generator=generator).sqrt() * 9
@@ -26,17 +26,17 @@ def spirals(samples: int = 600) -> tuple[Tensor, Tensor]:
 
 
 def model() -> nn.Module:
-    """A small classifier of points."""
+    """Return a small classifier of points."""
     return nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2))
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The mean over points."""
+    """Return the mean cross-entropy over points."""
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def build(**changes: Any) -> sf.Run:
-    """The run, any of whose settings may be changed."""
+    """Return the run; `changes` replace its settings."""
     points, labels = spirals()
     settings: dict[str, Any] = {
         "model": model,
@@ -53,7 +53,7 @@ def build(**changes: Any) -> sf.Run:
 
 
 def train(run: sf.Run, radius: float = 0.05) -> None:
-    """Make all steps that are left, each with the gradient at the top of the nearby slope."""
+    """Make all remaining steps, each with the gradient at the worst nearby point."""
     with run:
         for step in run.steps():
             sf.forward_backward(step)
@@ -69,7 +69,7 @@ def train(run: sf.Run, radius: float = 0.05) -> None:
             sf.forward_backward(step)
             with torch.no_grad():
                 for weight, start in zip(weights, before, strict=True):
-                    weight.copy_(start)  # not subtracted again: that would round
+                    weight.copy_(start)  # subtracting the change would round
             sf.update(step)
 
 

@@ -64,7 +64,7 @@ def section(text: str, title: str) -> list[str]:
 @pytest.mark.slow
 def test_the_published_gpt2_of_1558_million_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "gpt", "--preset", "gpt2-1558m", "--world-size", "512", "--parallel", "fsdp")
-    assert section(text, "parameters by module")[-1].split() == ["all", "1,557,611,200"]
+    assert section(text, "parameters by module")[-1].split() == ["total", "1,557,611,200"]
     memory = "\n".join(section(text, "memory per GPU, fsdp"))
     # 4 bytes x 1,557,611,200 / 512 are 12.2 MB, and what 1,600 rows in chunks of 4 are more than 512 equal parts
     assert re.search(r"parameters +1[2-4]\.\d MB", memory)

@@ -55,7 +55,7 @@ def attempt(capsys: pytest.CaptureFixture[str], flags: list[str]) -> str:
         (["--schedule.warmup=40 steps"], (r"try: --schedule\.warmup (5%)", "--schedule.warmup={}")),
         (["--clip=1.0"], (r'try: --clip "([^"]+)"', "--clip={}")),
         (["--preset=tiney"], (r"did you mean (\w+)\?", "--preset={}")),
-        (["--optimizer.momentum=0.9"], (r"foreign to (adamw)", "--optimizer.name={}")),
+        (["--optimizer.momentum=0.9"], (r"a setting of: (sgd)", "--optimizer.name={} --optimizer.momentum=0.9")),
         (["--save-every=ten minutes"], (r"or '([^']+)'", "--save-every={}")),
         (["--schedule.min-lr-ratio=50"], (r"from (0) to 1", "--schedule.min-lr-ratio={}")),
         (["--ema=1.5"], (r"such as ([\d.]+)", "--ema={}")),

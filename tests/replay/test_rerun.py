@@ -177,5 +177,5 @@ def test_a_compiled_run_is_made_again_compiled_and_looked_at_uncompiled(tmp_path
     again = sf.load(built()).replay(step=4)
     assert again.logged is not None
     assert again.logged.equal
-    assert any("uncompiled" in note for note in again.notes)
+    assert any("without torch.compile" in note for note in again.notes)
     assert again.look.loss == pytest.approx(again.logged.then["loss"], rel=1e-5)

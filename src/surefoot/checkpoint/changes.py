@@ -16,7 +16,7 @@ Fingerprints = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Change:
-    """A computation with another result than at the start of the run. To accept a change, the user accepts all of its `names`."""
+    """A computation whose result has changed since the start of the run. The user accepts the change by all of its `names`."""
 
     names: tuple[str, ...]
     text: str
@@ -38,7 +38,7 @@ def change_names(accepted: str | Sequence[str] | None) -> tuple[str, ...]:
 def find_changes(
     before: Fingerprints, now: Fingerprints, *, steering: Collection[str] = ()
 ) -> tuple[list[Change], list[str]]:
-    """Return the computations with other results than before, and notes on other differences.
+    """Return the computations whose results have changed, and notes on other differences.
 
     On the same machine, values must be equal bit for bit. On another machine, only losses are compared, within rounding.
     `steering` names the splits whose scores affect the run. Changed source code counts as a change if no values can be
@@ -90,7 +90,7 @@ def find_changes(
 
 
 def is_elsewhere(before: Fingerprints, now: Fingerprints) -> bool:
-    """Return True if another machine, or another version of torch or surefoot, may read samples with other bits."""
+    """Return True if the machine, torch or surefoot has changed, which may change the bits of samples."""
     return any(before["machine"][name] != now["machine"][name] for name in _READERS)
 
 
@@ -146,7 +146,7 @@ def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def _changed_texts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the names with changed, new or removed source code. Moving a function to another file is not a change."""
+    """Return the functions and classes with changed, added or removed source code. Moving a function to another file is not a change."""
     moved = {(_without_file(name), text) for name, text in before.items()}
     came = [name for name, text in now.items() if (_without_file(name), text) not in moved]
     return came + [name for name in before if _without_file(name) not in set(map(_without_file, now))]

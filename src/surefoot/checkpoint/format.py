@@ -96,13 +96,13 @@ class Others(Protocol):
         """Wait for all ranks, and return their files; raise `CheckpointError` if a rank failed."""
 
     def abandon(self) -> None:
-        """Wait until no rank writes the checkpoint any more, after the save has failed."""
+        """Wait until no rank writes to the checkpoint of a failed save."""
 
 
 def write(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK, others: Others | None = None) -> None:
     """Write a checkpoint into a new directory, and flush all files. The manifest is written last and marks a complete checkpoint.
 
-    Raises `CheckpointError` for values without a saved form (a tuple or a NaN in `state`), and `OSError` if the disk fails.
+    Raises `CheckpointError` for values that JSON changes (a tuple or a NaN in `state`), and `OSError` if the disk fails.
     """
     pieces = checkpoint.pieces
     state = _state_bytes(checkpoint.state if pieces is None else {**checkpoint.state, SHARDED: as_json(pieces)})
@@ -192,7 +192,7 @@ def _state_bytes(state: Mapping[str, Any]) -> bytes:
 
 
 def _check_json(value: Any, where: str) -> None:
-    """Raise for values that change in JSON: a tuple becomes a list, the key 1 becomes "1", and NaN has no form."""
+    """Raise an error for values that JSON changes: a tuple becomes a list, the key 1 becomes "1", and NaN is not allowed."""
     if isinstance(value, dict):
         for key, entry in value.items():
             if not isinstance(key, str):

@@ -74,9 +74,9 @@ def copy_into(
 ) -> Callable[[], None]:
     """Copy saved tensors into a model, cast to the model's dtypes, then call `load_state_dict` with the complete state.
 
-    The copies remain if `load_state_dict` fails, as in bitsandbytes. With `own_rows`, the tensors are this rank's
-    `model_tensors`. With `partial`, tensors may be missing. Returns a check to call after all loads. The check reads all
-    tensors again, and raises `CheckpointError` if the model would save other values.
+    The copied values stay in the model if `load_state_dict` fails, as in bitsandbytes. With `own_rows`, the tensors are
+    this rank's `model_tensors`. With `partial`, tensors may be missing. Returns a check to call after all loads. The
+    check reads all tensors again, and raises `CheckpointError` if the model would save other values.
     """
     saved, refusal = _with_aliases(state), ""
 
@@ -160,5 +160,5 @@ def _with_aliases(state: ModelState) -> dict[str, Tensor | Stored]:
 
 
 def without_extra_state(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors of a model without extra state (`get_extra_state`), whose shape may change."""
+    """Return the tensors of a model except extra state (`get_extra_state`), because its shape may change."""
     return {name: each for name, each in tensors.items() if not (name.startswith("extra/") or name.endswith(EXTRA))}

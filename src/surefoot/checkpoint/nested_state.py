@@ -192,7 +192,7 @@ def generator_state(generator: Any) -> tuple[Any, Callable[[Any], None]]:
 
 
 def same(earlier: Any, later: Any, *, exact: bool = True) -> bool:
-    """Return True if types and bits are equal (floats: within rounding unless `exact`), or if only one tensor was copied."""
+    """Return True if types and bits are equal, or if only one tensor was copied; unless `exact`, floats may differ by rounding."""
     if isinstance(earlier, Counted) != isinstance(later, Counted):
         return True
     if type(earlier) is not type(later):
@@ -223,7 +223,7 @@ def reset(live: Any, before: Any) -> None:
 
 
 def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None:
-    """Raise `ConfigError` if any rank names an unsaved value that changes. `when` is, for example, "in every pass"."""
+    """Raise `ConfigError` if an unsaved value changes on any rank. `when` is, for example, "in every pass"."""
     first, *others = dict.fromkeys([name for names in names_by_rank for name in names]) or [""]
     if first:
         also = f" (nor {', '.join(others[:2])}{', ...' * (len(others) > 2)})" * bool(others)
@@ -236,4 +236,4 @@ def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None
 
 
 class NotPutBackError(ConfigError):
-    """An error for a change by a forward or backward pass that cannot be undone."""
+    """An error: a forward or backward pass changed a value, and the change cannot be undone."""

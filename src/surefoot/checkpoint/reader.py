@@ -38,7 +38,7 @@ _MANIFEST_BYTES = 16 << 20  # far above the size of any manifest; larger files a
 
 @contextmanager
 def interpreted(directory: Path | None) -> Iterator[None]:
-    """Turn errors from saved state into `DamageError`, unless user code or a package raised or `directory` is None."""
+    """Turn errors from saved state into `DamageError`, unless user code or a package raised the error, or `directory` is None."""
     try:
         yield
     except UNREADABLE as problem:
@@ -122,7 +122,7 @@ def read_together(
 
 
 def files_of(manifest: Manifest, only: Collection[str] | None = None) -> list[str]:
-    """Return the files of the entries in `only` and the state, or all files if `only` is None."""
+    """Return the files of the state and of the entries in `only`; all files if `only` is None."""
     if only is None:
         return list(manifest.files)
     return [file for file in manifest.files if file == STATE or logical_name(file.removesuffix(".safetensors")) in only]

@@ -56,7 +56,7 @@ class Store:
         self.intact: set[int] = set()
 
     def path(self, step: int) -> Path:
-        """Return the directory of a step's checkpoint, which may not exist."""
+        """Return the path of a step's checkpoint directory, which may not exist."""
         return self.directory / f"step-{step:08d}"
 
     def partial(self, step: int) -> Path:
@@ -96,7 +96,7 @@ class Store:
         raise CheckpointError("\n  ".join([*lines, "restore an intact copy, or start a new run: --run-dir DIR"]))
 
     def at(self, step: int, *, only: Only = None, world: World | None = None) -> Checkpoint:
-        """Return the checkpoint of a step with the options of `newest_intact`; raise `CheckpointError` if damaged or absent."""
+        """Return the checkpoint of a step with the options of `newest_intact`; raise `CheckpointError` if it is damaged or absent."""
         error: CheckpointError | None = None
         for path in [path for saved_step, path in self._list_on_all_ranks(world) if saved_step == step]:
             try:

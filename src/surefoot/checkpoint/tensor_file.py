@@ -1,4 +1,4 @@
-"""Safetensors files by rows, without a complete copy in memory: https://huggingface.co/docs/safetensors#format."""
+"""Reads and writes safetensors files by rows, without a complete copy in memory: https://huggingface.co/docs/safetensors#format."""
 
 import json
 import math

@@ -56,7 +56,7 @@ def write_weights(
     aliases: Mapping[str, str],
     beside: Iterable[tuple[str, bytes]] = (),
 ) -> list[str]:
-    """Write tensors as files of at most `max_bytes`, and the files `beside`; return the file names.
+    """Write tensors as files of at most `max_bytes`, and the additional files `beside`; return the file names.
 
     A tensor above `max_bytes` gets its own file. `aliases` maps further names of tied tensors, which
     `safetensors.torch.load_model` reads from the metadata. Old weights are removed, index first, and the new index is

@@ -113,7 +113,7 @@ class Board:
             raise _cut_off(problem) from problem
 
     def receive(self, *what: str, of: str) -> tuple[str, Any]:
-        """Wait for the first of several messages; return its name and value. Errors name the sender `of`."""
+        """Wait for the first of several messages; return its name and value. `of` is the name of the sender in errors."""
         start, pause_s = time.monotonic(), 0.005
         ending: float | None = None
         while True:
@@ -179,7 +179,7 @@ def save_leading(store: Store, checkpoint: Checkpoint, board: Board, *, protecte
 
 
 def save_following(store: Store, checkpoint: Checkpoint, board: Board, *, rank: int) -> None:
-    """Write the pieces of another rank than 0, if any, then return or raise as rank 0 does."""
+    """Write the pieces of a rank other than 0, if any; then return or raise the same result as rank 0."""
     pieces = checkpoint.pieces
     kind, message = board.receive(*(["begin"] if pieces is not None else []), "outcome", of="rank 0")
     if pieces is not None and kind == "begin":

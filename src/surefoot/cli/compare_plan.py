@@ -54,7 +54,7 @@ class Compare(ChangedProgramOption):
     target: float | None = None
     """Metric value; the result shows how soon each run reaches it."""
     baseline: str = "best"
-    """Run that the others are compared with: best, first, or the name of a variant."""
+    """Run that the other runs are compared with: best, first, or the name of a variant."""
     metric: str | None = None
     """Metric to compare by, as "min SPLIT/METRIC". Default: the metric that the runs monitor."""
     out: str | None = None

@@ -41,7 +41,7 @@ def command(what: str, directory: Path, name: str) -> list[str]:
 
 
 def facts_of_build(plan: planned.Planned, directory: RunDirectory) -> dict[str, Any]:
-    """Build a variant in a worker and return its facts. If the build fails, this process exits with the same status before any training."""
+    """Build a variant in a worker and return its facts. If the build fails, exit with the worker's status before any training."""
     with subprocess.Popen(
         command("look", directory.path, plan.names[0] if plan.names else "first"),
         stdin=subprocess.PIPE,  # stays open during this process's life: see distributed/environment.py
@@ -65,7 +65,7 @@ def train(plan: planned.Planned, directory: Path, name: str) -> None:
 
 
 def scores_by_batch(run: Run, trained: Trained) -> dict[str, Any]:
-    """Return the watched score of each batch, with the weights of the best and the last checkpoint, or {"why": reason}."""
+    """Return the monitored score of each batch for the best and the last checkpoint, or {"why": reason}."""
     if trained.watch is None or run.parts.directory is None:
         return {"why": "no metric is monitored"}
     score, best = trained.watch[1], trained.best

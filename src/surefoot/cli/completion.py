@@ -20,8 +20,8 @@ _OF_A_RUN = ("resume", "evaluate", "verify", "replay")  # the script does not kn
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """Print a script for TAB completion of subcommands, recipes, flags and choices.
-    Print it again after an update of surefoot.
+    """Print a script for TAB completion of subcommands, recipes, flags and
+    choices. Print the script again after an update of surefoot.
 
       surefoot completion bash > ~/.local/share/bash-completion/completions/surefoot
       surefoot completion zsh >> ~/.zshrc

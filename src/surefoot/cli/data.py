@@ -12,11 +12,11 @@ from surefoot.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
-    """Write token shards for --data.path from text, JSON lines (.jsonl) and Parquet
-    files, gzipped or not, or from directories of such files. Each text file, JSON
-    line or Parquet row is a document, followed by an end token. The same command
-    continues after a stop or a kill and writes the same bytes; run again, it
-    checks finished shards. Inputs that have changed are refused.
+    """Write token shards for --data.path from text, JSON lines (.jsonl) and
+    Parquet files, gzipped or not, or from directories of such files. Each text
+    file, JSON line or Parquet row is a document, followed by an end token. The
+    same command continues after a stop or a kill and writes the same bytes. If
+    it runs again, it checks finished shards and refuses changed inputs.
 
       surefoot data prepare shards/ fineweb/*.parquet --tokenizer gpt2
       surefoot train gpt --preset gpt2-124m --data.path shards/
@@ -31,9 +31,9 @@ class Prepare:
     column: str = "text"
     """Key or column of the text in JSON lines and Parquet."""
     processes: int | None = limited(None, least=1)
-    """Number of encoding processes. Changes no byte. Default: one per core."""
+    """Number of encoding processes. Does not change the shards. Default: one per core."""
     shard_tokens: int = limited(100_000_000, least=1)
-    """Tokens per shard, and the maximum that is encoded again after a kill."""
+    """Tokens per shard; at most this many are encoded again after a kill."""
 
 
 def data(arguments: list[str]) -> None:

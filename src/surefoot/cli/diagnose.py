@@ -9,11 +9,11 @@ from surefoot.cli.options import RunOption, find_run, only_options
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnose(RunOption):
-    """Report problems of a run from its records: for each finding its values and
-    steps, likely causes, and settings to try with their current values. The run
-    may be finished, dead or training; its files are only read. Errors come first
-    and mean that the run is broken or useless. Warnings cost quality or time. Notes
-    may be harmless. Without findings, the checks are listed.
+    """Report problems of a run from its records: for each finding its values
+    and steps, likely causes, and settings to try with their current values. The
+    run may be finished, dead or training; its files are only read. Errors come
+    first and mean that the run is broken or useless. Warnings mean lost quality
+    or time. Notes may be harmless. Without findings, the checks are listed.
 
       surefoot diagnose latest
       surefoot diagnose runs/mine --all

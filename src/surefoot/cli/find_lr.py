@@ -101,7 +101,8 @@ def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tupl
 
 
 def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> "tuple[sf.Run, set[str]]":
-    """Return the run to measure, without opening its directory, and the names of its settings. An existing run has a checkpoint's state."""
+    """Return the run to measure, without opening its directory, and the names of its settings. An existing run gets the
+    state of a checkpoint."""
     what = options.what
     is_run = what == "latest" or any((path / "config.toml").is_file() for path in (Path(what), Path("runs") / what))
     if is_run and what not in NAMES and ":" not in what and not what.endswith(".py"):

@@ -85,7 +85,7 @@ def _unread() -> bool:
 
 
 def run_or_exit(call: Callable[[], None], *, with_traceback: bool) -> None:
-    """Call a function. If it raises, print the error message and exit with the error's status."""
+    """Call a function. If the function raises an error, print its message and exit with its status."""
     try:
         call()
     except KeyboardInterrupt:
@@ -139,7 +139,7 @@ def _verb(words: list[str]) -> None:
 
 
 def verb_function(verb: str) -> Callable[[list[str]], None]:
-    """Return the function of a subcommand: `find-lr` is `surefoot.cli.find_lr.find_lr`."""
+    """Return the function of a subcommand, for example `surefoot.cli.find_lr.find_lr` for `find-lr`."""
     name = verb.replace("-", "_")
     function: Callable[[list[str]], None] = getattr(importlib.import_module(f"surefoot.cli.{name}"), name)
     return function

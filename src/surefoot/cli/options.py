@@ -48,7 +48,7 @@ class ChangedProgramOption:
     """The option of subcommands that execute the program of an existing run."""
 
     run_changed_program: bool = False
-    """Execute the run's program even if it has changed since, or if other users can write to it."""
+    """Execute the run's program even if it has changed since the start, or if other users can write to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def limited(default: Any, *, least: int) -> Any:
 
 
 def by_flag(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Group arguments by flag: each flag's name, with the flag and its values. The name "" holds the leading arguments.
+    """Return (name, arguments) of each flag: the flag as typed, then its values. Leading arguments have the name "".
 
     >>> by_flag(["gpt", "--seed", "3", "--optimizer.weight-decay=0.1"])
     [('', ['gpt']), ('seed', ['--seed', '3']), ('optimizer.weight_decay', ['--optimizer.weight-decay=0.1'])]
@@ -100,7 +100,7 @@ def without(arguments: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def flag_text(arguments: Sequence[str], name: str) -> str | None:
-    """Return the value of a flag as typed; the last occurrence wins. Returns None if the flag is absent.
+    """Return the value of a flag as typed; the last occurrence counts. Returns None if the flag is absent.
 
     >>> flag_text(["gpt", "--optimizer.betas", "0.9", "0.95", "--seed=3"], "optimizer.betas")
     '0.9 0.95'

@@ -39,7 +39,7 @@ class MachineOptions:
     world_size: int | None = limited(None, least=1)
     """Number of GPUs to plan for, computed from shapes; nothing is allocated."""
     flops: float | None = None
-    """Peak FLOP/s of one GPU. Default: 989e12 in bf16, an H100's."""
+    """Peak FLOP/s of one GPU. Default: 989e12, the peak of an H100 in bf16."""
     mfu: float | None = None
     """Fraction of the peak FLOP/s that training uses. Default: 0.4."""
     gpu_memory: str | None = None
@@ -59,8 +59,8 @@ class Plan(MachineOptions, Several, ProgramOptions):
     with one micro-batch. Check that the loss is a mean over samples or targets.
     Nothing is trained or written.
 
-    --world-size N computes memory per GPU, bytes sent and step time on N GPUs, for
-    the run's --parallel and for alternatives. Recipes read no data for it.
+    --world-size N computes memory per GPU, bytes sent and step time on N GPUs,
+    for the run's --parallel and for alternatives. Recipes then read no data.
 
     --schedules draws learning-rate schedules side by side as PATH.png and PATH.svg
     (--out PATH). The peak, the minimum, the end of warm-up and the mean factor of

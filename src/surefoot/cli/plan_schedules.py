@@ -43,11 +43,11 @@ class Plain:
     length: str = "1000 steps"
     """Length of the run in steps."""
     schedule: Schedule = field(default_factory=Schedule)
-    """Settings shared by all schedules that take them."""
+    """Settings shared by all schedules that have these settings."""
 
 
 def plan_schedules(arguments: Sequence[str], *, foreign: Collection[str]) -> None:
-    """Print and draw the schedules of a list. Options of `plan` that are in `foreign` are refused."""
+    """Print and draw the schedules of a list. `foreign` has the options of `plan` to refuse."""
     options, flags = verb_options(PlanSchedules, arguments, verb="plan")
     for unused in [name for name, _ in by_flag(flags) if name in foreign][:1]:
         raise ConfigError(
@@ -67,7 +67,7 @@ def plan_schedules(arguments: Sequence[str], *, foreign: Collection[str]) -> Non
 
 
 def schedules(text: str, length: Length, *, shared: Mapping[str, Any]) -> dict[str, Single | Joined]:
-    """Return the schedules of a list by name. Values in `shared` apply to schedules that take the setting and do not set it.
+    """Return the schedules of a list by name. Values in `shared` are the defaults of every schedule that has the setting.
 
     >>> length = Length(steps=100, samples_per_epoch=1, batch_size=1)
     >>> by_name = schedules("cosine,wsd:cooldown=30%", length, shared={"warmup": "10%", "min_lr_ratio": 0.1})

@@ -25,9 +25,10 @@ class Several:
     """The number of processes that a command starts, and their restarts."""
 
     nproc: int | str = 1
-    """Processes on this machine. "1:4" starts as many as divide a step, fewer after one dies. A resume keeps the previous number."""
+    """Processes on this machine. "1:4" starts the largest number up to 4 that divides a step, fewer after one dies. A
+    resume keeps the previous number."""
     max_restarts: int = 0
-    """How often to restart all processes after one dies."""
+    """Maximum number of restarts of all processes after one dies."""
 
     def recorded(self) -> dict[str, int | str]:
         """Return the non-default values by name, as config.toml records them for a resume.
@@ -56,7 +57,7 @@ def settled(several: Several, config: Any) -> Several:
 
 
 def as_before(several: Several, arguments: Sequence[str], before: Mapping[str, Any]) -> Several:
-    """Replace values that the arguments do not set by the values recorded `before`.
+    """Use the values recorded `before` for options that the arguments do not set.
 
     >>> as_before(Several(), ["runs/mine"], {"nproc": 2})
     Several(nproc=2, max_restarts=0)
@@ -66,7 +67,7 @@ def as_before(several: Several, arguments: Sequence[str], before: Mapping[str, A
 
 
 def refuse_several(arguments: Sequence[str], *, verb: str, or_launched: bool = False) -> None:
-    """Raise if a single-process subcommand is asked to start several; with `or_launched`, also if a launcher started several."""
+    """Raise if a single-process subcommand has options for several processes or, with `or_launched`, runs in several processes."""
     for name in NAMES:
         if flag_text(arguments, name) is not None:
             raise ConfigError(f"{verb} runs in one process: leave out --{name.replace('_', '-')}")
@@ -112,7 +113,7 @@ def planned(several: Several, config: Any) -> int:
 
 
 def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> None:
-    """Raise if this number of Slurm tasks, each a process of the run, cannot train it, or if each would start more processes."""
+    """Raise if the run cannot train in this number of Slurm tasks, or if a task would start further processes."""
     if several.recorded() and (tasks > 1 or local):
         named = " and ".join(f"--{name.replace('_', '-')} {value}" for name, value in several.recorded().items())
         raise ConfigError(

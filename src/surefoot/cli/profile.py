@@ -21,8 +21,8 @@ class Profile(TriedRunOptions):
     """
 
     speedups: str = "usual"
-    """usual (all but compile, which takes 20 s), none, all, or some of: workers, precision, fused, checkpointing, channels-last,
-    micro-batch, compile."""
+    """Speedups to measure: usual (all but compile, which takes 20 s), none, all, or some of workers, precision, fused,
+    checkpointing, channels-last, micro-batch, compile."""
     steps: int = limited(12, least=4)
     """Number of timed steps after a warm-up."""
     max_seconds: float = 20.0

@@ -16,12 +16,12 @@ from surefoot.tracking.run_reader import newest_state
 
 @dataclass(frozen=True, kw_only=True)
 class Replay(ChangedProgramOption, RunOption):
-    """Repeat step N of a run, counted from 0, from the nearest earlier checkpoint.
-    Show the loss of each sample, the output of every module, the gradient of every
-    parameter, and the first non-finite value with its module and sample. On the
-    same machine the step is identical bit for bit, which is checked if its loss is
-    recorded. The run's directory is only read. The number of repeated steps and the
-    estimated time are printed first.
+    """Repeat step N of a run, counted from 0, from the nearest earlier
+    checkpoint. Show the loss of each sample, the output of every module, the
+    gradient of every parameter, and the first non-finite value with its module
+    and sample. The step is identical bit for bit on the same machine; a
+    recorded loss is compared. The run's directory is only read. The number of
+    repeated steps and the estimated time are printed first.
 
       surefoot replay runs/mine --step 412
       surefoot replay latest --bisect-nan
@@ -30,7 +30,7 @@ class Replay(ChangedProgramOption, RunOption):
     step: int | None = limited(None, least=0)
     """Index of the step, from 0, as in Step.index. Records and the console count completed steps: their step 413 is --step 412."""
     bisect_nan: bool = False
-    """Find the first step with a non-finite value and show it."""
+    """Find and show the first step with a non-finite value."""
     samples: int = limited(8, least=0)
     """Number of samples shown; 0 skips the forward passes of single samples."""
     json: bool = False

@@ -23,8 +23,8 @@ class Report:
     disables this). The run may be finished, training or dead. The page of several
     runs has common charts and the settings that differ.
 
-    The run's program is not executed. Example outputs are shown if the run wrote
-    them. For a run that was killed: surefoot evaluate RUN --panels.
+    The run's program is not executed. Example outputs are shown if the run
+    wrote them. surefoot evaluate RUN --panels writes them for a killed run.
 
       surefoot report latest
       surefoot report runs/a runs/b --out compared.html

@@ -64,7 +64,7 @@ def saved_settings(run: Path, options: ChangedProgramOption, flags: Sequence[str
 def read_settings(
     program: Program, layers: Sequence[Layer], flags: Sequence[str], *, verb: str, own: Sequence[type[Any]] = ()
 ) -> tuple[Any, dict[str, str]]:
-    """Return `configured` for a program. If the program takes no settings, return (None, {}), or print a help text that says so."""
+    """Return the result of `configured`. If the program takes no settings, return (None, {}), or print a help text that says so."""
     if program.config is not None:
         return configured(program.config, layers, flags, verb=verb, own=own)
     if "--help" in flags:

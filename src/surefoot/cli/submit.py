@@ -28,7 +28,7 @@ _SIGNAL = ("SUBMITIT_PREEMPT_SIGNAL", "TERM")  # surefoot saves on TERM; submiti
 
 @dataclass(frozen=True)
 class Training:
-    """A surefoot command line for one process of the job. submitit calls it again after each requeue, which resumes the run."""
+    """A surefoot command line for one process of the job. submitit calls it again after each requeue, and the run resumes."""
 
     arguments: tuple[str, ...]
 

@@ -19,7 +19,7 @@ class AcceptChange:
     """Program changes to accept on a resume."""
 
     accept_change: str | None = None
-    """Resume although the program's loss, model, collate, data or optimizer has changed. Name one, or several as "loss,data"."""
+    """Resume although the program's loss, model, collate, data or optimizer has changed. Name one change, or several as "loss,data"."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,7 @@ class Every:
     cheap_seconds: float | None = None
 
     def interval_s(self, *, cost_s: float) -> float | None:
-        """Return the seconds between two events if the last one took `cost_s` seconds, or None without a time interval.
+        """Return the interval in seconds after an event that took `cost_s` seconds; None if the interval is not a time.
 
         >>> saves = Every(seconds=300.0, cheap_seconds=60.0)
         >>> saves.interval_s(cost_s=0.59), saves.interval_s(cost_s=0.6)
@@ -83,7 +83,7 @@ class Every:
         return step_done * denominator // numerator > (step_done - 1) * denominator // numerator
 
     def count(self, after: int, until: int) -> int:
-        """Return how many steps after `after`, up to and including `until`, complete a period.
+        """Return the number of periods completed after step `after`, up to and including step `until`.
 
         >>> Every(period=(5, 2)).count(0, 8), Every(period=(5, 2)).count(3, 8), Every().count(0, 8)
         (3, 2, 0)

@@ -86,8 +86,8 @@ def fsdp(
     class; by default the model's repeated blocks) are gathered together. `reshard_after_forward` frees gathered weights after the forward
     pass. `sync="every"`, the choice of "auto", adds each micro-batch to sharded gradients; "last" holds full gradients until the last
     micro-batch. `find_unused_parameters` allows parameters without a gradient; all ranks must still call the same blocks in every pass.
-    `cpu_offload` keeps and updates the shards on the CPU. `gather_dtype` is the dtype of gathered weights and of the computation.
-    `replicas` is the number of groups of ranks that each hold the whole model.
+    `cpu_offload` keeps and updates the shards on the CPU. `gather_dtype` is the dtype of gathered weights and of the computation. Each of
+    `replicas` groups of ranks holds the whole model.
 
     >>> fsdp(replicas=2).replicas
     2

@@ -33,11 +33,11 @@ def setting(
 ) -> Any:
     """Declare a setting: its default, its check `check(value, setting=name)`, and exactly one role.
 
-    identity: a resume with another value is refused; with `by_fingerprint`, hashes of its results are compared instead.
+    identity: a resume with another value is refused; with `by_fingerprint`, hashes of the setting's results are compared instead.
     per_rank: may differ between ranks and between sessions. one_session: reset by a resume. cadence: an interval; its `check`
     also takes the run's `length` and returns an `Every`. observer: may change on a resume. Settings other than per_rank must be
     equal on all ranks, unless `shared` is False. `after` names the preceding field (`ordered`). `group` is the section of
-    `--help`, by default that of the preceding field.
+    `--help`, by default the preceding field's section.
     """
     flags = (("identity", identity), ("per_rank", per_rank), ("one_session", one_session), ("cadence", cadence))
     roles = [role for role, is_given in (*flags, ("observer", observer)) if is_given]
@@ -123,7 +123,7 @@ def shared_by_ranks(settings: Declared) -> dict[str, Any]:
 
 
 def identity_of(settings: Declared, resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that identify a run. Values in `resolved` replace those of the settings."""
+    """Return the values that identify a run. Values in `resolved` replace the values of the settings."""
     identity = (field for field in dataclasses.fields(settings) if field.metadata["role"] == "identity")
     declared = {field.name: getattr(settings, field.name) for field in identity if not field.metadata["by_fingerprint"]}
     return {**declared, **resolved}

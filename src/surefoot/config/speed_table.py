@@ -1,4 +1,4 @@
-"""Measured speedups of bf16 and channels last, by which "auto" chooses. `benchmarks/precision.py --write` writes the rows and
+"""Measured speedups of bf16 and channels last, from which "auto" chooses. `benchmarks/precision.py --write` writes the rows and
 benchmarks/results/precision.txt. Nothing here reads a clock or imports torch, so equal facts give the same choice in every process."""
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,9 @@ COMPILE: Mapping[str, bool] = {"cpu": False}
 class Facts:
     """The facts that decide the precision and the memory format of images.
 
-    instructions: of the processor, for bf16. torch: its version. layers: "linear", "attention", "encoder-decoder", "convolution", or
-    "convolution, channels last" for a network that sets its own memory format. width: the smaller dimension of most matrices. rows:
-    samples, tokens or pixels per micro-batch. positions: tokens per row.
+    instructions: the processor's instructions for bf16. torch: its version. layers: "linear", "attention", "encoder-decoder",
+    "convolution", or "convolution, channels last" for a network that sets its own memory format. width: the smaller dimension of
+    most matrices. rows: samples, tokens or pixels per micro-batch. positions: tokens per row.
     """
 
     instructions: str

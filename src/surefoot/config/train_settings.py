@@ -119,7 +119,7 @@ class TrainSettings(Declared):
     workers: int = setting(
         0, check=number("the number of processes that read samples, 0 or more", least=0), per_rank=True
     )
-    """Processes that load samples; 0 loads them in the training process. Changes no result."""
+    """Processes that load samples; 0 loads them in the training process. Does not change results."""
     clip: str = setting("off", check=clipping, identity=True, group="optimization")
     """Gradient clipping: "norm 1.0" (global norm), "value 0.5" (each element), "adaptive 0.01" (each unit), "auto 0.9" (quantile of recent
     norms) or "off"."""
@@ -139,7 +139,7 @@ class TrainSettings(Declared):
     compile: bool | Literal["auto"] = setting(False, identity=True)
     """Use torch.compile. auto compiles if the measured table shows a gain on this machine, and keeps its choice for the run."""
     activation_checkpointing: Literal["off", "blocks", "selective"] = setting("off", observer=True)
-    """Recompute blocks in the backward pass to save memory; selective keeps matrix products and attention. Changes no bit."""
+    """Recompute blocks in the backward pass to save memory; selective keeps matrix products and attention. Results stay the same."""
     activation_checkpointing_modules: Sequence[str] | None = setting(None, observer=True)
     """Modules to recompute, by name or class, such as "layers.*". None: the model's repeated blocks."""
     device: str = setting("auto", per_rank=True)
@@ -153,7 +153,7 @@ class TrainSettings(Declared):
     sample_every: str | None = setting(None, check=every, cadence=True)
     """How often a sample is shown. None: only at the end."""
     log_every: str = setting("auto", check=log_interval, cadence=True, group="records")
-    """How often a record is written; the host waits for the device only then. Each record is also printed if this is set. auto: every 50
+    """How often a record is written; the host waits for the device only then. Any value but auto also prints each record. auto: every 50
     steps, or 5% of the run if that is shorter, so that epochs end with a record."""
     layer_stats_every: str | None = setting("200 steps", check=every, cadence=True)
     """How often per-layer statistics of gradients, weights and updates are recorded. These steps copy the weights. None: never."""
@@ -168,13 +168,13 @@ class TrainSettings(Declared):
     keep_last: int = setting(
         3, check=number("the number of newest checkpoints to keep, 1 or more", least=1), observer=True
     )
-    """Number of newest checkpoints to keep, besides the first, the best and those of keep_every."""
+    """Number of newest checkpoints to keep, besides the first, the best and the checkpoints of keep_every."""
     keep_every: str | None = setting(None, check=every, cadence=True)
     """Interval of checkpoints that are kept permanently, such as "10%". None: no such checkpoints."""
     sync_batch_norm: bool = setting(False, identity=True, group="processes")
     """Compute batch-norm statistics over all processes (CUDA). Results then depend on the number of processes."""
     check_ranks_every: str = setting("1000 steps", check=every, cadence=True)
-    """How often ranks compare their weights, at the next record. A difference ends the run."""
+    """How often ranks compare their weights; each comparison happens at the next record. A difference ends the run."""
     check_state: bool = setting(True, one_session=True, group="checkpoints")
     """Run the first micro-batch twice at the start, and refuse the model if state changes that no checkpoint saves."""
 
@@ -198,7 +198,7 @@ class Timetable:
         return self.every["evaluate_every"].due(done) or done == self.length.steps
 
     def sample_due(self, done: int) -> bool:
-        """Return True every `sample_every`, except after the last step, which has its own sample."""
+        """Return True if `sample_every` asks for a sample after step `done`; False after the last step, which has its own sample."""
         return self.every["sample_every"].due(done) and done < self.length.steps
 
     def log_due(self, done: int) -> bool:

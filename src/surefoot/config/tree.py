@@ -20,7 +20,7 @@ T = TypeVar("T")
 LEADS: Mapping[str, Any] = {"leads": True}
 """Field metadata: if a layer changes this field, values of its sibling fields in lower layers are dropped."""
 STAYS: Mapping[str, Any] = {"stays": True}
-"""Field metadata: this sibling of a leading field keeps its value."""
+"""Field metadata: a change of a sibling `LEADS` field does not drop values of this field."""
 
 
 def flatten(config: Any) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 def default_values(kind: type[Any], base: Any = None, prefix: str = "") -> dict[str, Any]:
-    """Return the default values by dotted name, or those of `base`; `dataclasses.MISSING` for a setting without a default."""
+    """Return the default values by dotted name, or the values of `base`; `dataclasses.MISSING` for a setting without a default."""
     hints, by_name = typing.get_type_hints(kind), dict[str, Any]()
     for field in dataclasses.fields(kind):
         hint, name = hints[field.name], f"{prefix}{field.name}"
@@ -64,7 +64,8 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[T, dict[str, str]]:
-    """Return a configuration from layers of (origin, values by dotted name), and the origin of each value. Later layers win.
+    """Return a configuration from layers of (origin, values by dotted name), and the origin of each value. Later layers
+    override earlier ones.
 
     Raises one `ConfigError` for all unknown names, values of a wrong type, and settings with neither value nor default. If a
     later layer changes a `LEADS` field, earlier values of its sibling fields are dropped: a preset's optimizer settings apply
@@ -102,7 +103,7 @@ def field_hints(kind: type[Any]) -> dict[str, Any]:
 
 
 def type_problem(name: str, value: Any, hint: Any, *, format_fn: Callable[[Any], str] | None = None) -> str | None:
-    """Return the problem with the type of a setting's value, or None. `format_fn` writes the value; by default as in a file.
+    """Return the problem with the type of a setting's value, or None. `format_fn` formats the value, by default as in a TOML file.
 
     >>> type_problem("seed", "3", int)
     'seed = "3": expected a whole number; write it without quotes: 3'

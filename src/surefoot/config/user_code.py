@@ -76,7 +76,7 @@ def digest(path: Path) -> str | None:
 
 
 def is_resolved(path: Path) -> bool:
-    """Return True if a path is absolute and contains no link. surefoot records only such paths; others could lead to a run's files."""
+    """Return True if a path is absolute and contains no link. surefoot records only such paths; other paths could lead to a run's files."""
     with suppress(OSError, RuntimeError, ValueError):
         return path == path.resolve()
     return False

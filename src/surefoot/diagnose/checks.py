@@ -53,8 +53,8 @@ CHECKS: Sequence[Check] = (
 def verdicts(history: History, *, broken: Callable[[Check, Exception], None] | None = None) -> list[Verdict]:
     """Return the verdicts of all checks in the order of `CHECKS`.
 
-    A check that raises is a bug in surefoot. `broken` receives the exception, and the other checks run. Without `broken`,
-    the exception propagates.
+    An exception in a check is a bug in surefoot. `broken` receives the exception, and the other checks run. Without
+    `broken`, the exception propagates.
     """
     all_verdicts = []
     for check in CHECKS:

@@ -88,7 +88,7 @@ Needs = Callable[[History], None]
 
 
 class EndedError(Exception):
-    """An exception of `need` and `well` that ends a check. Its argument is the check's verdict."""
+    """The exception that `need` and `well` raise to end a check. Its argument is the check's verdict."""
 
 
 def need(holds: object, lacking: str) -> None:
@@ -134,7 +134,7 @@ def wrong(
     step: int | None = None,
     numbers: Mapping[str, float],
 ) -> Finding:
-    """Build a finding without empty texts. The check adds its name later.
+    """Build a finding, and leave out empty texts. The check adds its name later.
 
     >>> wrong("note", "The loss jumped.", ("once", ""), causes=(), try_=(), numbers={}).evidence
     ('once',)

@@ -204,7 +204,7 @@ def gradient_and_noise(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], 
 
 
 def _settled(history: History, kind: str) -> dict[str, Series]:
-    """Return measured steps after warm-up without the first. Weights initialized to 0 have hardly moved before."""
+    """Return the measured steps after warm-up, except the first: weights initialized to 0 have hardly moved by then."""
     return {
         name: series.where((series.step >= history.described.warmup) & (series.step > series.step[0]))
         for name, series in history.watched(kind).items()

@@ -53,7 +53,7 @@ class Course:
 
 
 def course(loss: Series) -> Course:
-    """Summarize a loss of at least `FEWEST` records. The start is the first value if far above the first quarter."""
+    """Summarize a loss of at least `FEWEST` records. The start is the first quarter's median, or a much higher first value."""
     parts = np.array_split(loss.value, 4)
     wobble = noise(loss.value)
     start, first = level(parts[0]), float(loss.value[0])
@@ -62,7 +62,7 @@ def course(loss: Series) -> Course:
 
 
 def _error(wobble: float, count: int) -> float:
-    """Return the standard error of the median of `count` values: sqrt(pi / 2) times that of the mean."""
+    """Return the standard error of the median of `count` values: sqrt(pi / 2) times the standard error of the mean."""
     return 1.2533 * wobble / math.sqrt(count)
 
 

@@ -119,7 +119,7 @@ def _as_one(first: Record, second: Record) -> Record:
 
 
 def _better(first: Record, second: Record) -> Record:
-    """Return the evaluation with the lower first loss, so that the best is kept, or else the second record."""
+    """Return the record with the lower first split loss, so that the best is kept; the second record without such losses."""
     name = next((name for name in second if name.endswith("/loss")), "")
     one, other = first.get(name), second.get(name)
     return first if isinstance(one, int | float) and isinstance(other, int | float) and one < other else second

@@ -113,7 +113,7 @@ class RunDescription:
 
     @property
     def rate_test(self) -> str:
-        """The command or code for a learning-rate test from step 0. A finished run cannot test its next steps."""
+        """The command or code for a learning-rate test from step 0. A finished run has no next steps to test."""
         in_script = "print(surefoot.tune.find_lr(run)) in the script that builds the run, with a new run_dir"
         return in_script if self.program == "script" else f"surefoot find-lr {self.name} --checkpoint 0"
 
@@ -132,7 +132,7 @@ class RunDescription:
 
     @property
     def lr_in_text(self) -> str:
-        """The value of the learning rate as text after "the learning rate"."""
+        """The value of the learning rate, as text that follows "the learning rate"."""
         return "" if self.lr is None else f", {self.lr:g},"
 
     def lr_divided(self, by: float, *, digits: int = 3, otherwise: str = "") -> str:
@@ -140,7 +140,7 @@ class RunDescription:
         return self.typed("optimizer.lr", float(f"{self.lr / by:.{digits}g}")) if self.lr else otherwise
 
     def typed(self, name: str, value: Any) -> str:
-        """Return the flag (of a recipe) or code that sets another value, with the current value.
+        """Return the flag or code that sets a setting to another value, with a note of the current value.
 
         >>> RunDescription(program="recipe", identity={"optimizer": {"name": "adamw", "lr": 3e-3}}).typed("optimizer.lr", 3e-4)
         '--optimizer.lr 0.0003 (now 0.003)'

@@ -78,7 +78,7 @@ def slope(steps: Numbers, values: Numbers) -> float:
 
 
 def trend(values: Numbers) -> float:
-    """Return the significance of a rise (above 0) or a fall in standard deviations: Mann-Kendall, without ties.
+    """Return the Mann-Kendall significance of a rise (positive) or fall (negative) in standard deviations, ignoring ties.
 
     Values between -2 and 2 may be chance. Returns 0 for fewer than four values.
 

@@ -37,7 +37,7 @@ UNEVEN = 0.25
 
 @check("data-bound")
 def data_bound(history: History) -> Verdict:
-    """Measure the fraction of step time spent waiting for data, without the first record, when workers start."""
+    """Measure the fraction of step time spent waiting for data, without the first record, in which workers start."""
     described = history.described
     waiting, training = (history.column(column).value[1:] for column in ("data_wait_s", "training_s"))
     waited_s, trained_s = (float(spent[np.isfinite(spent)].sum()) for spent in (waiting, training))
@@ -68,7 +68,7 @@ def data_bound(history: History) -> Verdict:
 
 
 def workers_needed(waited_s: float, trained_s: float, *, workers: int) -> int:
-    """Return the number of workers that load a step within its training time, at least one more than now.
+    """Return the number of workers that can load a step's data within its training time, at least one more than now.
 
     Without workers, the wait is the loading time of one process. With workers, each worker loads for the complete step
     time.

@@ -41,7 +41,7 @@ class Optimizer:
     decay: Literal["matrices", "all"] = "matrices"
     """Parameters with weight decay: matrices except embeddings; or all, as torch does by default."""
     betas: tuple[float, float] | None = None
-    """Decay rates of the averages of gradient and squared gradient; for muon those of its AdamW part. Not for sgd and adafactor."""
+    """Decay rates of the averages of gradient and squared gradient (muon: in its AdamW part). Not for sgd and adafactor."""
     eps: float | None = None
     """Constant added to the root of the average squared gradient. Not for sgd, lion and adafactor."""
     momentum: float | None = None
@@ -53,11 +53,11 @@ class Optimizer:
     adamw_lr: float | None = None
     """muon: base learning rate of the parameters that AdamW trains. Default: lr."""
     adamw_modules: tuple[str, ...] | None = None
-    """muon: modules or parameters whose matrices AdamW trains, besides embeddings. Default: the head, which surefoot plan shows."""
+    """muon: modules or parameters whose matrices AdamW trains, besides embeddings. Default: the head; surefoot plan prints its name."""
     beta2_decay: float | None = None
     """adafactor: exponent in step ** beta2_decay, the update weight of the averages."""
     clip_threshold: float | None = None
-    """adafactor: maximum root mean square of an update before its learning rate."""
+    """adafactor: maximum root mean square of an update before multiplication by the learning rate."""
     min_scale: float | None = None
     """adafactor: minimum of a parameter's root mean square, which scales its update."""
     momentum_decay: float | None = None
@@ -130,14 +130,14 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping:
-    """The end of a run whose metric stops improving. Off without patience."""
+    """Early stopping of a run if a metric stops improving. Off without patience."""
 
     patience: int | None = None
     """Number of evaluations without improvement before the run ends. Default: off."""
     monitor: str | None = None
-    """Monitored metric, such as "min val/loss" or "max val/accuracy". Default: the recipe's."""
+    """Monitored metric, such as "min val/loss" or "max val/accuracy". Default: the recipe's metric."""
     min_delta: float | None = None
-    """Smallest change that counts as an improvement. Default: 0, any change."""
+    """Smallest change that counts as an improvement. Default: 0 (any change)."""
 
     def spec(self, monitor: str) -> sf.EarlyStopping | None:
         """Return the `sf.EarlyStopping`, by default for the recipe's metric; None without patience."""
@@ -153,13 +153,13 @@ class Plateau:
     factor: float | None = None
     """Factor on the learning rate at each reduction. Default: 0.5."""
     monitor: str | None = None
-    """Monitored metric, such as "min val/loss" or "max val/accuracy". Default: the recipe's."""
+    """Monitored metric, such as "min val/loss" or "max val/accuracy". Default: the recipe's metric."""
     min_lr_ratio: float | None = None
     """Lowest factor on the schedule's learning rate after all reductions. Default: 0.01."""
     cooldown: int | None = None
     """Number of evaluations after a reduction that do not count as patience. Default: 0."""
     min_delta: float | None = None
-    """Smallest change that counts as an improvement. Default: 0, any change."""
+    """Smallest change that counts as an improvement. Default: 0 (any change)."""
 
     def spec(self, monitor: str) -> sf.ReduceLROnPlateau | None:
         """Return the `sf.Plateau`, by default for the recipe's metric; None without patience."""
@@ -194,7 +194,7 @@ class RecipeSettings(TrainSettings):
     early_stopping: EarlyStopping = setting(EarlyStopping(), identity=True, after="time_limit")
     """Early stopping if a metric stops improving."""
     optimizer: Optimizer = setting(Optimizer(), identity=True, after="workers", group="optimization")
-    """The optimizer. Absent settings use its defaults; settings of another optimizer are refused."""
+    """The optimizer. Absent settings use the optimizer's defaults; settings of another optimizer are refused."""
     schedule: Schedule = setting(Schedule(), identity=True)
     """The learning-rate schedule, as a factor on the base learning rate. Absent settings use the shape's defaults."""
     plateau: Plateau = setting(Plateau(), identity=True)
@@ -206,10 +206,10 @@ class RecipeSettings(TrainSettings):
     fsdp: FSDPSettings = setting(FSDPSettings(), observer=True)
     """Settings of fsdp."""
     nproc: int | str = setting(1, observer=True)
-    """Processes on this machine, or "1:4": as many as divide a step, fewer after one dies. Results change only by rounding if
-    micro_batch_size is set; otherwise another number is another run."""
+    """Processes on this machine. "1:4" starts the largest number up to 4 that divides a step, and fewer after one dies.
+    Another number changes results only by rounding if micro_batch_size is set; otherwise it is another run."""
     max_restarts: int = setting(0, observer=True)
-    """How often to restart all processes after one dies. They resume from the newest checkpoint."""
+    """Maximum number of restarts of all processes after one dies. They resume from the newest checkpoint."""
 
     def check(self) -> None:
         """Raise one `ConfigError` with all problems of the settings that every recipe has."""

@@ -20,7 +20,7 @@ def first_bad(
 ) -> tuple[int | None, str]:
     """Return the first bad step of a run, or None, and a sentence about the result. Steps are replayed with `parts`.
 
-    A bad step has a nonfinite loss, gradient or updated weight. An overflow that a smaller loss scale cures does not count.
+    A bad step has a nonfinite loss, gradient or updated weight. An overflow that a smaller loss scale avoids does not count.
     """
     store = Store(out / "checkpoints")
     logged = max((int(record["step"]) for record in known if record["kind"] == "train"), default=0)

@@ -67,7 +67,7 @@ class OfModule:
 
 @dataclass(frozen=True)
 class OfParameter:
-    """The gradient of a parameter before clipping. `share` is its fraction of the squared norm of all gradients."""
+    """The gradient of a parameter before clipping. `share` is this gradient's fraction of the squared norm of all gradients."""
 
     name: str
     shape: tuple[int, ...]

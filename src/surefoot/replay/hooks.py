@@ -1,4 +1,4 @@
-"""Hooks for one step that record inputs, outputs and gradients of modules in order, and recomputed blocks only once."""
+"""Hooks that record inputs, outputs and gradients of modules in order during one step; recomputed blocks are recorded once."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager

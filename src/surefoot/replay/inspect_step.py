@@ -41,8 +41,8 @@ def look(
     """Compute the gradients of a step with hooks, without an update, and return a report.
 
     `describe` describes the `samples` samples with the largest losses (0: no losses of single samples). At most
-    `passed_alone` samples run alone. `ranks` ranks computed the step's `pieces` micro-batches, in order. Weights, buffers,
-    gradients, modes and generators are restored. Raises `ConfigError` for models sharded over ranks.
+    `passed_alone` samples run alone. `ranks` is the number of ranks that share the step's `pieces` micro-batches, in order.
+    Weights, buffers, gradients, modes and generators are restored. Raises `ConfigError` for models sharded over ranks.
     """
     loss, state = step._task.loss, step.state
     if loss is None or holders(state.parameters) is not None:

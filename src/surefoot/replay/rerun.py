@@ -20,7 +20,11 @@ from surefoot.train.error_causes import explaining
 from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.run_identity import differences
 
-_ABOUT_RESUME = ("a resumed run must", "another --run-dir", "another run_dir")  # in advice that does not help a replay
+_ABOUT_RESUME = (
+    "of a run cannot change",
+    "another --run-dir",
+    "another run_dir",
+)  # in advice that does not help a replay
 
 
 class Numbers(NamedTuple):
@@ -169,7 +173,7 @@ def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def nearest_checkpoint(store: Store, step: int) -> tuple[Checkpoint, list[Damage]]:
-    """Return the newest intact checkpoint up to `step`, and later damage; raise `CheckpointError` if none is intact."""
+    """Return the newest intact checkpoint up to `step`, and the damage of later checkpoints; raise `CheckpointError` if none is intact."""
     if (newest := store.newest_intact(up_to=step)) is not None:
         return newest
     existing = ", ".join(map(str, store.steps())) or "none"

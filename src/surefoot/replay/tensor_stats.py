@@ -17,7 +17,7 @@ _VALUES = 6  # values of a tensor in a description
 class Tally:
     """Statistics of `numbers` values. `nans`, `plus` and `minus` count NaN, infinity and minus infinity.
 
-    Mean, root mean square and largest absolute value are over the finite values. `zeros` is a fraction of all values.
+    Mean, root mean square and largest absolute value are computed over the finite values. `zeros` is the fraction of values that are 0.
     """
 
     numbers: int = 0
@@ -118,8 +118,8 @@ def floating(nested: Any) -> list[Tensor]:
 def rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
     """Return a batch of the chosen samples, or None if rows do not correspond to samples.
 
-    Rows correspond to samples if every tensor (in nested tuples, lists and dictionaries) has `of` as its first dimension.
-    Values other than tensors belong to all samples.
+    Rows correspond to samples if every tensor (in nested tuples, lists and dictionaries) has size `of` in its first
+    dimension. Values other than tensors belong to all samples.
 
     >>> rows((torch.tensor([[1, 1], [2, 2]]), torch.tensor([5, 6])), [1], of=2)
     (tensor([[2, 2]]), tensor([6]))

@@ -1,4 +1,4 @@
-"""The public names of the panels. They are declared in `tracking/panels.py`, because a run writes panels and a report shows them."""
+"""The public names of the panels. `tracking/panels.py` declares the panels, because runs also write them."""
 
 from surefoot.tracking.panels import ConfusionMatrix, Curves, Example, Examples, Image, ImageGrid, TextHeatmap
 from surefoot.tracking.panels_file import Panels

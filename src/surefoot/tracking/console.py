@@ -64,7 +64,7 @@ def can_redraw(stream: TextIO | None) -> bool:
 class Console:
     """Printer of records as lines on a stream, with at most one training line per ten seconds.
 
-    The first and last training records, and those before messages, are always printed. `every_record`: print all training records.
+    The first and last training records, and records before messages, are always printed. `every_record`: print all training records.
     """
 
     fresh_line = "\n"

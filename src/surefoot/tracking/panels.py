@@ -22,7 +22,7 @@ Group = Literal["best", "worst", "random"]
 class TextHeatmap:
     """A text in pieces, each tinted by its value.
 
-    unit: "nats" for losses (0 or more), "fraction" for 0 to 1. A piece with the value None is not tinted.
+    unit: "nats" for losses (0 or more), or "fraction" for values from 0 to 1. A piece with the value None is not tinted.
 
     >>> TextHeatmap(title="val", legend="loss", unit="nats", pieces=(("def", None), (" f", 0.7))).text
     'def f'
@@ -122,7 +122,7 @@ class Examples:
     def best_and_worst(
         cls, title: str, legend: str, scored: Sequence[tuple[str, str, str, float]], *, each: int = 5
     ) -> Self:
-        """Select the `each` best, worst and random rows (source, reference, output, score), without repetition.
+        """Select `each` best, `each` worst and `each` random rows (source, reference, output, score), without repetition.
 
         >>> scored = [("a", "A", "A", 100.0), ("b", "B", "C", 0.0), ("c", "C", "C", 90.0)]
         >>> [(one.source, one.group) for one in Examples.best_and_worst("", "", scored, each=1).examples]

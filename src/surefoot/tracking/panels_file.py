@@ -56,7 +56,7 @@ def panel_to_dict(panel: Panel) -> dict[str, Any]:
 
 
 def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
-    """Return the panels that fit on a page and the panels that do not fit, each in order."""
+    """Return the panels that fit on a page, and the panels that do not fit, both in order."""
     fits, left_out = list[Panel](), list[Panel]()
     room = MOST_BYTES - len(Panels(step=2**63, panels=()).to_json())
     for panel in panels:

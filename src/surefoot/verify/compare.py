@@ -1,4 +1,4 @@
-"""Comparison of saved with recomputed values: bit for bit on the run's machine, within rounding elsewhere (`rescale`)."""
+"""Comparison of saved and recomputed values: bit for bit on the run's machine, within rounding elsewhere (`rescale`)."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -34,7 +34,7 @@ _BUFFERS = "buffers"
 
 
 def numbers(record: Record, window: Mapping[str, Any], *, known: set[str], exact: bool) -> list[Difference]:
-    """Return the differences between a record and the recomputed `window`, for the value names in `known`."""
+    """Return the differences between a record and the recomputed `window`, for the values named in `known`."""
     differences = []
     for name, computed in window.items():
         counted, saved = name in _COUNTED, record.get(name)
@@ -141,9 +141,9 @@ def rescale(
 ) -> list[Difference]:
     """Return differences relative to the size of their kind, and one difference for each kind as a group.
 
-    A kind is all weights, all `buffers`, one key of optimizer state, or one state tensor. A weight difference is relative
-    to the largest entry of the tensor. A difference of optimizer state is relative to the largest entry or, if larger, to
-    the RMS of the kind. Groups are compared by RMS. Counts, and entries missing on one side, keep an infinite distance.
+    A kind is all weights, all `buffers`, one key of optimizer state, or one state tensor. A weight difference is relative to
+    the largest entry of the tensor. A difference of optimizer state is relative to the largest entry or the RMS of the kind,
+    whichever is larger. Groups are compared by RMS. The distance stays infinite for counts and for entries missing on one side.
     """
     rescaled: list[Difference] = []
     largest_of: dict[tuple[str, str], Difference] = {}

@@ -58,7 +58,7 @@ class Files:
         return self.checkpoints[max(self.checkpoints)]
 
     def machine_of(self, step: int, *, otherwise: Checkpoint) -> Mapping[str, Any]:
-        """Return the machine of a step's session or, without sessions, of the checkpoint `otherwise`."""
+        """Return the machine of a step's session; the machine of the checkpoint `otherwise` if no session is recorded."""
         # the last session that began at or before the step: each later session computes its steps anew
         return next(
             (each["machine"] for each in reversed(self.sessions) if each["step"] <= step), otherwise.saved.machine

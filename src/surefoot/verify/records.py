@@ -35,7 +35,7 @@ def in_order(log: Log) -> Iterator[Problem]:
 
 
 def speeds(log: Log) -> Iterator[Problem]:
-    """Yield records whose speed times seconds differs from the targets. The first steps of sessions are not counted."""
+    """Yield records whose speed differs from targets divided by seconds. The first steps of sessions are not counted."""
     name = "targets_per_s"
     for line in log.lines_of("train", name):
         record = line.record
@@ -72,7 +72,8 @@ def has_times(log: Log, checkpoint: StoredStep) -> bool:
 
 
 def has_best(checkpoint: StoredStep) -> bool:
-    """Return True if the records determine a checkpoint's best metric. Without early stopping, monitoring may begin later."""
+    """Return True if the records determine a checkpoint's best metric. Without early stopping, monitoring may have
+    begun after the start."""
     early, monitor = checkpoint.state.identity.get("early_stopping"), checkpoint.state.monitor
     return early is not None and monitor is not None and checkpoint.manifest.log is not None
 
@@ -110,7 +111,7 @@ def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
 
 
 def targets(log: Log, each: float) -> Iterator[Problem]:
-    """Yield records without `each` targets per step, counted from the last record or from a resume after a divergence."""
+    """Yield records whose steps do not have `each` targets, counted since the last record or since a resume after divergence."""
     name, before, resumed = "targets", 0, 0
     for line in log.curve:
         resumed = line.step if line.kind == "resume" else resumed

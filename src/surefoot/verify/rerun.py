@@ -29,8 +29,8 @@ def plan_windows(
     """Return at most `windows` windows of about `steps` steps, or one window to the end if `steps` is None.
 
     `starts` are the steps of usable checkpoints. `points` are the steps with a record or a checkpoint to compare. A window
-    ends at its last point within `steps` of its start, or else at the next point. Windows never overlap. `seed` selects
-    windows at random. Without `seed`, the first, the last and evenly spaced windows are selected.
+    ends at the last point at most `steps` steps after its start, or else at the first later point. Windows never overlap.
+    `seed` selects windows at random. Without `seed`, the first, the last and evenly spaced windows are selected.
 
     >>> plan_windows([0, 80, 90, 100], range(10, 101, 10), steps=20, windows=2)
     [Window(start=0, stop=20), Window(start=80, stop=100)]
@@ -64,7 +64,7 @@ def gaps(windows: Sequence[Window], *, end: int) -> list[Window]:
 
 
 def cost_steps(gap: Window, starts: Sequence[int]) -> int | None:
-    """Return the number of steps to replay for a gap from the checkpoint before the gap, or None without a checkpoint.
+    """Return the number of steps from the last checkpoint before a gap to its end, or None without such a checkpoint.
 
     >>> cost_steps(Window(20, 80), [0, 10, 80])
     70

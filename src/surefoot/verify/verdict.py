@@ -65,7 +65,7 @@ class Difference:
 
 
 def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
-    """Return the problem for a difference in the checkpoint `what`."""
+    """Return the problem for a difference at `step`; `what` names the checkpoint."""
     verb = "" if difference.more.startswith("with") else " differs" if difference.more.startswith("1 ") else " differ"
     more = f" ({difference.more}{verb})" if difference.more else ""
     where, saved, now = difference.where, difference.saved, difference.computed
@@ -116,7 +116,7 @@ class Verdict:
 
     @property
     def sound(self) -> bool:
-        """True without problems. Unproved facts may still be wrong."""
+        """True if no problem was found. Unproved facts may still be wrong."""
         return not self.problems
 
     @property

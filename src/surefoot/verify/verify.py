@@ -42,8 +42,8 @@ def verify(
 ) -> Verdict:
     """Check all files of a run directory, replay steps from its checkpoints, and compare every bit.
 
-    `run` is built like the run in the directory, is not open, and is restored at the end. `files` are the checked files.
-    See `SavedRun.verify` for the other arguments. Raises `ConfigError` for a run on several ranks.
+    `run` is built like the run in the directory and must not be open; its state is restored at the end. `files` is the
+    result of `check_files`. See `SavedRun.verify` for the other arguments. Raises `ConfigError` for a run on several ranks.
     """
     parts = replace(run.parts, accept_change=CHANGES)  # replay also from checkpoints older than a change
     if parts.world.size > 1:

@@ -51,7 +51,7 @@ class Model:
     ngrams: int = 1
     """modern: add embeddings of n-grams of up to this many tokens: 2, 3 or 4. 1 adds no n-grams."""
     ngram_buckets: int | None = None
-    """Embeddings for each n-gram length, shared if there are more n-grams. Default: 32,768."""
+    """Number of embeddings for each n-gram length; n-grams share embeddings if there are too few. Default: 32,768."""
 
 
 @ordered
@@ -77,15 +77,13 @@ class Config(RecipeSettings):
         after="check_state",
         group="evaluation",
     )
-    """Validation tokens per evaluation, chosen once by the seed; the run's end evaluates all as val_all. Default: all tokens."""
+    """Validation tokens per evaluation, chosen once by the seed; val_all at the end of the run uses all tokens. Default: all tokens."""
     cloze_questions: int | None = setting(None, check=_COUNT, observer=True)
     """Number of questions with four continuations on the validation text; 0 disables them. Default: 200 if the text is long enough."""
     multiple_choice: tuple[str, ...] | None = setting(None, observer=True)
     """Files of multiple-choice questions to evaluate, each as NAME=FILE, such as hellaswag=hellaswag_val.jsonl."""
-    multiple_choice_questions: int = setting(
-        500, check=number("the number of questions per file, 1 or more", least=1), observer=True
-    )
-    """Number of questions per file, the same questions at every evaluation. `surefoot evaluate RUN --questions NAME=FILE` evaluates all."""
+    multiple_choice_questions: int = setting(500, check=number("questions per file, 1 or more", least=1), observer=True)
+    """Number of questions per file, the same at every evaluation. `surefoot evaluate RUN --questions NAME=FILE` evaluates all questions."""
     sample_count: int = setting(1, check=number("a number of samples, 1 or more", least=1), observer=True)
     """Number of samples shown at a time, each with its own seed."""
     sample_tokens: int = setting(200, check=_COUNT, observer=True)

@@ -59,9 +59,9 @@ def targets_per_byte(windows: Any, tokenizer: Any, *, rows: int = 1024) -> float
 
 
 def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = None) -> Corpus:
-    """Return the text at `data.path` in tokens. None is Python's standard library; token shards are used unchanged. `saved` is the
-    tokenizer that the run wrote at its start; a resume must use it. `init` is the initial weights, whose tokenizer is used if the settings
-    name none."""
+    """Return the text at `data.path` in tokens. The path None is Python's standard library; token shards are used unchanged. `saved` is
+    the tokenizer that the run wrote at its start; a resume must use it. `init` is the initial weights, whose tokenizer is used if the
+    settings name none."""
     path, name = data.path, data.tokenizer
     tokenizer = None if saved is None else saved_tokenizer(saved)
     if tokenizer is None and name is None and init is not None:

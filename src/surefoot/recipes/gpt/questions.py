@@ -57,7 +57,7 @@ def question_split(
 
 
 def questions_at_once(dataset: Any, *, vocab_size: int) -> int:
-    """Return the number of questions per batch so that the logits fit into memory. It changes no metric."""
+    """Return the number of questions per batch so that the logits fit into memory. The number does not affect metrics."""
     return max(1, min(_MAX_QUESTIONS, _LOGITS_AT_ONCE // int(dataset.max_targets * vocab_size)))
 
 

@@ -26,8 +26,8 @@ class Model:
     """The network. Absent settings use the network's defaults; settings of another network are refused."""
 
     name: str = "simple_cnn"
-    """simple_cnn, resnet18, resnet34, resnet50, timm:NAME (if timm is installed), or FILE.py:build, a function of (channels, classes)
-    or of nothing that returns a module."""
+    """simple_cnn, resnet18, resnet34, resnet50, timm:NAME (if timm is installed), or FILE.py:build, a function with the arguments
+    (channels, classes), or without arguments, that returns a module."""
     width: int | None = None
     """simple_cnn: channels of the first of its three blocks; each block doubles them. Default: 32."""
     dropout: float | None = None

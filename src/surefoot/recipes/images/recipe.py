@@ -132,7 +132,7 @@ def _accuracy(logits_BK: Any, mixture: "sf.losses.MixedBatch") -> "sf.Mean":
 
 
 def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]:
-    """Return the user's files that rebuild a run, each with the hash that the run last recorded, or None."""
+    """Return the user's files that rebuild a run, each with its last recorded hash, or None without a record."""
     metadata = pictures.read_metadata(run) if (run / pictures.FILE).is_file() else None
     network = None if metadata is None else metadata.network  # `predict` runs this network, not that of the settings
     hashes = {} if metadata is None else {metadata.network: metadata.sha256}

@@ -29,7 +29,7 @@ class Data:
     tokenizer: Literal["bpe", "unigram"] = "bpe"
     """Subword tokenizer, trained on the training text: byte pairs or a unigram model."""
     vocab_size: int | None = None
-    """Number of subwords. Default: 1024, or that of --init-from."""
+    """Number of subwords. Default: 1024, or the number in --init-from."""
     shared_vocab: bool = True
     """Use one vocabulary and one embedding for both languages."""
     max_source_tokens: int = 128

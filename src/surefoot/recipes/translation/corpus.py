@@ -158,7 +158,7 @@ def _train_tokenizers(pairs: Sentences, data: Data) -> tuple[Any, Any]:
 
 def cross_entropy(label_smoothing: float) -> Any:
     """Return the loss: cross-entropy over real target tokens as a counted mean, with label smoothing in training. In evaluation the loss
-    comes with the next-token accuracy, given the right previous tokens."""
+    comes with the next-token accuracy, given the reference's previous tokens."""
 
     def loss(model: Any, batch: Any) -> Any:
         source_BS, target_BT = batch
