@@ -31,20 +31,20 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 50_800,  # of .py, .pyi, .html and .css
+    "lines": 49_830,  # of .py, .pyi, .html and .css
     "files": 330,  # of .py
-    "statements": 27_149,  # without docstrings and texts below attributes
+    "statements": 27_150,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 20_189,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid
 MAX_PROSE = {
-    "README": (12.5, 0, 0),
-    "docs": (12.4, 0, 27),
-    "help": (10.8, 1, 11),
-    "docstrings": (13.8, 6, 297),
-    "messages": (10.3, 0, 186),
+    "README": (12.4, 0, 0),
+    "docs": (12.4, 0, 0),
+    "help": (10.3, 0, 0),
+    "docstrings": (12.4, 0, 0),
+    "messages": (10.2, 0, 0),
 }
 VAGUE = ["found", "held", "told", "said", "made", "place", "asked", "seen", "given", "kept", "shown", "begun", "whole"]
 GENERIC = ["result", "value", "data", "item", "info", "content", "output", "obj"]

@@ -292,7 +292,7 @@ class SavedRun:
         run or `windows` is 0, only files and records are checked. On another machine values may differ by the relative
         `tolerance` (default 0.01). `say` receives the expected cost, and `progress_fn(done, total)` the progress.
 
-        Returns a verdict with proved, unproved and wrong parts. The verdict's `exit_status` is that of `surefoot verify`. Raises
+        Returns a verdict with proved, unproved and wrong parts. `surefoot verify` exits with the verdict's `exit_status`. Raises
         `CheckpointError` without a checkpoint, and `ConfigError` for a run of several ranks.
         """
         from surefoot.verify.compare import TOLERANCE

@@ -16,7 +16,7 @@ Fingerprints = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Change:
-    """A computation whose result has changed since the start of the run. The user accepts the change by all of its `names`."""
+    """A computation whose result has changed since the start of the run. The user accepts it with `names`."""
 
     names: tuple[str, ...]
     text: str

@@ -1,9 +1,9 @@
 """A directory of checkpoints, with atomic saves and deletion of old checkpoints.
 
-step-00000600             a complete checkpoint, with all bytes flushed before the rename to this name
-.partial-step-00000600    a checkpoint that is being written
-.replaced-step-00000600   an older checkpoint of the step, until its replacement is complete
-.deleted-step-00000300    a checkpoint that is being deleted; the next save removes dotted directories after a kill
+`step-00000600`: a complete checkpoint, with all bytes flushed before the rename to this name.
+`.partial-step-00000600`: a checkpoint that is being written.
+`.replaced-step-00000600`: an older checkpoint of the step, until its replacement is complete.
+`.deleted-step-00000300`: a checkpoint that is being deleted; the next save removes dotted directories after a kill.
 """
 
 import errno

@@ -20,7 +20,7 @@ _LOOKED_AT = 1_000_000  # steps of one schedule; longer runs are sampled evenly
 
 @dataclass(frozen=True)
 class Trace:
-    """The learning-rate factors of one schedule over a run. `factors[i]` belongs to step `steps[i]`, which include the last step."""
+    """The learning-rate factors of one schedule over a run. `factors[i]` is the factor of step `steps[i]`."""
 
     name: str
     steps: NDArray[np.int64]

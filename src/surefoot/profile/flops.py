@@ -1,7 +1,7 @@
 """The floating-point operations of a step, by torch's counter and by the usual formula for GPTs.
 
 Only matrix products, convolutions and attention count; a multiplication and an addition are two operations. Causal attention
-counts in full, even if tiles skip half of it. Recomputation in a fused kernel's backward pass does not count.
+counts in full, even if tiles skip half. Recomputation in a fused kernel's backward pass does not count.
 """
 
 from collections.abc import Iterator

@@ -19,7 +19,7 @@ _SHOWN = 3
 
 
 class Watch:
-    """A recorder of modules, and of sharded parameters, that the loss uses while no model is being called.
+    """Records the modules and sharded parameters that the loss uses outside a call of the model.
 
     `gathered` are the modules that FSDP gathers separately, innermost first and the models last, or empty without FSDP. A
     sharded parameter may be used only while the module that gathers it is being called.

@@ -30,7 +30,7 @@ def find_lr(
     steps: int = 100,
     progress_fn: Callable[[float, float], None] | None = None,
 ) -> LRRangeTest:
-    """Try `steps` learning rates, geometrically spaced from `min_lr` to `max_lr`, and suggest one of them.
+    """Try `steps` learning rates, geometrically spaced from `min_lr` to `max_lr`, and suggest one.
 
     The run takes its next steps, one per learning rate, with its own samples, accumulation, precision, clipping and optimizer. The
     tried learning rate replaces base learning rate and schedule; parameter groups keep the ratios of their base learning rates. Each
