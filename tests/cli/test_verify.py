@@ -126,7 +126,7 @@ def test_exchanged_data_leave_with_3_before_a_step_is_made(place: Path, capsys: 
     assert left_with("mine", "--all") == 3
     said = capsys.readouterr().out
     assert "WRONG\n  training data: data.sha256 was '" in said
-    assert "making" not in said
+    assert "repeating" not in said
     (place / "data.npy").unlink()
     with pytest.raises(FileNotFoundError):
         main(["verify", "mine"])

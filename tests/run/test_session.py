@@ -87,7 +87,7 @@ def test_a_finished_run_has_no_note_of_another_machine(tmp_path: Path, monkeypat
     build(tmp_path / "run", console=True).train()
     said = capsys.readouterr().out
     assert "Nothing to do" in said
-    assert "the run goes on" not in said
+    assert "training continues" not in said
 
 
 # --- break -----------------------------------------------------------------------------------------------------------

@@ -291,7 +291,7 @@ def test_other_training_data_are_named_before_any_step_is_made(run: Path) -> Non
     verdict = sf.load(build(run, train_data=other)).verify(say=said.append)
     assert the_problem(verdict).text.startswith("training data: data.type was 'Augmented', now 'TensorDataset'")
     assert (verdict.exit_status, verdict.outcomes, said) == (3, [], [])
-    assert "no step was repeated: the training data has changed" in verdict.not_proved
+    assert "no step was repeated: the training data set has changed" in verdict.not_proved
 
 
 def test_other_data_of_a_split_are_named_and_steps_are_made_all_the_same(run: Path) -> None:

@@ -211,7 +211,7 @@ def _write_pieces(store: Store, checkpoint: Checkpoint, *, leader_step: int, ran
 def _unseen(step: int, where: str, path: Path | str) -> str:
     return (
         f"step {step} is not saved: {where} cannot find {path}\n"
-        "  all ranks write to one directory: put --run-dir on a file system that every machine shares"
+        "  all ranks write to one directory, which must be on a file system that every machine shares: --run-dir DIR"
     )
 
 

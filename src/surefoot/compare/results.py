@@ -42,7 +42,7 @@ def compared(
     if len(watches) > 1:
         listed = ", ".join(sorted(" ".join(watch) for watch in watches))
         raise ConfigError(
-            f"the runs are ranked by different scores: {listed}\n  choose one: --metric 'min SPLIT/SCORE'"
+            f"the runs are ranked by different scores: {listed}\n  choose one: --metric 'min SPLIT/METRIC'"
         )
     watch = next(iter(watches), None)
     direction, score = watch or ("min", None)

@@ -107,7 +107,7 @@ def check_split(name: str, dataset: Any, *, seed: int) -> None:
     """Raise `DataError` if a split cannot be evaluated, and `ConfigError` if the name is empty or has a slash."""
     if not name or "/" in name:
         raise ConfigError(
-            f"split {name!r}: scores are named SPLIT/SCORE, so the name must not be empty or have a slash"
+            f"split {name!r}: metrics are named SPLIT/METRIC, so the name must not be empty or have a slash"
         )
     try:
         check_samples(dataset, seed=seed)

@@ -54,7 +54,7 @@ def hash_of(value: Any, unknown: dict[str, None] | None = None) -> str:
 
 
 def hash_of_list(samples: Sequence[Any]) -> str:
-    """Return a hash of up to 2,000 evenly spaced samples (about 16 MiB), including the first and last samples."""
+    """Return a hash of evenly spaced samples, including the first and the last: at most 2,000 samples or about 16 MiB."""
     size_bytes = max(1, sum(map(len, _pieces(samples[0], {}))))
     count = min(len(samples), max(3, min(2_000, _MAX_BYTES // size_bytes)))
     return hash_of([samples[index] for index in np.linspace(0, len(samples) - 1, count).astype(int).tolist()])

@@ -13,7 +13,7 @@ from surefoot.diagnose.statistics import level, noise
 EVALUATIONS = 4
 """Minimum number of evaluations: the first, the best, and two later ones."""
 WORSE = 0.02
-"""Minimum rise above the best loss, in two evaluations. Noise is below 1 % for splits of at least a few hundred samples."""
+"""Minimum rise above the best loss, in two evaluations. Noise is below 1% for splits of at least a few hundred samples."""
 MANY_EVALUATIONS = 12
 """Number of evaluations from which the noise can be estimated."""
 BY_CHANCE = 3.0
@@ -26,7 +26,7 @@ NEARLY_ALL = 0.95
 SHARED = 0.01
 """Fraction of a split's samples in the training data that affects scores. Real data have a few duplicates."""
 PASSAGES_SHARED = 0.1
-"""Fraction of a split's text windows that share a passage with the training data. Similar texts share a few percent (2 % in
+"""Fraction of a split's text windows that share a passage with the training data. Similar texts share a few percent (2% in
 Python's own library), and two splits of one text share a fifth. A passage is only a part of a window."""
 MOSTLY_SHARED = 0.5
 """Fraction of shared samples above which a split's score is a training score."""

@@ -15,7 +15,7 @@ FEWEST = 12
 SMALLEST_FALL = 0.01
 """Relative fall of the loss when a model has learned only the frequencies of the targets."""
 CERTAIN = 2.0
-"""Minimum significance of a fall in standard errors. One run in twenty exceeds 2 by chance (5 %)."""
+"""Minimum significance of a fall in standard errors. One run in twenty exceeds 2 by chance (5%)."""
 LITTLE = 0.25
 """Maximum relative fall of the loss with a learning rate that is too low."""
 STRAIGHT = 0.6
@@ -24,12 +24,12 @@ an exponential (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361) is far bel
 WILD = 0.1
 """Update-to-weight ratio of one step: ten times the upper end of the usual range (`layers.USUAL`)."""
 TIMID = 1e-5
-"""Update-to-weight ratio of one step: a tenth of the lower end of the usual range. 10,000 steps move a weight by 10 %."""
+"""Update-to-weight ratio of one step: a tenth of the lower end of the usual range. 10,000 steps move a weight by 10%."""
 MOVED = 0.1
 """Ratio of summed update norms to weight norm in a model that is almost unchanged. The sum is an upper bound of the
 distance (triangle inequality), so this finding is certain."""
 REBOUND = 0.03
-"""Relative rise above the lowest loss of the first third at high learning rates. Levels vary by about 1 % by chance."""
+"""Relative rise above the lowest loss of the first third at high learning rates. Levels vary by about 1% by chance."""
 ABOVE_START = 1.05
 """Ratio of the loss to the first loss. Only updates that are too large raise the loss above chance level."""
 

@@ -21,7 +21,7 @@ def history_in(path: Path | str) -> History:
     if not (run / "config.toml").is_file() and not (run / "metrics.jsonl").is_file():
         raise ConfigError(
             f"{run} is not a run directory: it has neither config.toml nor metrics.jsonl\n"
-            "  give the directory that was passed as --run-dir or Run(run_dir=...)"
+            "  give the directory that was passed as --run-dir"
         )
     try:
         collected = RecordCollector(read_records(run) if (run / "metrics.jsonl").is_file() else ())

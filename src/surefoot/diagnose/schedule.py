@@ -4,8 +4,8 @@ from surefoot.diagnose.finding import Unknown, Verdict, check, need, well, wrong
 from surefoot.diagnose.history import History
 
 LONG_WARMUP = 0.25
-"""Fraction of a run above which a warm-up is too long. Usual warm-ups are 1 % to 10 % (Vaswani et al. 2017: 4 %; Brown et
-al. 2020: 0.1 %). One-cycle schedules use 30 %."""
+"""Fraction of a run above which a warm-up is too long. Usual warm-ups are 1% to 10% (Vaswani et al. 2017: 4%; Brown et
+al. 2020: 0.1%). One-cycle schedules use 30%."""
 HIGH = 0.5
 """Ratio of the last to the highest learning rate that is too high. All schedules that fall end below half. A fall to near 0
 lowers the final loss (Hägele et al. 2024, section 3, https://arxiv.org/abs/2405.18392)."""
@@ -13,7 +13,7 @@ LEAST_STEPS = 50
 """Minimum number of steps. In a shorter run, the last record says little about the end of the schedule."""
 STILL = 0.02
 """Minimum relative fall of a split's loss over the last fifth of a run. A loss proportional to steps ** -0.1 falls as much
-(Kaplan et al. 2020, section 3: exponents of 0.05 to 0.1). Such a loss falls by 7 % if the run is twice as long."""
+(Kaplan et al. 2020, section 3: exponents of 0.05 to 0.1). Such a loss falls by 7% if the run is twice as long."""
 EVALUATIONS = 4
 """Minimum number of evaluations, of which two or more lie at the end."""
 EXACT = ("constant", "inverse_sqrt")  # schedules whose run can be extended with bitwise-equal results

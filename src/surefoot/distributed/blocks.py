@@ -18,7 +18,7 @@ def blocks_of(model: nn.Module, named: str | Sequence[str] = "auto") -> dict[str
 
     For "auto", the blocks are children of `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential` that have submodules and
     parameters. A block's class must occur at least twice in such lists, or once in an `nn.ModuleList`. Nested lists, such as the
-    stages of a ResNet, are searched; blocks are not searched. Classes with less than 10 % of the parameters of the largest class
+    stages of a ResNet, are searched; blocks are not searched. Classes with less than 10% of the parameters of the largest class
     are ignored. The result is empty if a model has no such blocks.
 
     Otherwise, `named` has patterns for module or class names, with * as a wildcard. If a pattern matches a list, the children of

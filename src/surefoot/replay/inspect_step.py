@@ -47,7 +47,7 @@ def look(
     loss, state = step._task.loss, step.state
     if loss is None or holders(state.parameters) is not None:
         raise ConfigError(
-            'a step of FSDP-sharded models cannot be inspected\n  build the run without FSDP: --parallel none, or Run(parallel="none")'
+            "a step of FSDP-sharded models cannot be inspected\n  build the run without FSDP: --parallel none"
         )
     share = max(1, (pieces or len(step.micro_batches)) // ranks)
     rank_of = {each.index: each.index // share if ranks > 1 else None for each in step.micro_batches}

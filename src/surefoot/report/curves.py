@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-STRETCHES = 300  # maximum stretches of a drawn curve, with two points each
+STRETCHES = 300  # a long curve has 300 to 600 stretches, each drawn as two points
 _STRANGE = 50  # steps with a non-finite value that are stored
 
 

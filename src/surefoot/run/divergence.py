@@ -54,7 +54,7 @@ def _in_words(parts: RunComponents, step: int, samples: list[int], stands: str, 
     if samples:
         names = ", ".join(str(sample) for sample in samples[:5]) + (" ..." if len(samples) > 5 else "")
         lines.append(
-            f"  the data are the cause: NaN or infinity in the inputs of sample{'s' if len(samples) > 1 else ''} {names}: fix or drop them"
+            f"  the data is the cause: NaN or infinity in the inputs of sample{'s' if len(samples) > 1 else ''} {names}: fix or drop them"
         )
     elif step == 0:
         lines.append(

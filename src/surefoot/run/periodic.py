@@ -205,7 +205,7 @@ class Periodic:
             raise ConfigError(
                 f"after step {self.state.step} rank {parts.world.rank} trains other parameters than other ranks: {changes[0]}\n"
                 "  gradients are summed over all ranks, which would wait for each other forever\n"
-                "  freeze and unfreeze by step.index, equally on every rank"
+                "  freeze and unfreeze by step.index, in the same way on every rank"
             )
         if parts.world.size > 1:
             if parts.task.loss is not None:

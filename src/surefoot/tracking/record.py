@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 from surefoot.errors import ConfigError
 
 Record = dict[str, Any]
-"""A record: the keys of its kind, scores as "SPLIT/SCORE", and user-defined values."""
+"""A record: the keys of its kind, metrics as "SPLIT/METRIC", and user-defined values."""
 
 
 Phase = Literal["opening", "starting", "training", "data_wait", "evaluating", "saving", "user"]

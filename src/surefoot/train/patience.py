@@ -15,7 +15,7 @@ from surefoot.errors import ConfigError
 class EarlyStopping:
     """A rule that ends a run after `patience` evaluations without an improvement of the monitored score.
 
-    `monitor` is "min SPLIT/SCORE" or "max SPLIT/SCORE". Only a change of more than `min_delta` is an improvement.
+    `monitor` is "min SPLIT/METRIC" or "max SPLIT/METRIC". Only a change of more than `min_delta` is an improvement.
 
     >>> EarlyStopping("min val/loss", patience=5).min_delta
     0.0
@@ -217,7 +217,7 @@ def watched(best: str | None, early_stopping: EarlyStopping | None, *, splits: C
 def feedback(
     plateau: ReduceLROnPlateau | None, early_stopping: EarlyStopping | None, *, splits: Collection[str]
 ) -> Feedback | None:
-    """Return the plateau rule of a run with these splits. Raises `ConfigError` if the rule could never reduce a learning rate."""
+    """Return the plateau rule of a run, or None. Raises `ConfigError` if the rule could never reduce a learning rate."""
     if plateau is not None:
         _refuse_unknown_split(plateau.score, splits, by="plateau: ")
     if plateau is not None and early_stopping is not None:
@@ -239,7 +239,7 @@ def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: Earl
 
 
 def parsed(text: str) -> tuple[Literal["min", "max"], str]:
-    """Return direction and score of "min SPLIT/SCORE". Raises `ConfigError` for any other text.
+    """Return direction and score of "min SPLIT/METRIC". Raises `ConfigError` for any other text.
 
     >>> parsed("max val/accuracy")
     ('max', 'val/accuracy')

@@ -60,7 +60,7 @@ def _unit(value: Any, *, setting: str) -> None:
 def _splits(value: Any, *, setting: str) -> None:
     if not isinstance(value, Mapping):
         raise ConfigError(
-            f"{setting} is a {type(value).__name__}: scores are called SPLIT/SCORE, so each split needs a name\n"
+            f"{setting} is a {type(value).__name__}: metrics are named SPLIT/METRIC, so each split needs a name\n"
             f'  write {setting}={{"val": surefoot.Split(data)}}'
         )
     for name, split in value.items():

@@ -127,7 +127,7 @@ def _divided(
                 raise CheckpointError(
                     f"cannot save {file}: {name} is not sharded over the ranks by equal rows\n"
                     "  each rank saves its own rows of a parameter\n"
-                    "  let the module's state_dict return its parameters unchanged, or use parallel='ddp' (--parallel ddp)"
+                    "  let the module's state_dict return its parameters unchanged, or use --parallel ddp"
                 )
     replicated = {
         file: {name: each for name, each in by_file[file].items() if name not in rows[file]} for file in by_file

@@ -126,7 +126,7 @@ def search_sizes(
 def recommend(
     tried: list[SizeTrial], *, batch_size: int, unit: Literal["samples", "tokens"], limit_bytes: int
 ) -> BatchSizeSearch | None:
-    """Recommend the smallest size within 3 % of the best throughput; return None if no size fits.
+    """Recommend the smallest size within 3% of the best throughput; return None if no size fits.
 
     >>> rows = [SizeTrial(1, 4, 10, 50.0, 50.0), SizeTrial(2, 2, 20, 98.0, 98.0), SizeTrial(4, 1, 40, 100.0, 100.0)]
     >>> found = recommend(rows, batch_size=4, unit="samples", limit_bytes=99)

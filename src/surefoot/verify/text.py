@@ -83,7 +83,7 @@ def unproved_steps(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
     others = [name for kind, name in _OTHERS.items() if kind in kinds]
     notes = {
         f"the weights after step {newest:,}: there is no later checkpoint, so only records were compared": end > newest,
-        f"{counted(unread, 'record')}: they include steps before a checkpoint that does not hold them, as after a divergence": unread
+        f"{counted(unread, 'record')} with steps before a checkpoint that does not hold them, as after a divergence": unread
         > 0,
         f"{', '.join(unknown)} in the records: logged by your own loop, which cannot be repeated": bool(unknown),
         "state registered with run.register_state: changed by your own loop, which cannot be repeated": any(

@@ -20,7 +20,7 @@ _STATUS = {  # the first kind that occurs determines the exit status
 class Problem:
     """A difference from the saved run. `text` is for people, and the other fields are for programs.
 
-    "damaged": a file differs from its hash. "inconsistent": files contradict each other. "data": the data have changed.
+    "damaged": a file differs from its hash. "inconsistent": files contradict each other. "data": the data set has changed.
     "differs": a replayed step has another result. `step` counts completed steps.
     """
 

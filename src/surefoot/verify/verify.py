@@ -121,7 +121,7 @@ def _why_not_replayed(parts: RunComponents, files: Files, problems: list[Problem
     others = _changed_data(parts, files)
     problems += others
     if any(problem.quantity == "training data" for problem in others):
-        return "the training data has changed"
+        return "the training data set has changed"
     try:  # for errors in config.toml, in the script, or in the model
         parts.continue_from(files.newest.checkpoint)
         parts.refuse_another_architecture(files.newest.checkpoint)
