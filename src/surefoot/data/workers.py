@@ -177,7 +177,7 @@ class Workers:
             f"warning: loader worker {worker} (process {pid}) has been reading samples {first_few(ids)} of step {step}"
             f" for {waited_s:.0f} s\n"
             "  the run waits for it: is a disk or a server slow, or does __getitem__ wait for a lock?\n"
-            f"  to see its stack: py-spy dump --pid {pid}; or try --workers 0"
+            f"  try --workers 0; to see its stack: py-spy dump --pid {pid}"
         )
 
     def close(self) -> None:

@@ -123,14 +123,14 @@ class _Summed(torch.autograd.Function):
                 piece_nD = hidden[first : first + _PIECE]
                 targets_n1 = targets_N[first : first + _PIECE, None]
                 logits_nV = (piece_nD @ head.T).to(wide)
-                normaliser_n1 = logits_nV.logsumexp(dim=1, keepdim=True)
-                total += normaliser_n1.sum() - right * logits_nV.gather(1, targets_n1).sum()
+                normalizer_n1 = logits_nV.logsumexp(dim=1, keepdim=True)
+                total += normalizer_n1.sum() - right * logits_nV.gather(1, targets_n1).sum()
                 if label_smoothing:
                     total -= spread * logits_nV.sum()
-                gradient_nV = logits_nV.sub_(normaliser_n1).exp_()  # probabilities, minus the targets'
+                gradient_nV = logits_nV.sub_(normalizer_n1).exp_()  # probabilities, minus the targets'
                 if label_smoothing:
                     gradient_nV -= spread
-                gradient_nV.scatter_add_(1, targets_n1, torch.full_like(normaliser_n1, -right))
+                gradient_nV.scatter_add_(1, targets_n1, torch.full_like(normalizer_n1, -right))
                 narrow_nV = gradient_nV.to(computed)
                 of_hidden[first : first + _PIECE] = narrow_nV @ head
                 of_head += narrow_nV.T @ piece_nD

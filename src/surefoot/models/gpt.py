@@ -47,9 +47,9 @@ class GPT(nn.Module):
                 "turns", torch.stack(rotations(shape.context, shape.width // shape.heads)), persistent=False
             )
         if shape.family == "gpt2":
-            self._initialise_gpt2()
+            self._initialize_gpt2()
         else:
-            self._initialise_modern()
+            self._initialize_modern()
         if shape.tie_embeddings:
             self.head.weight = self.embedding.weight
 
@@ -92,7 +92,7 @@ class GPT(nn.Module):
         return Cache(size, device=weight.device, dtype=weight.dtype)
 
     @torch.no_grad()
-    def _initialise_modern(self) -> None:
+    def _initialize_modern(self) -> None:
         # output layers of 0 make blocks the identity (https://arxiv.org/abs/1706.02677, section 5.1), and the first loss ln V
         for module in self.modules():
             if isinstance(module, Attention):
@@ -114,7 +114,7 @@ class GPT(nn.Module):
         nn.init.constant_(self.norm.weight, min(1.0, 1.0 / (0.02 * self.shape.width)))
 
     @torch.no_grad()
-    def _initialise_gpt2(self) -> None:
+    def _initialize_gpt2(self) -> None:
         # output layers of residual branches are scaled by 1 / sqrt(number of branches): Radford et al. 2019
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):

@@ -58,7 +58,7 @@ class Seq2Seq(nn.Module):
             norm_of(shape) if shape.norm_placement == "pre" else nn.Identity() for _ in range(2)
         )
         self.head = nn.Linear(shape.width, shape.vocab_size, bias=False)
-        self._initialise()
+        self._initialize()
 
     def forward(self, source_BS: Tensor, target_BT: Tensor, *, loss: HeadLoss | None = None) -> Any:
         """Return the logits (B, T, V) of the token after each target position.
@@ -100,7 +100,7 @@ class Seq2Seq(nn.Module):
         return self.turns[0, first:end], self.turns[1, first:end]
 
     @torch.no_grad()
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         # matrices: Glorot and Bengio 2010, equation 16; embeddings: Vaswani et al. 2017, section 3.4
         for module in self.modules():
             if isinstance(module, nn.Embedding):

@@ -18,8 +18,8 @@ from surefoot.tracking.record import Record
 ROWS = 48
 # colormap cividis, for every color vision: Nunez, Anderton and Renslow 2018, doi:10.1371/journal.pone.0199239
 CIVIDIS = ("#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838")
-_COLOURS = 100  # palette size; two more entries mark absent and non-finite values
-_MISSING, _STRANGE = _COLOURS, _COLOURS + 1
+_COLORS = 100  # palette size; two more entries mark absent and non-finite values
+_MISSING, _STRANGE = _COLORS, _COLORS + 1
 COLUMNS = 120
 _KINDS = ("grad_norm", "weight_norm", "update_norm", "saturated_fraction", "activation_rms")
 _Table = dict[str, dict[str, float]]  # kind -> name -> value
@@ -119,14 +119,14 @@ def _row(name: str, values: Sequence[float | None], steps: Sequence[int], unit: 
 def _cell(value: float | None, axis: Axis) -> int:
     if value is None:
         return _MISSING
-    return round(axis.position(value) * (_COLOURS - 1)) if math.isfinite(value) else _STRANGE
+    return round(axis.position(value) * (_COLORS - 1)) if math.isfinite(value) else _STRANGE
 
 
 def _palette() -> list[tuple[int, int, int, int]]:
     anchors = np.array([[int(text[first : first + 2], 16) for first in (1, 3, 5)] for text in CIVIDIS])
-    places = np.linspace(0, len(anchors) - 1, _COLOURS)
+    places = np.linspace(0, len(anchors) - 1, _COLORS)
     channels = [np.interp(places, range(len(anchors)), channel).round().astype(int).tolist() for channel in anchors.T]
-    return [*((*colour, 255) for colour in zip(*channels, strict=True)), (0, 0, 0, 0), (213, 94, 0, 255)]
+    return [*((*color, 255) for color in zip(*channels, strict=True)), (0, 0, 0, 0), (213, 94, 0, 255)]
 
 
 @dataclass

@@ -128,7 +128,7 @@ def test_images_are_normalised_as_is_asked_and_stay_what_was_measured(tmp_path: 
     for place in (None, tree(tmp_path)):
         measured = load_images(place)
         given = ((0.25,) * len(measured.mean), (0.5,) * len(measured.mean))
-        found = measured.normalised_with(*given)
+        found = measured.normalized_with(*given)
         assert (found.mean, found.std) == (measured.mean, measured.std)
         for part in (found.train, found.val, found.test):
             assert (part.mean, part.std) == given  # type: ignore[union-attr]

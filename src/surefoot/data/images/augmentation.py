@@ -152,11 +152,11 @@ def distort(images_BHWC: Pixels, kinds_B: NDArray[np.int64], signs_B: NDArray[np
     """Apply the operation `KINDS[kind]` with a sign (1.0 or -1.0) to each image."""
     strength = magnitude / STRONGEST
     after = images_BHWC.copy()
-    coloured = np.flatnonzero((kinds_B > 0) & (kinds_B < KINDS.index("shear-x")))
-    if coloured.size:
-        tables = _tables(images_BHWC[coloured], kinds_B[coloured], signs_B[coloured], strength)
-        flat = images_BHWC[coloured].reshape(len(coloured), -1)
-        after[coloured] = np.take_along_axis(tables, flat, axis=1).reshape(len(coloured), *images_BHWC.shape[1:])
+    colored = np.flatnonzero((kinds_B > 0) & (kinds_B < KINDS.index("shear-x")))
+    if colored.size:
+        tables = _tables(images_BHWC[colored], kinds_B[colored], signs_B[colored], strength)
+        flat = images_BHWC[colored].reshape(len(colored), -1)
+        after[colored] = np.take_along_axis(tables, flat, axis=1).reshape(len(colored), *images_BHWC.shape[1:])
     shaped = np.flatnonzero(kinds_B >= KINDS.index("shear-x"))
     if shaped.size:
         after[shaped] = _warp(

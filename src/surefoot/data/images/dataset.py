@@ -109,7 +109,7 @@ class ImageFiles:
         augmentation: Augmentation | None = None,
     ) -> None:
         self.files, self.fitting, self.mean, self.std, self.augmentation = files, fitting, mean, std, augmentation
-        self.measured: Moments = (mean, std)  # for the fingerprint; `normalised_with` keeps the value
+        self.measured: Moments = (mean, std)  # for the fingerprint; `normalized_with` keeps the value
 
     def __len__(self) -> int:
         return len(self.files.paths)
@@ -147,7 +147,7 @@ def _inputs(dataset: ImageArrays | ImageFiles, images_BHWC: NDArray[np.uint8], b
     return normalize(images_BHWC, mean=dataset.mean, std=dataset.std)
 
 
-def normalised_with(dataset: Dataset, mean: tuple[float, ...], std: tuple[float, ...]) -> Dataset:
+def normalized_with(dataset: Dataset, mean: tuple[float, ...], std: tuple[float, ...]) -> Dataset:
     other = copy(dataset)
     other.mean, other.std = mean, std
     return other

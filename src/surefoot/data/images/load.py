@@ -15,7 +15,7 @@ from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path
 from surefoot.data.images.arrays import Arrays, arrays_in, digits, synthetic
 from surefoot.data.images.augmentation import Augmentation, Pixels
-from surefoot.data.images.dataset import ImageArrays, ImageFiles, Moments, normalised_with
+from surefoot.data.images.dataset import ImageArrays, ImageFiles, Moments, normalized_with
 from surefoot.data.images.folder import (
     Crop,
     Files,
@@ -56,14 +56,14 @@ class ImageDatasets:
     left_out: list[Path]
     """The damaged files that were skipped; empty unless `on_corrupt` is "skip"."""
 
-    def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
+    def normalized_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
         """Return the data sets normalized by another mean and standard deviation; the fields `mean` and `std` do not change.
 
-        >>> load_images().normalised_with((0.5,), (0.25,)).train.mean
+        >>> load_images().normalized_with((0.5,), (0.25,)).train.mean
         (0.5,)
         """
-        training, held_out = (normalised_with(part, mean, std) for part in (self.train, self.val))
-        test = None if self.test is None else normalised_with(self.test, mean, std)
+        training, held_out = (normalized_with(part, mean, std) for part in (self.train, self.val))
+        test = None if self.test is None else normalized_with(self.test, mean, std)
         return replace(self, train=training, val=held_out, test=test)
 
 

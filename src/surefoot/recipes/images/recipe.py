@@ -51,7 +51,7 @@ def build(config: Config) -> "sf.Run":
     shape = {"size": fits.size, "channels": fits.channels}
     strange = None if before is None else before.strange(names, **shape)
     if before is not None and strange is None:
-        datasets = datasets.normalised_with(tuple(before.mean), tuple(before.std))
+        datasets = datasets.normalized_with(tuple(before.mean), tuple(before.std))
     name = networks.recorded_name(config.model, recorded=None if before is None else before.network)
     metadata = pictures.Metadata(
         names, **vars(fits), mean=datasets.mean, std=datasets.std, network=name, sha256=networks.digest(name)
