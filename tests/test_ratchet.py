@@ -35,7 +35,7 @@ MAX = {
     "files": 330,  # of .py
     "statements": 27_150,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 20_189,
+    "lines that `import surefoot.run.run` loads": 19_680,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid

@@ -100,7 +100,7 @@ class CheckpointError(SurefootError):
     >>> import surefoot
     >>> surefoot.load("missing").load_model()
     Traceback (most recent call last):
-    surefoot.errors.CheckpointError: missing holds no checkpoint
+    surefoot.errors.CheckpointError: missing has no checkpoint
     """
 
     exit_status = 4

@@ -143,7 +143,7 @@ def test_a_run_without_checkpoints_is_refused(trained: Path, command: Ran, tmp_p
     shutil.copytree(trained, tmp_path / "bare")
     shutil.rmtree(tmp_path / "bare" / "checkpoints")
     status, _, error = command("replay", "bare", "--step", "3")
-    assert (status, error) == (4, "error: bare holds no checkpoint, so no step can be repeated\n")
+    assert (status, error) == (4, "error: bare has no checkpoint, so no step can be repeated\n")
 
 
 def test_the_run_of_a_script_is_replayed_in_that_script(command: Ran) -> None:

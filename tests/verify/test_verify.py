@@ -216,7 +216,7 @@ def test_records_after_the_newest_checkpoint_are_said_not_to_be_covered(run: Pat
 
 
 def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="holds no checkpoint: there is nothing to verify"):
+    with pytest.raises(CheckpointError, match="has no checkpoint: there is nothing to verify"):
         verified(tmp_path / "a")
 
 

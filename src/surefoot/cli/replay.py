@@ -48,19 +48,21 @@ def replay(arguments: list[str]) -> None:
             f"  surefoot replay {options.run} --step N, or surefoot replay {options.run} --bisect-nan"
         )
     if not saved.checkpoints:
-        raise CheckpointError(f"{path} holds no checkpoint, so no step can be repeated")
+        raise CheckpointError(f"{path} has no checkpoint, so no step can be repeated")
     from surefoot.replay.bisect_nan import first_bad
-    from surefoot.replay.replay import records_of, refuse_step, replay_step
+    from surefoot.replay.replay import records_of, refuse_step
     from surefoot.tracking.console import TextWriter
 
     state = newest_state(path)[1]
     if step is not None and state is not None:  # before the run's program is executed
         refuse_step(step, state.planned_steps, where=path)
     with redirect_stdout(sys.stderr):  # messages of the build are not part of the output
-        run, searched = saved.rebuild(one_process=True), None
+        searched = None
         if step is None:
+            run = saved.rebuild(one_process=True)
             step, searched = first_bad(run.parts, records_of(path), out=path, say=note)
-        page = None if step is None else replay_step(run.parts, step, samples=options.samples, say=note, path=path)
+            saved = SavedRun(path, built=run)
+        page = None if step is None else saved.replay(step, samples=options.samples, say=note)
     if options.json:
         first = {} if searched is None else {"bisected": searched}
         text = json.dumps(first | ({} if page is None else page.to_dict()), allow_nan=False, indent=1)

@@ -32,7 +32,7 @@ def resume(arguments: list[str]) -> None:
     run = find_run(target(Resume, arguments, verb="resume"))
     program, before = read_program(run, resuming=True)
     if not (run / "checkpoints").is_dir():
-        raise CheckpointError(f"{run} holds no checkpoint to resume from: start it with surefoot train")
+        raise CheckpointError(f"{run} has no checkpoint to resume from: start it with surefoot train")
     options, flags = verb_options(Resume, arguments, verb="resume", but=among_settings(program), help_goes_on=True)
     of_recipes = (
         ("preset", "init_from") if program.config is not None and issubclass(program.config, TrainSettings) else ()

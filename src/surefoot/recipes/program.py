@@ -203,7 +203,7 @@ def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
     if which is not None and (last := re.fullmatch(r"\s*average\s+([0-9]+)\s*", which)):
         return average_weights(store, int(last[1]))
     if (newest := store.newest_intact()) is None:
-        raise CheckpointError(f"{run} holds no checkpoint")
+        raise CheckpointError(f"{run} has no checkpoint")
     chosen, damaged = newest
     for damage in damaged:
         note(f"warning: {damage}")

@@ -108,7 +108,7 @@ class Run(RunSettings):
         return self._open("for step in run").steps(opened=False)
 
     def steps(self) -> Iterator[Step]:
-        """Yield each step before its execution. The loop body executes the step with `forward_backward` and `update`."""
+        """Yield each step before its update. The loop body calls `forward_backward` and `update`."""
         return self._open("for step in run.steps()").steps(opened=True)
 
     def stop(self) -> None:

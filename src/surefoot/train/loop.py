@@ -1,8 +1,7 @@
 """The training loop of a run.
 
-`steps` calls `forward_backward` and `update`; a custom loop over `run.steps()` calls both functions itself. Samples,
-random numbers and learning rates are functions of the step's index. No step reads a tensor on the host; only `duties`
-wait for the device.
+`steps` calls `forward_backward` and `update`; a loop over `run.steps()` calls both itself. Samples, random numbers and learning
+rates are functions of the step's index. No step reads a tensor on the host; only `duties` wait for the device.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class State:
 
 @dataclass(slots=True)
 class Step:
-    """One training step; `run.steps()` yields each step before its execution. Reading a tensor of the step waits for the device."""
+    """One training step. `run.steps()` yields it before the update. Reading one of its tensors waits for the device."""
 
     index: int  # from 0; records count finished steps
     micro_batches: Sequence[MicroBatch]
@@ -130,7 +129,7 @@ def steps(
     opened: bool = False,
     watch: Callable[[int], Watch] = lambda index: UNWATCHED,  # noqa: ARG005
 ) -> Iterator[Step]:
-    """Train to step `length` and yield each executed step. If `opened`, yield each step unexecuted, so that the caller executes it.
+    """Train to step `length`; yield each step after its update. If `opened`, yield it before, and the caller updates.
 
     The caller's code runs at `yield`, before logging and saving, so a checkpoint includes the effects of this code.
     """
@@ -178,8 +177,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     `loss(model, batch)` returns a scalar mean over `micro_batch.count` targets, or a `Mean` with its own count. The loss may
     also return a tuple of the mean and (outputs, targets), which only evaluations use, or of the mean and a dictionary of
     `Mean` to log. The gradient of the batch's total loss is divided once by the total count, for any micro-batch size. Each
-    micro-batch draws its random numbers from (seed, step, micro-batch index), so a second call in a step repeats the same
-    numbers.
+    micro-batch draws its random numbers from (seed, step, micro-batch index), so a second call in a step draws the same.
     """
     task, state, ranks = step._task, step.state, step._task.ranks
     loss = loss or task.loss
@@ -217,9 +215,8 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
 def update(step: Step, *names: str) -> None:
     """Take one step of the named optimizers (default: all), then clear every gradient.
 
-    If the gradient or the loss is not finite, parameters, optimizer state, averages and buffers stay bit-equal. The device,
-    not the host, makes this decision. After more than `max_bad_steps` consecutive updates of this kind, all later updates
-    are skipped too.
+    If the gradient or the loss is not finite, parameters, optimizer state, averages and buffers stay bit-equal. The device
+    decides this, not the host. After more than `max_bad_steps` consecutive such updates, all later updates are skipped too.
     """
     state, scale = step.state, step._task.precision.loss_scale
     if step._pending is None:

@@ -69,7 +69,7 @@ def check_files(path: Path) -> Files:
     """Check a run directory, without changes or locks; raise `CheckpointError` if the run has no checkpoint."""
     checkpoints, problems = _checkpoints(Store(path / "checkpoints"))
     if not checkpoints and not problems:
-        raise CheckpointError(f"{path} holds no checkpoint: there is nothing to verify")
+        raise CheckpointError(f"{path} has no checkpoint: there is nothing to verify")
     # read last, so that the file covers all checkpoints of a running run
     data = (path / FILE).read_bytes() if (path / FILE).is_file() else b""
     log = logs.read(data, [Noted(each.step, *each.manifest.log) for each in checkpoints.values() if each.manifest.log])
