@@ -26,8 +26,8 @@ def ring(samples: int = 2048) -> tuple[Tensor]:
     """Return points around eight centers on a circle of radius 2."""
     generator = torch.Generator().manual_seed(0)
     angle = torch.randint(MODES, (samples,), generator=generator) * (2 * math.pi / MODES)
-    centres = 2 * torch.stack([angle.cos(), angle.sin()], dim=1)
-    return (centres + 0.1 * torch.randn(samples, 2, generator=generator),)
+    centers = 2 * torch.stack([angle.cos(), angle.sin()], dim=1)
+    return (centers + 0.1 * torch.randn(samples, 2, generator=generator),)
 
 
 def perceptron(inputs: int, outputs: int) -> nn.Module:

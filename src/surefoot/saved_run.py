@@ -269,7 +269,7 @@ class SavedRun:
         from surefoot.verify.verify import as_before
 
         if not self.checkpoints:
-            raise CheckpointError(f"{self.path} holds no checkpoint, so no step can be repeated")
+            raise CheckpointError(f"{self.path} has no checkpoint, so no step can be repeated")
         run = self.rebuild(one_process=True)
         with nullcontext() if self.built is None else as_before(run.parts):
             return replay_step(run.parts, step, samples=samples, say=say, path=self.path)

@@ -111,7 +111,7 @@ def _checked(run: Path, out: Path, checkpoint: str | int, weights: str, layout: 
     if problems:
         raise ConfigError("\n  ".join(problems))
     if not (run / "checkpoints").is_dir():
-        raise CheckpointError(f"{run} holds no checkpoint")
+        raise CheckpointError(f"{run} has no checkpoint")
     return limit
 
 
@@ -123,7 +123,7 @@ def _newest_or_best(store: Store, which: str, weights: Weights, model: str) -> t
     alone = World(torch.device("cpu"))
     newest = store.newest_intact(only=(), world=alone)  # all checkpoints of a run have the same files
     if newest is None or newest[0].directory is None:
-        raise CheckpointError(f"{store.directory} holds no checkpoint")
+        raise CheckpointError(f"{store.directory} has no checkpoint")
     only = [_file_of(newest[0].directory, weights, model)]
     if _is_step(which):
         return store.at(int(which), only=only, world=alone), []

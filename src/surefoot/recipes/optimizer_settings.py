@@ -162,7 +162,7 @@ class Plateau:
     """Smallest change that counts as an improvement. Default: 0 (any change)."""
 
     def spec(self, monitor: str) -> sf.ReduceLROnPlateau | None:
-        """Return the `sf.Plateau`, by default for the recipe's metric; None without patience."""
+        """Return the `sf.ReduceLROnPlateau`, by default for the recipe's metric; None without patience."""
         return _of_flags(sf.ReduceLROnPlateau, "plateau", vars(self), monitor)
 
 

@@ -276,7 +276,7 @@ def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(folder:
         translation.build(
             config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None, "data.shared_vocab": False})
         )
-    with pytest.raises(sf.ConfigError, match=r"data\.tokenizer = 'unigram': the weights of --init-from have bpe"):
+    with pytest.raises(sf.ConfigError, match=r"data\.tokenizer = 'unigram': the weights of --init-from use bpe"):
         translation.build(
             config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None, "data.tokenizer": "unigram"})
         )
