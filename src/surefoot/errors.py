@@ -63,7 +63,7 @@ class SurefootError(Exception):
     of_user = False  # True if user code in a loader worker raised the error: the exception chain is not pickled
 
     def __init__(self, *parts: Any) -> None:
-        super().__init__(*(as_typed_here(part) if isinstance(part, str) else part for part in parts))
+        super().__init__(*(in_user_syntax(part) if isinstance(part, str) else part for part in parts))
         if not isinstance(sys.excepthook, _Refusals):
             sys.excepthook = _Refusals(sys.excepthook)
 
@@ -140,12 +140,12 @@ def speaking_in_flags() -> Iterator[None]:
         _speech["flags"] = before
 
 
-def as_typed_here(text: str) -> str:
+def in_user_syntax(text: str) -> str:
     """Convert the flags in a message to keyword arguments, except inside `speaking_in_flags`.
 
-    >>> as_typed_here('try: --precision fp32, or leave --compile out')
+    >>> in_user_syntax('try: --precision fp32, or leave --compile out')
     'try: precision="fp32", or leave compile out'
-    >>> as_typed_here("try: --keep-last 1 --optimizer.lr 0.1, or type surefoot resume RUN --workers 2")
+    >>> in_user_syntax("try: --keep-last 1 --optimizer.lr 0.1, or type surefoot resume RUN --workers 2")
     'try: keep_last=1 lr=0.1, or type surefoot resume RUN --workers 2'
     """
     if _speech["flags"]:

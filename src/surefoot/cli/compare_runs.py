@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.cli.compare_plan import Compare, check_baseline, program_of, trial
-from surefoot.cli.compare_worker import command, facts_of_build, scores_by_batch
+from surefoot.cli.compare_worker import build_facts, command, scores_by_batch
 from surefoot.cli.options import find_run
 from surefoot.compare import plan as planned
 from surefoot.compare import runner
@@ -105,7 +105,7 @@ def _prepared(
     check_baseline(plan)
     _write(plan if plan.found else replace(plan, metric=None), directory)  # these runs may not have that metric
     if not plan.found:
-        plan = replace(plan, found=facts_of_build(plan, directory))
+        plan = replace(plan, found=build_facts(plan, directory))
         _check_score(plan, directory.path)
         _write(plan, directory)
     return plan, runner.InOrder(plan.names, directory.path) if plan.search is None else _search(plan, directory)

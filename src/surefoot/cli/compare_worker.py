@@ -40,7 +40,7 @@ def command(what: str, directory: Path, name: str) -> list[str]:
     ]
 
 
-def facts_of_build(plan: planned.Planned, directory: RunDirectory) -> dict[str, Any]:
+def build_facts(plan: planned.Planned, directory: RunDirectory) -> dict[str, Any]:
     """Build a variant in a worker and return its facts. If the build fails, exit with the worker's status before any training."""
     with subprocess.Popen(
         command("look", directory.path, plan.names[0] if plan.names else "first"),

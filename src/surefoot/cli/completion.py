@@ -137,8 +137,8 @@ def _fish() -> str:
     for verb, flags in _flags_of_verbs().items():
         lines += [_fish_line(flag, f"__fish_seen_subcommand_from {verb}") for flag in flags]
     for name, flags in _flags_of_recipes().items():
-        of_recipe = f"__fish_seen_subcommand_from {name}; and __fish_seen_subcommand_from {' '.join(_SETTINGS)}"
-        lines += [_fish_line(flag, of_recipe) for flag in flags]
+        recipe_condition = f"__fish_seen_subcommand_from {name}; and __fish_seen_subcommand_from {' '.join(_SETTINGS)}"
+        lines += [_fish_line(flag, recipe_condition) for flag in flags]
     return "\n".join(lines)
 
 

@@ -52,8 +52,8 @@ class Length:
 class Every:
     """An event that recurs every `period` steps or every `seconds`; never if both are None.
 
-    Each multiple of a fractional period is rounded up to a step separately, so the interval does not drift. `cheap_seconds`
-    replaces `seconds` while the last event took under 1% of `cheap_seconds`.
+    Each multiple of a fractional period is rounded up to a step separately, so the interval does not drift. `seconds_if_cheap`
+    replaces `seconds` while the last event took under 1% of `seconds_if_cheap`.
 
     >>> passes = every("1 epochs", length=Length(steps=8, samples_per_epoch=25, batch_size=10))
     >>> [done for done in range(1, 9) if passes.due(done)]
@@ -62,17 +62,17 @@ class Every:
 
     period: tuple[int, int] | None = None  # numerator, denominator
     seconds: float | None = None
-    cheap_seconds: float | None = None
+    seconds_if_cheap: float | None = None
 
     def interval_s(self, *, cost_s: float) -> float | None:
         """Return the interval in seconds after an event that took `cost_s` seconds; None if the interval is not a time.
 
-        >>> saves = Every(seconds=300.0, cheap_seconds=60.0)
+        >>> saves = Every(seconds=300.0, seconds_if_cheap=60.0)
         >>> saves.interval_s(cost_s=0.59), saves.interval_s(cost_s=0.6)
         (60.0, 300.0)
         """
-        if self.cheap_seconds is not None and cost_s < _CHEAP * self.cheap_seconds:
-            return self.cheap_seconds
+        if self.seconds_if_cheap is not None and cost_s < _CHEAP * self.seconds_if_cheap:
+            return self.seconds_if_cheap
         return self.seconds
 
     def due(self, step_done: int) -> bool:
@@ -188,7 +188,7 @@ def log_interval(text: str, *, length: Length, setting: str = "log_every") -> Ev
 def save_interval(text: str, *, length: Length, setting: str = "save_every") -> Every:
     """Return the interval of checkpoints; "auto" is 5 minutes, or 60 seconds if a save takes under 1% of that minute."""
     return (
-        Every(seconds=300.0, cheap_seconds=60.0)
+        Every(seconds=300.0, seconds_if_cheap=60.0)
         if text == "auto"
         else every(text, length=length, time=True, setting=setting)
     )

@@ -13,7 +13,7 @@ from surefoot.errors import ConfigError
 T = TypeVar("T", bound=Callable[..., Any])
 
 # Keywords of other libraries -> replacements, the first whose keyword exists. {} is the value's repr, {n} has no quotes.
-_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+_FOREIGN_NAMES: Mapping[str, tuple[str, ...]] = {
     "epochs num_epochs n_epochs max_epochs num_train_epochs": ('length="{n} epochs"',),
     "steps max_steps num_steps n_steps total_steps num_training_steps max_iters iterations": ('length="{n} steps"',),
     "output_dir out_dir out save_dir log_dir logging_dir default_root_dir directory": ("run_dir={}",),
@@ -71,7 +71,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "watch": ("monitor={}",),
     "rates lr_mult param_groups": ("lr_multipliers={}", "optimizer=sf.optim.adamw(lr=..., lr_multipliers={})"),
 }
-_REPLACEMENTS = {word: texts for words, texts in _ELSEWHERE.items() for word in words.split()}
+_REPLACEMENTS = {word: texts for words, texts in _FOREIGN_NAMES.items() for word in words.split()}
 _NO_KEYWORD = {  # concepts without a keyword of Run
     **dict.fromkeys(("callbacks", "callback"), "put your code into the body of `for step in run:`, inside `with run:`"),
     **dict.fromkeys(

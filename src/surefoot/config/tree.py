@@ -111,7 +111,7 @@ def type_problem(name: str, value: Any, hint: Any, *, format_fn: Callable[[Any],
     try:
         _checked(value, hint)
     except _WrongTypeError as wrong:
-        return f"{name} = {(format_fn or _as_text)(value)}: expected {wrong}"
+        return f"{name} = {(format_fn or _quoted_value)(value)}: expected {wrong}"
     return None
 
 
@@ -202,7 +202,7 @@ def _expected(hint: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_expected(member) for member in arguments if member is not types.NoneType)
     if origin is Literal:
-        return "one of " * (len(arguments) > 1) + ", ".join(_as_text(choice) for choice in arguments)
+        return "one of " * (len(arguments) > 1) + ", ".join(_quoted_value(choice) for choice in arguments)
     if origin in (tuple, Sequence):
         size = "" if origin is Sequence or Ellipsis in arguments else f" of {len(arguments)}"
         return f"a list{size}, each {_expected(arguments[0])}"
@@ -220,7 +220,7 @@ def _expected(hint: Any) -> str:
 def _quoting(value: Any, hint: Any) -> str:
     if isinstance(value, str) and typing.get_origin(hint) is Literal:
         close = difflib.get_close_matches(value, [str(choice) for choice in typing.get_args(hint)], n=1)
-        return f"; did you mean {_as_text(close[0])}?" if close else ""
+        return f"; did you mean {_quoted_value(close[0])}?" if close else ""
     if isinstance(value, str) and hint in (int, float) and re.fullmatch(r"[-+0-9.eE_]+", value):
         return f"; write it without quotes: {value}"
     return ""
@@ -244,7 +244,7 @@ def _unknown(name: str, known: Iterable[str]) -> str:
     return ": ".join(filter(None, [f"unknown setting {name}", did_you_mean(name, known)]))
 
 
-def _as_text(value: Any) -> str:
+def _quoted_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -33,7 +33,7 @@ class WholeSplitMetric(Protocol):
 
 
 @dataclass(frozen=True)
-class _OfFunction:
+class _FunctionMetric:
     function: Callable[[Any, Any], Any]
     __name__: str
 
@@ -59,7 +59,7 @@ def whole_split(function: Callable[[Any, Any], Any]) -> WholeSplitMetric:
         raise ConfigError(
             f"whole_split({function!r}): the argument must be a function of (outputs, targets)\n  write: whole_split(f1_score)"
         )
-    return _OfFunction(function, name_of(function))
+    return _FunctionMetric(function, name_of(function))
 
 
 def name_of(metric: Metric) -> str:

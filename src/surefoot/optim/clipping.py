@@ -226,8 +226,8 @@ def _norms_of_units(tensors: list[Tensor], group: dist.ProcessGroup | None) -> l
     if group is None or not vectors:
         return norms
     squares = add_up(torch.stack([norms[index] for index in vectors]).to(torch.float64).square_(), group)
-    for index, norm_of_all in zip(vectors, squares.sqrt_().unbind(), strict=True):
-        norms[index] = norm_of_all.to(norms[index].dtype)
+    for index, vector_norm in zip(vectors, squares.sqrt_().unbind(), strict=True):
+        norms[index] = vector_norm.to(norms[index].dtype)
     return norms
 
 

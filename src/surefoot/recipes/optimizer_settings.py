@@ -141,7 +141,7 @@ class EarlyStopping:
 
     def spec(self, monitor: str) -> sf.EarlyStopping | None:
         """Return the `sf.EarlyStopping`, by default for the recipe's metric; None without patience."""
-        return _of_flags(sf.EarlyStopping, "early_stopping", vars(self), monitor)
+        return _watch_from_flags(sf.EarlyStopping, "early_stopping", vars(self), monitor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,10 +163,12 @@ class Plateau:
 
     def spec(self, monitor: str) -> sf.ReduceLROnPlateau | None:
         """Return the `sf.ReduceLROnPlateau`, by default for the recipe's metric; None without patience."""
-        return _of_flags(sf.ReduceLROnPlateau, "plateau", vars(self), monitor)
+        return _watch_from_flags(sf.ReduceLROnPlateau, "plateau", vars(self), monitor)
 
 
-def _of_flags(kind: Callable[..., Watching], name: str, settings: Mapping[str, Any], monitor: str) -> Watching | None:
+def _watch_from_flags(
+    kind: Callable[..., Watching], name: str, settings: Mapping[str, Any], monitor: str
+) -> Watching | None:
     flags = {key: value for key, value in settings.items() if value is not None}
     if flags and "patience" not in flags:
         key, value = next(iter(flags.items()))

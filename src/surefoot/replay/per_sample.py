@@ -46,7 +46,7 @@ class Probe:
                 value, count = value_of(loss(task.forward, self.batch(chosen)))
             return None if count == 0 else value
 
-        return self._try(mode, passed)
+        return self._loss_or_none(mode, passed)
 
     def gradient_norm(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
         """Return the gradient norm of the mean loss of the chosen samples; None if a batch of that size fails."""
@@ -60,7 +60,7 @@ class Probe:
             norms = (wide_norm(parameter.grad) for parameter in parameters if parameter.grad is not None)
             return float(step._pending[1]) * math.hypot(*norms)  # does not overflow where the step's norm does
 
-        return self._try(mode, passed)
+        return self._loss_or_none(mode, passed)
 
     def goes_wrong(self, chosen: Sequence[int]) -> bool | None:
         """Return True if the chosen samples have a nonfinite loss or gradient; None if a batch of that size fails."""
@@ -81,7 +81,7 @@ class Probe:
         halves = [half for half in (chosen[:middle], chosen[middle:]) if self.goes_wrong(half)]
         return [row for half in halves for row in self._halved(half)] if halves else chosen
 
-    def _try(self, mode: Mode, passed: Callable[[], float | None]) -> float | None:
+    def _loss_or_none(self, mode: Mode, passed: Callable[[], float | None]) -> float | None:
         self.put_back()
         for model in self.step.state.models.values():
             for module in model.modules():

@@ -136,7 +136,7 @@ def bands(chart: Chart, horizontal: Axis) -> list[Band]:
     stripes = []
     for index, (step, position, left, right) in enumerate(zip(steps, positions, edges, edges[1:], strict=False)):
         values: list[tuple[int | None, str]] = [
-            (line.series, f"{line.name} {_value_in(near, step, chart.unit, faint=line.faint)}")
+            (line.series, f"{line.name} {_hover_text(near, step, chart.unit, faint=line.faint)}")
             for line, points, line_positions in lines
             if (near := points[bisect_left(line_positions, left) : bisect_right(line_positions, right)])
         ]
@@ -147,7 +147,7 @@ def bands(chart: Chart, horizontal: Axis) -> list[Band]:
     return stripes
 
 
-def _value_in(near: Sequence[tuple[float, float]], center: float, unit: Unit, *, faint: bool) -> str:
+def _hover_text(near: Sequence[tuple[float, float]], center: float, unit: Unit, *, faint: bool) -> str:
     low, high = min(y for _, y in near), max(y for _, y in near)
     if faint and low != high:
         return f"{format_value(low, unit)} \u2013 {format_value(high, unit)}"

@@ -18,7 +18,7 @@ from surefoot.distributed.blocks import gathered
 from surefoot.distributed.consistency import comparable, equal_from_main, refuse_unequal
 from surefoot.distributed.ddp import spread
 from surefoot.distributed.world import World, joined
-from surefoot.errors import CheckpointError, as_typed_here
+from surefoot.errors import CheckpointError, in_user_syntax
 from surefoot.optim.build import TrainingPlan, base_groups, refuse_without_momentum
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.run import build_state as assembly
@@ -65,7 +65,7 @@ def build(settings: RunSettings) -> RunComponents:
     plan = replace(plan, schedule=bound(plan.schedule, base_groups(state.optimizers.values())))
     if console is not None:
         for line in [*models.notes, *assembly.notes(state.optimizers, settings.schedule or constant())]:
-            console.say(as_typed_here(f"note: {line}"))
+            console.say(in_user_syntax(f"note: {line}"))
     return assemble(settings, plan, models, state, console, log)
 
 

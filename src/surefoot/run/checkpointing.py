@@ -54,7 +54,7 @@ class Checkpointing:
         if not self.world.is_main:
             return False
         every, since_s = self.times.every["save_every"], self.now() - self.started_at
-        soonest_s = every.cheap_seconds or every.seconds
+        soonest_s = every.seconds_if_cheap or every.seconds
         if self.writer.failure is None and (soonest_s is None or since_s < soonest_s):  # called before every step
             return False
         every_s = every.interval_s(cost_s=self.copying_s + self.writer.took_s)

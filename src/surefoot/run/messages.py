@@ -12,7 +12,7 @@ import torch
 from surefoot.config.toml import without_none
 from surefoot.data.buckets import Buckets
 from surefoot.distributed.shards import class_name
-from surefoot.errors import as_typed_here
+from surefoot.errors import in_user_syntax
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.tracking.commands import by_command, resume_command, typed
@@ -56,7 +56,7 @@ def header(parts: RunComponents, *, chosen: AutoChoices) -> str:
     }
     lines = [wrapped(f"{label:<{_LABEL}}{text}", indent=_LABEL) for label, text in about.items()]
     run_dir = parts.directory.path if parts.directory else "not set, so nothing is saved"
-    lines += [*(wrapped(as_typed_here(line)) for line in chosen.lines(parts)), f"{'run_dir':<{_LABEL}}{run_dir}"]
+    lines += [*(wrapped(in_user_syntax(line)) for line in chosen.lines(parts)), f"{'run_dir':<{_LABEL}}{run_dir}"]
     copied, decay = sum(buffer.numel() for buffer in parts.state.buffers.tensors()), parts.identity["ema"]
     left = 0.0 if decay is None or parts.settings.init_from is not None else decay**length.steps
     notes = {
@@ -69,7 +69,7 @@ def header(parts: RunComponents, *, chosen: AutoChoices) -> str:
             left > _MUCH_OF_THE_START
         ),
     }
-    return "\n".join([*lines, *(wrapped(as_typed_here(note)) for note, holds in notes.items() if holds)])
+    return "\n".join([*lines, *(wrapped(in_user_syntax(note)) for note, holds in notes.items() if holds)])
 
 
 def ending(
@@ -120,7 +120,7 @@ def finished(parts: RunComponents) -> str:
     where = f" in {parts.directory.path}" if parts.directory else ""
     all_made = parts.state.step >= parts.length.steps
     why = f"all {parts.length.steps:,} steps are completed" if all_made else "early stopping ended it"
-    return f"this run{where} is finished: {why}. Nothing to do; {as_typed_here('for another run choose another --run-dir')}"
+    return f"this run{where} is finished: {why}. Nothing to do; {in_user_syntax('for another run choose another --run-dir')}"
 
 
 def standing(parts: RunComponents) -> str:

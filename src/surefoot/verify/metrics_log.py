@@ -120,14 +120,14 @@ def _problem(data: bytes, lines: Sequence[Line], wrong: Noted, before: Noted, la
         between = f"before step {wrong.step:,}"
         if before.length:
             between = f"between the checkpoints of steps {before.step:,} and {wrong.step:,}"
-        meant = _affected(lines, wrong, before.length)
+        meant = _affected_lines(lines, wrong, before.length)
         where = f"in {line_numbers(meant)}{_of_steps(meant)}" if meant else "all of its lines are gone"
         again = f"; the change was already there at step {later[-1].step:,}" if later else ""
         how = f"differs from its content at step {wrong.step:,}: it was changed {between}, {where}{again}"
     return Problem("damaged", f"{FILE} {how}", step=wrong.step, file=FILE)
 
 
-def _affected(lines: Sequence[Line], wrong: Noted, proved: int) -> list[Line]:
+def _affected_lines(lines: Sequence[Line], wrong: Noted, proved: int) -> list[Line]:
     after = [line for line in lines if line.stop > proved]
     count = sum(line.start < wrong.length for line in after)
     while count and after[count - 1].step > wrong.step:
