@@ -89,7 +89,7 @@ def refuse_criterion(loss: Any, *, setting: str) -> None:
     function = loss.func if isinstance(loss, partial) else loss
     cls = function if isinstance(function, type) else type(function)
     is_module = issubclass(cls, nn.Module)
-    if getattr(cls.forward if is_module else function, "__module__", "") not in _TORCH_LOSSES:
+    if getattr(getattr(cls, "forward", function), "__module__", "") not in _TORCH_LOSSES:
         return
     name = f"nn.{cls.__name__}" if is_module else f"F.{function.__name__}"
     raise ConfigError(
