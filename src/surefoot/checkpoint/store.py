@@ -19,6 +19,7 @@ from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.checkpoint.format import Checkpoint, Damage, DamageError, Others, size_bytes, write
 from surefoot.checkpoint.manifest import MANIFEST
 from surefoot.checkpoint.reader import read, read_manifest, read_together
+from surefoot.config import toml
 from surefoot.config.paths import local_path
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, ConfigError
@@ -110,10 +111,15 @@ class Store:
     def best_step(self, newest: Checkpoint) -> int:
         """Return the best step according to the checkpoint `newest`; raise `CheckpointError` if no best step is recorded."""
         if newest.saved.best_step is None:
+            best = "--best "
+            with suppress(ConfigError, OSError, ValueError):
+                config = self.directory.parent / "config.toml"
+                if toml.program(config.read_text(encoding="utf-8")).get("kind") == "script":
+                    best = "best="
             raise CheckpointError(
                 f"{self.directory.parent} has no best checkpoint\n"
                 "  no metric selected one: the run was trained without `best`, or was never evaluated\n"
-                '  use --checkpoint newest, or train a run with --best "min val/loss"'
+                f'  use --checkpoint newest, or train a run with {best}"min val/loss"'
             )
         return newest.saved.best_step
 

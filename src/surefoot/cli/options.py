@@ -18,6 +18,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from surefoot.cli.help import flags_of, section
+from surefoot.config.keywords import text_for
 from surefoot.config.paths import local_path
 from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
@@ -154,7 +155,8 @@ def verb_options(
 
 def only_options(kind: type[T], arguments: Sequence[str], *, verb: str, missing: str = WHICH_RUN) -> T:
     options, rest = verb_options(kind, arguments, verb=verb, missing=missing)
-    refuse_unknown([name for name, _ in by_flag(rest) if name], option_names(kind), verb=verb, flags="options")
+    names = [name for name, _ in by_flag(rest) if name]
+    refuse_unknown(names, option_names(kind), rest, verb=verb, flags="options")
     return options
 
 
@@ -236,10 +238,17 @@ def _unboxed(text: str) -> str:
     return problem
 
 
-def refuse_unknown(names: Sequence[str], known: Sequence[str], *, verb: str, flags: str = "settings") -> None:
-    """Raise `ConfigError` if `names` is not empty, with the nearest known name for each."""
+def refuse_unknown(
+    names: Sequence[str], known: Sequence[str], arguments: Sequence[str], *, verb: str, flags: str = "settings"
+) -> None:
+    """Raise `ConfigError` if `names` is not empty, with the nearest known name for each. `arguments` have their values."""
     if names:
         meant = [(name, nearest(name, known)) for name in names[:3]]
-        cures = [f"--{name}: did you mean --{close}?" if close else f"--{name}" for name, close in meant]
-        problems = [f"unknown {flags[:-1]} {cure.replace('_', '-')}" for cure in cures]
+        problems = [f"unknown {flags[:-1]} --{name.replace('_', '-')}" for name, _ in meant]
+        for index, (name, close) in enumerate(meant):
+            if close:
+                leaf, keyword = name.rpartition(".")[2], close.rpartition(".")[2]
+                value = text_for(leaf, keyword, flag_text(arguments, name) or "")
+                typed = f' "{value}"' if value else ""
+                problems[index] += f": did you mean --{close.replace('_', '-')}{typed}?"
         raise ConfigError("\n  ".join([*problems, f"all {flags}: surefoot {verb} --help"]))

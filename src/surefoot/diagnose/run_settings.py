@@ -130,6 +130,16 @@ class RunDescription:
             return f"print(surefoot.load(run).replay({step})) in the script that builds the run"
         return f"surefoot replay {self.name} --step {step}"
 
+    def evaluate(self, checkpoint: str) -> str:
+        if self.program == "script":
+            return f'print(surefoot.load(run).evaluate(checkpoint="{checkpoint}")) in the script that builds the run'
+        return f"surefoot evaluate {self.name} --checkpoint {checkpoint}"
+
+    @property
+    def profile(self) -> str:
+        in_script = "print(surefoot.profile.measure(run)) in the script that builds the run"
+        return in_script if self.program == "script" else f"surefoot profile {self.name}"
+
     @property
     def lr_in_text(self) -> str:
         """The value of the learning rate, as text that follows "the learning rate"."""

@@ -53,10 +53,13 @@ def commands(run: RunFiles, *, finished: bool) -> dict[str, str]:
         return {}
     path, by_verb = shlex.quote(str(run.path)), began[0] == "surefoot" and not run.config.script
     go_on = f"surefoot resume {path}" if by_verb else _with_place(_again(last.get("command") or began), last)
+    evaluate = f"surefoot evaluate {path} --checkpoint best" if by_verb else ""
+    if run.config.script:
+        evaluate = '# in the script that builds the run:\nprint(surefoot.load(run).evaluate(checkpoint="best"))'
     texts = {
         "Train it again": _with_place(_again(began), first),
         "Continue from the newest checkpoint": "" if finished else go_on,
-        "Evaluate it again": f"surefoot evaluate {path} --checkpoint best" if by_verb else "",
+        "Evaluate it again": evaluate,
     }
     return {what: lines for what, lines in texts.items() if lines}
 
