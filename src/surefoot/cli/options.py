@@ -155,8 +155,7 @@ def verb_options(
 
 def only_options(kind: type[T], arguments: Sequence[str], *, verb: str, missing: str = WHICH_RUN) -> T:
     options, rest = verb_options(kind, arguments, verb=verb, missing=missing)
-    names = [name for name, _ in by_flag(rest) if name]
-    refuse_unknown(names, option_names(kind), rest, verb=verb, flags="options")
+    refuse_unknown([group for group in by_flag(rest) if group[0]], option_names(kind), verb=verb, flags="options")
     return options
 
 
@@ -239,16 +238,14 @@ def _unboxed(text: str) -> str:
 
 
 def refuse_unknown(
-    names: Sequence[str], known: Sequence[str], arguments: Sequence[str], *, verb: str, flags: str = "settings"
+    groups: Sequence[tuple[str, list[str]]], known: Sequence[str], *, verb: str, flags: str = "settings"
 ) -> None:
-    """Raise `ConfigError` if `names` is not empty, with the nearest known name for each. `arguments` have their values."""
-    if names:
-        meant = [(name, nearest(name, known)) for name in names[:3]]
-        problems = [f"unknown {flags[:-1]} --{name.replace('_', '-')}" for name, _ in meant]
-        for index, (name, close) in enumerate(meant):
-            if close:
-                leaf, keyword = name.rpartition(".")[2], close.rpartition(".")[2]
-                value = text_for(leaf, keyword, flag_text(arguments, name) or "")
-                typed = f' "{value}"' if value else ""
-                problems[index] += f": did you mean --{close.replace('_', '-')}{typed}?"
+    """Raise `ConfigError` if `groups` (of `by_flag`) is not empty, with the nearest known name and its value for each."""
+    problems = []
+    for name, words in groups[:3]:
+        close = nearest(name, known)
+        text = text_for(name, close, flag_text(words, name) or "") if close else ""
+        question = f": did you mean --{close.replace('_', '-')}{text and ' '}{text}?" if close else ""
+        problems.append(f"unknown {flags[:-1]} --{name.replace('_', '-')}{question}")
+    if problems:
         raise ConfigError("\n  ".join([*problems, f"all {flags}: surefoot {verb} --help"]))

@@ -84,8 +84,8 @@ def configured(
     flags = [name for name, _ in by_flag(arguments) if name]
     known = dict(field_hints(kind))
     options = [name for each in own for name in option_names(each)]
-    unknown = [name for name in flags if name not in known and name != "help"]
-    refuse_unknown(unknown, [*options, *known], arguments, verb=verb)
+    unknown = [group for group in by_flag(arguments) if group[0] not in {*known, "help", ""}]
+    refuse_unknown(unknown, [*options, *known], verb=verb)
     if "help" in flags:
         _print_help(kind, layers, verb, own)
     typed_here = [(f"setting_{name.replace('.', '_')}", Annotated[known[name], arg(name=name)]) for name in set(flags)]

@@ -118,15 +118,12 @@ def same_as(word: str, known: Collection[str]) -> str | None:
     return next((keyword for keyword in keywords if keyword in known), None)
 
 
-def text_for(word: str, keyword: str, value: str) -> str | None:
-    """Return the text of `keyword` for the number of another library's `word`. Returns None if the number itself is the value.
-
-    >>> text_for("epochs", "length", "3"), text_for("learning_rate", "lr", "0.1"), text_for("epochs", "length", "many")
-    ('3 epochs', None, None)
-    """
-    texts = (text.partition('="') for text in _REPLACEMENTS.get(word, ()) if "{n}" in text)
-    form = next((form.rstrip('"') for name, _, form in texts if name == keyword), None)
-    return form.replace("{n}", value) if form is not None and re.fullmatch(r"[\d.]+", value) else None
+def text_for(word: str, keyword: str, value: str) -> str:
+    """Return the quoted text of `keyword` with the number of another library's `word`, or "" if no text contains the number."""
+    for name, _, text in (cure.partition("=") for cure in _REPLACEMENTS.get(word.rpartition(".")[2], ())):
+        if name == keyword.rpartition(".")[2] and re.fullmatch(r'".*{n}.*"', text) and re.fullmatch(r"[\d.]+", value):
+            return text.replace("{n}", value)
+    return ""
 
 
 def _refusal(name: str, word: str, value: Any, known: list[str]) -> str:

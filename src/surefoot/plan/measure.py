@@ -12,7 +12,6 @@ from surefoot.run.components import RunComponents
 from surefoot.tracking.format import duration, measured_time
 from surefoot.train.scratch import timed_pass
 
-_PASSES, _FAST_S = (3, 10), 1.0  # at least, and at most while all take less than this time
 _LOOKED_AT = 100_000  # steps in which evaluations are counted
 
 
@@ -44,9 +43,8 @@ def measure(parts: RunComponents) -> Measurement:
         with peak(parts.device) as peak_memory:
             timed_pass(parts.task, parts.state, micro_batch)
         activation_bytes = peak_memory.memory_bytes
-    least, most = _PASSES
-    times: list[float] = []  # the least is nearest to the cost, since other programs only add time
-    while len(times) < least or (len(times) < most and sum(times) < _FAST_S):
+    times: list[float] = []
+    while len(times) < 3 or (len(times) < 10 and sum(times) < 1.0):  # other programs only add time: take the least
         took_s, targets = timed_pass(parts.task, parts.state, micro_batch)
         times.append(took_s)
     return Measurement(targets, activation_bytes, min(times))

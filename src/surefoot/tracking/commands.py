@@ -10,6 +10,7 @@ from pathlib import Path
 from surefoot.tracking.run_reader import RunFiles, Session
 
 _TYPED_IN = {"", "-", "-c", "ipykernel_launcher.py"}  # program names of an interactive session or a notebook
+_EVALUATE = '# in the script that builds the run:\nprint(surefoot.load(run).evaluate(checkpoint="best"))'
 
 
 def resume_command(directory: Path) -> str:
@@ -53,13 +54,12 @@ def commands(run: RunFiles, *, finished: bool) -> dict[str, str]:
         return {}
     path, by_verb = shlex.quote(str(run.path)), began[0] == "surefoot" and not run.config.script
     go_on = f"surefoot resume {path}" if by_verb else _with_place(_again(last.get("command") or began), last)
-    evaluate = f"surefoot evaluate {path} --checkpoint best" if by_verb else ""
-    if run.config.script:
-        evaluate = '# in the script that builds the run:\nprint(surefoot.load(run).evaluate(checkpoint="best"))'
     texts = {
         "Train it again": _with_place(_again(began), first),
         "Continue from the newest checkpoint": "" if finished else go_on,
-        "Evaluate it again": evaluate,
+        "Evaluate it again": f"surefoot evaluate {path} --checkpoint best"
+        if by_verb
+        else _EVALUATE * run.config.script,
     }
     return {what: lines for what, lines in texts.items() if lines}
 
