@@ -232,3 +232,14 @@ def test_the_page_on_the_architecture_names_files_that_are_there() -> None:
     places = [ROOT / "src" / "surefoot", ROOT]
     assert len(named) > 40
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
+
+
+QUESTIONS = """wandb, gradient accumulation, freezing, two data sets, custom metric, weights for inference, more epochs,
+own scheduler, multi-GPU, mixed precision, early stopping, reproducibility"""
+
+
+@pytest.mark.parametrize("question", re.split(r",\s", QUESTIONS))
+def test_the_index_answers_what_users_search_for(question: str) -> None:
+    """One search of the index, a line at a time as grep does it, leads to a page."""
+    lines = (ROOT / "docs" / "index.md").read_text().lower().splitlines()
+    assert any(question.lower() in line for line in lines)

@@ -252,7 +252,7 @@ class SavedRun:
         run = self.rebuild(one_process=False)
         with nullcontext() if self.built is None else as_before(run.parts):
             if run.load_checkpoint(contents):
-                note("warning: the data set has changed since training: these scores are for the changed data set")
+                note("warning: the data set has changed since training: these metrics are for the changed data set")
             return run.evaluate(*splits)
 
     def replay(self, step: int, *, samples: int = 8, say: Callable[[str], None] | None = None) -> Replay:

@@ -373,7 +373,7 @@ def test_the_size_of_the_batches_that_a_difference_is_over_is_said() -> None:
 
 def test_a_target_is_that_of_the_first_variant_that_has_a_score() -> None:
     found = compared([run("a", []), run("b")])
-    assert found.notes[0].startswith("target: 1, the best score of b, the first variant with a score;")
+    assert found.notes[0].startswith("target: 1, the best metric of b, the first variant with a metric;")
     assert ", the first variant;" in compared([run("a"), run("b")]).notes[0]
 
 

@@ -218,8 +218,8 @@ def test_scores_that_overflow_end_no_run(tmp_path: Path, capsys: pytest.CaptureF
     run.train()
     assert run.state.step == 10
     printed = capsys.readouterr().out
-    assert "warning: no scores after step 5: the logits are not finite" in printed
-    assert "warning: no scores of test: the logits are not finite" in printed
+    assert "warning: no metrics after step 5: the logits are not finite" in printed
+    assert "warning: no metrics of test: the logits are not finite" in printed
 
 
 def test_the_end_tells_how_a_score_moved_in_the_run_and_not_in_its_last_session(

@@ -772,3 +772,15 @@ def test_the_header_says_what_decays_and_what_limits_the_gradient(
     assert "clip value 0.5" in printed
     with pytest.raises(sf.CheckpointError, match=r"optimizer\.decay was"):
         run("all" if decay == "matrices" else "matrices").train()
+
+
+def test_a_run_killed_before_its_first_save_says_that_it_resumes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    starts = []
+    for _ in range(2):
+        with small_runs.build(tmp_path / "run", console=True):
+            pass
+        starts.append(" ".join(capsys.readouterr().out.split()))
+    assert "from step 0" in starts[0]
+    assert "resuming at step 0, the only saved one" in starts[1]

@@ -75,7 +75,7 @@ def test_a_run_that_nobody_touched_is_proved_bit_for_bit(trained: Path) -> None:
     of_records = (
         "the records: in order; their speeds agree with their times, and their times with the clock of every checkpoint"
     )
-    assert f"{of_records}; the best score agrees with the scores" in verdict.proved
+    assert f"{of_records}; the best metric agrees with the recorded metrics" in verdict.proved
 
 
 def test_what_could_not_be_compared_is_not_said_to_be_proved(run: Path) -> None:
@@ -245,7 +245,7 @@ def _longer(record: dict[str, Any]) -> None:
         ),
         (
             lambda run: forged.state_changed(forged.checkpoint(run, 8), _other_best),
-            "step-00000008 reports val/loss: value 0.25, but the recorded scores give ",
+            "step-00000008 reports val/loss: value 0.25, but the recorded metrics give ",
         ),
         (
             lambda run: forged.record_changed(run, _longer, step=9),
@@ -306,7 +306,7 @@ def test_a_split_whose_data_were_exchanged_in_a_session_is_noted_once(run: Path)
     for step in (4, 8):
         forged.state_changed(forged.checkpoint(run, step), lambda state: state["splits"]["val"].update(sha256="0"))
     assert check_files(run).notes == [
-        "the data of split val has changed since step 4: scores before and after the change are not comparable"
+        "the data of split val has changed since step 4: metrics before and after the change are not comparable"
     ]
 
 

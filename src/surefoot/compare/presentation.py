@@ -83,7 +83,7 @@ def _best_settings(comparison: Comparison) -> list[str]:
 def _title(comparison: Comparison) -> str:
     title = f"{comparison.score}: {'lower' if comparison.direction == 'min' else 'higher'} is better"
     return (
-        "no score is monitored: the table shows training only, and nothing is compared"
+        "no metric is monitored: the table shows training only, and nothing is compared"
         if comparison.score is None
         else title
     )

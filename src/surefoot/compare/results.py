@@ -144,7 +144,7 @@ def _difference(one: Sequence[Compared], other: Sequence[Compared], rows: Mappin
         return paired_difference([a for a, _ in scores], [b for _, b in scores], counts=[1.0] * len(scores))
     for run in (one[0], other[0]):
         if (run.batches or {}).get("best") is None:
-            why = "has no checkpoint of its best step" if run.batches else "has no scores per batch"
+            why = "has no checkpoint of its best step" if run.batches else "has no metrics per batch"
             return str((run.batches or {}).get("why", f"{rows[run.variant.group].label} {why}"))
     first, second = one[0].batches or {}, other[0].batches or {}
     if first["split"] != second["split"] or first["counts"] != second["counts"]:
@@ -162,10 +162,8 @@ def _of_target(target: float | None, first: Row, *, is_first: bool) -> str:
     if target is not None:
         return f"target: {as_typed(target)}, as specified; reached at the first evaluation that is at least as good"
     assert first.best is not None
-    which = f"{first.label}, the first variant{'' if is_first else ' with a score'}"
-    return (
-        f"target: {first.best:.5g}, the best score of {which}; reached at the first evaluation that is at least as good"
-    )
+    which = f"{first.label}, the first variant{'' if is_first else ' with a metric'}"
+    return f"target: {first.best:.5g}, the best metric of {which}; reached at the first evaluation that is at least as good"
 
 
 def _of_differences(
@@ -174,7 +172,7 @@ def _of_differences(
     *,
     chosen: bool,
 ) -> list[str]:
-    why = " (all pairs, because the best is chosen from the same scores)" if chosen and len(differences) > 1 else ""
+    why = " (all pairs, because the best is chosen from the same metrics)" if chosen and len(differences) > 1 else ""
     together = f"{counted(len(differences), 'comparison')}{why}"
     sizes = sorted({difference.pairs for difference in differences.values()})
     pairs = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"

@@ -154,7 +154,7 @@ class Evaluations:
             self.due = not at_end
             self.parts.say(f"the evaluation {which} was interrupted; a resume repeats it")
         except DivergedError as problem:  # a failed evaluation does not end a run
-            self.parts.say(f"warning: no scores {which}: {problem}")
+            self.parts.say(f"warning: no metrics {which}: {problem}")
         return None
 
     def _announce(self, what: str, stop: Callable[[], bool]) -> Callable[[], bool]:

@@ -29,7 +29,7 @@ _NO_BREAK = "\N{NO-BREAK SPACE}"
 _LABEL = 11  # columns, at the start of a line of the header
 
 
-def header(parts: RunComponents, *, chosen: AutoChoices) -> str:
+def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     """Return the header of a run in lines of 80 columns. `chosen` contains the resolved values of "auto" settings."""
     length, step, device = parts.length, parts.state.step, parts.device
     sizes, plan = parts.pipeline.sizes, parts.pipeline.plan
@@ -38,7 +38,7 @@ def header(parts: RunComponents, *, chosen: AutoChoices) -> str:
     if world.size > 1:
         cut += f", {sizes.pieces // world.size} on each of {world.size} ranks"
     padded = f", {plan.padded_fraction():.0%} of them padding" if isinstance(plan, Buckets) else ""
-    start = f"resuming at step {step}" if step else "from step 0"
+    start = f"resuming at step {step}{', the only saved one' * (not step)}" if resumed else f"from step {step}"
     if parts.state.lr_factor < 1:
         start += f" with {parts.state.lr_factor:.3g} of the schedule's learning rate"
     count = torch.get_num_threads()

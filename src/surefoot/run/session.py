@@ -85,7 +85,7 @@ class Session:
         self.periodic.opened(now.state_check)
         if self.is_over:
             return
-        self.parts.say(messages.header(self.parts, chosen=now.chosen))
+        self.parts.say(messages.header(self.parts, chosen=now.chosen, resumed=now.checkpoint is not None))
         if now.loss_contract is not None:
             self.parts.say(now.loss_contract)
 

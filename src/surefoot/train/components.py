@@ -215,7 +215,7 @@ class Components:
             changed += [name for name in now if name not in changed and read.get(name, now[name]) != now[name]]
         continues = f"{other_machine}: training continues, equal up to rounding and no longer bit for bit"
         return [continues] * bool(other_machine) + [
-            f"the data of {name} has changed: its scores are not comparable with earlier scores" for name in changed
+            f"the data of {name} has changed: its metrics are not comparable with earlier metrics" for name in changed
         ]
 
     @contextmanager

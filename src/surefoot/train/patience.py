@@ -206,7 +206,9 @@ def watched(best: str | None, early_stopping: EarlyStopping | None, *, splits: C
     """Return the tracker of `best` or early stopping, or None. Raises `ConfigError` if the two name different scores."""
     if early_stopping is not None and best not in (None, early_stopping.monitor):
         other = early_stopping.monitor
-        raise ConfigError(f"best = {best!r} and early stopping monitors {other!r}: both must name the same score")
+        raise ConfigError(
+            f"best = {best!r} and early stopping monitors {other!r}: both must name the same metric\n  leave out best, or make them equal"
+        )
     text = best if early_stopping is None else early_stopping.monitor
     if text is None:
         return None
@@ -232,7 +234,7 @@ def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: Earl
         waits, several = early_stopping.patience, early_stopping.patience != 1
         shorter = f"--plateau.patience {max(1, waits // 3)} for the plateau, or " * several
         raise ConfigError(
-            f"early stopping waits {waits} evaluation{'s' * several} and plateau {plateau.patience} for the same score:"
+            f"early stopping waits {waits} evaluation{'s' * several} and plateau {plateau.patience} for the same metric:"
             " the run would end before the first learning-rate reduction\n"
             f"  try: {shorter}--early-stopping.patience {3 * plateau.patience} for early stopping"
         )

@@ -96,7 +96,7 @@ class RunSettings(TrainSettings):
     train_data: Any = setting(identity=True, by_fingerprint=True)
     """Training data: a map-style data set, a `TensorDataset`, a tuple of tensors, a `Mixture`, or `sf.data.TrainWindows` of tokens."""
     early_stopping: EarlyStopping | None = setting(None, identity=True, after="time_limit")
-    """Rule that ends the run if a score stops improving."""
+    """Rule that ends the run if a metric stops improving."""
     collate_fn: Callable[[list[Any]], Any] | None = setting(
         None, identity=True, by_fingerprint=True, after="micro_batch_size"
     )
@@ -112,7 +112,7 @@ class RunSettings(TrainSettings):
     schedule: AnySchedule | None = setting(None, check=_schedule, identity=True)
     """Learning-rate factor over the run, such as `surefoot.schedules.cosine(...)`. If None, the factor is constant."""
     plateau: ReduceLROnPlateau | None = setting(None, check=_plateau, identity=True)
-    """Rule that lowers the learning rate if a score stops improving; `evaluate_every` must then be equal at a resume."""
+    """Rule that lowers the learning rate if a metric stops improving; `evaluate_every` must then be equal at a resume."""
     splits: Mapping[str, Split] | None = setting(
         None, check=_splits, observer=True, after="deterministic", group="evaluation"
     )

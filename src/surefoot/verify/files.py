@@ -138,7 +138,7 @@ def _lasting(identity: Mapping[str, Any]) -> dict[str, Any]:
 def _other_scores(checkpoints: Mapping[int, StoredStep]) -> list[str]:
     newest = checkpoints[max(checkpoints)].state.splits
     return [
-        f"the data of split {name} has changed since step {step:,}: scores before and after the change are not comparable"
+        f"the data of split {name} has changed since step {step:,}: metrics before and after the change are not comparable"
         for step, checkpoint in sorted(checkpoints.items())
         for name, identity in checkpoint.state.splits.items()
         if name in newest and newest[name] != identity

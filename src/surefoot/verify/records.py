@@ -90,7 +90,7 @@ def best_metric(log: Log, checkpoint: StoredStep) -> list[Problem]:
     for name, now in dict(watch.state()).items():
         recorded = dict(saved)[name]
         if now != recorded:
-            why = f"reports {watch.score}: {name} {recorded}, but the recorded scores give {now}"
+            why = f"reports {watch.score}: {name} {recorded}, but the recorded metrics give {now}"
             return [_of_checkpoint(checkpoint, why, name, str(recorded), str(now))]
     return []
 

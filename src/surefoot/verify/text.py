@@ -17,7 +17,7 @@ _OTHERS = {
     "layer_stats": "layer statistics",
     "data": "data statistics",
 }
-_EVALUATE = " (surefoot evaluate RUN --checkpoint STEP computes the scores of a checkpoint)"
+_EVALUATE = " (surefoot evaluate RUN --checkpoint STEP computes the metrics of a checkpoint)"
 
 
 def file_facts(files: Files) -> list[str]:
@@ -43,7 +43,7 @@ def record_facts(files: Files) -> str:
         whose = "every checkpoint" if timed == every else f"{timed} of {counted(every, 'checkpoint')}"
         fact = f"{fact}, and their times with the clock of {whose}"
     if any(map(has_best, files.checkpoints.values())):
-        fact += "; the best score agrees with the scores"
+        fact += "; the best metric agrees with the recorded metrics"
     return fact
 
 
