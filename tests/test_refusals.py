@@ -58,6 +58,18 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
         r"the loss returned \(Tensor, Tensor\)",
         r"return loss, \(outputs, targets\)",
     ),
+    "a function of torch as loss": (
+        {"loss": F.cross_entropy},
+        sf.ConfigError,
+        "loss is torch's F.cross_entropy, a function of",
+        r"def loss\(model, batch\): return F.cross_entropy\(model",
+    ),
+    "a module of torch as loss": (
+        {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)},
+        sf.ConfigError,
+        "loss is torch's nn.CrossEntropyLoss",
+        r"return nn.CrossEntropyLoss\(...\)\(model",
+    ),
     "a mean that is a number": (
         {"loss": lambda model, batch: (loss(model, batch), {"accuracy": 0.5})},
         sf.ConfigError,

@@ -172,6 +172,32 @@ def test_a_batch_that_is_not_of_two_needs_a_pair() -> None:
     assert sf.evaluate(model(), split, loss=with_outputs)["accuracy"] == pytest.approx(by_hand()["accuracy"])
 
 
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        (sf.Mean(torch.ones(5), 5), r"total is a tensor of shape \(5,\)"),
+        (sf.Mean(torch.ones(()), torch.ones(5)), r"count is a tensor of shape \(5,\)"),
+        (torch.ones(5), "returned a Tensor"),
+        ((1, 2), "returned a tuple"),
+    ],
+)
+def test_a_metric_that_returns_no_mean_of_scalars_is_refused_with_its_split(returned: Any, says: str) -> None:
+    metrics = {"share": lambda outputs, targets: returned}
+    run = sf.Run(
+        model=model,
+        loss=plain,
+        train_data=data(),
+        batch_size=5,
+        length="1 step",
+        optimizer=sf.optim.sgd(lr=0.1),
+        splits={"held_out": sf.Split(data(), metrics=metrics, batch_size=5)},
+        console=False,
+    )
+    with pytest.raises(sf.ConfigError, match=rf"^split 'held_out': the metric 'share' .*{says}") as refused:
+        run.train()
+    assert len(str(refused.value).splitlines()) == 3
+
+
 @pytest.mark.parametrize("returned", [(1, 2), ([1], [2]), 3, {"logits": 3}])
 def test_a_loss_with_anything_else_beside_it_is_refused(returned: Any) -> None:
     def wrong(model: Any, batch: Any) -> Any:

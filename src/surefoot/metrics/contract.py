@@ -117,15 +117,22 @@ def torchmetrics_in(module: Any) -> list[Any]:
 
 
 def means_of(result: Any, name: str, *, prefixed: bool) -> dict[str, Mean]:
-    """Return a metric function's result by name; raise `ConfigError` for values that are not a `Mean`."""
+    """Return a metric function's result by name; raise `ConfigError` for values that are not a `Mean` of scalars."""
     means = by_name(result, name, prefixed=prefixed)
-    for mean in means.values():
+    for key, mean in means.items():
         if not isinstance(mean, Mean):
             raise ConfigError(
                 f"the metric {name or 'without a name'!r} returned a {type(mean).__name__}, without the number of values it averages\n"
                 "  return surefoot.Mean(total, count), the sum over the batch and its number of values, or a dictionary of such means;\n"
                 "  or compute it once, over the whole split: metrics=surefoot.metrics.whole_split(function)"
             )
+        for part, number in {"total": mean.total, "count": mean.count}.items():
+            if isinstance(number, Tensor) and number.numel() != 1:
+                raise ConfigError(
+                    f"the metric {key!r} returned a Mean whose {part} is a tensor of shape {tuple(number.shape)}, not a scalar\n"
+                    "  a mean needs the sum over the batch and its number of values, one number each\n"
+                    "  return surefoot.Mean(per_sample.sum(), per_sample.numel())"
+                )
     return means
 
 

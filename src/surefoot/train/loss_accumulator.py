@@ -1,13 +1,16 @@
 """The loss of a step, accumulated over its micro-batches as parts of one counted mean."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.errors import ConfigError
 from surefoot.mean import Mean
 from surefoot.tracking.record import refuse_own
+
+_TORCH_LOSSES = ("torch.nn.functional", "torch.nn.modules.loss")
 
 
 class LossSum:
@@ -78,6 +81,21 @@ def loss_parts(returned: Any) -> tuple[Any, Mapping[str, Mean], tuple[Any, Any] 
         f"the loss returned {what}: after its mean, it may return (outputs, targets) or a dictionary of surefoot.Mean\n"
         "  for the metrics of a split: return loss, (outputs, targets)\n"
         '  for the training records: return loss, {"accuracy": surefoot.Mean(right, count)}'
+    )
+
+
+def refuse_criterion(loss: Any, *, setting: str) -> None:
+    """Raise `ConfigError` for a loss of torch, which is a function of (outputs, targets) instead of (model, batch)."""
+    function = loss.func if isinstance(loss, partial) else loss
+    cls = function if isinstance(function, type) else type(function)
+    is_module = issubclass(cls, nn.Module)
+    if getattr(getattr(cls, "forward", function), "__module__", "") not in _TORCH_LOSSES:
+        return
+    name = f"nn.{cls.__name__}" if is_module else f"F.{function.__name__}"
+    raise ConfigError(
+        f"{setting} is torch's {name}, a function of (outputs, targets)\n"
+        "  surefoot calls loss(model, batch), so that the loss can call the model\n"
+        f"  write def loss(model, batch): return {name}{'(...)' * is_module}(model(batch[0]), batch[1])"
     )
 
 

@@ -18,6 +18,7 @@ from surefoot.schedules.joined import AnySchedule
 from surefoot.tracking.record import refuse_own
 from surefoot.train.evaluate import Split
 from surefoot.train.loop import Loss
+from surefoot.train.loss_accumulator import refuse_criterion
 from surefoot.train.patience import EarlyStopping, ReduceLROnPlateau
 
 if TYPE_CHECKING:
@@ -45,10 +46,13 @@ def _schedule(value: Any, *, setting: str) -> None:
         raise ConfigError(f"{setting} = {value!r} is not a schedule: use surefoot.schedules.cosine(...), for example")
 
 
-def _plateau(value: Any, *, setting: str) -> None:
-    if not isinstance(value, ReduceLROnPlateau):
+def _rule(value: Any, *, setting: str) -> None:
+    rule = {"early_stopping": EarlyStopping, "plateau": ReduceLROnPlateau}[setting]
+    if not isinstance(value, rule):
         raise ConfigError(
-            f"{setting} = {value!r} is not a plateau rule\n  write plateau=surefoot.ReduceLROnPlateau('min val/loss', patience=3)"
+            f"{setting} = {value!r} must be an object of the class {rule.__name__}\n"
+            "  the rule needs a metric to monitor, and a number of evaluations to wait for an improvement\n"
+            f'  write {setting}=surefoot.{rule.__name__}("min val/loss", patience=3)'
         )
 
 
@@ -90,12 +94,12 @@ class RunSettings(TrainSettings):
 
     model: Model | Mapping[str, Model] = setting(identity=True, by_fingerprint=True, after="")
     """A model or, preferably, a factory that is called under the run's seed; or a dictionary of these by name."""
-    loss: Loss | None = setting(None, identity=True, by_fingerprint=True)
+    loss: Loss | None = setting(None, check=refuse_criterion, identity=True, by_fingerprint=True)
     """`loss(model, batch)` returns a scalar mean or an `sf.Mean`, alone or in a tuple with `(outputs, targets)` or a dictionary of
     `sf.Mean`. If None, your code runs the steps."""
     train_data: Any = setting(identity=True, by_fingerprint=True)
     """Training data: a map-style data set, a `TensorDataset`, a tuple of tensors, a `Mixture`, or `sf.data.TrainWindows` of tokens."""
-    early_stopping: EarlyStopping | None = setting(None, identity=True, after="time_limit")
+    early_stopping: EarlyStopping | None = setting(None, check=_rule, identity=True, after="time_limit")
     """Rule that ends the run if a metric stops improving."""
     collate_fn: Callable[[list[Any]], Any] | None = setting(
         None, identity=True, by_fingerprint=True, after="micro_batch_size"
@@ -111,7 +115,7 @@ class RunSettings(TrainSettings):
     """Optimizer such as `surefoot.optim.adamw(...)`, a function from parameter groups to a `torch.optim.Optimizer`, or several by name."""
     schedule: AnySchedule | None = setting(None, check=_schedule, identity=True)
     """Learning-rate factor over the run, such as `surefoot.schedules.cosine(...)`. If None, the factor is constant."""
-    plateau: ReduceLROnPlateau | None = setting(None, check=_plateau, identity=True)
+    plateau: ReduceLROnPlateau | None = setting(None, check=_rule, identity=True)
     """Rule that lowers the learning rate if a metric stops improving; `evaluate_every` must then be equal at a resume."""
     splits: Mapping[str, Split] | None = setting(
         None, check=_splits, observer=True, after="deterministic", group="evaluation"

@@ -1,7 +1,7 @@
 """Evaluation of a run's splits and samples between steps. Evaluation does not change the run."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from surefoot.data.gathering import sample_count
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.strategy import Ranks
+from surefoot.errors import ConfigError
 from surefoot.mean import Mean
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.compile import Compiling, sole_or_all
@@ -57,7 +58,7 @@ class Evaluator:
         for name in names:
             split = self.splits[name]
             # `predict` may call the model any number of times, so it gets whole weights
-            with nullcontext() if split.predict is None else self.ranks.whole(models):
+            with _naming(name), nullcontext() if split.predict is None else self.ranks.whole(models):
                 batches = self.pipeline.split(split.data, batch_size=split.batch_size)
                 values = evaluate_batches(forward, batches, split, stop=stop, world=self.pipeline.world, **self._how())
             values |= {metric: function(values) for metric, function in split.derived.items()}
@@ -70,7 +71,8 @@ class Evaluator:
         took_s, samples = 0.0, 0
         for batch in self.pipeline.split(split.data, batch_size=split.batch_size, max_batches=batches):
             start_s = perf_counter()
-            metric_by_batch(forward, [batch], split, metric="loss", **self._how())  # others may need more
+            with _naming(name):
+                metric_by_batch(forward, [batch], split, metric="loss", **self._how())  # others may need more
             took_s, samples = took_s + perf_counter() - start_s, samples + len(batch.sample_ids)
         return took_s * sample_count(split.data) / max(1, samples)
 
@@ -126,3 +128,11 @@ class Evaluator:
             }
             models = self.callables
         return sole_or_all(models)
+
+
+@contextmanager
+def _naming(split: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as problem:
+        raise ConfigError(f"split {split!r}: {str(problem).removeprefix('Split: ')}") from problem
