@@ -186,6 +186,15 @@ def test_without_best_no_checkpoint_is_the_best_and_three_lines_say_what_to_do(
     ]
 
 
+def test_on_the_command_line_a_scripts_run_without_best_is_told_the_keyword(
+    of_script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["export", str(of_script), "--checkpoint", "best"])
+    advice = capsys.readouterr().err.splitlines()[-1]
+    assert advice == '  use --checkpoint newest, or train a run with best="min val/loss"'
+
+
 def test_a_saved_run_shows_its_path_step_and_status(of_script: Path, tmp_path: Path) -> None:
     assert repr(sf.load(of_script)) == str(sf.load(of_script)) == f"SavedRun({of_script}: step 4, finished)"
     (of_script / "metrics.jsonl").rename(of_script / "aside")

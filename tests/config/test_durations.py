@@ -43,10 +43,24 @@ def test_length_in_epochs_rounds_up_to_a_whole_step(epochs, samples, batch_size)
 
 
 @in_one
-@pytest.mark.parametrize("text", ["200", "fast", "", "-3 steps", "2.5 steps", "5%", "3 min", "0 steps", True])
+@pytest.mark.parametrize("text", ["fast", "", "-3 steps", "2.5 steps", "5%", "3 min", "0 steps", True])
 def test_run_length_refuses_what_is_no_length_and_says_what_to_type(text):
     with pytest.raises(ConfigError, match=r"(?s)length = .*write it as '200 steps' or '30 epochs'"):
         planned(text, samples_per_epoch=1000, batch_size=30)
+
+
+@pytest.mark.parametrize(
+    ("text", "forms"), [("150", "'150 steps' or '150 epochs'"), ("0", "'200 steps' or '30 epochs'")]
+)
+def test_a_length_without_a_unit_is_echoed_with_the_units_it_may_have(text, forms):
+    with pytest.raises(ConfigError, match=f"has no unit\n  write it as {forms}$"):
+        planned(text, samples_per_epoch=1000, batch_size=30)
+
+
+def test_the_percentages_proposed_for_a_bare_number_are_at_most_100():
+    for text, forms in (("40", "'40 steps', '40%' or '40 epochs'"), ("400", "'400 steps' or '400 epochs'")):
+        with pytest.raises(ConfigError, match=f"write it as {forms}$"):
+            in_steps(text, length=LENGTH)
 
 
 def test_a_length_that_cannot_be_counted_is_refused():
@@ -125,7 +139,7 @@ def test_times_are_seconds(text, expected):
     assert seconds(text) == expected
 
 
-@pytest.mark.parametrize("text", ["10 steps", "0 s", "90", "5%"])
+@pytest.mark.parametrize("text", ["10 steps", "0 s", "0", "5%"])
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(ConfigError, match="'30 s', '90 min' or '2 h'"):
         seconds(text)

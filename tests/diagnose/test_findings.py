@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -491,6 +492,20 @@ def test_what_is_to_be_typed_can_be_typed_for_the_program_that_made_the_run() ->
         assert not_falling is not None
         assert jumped.try_[0].startswith(replay)
         assert not_falling.try_[-1].startswith(test)
+
+
+def test_no_finding_of_a_scripts_run_has_a_command_that_is_refused_for_it_or_a_flag() -> None:
+    texts = []
+    for name, _, make in CASES:
+        made = make()
+        for schedule in (made.described.identity["schedule"], {"shape": "wsd", "warmup": 0}):
+            identity = {**made.described.identity, "schedule": schedule}
+            finding = found(name, replace(made, described=replace(made.described, program="script", identity=identity)))
+            texts += [] if finding is None else finding.try_
+    refused = r"surefoot (evaluate|replay|resume|train|profile|find-lr|find-batch-size|predict)\b|(^| )--\w"
+    assert [text for text in texts if re.search(refused, text)] == []
+    calls = ('load(run).evaluate(checkpoint="best")', "load(run).replay(", "profile.measure(run)", "tune.find_lr(run)")
+    assert [call for call in calls if not any(call in text for text in texts)] == []
 
 
 def test_a_bad_sample_is_told_by_its_coming_once_in_each_pass() -> None:

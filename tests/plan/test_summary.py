@@ -59,6 +59,25 @@ def test_parameters_add_up_by_module_and_by_group() -> None:
     assert "group 1: 2 tensors, 74 elements, lr 0.01, weight decay 0" in text
 
 
+def test_stalled_passes_do_not_count_and_slow_ones_are_printed_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_passes_of(*seconds: float) -> tuple[str, int]:
+        rest = iter((0.0, *seconds))  # the first counts the memory and warms up
+        monkeypatch.setattr(measure, "timed_pass", lambda *_: (next(rest), 10))
+        run = run_of()
+        return measure.memory_and_time(run.parts, measure.measure(run.parts))[-2], len(list(rest))
+
+    stalled, _ = with_passes_of(0.05, 30.5, 30.5)
+    assert (
+        stalled == "50 ms for a micro-batch's forward and backward pass (measured), 200 ms per step without its update"
+    )
+    slow, left = with_passes_of(31.0, 30.5, 32.0, 1.0)
+    assert slow.startswith("30.5 s for a micro-batch's")
+    assert left == 1, "three slow passes are enough"
+    fast, left = with_passes_of(*[0.02] * 6, 0.01, *[0.02] * 5)
+    assert fast.startswith("10 ms for")
+    assert left < 5
+
+
 def test_the_split_between_muon_and_adamw_is_printed() -> None:
     model = lambda: sf.models.GPT(sf.models.GPTConfig(layers=3, heads=2, width=8, context=8, vocab_size=16))  # noqa: E731
     run = run_of(model=model, optimizer=sf.optim.muon(1e-2, adamw_lr=1e-3), loss=None)

@@ -13,8 +13,10 @@ from pages import Elements, titles
 from surefoot.errors import ConfigError
 from surefoot.report.page import MOST_BYTES
 from surefoot.report.write import page_of, write_page
+from surefoot.tracking.commands import commands
 from surefoot.tracking.panels import Example, Examples, TextHeatmap
 from surefoot.tracking.panels_file import Panels
+from surefoot.tracking.run_reader import read_run
 from written_runs import HOSTILE, falling, layers, scores, train, written
 
 CONFIG = """absent = ["ema"]
@@ -139,6 +141,13 @@ def test_the_commands_are_those_that_made_the_run_and_look_into_it(page: str, ri
     )
     assert f"surefoot evaluate '{rich}' --checkpoint best" in text
     assert "surefoot resume" not in text
+
+
+def test_a_page_of_a_scripts_run_evaluates_in_python(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[program]\nkind = "script"\ncommand = ["mine.py"]\n')
+    (tmp_path / "environment.json").write_text(json.dumps({"sessions": [{"command": ["mine.py"]}]}))
+    again = commands(read_run(tmp_path), finished=True)["Evaluate it again"]
+    assert again.splitlines()[-1] == 'print(surefoot.load(run).evaluate(checkpoint="best"))'
 
 
 def test_targets_are_called_what_the_run_calls_them(page: str) -> None:

@@ -110,10 +110,12 @@ class Store:
     def best_step(self, newest: Checkpoint) -> int:
         """Return the best step according to the checkpoint `newest`; raise `CheckpointError` if no best step is recorded."""
         if newest.saved.best_step is None:
+            files = self.directory.parent.glob("config.toml")  # none in a directory of checkpoints alone
+            by_script = any('kind = "script"' in file.read_text("utf-8", "replace") for file in files)
             raise CheckpointError(
                 f"{self.directory.parent} has no best checkpoint\n"
                 "  no metric selected one: the run was trained without `best`, or was never evaluated\n"
-                '  use --checkpoint newest, or train a run with --best "min val/loss"'
+                f'  use --checkpoint newest, or train a run with {"best=" if by_script else "--best "}"min val/loss"'
             )
         return newest.saved.best_step
 
@@ -228,8 +230,7 @@ class Store:
                 listing = [(step, path.name) for step, path in self.all()]
             except CheckpointError as problem:
                 listing = str(problem)
-        listing = world.from_main(listing)
-        if isinstance(listing, str):
+        if isinstance(listing := world.from_main(listing), str):
             raise CheckpointError(listing)
         return [(step, self.directory / name) for step, name in listing]
 
@@ -247,10 +248,9 @@ class Store:
 
     def not_saved(self, step: int, problem: OSError) -> CheckpointError:
         """Return the error for a save that failed with an `OSError`."""
-        newest = None
+        newest, link = None, problem.errno == errno.ELOOP
         with suppress(CheckpointError):
             newest = self.newest_step()
-        link = problem.errno == errno.ELOOP
         stands = "" if newest is None or link else f"; the newest checkpoint is {self.path(newest).name}"
         where, cure = problem.filename or self.directory, "check the disk and its write permissions"
         if problem.errno in {errno.ENOSPC, errno.EDQUOT}:

@@ -131,10 +131,9 @@ def _verb(words: list[str]) -> None:
     if words[0] not in VERBS:
         from difflib import get_close_matches
 
-        raise ConfigError(
-            f"no subcommand {words[0]!r}: choose from {', '.join(VERBS)}"
-            + "".join(f"\n  did you mean surefoot {near}?" for near in get_close_matches(words[0], VERBS, n=1))
-        )
+        near = get_close_matches(words[0], VERBS, n=1)
+        cure = f"did you mean surefoot {near[0]}?" if near else f"choose from {', '.join(VERBS)}"
+        raise ConfigError(f"no subcommand {words[0]!r}\n  {cure}")
     verb_function(words[0])(words[1:])
 
 

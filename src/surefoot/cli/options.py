@@ -18,6 +18,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from surefoot.cli.help import flags_of, section
+from surefoot.config.keywords import text_for
 from surefoot.config.paths import local_path
 from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
@@ -154,7 +155,7 @@ def verb_options(
 
 def only_options(kind: type[T], arguments: Sequence[str], *, verb: str, missing: str = WHICH_RUN) -> T:
     options, rest = verb_options(kind, arguments, verb=verb, missing=missing)
-    refuse_unknown([name for name, _ in by_flag(rest) if name], option_names(kind), verb=verb, flags="options")
+    refuse_unknown([group for group in by_flag(rest) if group[0]], option_names(kind), verb=verb, flags="options")
     return options
 
 
@@ -236,10 +237,15 @@ def _unboxed(text: str) -> str:
     return problem
 
 
-def refuse_unknown(names: Sequence[str], known: Sequence[str], *, verb: str, flags: str = "settings") -> None:
-    """Raise `ConfigError` if `names` is not empty, with the nearest known name for each."""
-    if names:
-        meant = [(name, nearest(name, known)) for name in names[:3]]
-        cures = [f"--{name}: did you mean --{close}?" if close else f"--{name}" for name, close in meant]
-        problems = [f"unknown {flags[:-1]} {cure.replace('_', '-')}" for cure in cures]
+def refuse_unknown(
+    groups: Sequence[tuple[str, list[str]]], known: Sequence[str], *, verb: str, flags: str = "settings"
+) -> None:
+    """Raise `ConfigError` if `groups` (of `by_flag`) is not empty, with the nearest known name and its value for each."""
+    problems = []
+    for name, words in groups[:3]:
+        close = nearest(name, known)
+        text = text_for(name, close, flag_text(words, name) or "") if close else ""
+        question = f": did you mean --{close.replace('_', '-')}{text and ' '}{text}?" if close else ""
+        problems.append(f"unknown {flags[:-1]} --{name.replace('_', '-')}{question}")
+    if problems:
         raise ConfigError("\n  ".join([*problems, f"all {flags}: surefoot {verb} --help"]))

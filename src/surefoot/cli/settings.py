@@ -83,8 +83,8 @@ def configured(
     help."""
     flags = [name for name, _ in by_flag(arguments) if name]
     known = dict(field_hints(kind))
-    options = [name for each in own for name in option_names(each)]
-    refuse_unknown([name for name in flags if name not in known and name != "help"], [*options, *known], verb=verb)
+    unknown = [flag for flag in by_flag(arguments) if flag[0] not in {*known, "help", ""}]
+    refuse_unknown(unknown, [*(name for each in own for name in option_names(each)), *known], verb=verb)
     if "help" in flags:
         _print_help(kind, layers, verb, own)
     typed_here = [(f"setting_{name.replace('.', '_')}", Annotated[known[name], arg(name=name)]) for name in set(flags)]

@@ -245,5 +245,8 @@ def _in_steps(number: Fraction, unit: _Unit, length: Length, refuse: Callable[..
 
 
 def _refusal(text: object, setting: str, problem: str, *, examples: tuple[str, ...]) -> ConfigError:
+    if problem == "has no unit" and (number := int(str(text))) > 0:
+        units = dict.fromkeys(re.sub(r"[\d.]+", "", example) for example in examples)
+        examples = tuple(f"{number}{unit}" for unit in units if unit != "%" or number <= 100)
     *others, last = (repr(example) for example in examples)
     return ConfigError(f"{setting} = {text!r} {problem}\n  write it as {', '.join(others)} or {last}")

@@ -5,6 +5,7 @@ import difflib
 import functools
 import inspect
 import json
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar, cast
 
@@ -115,6 +116,14 @@ def same_as(word: str, known: Collection[str]) -> str | None:
     """
     keywords = (text.partition("=")[0] for text in _REPLACEMENTS.get(word, ()))
     return next((keyword for keyword in keywords if keyword in known), None)
+
+
+def text_for(word: str, keyword: str, value: str) -> str:
+    """Return the quoted text of `keyword` with the number of another library's `word`, or "" if no text contains the number."""
+    for name, _, text in (cure.partition("=") for cure in _REPLACEMENTS.get(word.rpartition(".")[2], ())):
+        if name == keyword.rpartition(".")[2] and re.fullmatch(r'".*{n}.*"', text) and re.fullmatch(r"[\d.]+", value):
+            return text.replace("{n}", value)
+    return ""
 
 
 def _refusal(name: str, word: str, value: Any, known: list[str]) -> str:

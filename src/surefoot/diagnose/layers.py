@@ -73,7 +73,8 @@ def unusual_updates(history: History) -> Verdict:
     small = [parameter for parameter in medians if medians[parameter] < low]
     large = [parameter for parameter in medians if medians[parameter] > high]
     typical = float(np.median(list(medians.values())))
-    count = len(small) + len(large)
+    count, script = len(small) + len(large), history.described.program == "script"
+    factors = "sf.optim.layer_decay, width_scaling" if script else "--optimizer.layer-decay, --optimizer.base-width"
     well(not count, f"the median update of all layers is {typical:.1g} of the weight norm (usual: 1e-4 to 1e-2)")
     evidence = [f"the median update of all {len(medians)} layers is {typical:.2g} of the weight norm"]
     for far, where in ((large, f"above {high:g}"), (small, f"below {low:g}")):
@@ -91,7 +92,7 @@ def unusual_updates(history: History) -> Verdict:
         ),
         try_=(
             history.described.rate_test,
-            "a separate learning rate: sf.optim.LRMultipliers for parameter groups, --optimizer.layer-decay, --optimizer.base-width",
+            f"a separate learning rate: sf.optim.LRMultipliers for parameter groups, {factors}",
         ),
         numbers={"median": typical, "small": len(small), "large": len(large)},
     )

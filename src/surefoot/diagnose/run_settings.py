@@ -126,9 +126,17 @@ class RunDescription:
         )
 
     def replay(self, step: int | str) -> str:
-        if self.program == "script":
-            return f"print(surefoot.load(run).replay({step})) in the script that builds the run"
-        return f"surefoot replay {self.name} --step {step}"
+        return self._typed_or_called(f"replay {self.name} --step {step}", f"load(run).replay({step})")
+
+    def evaluate_best(self) -> str:
+        return self._typed_or_called(f"evaluate {self.name} --checkpoint best", 'load(run).evaluate(checkpoint="best")')
+
+    def profile(self) -> str:
+        return self._typed_or_called(f"profile {self.name}", "profile.measure(run)")
+
+    def _typed_or_called(self, command: str, call: str) -> str:
+        script = f"print(surefoot.{call}) in the script that builds the run"
+        return script if self.program == "script" else f"surefoot {command}"
 
     @property
     def lr_in_text(self) -> str:

@@ -108,7 +108,8 @@ def still_improving(history: History) -> Verdict:
     if described.shape in EXACT:
         tries = (f"{described.go_on(longer)}  # continues exactly, with the same schedule ({described.shape})", "")
     elif described.shape == "wsd":
-        tries = (f"{described.go_on(longer)}  # from a checkpoint before the cool-down (--keep-every keeps them)", "")
+        keep = "keep_every" if described.program == "script" else "--keep-every"
+        tries = (f"{described.go_on(longer)}  # from a checkpoint before the cool-down ({keep} keeps them)", "")
     return wrong(
         "note",
         f"The run was still improving when it ended: {split}/loss fell by {gained:.1%} over the last 20%.",

@@ -126,7 +126,7 @@ def falling_throughput(history: History) -> Verdict:
             "the machine: other processes, heat, swapped memory",
         ),
         try_=(
-            "surefoot profile with the same program",
+            history.described.profile(),
             "check the memory use, and which objects your own code keeps",
         ),
         step=int(speed.step[len(speed) // 3]),
@@ -151,7 +151,7 @@ def jittering_throughput(history: History) -> Verdict:
             "records of few steps, in which one slow step shows",
         ),
         try_=(
-            "no change if the machine is shared; otherwise, surefoot profile",
+            f"no change if the machine is shared; otherwise, {history.described.profile()}",
             history.described.typed("log_every", "50 steps")
             if history.train[-1]["step"] - history.train[-2]["step"] < 50
             else "",

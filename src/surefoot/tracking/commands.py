@@ -10,6 +10,7 @@ from pathlib import Path
 from surefoot.tracking.run_reader import RunFiles, Session
 
 _TYPED_IN = {"", "-", "-c", "ipykernel_launcher.py"}  # program names of an interactive session or a notebook
+_SCRIPT = '# in the script that builds the run:\nprint(surefoot.load(run).evaluate(checkpoint="best"))'
 
 
 def resume_command(directory: Path) -> str:
@@ -56,7 +57,7 @@ def commands(run: RunFiles, *, finished: bool) -> dict[str, str]:
     texts = {
         "Train it again": _with_place(_again(began), first),
         "Continue from the newest checkpoint": "" if finished else go_on,
-        "Evaluate it again": f"surefoot evaluate {path} --checkpoint best" if by_verb else "",
+        "Evaluate it again": f"surefoot evaluate {path} --checkpoint best" if by_verb else _SCRIPT * run.config.script,
     }
     return {what: lines for what, lines in texts.items() if lines}
 
