@@ -346,7 +346,7 @@ def test_a_split_of_other_samples_is_noted_and_refused_where_it_steers(
     own = "{'splits': {'val': sf.Split(Other())}, 'evaluate_every': '2 steps', 'plateau': PLATEAU}"
     begin(place, own.replace("PLATEAU", "None"))
     built(place, "inputs - 1.0", "inputs - 2.0", own=own.replace("PLATEAU", "None")).train()
-    assert "note: the data of val has changed: its scores are not comparable" in capsys.readouterr().out
+    assert "note: the data of val has changed: its metrics are not comparable" in capsys.readouterr().out
     steered = own.replace("PLATEAU", "sf.ReduceLROnPlateau('min val/loss', patience=5)")
     begin(place / "steered", steered) if (place / "steered").mkdir() is None else None
     with pytest.raises(sf.CheckpointError, match="sample 0 of val, which affects the run, has changed"):
