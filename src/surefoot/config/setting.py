@@ -1,4 +1,4 @@
-"""Declarations of settings. Flags, config.toml, docs/reference/settings.md and comparisons on a resume derive from these. Imports no
+"""Declarations of settings. Flags, config.toml, the settings page and comparisons on a resume derive from these. Imports no
 torch."""
 
 import dataclasses

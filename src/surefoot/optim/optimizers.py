@@ -1,4 +1,4 @@
-"""Specifications of optimizers, without importing torch; docs/guides/optimizers.md helps to choose an optimizer."""
+"""Specifications of optimizers, without importing torch; the guide to optimizers helps to choose one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -40,7 +40,7 @@ class Run(RunSettings):
 
     The settings, `seed` and the step determine the result. A run resumes automatically if `run_dir` contains a checkpoint.
     Durations are strings with a unit: "200 steps", "2 epochs", "5%" of the run, and for `save_every` and `time_limit` also
-    "90 min". docs/reference/settings.md describes all keywords.
+    "90 min". The settings page of the documentation describes all keywords.
 
     Raises `ConfigError` or `DataError` for invalid settings or data before files are written.
 

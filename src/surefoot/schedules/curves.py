@@ -1,6 +1,6 @@
 """The settings and formulas of all shapes of learning-rate schedules.
 
-A new shape is an entry of `SHAPES` plus a function in `lr_schedule.py`. docs/decisions/0007 lists differences from torch and transformers.
+A new shape is an entry of `SHAPES` plus a function in `lr_schedule.py`. Decision 0007 lists differences from torch and transformers.
 """
 
 import math
