@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=  # else each of the hundreds of processes that
 
 .PHONY: train check test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-diagnose campaign-mutants bench pictures prose clean
 
-train: .venv/ready  ## install, then train a GPT on the source of Python's own standard library
+train: .venv/train  ## install the core and the tokenizers, then train a GPT on the source of Python's own standard library
 	$(BIN)/surefoot train gpt --run-dir runs/first
 
 check: .venv/ready  ## format, lint, types, import contract
@@ -54,11 +54,21 @@ pictures: .venv/ready  ## every picture of README and docs, from runs made for i
 	PATH="$(CURDIR)/$(BIN):$$PATH" DATA="$(abspath $(DATA))" benchmarks/pictures.sh $(ONLY)
 
 # torch first and through the constraints file: a plain `torch` may bring gigabytes of CUDA packages
-.venv/ready: pyproject.toml constraints.txt
+define install
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(1)]"
+endef
+
+# what `make train` needs: the core and the tokenizers
+.venv/train: pyproject.toml constraints.txt
+	$(call install,text)
 	touch $@
+
+# what the checks and tests need; `make train` needs nothing more
+.venv/ready: pyproject.toml constraints.txt
+	$(call install,dev)
+	touch .venv/train $@
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.config.extras import needed_for
 from surefoot.config.paths import local_path
 from surefoot.data.order import permutation
 from surefoot.data.text.files import open_unpacked
@@ -125,7 +126,8 @@ def digits() -> Arrays:
     >>> digits().test_images.shape
     (360, 8, 8, 1)
     """
-    from sklearn.datasets import load_digits
+    with needed_for("the data set of digits", "sklearn", instead="--data.path synthetic"):
+        from sklearn.datasets import load_digits
 
     dataset = load_digits()
     images, labels = np.rint(dataset.images * (255 / 16)).astype(np.uint8)[..., None], dataset.target.astype(np.int64)
