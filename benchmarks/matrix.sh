@@ -32,7 +32,7 @@ for version in "$@"; do
         > "$log" 2>&1 || true
     facts=$("$bin/python" -c 'import platform, torch; print(f"torch {torch.__version__}, Python {platform.python_version()}")')
     cpu_s=$(awk '$1 == "user" || $1 == "sys" { split($2, part, /[ms]/); total += 60 * part[1] + part[2] } END { printf "%d", total }' "$log")
-    summary=$(grep -E "^[0-9]+ (passed|failed)|(passed|failed|error).* in [0-9.]+" "$log" | tail -1 | sed 's/ in [0-9.]*s.*//')
+    summary=$({ grep -E "^[0-9]+ (passed|failed)|(passed|failed|error).* in [0-9.]+" "$log" || true; } | tail -1 | sed 's/ in [0-9.]*s.*//')
     {
         printf '%s  %s, commit %s: %s; %s CPU s\n' "$(date +%F)" "$facts" "$(git rev-parse --short HEAD)" "${summary:-no test ran}" "$cpu_s"
         grep -E "^(FAILED|ERROR) " "$log" | cut -c1-160 | sed 's/^/    /' || true
