@@ -283,7 +283,7 @@ def test_the_commands_of_readme_work_from_an_empty_folder(installed: Installed) 
     commands = commands_of_readme()
     output = {verb: installed.run("surefoot", *commands[verb]) for verb in VERBS}
     run = installed.folder / "runs" / "first"
-    assert (run / "report.html").read_text().startswith("<!doctype html>")
+    assert (run / "report.html").read_text().startswith("<!DOCTYPE html>")
     assert (run / "checkpoints" / "step-00000006").is_dir()
     assert output["predict"].startswith("def ")
     assert sorted(path.name for path in installed.folder.iterdir()) == ["runs"]
