@@ -217,7 +217,11 @@ class Installed(NamedTuple):
 
     def run(self, *command: str) -> str:
         """Run a script of the environment in the folder; return all that it prints."""
-        ours = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")  # with bytecode, only the first start compiles torch
+        ours = (
+            "PYTHONPATH",
+            "PYTHONDONTWRITEBYTECODE",
+            "VIRTUAL_ENV",
+        )  # with bytecode, only the first start compiles torch
         environment = {name: value for name, value in os.environ.items() if name not in ours}
         process = subprocess.run(
             [self.scripts / command[0], *command[1:]],
@@ -274,7 +278,9 @@ def commands_of_readme() -> dict[str, list[str]]:
     for text in re.findall(r"`(?:\.venv/bin/)?surefoot\s([^`]*)`", README):
         verb, *words = shlex.split(text.replace("RUN...", "RUN"))
         commands.setdefault(verb, [verb, *({"RUN": "runs/first", "N": "2"}.get(word, word) for word in words)])
-    trains = shlex.split(next(line for line in (ROOT / "Makefile").read_text().splitlines() if "surefoot train" in line))
+    trains = shlex.split(
+        next(line for line in (ROOT / "Makefile").read_text().splitlines() if "surefoot train" in line)
+    )
     return commands | {"train": [*trains[1:], *SMALL]}  # README names it as `make train`
 
 

@@ -17,7 +17,7 @@ _OTHERS = {
     "layer_stats": "layer statistics",
     "data": "data statistics",
 }
-_EVALUATE = " (surefoot evaluate RUN --checkpoint STEP computes the metrics of a checkpoint)"
+_EVALUATE = " (evaluate a checkpoint to compute its metrics again)"
 
 
 def file_facts(files: Files) -> list[str]:
