@@ -29,7 +29,17 @@ def build(site: Path) -> list[str]:
     """Build the site into an empty directory. Return the links that lead nowhere."""
     with tempfile.TemporaryDirectory() as copied:
         copy_pages(ROOT, Path(copied))
-        strict = ["-W", "--keep-going", "-q", "-b", "html", "-d", f"{copied}/.doctrees", "-c", str(ROOT / "docs" / "site")]
+        strict = [
+            "-W",
+            "--keep-going",
+            "-q",
+            "-b",
+            "html",
+            "-d",
+            f"{copied}/.doctrees",
+            "-c",
+            str(ROOT / "docs" / "site"),
+        ]
         subprocess.run([sys.executable, "-m", "sphinx", *strict, copied, str(site)], check=True)
     return broken_links(site)
 
@@ -76,7 +86,9 @@ def broken_links(site: Path) -> list[str]:
         for tag, address in page.links:
             place = f"{path.relative_to(site)}: {address}"
             if urlparse(address).scheme or address.startswith("//"):
-                problems += [f"{place} is loaded from the network"] * (tag in LOADED and not address.startswith("data:"))
+                problems += [f"{place} is loaded from the network"] * (
+                    tag in LOADED and not address.startswith("data:")
+                )
                 continue
             file, anchor = urldefrag(urljoin(str(path), unquote(re.sub(r"\?[^#]*", "", address))))
             if not Path(file).is_file():
@@ -176,7 +188,7 @@ def _listing(directory: Path) -> str:
     """The page of a directory: a link to each of its files, with its title or the first line of its docstring."""
     rows = []
     for file in sorted(directory.iterdir()):
-        if file.suffix in (".md", ".py", ".sh", ".txt") and file.name != "__init__.py":
+        if file.suffix in (".md", ".txt", *LANGUAGES) and file.name != "__init__.py":
             first = file.read_text(encoding="utf-8").partition("\n")[0]
             if file.suffix == ".md":
                 rows.append(f"* [{first.removeprefix('# ')}]({file.name})")

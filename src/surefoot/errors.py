@@ -55,11 +55,8 @@ _HOOKS = ("sys", "torch.distributed.distributed_c10d")  # the hooks of Python an
 class SurefootError(Exception):
     """The base class of surefoot's errors. An uncaught error ends a script with its message and the class's `exit_status`.
 
-    >>> try:
-    ...     raise DataError("no such file: train.txt")
-    ... except SurefootError as error:
-    ...     print(error.exit_status, error)
-    3 no such file: train.txt
+    >>> SurefootError("the disk is full").exit_status, issubclass(DataError, SurefootError)
+    (1, True)
     """
 
     exit_status = 1

@@ -179,9 +179,8 @@ def muon(
     optimizers. `adamw_lr` sets another learning rate for AdamW. `adamw_modules` names the modules or parameters that AdamW
     trains instead of the head. `surefoot plan` prints which optimizer trains each parameter.
 
-    >>> settings = muon(3e-3, adamw_lr=1e-3).to_dict()
-    >>> settings["lr"], settings["adamw_lr"], settings["ns_steps"]
-    (0.003, 0.001, 5)
+    >>> dict(muon(3e-3, adamw_lr=1e-3).settings)
+    {'momentum': 0.95, 'nesterov': True, 'ns_steps': 5, 'betas': (0.9, 0.95), 'eps': 1e-08, 'adamw_lr': 0.001, 'adamw_modules': None}
     """
     return _specified("muon", **locals())
 
