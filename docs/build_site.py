@@ -20,6 +20,7 @@ from urllib.parse import unquote, urldefrag, urljoin, urlparse
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s:]+)(#[^)\s]*)?\)")  # a link to a file of the repository
+ITEM = re.compile(r"^\* \[[^\]]*\]\(([^)#:]+)\)", flags=re.MULTILINE)  # the first link of an item of a list
 FENCE = re.compile(r"^```.*?^```", flags=re.DOTALL | re.MULTILINE)
 LANGUAGES = {".py": "python", ".pyi": "python", ".sh": "bash", ".toml": "toml", ".json": "json", ".yaml": "yaml"}
 LOADED = {"img": "src", "script": "src", "iframe": "src", "link": "href", "source": "src"}  # by the page itself
@@ -162,9 +163,9 @@ def _extra(root: Path, path: str, text: str) -> str:
 
 
 def _listed(root: Path) -> set[str]:
-    """The files that docs/index.md lists."""
-    text = (root / "docs" / "index.md").read_text(encoding="utf-8")
-    return {_target(root, "docs/index.md", linked) for linked in _links(text)}
+    """The files in the sidebar: the first of the links of each item of docs/index.md."""
+    items = re.findall(ITEM, (root / "docs" / "index.md").read_text(encoding="utf-8"))
+    return {_target(root, "docs/index.md", linked) for linked in items}
 
 
 def _sidebar(root: Path, index: str) -> Iterator[str]:
@@ -173,7 +174,7 @@ def _sidebar(root: Path, index: str) -> Iterator[str]:
         heading, _, text = section.partition("\n")
         for group in re.split(r"^(?=\w[\w ]*:$)", text, flags=re.MULTILINE):
             name = re.match(r"(\w[\w ]*):\n", group)
-            listed = re.findall(r"^\* \[[^\]]*\]\(([^)#:]+)\)", group, flags=re.MULTILINE)
+            listed = re.findall(ITEM, group)
             entries = [page_of(root, _target(root, "docs/index.md", linked)).removesuffix(".md") for linked in listed]
             if entries:
                 caption = f"{heading}: {name.group(1).lower()}" if name else heading

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import platform
 import select
 import sys
 import traceback
@@ -126,7 +127,7 @@ def _verb(words: list[str]) -> None:
     if words[0] == "--version":
         from importlib.metadata import version
 
-        print(version("surefoot"))
+        print(f"surefoot {version('surefoot')} (torch {version('torch')}, Python {platform.python_version()})")
         return
     if words[0] not in VERBS:
         from difflib import get_close_matches
