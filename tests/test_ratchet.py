@@ -33,7 +33,7 @@ TOP = {
 MAX = {
     "lines": 49_945,  # of .py, .pyi, .html and .css
     "files": 330,  # of .py
-    "statements": 27_204,  # without docstrings and texts below attributes
+    "statements": 27_206,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 19_742,
     "modules that train/loop.py needs": 30,
