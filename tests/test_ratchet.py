@@ -31,9 +31,9 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 50_070,  # of .py, .pyi, .html and .css
+    "lines": 50_080,  # of .py, .pyi, .html and .css
     "files": 331,  # of .py
-    "statements": 27_281,  # without docstrings and texts below attributes
+    "statements": 27_285,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 19_836,
     "modules that train/loop.py needs": 30,

@@ -18,6 +18,7 @@ from surefoot.errors import (
     speaking_in_flags,
     wait_for_first_rank,
 )
+from surefoot.tracking.format import visible
 
 VERBS = (
     *("train", "plan", "find-lr", "find-batch-size", "profile", "resume", "submit", "evaluate", "predict", "compare"),
@@ -104,7 +105,7 @@ def run_or_exit(call: Callable[[], None], *, with_traceback: bool) -> None:
         if _speaks_of(error, rendezvous):
             if with_traceback:
                 traceback.print_exception(error)
-            print(error_lines(error), file=sys.stderr)
+            print(visible(error_lines(error)), file=sys.stderr)
             if out_of_memory:
                 print(
                     "  try: a smaller --micro-batch-size or --activation-checkpointing blocks (the result stays the same),"
