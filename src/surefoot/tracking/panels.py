@@ -39,7 +39,9 @@ class TextHeatmap:
         check(self.unit in ("nats", "fraction"), f"unit is {self.unit!r}: choose nats or fraction")
         check_count(self.pieces, "pieces")
         for text, value in self.pieces:
-            check_number(value, f"the value of {text!r}", least=0.0, most=math.inf if self.unit == "nats" else 1.0)
+            check_number(
+                value, f"the value of {text!r}", min_value=0.0, max_value=math.inf if self.unit == "nats" else 1.0
+            )
 
     @classmethod
     def from_losses(
@@ -235,9 +237,9 @@ class ImageGrid:
             check(isinstance(one, Image), f"an image is a {type(one).__name__}: give surefoot.report.Image(...)")
             check_png(one.png)
             check_texts(one.caption, *(name for name in (one.label, one.guess) if name is not None))
-            check_number(one.loss, "the loss of an image", least=0.0)
+            check_number(one.loss, "the loss of an image", min_value=0.0)
             for chance in (one.probability, one.label_probability):
-                check_number(chance, "a probability", least=0.0, most=1.0)
+                check_number(chance, "a probability", min_value=0.0, max_value=1.0)
 
 
 Panel = TextHeatmap | Examples | Curves | ConfusionMatrix | ImageGrid
