@@ -36,7 +36,7 @@ def local_path(path: str | os.PathLike[str], *, setting: str) -> Path:
 
 
 def user_cache(name: str) -> Path:
-    """Return surefoot's directory `name` for files of the user that can be made again. The directory may be absent.
+    """Return surefoot's directory `name` among the user's caches. The directory may be absent.
 
     The directory of all programs is $XDG_CACHE_HOME. Default: ~/Library/Caches on macOS, %LOCALAPPDATA% on Windows, ~/.cache elsewhere.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ def fresh(trained: BPETokenizer) -> tuple[str, list[np.ndarray]]:
 
 
 @pytest.fixture
-def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is trained and encoded."""
     done: list[str] = []
     train, encode = BPETokenizer.train, token_cache.encode_documents
@@ -61,7 +60,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     noted_encode.__code__ = noted_encode.__code__.replace(co_filename=encode.__code__.co_filename)
     monkeypatch.setattr(BPETokenizer, "train", noted_train)
     monkeypatch.setattr(token_cache, "encode_documents", noted_encode)
-    yield done
+    return done
 
 
 ALL = ["trained", "encoded", "encoded"]

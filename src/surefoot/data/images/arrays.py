@@ -127,7 +127,9 @@ def digits() -> Arrays:
     (360, 8, 8, 1)
     """
     # a gzipped table of 64 pixels, from 0 to 16, and the digit; importing scikit-learn would take longer than the first step
-    rows = np.loadtxt(_package_directory("sklearn") / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=np.int64)
+    rows = np.loadtxt(
+        _package_directory("sklearn") / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=np.int64
+    )
     images = np.rint(rows[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
     labels = rows[:, -1]
     order = permutation(stream_key(0, "digits to test"), len(images), np.arange(len(images)))

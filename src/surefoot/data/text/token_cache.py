@@ -1,7 +1,7 @@
-"""Trained tokenizers and tokens in the user's cache directory, so that a second start does not make them again.
+"""Trained tokenizers and tokens in the user's cache directory, so that a second start reads them.
 
 An entry is a file with a SHA-256 hash, followed by arrays in the format safetensors. The name of the file is a hash of everything that
-determines the arrays. A damaged entry is made again. If the directory cannot be written, each start makes everything.
+determines the arrays. A damaged entry is replaced. If the directory cannot be written, each start makes everything.
 """
 
 import os
@@ -66,10 +66,8 @@ class TextCache:
                 "held_out": encode_documents(self.held_out, tokenizer),
             }
 
-        if isinstance(tokenizer, BPETokenizer):
-            arrays = self._cached(["tokens", tokenizer.to_json()], encode)
-        else:  # encodes as fast as a file is read
-            arrays = encode()
+        is_slow = isinstance(tokenizer, BPETokenizer)  # others encode as fast as a file is read
+        arrays = self._cached(["tokens", tokenizer.to_json()], encode) if is_slow else encode()
         return arrays["training"], arrays["held_out"]
 
     def _cached(self, key: Sequence[str], make: Callable[[], Arrays]) -> Arrays:
