@@ -73,9 +73,9 @@ def test_stalled_passes_do_not_count_and_slow_ones_are_printed_in_seconds(monkey
     slow, left = with_passes_of(31.0, 30.5, 32.0, 1.0)
     assert slow.startswith("30.5 s for a micro-batch's")
     assert left == 2, "two slow passes are enough"
-    fast, left = with_passes_of(*[0.02] * 3, 0.01, *[0.02] * 5)
-    assert fast.startswith("10 ms for")
-    assert left == 3, "no pass begins after 0.1 s"
+    fast, left = with_passes_of(*[0.005] * 3, 0.002, *[0.005] * 8)
+    assert fast.startswith("2 ms for")
+    assert left == 5, "no pass begins after 30 ms"
 
 
 def test_the_split_between_muon_and_adamw_is_printed() -> None:

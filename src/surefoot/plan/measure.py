@@ -13,7 +13,7 @@ from surefoot.tracking.format import duration, measured_time
 from surefoot.train.scratch import timed_pass
 
 _LOOKED_AT = 100_000  # steps in which evaluations are counted
-_MEASURED_S = 0.1  # after this time no further pass begins
+_MEASURED_S = 0.03  # after this time no further pass begins
 
 
 @dataclass(frozen=True)
