@@ -66,8 +66,8 @@ class Config(RecipeSettings):
     ] = setting("tiny", observer=True, after="", group="what is trained")
     """A complete configuration to start from. Files and flags override it."""
     run_dir: str | Path | None = default("runs/gpt")
-    length: str = default("1000 steps")
-    batch_size: int | str = default(8)
+    length: str = default("550 steps")
+    batch_size: int | str = default(16)
     evaluate_every: str = default("25%")
     data: Data = setting(factory=Data, identity=True)
     model: Model = setting(factory=Model, identity=True)
@@ -120,13 +120,14 @@ BEST = "min val/loss"
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {  # docs/decisions/0048-muon-and-n-grams-in-the-first-run.md
+        "model.heads": 2,
+        "model.activation": "swiglu",
         "model.smear": True,
         "model.ngrams": 2,
         "model.ngram_buckets": 8192,
-        "val_tokens": 32_768,
         "optimizer.name": "muon",
-        "optimizer.lr": 0.015,
-        "optimizer.adamw_lr": 0.012,
+        "optimizer.lr": 0.014,
+        "optimizer.adamw_lr": 0.017,
         "optimizer.momentum": 0.9,
         "optimizer.ns_steps": 4,
         "schedule.name": "linear",
@@ -140,6 +141,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model.activation": "swiglu",
         "model.smear": True,
         "length": "1700 steps",
+        "batch_size": 8,
         "cloze_questions": 200,
         "precision": "bf16",  # as in the published figures (docs/decisions/0042-auto-reads-a-table.md)
         "clip": "off",

@@ -157,7 +157,8 @@ def network_shape(config: Config, *, vocab_size: int) -> Any:
     shape = config.model
     if shape.ngram_buckets is not None and shape.ngrams == 1:
         raise sf.ConfigError(
-            f"model.ngram_buckets = {shape.ngram_buckets} has no effect without n-grams\n  add them: --model.ngrams 2, 3 or 4"
+            f"model.ngram_buckets = {shape.ngram_buckets} has no effect without n-grams\n  add them: --model.ngrams 2, 3 or 4;"
+            " or remove it: --model.ngram-buckets None"
         )
     own = {name: value for name, value in vars(shape).items() if value is not None}
     try:
