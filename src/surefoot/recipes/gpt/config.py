@@ -125,6 +125,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model.smear": True,
         "model.ngrams": 2,
         "model.ngram_buckets": 8192,
+        "val_tokens": 32_768,
         "optimizer.name": "muon",
         "optimizer.lr": 0.014,
         "optimizer.adamw_lr": 0.017,
