@@ -121,7 +121,7 @@ def _published(layers: int, heads: int, width: int, *, lr: float, micro_batch_si
 BEST = "min val/loss"
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {  # docs/decisions/0048-muon-and-n-grams-in-the-first-run.md
+    "tiny": {  # docs/decisions/0052-muon-and-n-grams-in-the-first-run.md
         "model.heads": 2,
         "model.activation": "swiglu",
         "model.smear": True,
