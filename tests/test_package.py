@@ -107,7 +107,7 @@ def clone(tmp_path: Path) -> Clone:
     return made
 
 
-CALLS = ["-m build", "-m pytest tests/test_package.py"]
+CALLS = ["-m build", "-m pytest --exitfirst tests/test_package.py"]
 TAG = f"v{sf.__version__}"
 
 
