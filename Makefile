@@ -7,7 +7,7 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/surefoot/__init__.
 WORKERS := -n 2 --dist loadfile
 export PYTHONDONTWRITEBYTECODE :=  # else each of the hundreds of processes that tests start would compile the package again
 
-.PHONY: train check test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-diagnose campaign-mutants bench pictures prose release clean
+.PHONY: train check site test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-diagnose campaign-mutants bench pictures prose release clean
 
 train: .venv/ready  ## install, then train a GPT on the source of Python's own standard library
 	$(BIN)/surefoot train gpt --run-dir runs/first
@@ -51,6 +51,9 @@ bench: .venv/ready  ## every benchmark in its short form, up to 20 minutes; DATA
 prose:  ## sentences of README, docs, help, docstrings and messages: how long they are, turns to avoid; ARGS="--worst 40", "--draw 100"
 	$(PYTHON) docs/prose.py $(ARGS)
 
+site: .venv/ready  ## the documentation as a site in site/: strict, every link checked, read without a network
+	$(BIN)/python docs/build_site.py
+
 pictures: .venv/ready  ## every picture of README and docs, from runs made for it; ONLY="resumed report" makes these alone
 	PATH="$(CURDIR)/$(BIN):$$PATH" DATA="$(abspath $(DATA))" benchmarks/pictures.sh $(ONLY)
 
@@ -73,4 +76,4 @@ release: .venv/ready  ## build the files of a release, check them, try the wheel
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis

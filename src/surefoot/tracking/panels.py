@@ -91,7 +91,8 @@ class TextHeatmap:
 class Example:
     """A model's output for one source and its reference. `group` is "best", "worst" or "random".
 
-    >>> Example(source="one", reference="eins", output="ein", score=0.5, group="worst").output
+    >>> worst = Example(source="one", reference="eins", output="ein", score=0.5, group="worst")
+    >>> Examples(title="val", legend="chrF", examples=(worst,)).examples[0].output
     'ein'
     """
 
@@ -146,8 +147,9 @@ class Examples:
 class Curves:
     """User-defined values over steps, {name: ((step, value), ...)}.
 
-    >>> Curves(title="temperature", legend="of the softmax", curves={"head": ((1, 1.0), (100, 0.7))}).kind
-    'curves'
+    >>> heads = Curves(title="temperature", legend="of the softmax", curves={"head": ((1, 1.0), (100, 0.7))})
+    >>> heads.kind, heads.curves["head"][-1]
+    ('curves', (100, 0.7))
     """
 
     kind: ClassVar[str] = "curves"
@@ -205,8 +207,9 @@ class ConfusionMatrix:
 class Image:
     """A small image (a PNG file as base64) with its true class, predicted class and loss.
 
-    >>> Image(png="iVBORw0KGgo=", label="cat", guess="dog", loss=2.3).guess
-    'dog'
+    >>> missed = Image(png="iVBORw0KGgo=", label="cat", guess="dog", loss=2.3)
+    >>> f"{missed.guess} instead of {missed.label}, loss {missed.loss}"
+    'dog instead of cat, loss 2.3'
     """
 
     png: str
@@ -222,8 +225,9 @@ class Image:
 class ImageGrid:
     """A grid of images.
 
-    >>> ImageGrid(title="the largest losses", images=()).kind
-    'image-grid'
+    >>> grid = ImageGrid(title="the largest losses", images=(Image(png="iVBORw0KGgoAAAANSUhEUgAAAAgAAAAI", label="cat"),))
+    >>> grid.kind, [image.label for image in grid.images]
+    ('image-grid', ['cat'])
     """
 
     kind: ClassVar[str] = "image-grid"
