@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.config import toml, user_code
 from surefoot.config.paths import file_text
-from surefoot.config.tree import did_you_mean, flatten, layered
+from surefoot.config.tree import default_values, did_you_mean, flatten, layered
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.recipes import NAMES
 from surefoot.recipes.optimizer_settings import RecipeSettings, note
@@ -39,11 +39,15 @@ class Program:
     names: Mapping[str, Any]
 
     def preset(self, name: str | None) -> dict[str, Any]:
+        """Return the settings of a preset. None is the preset that is the default of the field `preset`, if any."""
         presets = self.names.get("PRESETS", {})
-        if name is not None and name not in presets:
+        default = None if self.config is None else default_values(self.config).get("preset")
+        if name is None:
+            return dict(presets.get(default, {}))
+        if name not in presets:
             meant = did_you_mean(name, presets, otherwise=f"available: {', '.join(presets) or 'none'}")
             raise ConfigError(f"no preset {name!r}: {meant}")
-        return {} if name is None else dict(presets[name])
+        return dict(presets[name])
 
     def check(self, config: Any) -> None:
         """Call the module's `check(config: Config)`, if any, to refuse invalid settings before data are read."""
