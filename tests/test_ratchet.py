@@ -31,9 +31,9 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 49_949,  # of .py, .pyi, .html and .css
+    "lines": 49_980,  # of .py, .pyi, .html and .css
     "files": 330,  # of .py
-    "statements": 27_206,  # without docstrings and texts below attributes
+    "statements": 27_215,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 19_742,
     "modules that train/loop.py needs": 30,
