@@ -31,7 +31,7 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 50_186,  # of .py, .pyi, .html and .css
+    "lines": 50_189,  # of .py, .pyi, .html and .css
     "files": 331,  # of .py
     "statements": 27_354,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
