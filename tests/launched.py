@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -20,12 +21,13 @@ from pathlib import Path
 import real_slurm
 from fake_slurm import weights
 from surefoot.tracking.jsonl import records
-from waiting import HANG_S, wait_until
+from waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "launch"
 PROGRAM = f"{EXAMPLES / 'train.py'}:build"
 KILLED_AFTER = 100  # steps that are saved
-_OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "unknown")
+_MOST_STARTS = 3
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "unknown")
 
 
 @dataclass(frozen=True)
@@ -52,41 +54,59 @@ class Launcher:
 
 def reference(directory: Path) -> tuple[str, dict[str, str]]:
     """The weights of a run of two processes that nobody disturbs, without a launcher of others."""
-    with _environment(directory) as environment:
-        command = [sys.executable, "-m", "surefoot", "train", PROGRAM, "--nproc", "2", "--run-dir", str(directory / "run")]
-        subprocess.run(command, env=environment, check=True, capture_output=True)
+    command = [sys.executable, "-m", "surefoot", "train", PROGRAM, "--nproc", "2", "--run-dir", str(directory / "run")]
+    subprocess.run(command, env=_environment(directory), check=True, capture_output=True)
     return weights(directory / "run")
 
 
 def killed(launcher: Launcher, directory: Path, *, undisturbed: tuple[str, dict[str, str]]) -> Outcome:
     """Start a file of the examples, kill rank 0 in its midst, and start it again unless it goes on by itself."""
     run_dir, log = directory / "run", directory / "log"
-    directory.mkdir(parents=True)
-    cluster = real_slurm.real_slurm(directory / "slurm") if launcher.on_slurm else nullcontext({})
-    with _environment(directory) as environment, cluster as of_cluster:
-        environment |= {name: of_cluster[name] for name in ("SLURM_CONF",) if name in of_cluster}
-        starts, killed_at = 0, 0
-        while starts < 3 and not is_finished(run_dir):
-            with log.open("a") as out:
-                process = subprocess.Popen(
-                    launcher.command(run_dir), env=environment, cwd=directory, stdin=subprocess.DEVNULL, stdout=out,
-                    stderr=subprocess.STDOUT, start_new_session=True,
-                )  # fmt: skip
-            try:
-                starts += 1
-                is_over = _over(process, log, environment)
-                if starts == 1:
-                    wait_until(lambda: steps_saved(run_dir) >= KILLED_AFTER or is_over())
-                    killed_at = last_step(run_dir)
-                    os.kill(first_rank(run_dir), signal.SIGKILL)
-                assert wait_until(is_over), log.read_text()
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        text = (run_dir / "environment.json").read_text()
+    shell = slurm(directory) if launcher.on_slurm else nullcontext(_environment(directory))
+    with shell as environment:
+        killed_at = _start(launcher.command(run_dir), log, environment, watch=run_dir)
+        starts = 1
+        while starts < _MOST_STARTS and not is_finished(run_dir):
+            _start(launcher.command(run_dir), log, environment)
+            starts += 1
+        sessions = json.loads((run_dir / "environment.json").read_text())["sessions"]
         same = is_finished(run_dir) and weights(run_dir) == undisturbed
-        return Outcome(killed_at, starts, text.count('"processors"'), same, log.read_text())
+        return Outcome(killed_at, starts, len(sessions), same, log.read_text())
+
+
+@contextmanager
+def slurm(directory: Path) -> Iterator[dict[str, str]]:
+    """The environment of a shell that reaches a Slurm of this machine, and finds surefoot and torchrun."""
+    with real_slurm.real_slurm(directory / "slurm") as of_cluster:
+        yield _environment(directory) | of_cluster
+
+
+def _start(command: list[str], log: Path, environment: Mapping[str, str], *, watch: Path | None = None) -> int:
+    """Wait until a command and its job have ended. Kill rank 0 of the run in `watch` in its midst, and return the step."""
+    killed_at = 0
+    with log.open("a") as out:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=log.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    is_over = _over(process, log, environment)
+    try:
+        if watch is not None:
+            wait_until(lambda: steps_saved(watch) >= KILLED_AFTER or is_over())
+            assert not is_over(), log.read_text()
+            os.kill(first_rank(watch), signal.SIGKILL)
+            killed_at = last_step(watch)
+        assert wait_until(is_over), log.read_text()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return killed_at
 
 
 def _shell(name: str, *further: str) -> Callable[[Path], list[str]]:
@@ -98,6 +118,11 @@ def _mpirun(run_dir: Path) -> list[str]:
     return ["env", f"MASTER_PORT={port}", *_shell("mpirun.sh", "bash")(run_dir)]
 
 
+def _nodes(name: str) -> Callable[[Path], list[str]]:
+    script = str(Path(__file__).with_name("nodes.py"))
+    return lambda run_dir: [sys.executable, script, str(EXAMPLES / name), str(run_dir)]
+
+
 def _without(module: str) -> Callable[[], str | None]:
     return lambda: None if importlib.util.find_spec(module) else f"{module} is not installed"
 
@@ -106,7 +131,7 @@ def _no_mpirun() -> str | None:
     return None if shutil.which("mpirun") else "mpirun is not installed: apt install openmpi-bin"
 
 
-_SMALL = ("--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=1")
+SMALL = ("--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=1")
 LAUNCHERS = (
     Launcher("torchrun", "torchrun.sh", _shell("torchrun.sh", "bash"), lambda: None),
     Launcher("mpirun", "mpirun.sh", _mpirun, _no_mpirun),
@@ -118,11 +143,40 @@ LAUNCHERS = (
         "submitit, under Slurm", "submitit.sh", _shell("submitit.sh", "bash"),
         lambda: real_slurm.missing() or _without("submitit")(), on_slurm=True,
     ),
-    Launcher("Slurm", "slurm.sh", _shell("slurm.sh", "sbatch", *_SMALL), real_slurm.missing, on_slurm=True),
+    Launcher("Slurm", "slurm.sh", _shell("slurm.sh", "sbatch", *SMALL), real_slurm.missing, on_slurm=True),
     Launcher(
         "Ray Train", "ray_job.py", lambda run_dir: [sys.executable, str(EXAMPLES / "ray_job.py"), str(run_dir)], _without("ray")
     ),
+    Launcher("Kubernetes' variables", "kubernetes.yaml", _nodes("kubernetes.yaml"), _without("yaml")),
+    Launcher("Kubeflow's variables", "kubeflow.yaml", _nodes("kubeflow.yaml"), _without("yaml")),
+    Launcher("SkyPilot's variables", "skypilot.yaml", _nodes("skypilot.yaml"), _without("yaml")),
 )  # fmt: skip
+
+
+def _kubernetes(file: Path) -> None:
+    from nodes import documents
+
+    for document in documents(file):
+        importlib.import_module("kubernetes_validate").validate(document, "1.37", strict=True)
+
+
+def _kubeflow(file: Path) -> None:
+    from nodes import documents
+
+    (document,) = documents(file)
+    job = importlib.import_module("kubeflow_trainer_api.models").TrainerV1alpha1TrainJob.from_dict(document)
+    assert job.to_dict() == document, "a key that a TrainJob does not have"
+
+
+def _skypilot(file: Path) -> None:
+    importlib.import_module("sky").Task.from_yaml(str(file))
+
+
+SCHEMAS = {  # the file, the package that has its schema, and the check
+    "kubernetes.yaml": ("kubernetes_validate", _kubernetes),
+    "kubeflow.yaml": ("kubeflow_trainer_api", _kubeflow),
+    "skypilot.yaml": ("sky", _skypilot),
+}
 
 
 def steps_saved(run_dir: Path) -> int:
@@ -151,16 +205,18 @@ def first_rank(run_dir: Path) -> int:
     raise AssertionError(f"no process has {lock} open")
 
 
-@contextmanager
-def _environment(directory: Path) -> Iterator[dict[str, str]]:
+def _environment(directory: Path) -> dict[str, str]:
     commands = directory / "bin"
     commands.mkdir(parents=True)
     for name, module in (("surefoot", "surefoot"), ("torchrun", "torch.distributed.run")):
         (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
         (commands / name).chmod(0o755)
-    as_root = {f"OMPI_{name}": "1" for name in ("ALLOW_RUN_AS_ROOT", "ALLOW_RUN_AS_ROOT_CONFIRM", "MCA_rmaps_base_oversubscribe")}
-    path = f"{commands}:{os.environ['PATH']}"
-    yield os.environ | as_root | {"PATH": path, "OMP_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0"}
+    mpi = ("ALLOW_RUN_AS_ROOT", "ALLOW_RUN_AS_ROOT_CONFIRM", "MCA_rmaps_base_oversubscribe")
+    changes = {"PATH": f"{commands}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"} | {
+        f"OMPI_{name}": "1" for name in mpi
+    }
+    of_others = ("SLURM", "SBATCH", "SUBMITIT", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(of_others)} | changes
 
 
 def _over(process: subprocess.Popen[bytes], log: Path, environment: Mapping[str, str]) -> Callable[[], bool]:
@@ -173,7 +229,7 @@ def _over(process: subprocess.Popen[bytes], log: Path, environment: Mapping[str,
         if not jobs or process.returncode:
             return True
         if "SLURM_CONF" in environment:
-            return real_slurm.state(environment, int(jobs[-1])) in _OVER
+            return real_slurm.state(environment, int(jobs[-1])) in OVER
         return not _is_alive(int(jobs[-1]))
 
     return is_over

@@ -27,6 +27,7 @@ SlurmdUser={user}
 SlurmctldPort={ports[0]}
 SlurmdPort={ports[1]}
 AuthType=auth/none
+AuthInfo=cred_expire=5
 CredType=cred/none
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool
@@ -40,7 +41,7 @@ TaskPlugin=task/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SchedulerParameters=batch_sched_delay=0,sched_interval=1,requeue_setup_env_fail
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
 MailProg=/bin/true
 KillWait=30
 NodeName={host} NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN
@@ -56,25 +57,32 @@ def missing() -> str | None:
 
 @contextmanager
 def real_slurm(directory: Path) -> Iterator[dict[str, str]]:
-    """The environment in which Slurm's commands reach a cluster of this machine; its files are in `directory`. Ends all its jobs."""
+    """The variable by which Slurm's commands reach a cluster of this machine; its files are in `directory`. Ends all its jobs."""
     for name in ("state", "spool"):
         (directory / name).mkdir(parents=True)
     conf, host = directory / "slurm.conf", socket.gethostname().partition(".")[0]
     conf.write_text(_CONF.format(host=host, user=getpass.getuser(), directory=directory, ports=free_ports(2)))
-    outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "SUBMITIT"))}
-    environment = outside | {"SLURM_CONF": str(conf), "PATH": _path(os.environ)}
+    of_cluster = {"SLURM_CONF": str(conf)}
+    environment = os.environ | of_cluster | {"PATH": _path(os.environ)}
     daemons = []
     try:
         for name, options in zip(_DAEMONS, (["-D", "-c"], ["-D"]), strict=True):
             with (directory / f"{name}.out").open("w") as out:
                 daemons.append(
                     subprocess.Popen(
-                        [name, *options], env=environment, cwd=directory, stdin=subprocess.DEVNULL, stdout=out,
-                        stderr=subprocess.STDOUT, start_new_session=True,
-                    )  # fmt: skip
+                        [name, *options],
+                        env=environment,
+                        cwd=directory,
+                        stdin=subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
                 )
-        assert wait_until(lambda: ask(environment, "sinfo", "--noheader", "--format=%t").strip() == "idle"), _log(directory)
-        yield environment
+        assert wait_until(lambda: ask(environment, "sinfo", "--noheader", "--format=%t").strip() == "idle"), _log(
+            directory
+        )
+        yield of_cluster
     finally:
         if len(daemons) == len(_DAEMONS):
             ask(environment, "scancel", "--signal=KILL", "--full", f"--user={getpass.getuser()}")
