@@ -3,10 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 DATA ?= data
 FAST := not slow and not campaign and not gpu and not timing
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/surefoot/__init__.py)
 WORKERS := -n 2 --dist loadfile
 export PYTHONDONTWRITEBYTECODE :=  # else each of the hundreds of processes that tests start would compile the package again
 
-.PHONY: train check test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-diagnose campaign-mutants bench pictures prose clean
+.PHONY: train check site test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-diagnose campaign-mutants bench pictures prose release clean
 
 train: .venv/ready  ## install, then train a GPT on the source of Python's own standard library
 	$(BIN)/surefoot train gpt --run-dir runs/first
@@ -50,8 +51,22 @@ bench: .venv/ready  ## every benchmark in its short form, up to 20 minutes; DATA
 prose:  ## sentences of README, docs, help, docstrings and messages: how long they are, turns to avoid; ARGS="--worst 40", "--draw 100"
 	$(PYTHON) docs/prose.py $(ARGS)
 
+site: .venv/ready  ## the documentation as a site in site/: strict, every link checked, read without a network
+	$(BIN)/python docs/build_site.py
+
 pictures: .venv/ready  ## every picture of README and docs, from runs made for it; ONLY="resumed report" makes these alone
 	PATH="$(CURDIR)/$(BIN):$$PATH" DATA="$(abspath $(DATA))" benchmarks/pictures.sh $(ONLY)
+
+release: .venv/ready  ## build the files of a release, check them, try the wheel, then tag it here; docs/releasing.md has the rest
+	@test -z "$$(git status --porcelain)" || { printf '%s\n' "error: the clone has changes that are not committed" \
+	  "  a tag names a commit, and the files would hold more than that commit" "  type: git status" >&2; exit 1; }
+	@! git rev-parse --quiet --verify "refs/tags/v$(VERSION)" >/dev/null || { printf '%s\n' "error: the tag v$(VERSION) exists" \
+	  "  a version is released once" "  set the next version in src/surefoot/__init__.py: see docs/releasing.md" >&2; exit 1; }
+	rm -rf dist
+	$(BIN)/python -m build
+	RELEASE=1 DIST="$(CURDIR)/dist" $(BIN)/python -m pytest tests/test_package.py
+	git tag --annotate "v$(VERSION)" --message "surefoot $(VERSION)"
+	@echo "v$(VERSION) is tagged and nothing is published yet: docs/releasing.md names the two commands that publish it"
 
 # torch first and through the constraints file: a plain `torch` may bring gigabytes of CUDA packages
 .venv/ready: pyproject.toml constraints.txt
@@ -61,4 +76,4 @@ pictures: .venv/ready  ## every picture of README and docs, from runs made for i
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Measure the prose of README.md, docs, help texts, docstrings and messages: sentence length, and turns of phrase to avoid.
+"""Measure the prose of README.md and other pages, help texts, docstrings and messages: sentence length, and turns of phrase to avoid.
 
     python docs/prose.py                        a row per area, and the count of each turn
     python docs/prose.py --worst 40             the longest sentences, and those with most turns
@@ -129,7 +129,8 @@ def in_python(path: Path) -> Iterator[Sentence]:
 def sentences() -> list[Sentence]:
     """All sentences, in the order of their files."""
     pages = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {*(ROOT / "docs" / "decisions").iterdir()})]
-    pages.remove(ROOT / "docs" / "reference" / "api.md")  # which is made of docstrings
+    pages = [page for page in pages if page.parent.name != "api"]  # these repeat docstrings
+    pages += sorted({*ROOT.glob("*.md")} - {*pages})
     read = [sentence for page in pages for sentence in in_markdown(page)]
     return read + [sentence for path in sorted((ROOT / "src").rglob("*.py")) for sentence in in_python(path)]
 

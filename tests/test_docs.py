@@ -24,9 +24,12 @@ from surefoot.config.toml import values
 from surefoot.tracking.record import KINDS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {*(ROOT / "docs" / "decisions").iterdir()})]
-# by test_readme.py, checkpoint/test_gpt2.py, data/text/test_prepare_shards.py; api.md holds doctests
-RUN_ELSEWHERE = {"README.md", "api.md", "your-own-model.md", "evaluating-gpt.md", "token-shards.md"}
+API = sorted((ROOT / "docs" / "reference" / "api").glob("*.md"))  # of docstrings; their examples are doctests
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {*API, *DECISIONS})]
+TOP_PAGES = sorted({*ROOT.glob("*.md")} - {*PAGES})
+# by test_readme.py, checkpoint/test_gpt2.py, data/text/test_prepare_shards.py
+RUN_ELSEWHERE = {"README.md", "your-own-model.md", "evaluating-gpt.md", "token-shards.md"}
 SMALL = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--length=6 steps"]
 SMALL += ["--cloze-questions=8", "--sample-tokens=8", "--batch-size=8", "--micro-batch-size=4"]
 OF_TRANSLATION = ["--model.encoder-layers=1", "--model.decoder-layers=1", "--model.width=16", "--model.mlp-width=16"]
@@ -180,7 +183,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @in_one
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+@pytest.mark.parametrize("page", [*PAGES, *TOP_PAGES, *API], ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_every_link_leads_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)", page.read_text())
     targets = [(page.parent / path if path else page, anchor) for path, anchor in links]
@@ -191,7 +194,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_the_index_lists_every_page() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / target).resolve() for target in re.findall(r"\]\(([^)#:]+)\)", index.read_text())}
-    assert set(PAGES) - linked == {index, ROOT / "README.md"}
+    assert {*PAGES, *TOP_PAGES} - linked == {index, ROOT / "README.md", ROOT / "CONTRIBUTING.md"}
 
 
 def test_the_reference_has_every_key_of_the_records_and_every_exit_status() -> None:

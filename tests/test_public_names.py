@@ -26,7 +26,7 @@ from fresh_interpreters import EVERYTHING
 
 DOCS = Path(__file__).parents[1] / "docs"
 sys.path.insert(0, str(DOCS))
-from write_api import page, public_names, without_example  # noqa: E402
+from write_api import examples, pages, public_names, shows  # noqa: E402
 
 SOURCE = Path(surefoot.__file__).parent
 STUBS = sorted(SOURCE.rglob("__init__.pyi"))
@@ -158,11 +158,39 @@ def test_every_public_name_and_method_says_what_it_is() -> None:
     assert not silent, "\n".join(silent)
 
 
-def test_docs_list_each_public_name_with_a_line_and_an_example() -> None:
-    """Write it anew: python docs/write_api.py."""
+def test_each_public_name_has_an_example_that_calls_it_and_shows_a_result() -> None:
+    """`make test` runs the examples, which are doctests of the package: none is skipped."""
+    assert [name for name, example in examples(public_names()).items() if example is None] == []
+    assert [path for path in SOURCE.rglob("*.py") if re.search(r"doctest: *\+SKIP", path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("example", "is_enough"),
+    [
+        (">>> scale(2)\n4\n", True),
+        (">>> Scale.of(2).factor\n2\n", True),
+        (">>> isinstance(load(), Scale)\nTrue\n", True),
+        (">>> load()\nTraceback (most recent call last):\na.b.Scale: no file\n", True),
+        (">>> try:\n...     load()\n... except Scale as error:\n...     print(error)\nno file\n", True),
+        (">>> _ = scale(2)\n", False),  # prints nothing
+        (">>> other(scale)\n4\n", False),  # does not call it
+        (">>> 'scale(2)'\n'scale(2)'\n", False),
+        (">>> rescale(2)\n4\n", False),
+    ],
+)
+def test_an_example_is_enough_if_it_calls_the_name_and_shows_a_result(example: str, is_enough: bool) -> None:
+    assert shows(example, "sf.Scale" if "Scale" in example else "sf.scale") == is_enough
+
+
+def test_the_pages_of_public_names_are_those_of_the_docstrings() -> None:
+    """Write them anew: python docs/write_api.py."""
+    names, reference = public_names(), DOCS / "reference"
+    stored = [reference / "api.md", *sorted((reference / "api").iterdir())]
+    assert {str(path.relative_to(reference)): path.read_text(encoding="utf-8") for path in stored} == pages(names)
+
+
+def test_docs_list_each_public_name() -> None:
     names = public_names()
-    assert without_example(names) == []
-    assert (DOCS / "reference" / "api.md").read_text(encoding="utf-8") == page(names)
     for stub in STUBS:
         if "recipes" not in stub.parts:
             assert {name for module, name in names_in(stub) if module} <= {name.rpartition(".")[2] for name in names}

@@ -31,11 +31,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 49_889,  # of .py, .pyi, .html and .css
+    "lines": 49_945,  # of .py, .pyi, .html and .css
     "files": 330,  # of .py
-    "statements": 27_196,  # without docstrings and texts below attributes
+    "statements": 27_206,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 19_723,
+    "lines that `import surefoot.run.run` loads": 19_742,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid

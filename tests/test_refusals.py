@@ -70,6 +70,20 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
         "loss is torch's nn.CrossEntropyLoss",
         r"return nn.CrossEntropyLoss\(...\)\(model",
     ),
+    "a number as loss": ({"loss": 3}, sf.ConfigError, "loss = 3: 3 is not a callable", r"def loss\(model, batch\)"),
+    "a name as loss": ({"loss": "mse"}, sf.ConfigError, "loss = 'mse'", r"surefoot calls loss\(model, batch\)"),
+    "a loss without a batch": (
+        {"loss": lambda model: 0},
+        sf.ConfigError,
+        "too many positional",
+        r"loss\(model, batch\)",
+    ),
+    "a loss of three": (
+        {"loss": lambda a, b, c: 0},
+        sf.ConfigError,
+        "missing a required argument: 'c'",
+        "surefoot calls",
+    ),
     "a mean that is a number": (
         {"loss": lambda model, batch: (loss(model, batch), {"accuracy": 0.5})},
         sf.ConfigError,

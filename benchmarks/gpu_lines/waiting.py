@@ -44,7 +44,7 @@ def check(device: str) -> str:
             "feed": micro_batches.__getitem__,
             "record": run.parts.run_state.meter.add,
             "clock": lambda _: None,
-            "duties": NothingDue(),
+            "periodic": NothingDue(),
         }
         for _ in steps(run.parts.task, run.state, length=2, **arguments):
             pass  # the first steps load kernels

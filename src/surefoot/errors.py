@@ -55,8 +55,8 @@ _HOOKS = ("sys", "torch.distributed.distributed_c10d")  # the hooks of Python an
 class SurefootError(Exception):
     """The base class of surefoot's errors. An uncaught error ends a script with its message and the class's `exit_status`.
 
-    >>> ConfigError("batch_size = 0").exit_status, isinstance(DataError(""), SurefootError)
-    (2, True)
+    >>> SurefootError("the disk is full").exit_status, issubclass(DataError, SurefootError)
+    (1, True)
     """
 
     exit_status = 1
@@ -123,7 +123,7 @@ class DivergedError(SurefootError):
 class RankLostError(SurefootError):
     """The loss of a rank: the rank died, hung, or stopped before the other ranks. The message names the rank and its last step.
 
-    >>> RankLostError.exit_status
+    >>> RankLostError("rank 2 died after step 40").exit_status
     7
     """
 

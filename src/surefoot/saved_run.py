@@ -37,9 +37,6 @@ def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False
 
     `run` can also be a `Run` that is not open. Pass a `Run` if only your script can build the run again.
     Methods that execute the run's program raise an error if the program has changed, unless `run_changed_program` is True.
-
-    >>> load("runs/a").path.name
-    'a'
     """
     if isinstance(run, str | bytes | os.PathLike):
         return SavedRun(local_path(run, setting="run"), run_changed_program=run_changed_program)
@@ -80,10 +77,10 @@ class SavedRun:
     ...     build(out).train()
     ...     run = load(out)
     ...     run.step, run.status, run.checkpoints, [record["step"] for record in run.records("train")]
-    ...     type(run.load_model(torch.nn.Linear(1, 1))).__name__, run.panels()
+    ...     isinstance(run, SavedRun), type(run.load_model(torch.nn.Linear(1, 1))).__name__, run.panels()
     ...     load(build(out)).verify().exit_status
     (4, 'finished', [0, 4], [2, 4])
-    ('Linear', None)
+    (True, 'Linear', None)
     0
     """
 

@@ -109,18 +109,18 @@ def test_ranks_that_are_started_again_on_the_same_store_hear_nothing_of_the_dead
         joined.gathered(None)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        joined.heart.opened(logs=None, fresh_line="")
+        joined.heartbeat.opened(logs=None, fresh_line="")
         time.sleep(60)
 
     def lives(rank: int) -> None:
         joined = world.joined("cpu")
-        assert isinstance(joined.heart, Heartbeat)
-        joined.heart.opened(logs=None, fresh_line="")
-        before = joined.heart.rounds
-        assert wait_until(lambda: joined.heart.rounds > before + 10)
+        assert isinstance(joined.heartbeat, Heartbeat)
+        joined.heartbeat.opened(logs=None, fresh_line="")
+        before = joined.heartbeat.rounds
+        assert wait_until(lambda: joined.heartbeat.rounds > before + 10)
         assert not joined.mailbox("checkpoint").check(["outcome"])
         joined.gathered(None)
-        joined.heart.goodbye()
+        joined.heartbeat.goodbye()
         joined.gathered(None)
 
     assert both(dies, of_agent(agent.port)) == [RankLostError.exit_status, -signal.SIGKILL]

@@ -216,7 +216,7 @@ def read_on_the_host(**changes: Any) -> int:
     settings: dict[str, Any] = {
         "record": run.parts.run_state.meter.add,
         "clock": lambda phase: None,
-        "duties": NothingDue(),
+        "periodic": NothingDue(),
         "watch": lambda index: Watched(index, looking),
     }
     with nothing_read():

@@ -307,10 +307,10 @@ class SlowSaving:
 
 @pytest.mark.parametrize("opened", [False, True])
 def test_every_moment_counts_for_exactly_one_phase(opened: bool) -> None:
-    duties = SlowSaving()
+    periodic = SlowSaving()
 
     def loss(model: Any, batch: Batch) -> Tensor:
-        duties.now += 0.25
+        periodic.now += 0.25
         return plain_mean(model, batch)
 
     run = build(loss=loss)
@@ -318,21 +318,21 @@ def test_every_moment_counts_for_exactly_one_phase(opened: bool) -> None:
     supply.start(0)
 
     def feed(step: int) -> Any:
-        duties.now += 10
+        periodic.now += 10
         return supply.micro_batches(step)
 
     arguments: dict[str, Any] = {
         "feed": feed,
         "record": run.parts.run_state.meter.add,
-        "clock": duties.clock.enter,
-        "duties": duties,
+        "clock": periodic.clock.enter,
+        "periodic": periodic,
     }
     for step in steps(run.parts.task, run.state, length=6, opened=opened, **arguments):
         if opened:
             sf.forward_backward(step)
             sf.update(step)
         else:
-            duties.now += 7
+            periodic.now += 7
 
     user = 0 if opened else 21
     first = {
@@ -344,7 +344,7 @@ def test_every_moment_counts_for_exactly_one_phase(opened: bool) -> None:
     }
     first["starting_s"] = 0.0
     second = first | {"evaluating_s": 200.0, "saving_s": 2_000_000.0}
-    assert duties.windows == [first, second]
+    assert periodic.windows == [first, second]
 
 
 def test_what_comes_before_the_first_step_is_not_waiting_for_data(tmp_path: Path) -> None:

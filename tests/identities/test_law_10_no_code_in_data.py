@@ -7,6 +7,7 @@ import json
 import pickle
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from surefoot.cli.main import main
 from surefoot.data.text.shards import TokenShards, write_shards
 from surefoot.errors import DataError
 from surefoot.tracking.jsonl import records
+from surefoot.verify.verdict import Verdict
+from written_runs import written
 
 SOURCES = sorted((Path(__file__).parents[2] / "src" / "surefoot").rglob("*.py"))
 
@@ -283,3 +286,30 @@ def test_what_a_checkpoint_holds_is_safetensors_and_json(tmp_path: Path) -> None
     for path in store.path(1).glob("*.safetensors"):
         data = path.read_bytes()
         assert isinstance(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]), dict)
+
+
+ESCAPE = "\x1b[2J"  # clears a terminal
+
+
+def test_texts_of_a_run_cannot_steer_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `diagnose`, `compare`, `verify` and errors print has no control character, but the rest of the text."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("surefoot.cli.compare_runs.draw", lambda *_: None)  # the picture takes a second
+    steps = range(1, 60)
+    records = [{"kind": "train", "step": step, "loss": float(step), "lr": 0.1} for step in steps]
+    records += [{"kind": "eval", "step": step, f"val{ESCAPE}/loss": float(step)} for step in steps]
+    records += [{"kind": "event", "step": 60, "event": f"failed: {ESCAPE}"}]
+    config = f'[program]\nkind = "recipe"\nrecipe = "gpt"\n[{json.dumps(ESCAPE)}]\nlr = 1.0\n'
+    for run in (written(tmp_path / name, records, config=config) for name in ("a", "b")):
+        (run / "checkpoints").mkdir()
+    for command in (["diagnose", "a"], ["compare", "a", "b"], ["resume", "a"]):
+        with suppress(SystemExit):
+            main(command)
+        output = "".join(capsys.readouterr())
+        assert "[2J" in output, command
+        assert "\x1b" not in output, command
+    verdict = str(Verdict("a", proved=[ESCAPE], not_proved=[], problems=[]))
+    assert "[2J" in verdict
+    assert "\x1b" not in verdict

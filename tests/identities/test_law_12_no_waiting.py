@@ -181,7 +181,7 @@ def assert_nothing_is_read(changes: dict[str, Any]) -> None:
             feed=fed.__getitem__,
             record=run.parts.run_state.meter.add,
             clock=lambda phase: None,
-            duties=NothingDue(),
+            periodic=NothingDue(),
             length=STEPS,
             watch=lambda index: watched.setdefault(index, Watched(index, looking)) if index % 2 else UNWATCHED,
         ):
@@ -268,7 +268,7 @@ def test_on_a_gpu_steps_wait_for_nothing(changes: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {
         "record": run.parts.run_state.meter.add,
         "clock": lambda phase: None,
-        "duties": NothingDue(),
+        "periodic": NothingDue(),
         "watch": lambda index: Watched(index, looking),
     }
     for _ in steps(run.parts.task, run.state, feed=fed.__getitem__, length=2, **arguments):

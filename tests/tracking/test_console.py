@@ -76,7 +76,7 @@ def test_a_line_has_what_was_skipped_the_users_values_and_the_time_left() -> Non
     (line,) = lines(record, at=(0.0,))
     assert line == (
         "step=10/100 train/loss=2.5 train/loss_applied=2.25"
-        " skipped=2 lr=0.001 grad_norm=0.5 targets_per_s=51234 warmth=3 left=3m12s"
+        " skipped=2 lr=0.001 grad_norm=0.5 targets_per_s=51234 warmth=3 eta=3m12s"
     )
 
 

@@ -60,7 +60,7 @@ def test_there_is_one_row_per_evaluation_under_one_head_and_one_live_line_below(
     rows = [line.split() for line in screen.lines[1:-1]]
     assert [row[0] for row in rows] == [str(step) for step in steps]
     assert rows[0][1:5] == ["2.4", "3.3654", "28.946", "0.645"]
-    assert screen.lines[-1].startswith("━━━━━━━━━━─ 95/100  loss 1.55  left 1m30s  lr 0.001  norm 0.51  15.4k/s")
+    assert screen.lines[-1].startswith("━━━━━━━━━━─ 95/100  loss 1.55  eta 1m30s  lr 0.001  norm 0.51  15.4k/s")
 
 
 def test_an_epoch_has_one_row_with_its_loss_and_time_and_its_scores_if_it_was_evaluated() -> None:
@@ -81,9 +81,24 @@ def test_every_record_of_training_has_one_row_if_log_every_was_given() -> None:
     terminal = Terminal(100, screen, every_record=True, now=lambda: 0.0)  # type: ignore[arg-type]
     for record in (train(10), train(20), scores(20), scores(25), train(25), train(30)):
         terminal.write(record)
-    terminal.say("the end")
+    terminal.say("finished: 30 steps")
+    terminal.close()
     rows = [line.split()[:2] for line in screen.lines if re.search(r" 0s$", line)]
     assert rows == [["10", "2.4"], ["20", "2.3"], ["25", "2.3"], ["30", "2.2"]]
+    assert screen.lines[-1] == "finished: 30 steps"
+
+
+@pytest.mark.parametrize("said_after", ["train", "eval"])
+def test_a_step_has_one_row_even_if_a_note_comes_before_its_scores(said_after: str) -> None:
+    screen = Screen(80, 24)
+    terminal = Terminal(100, screen, every_record=True, now=lambda: 0.0)  # type: ignore[arg-type]
+    for record in (train(10), scores(10), train(20), scores(20)):
+        terminal.write(record)
+        if record["kind"] == said_after:
+            terminal.say("note: the loss has a spike")
+    terminal.close()
+    assert [line.split()[0] for line in screen.lines if re.search(r" 0s$", line)] == ["10", "20"]
+    assert sum(line.startswith("note:") for line in screen.lines) == 2
 
 
 @pytest.mark.slow
@@ -123,7 +138,7 @@ def test_all_that_one_wants_to_know_is_in_eighty_columns(monkeypatch: pytest.Mon
     screen = Screen()
     terminal = Terminal(20_000, screen)  # type: ignore[arg-type]
     terminal.write(train(19_999, loss=2.34567, lr=4.98e-5, grad_norm=0.512, targets_per_s=123456.0, eta_s=5040))
-    assert screen.lines == ["━━━━━━━ 19999/20000  loss 2.3457  left 1h24m  lr 4.98e-5  norm 0.512  123k/s"]
+    assert screen.lines == ["━━━━━━━ 19999/20000  loss 2.3457  eta 1h24m  lr 4.98e-5  norm 0.512  123k/s"]
 
 
 def test_the_rate_has_its_unit_beside_a_full_bar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,7 +424,9 @@ def test_a_terminal_that_is_made_narrow_gets_short_lines_from_then_on(started: C
     process.press(b"\x03")
     assert process.end() == 130
     plain = re.sub(r"\x1b\[[0-9;]*m", "", process.screen.raw)
-    drawn = [line.split("\n")[0] for line in plain.split("\r\x1b[2K")[3:]]  # the first may be older than the change
+    drawn = [
+        re.split(r"\n|\^C", line)[0] for line in plain.split("\r\x1b[2K")[3:]
+    ]  # the first may be older than the change
     drawn = [line for line in drawn if "loss " in line and not line.startswith("stopped by")]  # the end is prose
     assert max(map(len, drawn)) <= 37
 

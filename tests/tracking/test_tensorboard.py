@@ -17,7 +17,7 @@ from torch import nn
 import surefoot as sf
 from small_runs import Augmented, build
 from surefoot.tracking.panels_file import panel_to_dict
-from surefoot.tracking.tensorboard import pictured
+from surefoot.tracking.tensorboard import render_panel
 
 COUNTS = ((8, 2), (0, 3))
 CAT = sf.report.encode_png(torch.rand(3, 6, 4))
@@ -80,7 +80,7 @@ def test_each_end_has_its_pictures_once(run: Path) -> None:
 def test_the_pictures_are_those_of_the_panels(run: Path) -> None:
     events = read(run)
     for panel, tag in zip(panels(nn.Identity()), ("panels/taken for", "panels/wrong"), strict=False):
-        drawn = pictured(panel_to_dict(panel))
+        drawn = render_panel(panel_to_dict(panel))
         assert drawn is not None
         shown = events.Images(tag)[0]
         assert (shown.width, shown.height) == drawn.size
@@ -113,7 +113,7 @@ def test_scores_at_the_end_are_among_the_metrics(tmp_path: Path) -> None:
 
 
 def test_a_matrix_is_the_darker_the_larger_the_share_of_its_row() -> None:
-    drawn = pictured(panel_to_dict(panels(nn.Identity())[0]))
+    drawn = render_panel(panel_to_dict(panels(nn.Identity())[0]))
     assert drawn is not None
     pixels = np.asarray(drawn)
     margin, cell = drawn.width - 2 * 28, 28
@@ -124,5 +124,5 @@ def test_a_matrix_is_the_darker_the_larger_the_share_of_its_row() -> None:
 
 
 def test_other_panels_have_no_picture() -> None:
-    assert pictured(panel_to_dict(panels(nn.Identity())[2])) is None
-    assert pictured(panel_to_dict(sf.report.ImageGrid(title="none", images=()))) is None
+    assert render_panel(panel_to_dict(panels(nn.Identity())[2])) is None
+    assert render_panel(panel_to_dict(sf.report.ImageGrid(title="none", images=()))) is None

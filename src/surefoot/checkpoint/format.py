@@ -41,8 +41,8 @@ class Checkpoint:
     Tensors read from disk are complete; a `Stored` tensor is loaded on demand.
 
     >>> import torch
-    >>> Checkpoint(step=3, files={"model": {"weight": torch.ones(2)}}).step
-    3
+    >>> Checkpoint(step=3, files={"model": {"weight": torch.ones(2)}}).tensors("model")
+    {'weight': tensor([1., 1.])}
     """
 
     step: int

@@ -116,6 +116,7 @@ def first_difference(
 
 
 def host_copy(tensor: Tensor) -> Tensor:
+    """Return a contiguous copy on the host. Raises `CheckpointError` for a tensor that only its class can rebuild."""
     wrapper: Any = tensor
     if is_traceable_wrapper_subclass(wrapper):
         raise CheckpointError(f"cannot save a {type(tensor).__name__}: only its class can reassemble its parts")
@@ -183,6 +184,7 @@ class Counted(NamedTuple):
 
 
 def generator_state(generator: Any) -> tuple[Any, Callable[[Any], None]]:
+    """Return the state of a torch, Python or NumPy generator, and the function that restores it."""
     match generator:
         case np.random.Generator(bit_generator=bits):
             return bits.state, partial(setattr, bits, "state")
@@ -216,6 +218,7 @@ def reset_tensor(tensor: Tensor, local: Tensor, numbers: Tensor) -> None:
 
 
 def reset(live: Any, before: Any) -> None:
+    """Restore the entries of a dict, list, deque or set in place."""
     flat = (lambda each: [*each, *each.values()]) if isinstance(live, dict) else list
     if len(live) != len(before) or any(new is not old for new, old in zip(flat(live), flat(before), strict=True)):
         live.clear()

@@ -45,11 +45,11 @@ class Compare(ChangedProgramOption):
     """SETTING=A,B: values of a setting; several settings make a grid. A search also takes a range, SETTING=1e-4..1e-2."""
     variant: UseAppendAction[tuple[str, ...]] = ()
     """An additional combination of settings, "S=A T=B". Repeatable."""
-    seeds: int = limited(1, least=1)
+    seeds: int = limited(1, min_value=1)
     """Number of seeds per combination, starting at --seed."""
-    jobs: int = limited(1, least=1)
+    jobs: int = limited(1, min_value=1)
     """Number of runs that train at once."""
-    threads: int | None = limited(None, least=1)
+    threads: int | None = limited(None, min_value=1)
     """CPU threads per run, saved in compare.toml. Default: cores / jobs."""
     target: float | None = None
     """Metric value; the result shows how soon each run reaches it."""
@@ -61,7 +61,7 @@ class Compare(ChangedProgramOption):
     """Output directory. Default: runs/compare, or runs/compared for existing runs."""
     paired: bool = False
     """Evaluate existing runs again and compare them batch by batch."""
-    trials: int | None = limited(None, least=1)
+    trials: int | None = limited(None, min_value=1)
     """Number of trials of a search over the ranges of --vary."""
     sampler: Sampler = "tpe"
     """Method that chooses the settings of each trial."""
@@ -121,6 +121,7 @@ def planned_of(program: Program, flags: Sequence[str], options: Compare, *, verb
 
 
 def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
+    """Return the search variant with the `chosen` values; all other settings are the plan's."""
     _, kind = program_of(plan, run=Path(name))
     flags = [part for setting, text in chosen.items() for part in typed(kind, setting, text)]
     meant = flatten(configured(kind, [("comparison", plan.base)], flags, verb="compare")[0])

@@ -57,6 +57,7 @@ def build_facts(plan: planned.Planned, directory: RunDirectory) -> dict[str, Any
 
 
 def train(plan: planned.Planned, directory: Path, name: str) -> None:
+    """Train or resume a variant, evaluate it batch by batch, and write its outcome."""
     run = build_variant(plan, directory, name)
     _wait_until_free(directory / name)
     run.train()
@@ -106,6 +107,7 @@ def _wait_until_free(path: Path) -> None:
 
 
 def look(plan: planned.Planned, directory: Path, name: str) -> None:
+    """Build a variant and print as JSON the facts that only its program knows: precision, monitored metric, splits."""
     run = build_variant(plan, directory, name)
     auto, watch = settle_choices(run.parts), run.parts.run_state.watch
     facts = {

@@ -30,9 +30,9 @@ class Prepare:
     """gpt2, bytes, or the file or directory of a tokenizer, such as a run's directory. Required."""
     column: str = "text"
     """Key or column of the text in JSON lines and Parquet."""
-    processes: int | None = limited(None, least=1)
+    processes: int | None = limited(None, min_value=1)
     """Number of encoding processes. Does not change the shards. Default: one per core."""
-    shard_tokens: int = limited(100_000_000, least=1)
+    shard_tokens: int = limited(100_000_000, min_value=1)
     """Tokens per shard; at most this many are encoded again after a kill."""
 
 

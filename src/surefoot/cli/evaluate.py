@@ -55,7 +55,7 @@ def evaluate(arguments: list[str]) -> None:
         _write_panels(program, config_here, run_path)
         return
     files = named_files(options.questions, setting="--questions")
-    if files and "judged" not in program.names:
+    if files and "evaluate_questions" not in program.names:
         raise ConfigError(
             f"--questions {options.questions[0]}: only gpt runs answer questions, and {run_path} is not a gpt run\n"
             "  to evaluate a split of the run: --split NAME"
@@ -78,7 +78,7 @@ def evaluate(arguments: list[str]) -> None:
         _evaluate_splits(build_run(program, config_here, of=run_path), splits, chosen, whose=whose, key=key)
     if files:
         note(f"evaluating {whose} on {', '.join(files)}")
-        for name, value in program.names["judged"](config_here, files, run=run_path, checkpoint=chosen):
+        for name, value in program.names["evaluate_questions"](config_here, files, run=run_path, checkpoint=chosen):
             print(f"{key} {name}={value!r}", flush=True)
 
 

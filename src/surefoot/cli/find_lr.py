@@ -49,7 +49,7 @@ class FindLr(TriedRunOptions):
     """Lowest learning rate."""
     max_lr: float = 10.0
     """Highest learning rate. The test ends earlier if the loss diverges."""
-    steps: int = limited(100, least=1)
+    steps: int = limited(100, min_value=1)
     """Number of learning rates to try."""
     out: str | None = None
     """Draw the curve as DIR/find-lr.svg and DIR/find-lr.png."""
@@ -94,6 +94,7 @@ def find_lr(arguments: list[str]) -> None:
 
 
 def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[T, list[str]]:
+    """Return the options of a subcommand that measures a run, and the settings among the arguments."""
     missing = f"{verb} needs a recipe, a program or a run: surefoot {verb} gpt, surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
     options, flags = verb_options(kind, arguments, verb=verb, missing=missing, help_goes_on=True)
     refuse_several(flags, verb=verb)

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import platform
 import select
 import sys
 import traceback
@@ -17,6 +18,7 @@ from surefoot.errors import (
     speaking_in_flags,
     wait_for_first_rank,
 )
+from surefoot.tracking.format import visible
 
 VERBS = (
     *("train", "plan", "find-lr", "find-batch-size", "profile", "resume", "submit", "evaluate", "predict", "compare"),
@@ -103,7 +105,7 @@ def run_or_exit(call: Callable[[], None], *, with_traceback: bool) -> None:
         if _speaks_of(error, rendezvous):
             if with_traceback:
                 traceback.print_exception(error)
-            print(error_lines(error), file=sys.stderr)
+            print(visible(error_lines(error)), file=sys.stderr)
             if out_of_memory:
                 print(
                     "  try: a smaller --micro-batch-size or --activation-checkpointing blocks (the result stays the same),"
@@ -126,7 +128,7 @@ def _verb(words: list[str]) -> None:
     if words[0] == "--version":
         from importlib.metadata import version
 
-        print(version("surefoot"))
+        print(f"surefoot {version('surefoot')} (torch {version('torch')}, Python {platform.python_version()})")
         return
     if words[0] not in VERBS:
         from difflib import get_close_matches

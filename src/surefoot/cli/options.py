@@ -70,9 +70,9 @@ class ProgramOptions:
     """A TOML file of settings."""
 
 
-def limited(default: Any, *, least: int) -> Any:
-    """Return an option field for an integer of at least `least`."""
-    return dataclasses.field(default=default, metadata={"least": least})
+def limited(default: Any, *, min_value: int) -> Any:
+    """Return an option field for an integer of at least `min_value`."""
+    return dataclasses.field(default=default, metadata={"min_value": min_value})
 
 
 def by_flag(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -148,8 +148,8 @@ def verb_options(
         flag, value = f"--{field.name.removesuffix('_').replace('_', '-')}", getattr(options, field.name)
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{flag} {str(value)!r} is not a finite number")
-        if "least" in field.metadata and value is not None and value < field.metadata["least"]:
-            raise ConfigError(f"{flag} {str(value)!r} must be {field.metadata['least']} or more")
+        if "min_value" in field.metadata and value is not None and value < field.metadata["min_value"]:
+            raise ConfigError(f"{flag} {str(value)!r} must be {field.metadata['min_value']} or more")
     return options, without(arguments, own)
 
 

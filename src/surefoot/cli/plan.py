@@ -36,7 +36,7 @@ _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 class MachineOptions:
     """The GPUs that a plan assumes. Memory and bandwidth are text with a unit."""
 
-    world_size: int | None = limited(None, least=1)
+    world_size: int | None = limited(None, min_value=1)
     """Number of GPUs to plan for, computed from shapes; nothing is allocated."""
     flops: float | None = None
     """Peak FLOP/s of one GPU. Default: 989e12, the peak of an H100 in bf16."""
@@ -48,7 +48,7 @@ class MachineOptions:
     """Bandwidth of one GPU to other nodes. Default: "50 GB/s"."""
     node_bandwidth: str | None = None
     """Bandwidth of one GPU within its node. Default: "450 GB/s"."""
-    node_size: int | None = limited(None, least=1)
+    node_size: int | None = limited(None, min_value=1)
     """GPUs per node. Default: 8."""
 
 
@@ -96,7 +96,7 @@ def plan(arguments: list[str]) -> None:
 
         _print_configuration(config, origins)
         with on_meta(options.world_size):
-            parts = program.on_paper(*([] if config is None else [config])).parts
+            parts = program.on_meta(*([] if config is None else [config])).parts
             for section in cluster_text.sections(parts, _assumed(numbers, precision=parts.run_state.precision.name)):
                 print(f"\n{section}")
         return
@@ -153,8 +153,8 @@ def _numbers(options: MachineOptions) -> dict[str, float]:
             numbers[name] = read(value, setting=f"--{name.replace('_', '-')}") if isinstance(value, str) else value
         except ConfigError as problem:
             problems.append(str(problem))
-    for name, most, meaning in _FRACTIONS:
-        if not 0 < numbers.get(name, 1.0) <= most:
+    for name, max_fraction, meaning in _FRACTIONS:
+        if not 0 < numbers.get(name, 1.0) <= max_fraction:
             problems.append(f"--{name} '{numbers[name]:g}': {meaning}")
     if problems:
         raise ConfigError("\n".join(problems))

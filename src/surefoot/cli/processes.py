@@ -51,6 +51,7 @@ def program_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tu
 
 
 def settled(several: Several, config: Any) -> Several:
+    """Return the options with the values of the configuration, if the configuration has these settings."""
     if config is None or "nproc" not in flatten(config):
         return several
     return Several(nproc=config.nproc, max_restarts=config.max_restarts)

@@ -23,7 +23,7 @@ class Profile(TriedRunOptions):
     speedups: str = "usual"
     """Speedups to measure: usual (all but compile, which takes 20 s), none, all, or some of workers, precision, fused,
     checkpointing, channels-last, micro-batch, compile."""
-    steps: int = limited(12, least=4)
+    steps: int = limited(12, min_value=4)
     """Number of timed steps after a warm-up."""
     max_seconds: float = 20.0
     """Approximate duration limit of the profile in seconds."""

@@ -27,11 +27,11 @@ class Replay(ChangedProgramOption, RunOption):
       surefoot replay latest --bisect-nan
     """
 
-    step: int | None = limited(None, least=0)
+    step: int | None = limited(None, min_value=0)
     """Index of the step, from 0, as in Step.index. Records and the console count completed steps: their step 413 is --step 412."""
     bisect_nan: bool = False
     """Find and show the first step with a non-finite value."""
-    samples: int = limited(8, least=0)
+    samples: int = limited(8, min_value=0)
     """Number of samples shown; 0 skips the forward passes of single samples."""
     json: bool = False
     """Print the result as JSON."""

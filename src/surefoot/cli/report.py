@@ -39,7 +39,7 @@ class Report:
     """Also draw the main curves as .png and .svg beside the page."""
     watch: bool = False
     """Serve the page on this machine and update it while the run trains."""
-    port: int | None = limited(None, least=0)
+    port: int | None = limited(None, min_value=0)
     """Port of --watch. Default: a free port."""
 
 

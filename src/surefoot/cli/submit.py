@@ -66,19 +66,19 @@ class Submit(AcceptChange, ProgramOptions):
 
     hours: float | None = None
     """Time limit of each start of the job, in hours. Required."""
-    nodes: int = limited(1, least=1)
+    nodes: int = limited(1, min_value=1)
     """Number of machines."""
-    gpus_per_node: int = limited(0, least=0)
+    gpus_per_node: int = limited(0, min_value=0)
     """GPUs per machine, with one process each."""
-    tasks_per_node: int | None = limited(None, least=1)
+    tasks_per_node: int | None = limited(None, min_value=1)
     """Processes per machine without GPUs. Default: 1."""
-    cpus_per_task: int | None = limited(None, least=1)
+    cpus_per_task: int | None = limited(None, min_value=1)
     """CPU cores per process. Default: the cluster's number."""
     partition: str | None = None
     """Slurm partition. Default: the cluster's choice."""
     sbatch: UseAppendAction[tuple[str, ...]] = ()
     """NAME=VALUE, another option of sbatch. Repeatable."""
-    requeues: int = limited(10, least=0)
+    requeues: int = limited(10, min_value=0)
     """Maximum number of requeues."""
     logs: str = "slurm"
     """Directory of logs and submitit's files, with one subdirectory per job."""

@@ -36,11 +36,11 @@ class Verify(ChangedProgramOption, RunOption):
 
     all: bool = False
     """Repeat all steps. This is the default if it takes at most two minutes."""
-    steps: int | None = limited(None, least=1)
+    steps: int | None = limited(None, min_value=1)
     """Steps per window; each window starts at a checkpoint. Default: 100."""
-    windows: int | None = limited(None, least=0)
+    windows: int | None = limited(None, min_value=0)
     """Number of windows: the first, the last, and others spaced evenly; 0 checks only files. Default: 5."""
-    seed: int | None = limited(None, least=0)
+    seed: int | None = limited(None, min_value=0)
     """Seed to choose the windows at random."""
     tolerance: float | None = None
     """Allowed relative difference on another machine. Default: 0.01."""

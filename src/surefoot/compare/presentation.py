@@ -12,7 +12,7 @@ from surefoot.compare.trained import Compared, Row
 from surefoot.compare.variants import flags, short_names
 from surefoot.report import figures
 from surefoot.report.charts import Chart, Line
-from surefoot.tracking.format import as_typed, duration, in_line, number, shortened, text_table
+from surefoot.tracking.format import as_typed, duration, in_line, number, shortened, text_table, visible
 
 Point = tuple[int, float]  # step, value
 _POINTS = 200  # maximum points of a curve; longer curves are averaged to reduce noise
@@ -25,7 +25,9 @@ _ALIKE = 4  # maximum number of named variants that are as good as the best
 
 def text(comparison: Comparison) -> str:
     cells = _cells(comparison)
-    return "\n".join([_title(comparison), *text_table(cells, left=(0, len(cells[0]) - 1)), *_below(comparison)])
+    return visible(
+        "\n".join([_title(comparison), *text_table(cells, left=(0, len(cells[0]) - 1)), *_below(comparison)])
+    )
 
 
 def markdown(comparison: Comparison) -> str:

@@ -193,9 +193,11 @@ def _of_sizes(differences: Mapping[tuple[str, str], Difference], groups: Mapping
     counts = [batches["counts"] for pair in differences if (batches := groups[pair[0]][0].batches) is not None]
     if not counts or any(each != counts[0] for each in counts):
         return ""
-    least, most = int(min(counts[0])), int(max(counts[0]))
-    each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    return f" of {each} target{'s' if most != 1 else ''}" + (f", {int(sum(counts[0])):,} in all" if most > 1 else "")
+    min_count, max_count = int(min(counts[0])), int(max(counts[0]))
+    each = f"{min_count:,}" if min_count == max_count else f"{min_count:,} to {max_count:,}"
+    return f" of {each} target{'s' if max_count != 1 else ''}" + (
+        f", {int(sum(counts[0])):,} in all" if max_count > 1 else ""
+    )
 
 
 def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:

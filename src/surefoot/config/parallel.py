@@ -63,7 +63,7 @@ def ddp(*, sync: Literal["auto", "last", "every"] = "auto", find_unused_paramete
     micro-batch. `find_unused_parameters` allows parameters without a gradient; otherwise an error at the start names them.
     Source: Li et al. 2020, https://arxiv.org/abs/2006.15704.
 
-    >>> ddp().kind
+    >>> ddp(sync="every").kind
     'ddp'
     """
     return Strategy(kind="ddp", sync=sync, find_unused_parameters=find_unused_parameters)
@@ -89,8 +89,8 @@ def fsdp(
     `cpu_offload` keeps and updates the shards on the CPU. `gather_dtype` is the dtype of gathered weights and of the computation. Each of
     `replicas` groups of ranks holds the whole model.
 
-    >>> fsdp(replicas=2).replicas
-    2
+    >>> fsdp(blocks=["Block"]).blocks
+    ('Block',)
     """
     return Strategy(
         kind="fsdp",

@@ -35,16 +35,16 @@ def problems_of(settings: Declared) -> list[str]:
     return problems
 
 
-def number(what: str, *, least: float, below: float = math.inf, kind: Any = int) -> Check:
+def number(what: str, *, min_value: float, below: float = math.inf, kind: Any = int) -> Check:
     """Return a check for an integer, or a number of another `kind`; `what` describes the valid values.
 
-    >>> number("steps, 0 or more", least=0)(-1, setting="warmup")
+    >>> number("steps, 0 or more", min_value=0)(-1, setting="warmup")
     Traceback (most recent call last):
     surefoot.errors.ConfigError: warmup = -1: steps, 0 or more
     """
 
     def check(value: Any, *, setting: str) -> None:
-        if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < below:
+        if isinstance(value, bool) or not isinstance(value, kind) or not min_value <= value < below:
             raise ConfigError(f"{setting} = {value!r}: {what}")
 
     return check
@@ -57,7 +57,7 @@ def _out(value: Any, *, setting: str) -> None:
         raise ConfigError(f"{setting} is empty: set the path of the run's directory, or leave it out to save nothing")
 
 
-_decay = number("must be at least 0 and below 1, such as 0.999", least=0, below=1, kind=int | float)
+_decay = number("must be at least 0 and below 1, such as 0.999", min_value=0, below=1, kind=int | float)
 _length = partial(planned, samples_per_epoch=_ANY_LENGTH.samples_per_epoch, batch_size=_ANY_LENGTH.batch_size)
 
 ClipKind = Literal["norm", "value", "adaptive", "auto", "off"]
@@ -103,7 +103,7 @@ class TrainSettings(Declared):
 
     init_from: str | Path | None = setting(None, identity=True, group="what is trained")
     """Initial weights: a .safetensors file, a checkpoint, or a run. Only used at step 0. None: a new model."""
-    seed: int = setting(0, check=number("a number from 0 to 2**64 - 1", least=0, below=1 << 64), identity=True)
+    seed: int = setting(0, check=number("a number from 0 to 2**64 - 1", min_value=0, below=1 << 64), identity=True)
     """Seed of all random numbers of the run."""
     length: str = setting(check=_length, identity=True, group="how long")
     """Length of the training, "2500 steps" or "30 epochs", rounded up to a whole step."""
@@ -117,7 +117,7 @@ class TrainSettings(Declared):
     """Samples (or tokens) per forward and backward pass; divides batch_size. Smaller sizes mean more gradient accumulation. None: one pass
     per process."""
     workers: int = setting(
-        0, check=number("the number of processes that read samples, 0 or more", least=0), per_rank=True
+        0, check=number("the number of processes that read samples, 0 or more", min_value=0), per_rank=True
     )
     """Processes that load samples; 0 loads them in the training process. Does not change results."""
     clip: str = setting("off", check=clipping, identity=True, group="optimization")
@@ -126,7 +126,9 @@ class TrainSettings(Declared):
     ema: float | None = setting(None, check=_decay, identity=True)
     """Decay of averaged weights, such as 0.999. Evaluations then use the averaged weights. None: no average."""
     max_bad_steps: int = setting(
-        5, check=number("the number of consecutive bad steps that a run survives, 0 or more", least=0), identity=True
+        5,
+        check=number("the number of consecutive bad steps that a run survives, 0 or more", min_value=0),
+        identity=True,
     )
     """Consecutive non-finite steps that a run survives, checked at each record. Non-finite steps are never applied."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = setting(
@@ -166,7 +168,7 @@ class TrainSettings(Declared):
     save_every: str = setting("auto", check=save_interval, cadence=True)
     """How often a checkpoint is written, in steps or time; also at start and end. auto: every 5 min, or 60 s if a save takes <0.6 s."""
     keep_last: int = setting(
-        3, check=number("the number of newest checkpoints to keep, 1 or more", least=1), observer=True
+        3, check=number("the number of newest checkpoints to keep, 1 or more", min_value=1), observer=True
     )
     """Number of newest checkpoints to keep, besides the first, the best and the checkpoints of keep_every."""
     keep_every: str | None = setting(None, check=every, cadence=True)

@@ -77,8 +77,8 @@ def rows_as_bytes(*arrays: NDArray[Any]) -> list[bytes]:
     return joined.view(f"V{joined.shape[1]}").ravel().tolist()
 
 
-def passages(windows_NT: NDArray[Any], *, most: int = 64) -> list[bytes]:
-    """Return one passage per window of tokens: at most `most` tokens and at most 25% of the window.
+def passages(windows_NT: NDArray[Any], *, limit: int = 64) -> list[bytes]:
+    """Return one passage per window of tokens: at most `limit` tokens and at most 25% of the window.
 
     A passage starts at the four tokens with the smallest hash, so overlapping windows often share a passage
     (Schleimer, Wilkerson and Aiken 2003, section 3: https://doi.org/10.1145/872757.872770).
@@ -87,7 +87,7 @@ def passages(windows_NT: NDArray[Any], *, most: int = 64) -> list[bytes]:
     >>> passages(text[None, 10:90]) == passages(text[None, 13:93])
     True
     """
-    long = max(1, min(most, windows_NT.shape[1] // 4))
+    long = max(1, min(limit, windows_NT.shape[1] // 4))
     gram, positions = min(4, long), windows_NT.shape[1] - long + 1
     rows: list[bytes] = []
     for start in range(0, len(windows_NT), 256):  # small blocks stay in the CPU cache

@@ -101,9 +101,11 @@ class DataPipeline:
         return [pieces[index][0].tolist() for index in self._own]
 
     def first(self, step: int = 0) -> MicroBatch | None:
+        """Return the first micro-batch of this rank in a step, or None if the read fails."""
         return next(iter(self.again(step, own=self._own[:1])), None)
 
     def beginning(self) -> MicroBatch | None:
+        """Return the first micro-batch of the run, equal on all ranks, or None if the read fails."""
         return next(iter(self.again(0, own=range(1))), None)
 
     def again(self, step: int, *, own: range | None = None) -> Sequence[MicroBatch]:

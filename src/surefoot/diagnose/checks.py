@@ -16,6 +16,7 @@ from surefoot.diagnose import (
 from surefoot.diagnose.finding import SEVERITIES, Check, Finding, Healthy, Unknown, Verdict, worst_first, wrapped
 from surefoot.diagnose.history import History
 from surefoot.diagnose.statistics import FEWEST
+from surefoot.tracking.format import visible
 
 CHECKS: Sequence[Check] = (
     divergence.diverged,
@@ -81,7 +82,7 @@ def format_findings(history: History, verdicts: Sequence[Verdict], *, every: boo
     if every or not sorted_findings:
         blocks += _rows("healthy", [verdict for verdict in verdicts if isinstance(verdict, Healthy)])
         blocks += _rows("unknown, because too little is recorded", unclear, _more_records(history))
-    return "\n\n".join(blocks)
+    return visible("\n\n".join(blocks))
 
 
 def in_a_line(finding: Finding, *, command: str | None) -> str:

@@ -6,6 +6,7 @@ from textwrap import TextWrapper
 from typing import Any, Literal
 
 from surefoot.diagnose.history import History
+from surefoot.tracking.format import visible
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -47,7 +48,7 @@ class Finding:
         for head, texts in (("evidence", self.evidence), ("causes", self.causes), ("try", self.try_)):
             for index, text in enumerate(texts):
                 lines += wrapped(text, f"  {head if index == 0 else '':<{_HEAD - 2}}", _HEAD + 2)
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as JSON values. The key of `try_` is "try"."""

@@ -21,7 +21,7 @@ _LONG = 100  # items; longer sequences are compared by length
 _WIDE = 60  # characters of a value in a message
 
 
-def refuse_unequal(world: World, settings: Mapping[str, Any]) -> None:
+def check_same_on_all_ranks(world: World, settings: Mapping[str, Any]) -> None:
     """Raise `ConfigError` if the `repr` of a setting differs from rank 0's. The message names settings and ranks. Collective."""
     own = {name: repr(value) for name, value in settings.items()}
     if len(set(world.gathered(sha256(json.dumps(own).encode()).hexdigest()))) == 1:
@@ -63,7 +63,7 @@ def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
 def equal_from_main(models: Mapping[str, nn.Module], world: World) -> None:
     """Broadcast rank 0's weights and buffers to all ranks. Raises `ConfigError` if shapes or dtypes differ. Collective."""
     if world.size > 1:
-        refuse_unequal(world, shapes(models))
+        check_same_on_all_ranks(world, shapes(models))
         for tensor in [each for model in models.values() for each in [*model.parameters(), *model.buffers()]]:
             dist.broadcast(tensor.detach(), src=0)  # modules built outside the run's seed differ
 

@@ -69,29 +69,29 @@ class Connection(NamedTuple):
 
     side: dist.ProcessGroup
     store: Store
-    heart: Heartbeat
+    heartbeat: Heartbeat
 
 
 def connect(device: torch.device, placement: Placement) -> Connection:
     """Find the other ranks, or return the existing connection. Raises `ConfigError` if ranks do not arrive. Collective."""
     if not _connections:
         _meet(device, placement)
-    _connections[0].heart.building()
+    _connections[0].heartbeat.building()
     return _connections[0]
 
 
 def report_to_ranks(problem: Exception) -> RankLostError | None:
     """Report the error that ends this process to the other ranks. Returns the lost rank if its loss caused the error, else None."""
-    for _, _, heart in _connections:
-        if (lost := heart.cause(problem)) is not None:
+    for _, _, heartbeat in _connections:
+        if (lost := heartbeat.cause(problem)) is not None:
             return lost
-        heart.failed(problem)
+        heartbeat.failed(problem)
     return None
 
 
 def speaks_of(problem: Exception) -> bool:
     """Return whether this process prints its error. If several ranks have the same error, only one rank prints the error."""
-    return all(heart.speaks_of(problem) for _, _, heart in _connections)
+    return all(heartbeat.speaks_of(problem) for _, _, heartbeat in _connections)
 
 
 def is_connected() -> bool:
@@ -122,23 +122,23 @@ def _meet(device: torch.device, placement: Placement) -> None:
     if is_open and (interface := interface_towards(main_host)):
         os.environ["GLOO_SOCKET_IFNAME"] = interface  # gloo reads only this variable, for every group
     theirs = dist.is_initialized()  # the user's script made the default group
-    heart = alone()
+    heartbeat = alone()
     try:
         store: Store = _get_default_store() if theirs else _open_store(placement)
         if size > 1:
-            nonce, heart = _agree_on_nonce(store, rank=rank, size=size, main_host=main_host)
+            nonce, heartbeat = _agree_on_nonce(store, rank=rank, size=size, main_host=main_host)
             store = PrefixStore(nonce, store)
         side = _make_groups(device, store, placement, theirs=theirs)
     except (OSError, RuntimeError, ValueError) as problem:  # torch's DistError is a RuntimeError
-        if (lost := heart.cause(problem)) is not None:
+        if (lost := heartbeat.cause(problem)) is not None:
             raise lost from problem
         refusal = ConfigError(
             f"rank {rank} of {size} cannot find the other ranks: {first_line(problem)}\n"
             "  have all ranks started, and can they reach MASTER_ADDR and MASTER_PORT?"
         )
-        heart.failed(refusal)
+        heartbeat.failed(refusal)
         raise refusal from problem
-    _connections.append(Connection(side, store, heart))
+    _connections.append(Connection(side, store, heartbeat))
     if size > 1:
         _tell_of_uncaught()
     atexit.register(_part, groups=not theirs)
@@ -184,19 +184,19 @@ def _agree_on_nonce(store: Store, *, rank: int, size: int, main_host: str) -> tu
     if port:
         lines.connect(main_host, port, rank=rank)
     mailbox = PrefixStore(f"{nonce}/{MAILBOX}", store.clone())  # type: ignore[attr-defined]  # missing in torch's stubs
-    heart = Heartbeat(mailbox, rank=rank, size=size, host=socket.gethostname(), in_launcher=_in_launcher())
-    heart.start()
+    heartbeat = Heartbeat(mailbox, rank=rank, size=size, host=socket.gethostname(), in_launcher=_in_launcher())
+    heartbeat.start()
     if rank == 0:
         with socket.create_server(("", 0), backlog=size) as server:
-            _answer(letters, json.dumps([nonce, 0 if ours else server.getsockname()[1]]), heart, size=size)
+            _answer(letters, json.dumps([nonce, 0 if ours else server.getsockname()[1]]), heartbeat, size=size)
             lines.accept(server)
-    heart.follow(lines)
-    return nonce, heart
+    heartbeat.follow(lines)
+    return nonce, heartbeat
 
 
-def _answer(letters: Store, answer: str, heart: Heartbeat, *, size: int) -> None:
+def _answer(letters: Store, answer: str, heartbeat: Heartbeat, *, size: int) -> None:
     missing, answered, start_s = set(range(1, size)), set[bytes](), time.monotonic()
-    while missing := {rank for rank in missing if not heart.hears(rank)}:
+    while missing := {rank for rank in missing if not heartbeat.hears(rank)}:
         for rank in missing:
             if letters.check([f"word-{rank}"]) and (word := letters.get(f"word-{rank}")) not in answered:
                 letters.set(word.decode(), answer)
@@ -231,8 +231,8 @@ def _tell_of_uncaught() -> None:
 
 def _part(*, groups: bool = True) -> None:
     # at exit, where the other ranks may be gone
-    for _, _, heart in _connections:
-        heart.stop()
+    for _, _, heartbeat in _connections:
+        heartbeat.stop()
     _connections.clear()
     if groups:
         _grids.clear()

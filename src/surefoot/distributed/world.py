@@ -35,7 +35,7 @@ class World:
     local_rank: int = 0
     side: dist.ProcessGroup | None = None  # None for a single process
     store: Store | None = None
-    heart: Heartbeat = field(default_factory=alone)  # of the other ranks
+    heartbeat: Heartbeat = field(default_factory=alone)  # of the other ranks
     host: str = field(default_factory=socket.gethostname)
     on_meta: int = 0  # number of planned ranks on the meta device, else 0
     planned: int = 0  # number of planned ranks without this process, else 0

@@ -23,8 +23,8 @@ BEGIN, END = 1, 2  # as in `tokenizers/subwords.py`
 class Hypothesis:
     """A target sequence: tokens without begin and end, and the log-probability divided by the length penalty.
 
-    >>> Hypothesis(tokens=[5, 6], score=-0.7).tokens
-    [5, 6]
+    >>> max([Hypothesis([5], score=-0.9), Hypothesis([5, 6], score=-0.7)], key=lambda one: one.score)
+    Hypothesis(tokens=[5, 6], score=-0.7)
     """
 
     tokens: list[int]

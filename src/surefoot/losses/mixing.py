@@ -18,8 +18,9 @@ class MixedBatch:
     """Images mixed from two samples: a fraction `share` has the class `labels`, the rest the class `others` (both (B,)).
 
     >>> import torch
-    >>> MixedBatch(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]), torch.tensor([1, 0]), share=0.75).share
-    0.75
+    >>> mixture = MixedBatch(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]), torch.tensor([1, 0]), share=0.75)
+    >>> round(float(mixup_cross_entropy(torch.eye(2), mixture).value), 4)  # 0.75 * 0.3133 + 0.25 * 1.3133
+    0.5633
     """
 
     images: Tensor

@@ -16,10 +16,6 @@ from torch.utils import _pytree as pytree
 from surefoot.errors import ConfigError
 from surefoot.mean import Mean
 
-MetricFunction = Callable[[Any, Any], Mean | Mapping[str, Mean]]
-Metric = Any
-"""A `MetricFunction`, a `WholeSplitMetric`, or a Metric or MetricCollection of torchmetrics."""
-
 
 @runtime_checkable
 class WholeSplitMetric(Protocol):
@@ -30,6 +26,10 @@ class WholeSplitMetric(Protocol):
 
     def whole(self, outputs: Any, targets: Any) -> Any:
         """Return a value, or values by name, from the collected values of all batches in the order of the split."""
+
+
+MetricFunction = Callable[[Any, Any], Mean | Mapping[str, Mean]]
+Metric = MetricFunction | WholeSplitMetric  # objects of torchmetrics are functions too, for a type checker
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ class _Tiled(torch.autograd.Function):
         q_NTD, k_NTD, v_NTD = (part.reshape(-1, time, channels) for part in (q_BHTD, k_BHTD, v_BHTD))
         q_NTD = q_NTD * channels**-0.5
         y_NTD = torch.empty_like(v_NTD)
-        most = min(places, time)
-        later_tt = torch.full((most, most), float("-inf"), dtype=q_NTD.dtype).triu_(1)
+        size = min(places, time)
+        later_tt = torch.full((size, size), float("-inf"), dtype=q_NTD.dtype).triu_(1)
         tiles = []
         for first in range(0, time, places):
             end = min(first + places, time)

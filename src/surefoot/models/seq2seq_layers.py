@@ -200,6 +200,7 @@ class CrossAttention(nn.Module):
         return _normed(_by_head(k_BSC, self.heads), self.key_norm), _by_head(v_BSC, self.heads)
 
     def forward(self, x_BTC: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, mask_B11S: Tensor) -> Tensor:
+        """Attend from each target position to the source positions whose mask is True."""
         q_BHTD = _normed(_by_head(self.query(x_BTC), self.heads), self.query_norm)
         drop_fraction = self.drop_fraction if self.training else 0.0
         y_BHTD = masked_attention(q_BHTD, k_BHSD, v_BHSD, mask=mask_B11S, drop_fraction=drop_fraction)

@@ -142,10 +142,10 @@ def run_optimizer(
     for group in optimizer.param_groups:
         group["initial_lr"] = float(group["lr"])
     clipping, device = clipping_of(clip, plan.clipped), parameters[0].device
-    latch = torch.zeros((), device=device)
+    bad_step_latch = torch.zeros((), device=device)
     if before is not None:
         carry_over(before.optimizer, optimizer, parameters=set(parameters))
-        clipping.remembered, latch = before.clipping.remembered, before.bad_in_a_row
+        clipping.remembered, bad_step_latch = before.clipping.remembered, before.bad_in_a_row
     skip = skipping(optimizer, device)
     gradients: Callable[[], list[Tensor]] = partial(present, parameters)
     by_group = clip[0] != "adaptive"  # adaptive clipping reads parameters, which flat groups hide
@@ -154,7 +154,7 @@ def run_optimizer(
     if isinstance(skip, StraightToKernel) and world.size == 1 and by_group and small and none_shared(tensors):
         skip = FlatAdamW(optimizer, skip)
         gradients = skip.gradients
-    return RunOptimizer(optimizer, parameters, skip, clipping, latch, gradients)
+    return RunOptimizer(optimizer, parameters, skip, clipping, bad_step_latch, gradients)
 
 
 def _from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:

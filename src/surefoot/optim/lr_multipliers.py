@@ -215,6 +215,7 @@ def misfits(lr_multipliers: Sequence[Any], optimizer: Declaration) -> list[str]:
 
 
 def freeze(model: "nn.Module", factors: Mapping[str, float]) -> None:
+    """Set `requires_grad` to False for the parameters whose factor is 0."""
     for name, parameter in model.named_parameters():
         if factors[name] == 0:
             parameter.requires_grad_(False)

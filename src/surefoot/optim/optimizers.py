@@ -56,8 +56,8 @@ def adamw(
     `torch.optim.AdamW(model.parameters())` does. `lr_multipliers` are factors for parts of the model, such as
     `layer_decay(0.75)`.
 
-    >>> adamw(3e-4).weight_decay
-    0.01
+    >>> adamw(3e-4, betas=(0.9, 0.95)).to_dict()
+    {'name': 'adamw', 'lr': 0.0003, 'weight_decay': 0.01, 'decay': 'matrices', 'betas': [0.9, 0.95], 'eps': 1e-08}
     """
     return _specified("adamw", **locals())
 
@@ -76,8 +76,8 @@ def adam(
 
     The decay passes through the moments, so weights with large gradients hardly decay; use `adamw` except for comparison.
 
-    >>> adam(3e-4).to_dict()["betas"]
-    [0.9, 0.999]
+    >>> adam(3e-4).to_dict()
+    {'name': 'adam', 'lr': 0.0003, 'weight_decay': 0.0, 'decay': 'matrices', 'betas': [0.9, 0.999], 'eps': 1e-08}
     """
     return _specified("adam", **locals())
 
@@ -145,8 +145,8 @@ def adafactor(
     square, or times `min_scale` if `min_scale` is larger. Updates are scaled down to a root mean square of `clip_threshold`. A
     schedule has an effect only while its lr is below 1 / sqrt(step).
 
-    >>> adafactor().lr
-    0.01
+    >>> adafactor(clip_threshold=2.0).settings
+    {'beta2_decay': -0.8, 'clip_threshold': 2.0, 'min_scale': 0.001}
     """
     return _specified("adafactor", **locals())
 
@@ -179,8 +179,8 @@ def muon(
     optimizers. `adamw_lr` sets another learning rate for AdamW. `adamw_modules` names the modules or parameters that AdamW
     trains instead of the head. `surefoot plan` prints which optimizer trains each parameter.
 
-    >>> muon(3e-3).to_dict()["ns_steps"]
-    5
+    >>> dict(muon(3e-3, adamw_lr=1e-3).settings)
+    {'momentum': 0.95, 'nesterov': True, 'ns_steps': 5, 'betas': (0.9, 0.95), 'eps': 1e-08, 'adamw_lr': 0.001, 'adamw_modules': None}
     """
     return _specified("muon", **locals())
 
@@ -198,8 +198,8 @@ def nadam(
 ) -> OptimizerSpec:
     """Specify torch's NAdam, with decoupled weight decay (Dozat 2016: https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ).
 
-    >>> nadam(1e-3).to_dict()["momentum_decay"]
-    0.004
+    >>> nadam(1e-3).to_dict()
+    {'name': 'nadam', 'lr': 0.001, 'weight_decay': 0.0, 'decay': 'matrices', 'betas': [0.9, 0.999], 'eps': 1e-08, 'momentum_decay': 0.004}
     """
     return _specified("nadam", **locals())
 
@@ -216,8 +216,8 @@ def radam(
 ) -> OptimizerSpec:
     """Specify torch's RAdam, with decoupled weight decay (Liu et al., 2020, algorithm 2: https://arxiv.org/abs/1908.03265).
 
-    >>> radam(1e-3).name
-    'radam'
+    >>> radam(1e-3).to_dict()
+    {'name': 'radam', 'lr': 0.001, 'weight_decay': 0.0, 'decay': 'matrices', 'betas': [0.9, 0.999], 'eps': 1e-08}
     """
     return _specified("radam", **locals())
 
@@ -237,8 +237,8 @@ def adamw8bit(
     The state takes 25% of the bytes of AdamW's state. Parameters of fewer than 4096 elements have 32-bit moments. The
     optimizer needs bitsandbytes.
 
-    >>> adamw8bit(3e-4).to_dict()["eps"]
-    1e-08
+    >>> adamw8bit(3e-4).to_dict()
+    {'name': 'adamw8bit', 'lr': 0.0003, 'weight_decay': 0.01, 'decay': 'matrices', 'betas': [0.9, 0.999], 'eps': 1e-08}
     """
     return _specified("adamw8bit", **locals())
 
@@ -258,8 +258,8 @@ def schedule_free(
     Evaluation, samples and predictions use an average of all weights so far, weighted by the squared learning rates. Use a
     constant schedule with a warm-up, and no `ema`. Good learning rates are 1 to 10 times AdamW's.
 
-    >>> schedule_free(3e-3).name
-    'schedule_free'
+    >>> schedule_free(3e-3).to_dict()
+    {'name': 'schedule_free', 'lr': 0.003, 'weight_decay': 0.0, 'decay': 'matrices', 'betas': [0.9, 0.999], 'eps': 1e-08}
     """
     return _specified("schedule_free", **locals())
 

@@ -193,7 +193,7 @@ def _memory(profile: Profile) -> list[str]:
 
 
 def _arithmetic(profile: Profile) -> list[str]:
-    flops, most = profile.flops, profile.phases.step_s * profile.peak  # operations that a step could do
+    flops, peak_flop = profile.flops, profile.phases.step_s * profile.peak  # operations that a step could do
     by = ", ".join(f"{name} {with_unit(number, 'FLOP')}" for name, number in flops.by_phase.items())
     whose = "given" if profile.peak_given else "measured: the best of several matrix products in this precision"
     lines = [
@@ -203,10 +203,11 @@ def _arithmetic(profile: Profile) -> list[str]:
     ]
     if flops.again:
         lines.append(
-            f"  plus {with_unit(flops.again, 'FLOP')} recomputed by activation checkpointing: {flops.done / most:.1%} of the peak in total"
+            f"  plus {with_unit(flops.again, 'FLOP')} recomputed by activation checkpointing:"
+            f" {flops.done / peak_flop:.1%} of the peak in total"
         )
     if flops.formula is not None:
-        formula, used = with_unit(flops.formula, "FLOP"), flops.formula / most
+        formula, used = with_unit(flops.formula, "FLOP"), flops.formula / peak_flop
         lines.append(f"  by the formula (6 N + 12 L T D) per token: {formula} per step, utilization {used:.1%}")
     lines.append("  counted: matrix products, convolutions, full attention; ignored: elementwise work, norms, softmax")
     return lines

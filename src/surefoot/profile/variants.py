@@ -118,8 +118,8 @@ def _workers(parts: RunComponents) -> list[Variant]:
 
 def _micro_batches(parts: RunComponents) -> list[Variant]:
     pipeline, sizes = parts.pipeline, parts.pipeline.sizes
-    least = int(pipeline.plan.longest.max()) if isinstance(pipeline.plan, Buckets) else 1
-    divisors = [size for size in range(least, sizes.batch_size + 1) if sizes.batch_size % size == 0]
+    min_size = int(pipeline.plan.longest.max()) if isinstance(pipeline.plan, Buckets) else 1
+    divisors = [size for size in range(min_size, sizes.batch_size + 1) if sizes.batch_size % size == 0]
     below = [size for size in divisors if size < sizes.micro_batch_size][-1:]
     above = [size for size in divisors if size > sizes.micro_batch_size][:1]
     normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in _modules(parts))

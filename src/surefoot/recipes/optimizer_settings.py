@@ -25,7 +25,7 @@ else:  # the choices of a flag
     OptimizerName, ShapeName = Literal[tuple(OPTIMIZERS)], Literal[tuple(SHAPES)]
 
 Watching = TypeVar("Watching")
-FRACTION = number("a fraction, at least 0 and below 1", least=0, below=1, kind=int | float)
+FRACTION = number("a fraction, at least 0 and below 1", min_value=0, below=1, kind=int | float)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ _SHARED = ("auto", "ddp", "fsdp")  # strategies that share the model's training
 @dataclass(frozen=True)
 class Program:
     """A function that builds a run, its settings dataclass or None, and its entry in config.toml. `names` maps the module's names to
-    values. PRESETS, `check`, `predict`, `Predict`, `judged` (question files) and `outline` (a run without data) are optional."""
+    values. PRESETS, `check`, `predict`, `Predict`, `evaluate_questions` and `outline` (a run without data) are optional."""
 
     build: Callable[..., Any]
     config: type[Any] | None
@@ -57,7 +57,7 @@ class Program:
             for path, digest in function(config, run=run):
                 user_code.refuse_changed(path, was=digest, run=run, resuming=resuming)
 
-    def on_paper(self, *config: Any) -> "Run":
+    def on_meta(self, *config: Any) -> "Run":
         """Return the run without its data if the module's `outline(config: Config)` can build it, else the real run."""
         function = self._of_config("outline")
         outline: Run | None = None if function is None else function(*config)

@@ -15,7 +15,7 @@ from surefoot.config.train_settings import clipping, timetable
 from surefoot.data import pipeline as data_pipeline
 from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
 from surefoot.distributed.blocks import gathered
-from surefoot.distributed.consistency import comparable, equal_from_main, refuse_unequal
+from surefoot.distributed.consistency import check_same_on_all_ranks, comparable, equal_from_main
 from surefoot.distributed.ddp import spread
 from surefoot.distributed.world import World, joined
 from surefoot.errors import CheckpointError, in_user_syntax
@@ -74,7 +74,7 @@ def join_world(settings: RunSettings) -> tuple[World, Strategy]:
     parallel = settings.parallel
     sharded = (parallel.kind if isinstance(parallel, Strategy) else parallel) == "fsdp"
     world = joined(settings.device, sharded=sharded)
-    refuse_unequal(world, comparable(shared_by_ranks(settings)) | {"device": world.device.type})
+    check_same_on_all_ranks(world, comparable(shared_by_ranks(settings)) | {"device": world.device.type})
     return world, strategy_for(parallel, ranks=world.on_meta or world.ranks)
 
 

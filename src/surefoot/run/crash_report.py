@@ -13,13 +13,13 @@ from surefoot.run.stop_requests import StopRequests
 
 def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
     """Notify the other ranks that this rank stops. Raises `RankLostError` if the loss of another rank caused the `problem`."""
-    heart = parts.world.heart
-    if isinstance(problem, Exception) and (lost := heart.cause(problem)) is not None:
+    heartbeat = parts.world.heartbeat
+    if isinstance(problem, Exception) and (lost := heartbeat.cause(problem)) is not None:
         raise lost from problem
     if not isinstance(problem, Exception) or isinstance(problem, DivergedError):  # a divergence occurs on all ranks
-        heart.goodbye()
+        heartbeat.goodbye()
     else:
-        heart.failed(problem)
+        heartbeat.failed(problem)
         if parts.checkpointing is not None:
             parts.checkpointing.writer.hurry()
 

@@ -1,4 +1,4 @@
-"""The duties of a run between two steps. The training loop calls the duties as `Duties`. Only the duties may synchronize the device."""
+"""The work of a run between two steps, which the training loop calls. Only this work may synchronize the device."""
 
 import errno
 from dataclasses import replace

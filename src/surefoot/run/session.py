@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from surefoot.data.loader import MicroBatch
-from surefoot.distributed.consistency import refuse_unequal
+from surefoot.distributed.consistency import check_same_on_all_ranks
 from surefoot.run import crash_report, messages
 from surefoot.run.components import RunComponents
 from surefoot.run.periodic import Periodic
@@ -29,7 +29,7 @@ class Session:
 
     def __init__(self, parts: RunComponents, *, configuration: str | None) -> None:
         self.parts, self.run_state, self.state = parts, parts.run_state, parts.state
-        self.heart = parts.world.heart
+        self.heartbeat = parts.world.heartbeat
         self.configuration = configuration
         self.fresh_line = parts.console.fresh_line if parts.console else "\n"
         say = to_terminal(self.fresh_line) if parts.rank_log is None else parts.rank_log.at_once
@@ -51,12 +51,12 @@ class Session:
         """Install signal handlers and open the directory. Resume from its newest intact checkpoint, or save step 0."""
         self.settings.enter_context(hold_generators())  # first, because it may raise
         self.signals.install()
-        self.heart.opened(
+        self.heartbeat.opened(
             logs=None if self.parts.directory is None else self.parts.directory.path / "logs",
             fresh_line=self.fresh_line,
         )
         try:
-            refuse_unequal(self.parts.world, self.parts.compared())
+            check_same_on_all_ranks(self.parts.world, self.parts.compared())
             refuse_missing(self.parts.trackers)
             self.settings.enter_context(self.parts.numerics())
             now = open_run(self.parts, configuration=self.configuration)
@@ -111,7 +111,7 @@ class Session:
             raise
         finally:
             self.release()
-            self.heart.closed()
+            self.heartbeat.closed()
             if (
                 not self.is_over
                 and self.parts.settings.report
@@ -223,7 +223,7 @@ class Session:
                 feed=self._fed,
                 record=self.periodic.record,
                 clock=self._enter,
-                duties=self.periodic,
+                periodic=self.periodic,
                 length=parts.length.steps,
                 opened=opened,
                 watch=self.periodic.watch,
@@ -236,7 +236,7 @@ class Session:
         self.run_state.clock.enter("starting" if first else phase)
 
     def _fed(self, step: int) -> Sequence[MicroBatch]:
-        self.heart.at(step, "training")
+        self.heartbeat.at(step, "training")
         return self.feed.micro_batches(step)
 
     @property

@@ -144,8 +144,8 @@ class Console:
             if name in record and (name != "skipped" or record[name])
         ]
         users = [f"{in_line(name)}={number(value)}" for name, value in record.items() if name not in OWN]
-        left = [f"left={duration(record['eta_s'])}"] if "eta_s" in record else []
-        self._print(" ".join([f"step={record['step']}/{self.length}", *texts, *users, *left]))
+        eta = [f"eta={duration(record['eta_s'])}"] if "eta_s" in record else []
+        self._print(" ".join([f"step={record['step']}/{self.length}", *texts, *users, *eta]))
 
     def _print(self, text: str) -> None:
         self.writer.put(f"{visible(text)}\n")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _ERASE = "\r\x1b[2K"
 _GAP = "  "
 _BAR = (5, 16)  # columns; a shorter bar is left out
-_BESIDE_BAR = 58  # columns: loss, time left, learning rate, norm and targets per second, at their usual widths
+_BESIDE_BAR = 58  # columns: loss, ETA, learning rate, norm and targets per second, at their usual widths
 _ECHO = 3  # columns: the terminal's "^C" must not wrap, and some terminals wrap at the last column
 _CELL = 9  # columns of a score
 _TIME = 6
@@ -33,7 +33,7 @@ _STYLES = {
 }
 _EPOCH = 20  # columns of "epoch 12/30 in 1m05s"
 _WRITTEN: dict[str, Callable[[float], str]] = {  # fields of the live line, in order
-    "eta_s": lambda value: f"left {duration(value)}",
+    "eta_s": lambda value: f"eta {duration(value)}",
     "lr": lambda value: f"lr {value:.3g}".replace("e-0", "e-"),
     "grad_norm": lambda value: f"norm {value:.3g}".replace("e-0", "e-"),
     "targets_per_s": lambda value: f"{compact(value)}/s",
@@ -108,7 +108,8 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """Print wrapped text above the live line; the first word is colored if it is a severity."""
-        self._print_row()
+        if text.startswith(("finished", "stopped")):  # other rows wait: an evaluation of their step may follow
+            self._print_row()
         self._above(*map(self._worded, visible(text).split("\n")))
         self._draw()
 
@@ -130,7 +131,7 @@ class Terminal:
     def give_way(self, text: str) -> None:
         if self.drawn:
             self.writer.put(_ERASE)
-            self.drawn = False
+        self.drawn = False
         if text:
             self.unfinished = not text.endswith("\n")
 
@@ -214,8 +215,8 @@ class Terminal:
                 lines.append(Text(_GAP.join([ends[0].rjust(step), *names, ends[1].rjust(_TIME)]), "bold"))
             if hidden := [*values][count - 1 :]:
                 lines.append(Text(f"not shown (terminal too narrow): {', '.join(hidden)}", "dim"))
-        cells = [_loss(epoch or self.train or {}), *values.values()]
-        cells = [cell.rjust(width) for cell, width in zip(cells[:count], widths, strict=False)]
+        texts = [_loss(epoch or self.train or {}), *values.values()][:count]
+        cells = [text.rjust(width) for text, width in zip(texts, widths, strict=False)]
         row = _GAP.join([str(record["step"]).rjust(step), *cells, duration(self.now() - self.start_s).rjust(_TIME)])
         return [*lines, row + end * (len(row) + len(end) < self.rich.width)]
 
@@ -243,8 +244,8 @@ class _Guest:
 
 
 def _values(record: Record, *, unit: str) -> list[tuple[str, str]]:
-    values = [(f"{record['skipped']} skipped", "red")] if record.get("skipped") else []
-    values += [(f"loss {loss}", "")] if (loss := _loss(record)) else []
+    skipped, loss = record.get("skipped"), _loss(record)
+    values = [(f"{skipped} skipped", "red")] * bool(skipped) + [(f"loss {loss}", "")] * bool(loss)
     values += [(write(record[name]).replace("/s", unit), "") for name, write in _WRITTEN.items() if name in record]
     return values + [(f"{in_line(name)} {number(value)}", "") for name, value in record.items() if name not in OWN]
 
@@ -265,8 +266,7 @@ def _cell(value: float) -> str:
 
 
 def _split(name: str) -> tuple[str, str]:
-    split, _, score = name.rpartition("/")
-    return split, score
+    return name.rpartition("/")[::2]
 
 
 def _ends(titles: Sequence[tuple[str, ...]]) -> list[int]:

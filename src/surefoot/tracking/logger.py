@@ -24,7 +24,7 @@ class Journal:
         self.metrics: JsonLines | None = None
         self.board: TensorBoard | None = None
         self.trackers: list[Tracker] = []
-        self.failing: set[int] = set()  # ids of the sinks with a printed warning
+        self.failed_sinks: set[int] = set()  # ids of the sinks with a printed warning
 
     def open(self, directory: RunDirectory, *, step: int, saved: Checkpoint | None, unit: str) -> None:
         """Open the record files of a directory, and continue them after `step` steps from the checkpoint `saved`."""
@@ -69,13 +69,13 @@ class Journal:
             except Exception as problem:
                 if sink is self.metrics and not isinstance(problem, OSError):
                     raise  # the main record file must not be lost by an internal error
-                if id(sink) not in self.failing:
-                    self.failing.add(id(sink))
+                if id(sink) not in self.failed_sinks:
+                    self.failed_sinks.add(id(sink))
                     self._say(
                         f"WARNING: records do not reach {self._name(sink)}: {_words(problem)}; training continues"
                     )
             else:
-                self.failing.discard(id(sink))
+                self.failed_sinks.discard(id(sink))
 
     def close(self) -> None:
         for tracker in self.trackers:  # the trackers finish concurrently

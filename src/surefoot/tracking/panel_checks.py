@@ -26,12 +26,13 @@ def check_texts(*texts: Any) -> None:
         check(not any("\ud800" <= one <= "\udfff" for one in text), "a text holds half a surrogate pair")
 
 
-def check_number(value: Any, what: str, *, least: float = -math.inf, most: float = math.inf) -> None:
-    """Raise `ConfigError` unless the value is None or a finite number from `least` to `most`."""
+def check_number(value: Any, what: str, *, min_value: float = -math.inf, max_value: float = math.inf) -> None:
+    """Raise `ConfigError` unless the value is None or a finite number from `min_value` to `max_value`."""
     if value is not None:
         check(isinstance(value, int | float) and not isinstance(value, bool), f"{what} is a {type(value).__name__}")
         check(
-            math.isfinite(value) and least <= value <= most, f"{what} is {value}: give a finite value in range, or None"
+            math.isfinite(value) and min_value <= value <= max_value,
+            f"{what} is {value}: give a finite value in range, or None",
         )
 
 

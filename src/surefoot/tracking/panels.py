@@ -39,7 +39,9 @@ class TextHeatmap:
         check(self.unit in ("nats", "fraction"), f"unit is {self.unit!r}: choose nats or fraction")
         check_count(self.pieces, "pieces")
         for text, value in self.pieces:
-            check_number(value, f"the value of {text!r}", least=0.0, most=math.inf if self.unit == "nats" else 1.0)
+            check_number(
+                value, f"the value of {text!r}", min_value=0.0, max_value=math.inf if self.unit == "nats" else 1.0
+            )
 
     @classmethod
     def from_losses(
@@ -89,7 +91,8 @@ class TextHeatmap:
 class Example:
     """A model's output for one source and its reference. `group` is "best", "worst" or "random".
 
-    >>> Example(source="one", reference="eins", output="ein", score=0.5, group="worst").output
+    >>> worst = Example(source="one", reference="eins", output="ein", score=0.5, group="worst")
+    >>> Examples(title="val", legend="chrF", examples=(worst,)).examples[0].output
     'ein'
     """
 
@@ -144,8 +147,9 @@ class Examples:
 class Curves:
     """User-defined values over steps, {name: ((step, value), ...)}.
 
-    >>> Curves(title="temperature", legend="of the softmax", curves={"head": ((1, 1.0), (100, 0.7))}).kind
-    'curves'
+    >>> heads = Curves(title="temperature", legend="of the softmax", curves={"head": ((1, 1.0), (100, 0.7))})
+    >>> heads.kind, heads.curves["head"][-1]
+    ('curves', (100, 0.7))
     """
 
     kind: ClassVar[str] = "curves"
@@ -203,8 +207,9 @@ class ConfusionMatrix:
 class Image:
     """A small image (a PNG file as base64) with its true class, predicted class and loss.
 
-    >>> Image(png="iVBORw0KGgo=", label="cat", guess="dog", loss=2.3).guess
-    'dog'
+    >>> missed = Image(png="iVBORw0KGgo=", label="cat", guess="dog", loss=2.3)
+    >>> f"{missed.guess} instead of {missed.label}, loss {missed.loss}"
+    'dog instead of cat, loss 2.3'
     """
 
     png: str
@@ -220,8 +225,9 @@ class Image:
 class ImageGrid:
     """A grid of images.
 
-    >>> ImageGrid(title="the largest losses", images=()).kind
-    'image-grid'
+    >>> grid = ImageGrid(title="the largest losses", images=(Image(png="iVBORw0KGgoAAAANSUhEUgAAAAgAAAAI", label="cat"),))
+    >>> grid.kind, [image.label for image in grid.images]
+    ('image-grid', ['cat'])
     """
 
     kind: ClassVar[str] = "image-grid"
@@ -235,9 +241,9 @@ class ImageGrid:
             check(isinstance(one, Image), f"an image is a {type(one).__name__}: give surefoot.report.Image(...)")
             check_png(one.png)
             check_texts(one.caption, *(name for name in (one.label, one.guess) if name is not None))
-            check_number(one.loss, "the loss of an image", least=0.0)
+            check_number(one.loss, "the loss of an image", min_value=0.0)
             for chance in (one.probability, one.label_probability):
-                check_number(chance, "a probability", least=0.0, most=1.0)
+                check_number(chance, "a probability", min_value=0.0, max_value=1.0)
 
 
 Panel = TextHeatmap | Examples | Curves | ConfusionMatrix | ImageGrid

@@ -24,10 +24,10 @@ _TILE = 64  # pixels per image
 _LONGEST_NAME = 16
 
 
-def pictured(panel: Mapping[str, Any]) -> Image.Image | None:
+def render_panel(panel: Mapping[str, Any]) -> Image.Image | None:
     """Draw a confusion matrix or image panel (from `panel_to_dict`) as one image; return None for other kinds.
 
-    >>> pictured({"kind": "confusion-matrix", "title": "", "classes": ("a", "b"), "counts": ((3, 1), (0, 4))}).size
+    >>> render_panel({"kind": "confusion-matrix", "title": "", "classes": ("a", "b"), "counts": ((3, 1), (0, 4))}).size
     (71, 71)
     """
     match panel["kind"]:
@@ -124,7 +124,7 @@ class TensorBoard:
     def _add_pictures(self, record: Record) -> None:
         values = []
         for panel in record["panels"]:
-            if (drawn := pictured(panel)) is not None:
+            if (drawn := render_panel(panel)) is not None:
                 file = BytesIO()
                 drawn.save(file, "png")
                 size = {"width": drawn.width, "height": drawn.height}

@@ -227,7 +227,7 @@ class Components:
 
     def doing(self, what: str) -> None:
         """Report a possibly slow operation to the console and, through the heartbeat, to the other ranks."""
-        self.world.heart.busy(what)
+        self.world.heartbeat.busy(what)
         if self.console is not None:
             self.console.doing(what)
 

@@ -17,7 +17,7 @@ from surefoot.mean import Mean
 from surefoot.metrics.contract import Metric, named_metrics, refuse_twice
 from surefoot.metrics.multiple_choice import ChoiceBatch, eagerly
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
-from surefoot.train.loss_accumulator import loss_parts, refuse_criterion
+from surefoot.train.loss_accumulator import check_loss, loss_parts
 from surefoot.train.metric_results import Results
 from surefoot.train.precision import Precision
 from surefoot.train.precision import precision as chosen_precision
@@ -149,7 +149,7 @@ def evaluate(
             "evaluate: this split has no metrics, and the call has no loss\n"
             "  write: evaluate(model, split, loss=loss), or Split(data, metrics=sf.metrics.accuracy)"
         )
-    refuse_criterion(loss, setting="loss")
+    check_loss(loss, setting="loss")
     check_split("split", split.data, seed=seed)
     used_device = device_called(device)
     used_precision = chosen_precision(precision, used_device)

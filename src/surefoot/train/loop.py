@@ -1,7 +1,7 @@
 """The training loop of a run.
 
 `steps` calls `forward_backward` and `update`; a loop over `run.steps()` calls both itself. Samples, random numbers and learning
-rates are functions of the step's index. No step reads a tensor on the host; only `duties` wait for the device.
+rates are functions of the step's index. No step reads a tensor on the host; only `periodic` wait for the device.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Step:
         self._logged |= {name: as_logged(name, value) for name, value in values.items()}
 
 
-class Duties(Protocol):
+class Periodic(Protocol):
     """The work of a run between steps. Only these methods may wait for the device. `done` is the number of finished steps."""
 
     @property
@@ -124,7 +124,7 @@ def steps(
     feed: Callable[[int], Sequence[MicroBatch]],
     record: Callable[[Step], None],
     clock: Callable[[Phase], None],
-    duties: Duties,
+    periodic: Periodic,
     length: int,
     opened: bool = False,
     watch: Callable[[int], Watch] = lambda index: UNWATCHED,  # noqa: ARG005
@@ -135,7 +135,7 @@ def steps(
     """
     clear(state.parameters)  # left by an unfinished step
     state.buffers.undo()
-    while state.step < length and not duties.stopping:
+    while state.step < length and not periodic.stopping:
         clock("data_wait")
         step = Step(state.step, feed(state.step), task, state, _watch=watch(state.step))
         clock("training")
@@ -157,18 +157,18 @@ def steps(
         state.step += 1
         record(step)
 
-        if duties.evaluate_due(state.step):
+        if periodic.evaluate_due(state.step):
             clock("evaluating")
-            duties.evaluate(step)
+            periodic.evaluate(step)
         if not opened:
             clock("user")
             yield step
-        if duties.log_due(state.step):
+        if periodic.log_due(state.step):
             clock("training")  # reading waits for the device to finish these steps
-            duties.log()
-        if duties.save_due(state.step):
+            periodic.log()
+        if periodic.save_due(state.step):
             clock("saving")
-            duties.save()
+            periodic.save()
 
 
 def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from torch import Tensor, nn
@@ -84,19 +85,29 @@ def loss_parts(returned: Any) -> tuple[Any, Mapping[str, Mean], tuple[Any, Any] 
     )
 
 
-def refuse_criterion(loss: Any, *, setting: str) -> None:
-    """Raise `ConfigError` for a loss of torch, which is a function of (outputs, targets) instead of (model, batch)."""
+def check_loss(loss: Any, *, setting: str) -> None:
+    """Raise `ConfigError` if `loss(model, batch)` cannot be called, or if it is a loss of torch, which takes (outputs, targets)."""
     function = loss.func if isinstance(loss, partial) else loss
     cls = function if isinstance(function, type) else type(function)
     is_module = issubclass(cls, nn.Module)
-    if getattr(getattr(cls, "forward", function), "__module__", "") not in _TORCH_LOSSES:
-        return
-    name = f"nn.{cls.__name__}" if is_module else f"F.{function.__name__}"
-    raise ConfigError(
-        f"{setting} is torch's {name}, a function of (outputs, targets)\n"
-        "  surefoot calls loss(model, batch), so that the loss can call the model\n"
-        f"  write def loss(model, batch): return {name}{'(...)' * is_module}(model(batch[0]), batch[1])"
-    )
+    if getattr(getattr(cls, "forward", function), "__module__", "") in _TORCH_LOSSES:
+        name = f"nn.{cls.__name__}" if is_module else f"F.{function.__name__}"
+        raise ConfigError(
+            f"{setting} is torch's {name}, a function of (outputs, targets)\n"
+            "  surefoot calls loss(model, batch), so that the loss can call the model\n"
+            f"  write def loss(model, batch): return {name}{'(...)' * is_module}(model(batch[0]), batch[1])"
+        )
+    try:
+        if loss is not None:
+            signature(loss).bind("model", "batch")
+    except ValueError:
+        return  # a function that is written in C may have no signature
+    except TypeError as problem:
+        raise ConfigError(
+            f"{setting} = {loss!r}: {problem}\n"
+            "  surefoot calls loss(model, batch)\n"
+            "  write def loss(model, batch): return F.cross_entropy(model(batch[0]), batch[1])"
+        ) from problem
 
 
 def scalar(loss: Any) -> Tensor:

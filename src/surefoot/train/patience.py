@@ -17,8 +17,8 @@ class EarlyStopping:
 
     `monitor` is "min SPLIT/METRIC" or "max SPLIT/METRIC". Only a change of more than `min_delta` is an improvement.
 
-    >>> EarlyStopping("min val/loss", patience=5).min_delta
-    0.0
+    >>> EarlyStopping("min val/loss", patience=5)
+    EarlyStopping(monitor='min val/loss', patience=5, min_delta=0.0)
     """
 
     monitor: str
@@ -41,8 +41,8 @@ class ReduceLROnPlateau:
     all reductions, which never falls below `min_lr_ratio`. The `cooldown` evaluations after a reduction do not count toward
     `patience`. The rule equals torch's ReduceLROnPlateau with threshold_mode="abs" and a patience smaller by 1.
 
-    >>> ReduceLROnPlateau("max val/accuracy", patience=2, factor=0.1).min_lr_ratio
-    0.01
+    >>> print(ReduceLROnPlateau("max val/accuracy", patience=2, factor=0.1).in_words)
+    multiplied by 0.1 after 2 evaluations without a better val/accuracy, repeatedly, down to 0.01 of the schedule
     """
 
     monitor: str

@@ -18,7 +18,7 @@ from surefoot.schedules.joined import AnySchedule
 from surefoot.tracking.record import refuse_own
 from surefoot.train.evaluate import Split
 from surefoot.train.loop import Loss
-from surefoot.train.loss_accumulator import refuse_criterion
+from surefoot.train.loss_accumulator import check_loss
 from surefoot.train.patience import EarlyStopping, ReduceLROnPlateau
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class RunSettings(TrainSettings):
 
     model: Model | Mapping[str, Model] = setting(identity=True, by_fingerprint=True, after="")
     """A model or, preferably, a factory that is called under the run's seed; or a dictionary of these by name."""
-    loss: Loss | None = setting(None, check=refuse_criterion, identity=True, by_fingerprint=True)
+    loss: Loss | None = setting(None, check=check_loss, identity=True, by_fingerprint=True)
     """`loss(model, batch)` returns a scalar mean or an `sf.Mean`, alone or in a tuple with `(outputs, targets)` or a dictionary of
     `sf.Mean`. If None, your code runs the steps."""
     train_data: Any = setting(identity=True, by_fingerprint=True)

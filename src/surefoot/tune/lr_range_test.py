@@ -33,8 +33,8 @@ class LRRangeTest:
 
     >>> rates = np.geomspace(1e-5, 1.0, 50)
     >>> test = suggest(rates, 2 - 1.5 / (1 + (1e-2 / rates) ** 2), end="highest")
-    >>> test.suggested == test.to_dict()["suggested"], len(test.losses)
-    (True, 50)
+    >>> isinstance(test, LRRangeTest), len(test.losses), test.suggested == test.to_dict()["suggested"]
+    (True, 50, True)
     """
 
     rates: Curve

@@ -59,8 +59,8 @@ class Trial:
     def sizes(self) -> list[int]:
         """Return the divisors of the batch size, from the smallest that fits the longest sample."""
         plan, total = self.parts.pipeline.plan, self.target.batch_size
-        least = int(plan.longest.max()) if isinstance(plan, Buckets) else 1
-        return [size for size in range(least, total + 1) if total % size == 0]
+        min_size = int(plan.longest.max()) if isinstance(plan, Buckets) else 1
+        return [size for size in range(min_size, total + 1) if total % size == 0]
 
     def standing_bytes(self) -> int:
         """Return the bytes of models, weight averages and optimizer state; before the first update optimizer state may be missing."""

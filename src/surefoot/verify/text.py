@@ -17,7 +17,7 @@ _OTHERS = {
     "layer_stats": "layer statistics",
     "data": "data statistics",
 }
-_EVALUATE = " (surefoot evaluate RUN --checkpoint STEP computes the metrics of a checkpoint)"
+_EVALUATE = " (evaluate a checkpoint to compute its metrics again)"
 
 
 def file_facts(files: Files) -> list[str]:
@@ -103,6 +103,7 @@ def unproved_steps(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
 
 
 def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
+    """Return the likely causes of differences, without repetitions; [] if nothing differs."""
     wrong = [outcome for outcome in outcomes if outcome.problems]
     inexact = [
         f"not the machine that trained the run ({outcome.unlike}): rounding differences grow from step to step; try fewer --steps"
@@ -115,6 +116,7 @@ def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
 
 
 def cost(windows: Sequence[Window], files: Files, *, end: int, step_s: float | None) -> str:
+    """Return the estimated cost of repeating these windows and of repeating all steps."""
     steps = sum(window.steps for window in windows)
     all_steps = end - min(files.checkpoints)
     text = f"repeating {steps:,} of {counted(end, 'step')}, in {counted(len(windows), 'window')}{_took(steps, step_s)}"

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from surefoot.errors import CheckpointError, DataError
+from surefoot.tracking.format import visible
 
 Kind = Literal["damaged", "inconsistent", "data", "differs"]
 DIFFERS = 8  # exit status: replayed steps gave other results
@@ -147,7 +148,7 @@ class Verdict:
             "why": list(self.hints),
         }
         lines = [line for title, facts in titles.items() if facts for line in [title, *(f"  {each}" for each in facts)]]
-        return "\n".join([*lines, self.sentence])
+        return visible("\n".join([*lines, self.sentence]))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as JSON values, as in `surefoot verify --json`."""

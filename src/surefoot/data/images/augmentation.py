@@ -45,8 +45,8 @@ class Augmentation:
     cutout: side in pixels of a randomly centered square in the mean color (DeVries and Taylor 2017: https://arxiv.org/abs/1708.04552).
     Raises `ConfigError` with all invalid values.
 
-    >>> Augmentation(crop_padding=4, flip=True).cutout
-    0
+    >>> Augmentation(crop_padding=4, flip=True)
+    Augmentation(crop_padding=4, flip=True, cutout=0, randaugment=0, randaugment_magnitude=5)
     """
 
     crop_padding: int = 0

@@ -95,8 +95,8 @@ class ImageFiles:
     ...     for number in range(4):
     ...         Image.new("L", (8, 8), grey).save(root / name / f"{number}.png")
     >>> files = load_images(root, val_fraction=0.25).train
-    >>> type(files).__name__, len(files), files[0][0].shape
-    ('ImageFiles', 6, torch.Size([1, 8, 8]))
+    >>> isinstance(files, ImageFiles), len(files), files[0][0].shape
+    (True, 6, torch.Size([1, 8, 8]))
     """
 
     def __init__(

@@ -41,8 +41,8 @@ class ImageDatasets:
     """Training, validation and test data sets; only `train` is augmented. If no test part exists, `test` is None.
 
     >>> digits = load_images(val_fraction=0.2)
-    >>> len(digits.train), len(digits.val), len(digits.classes)
-    (1150, 287, 10)
+    >>> isinstance(digits, ImageDatasets), len(digits.train), len(digits.val), len(digits.classes)
+    (True, 1150, 287, 10)
     """
 
     train: ImageArrays | ImageFiles

@@ -27,8 +27,9 @@ class Question:
     Usually all contexts are equal, or all endings are equal. No context or ending may be empty. `source` is the origin of the question
     in messages, such as a file and a line.
 
-    >>> Question(contexts=[[5, 6]] * 2, endings=[[7], [8, 9]], label=1).endings[1]
-    [8, 9]
+    >>> question = Question(contexts=[[5, 6]] * 2, endings=[[7], [8, 9]], label=1)
+    >>> MultipleChoice([question], context=8, byte_counts=[1] * 10).max_targets
+    3
     """
 
     contexts: Sequence[TokenRow]

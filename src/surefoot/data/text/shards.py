@@ -131,6 +131,7 @@ def write_shards(
 
 
 def write_shard(pieces: Sequence[Tokens], directory: Path, *, number: int, vocab_size: int) -> Shard:
+    """Write one shard and return its index entry, after the bytes are on disk."""
     path, dtype = directory / f"shard-{number:05d}.bin", _DTYPES[_dtype_name(vocab_size)]
     data = np.concatenate(pieces).astype(dtype).tobytes()
     write_whole(path, data)

@@ -41,8 +41,9 @@ class ParallelText:
 
     If a part has no file of its own, its origin is None. `left_out` is the number of pairs skipped because a side is empty.
 
-    >>> ParallelText(train=[("one", "eins")], val=[("two", "zwei")], test=None).left_out
-    0
+    >>> text = ParallelText(train=[("one", "eins"), ("two", "zwei")], val=[("three", "drei")], test=None)
+    >>> [source for source, _ in text.train], text.val[0], text.left_out
+    (['one', 'two'], ('three', 'drei'), 0)
     """
 
     train: Sentences

@@ -1,4 +1,15 @@
 from .config import BEST, PRESETS, Config, Data, Model
-from .recipe import build, check, judged, network_shape, outline
+from .recipe import build, check, evaluate_questions, network_shape, outline
 
-__all__ = ["BEST", "PRESETS", "Config", "Data", "Model", "build", "check", "judged", "network_shape", "outline"]
+__all__ = [
+    "BEST",
+    "PRESETS",
+    "Config",
+    "Data",
+    "Model",
+    "build",
+    "check",
+    "evaluate_questions",
+    "network_shape",
+    "outline",
+]

@@ -202,7 +202,9 @@ def _cloze(config: Config, corpus: texts.Corpus) -> "sf.Split | None":
     )
 
 
-def judged(config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any) -> Iterator[tuple[str, float]]:
+def evaluate_questions(
+    config: Config, on: Mapping[str, Path], *, run: Path, checkpoint: Any
+) -> Iterator[tuple[str, float]]:
     """Yield the metrics of a trained model on question files, for `surefoot evaluate --questions`, without training data."""
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
     own: dict[str, Any] = {"tokenizer": tokenizer, "context": config.model.context}

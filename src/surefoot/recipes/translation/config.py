@@ -8,8 +8,8 @@ from surefoot.config.setting import default, ordered, setting
 from surefoot.config.train_settings import number
 from surefoot.recipes.optimizer_settings import FRACTION, Optimizer, RecipeSettings, Schedule
 
-_ONE_OR_MORE = number("1 or more", least=1)
-_FROM_ZERO = number("a number, 0 or more", least=0, kind=int | float)
+_ONE_OR_MORE = number("1 or more", min_value=1)
+_FROM_ZERO = number("a number, 0 or more", min_value=0, kind=int | float)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,10 +161,10 @@ def _refuse_wrong(config: Config) -> None:
             ),
             f"data.source and data.target are both {data.source!r}: name two languages": data.source == data.target,
             f"data.phrase_count = {data.phrase_count}: 100 or more": data.phrase_count < 100,
-            **{f"{name} = {most}: 2 or more": most < 2 for name, most in sides.items()},
+            **{f"{name} = {max_length}: 2 or more": max_length < 2 for name, max_length in sides.items()},
             **{
-                f"{name} = {most} is more than model.context = {context}": most > context
-                for name, most in sides.items()
+                f"{name} = {max_length} is more than model.context = {context}": max_length > context
+                for name, max_length in sides.items()
             },
         }
     )

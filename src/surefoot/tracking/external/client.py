@@ -36,7 +36,7 @@ class Tracker:
         self.log = self.directory / f"{name}.log"
         project, run = project_and_name(out)
         self.waiting: deque[bytes] = deque()
-        self.begun_line = self.heard = b""  # the rests of a partly written line and of a partly read line
+        self.begun_line = self.received = b""  # the rests of a partly written line and of a partly read line
         self.problem: str | None = None
         self.is_reported = False
         self.until = math.inf  # the deadline of the tracker process
@@ -128,8 +128,8 @@ class Tracker:
                 part = os.read(self.process.stdout.fileno(), 1 << 16)
             except BlockingIOError:
                 break
-            self.heard += part
-        *lines, self.heard = self.heard.split(b"\n")
+            self.received += part
+        *lines, self.received = self.received.split(b"\n")
         for line in lines:
             with suppress(ValueError):  # the starting interpreter may print lines that are not JSON
                 self.problem = self.problem or str(json.loads(line)["problem"])

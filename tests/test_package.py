@@ -1,0 +1,302 @@
+"""What is released: versions agree, the files are complete, `make release` refuses, and README's commands work from the wheel.
+
+`make release` runs this file with DIST, the directory of the files that will be published, and RELEASE, which permits no skip.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+from collections.abc import Iterator
+from importlib.metadata import PathDistribution
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+from zipfile import Path as PathInZip
+from zipfile import ZipFile
+
+import pytest
+
+import surefoot as sf
+
+ROOT = Path(__file__).parents[1]
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
+IS_RELEASE = "RELEASE" in os.environ
+README = (ROOT / "README.md").read_text()
+
+# --- changelog, citation and version ----------------------------------------------------------------------------------
+
+
+def sections() -> dict[str, str]:
+    """The text below each heading of the changelog that names a version."""
+    parts = re.split(r"^## (.*)\n", CHANGELOG, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def test_the_changelog_has_the_form_of_keep_a_changelog() -> None:
+    unreleased, *released = sections()
+    assert unreleased == "Unreleased"
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+ - \d{4}-\d\d-\d\d", heading) for heading in released)
+    kinds = re.findall(r"^### (.*)$", CHANGELOG, flags=re.MULTILINE)
+    assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert [line for line in CHANGELOG.splitlines() if len(line) > 100] == []
+
+
+def test_changelog_and_citation_have_the_version_of_the_source() -> None:
+    _, newest, *_ = sections()
+    assert newest.split(" - ")[0] == sf.__version__
+    assert f"\nversion: {sf.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert not IS_RELEASE or not sections()["Unreleased"].strip()
+
+
+# --- make release -----------------------------------------------------------------------------------------------------
+
+PROGRAM = """#!/bin/sh
+echo "$@" >> "$LOG"
+[ "$2" != "$FAILS" ]
+"""
+
+
+class Clone(NamedTuple):
+    """A repository in which `make release` runs a program that only notes what it should do."""
+
+    path: Path
+    log: Path
+
+    def git(self, *arguments: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.check_output(["git", *identity, *arguments], cwd=self.path, text=True, env=self.environment())
+
+    def environment(self, fails: str = "") -> dict[str, str]:
+        person = {"GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b", "GIT_CONFIG_GLOBAL": os.devnull}
+        return {"PATH": os.environ["PATH"], "LOG": str(self.log), "FAILS": fails} | person
+
+    def release(self, *, fails: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["make", "release"],
+            cwd=self.path,
+            env=self.environment(fails),
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+
+    def called(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    made = Clone(tmp_path / "clone", tmp_path / "log")
+    (made.path / "src" / "surefoot").mkdir(parents=True)
+    for file in ("Makefile", ".gitignore", "pyproject.toml", "constraints.txt", "src/surefoot/__init__.py"):
+        shutil.copyfile(ROOT / file, made.path / file)
+    made.git("init", "--quiet")
+    made.git("add", ".")
+    made.git("commit", "--quiet", "--message", "all")
+    (made.path / ".venv" / "bin").mkdir(parents=True)
+    (made.path / ".venv" / "ready").touch()
+    (made.path / ".venv" / "bin" / "python").write_text(PROGRAM)
+    (made.path / ".venv" / "bin" / "python").chmod(0o755)
+    return made
+
+
+CALLS = ["-m build", "-m pytest tests/test_package.py"]
+TAG = f"v{sf.__version__}"
+
+
+def test_a_release_builds_tests_and_makes_one_annotated_tag(clone: Clone) -> None:
+    (clone.path / "dist").mkdir()
+    (clone.path / "dist" / "surefoot-0.0.1.tar.gz").touch()
+    assert clone.release().returncode == 0
+    assert clone.called() == CALLS
+    assert not (clone.path / "dist" / "surefoot-0.0.1.tar.gz").exists()
+    assert clone.git("cat-file", "-t", TAG) == "tag\n"
+    assert clone.git("rev-parse", f"{TAG}^{{commit}}") == clone.git("rev-parse", "HEAD")
+    again = clone.release()
+    assert again.returncode != 0
+    assert f"the tag {TAG} exists" in again.stderr
+    assert clone.called() == CALLS
+
+
+@pytest.mark.parametrize("file", ["src/surefoot/__init__.py", "new.py"])
+def test_changes_that_are_not_committed_are_not_released(file: str, clone: Clone) -> None:
+    (clone.path / file).write_text('__version__ = "0.1.0"\n')
+    process = clone.release()
+    assert process.returncode != 0
+    assert "changes that are not committed" in process.stderr
+    assert (clone.called(), clone.git("tag")) == ([], "")
+
+
+@pytest.mark.parametrize("fails", ["build", "pytest"])
+def test_what_fails_leaves_no_tag(fails: str, clone: Clone) -> None:
+    assert clone.release(fails=fails).returncode != 0
+    assert clone.git("tag") == ""
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the source archive and the wheel that is built from it."""
+    if "DIST" in os.environ:
+        return Path(os.environ["DIST"])
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    return out
+
+
+def wheel_in(dist: Path) -> Path:
+    return dist / f"surefoot-{sf.__version__}-py3-none-any.whl"
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_and_its_license_and_nothing_else(dist: Path) -> None:
+    with ZipFile(wheel_in(dist)) as archive:
+        files = set(archive.namelist())
+    source = ROOT / "src"
+    package = {
+        path.relative_to(source).as_posix()
+        for path in (source / "surefoot").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {"surefoot/py.typed", "surefoot/__init__.pyi", "surefoot/report/page.html"} < package
+    about = f"surefoot-{sf.__version__}.dist-info"
+    notes = {f"{about}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
+    assert files == package | notes
+
+
+@pytest.mark.slow
+def test_the_source_archive_holds_the_repository(dist: Path) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no clone: the files of the repository are not known")
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    known = set(subprocess.check_output(listing, cwd=ROOT, text=True).splitlines())
+    with tarfile.open(dist / f"surefoot-{sf.__version__}.tar.gz") as archive:
+        files = {member.name.partition("/")[2] for member in archive.getmembers()}
+    assert files - {"PKG-INFO"} == known
+
+
+@pytest.mark.slow
+def test_the_metadata_say_what_an_index_shows(dist: Path) -> None:
+    installed = PathDistribution(PathInZip(wheel_in(dist), f"surefoot-{sf.__version__}.dist-info/"))
+    about = installed.metadata
+    assert (about["Name"], about["Version"], about["License-Expression"]) == ("surefoot", sf.__version__, "MIT")
+    assert (about["Author"], about["License-File"]) == ("the surefoot developers", "LICENSE")
+    assert "Typing :: Typed" in (about.get_all("Classifier") or [])
+    assert "dev" in (about.get_all("Provides-Extra") or [])
+    assert [entry.value for entry in installed.entry_points] == ["surefoot.cli.main:main"]
+    assert README.strip() in str(about)
+
+
+@pytest.mark.slow
+def test_tools_that_check_packages_find_nothing(dist: Path) -> None:
+    scripts = Path(sys.executable).parent
+    for command in (["twine", "check", "--strict", *map(str, dist.iterdir())], ["check-wheel-contents", str(dist)]):
+        process = subprocess.run([scripts / command[0], *command[1:]], text=True, capture_output=True, check=False)
+        assert process.returncode == 0, process.stdout + process.stderr
+    assert len(list(dist.iterdir())) == 2
+
+
+# --- the installed wheel ----------------------------------------------------------------------------------------------
+
+
+class Installed(NamedTuple):
+    """The scripts of an environment that holds the wheel and no other code of ours, and an empty folder."""
+
+    scripts: Path
+    folder: Path
+
+    def run(self, *command: str) -> str:
+        """Run a script of the environment in the folder; return all that it prints."""
+        ours = (
+            "PYTHONPATH",
+            "PYTHONDONTWRITEBYTECODE",
+            "VIRTUAL_ENV",
+        )  # with bytecode, only the first start compiles torch
+        environment = {name: value for name, value in os.environ.items() if name not in ours}
+        process = subprocess.run(
+            [self.scripts / command[0], *command[1:]],
+            cwd=self.folder,
+            env=environment | {"XDG_CACHE_HOME": str(self.scripts.parent / "cache")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert process.returncode == 0, f"{shlex.join(command)}\n{process.stdout}"
+        return process.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(dist: Path) -> Iterator[Installed]:
+    """The wheel with the extras that README's commands need, in an environment that was empty; skips without an index."""
+    with TemporaryDirectory(prefix="surefoot-") as path:  # on the disk: it takes a gigabyte
+        venv.create(Path(path, "environment"), with_pip=True, symlinks=True)
+        scripts = Path(path, "environment", "bin")
+        pip = [scripts / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile"]
+        for what in ("torch", f"{wheel_in(dist)}[text,images]"):
+            command = [*pip, "--constraint", str(ROOT / "constraints.txt"), what]
+            process = subprocess.run(command, text=True, capture_output=True, check=False, env=without_paths())
+            if what == "torch" and process.returncode and not IS_RELEASE:
+                pytest.skip(f"no package index with torch is reachable: {process.stderr.strip().splitlines()[-1]}")
+            assert process.returncode == 0, process.stderr
+        Path(path, "folder").mkdir()
+        yield Installed(scripts, Path(path, "folder"))
+
+
+def without_paths() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+@pytest.mark.slow
+def test_the_installed_package_says_its_version_in_three_ways(installed: Installed) -> None:
+    assert f"surefoot {sf.__version__}" in installed.run("surefoot", "--version")
+    assert installed.run("surefoot", "--version") == installed.run("python", "-m", "surefoot", "--version")
+    shown = installed.run("pip", "show", "surefoot")
+    for line in (f"Version: {sf.__version__}", "Author: the surefoot developers", "License-Expression: MIT"):
+        assert line in shown.splitlines()
+
+
+SMALL = ["--length", "6 steps", "--batch-size", "8", "--micro-batch-size", "4", "--sample-tokens", "8"]
+SMALL += ["--model.layers", "1", "--model.width", "16", "--model.heads", "2", "--model.context", "16"]
+SMALL += ["--cloze-questions", "8", "--stop-after", "4 steps"]
+VERBS = ("train", "resume", "predict", "diagnose", "replay", "verify", "report")
+
+
+def commands_of_readme() -> dict[str, list[str]]:
+    """The first command of README with each of the verbs, on one small run."""
+    commands = dict[str, list[str]]()
+    for text in re.findall(r"`(?:\.venv/bin/)?surefoot\s([^`]*)`", README):
+        verb, *words = shlex.split(text.replace("RUN...", "RUN"))
+        commands.setdefault(verb, [verb, *({"RUN": "runs/first", "N": "2"}.get(word, word) for word in words)])
+    trains = shlex.split(
+        next(line for line in (ROOT / "Makefile").read_text().splitlines() if "surefoot train" in line)
+    )
+    return commands | {"train": [*trains[1:], *SMALL]}  # README names it as `make train`
+
+
+@pytest.mark.slow
+def test_the_commands_of_readme_work_from_an_empty_folder(installed: Installed) -> None:
+    commands = commands_of_readme()
+    output = {verb: installed.run("surefoot", *commands[verb]) for verb in VERBS}
+    run = installed.folder / "runs" / "first"
+    assert (run / "report.html").read_text().startswith("<!DOCTYPE html>")
+    assert (run / "checkpoints" / "step-00000006").is_dir()
+    assert output["predict"].startswith("def ")
+    assert sorted(path.name for path in installed.folder.iterdir()) == ["runs"]
+
+
+@pytest.mark.slow
+def test_the_script_of_readme_trains_from_an_empty_folder(installed: Installed) -> None:
+    script = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)[0]
+    installed.run("python", "-c", script.replace('"30 epochs"', '"1 epochs"'))
+    assert (installed.folder / "runs" / "digits" / "checkpoints" / "step-00000021").is_dir()

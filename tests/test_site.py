@@ -1,0 +1,103 @@
+"""The site of the documentation: its pages are those of the repository, and each link leads somewhere. (0.3 s; a build 20 s)"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+from build_site import LINK, broken_links, build, copy_pages, page_of  # noqa: E402
+
+OUTSIDE = (
+    "README.md",
+    "CHANGELOG.md",
+    "benchmarks/README.md",
+    "src/surefoot/train/loop.py",
+    "examples/gan.py",
+    "tests/identities",
+)
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("copied")
+    copy_pages(ROOT, directory)
+    return directory
+
+
+def test_each_page_and_each_linked_file_of_the_repository_is_a_page_of_the_site(copied: Path) -> None:
+    pages = [str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]]
+    assert len(pages) > 100
+    assert [path for path in (*pages, *OUTSIDE) if not (copied / page_of(ROOT, path)).is_file()] == []
+
+
+def test_links_of_the_site_lead_to_its_pages(copied: Path) -> None:
+    lost, total = [], 0
+    for page in copied.rglob("*.md"):
+        if not page.name.endswith(".py.md"):
+            links = LINK.findall(re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE))
+            lost += [(page, link) for _, link, _ in links if not (page.parent / link).is_file()]
+            total += len(links)
+    assert lost == []
+    assert total > 400
+
+
+def test_the_sidebar_has_each_page_of_docs_once(copied: Path) -> None:
+    trees = "".join(
+        re.findall(r"```\{toctree\}.*?```", "".join(page.read_text() for page in copied.rglob("*.md")), re.DOTALL)
+    )
+    entries = re.findall(r"^/(.+)$", trees, flags=re.MULTILINE)
+    pages = [page_of(ROOT, str(path.relative_to(ROOT))) for path in (ROOT / "docs").rglob("*.md")]
+    assert sorted(entry for entry in entries if not entry.startswith(("source/", "decisions/index"))) == sorted(
+        page.removesuffix(".md") for page in pages if page != "index.md"
+    )
+    assert len(entries) == len(set(entries))
+
+
+PAGE = '<html><body><h1 id="top-of-it">A</h1>{}</body></html>'
+
+
+@pytest.mark.parametrize(
+    ("element", "problem"),
+    [
+        ('<a href="other.html#part">', None),
+        ('<a href="other.html?q=1">', None),
+        ('<a href="#top-of-it">', None),
+        ('<a href="https://example.org/x">', None),  # a reader may follow it
+        ('<img src="data:image/png;base64,AA">', None),
+        ('<a href="missing.html">', "does not exist"),
+        ('<a href="folder">', "does not exist"),  # a browser of files shows no page there
+        ('<img src="missing.png">', "does not exist"),
+        ('<a href="other.html#missing">', "has no such heading"),
+        ('<a href="#missing">', "has no such heading"),
+        ('<script src="https://example.org/x.js"></script>', "is loaded from the network"),
+        ('<link href="//example.org/x.css">', "is loaded from the network"),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_named(element: str, problem: str | None, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "index.html").write_text(PAGE.format(element))
+    (tmp_path / "other.html").write_text('<p id="part">')
+    problems = broken_links(tmp_path)
+    assert [text.split(maxsplit=2)[2] for text in problems] == ([problem] if problem else [])
+    assert all(text.startswith("index.html: ") for text in problems)
+
+
+def test_a_style_sheet_loads_nothing_from_the_network(tmp_path: Path) -> None:
+    (tmp_path / "a.css").write_text(
+        'p { background: url("a.png") } @font-face { src: url(https://example.org/f.woff2) }'
+    )
+    assert broken_links(tmp_path) == ["a.css: https://example.org/f.woff2 is loaded from the network"]
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_or_a_broken_link(tmp_path: Path) -> None:
+    assert build(tmp_path) == []
+    assert "killed with kill -9" in (tmp_path / "index.html").read_text()
+    index = (tmp_path / "searchindex.js").read_text()  # a script, so that a search works without a server
+    assert index.startswith("Search.setIndex(")
+    assert '"sf.tune"' in index
