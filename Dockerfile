@@ -24,7 +24,7 @@ WORKDIR /opt/surefoot
 COPY constraints.txt ./
 RUN python -m pip install --no-cache-dir -c constraints.txt --index-url "${TORCH_INDEX}" torch
 
-# "[wandb,timm]" adds these extras
+# such as "[hub]"
 ARG EXTRAS=""
 COPY pyproject.toml README.md LICENSE* ./
 COPY src ./src
