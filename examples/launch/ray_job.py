@@ -20,7 +20,7 @@ def train_worker(settings: dict[str, str]) -> None:
     sys.path.insert(0, str(HERE))  # for the program beside this file; a worker starts in another directory
     import train
 
-    train.build(train.Config(**settings)).train()
+    train.build(train.Config(run_dir=settings["run_dir"])).train()
 
 
 if __name__ == "__main__":
