@@ -87,7 +87,7 @@ def real_slurm(directory: Path) -> Iterator[dict[str, str]]:
         if len(daemons) == len(_DAEMONS):
             ask(environment, "scancel", "--signal=KILL", "--full", f"--user={getpass.getuser()}")
             ask(environment, "scancel", f"--user={getpass.getuser()}")
-            wait_until(lambda: not ask(environment, "squeue", "--noheader").strip(), limit_s=60)
+            wait_until(lambda: not ask(environment, "squeue", "--noheader").strip())
         for process in reversed(daemons):
             process.terminate()
         for process in daemons:
