@@ -64,7 +64,7 @@ release: .venv/ready  ## build the files of a release, check them, try the wheel
 	  "  a version is released once" "  set the next version in src/surefoot/__init__.py: see docs/releasing.md" >&2; exit 1; }
 	rm -rf dist
 	$(BIN)/python -m build
-	RELEASE=1 DIST="$(CURDIR)/dist" $(BIN)/python -m pytest tests/test_package.py
+	RELEASE=1 DIST="$(CURDIR)/dist" $(BIN)/python -m pytest --exitfirst tests/test_package.py
 	git tag --annotate "v$(VERSION)" --message "surefoot $(VERSION)"
 	@echo "v$(VERSION) is tagged and nothing is published yet: docs/releasing.md names the two commands that publish it"
 

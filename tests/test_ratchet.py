@@ -31,7 +31,7 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 49_945,  # of .py, .pyi, .html and .css
+    "lines": 49_949,  # of .py, .pyi, .html and .css
     "files": 330,  # of .py
     "statements": 27_206,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
