@@ -34,8 +34,6 @@ from surefoot.cli.submit import check_training
 from waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-TABLE = (EXAMPLES / "README.md").read_text()
-RESULTS = (ROOT / "benchmarks" / "results" / "launchers.txt").read_text()
 TRIED = ("torchrun", "mpirun", "submitit, on this machine", "Slurm", "Ray Train", "Kubernetes' variables")
 
 
@@ -94,13 +92,21 @@ def test_surefoot_takes_the_command_of_a_file(name: str) -> None:
         assert any(name.endswith(("RANK", "NODE_RANK")) and value == str(node) for name, value in variables.items())
 
 
-def test_the_table_has_every_file_and_what_the_results_say_of_it() -> None:
-    shell = {file.name for file in EXAMPLES.iterdir() if file.suffix in (".sh", ".py", ".yaml")} - {"train.py"}
-    rows = [line for line in TABLE.splitlines() if line.startswith("| [")]
-    assert {re.findall(r"\]\((\S+?)\)", row)[0] for row in rows} == shell
+def test_the_table_has_every_file_and_the_results_say_what_it_says() -> None:
+    table = (EXAMPLES / "README.md").read_text()
+    results = (ROOT / "benchmarks" / "results" / "launchers.txt").read_text()
+    rows = {re.findall(r"\]\((\S+?)\)", row)[0]: row for row in table.splitlines() if row.startswith("| [")}
+    assert set(rows) == {file.name for file in EXAMPLES.iterdir() if file.suffix in (".sh", ".py", ".yaml")} - {
+        "train.py"
+    }
     for launcher in LAUNCHERS:
-        assert re.search(rf"^{re.escape(launcher.name)} +{launcher.file} .* same bits$", RESULTS, flags=re.MULTILINE), (
-            launcher
+        line = re.search(
+            rf"^{re.escape(launcher.name)} +{launcher.file} .*, (.+), 2 sessions, same bits$", results, re.MULTILINE
         )
+        assert line, f"{launcher.name} was not run"
+        how = {"by itself": "restarted by itself", "typed again": "typed again"}[line[1]]
+        assert how in rows[launcher.file] or launcher.file in SCHEMAS
     for file in SCHEMAS:
-        assert re.search(rf"^{file} +schema", RESULTS, flags=re.MULTILINE), file
+        assert re.search(rf"^{file} +schema of ", results, flags=re.MULTILINE), file
+        assert "schema" in rows[file]
+        assert "no cl" in rows[file]
