@@ -74,6 +74,7 @@ def test_a_real_slurm_requeues_a_job_that_it_signals_and_the_job_ends_with_the_s
     assert weights(run_dir) == undisturbed
 
 
+@pytest.mark.filterwarnings("ignore")  # of the packages with the schemas
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_a_file_has_the_schema_of_its_kind(name: str) -> None:
     module, check = SCHEMAS[name]
