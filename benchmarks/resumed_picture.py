@@ -1,6 +1,6 @@
 """docs/images/resumed.png: the run of `make train`, killed with kill -9 and gone on with, as a terminal shows its end.
 
-    python benchmarks/resumed_picture.py [--length "2500 steps"]
+    python benchmarks/resumed_picture.py [--length "550 steps"]
 
 A few minutes on two cores. The terminal is a pseudo-terminal of 80 columns; what it shows at the end is drawn, in its colors, with
 matplotlib's monospaced font. `make pictures ONLY=resumed` calls it.
@@ -89,7 +89,7 @@ def draw(lines: list[Letters], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--length", default="2500 steps")
+    parser.add_argument("--length", default="550 steps")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)

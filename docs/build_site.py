@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
@@ -61,7 +61,7 @@ def copy_pages(root: Path, copied: Path) -> None:
         elif file.suffix == ".md" or file.is_dir():
             text = file.read_text(encoding="utf-8") if file.is_file() else _listing(file)
             pending += [_target(root, path, linked) for linked in _links(text)]
-            target.write_text(_extra(root, path, text) + _with_links(text, root, path), encoding="utf-8")
+            target.write_text(_with_links(_in_sidebar(root, path, text), root, path), encoding="utf-8")
         else:
             target.write_text(f"---\norphan: true\nnosearch: true\n---\n\n{_source(file, path)}", encoding="utf-8")
 
@@ -150,16 +150,14 @@ def _with_links(text: str, root: Path, path: str) -> str:
     return "".join(LINK.sub(changed, part) if is_prose else part for is_prose, part in _parts(text))
 
 
-def _extra(root: Path, path: str, text: str) -> str:
-    """The settings of a page, before its text: its place in the sidebar."""
+def _in_sidebar(root: Path, path: str, text: str) -> str:
+    """The text of a page with the trees of contents below it, or with the mark of a page that the sidebar omits."""
     if path == "docs/index.md":
-        return f"---\nhide-toc: true\n---\n\n{''.join(_sidebar(root, text))}"
-    below = {"docs/reference/api.md": "docs/reference/api/*.md", "docs/decisions": "docs/decisions/*.md"}.get(path)
-    if below:
-        entries = [page_of(root, str(file.relative_to(root))) for file in sorted(root.glob(below))]
-        return _toctree([f"/{entry.removesuffix('.md')}" for entry in entries])
+        return f"---\nhide-toc: true\n---\n\n{''.join(_sidebar(root, text))}{text}"
+    if path in ("docs/reference/api.md", "docs/decisions"):
+        return f"{text}\n{_toctree(dict.fromkeys(_target(root, path, linked) for linked in _links(text)), root)}"
     is_listed = path.startswith("docs/") or path in _listed(root)
-    return "" if is_listed else "---\norphan: true\nnosearch: true\n---\n\n"
+    return text if is_listed else f"---\norphan: true\nnosearch: true\n---\n\n{text}"
 
 
 def _listed(root: Path) -> set[str]:
@@ -174,14 +172,12 @@ def _sidebar(root: Path, index: str) -> Iterator[str]:
         heading, _, text = section.partition("\n")
         for group in re.split(r"^(?=\w[\w ]*:$)", text, flags=re.MULTILINE):
             name = re.match(r"(\w[\w ]*):\n", group)
-            listed = re.findall(ITEM, group)
-            entries = [page_of(root, _target(root, "docs/index.md", linked)).removesuffix(".md") for linked in listed]
-            if entries:
-                caption = f"{heading}: {name.group(1).lower()}" if name else heading
-                yield _toctree([f"/{entry}" for entry in entries], caption)
+            if listed := [_target(root, "docs/index.md", linked) for linked in re.findall(ITEM, group)]:
+                yield _toctree(listed, root, caption=f"{heading}: {name.group(1).lower()}" if name else heading)
 
 
-def _toctree(entries: list[str], caption: str = "") -> str:
+def _toctree(paths: Iterable[str], root: Path, *, caption: str = "") -> str:
+    entries = [f"/{page_of(root, path).removesuffix('.md')}" for path in paths]
     return "\n".join(["```{toctree}", ":hidden:", *[f":caption: {caption}"] * bool(caption), "", *entries, "```\n\n"])
 
 

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +19,10 @@ os.environ["OMP_NUM_THREADS"] = (
 os.environ["RES_OPTIONS"] = (
     "timeout:1 attempts:1"  # torch asks for the names of peers: a name server may not answer for 5 seconds
 )
+
+# No test reads or writes the user's cache; matplotlib's list of fonts takes seconds to make.
+os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))
+os.environ["XDG_CACHE_HOME"] = _CACHE = mkdtemp(prefix="surefoot-cache-")
 
 # Runs are saved many times, and each save is flushed to the disk: a file system in memory has it done at once.
 _MEMORY = Path("/dev/shm")
@@ -58,7 +63,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End what was forked."""
+    """End what was forked, and remove the cache."""
+    shutil.rmtree(_CACHE, ignore_errors=True)
     if SERVER in config.stash:
         config.stash[SERVER].__exit__()
 

@@ -12,7 +12,6 @@ import pytest
 import tokenizers
 from in_one import in_one
 from surefoot.cli.main import main
-from surefoot.recipes.gpt import corpus
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +22,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("a.jsonl").write_text("\n".join(lines))
     lossy = tokenizers.Tokenizer(tokenizers.models.WordLevel({"to": 0, "be": 1, "?": 2}, unk_token="?"))
     lossy.save("lossy.json")
-    monkeypatch.setattr(corpus, "_GPT2", tmp_path / "nowhere")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nowhere"))
 
 
 def test_shards_are_made_and_trained_on_with_the_tokenizer_beside_them(capsys: pytest.CaptureFixture[str]) -> None:

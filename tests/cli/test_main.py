@@ -131,7 +131,9 @@ def test_help_of_a_recipe_shows_every_setting_with_its_default(capsys: pytest.Ca
 
     said = printed(capsys, "train", "gpt", "--help")
     assert [name for name in flatten(Config()) if not re.search(rf"--{name.replace('_', '-')}\b", said)] == []
-    assert "(default: 2500 steps)" in said
+    assert "(default: 550 steps)" in said
+    assert "(preset: muon)" in " ".join(said.split())
+    assert "(default: adamw)" in printed(capsys, "train", "gpt", "--preset", "small", "--help")
 
 
 HEAVY = "torch numpy tyro rich tomlkit matplotlib safetensors surefoot.run.run surefoot.config"

@@ -55,7 +55,7 @@ def attempt(capsys: pytest.CaptureFixture[str], flags: list[str]) -> str:
         (["--schedule.warmup=40 steps"], (r"try: --schedule\.warmup (5%)", "--schedule.warmup={}")),
         (["--clip=1.0"], (r'try: --clip "([^"]+)"', "--clip={}")),
         (["--preset=tiney"], (r"did you mean (\w+)\?", "--preset={}")),
-        (["--optimizer.momentum=0.9"], (r"a setting of: (sgd)", "--optimizer.name={} --optimizer.momentum=0.9")),
+        (["--optimizer.min-scale=0.1"], (r"a setting of: (\w+)", "--optimizer.name={} --optimizer.min-scale=0.1")),
         (["--save-every=ten minutes"], (r"or '([^']+)'", "--save-every={}")),
         (["--schedule.min-lr-ratio=50"], (r"from (0) to 1", "--schedule.min-lr-ratio={}")),
         (["--ema=1.5"], (r"such as ([\d.]+)", "--ema={}")),
@@ -93,6 +93,6 @@ def test_a_directory_that_holds_another_run_is_refused_naming_what_differs(capsy
         main(["train", "gpt", *SMALL, "--optimizer.lr=1e-4", "--batch-size=4"])
     said = capsys.readouterr().err
     assert end.value.code == 4
-    assert "optimizer.lr was 0.003, now 0.0001" in said
-    assert "batch_size was 8, now 4" in said
+    assert "optimizer.lr was 0.014, now 0.0001" in said
+    assert "batch_size was 16, now 4" in said
     assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before

@@ -100,8 +100,8 @@ def test_the_defaults_that_a_recipe_changes_are_these() -> None:
         for name, value in more_than_a_plain_loop.items()
     }
     assert changed == recipes | {
-        ("gpt", "length"): "2500 steps",
-        ("gpt", "batch_size"): 8,
+        ("gpt", "length"): "550 steps",
+        ("gpt", "batch_size"): 16,
         ("gpt", "evaluate_every"): "25%",
         ("gpt", "run_dir"): "runs/gpt",
         ("images", "length"): "30 epochs",

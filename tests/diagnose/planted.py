@@ -34,6 +34,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "model.heads": 2,
         "model.context": 32,
         "data.tokenizer": "bytes",
+        "batch_size": 8,
         "length": "120 steps",
         "evaluate_every": "20 steps",
         "cloze_questions": 0,

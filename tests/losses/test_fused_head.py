@@ -85,8 +85,20 @@ def test_linear_cross_entropy_takes_it_for_many_logits_and_leaves_ignored_target
     assert hidden.grad is not None
     assert not hidden.grad[:ignored].any()
     with torch.no_grad():
-        linear_cross_entropy(hidden, head, targets)
+        evaluated = linear_cross_entropy(hidden, head, targets, label_smoothing=0.1)
     assert len(asked) == 1
+    torch.testing.assert_close(evaluated.total, mean.total, rtol=1e-5, atol=1e-5)
+    assert evaluated.count == mean.count
+
+
+def test_an_evaluation_never_has_all_logits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, head, targets = tensors(1300, 4000, torch.float32)
+    rows: list[int] = []
+    plain = F.linear
+    monkeypatch.setattr(F, "linear", lambda part, weight: (rows.append(len(part)), plain(part, weight))[1])
+    with torch.no_grad():
+        linear_cross_entropy(hidden, head, targets)
+    assert rows == [512, 512, 276]
 
 
 @pytest.mark.parametrize("rows", [3, 600])

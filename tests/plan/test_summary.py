@@ -72,10 +72,10 @@ def test_stalled_passes_do_not_count_and_slow_ones_are_printed_in_seconds(monkey
     )
     slow, left = with_passes_of(31.0, 30.5, 32.0, 1.0)
     assert slow.startswith("30.5 s for a micro-batch's")
-    assert left == 1, "three slow passes are enough"
-    fast, left = with_passes_of(*[0.02] * 6, 0.01, *[0.02] * 5)
-    assert fast.startswith("10 ms for")
-    assert left < 5
+    assert left == 2, "two slow passes are enough"
+    fast, left = with_passes_of(*[0.005] * 3, 0.002, *[0.005] * 8)
+    assert fast.startswith("2 ms for")
+    assert left == 5, "no pass begins after 30 ms"
 
 
 def test_the_split_between_muon_and_adamw_is_printed() -> None:
@@ -422,18 +422,20 @@ def test_a_recipe_is_planned_with_the_origin_of_every_setting(here: Path, capsys
 def test_the_time_of_evaluations_is_estimated_from_a_few_batches_spread_over_each_split(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    data, seen = (torch.arange(200.0)[:, None].expand(200, 32), torch.zeros(200, dtype=torch.int64)), list[int]()
-    monkeypatch.setattr(scorer, "perf_counter", lambda: 0.05 * len(seen))  # 50 ms a batch
+    data, seen = (torch.arange(200.0)[:, None].expand(200, 32), torch.zeros(200, dtype=torch.int64)), list[list[int]]()
+    monkeypatch.setattr(scorer, "perf_counter", lambda: 0.005 * sum(map(len, seen)))  # 5 ms a sample
 
     def slow(outputs: Any, targets: Any) -> sf.Mean:
-        seen.append(int(outputs[0, 0]))
+        seen.append(outputs[:, 0].int().tolist())
         return sf.Mean(torch.zeros(()), len(outputs))
 
     settings: dict[str, Any] = {"metrics": slow, "predict": lambda model, batch: tuple(batch)}
     splits = {"often": sf.Split(data, batch_size=10, **settings), "once": sf.Split(data, at_end=True, **settings)}
     run = run_of(splits=splits, evaluate_every="3 epochs")
-    assert run.parts.evaluator.seconds("often") == pytest.approx(1.0)  # 20 batches
-    assert seen == [30, 100, 160]
+    for limit_s, batches in ((1.0, [33, 99, 165]), (0.02, [33, 99])):  # a batch takes 15 ms
+        seen.clear()
+        assert run.parts.evaluator.seconds("often", limit_s=limit_s) == pytest.approx(1.0)  # 200 samples
+        assert seen == [[first, first + 1, first + 2] for first in batches], "a CPU needs no full batch of 10"
     text = said(run)
     assert "about 1 s per evaluation of often, 4 s for all 4 (measured with a few batches)" in text
     assert "for once, evaluated once, at the end" in text

@@ -35,6 +35,8 @@ class Flag:
     """Name of a positional argument in the help; "" for a flag."""
     is_switch: bool = False
     """Whether the flag takes no value; True for boolean options of a subcommand."""
+    origin: str = "default"
+    """Where the default comes from: the dataclass ("default"), a preset or a file."""
 
     @property
     def typed(self) -> str:
@@ -147,7 +149,7 @@ def _default(flag: Flag) -> str:
     if flag.default is None or flag.default == () or (flag.is_switch and not flag.default):
         return ""
     text = " ".join(map(str, flag.default)) if isinstance(flag.default, tuple | list) else str(flag.default)
-    return f"(default: {text})"
+    return f"({flag.origin}: {text})"
 
 
 def _texts_of(kind: type[Any]) -> Mapping[str, str]:

@@ -144,9 +144,11 @@ def _numbers(options: MachineOptions) -> dict[str, float]:
         raise ConfigError(
             f"--{next(iter(typed)).replace('_', '-')} describes GPUs to plan for\n  add their number: --world-size 8"
         )
+    numbers, problems = dict[str, float](), list[str]()
+    if not typed:
+        return numbers
     from surefoot.memory import parsed_bytes  # imports torch
 
-    numbers, problems = dict[str, float](), list[str]()
     for name, value in typed.items():
         read = parsed_bytes if name == "gpu_memory" else bytes_per_s
         try:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -109,10 +109,10 @@ def typed(kind: type[Any], setting: str, text: str) -> list[str]:
 
 def _print_help(kind: type[Any], layers: Sequence[Layer], verb: str, own: Sequence[type[Any]]) -> None:
     try:
-        config = layered(kind, layers)[0]
+        config, origins = layered(kind, layers)
     except ConfigError:  # a setting has no value yet
-        config = None
-    settings = list(flags_of(kind, config))
+        config, origins = None, {}
+    settings = [replace(flag, origin=origins.get(flag.name, "default")) for flag in flags_of(kind, config)]
     is_training = verb.split(maxsplit=1)[0] in ("train", "resume")  # print their options after the settings
     if not is_training:
         _print_options(own, verb, but=[flag.name for flag in settings])

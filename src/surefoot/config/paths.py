@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
@@ -32,6 +33,17 @@ def local_path(path: str | os.PathLike[str], *, setting: str) -> Path:
             "  give a local path: mount the remote storage, or copy the files before or after the run"
         )
     return Path(text)
+
+
+def user_cache(name: str) -> Path:
+    """Return surefoot's directory `name` among the user's caches. The directory may be absent.
+
+    The directory of all programs is $XDG_CACHE_HOME. Default: ~/Library/Caches on macOS, %LOCALAPPDATA% on Windows, ~/.cache elsewhere.
+    """
+    usual = {"darwin": "~/Library/Caches", "win32": os.environ.get("LOCALAPPDATA", "~/AppData/Local")}
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    directory = named if os.path.isabs(named) else os.path.expanduser(usual.get(sys.platform, "~/.cache"))
+    return Path(directory, "surefoot", name)
 
 
 def open_no_follow(path: Path, flags: int) -> int:

@@ -1,6 +1,7 @@
 """The program of a run: a recipe or a function in the user's file, found by its name or from a run's directory."""
 
 import dataclasses
+import gc
 import importlib
 import inspect
 import os
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.config import toml, user_code
 from surefoot.config.paths import file_text
-from surefoot.config.tree import did_you_mean, flatten, layered
+from surefoot.config.tree import default_values, did_you_mean, flatten, layered
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.recipes import NAMES
 from surefoot.recipes.optimizer_settings import RecipeSettings, note
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from surefoot.run.run import Run
 
 _SHARED = ("auto", "ddp", "fsdp")  # strategies that share the model's training
+_SPINS = "10000"  # about 0.5 ms; GNU OpenMP's own 300,000 keep an idle thread busy for 10 ms and more
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,21 @@ class Program:
     names: Mapping[str, Any]
 
     def preset(self, name: str | None) -> dict[str, Any]:
+        """Return the settings of a preset. None is the preset that is the default of the field `preset`, if any."""
         presets = self.names.get("PRESETS", {})
-        if name is not None and name not in presets:
+        default = None if self.config is None else default_values(self.config).get("preset")
+        if name is None:
+            return dict(presets.get(default, {}))
+        if name not in presets:
             meant = did_you_mean(name, presets, otherwise=f"available: {', '.join(presets) or 'none'}")
             raise ConfigError(f"no preset {name!r}: {meant}")
-        return {} if name is None else dict(presets[name])
+        return dict(presets[name])
 
     def check(self, config: Any) -> None:
         """Call the module's `check(config: Config)`, if any, to refuse invalid settings before data are read."""
         if (function := self._of_config("check")) is not None:
-            function(config)
+            with _importing_torch():
+                function(config)
 
     def refuse_changed_files(self, config: Any, *, run: Path, resuming: bool = False) -> None:
         """Refuse changed files of the user that the recipe's `program_files(config, run=run)` lists."""
@@ -219,8 +226,25 @@ def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
     return store.at(int(which))
 
 
+@contextmanager
+def _importing_torch() -> Iterator[None]:
+    """Shorten the busy waiting of torch's threads, unless the user has set it. Exclude torch from every collection of garbage."""
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def _in_file(path: Path, function: str) -> Program:
-    names = user_code.names_in(path, function=function, form=f"def {function}(...) -> surefoot.Run")
+    with _importing_torch():
+        names = user_code.names_in(path, function=function, form=f"def {function}(...) -> surefoot.Run")
     path, build = path.resolve(), names[function]
     described = {"kind": "file", "path": str(path), "function": function, "sha256": user_code.digest(path)}
     return Program(build, _config_of(build, path), described, names)

@@ -65,15 +65,19 @@ class Evaluator:
             metrics |= {f"{name}/{metric}": value for metric, value in values.items()}
         return metrics
 
-    def seconds(self, name: str, *, batches: int = 3) -> float:
-        """Return the estimated seconds to evaluate a split, measured on its first `batches` batches."""
+    def seconds(self, name: str, *, limit_s: float) -> float:
+        """Return the estimated seconds to evaluate a split, measured on one to three batches. After `limit_s` no further batch begins."""
         split, forward = self.splits[name], self._forward()
-        took_s, samples = 0.0, 0
-        for batch in self.pipeline.split(split.data, batch_size=split.batch_size, max_batches=batches):
+        took_s, samples, batch_size = 0.0, 0, split.batch_size
+        if batch_size is not None and self.precision.device.type == "cpu":  # a sample takes as long in a smaller batch
+            batch_size = -(-batch_size // 4)
+        for batch in self.pipeline.split(split.data, batch_size=batch_size, max_batches=3):
             start_s = perf_counter()
             with _naming(name):
                 metric_by_batch(forward, [batch], split, metric="loss", **self._how())  # others may need more
             took_s, samples = took_s + perf_counter() - start_s, samples + len(batch.sample_ids)
+            if took_s >= limit_s:
+                break
         return took_s * sample_count(split.data) / max(1, samples)
 
     def training_samples(self, names: Sequence[str]) -> float:

@@ -204,15 +204,19 @@ def loss_contract(parts: Components) -> tuple[bool, str]:
     halves = None if batch is None else _halves(batch, parts)
     if not all(parts.world.gathered(halves is not None)) or batch is None or halves is None:
         return True, "not checked: a batch must hold tensors of one length, and two samples or more, to be split in two"
-    means = []
+    means = list[Mean]()
     state, user_state = parts.state, parts.run_state.user_state.objects
     with preserved(state.models, parts.task.loss, user_state, state.parameters) as put_back, parts.numerics():
-        for piece, seed in ((batch, 0), (batch, 1), (halves[0], 0), (halves[1], 0)):
+        for piece, seed in ((batch, 0), (halves[0], 0), (halves[1], 0)):
             means.append(_mean(parts, piece, seed))
             put_back()  # as in a step: each micro-batch starts from the same buffers
-    together, repeated, halved = (float(each.value) for each in (means[0], means[1], means[2] + means[3]))
-    tolerance = FORMATS[parts.run_state.precision.name].tolerance * max(1.0, abs(together))
-    if not math.isfinite(together) or abs(together - halved) <= tolerance:
+        together, halved = float(means[0].value), float((means[1] + means[2]).value)
+        tolerance = FORMATS[parts.run_state.precision.name].tolerance * max(1.0, abs(together))
+        holds = not math.isfinite(together) or abs(together - halved) <= tolerance
+        if all(parts.world.gathered(holds)):
+            return True, f"holds: {together:.6g} for a batch, {halved:.6g} for its two halves combined"
+        repeated = float(_mean(parts, batch, 1).value)
+    if holds:
         return True, f"holds: {together:.6g} for a batch, {halved:.6g} for its two halves combined"
     if abs(together - repeated) > tolerance:
         return True, "not checked: the loss draws random numbers even in evaluation mode"

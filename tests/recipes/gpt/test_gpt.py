@@ -19,6 +19,7 @@ import surefoot as sf
 from surefoot.config.tree import layered
 from surefoot.recipes import gpt
 from surefoot.recipes.gpt.corpus import corpus as read_corpus
+from surefoot.recipes.program import find_program
 
 SENTENCE = "the cat sat on the mat and the dog ran to the cat while a bird sang in the old tree by the river bank"
 WORDS = SENTENCE.split()
@@ -433,7 +434,29 @@ def test_presets_have_the_sizes_they_are_called_after(name: str, millions: float
 
 def test_the_names_of_presets_are_those_that_help_shows() -> None:
     hint = typing.get_type_hints(gpt.Config)["preset"]
-    assert {*typing.get_args(typing.get_args(hint)[0])} == {*gpt.PRESETS}
+    assert {*typing.get_args(hint)} == {*gpt.PRESETS}
+
+
+def test_the_default_preset_is_tiny_and_no_other_preset_has_its_settings() -> None:
+    program = find_program("gpt")
+    assert program.preset(None) == program.preset("tiny") == gpt.PRESETS["tiny"]
+    for name in {*gpt.PRESETS} - {"tiny", "shakespeare"}:
+        asked = layered(gpt.Config, [("preset", program.preset(name))])[0]
+        assert (asked.optimizer.name, asked.schedule.name) == ("adamw", "cosine")
+        assert (asked.model.smear, asked.model.ngrams, asked.cloze_questions) == (False, 1, 200)
+
+
+@pytest.mark.parametrize("preset", ["tiny", "shakespeare"])
+def test_another_family_drops_what_a_preset_adds_to_its_own(preset: str) -> None:
+    chosen = gpt.PRESETS[preset]
+    asked, origins = layered(gpt.Config, [("preset", chosen), ("flag", {"model.family": "gpt2"})])
+    kept = {"model.heads": chosen["model.heads"], "model.context": chosen.get("model.context", 128)}
+    assert asked.model == gpt.Model(family="gpt2", heads=kept["model.heads"], context=kept["model.context"])
+    assert origins["model.smear"] == "default"
+    assert gpt.network_shape(asked, vocab_size=300).tie_embeddings
+    typed = {"model.family": "gpt2", "model.smear": True}
+    with pytest.raises(sf.ConfigError, match="smear = True: family = 'gpt2' has only"):
+        gpt.network_shape(layered(gpt.Config, [("preset", chosen), ("flag", typed)])[0], vocab_size=300)
 
 
 def test_rows_of_tables_that_are_not_there_are_refused() -> None:

@@ -1,6 +1,7 @@
 """Labeled images in memory: scikit-learn's digits, IDX files, CIFAR-10, and synthetic images."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -125,13 +126,22 @@ def digits() -> Arrays:
     >>> digits().test_images.shape
     (360, 8, 8, 1)
     """
-    from sklearn.datasets import load_digits
-
-    dataset = load_digits()
-    images, labels = np.rint(dataset.images * (255 / 16)).astype(np.uint8)[..., None], dataset.target.astype(np.int64)
+    # a gzipped table of 64 pixels, from 0 to 16, and the digit; importing scikit-learn would take longer than the first step
+    rows = np.loadtxt(
+        _package_directory("sklearn") / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=np.int64
+    )
+    images = np.rint(rows[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+    labels = rows[:, -1]
     order = permutation(stream_key(0, "digits to test"), len(images), np.arange(len(images)))
     test, training = order[:_DIGITS_TEST], np.sort(order[_DIGITS_TEST:])
     return Arrays(images[training], labels[training], images[test], labels[test], tuple("0123456789"))
+
+
+def _package_directory(name: str) -> Path:
+    package = find_spec(name)
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    return Path(package.origin).parent
 
 
 def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:

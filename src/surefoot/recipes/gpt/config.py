@@ -1,11 +1,12 @@
 """Settings and presets of the GPT recipe. Imports no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from surefoot.config.setting import default, ordered, setting
 from surefoot.config.train_settings import number
+from surefoot.config.tree import LEADS, STAYS
 from surefoot.recipes.optimizer_settings import RecipeSettings
 
 _COUNT = number("a whole number, 0 or more", min_value=0)
@@ -30,17 +31,18 @@ class Data:
 class Model:
     """The shape of the network."""
 
-    family: Literal["modern", "gpt2"] = "modern"
-    """modern has rotary positions, RMS norms, normalized queries and keys, and no biases. gpt2 is as published."""
-    layers: int = 4
+    family: Literal["modern", "gpt2"] = field(default="modern", metadata=LEADS)
+    """modern has rotary positions, RMS norms, normalized queries and keys, and no biases. gpt2 is as published. Another family drops the
+    preset's activation, tie-embeddings, smear and n-grams."""
+    layers: int = field(default=4, metadata=STAYS)
     """Number of blocks."""
-    heads: int = 4
+    heads: int = field(default=4, metadata=STAYS)
     """Attention heads per block."""
-    width: int = 128
+    width: int = field(default=128, metadata=STAYS)
     """Embedding width, a multiple of twice the number of heads."""
-    context: int = 128
+    context: int = field(default=128, metadata=STAYS)
     """Context length in tokens."""
-    dropout: float = 0.0
+    dropout: float = field(default=0.0, metadata=STAYS)
     """Dropout probability during training."""
     activation: Literal["relu2", "swiglu", "gelu"] | None = None
     """Activation inside an MLP. Default: relu2 (squared ReLU); gelu for gpt2."""
@@ -59,14 +61,13 @@ class Model:
 class Config(RecipeSettings):
     """Train a GPT on text."""
 
-    preset: (
-        Literal["tiny", "shakespeare", "small", "gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "modern-124m"]
-        | None
-    ) = setting(None, observer=True, after="", group="what is trained")
-    """A complete configuration to start from. Files and flags override it. Default: tiny."""
+    preset: Literal[
+        "tiny", "shakespeare", "small", "gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "modern-124m"
+    ] = setting("tiny", observer=True, after="", group="what is trained")
+    """A complete configuration to start from. Files and flags override it."""
     run_dir: str | Path | None = default("runs/gpt")
-    length: str = default("2500 steps")
-    batch_size: int | str = default(8)
+    length: str = default("550 steps")
+    batch_size: int | str = default(16)
     evaluate_every: str = default("25%")
     data: Data = setting(factory=Data, identity=True)
     model: Model = setting(factory=Model, identity=True)
@@ -79,7 +80,7 @@ class Config(RecipeSettings):
     )
     """Validation tokens per evaluation, chosen once by the seed; val_all at the end of the run uses all tokens. Default: all tokens."""
     cloze_questions: int | None = setting(None, check=_COUNT, observer=True)
-    """Number of questions with four continuations on the validation text; 0 disables them. Default: 200 if the text is long enough."""
+    """Number of questions with four continuations on the validation text; 0 disables them. Default: 100 if the text is long enough."""
     multiple_choice: tuple[str, ...] | None = setting(None, observer=True)
     """Files of multiple-choice questions to evaluate, each as NAME=FILE, such as hellaswag=hellaswag_val.jsonl."""
     multiple_choice_questions: int = setting(
@@ -111,6 +112,7 @@ def _published(layers: int, heads: int, width: int, *, lr: float, micro_batch_si
         "schedule.min_lr_ratio": 0.1,
         "length": "19073 steps",
         "evaluate_every": "250 steps",
+        "cloze_questions": 200,
         "val_tokens": 10_000_000,
         "save_every": "15 min",
     }
@@ -119,7 +121,21 @@ def _published(layers: int, heads: int, width: int, *, lr: float, micro_batch_si
 BEST = "min val/loss"
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {},
+    "tiny": {  # docs/decisions/0052-muon-and-n-grams-in-the-first-run.md
+        "model.heads": 2,
+        "model.activation": "swiglu",
+        "model.smear": True,
+        "model.ngrams": 2,
+        "model.ngram_buckets": 8192,
+        "val_tokens": 32_768,
+        "optimizer.name": "muon",
+        "optimizer.lr": 0.014,
+        "optimizer.adamw_lr": 0.017,
+        "optimizer.momentum": 0.9,
+        "optimizer.ns_steps": 4,
+        "schedule.name": "linear",
+        "schedule.warmup": "1%",
+    },
     "shakespeare": {
         "data.tokenizer": "characters",
         "data.val_fraction": 0.1,
@@ -128,6 +144,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model.activation": "swiglu",
         "model.smear": True,
         "length": "1700 steps",
+        "batch_size": 8,
+        "cloze_questions": 200,
         "precision": "bf16",  # as in the published figures (docs/decisions/0042-auto-reads-a-table.md)
         "clip": "off",
         "optimizer.name": "muon",
@@ -150,6 +168,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "optimizer.lr": 1e-3,
         "schedule.min_lr_ratio": 0.1,
         "evaluate_every": "5%",
+        "cloze_questions": 200,
     },
     "gpt2-124m": _published(12, 12, 768, lr=6e-4, micro_batch_size=32),
     "gpt2-350m": _published(24, 16, 1024, lr=3e-4, micro_batch_size=16),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
-from surefoot.config.paths import local_path, read_regular
+from surefoot.config.paths import local_path, read_regular, user_cache
 from surefoot.recipes.gpt.config import Data
 from surefoot.recipes.optimizer_settings import note
 
@@ -17,7 +17,6 @@ _VOCABULARY = 2048
 _GPT2_VOCABULARY = 50_257
 _CHARACTERS = 320  # shown of a text
 _LARGEST_BYTES = 200_000_000  # of a tokenizer's file; the largest known one has 33 MB
-_GPT2 = Path.home() / ".cache" / "surefoot" / "gpt2"
 
 
 @dataclass(frozen=True)
@@ -74,30 +73,32 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
                 f"{path} holds unfinished token shards: it has no tokens.json, which is written last\n"
                 "  continue with the same surefoot data prepare; if the shards were copied, copy all files"
             )
+    from surefoot.data.text.token_cache import TextCache  # imports numpy
+
     documents = sf.data.stdlib_documents() if path is None else sf.data.load_documents(path)
     training, held_out = sf.data.split_documents(documents, val_fraction=data.val_fraction)
+    text = TextCache(training, held_out)
     match name:
         case None | "bpe":
             size = _VOCABULARY if data.vocab_size is None else data.vocab_size
-            tokenizer = tokenizer or sf.tokenizers.BPETokenizer.train(training, vocab_size=size)
+            tokenizer = tokenizer or text.trained_tokenizer(vocab_size=size)
             chosen = (
                 f"bpe, {size} tokens" if init is None or name else f"the tokenizer of init_from, or bpe, {size} tokens"
             )
         case "characters":
-            text, chosen = "".join(documents.values()), name
-            tokenizer = tokenizer or sf.tokenizers.CharacterTokenizer.from_text(text)
+            tokenizer = tokenizer or sf.tokenizers.CharacterTokenizer.from_text("".join(documents.values()))
+            chosen = name
         case "bytes":
             tokenizer, chosen = tokenizer or sf.tokenizers.ByteTokenizer(), name
         case _:  # a resume reads it too, to detect another tokenizer in that path
-            is_there = Path(_GPT2 if name == "gpt2" else name).exists()
+            is_there = (user_cache(name) if name == "gpt2" else Path(name)).exists()
             named = named_tokenizer(name) if tokenizer is None or is_there else tokenizer
             tokenizer, chosen = (
                 tokenizer or named,
                 f"{named.vocab_size} tokens, {sha256(named.to_json().encode()).hexdigest()[:16]}",
             )
     origin = "text of Python's standard library (data.path is not set)" if path is None else f"text of {path}"
-    tokens = sf.data.encode_documents(training, tokenizer), sf.data.encode_documents(held_out, tokenizer)
-    return Corpus(*tokens, tokenizer, chosen, about=(origin, _describe_split(documents, held_out)))
+    return Corpus(*text.encoded(tokenizer), tokenizer, chosen, about=(origin, _describe_split(documents, held_out)))
 
 
 def promised_vocabulary(data: Data) -> int | None:
@@ -182,12 +183,14 @@ def named_tokenizer(name: str) -> Any:
     """Return the tokenizer called bytes or gpt2, or load one from a file or directory. Raises `DataError` if its files are missing."""
     if name == "bytes":
         return sf.tokenizers.ByteTokenizer()
-    if name == "gpt2" and not _GPT2.is_dir():
+    if name != "gpt2":
+        return sf.tokenizers.load(name)
+    if not (directory := user_cache(name)).is_dir():
         raise sf.DataError(
-            f"GPT-2's tokenizer is not at {_GPT2}\n"
+            f"GPT-2's tokenizer is not at {directory}\n"
             "  put its encoder.json and vocab.bpe there, or name their directory instead of gpt2"
         )
-    return sf.tokenizers.load(_GPT2 if name == "gpt2" else name)
+    return sf.tokenizers.load(directory)
 
 
 def _of_shards(path: Path, data: Data, tokenizer: Any) -> Corpus:

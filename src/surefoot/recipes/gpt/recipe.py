@@ -131,7 +131,7 @@ def outline(config: Config) -> "sf.Run | None":
     vocab_size, context = texts.promised_vocabulary(config.data), config.model.context
     if vocab_size is None or config.init_from is not None:
         return None
-    _, optimizer, schedule, *_ = check(replace(config, preset=None))  # the preset's data may be absent
+    _, optimizer, schedule, *_ = check(replace(config, preset="tiny"))  # the data of another preset may be absent
     network = network_shape(config, vocab_size=vocab_size)
     import numpy as np
 
@@ -157,7 +157,8 @@ def network_shape(config: Config, *, vocab_size: int) -> Any:
     shape = config.model
     if shape.ngram_buckets is not None and shape.ngrams == 1:
         raise sf.ConfigError(
-            f"model.ngram_buckets = {shape.ngram_buckets} has no effect without n-grams\n  add them: --model.ngrams 2, 3 or 4"
+            f"model.ngram_buckets = {shape.ngram_buckets} has no effect without n-grams\n  add them: --model.ngrams 2, 3 or 4;"
+            " or remove it: --model.ngram-buckets None"
         )
     own = {name: value for name, value in vars(shape).items() if value is not None}
     try:
@@ -183,7 +184,7 @@ def _cloze(config: Config, corpus: texts.Corpus) -> "sf.Split | None":
     if wanted is None:  # the usual number, if the text is long enough
         if len(held_out) < _CHOICES * 2 * context:
             return None
-        wanted = 200
+        wanted = 100
     try:
         questions = sf.data.cloze_questions(
             held_out, context=context, questions=wanted, seed=config.seed, choices=_CHOICES

@@ -55,10 +55,10 @@ class Changes:
 class Config(RecipeSettings):
     """Train a classifier on images."""
 
-    preset: Literal["tiny", "fashion-mnist", "fashion-mnist-fast", "cifar10", "imagenet"] | None = setting(
-        None, observer=True, after="", group="what is trained"
+    preset: Literal["tiny", "fashion-mnist", "fashion-mnist-fast", "cifar10", "imagenet"] = setting(
+        "tiny", observer=True, after="", group="what is trained"
     )
-    """A complete configuration to start from. Files and flags override it. Default: tiny."""
+    """A complete configuration to start from. Files and flags override it."""
     run_dir: str | Path | None = default("runs/images")
     length: str = default("30 epochs")
     batch_size: int | str = default(64)

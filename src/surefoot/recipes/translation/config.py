@@ -83,10 +83,10 @@ class Model:
 class Config(RecipeSettings):
     """Train a translator."""
 
-    preset: Literal["tiny", "multi30k", "multi30k-fast", "base", "big"] | None = setting(
-        None, observer=True, after="", group="what is trained"
+    preset: Literal["tiny", "multi30k", "multi30k-fast", "base", "big"] = setting(
+        "tiny", observer=True, after="", group="what is trained"
     )
-    """A complete configuration to start from. Files and flags override it. Default: tiny."""
+    """A complete configuration to start from. Files and flags override it."""
     run_dir: str | Path | None = default("runs/translation")
     length: str = default("900 steps")
     batch_size: int | str = default("2048 tokens")

@@ -109,7 +109,7 @@ def outline(config: Config) -> "sf.Run | None":
     """Return the run without its data, to compute memory and time. Returns None if initial weights determine the vocabulary size."""
     if config.init_from is not None:
         return None
-    _, optimizer, schedule, *_ = check(replace(config, preset=None))  # the preset's data may be absent
+    _, optimizer, schedule, *_ = check(replace(config, preset="tiny"))  # the data of another preset may be absent
     vocab_size = texts.promised_vocabulary(config.data.vocab_size)
     network = network_shape(config, source=None if config.data.shared_vocab else vocab_size, target=vocab_size)
     length = min(_USUAL, config.data.max_source_tokens, config.data.max_target_tokens)

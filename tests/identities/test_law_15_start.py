@@ -1,0 +1,126 @@
+"""Law 15: a start makes only what its first step needs. No clock is read: imports, opened files and calls are counted. (6 s)
+
+In a fresh interpreter, because this one has imported everything already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+UNUSED = (
+    *("sklearn", "scipy", "matplotlib", "pandas", "transformers", "datasets", "pyarrow", "torchvision", "timm"),
+    *("sympy", "optuna", "sacrebleu", "wandb", "mlflow", "http.server"),
+    *(
+        "torch._dynamo",
+        "torch._inductor",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor",
+        "torch.utils.tensorboard",
+    ),
+    *("surefoot.compare", "surefoot.export", "surefoot.profile", "surefoot.tune", "surefoot.verify", "surefoot.replay"),
+)
+STARTS = """
+import gc, json, os, sys
+from collections import Counter
+from pathlib import Path
+
+text = Path("text")
+opened, figures = Counter(), {}
+passes = os.open("passes", os.O_CREAT | os.O_RDWR | os.O_APPEND)  # a byte for each: a counter would be state of the model
+
+def watch(event, arguments):
+    if event == "open" and isinstance(arguments[0], (str, os.PathLike)) and text in Path(arguments[0]).parents:
+        opened[Path(arguments[0]).name] += 1
+
+sys.addaudithook(watch)
+
+class FirstStep(BaseException):
+    pass
+
+def end(self, done):
+    raise FirstStep
+
+def build_and_count(*arguments, **options):
+    run = build(*arguments, **options)
+    from surefoot.run.periodic import Periodic
+    Periodic.evaluate_due = end
+    for model in run.parts.state.models.values():
+        model.register_forward_hook(lambda *_: os.write(passes, b".") and None)
+    return run
+
+from surefoot.cli import main, plan, train
+build = train.build_run
+train.build_run = plan.build_run = build_and_count
+flags = ["--data.path=text", "--data.vocab-size=300", "--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16"]
+for name, arguments in {
+    "images": ["train", "images", "--run-dir=runs/images"],
+    "plan": ["plan", "gpt", "--run-dir=runs/plan", *flags],
+    "gpt": ["train", "gpt", "--run-dir=runs/gpt", *flags],
+}.items():
+    opened.clear(), os.ftruncate(passes, 0)
+    try:
+        main.main(arguments)
+    except FirstStep:
+        pass
+    if "tokenizers" in sys.modules and name == "plan":
+        from surefoot.tokenizers import BPETokenizer
+        BPETokenizer.train = None  # the second start with the text needs no training
+    figures[name] = {"opened": dict(opened), "passes": os.fstat(passes).st_size, "modules": sorted(sys.modules)}
+figures["frozen"] = gc.get_freeze_count()
+figures["spins"] = os.environ.get("GOMP_SPINCOUNT")
+print(json.dumps(figures))
+"""
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    directory = tmp_path_factory.mktemp("starts")
+    (directory / "text").mkdir()
+    for number in range(20):
+        words = (f"word{(number * 7919 + index * index) % 1013}" for index in range(10_000))
+        (directory / "text" / f"{number}.txt").write_text(" ".join(words))
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("GOMP_", "OMP_WAIT"))}
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", STARTS],
+        capture_output=True,
+        text=True,
+        cwd=directory,
+        env=environment | {"XDG_CACHE_HOME": str(directory / "cache")},
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return dict(json.loads(ended.stdout.splitlines()[-1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["images", "plan", "gpt"])
+def test_no_module_is_imported_that_the_first_step_does_not_use(start: str, figures: dict[str, Any]) -> None:
+    imported = figures[start]["modules"]
+    assert [name for name in imported if name.startswith(tuple(f"{each}." for each in UNUSED)) or name in UNUSED] == []
+
+
+@pytest.mark.slow
+def test_a_text_is_read_once_and_a_second_start_trains_no_tokenizer(figures: dict[str, Any]) -> None:
+    for start in ("plan", "gpt"):
+        # opened twice: for the first two bytes, which say whether it is zipped, and for the text
+        assert figures[start]["opened"] == {f"{number}.txt": 2 for number in range(20)}
+
+
+@pytest.mark.slow
+def test_few_passes_come_before_the_first_update_or_the_end_of_a_plan(figures: dict[str, Any]) -> None:
+    # the state check has 2, the fingerprint 1, the step 1
+    assert {name: figures[name]["passes"] for name in ("images", "gpt")} == {"images": 4, "gpt": 4}
+    # memory 1, time 2 to 10, each of two splits 1 to 3, the loss contract 3
+    assert 8 <= figures["plan"]["passes"] <= 20
+
+
+@pytest.mark.slow
+def test_idle_threads_wait_shortly_and_torch_is_no_garbage(figures: dict[str, Any]) -> None:
+    assert figures["spins"] == "10000"
+    assert figures["frozen"] > 100_000
