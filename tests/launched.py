@@ -50,6 +50,7 @@ class Launcher:
     command: Callable[[Path], list[str]]
     missing: Callable[[], str | None]
     on_slurm: bool = False
+    restarts: bool = False  # starts the processes again if one dies
 
 
 def reference(directory: Path) -> tuple[str, dict[str, str]]:
@@ -133,7 +134,7 @@ def _no_mpirun() -> str | None:
 
 SMALL = ("--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=1")
 LAUNCHERS = (
-    Launcher("torchrun", "torchrun.sh", _shell("torchrun.sh", "bash"), lambda: None),
+    Launcher("torchrun", "torchrun.sh", _shell("torchrun.sh", "bash"), lambda: None, restarts=True),
     Launcher("mpirun", "mpirun.sh", _mpirun, _no_mpirun),
     Launcher(
         "submitit, on this machine", "submitit.sh", lambda run_dir: [*_shell("submitit.sh", "bash")(run_dir), "--local"],
@@ -147,9 +148,9 @@ LAUNCHERS = (
     Launcher(
         "Ray Train", "ray_job.py", lambda run_dir: [sys.executable, str(EXAMPLES / "ray_job.py"), str(run_dir)], _without("ray")
     ),
-    Launcher("Kubernetes' variables", "kubernetes.yaml", _nodes("kubernetes.yaml"), _without("yaml")),
-    Launcher("Kubeflow's variables", "kubeflow.yaml", _nodes("kubeflow.yaml"), _without("yaml")),
-    Launcher("SkyPilot's variables", "skypilot.yaml", _nodes("skypilot.yaml"), _without("yaml")),
+    Launcher("Kubernetes' variables", "kubernetes.yaml", _nodes("kubernetes.yaml"), _without("yaml"), restarts=True),
+    Launcher("Kubeflow's variables", "kubeflow.yaml", _nodes("kubeflow.yaml"), _without("yaml"), restarts=True),
+    Launcher("SkyPilot's variables", "skypilot.yaml", _nodes("skypilot.yaml"), _without("yaml"), restarts=True),
 )  # fmt: skip
 
 

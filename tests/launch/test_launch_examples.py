@@ -51,6 +51,7 @@ def test_a_run_whose_rank_is_killed_under_a_launcher_ends_with_the_bits_of_one_l
         pytest.skip(reason)
     outcome = killed(launcher, tmp_path, undisturbed=undisturbed)
     assert 0 < outcome.killed_at < 800, "it was killed in its midst"
+    assert outcome.starts == (1 if launcher.restarts else 2), outcome.log
     assert outcome.sessions == 2, outcome.log
     assert outcome.same_bits, outcome.log
 
