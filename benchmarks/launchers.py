@@ -18,7 +18,9 @@ import importlib.util
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import date
+from itertools import chain
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -34,12 +36,12 @@ def lines(only: list[str], directory: Path) -> Iterator[str]:
     """One line for each launcher, then one for each schema."""
     chosen = [launcher for launcher in LAUNCHERS if not only or launcher.name in only]
     undisturbed = reference(directory / "undisturbed") if chosen else ("", {})
-    for launcher in chosen:
+    for number, launcher in enumerate(chosen):
         shown = f"{launcher.name:27}{launcher.file:17}"
         if reason := launcher.missing():
             yield f"{shown} not run: {reason}"
             continue
-        outcome = killed(launcher, directory / launcher.name.replace(" ", "-"), undisturbed=undisturbed)
+        outcome = killed(launcher, directory / f"{number}-{launcher.file}", undisturbed=undisturbed)
         again = "by itself" if outcome.starts == 1 else "typed again"
         bits = "same bits" if outcome.same_bits and outcome.sessions > 1 else "OTHER BITS"
         yield f"{shown} killed at step {outcome.killed_at}, {again}, {outcome.sessions} sessions, {bits}"
@@ -58,15 +60,12 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     head = f"# {date.today()}, python benchmarks/launchers.py, torch {torch.__version__}, two processes on a machine with 2 cores"
-    shown = [head]
-    print(head, flush=True)
-    with tempfile.TemporaryDirectory(prefix="launchers-") as directory:
-        for line in lines(arguments.only, Path(directory)):
-            print(line, flush=True)
-            shown.append(line)
-    if arguments.write:
-        with RESULTS.open("a") as file:
-            file.write("\n".join(shown) + "\n\n")
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="launchers-"))
+        files = [sys.stdout] + ([stack.enter_context(RESULTS.open("a"))] if arguments.write else [])
+        for line in chain([head], lines(arguments.only, Path(directory)), [""]):
+            for file in files:
+                print(line, file=file, flush=True)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
-from waiting import HANG_S, wait_until
+from waiting import wait_until
 
 _DAEMONS = ("slurmctld", "slurmd")
 _COMMANDS = (*_DAEMONS, "sbatch", "srun", "scontrol", "scancel", "squeue", "sinfo")
@@ -91,11 +92,9 @@ def real_slurm(directory: Path) -> Iterator[dict[str, str]]:
         for process in reversed(daemons):
             process.terminate()
         for process in daemons:
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
+            if not wait_until(partial(_has_ended, process)):
                 process.kill()
-                process.wait(HANG_S)
+                process.wait()
 
 
 def ask(environment: Mapping[str, str], *command: str) -> str:
@@ -107,6 +106,10 @@ def state(environment: Mapping[str, str], job: int) -> str:
     """The state of a job, such as RUNNING, COMPLETED or PENDING."""
     shown = ask(environment, "scontrol", "show", "job", str(job))
     return next((word.partition("=")[2] for word in shown.split() if word.startswith("JobState=")), "unknown")
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    return process.poll() is not None
 
 
 def _path(environment: Mapping[str, str]) -> str:
