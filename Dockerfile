@@ -24,8 +24,8 @@ WORKDIR /opt/surefoot
 COPY constraints.txt ./
 RUN python -m pip install --no-cache-dir -c constraints.txt --index-url "${TORCH_INDEX}" torch
 
-# such as "[hub]"
-ARG EXTRAS=""
+# the recipe gpt needs the extra `text`
+ARG EXTRAS="[text]"
 COPY pyproject.toml README.md LICENSE* ./
 COPY src ./src
 RUN python -m pip install --no-cache-dir -c constraints.txt ".${EXTRAS}"

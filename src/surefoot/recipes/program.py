@@ -1,7 +1,6 @@
 """The program of a run: a recipe or a function in the user's file, found by its name or from a run's directory."""
 
 import dataclasses
-import gc
 import importlib
 import inspect
 import os
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.config import toml, user_code
 from surefoot.config.paths import file_text
 from surefoot.config.tree import default_values, did_you_mean, flatten, layered
+from surefoot.distributed.environment import importing_torch
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.recipes import NAMES
 from surefoot.recipes.optimizer_settings import RecipeSettings, note
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from surefoot.run.run import Run
 
 _SHARED = ("auto", "ddp", "fsdp")  # strategies that share the model's training
-_SPINS = "10000"  # about 0.5 ms; GNU OpenMP's own 300,000 keep an idle thread busy for 10 ms and more
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Program:
     def check(self, config: Any) -> None:
         """Call the module's `check(config: Config)`, if any, to refuse invalid settings before data are read."""
         if (function := self._of_config("check")) is not None:
-            with _importing_torch():
+            with importing_torch():
                 function(config)
 
     def refuse_changed_files(self, config: Any, *, run: Path, resuming: bool = False) -> None:
@@ -226,24 +225,8 @@ def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
     return store.at(int(which))
 
 
-@contextmanager
-def _importing_torch() -> Iterator[None]:
-    """Shorten the busy waiting of torch's threads, unless the user has set it. Exclude torch from every collection of garbage."""
-    if "torch" in sys.modules or not gc.isenabled():
-        yield
-        return
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
 def _in_file(path: Path, function: str) -> Program:
-    with _importing_torch():
+    with importing_torch():
         names = user_code.names_in(path, function=function, form=f"def {function}(...) -> surefoot.Run")
     path, build = path.resolve(), names[function]
     described = {"kind": "file", "path": str(path), "function": function, "sha256": user_code.digest(path)}
