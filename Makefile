@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=  # else each of the hundreds of processes that
 
 .PHONY: train check site test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-diagnose campaign-mutants bench pictures prose release clean
 
-train: .venv/ready  ## install, then train a GPT on the source of Python's own standard library
+train: .venv/train  ## install the core and the tokenizers, then train a GPT on the source of Python's own standard library
 	$(BIN)/surefoot train gpt --run-dir runs/first
 
 check: .venv/ready  ## format, lint, types, import contract
@@ -69,11 +69,21 @@ release: .venv/ready  ## build the files of a release, check them, try the wheel
 	@echo "v$(VERSION) is tagged and nothing is published yet: docs/releasing.md names the two commands that publish it"
 
 # torch first and through the constraints file: a plain `torch` may bring gigabytes of CUDA packages
-.venv/ready: pyproject.toml constraints.txt
+define install
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(1)]"
+endef
+
+# what `make train` needs: the core and the tokenizers
+.venv/train: pyproject.toml constraints.txt
+	$(call install,text)
 	touch $@
+
+# what the checks and tests need; `make train` needs nothing more
+.venv/ready: pyproject.toml constraints.txt
+	$(call install,dev)
+	touch .venv/train $@
 
 clean:
 	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,7 +1,7 @@
-"""Stand-ins for the packages without which no run is built or written: lazy_loader, safetensors, tomlkit and tensorboard.
+"""Stand-ins for the packages without which no run is built or written: lazy_loader, safetensors and tomlkit.
 
-They are used only where the package is absent, and the result says so. The first three hold what a run of a script needs, and no more:
-https://huggingface.co/docs/safetensors#format, https://toml.io/en/v1.0.0. Without tensorboard no curves of it are written.
+They are used only where the package is absent, and the result says so. They hold what a run of a script needs, and no more:
+https://huggingface.co/docs/safetensors#format, https://toml.io/en/v1.0.0.
 """
 
 from __future__ import annotations
@@ -50,11 +50,6 @@ def fill_in() -> None:
         vars(module).update(document=Document, comment=comment, dumps=dumps)
         sys.modules["tomlkit"] = module
         STAND_INS.absent.append("tomlkit")
-    if find_spec("tensorboard") is None:
-        sink = ModuleType("surefoot.tracking.tensorboard")
-        vars(sink).update(TensorBoard=NoCurves)
-        sys.modules["surefoot.tracking.tensorboard"] = sink
-        STAND_INS.absent.append("tensorboard")
 
 
 # --- lazy_loader -------------------------------------------------------------------------------------------------------
@@ -169,24 +164,3 @@ def _inline(node: Any) -> str:
 
 def _text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-# --- tensorboard -------------------------------------------------------------------------------------------------------
-
-
-class NoCurves:
-    """A sink in the place of TensorBoard's that writes nothing."""
-
-    def __init__(self, directory: Path, *, from_step: int, unit: str) -> None: ...
-
-    @property
-    def appended(self) -> NoCurves:
-        """The file, which is never deleted."""
-        return self
-
-    def was_deleted(self) -> bool:
-        return False
-
-    def write(self, record: Any) -> None: ...
-
-    def close(self) -> None: ...

@@ -383,7 +383,7 @@ def test_a_run_that_dies_writes_no_report_through_a_link(
 
 def test_records_are_not_written_again_through_a_link(tmp_path: Path, elsewhere: Path) -> None:
     journal, directory = Journal(None), RunDirectory(tmp_path)
-    journal.open(directory, step=0, saved=None, unit="targets")
+    journal.open(directory, step=0, saved=None, unit="targets", tensorboard=True)
     plant(tmp_path, "tensorboard", elsewhere)
     shutil.rmtree(tmp_path / "moved-tensorboard", ignore_errors=True)
     with pytest.raises(OSError, match="a link to"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def built(run_dir: Path | None = None, **changes: Any) -> sf.Run:
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU may do what only some GPUs can; torchao emulates it there."""
-    pytest.importorskip("torchao", reason="torchao is not installed: pip install surefoot[fp8]")
+    pytest.importorskip("torchao", reason="torchao is not installed: pip install surefoot[quant]")
     monkeypatch.setitem(formats.FORMATS, "fp8", replace(formats.FORMATS["fp8"], refuse=lambda _: None))
 
 
@@ -62,11 +63,10 @@ def test_a_device_that_does_not_multiply_in_8_bits_is_refused(monkeypatch: pytes
 
 
 def test_without_torchao_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> Any:
-        raise ModuleNotFoundError(f"No module named {name!r}")
-
-    monkeypatch.setattr(formats, "import_module", absent)
-    with pytest.raises(sf.ConfigError, match=r"needs torchao.*\n.*pip install surefoot\[fp8\]"):
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(
+        sf.ConfigError, match=r'needs torchao\n.*not installed.*\n  type: pip install "surefoot\[quant\]"'
+    ):
         formats.with_fp8(sf.models.GPT(SHAPE), torch.device("cpu"))
 
 

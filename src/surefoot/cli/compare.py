@@ -6,6 +6,7 @@ from pathlib import Path
 from surefoot.cli.compare_plan import Compare, planned_of
 from surefoot.cli.options import by_flag, option_names, verb_options
 from surefoot.compare.plan import FILE
+from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError, refuse_all
 from surefoot.recipes.program import find_program
@@ -40,6 +41,8 @@ def compare(arguments: list[str]) -> None:
                 ),
             }
         )
+        if options.trials is not None:
+            refuse_missing("--trials", "optuna")  # before the plan is written
         plan = planned_of(find_program(named[0]), flags, options, verb=f"compare {named[0]}")
         path = local_path(options.out or _OUT, setting="--out")
     from surefoot.cli import compare_runs  # imports torch

@@ -18,6 +18,7 @@ from surefoot.compare.search import Search
 from surefoot.compare.trained import Compared, Trained, read_run
 from surefoot.compare.trials import Trials, outcome_of
 from surefoot.compare.variants import Variant, flags, run_labels
+from surefoot.config.extras import is_installed
 from surefoot.config.paths import local_path
 from surefoot.config.tree import layered
 from surefoot.errors import ConfigError, SurefootError, first_line
@@ -225,7 +226,7 @@ def _tell(comparison: Comparison, directory: RunDirectory, *, more: Sequence[str
     comparison = replace(comparison, notes=[*comparison.notes, *more])
     for name, written in (("json", as_json), ("tsv", tsv), ("md", markdown)):
         directory.write_text(f"comparison.{name}", written(comparison))
-    draw(comparison, directory.path / "comparison")
-    TextWriter(None).put(
-        f"{text(comparison)}\nwritten: {directory.path}/comparison.png, .svg, .md, .tsv, .json{over}\n"
-    )
+    suffixes = ["md", "tsv", "json"]
+    if is_installed("matplotlib"):
+        suffixes = [*(file.suffix[1:] for file in draw(comparison, directory.path / "comparison")), *suffixes]
+    TextWriter(None).put(f"{text(comparison)}\nwritten: {directory.path}/comparison.{', .'.join(suffixes)}{over}\n")

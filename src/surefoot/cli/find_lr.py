@@ -12,6 +12,7 @@ import surefoot as sf
 from surefoot.cli.options import ChangedProgramOption, ProgramOptions, T, find_run, flag_text, limited, verb_options
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import program_settings, saved_settings
+from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import file_text, local_path
 from surefoot.config.toml import values
 from surefoot.config.train_settings import TrainSettings
@@ -65,6 +66,7 @@ def find_lr(arguments: list[str]) -> None:
     check_range(lowest, highest, count)
     run, settings = tried_run(options, flags, verb="find-lr")
     if out is not None:
+        refuse_missing("--out", "matplotlib")
         make_directory(local_path(out, setting="--out"))  # fail before the long test
 
     stride, rates_read = max(1, count // _SHOWN), 0
@@ -113,7 +115,7 @@ def tried_run(options: TriedRunOptions, flags: Sequence[str], *, verb: str) -> "
         raise ConfigError(f"--checkpoint and --run-changed-program are for an existing run, and {what} is not a run")
     config, _ = program_settings(program, options, flags, verb=verb)
     if isinstance(config, TrainSettings):  # ignore files of another run, such as a tokenizer
-        config = replace(config, run_dir=None, trackers=None)
+        config = replace(config, run_dir=None, trackers=None, tensorboard=False)
     run = build_run(program, config)
     return run, set() if config is None else set(flatten(config))
 

@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 from surefoot.cli.options import by_flag, flag_text, verb_options
 from surefoot.cli.settings import configured, file_values, layers_below, read_settings
 from surefoot.config.durations import Length, in_steps, planned
+from surefoot.config.extras import refuse_missing
 from surefoot.config.tree import did_you_mean, flatten
 from surefoot.errors import ConfigError
 from surefoot.recipes.optimizer_settings import Schedule
@@ -57,6 +58,7 @@ def plan_schedules(arguments: Sequence[str], *, foreign: Collection[str]) -> Non
         raise ConfigError(f"--schedules is empty: write --schedules LIST, {_FORM}")
     if flag_text(flags, "schedule.name") is not None:
         raise ConfigError("--schedule.name: --schedules already names the schedules\n  leave it out")
+    refuse_missing("--schedules", "matplotlib")  # before the table is printed
     length, settings, rate = _basis(options, flags)
     from surefoot.plan.schedule_plot import draw_traces, table, trace_schedules
 

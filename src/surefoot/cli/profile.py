@@ -32,7 +32,7 @@ class Profile(TriedRunOptions):
     shapes: bool = False
     """Distinguish operators by the shapes of their inputs."""
     out: str = "runs/profile"
-    """Directory of profile.json, profile.txt, trace.json.gz (for ui.perfetto.dev), memory.png and memory.svg."""
+    """Directory of profile.json, profile.txt, trace.json.gz (for ui.perfetto.dev), and with matplotlib memory.png and memory.svg."""
 
 
 def profile(arguments: list[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from surefoot.cli.options import WHICH_RUN, find_run, limited, only_options
+from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError
 
@@ -64,6 +65,8 @@ def report(arguments: list[str]) -> None:
         return
     if options.port is not None:
         raise ConfigError("--port needs --watch")
+    if options.png:
+        refuse_missing("--png", "matplotlib", instead="omit it; the page has the same charts")
     from surefoot.report.write import write_page
 
     target = write_page(*runs, out=None if options.out is None else local_path(options.out, setting="--out"))

@@ -17,6 +17,7 @@ from surefoot.cli import processes
 from surefoot.cli.options import ProgramOptions, limited, target, verb_options, without
 from surefoot.cli.settings import program_settings
 from surefoot.cli.train import AcceptChange, Train
+from surefoot.config.extras import needed_for
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError, first_line
 from surefoot.recipes.program import find_program
@@ -175,9 +176,5 @@ def _submitted(training: Training, requested: dict[str, Any], options: Submit) -
 
 
 def _submitit(module: str) -> Any:
-    try:
+    with needed_for("surefoot submit", "submitit"):
         return importlib.import_module(module)
-    except ModuleNotFoundError as problem:
-        if problem.name != "submitit":
-            raise
-        raise ConfigError('surefoot submit needs submitit: pip install "surefoot[slurm]"') from problem

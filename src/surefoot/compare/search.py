@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from surefoot.compare.trials import TO_THE_END, Outcome, outcome_of
 from surefoot.compare.variants import grid
+from surefoot.config.extras import needed_for
 from surefoot.errors import ConfigError
 from surefoot.tracking.format import as_typed
 
@@ -182,12 +183,7 @@ def _number(text: str, setting: str, typed: str) -> int | float:
 
 
 def _imported() -> Any:
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            import optuna
-    except ModuleNotFoundError as problem:
-        if problem.name != "optuna":
-            raise
-        raise ConfigError('--trials needs Optuna: pip install "surefoot[search]"') from problem
+    with needed_for("--trials", "optuna"), warnings.catch_warnings(action="ignore"):
+        import optuna
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -135,7 +135,7 @@ class TrainSettings(Declared):
         "fp32", identity=True, group="precision and speed"
     )
     """Precision of the passes. auto uses the measured table for this machine and these layers, and keeps its choice for the run. fp8 is
-    bf16 with linear layers in 8 bits (extra `fp8`)."""
+    bf16 with linear layers in 8 bits (extra `quant`)."""
     channels_last: bool | Literal["auto"] = setting(False, identity=True)
     """Use the channels-last memory format for images. auto uses the same table as precision = auto."""
     compile: bool | Literal["auto"] = setting(False, identity=True)
@@ -161,6 +161,8 @@ class TrainSettings(Declared):
     """How often per-layer statistics of gradients, weights and updates are recorded. These steps copy the weights. None: never."""
     trackers: str | Sequence[str] | None = setting(None, observer=True)
     """Experiment trackers that also receive the records: "wandb", "mlflow", "trackio", or several, "wandb,mlflow"."""
+    tensorboard: bool | Literal["auto"] = setting("auto", observer=True)
+    """Write TensorBoard files to the run's directory. auto writes them if the extra `tensorboard` is installed."""
     report: bool = setting(True, observer=True)
     """Write report.html, a page about the run, when it ends."""
     run_dir: str | Path | None = setting(None, check=_out, observer=True, group="checkpoints")

@@ -25,6 +25,7 @@ from surefoot.distributed.heartbeat import MAILBOX, MEETING, NONCE, Heartbeat, a
 from surefoot.distributed.liveness import Lines
 from surefoot.errors import ConfigError, RankLostError, first_line, is_refusal, leave_script, print_uncaught
 
+_set_timeout: Any = getattr(dist, "set_timeout", _set_pg_timeout)  # the private one is deprecated from torch 2.15 on
 _ANYWHERE = "192.0.2.1"  # an address reserved for documentation (RFC 5737); nothing is sent there
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR in linux/sockios.h
 # timeout of collectives: compilation and evaluation take long, and the heartbeat detects dead ranks
@@ -168,7 +169,7 @@ def _make_groups(device: torch.device, store: Store, placement: Placement, *, th
         )
     side: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_CONNECT)
     for group in (side,) if theirs else (dist.group.WORLD, side):
-        _set_pg_timeout(_PATIENCE, group)  # only now, so that connecting has the shorter timeout
+        _set_timeout(_PATIENCE, group)  # only now, so that connecting has the shorter timeout
     return side
 
 

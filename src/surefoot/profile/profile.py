@@ -45,7 +45,7 @@ def measure(
     same, bit for bit. `steps` are timed after a warm-up, two more run under torch's profiler, and the operations of one more are
     counted. Each variant in `speedups` (`surefoot.profile.variants.NAMES`) alternates with the unchanged run, step by step.
 
-    out: a directory for profile.json, profile.txt, trace.json.gz and memory.png and .svg. If None, nothing is written.
+    out: a directory for profile.json, profile.txt and trace.json.gz, and with matplotlib memory.png and .svg. If None, nothing is written.
     peak_flops: the peak operations per second of the device (such as 989e12). If None, the peak is measured with matrix products.
     shapes: list an operator separately for each shape of its inputs.
     max_seconds: the approximate time of the whole profile. The result names the variants left out for lack of time.

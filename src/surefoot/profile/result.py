@@ -8,6 +8,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+from surefoot.config.extras import is_installed
 from surefoot.errors import ConfigError
 from surefoot.memory import in_words
 from surefoot.profile.flops import Flops
@@ -123,8 +124,9 @@ class Profile:
 
 
 def write_profile(profile: Profile, directory: Path) -> Profile:
-    """Write all files except the existing trace. Returns the profile with the names of its files."""
-    pictures = draw(profile.memory, directory / "memory", title=f"memory of a step of {profile.what}")
+    """Write all files except the existing trace; pictures need matplotlib. Returns the profile with the names of its files."""
+    title = f"memory of a step of {profile.what}"
+    pictures = draw(profile.memory, directory / "memory", title=title) if is_installed("matplotlib") else []
     text, numbers = directory / "profile.txt", directory / "profile.json"
     saved = replace(profile, files=tuple(map(str, (text, numbers, directory / "trace.json.gz", *pictures))))
     try:

@@ -192,8 +192,6 @@ def _ranges_and_changes(trace: Any, kind: DeviceType) -> tuple[list[tuple[int, i
 
 def draw(memory: MemoryLine, path: Path, *, title: str) -> list[Path]:
     """Draw the memory of a step over time to PATH.png and PATH.svg: permanent memory at the bottom, gradients above."""
-    from matplotlib.figure import Figure
-
     peak, megabytes = memory.peak, 1e6
     standing = {"parameters": peak.parameters, "optimizer state": peak.optimizer, "buffers": peak.buffers}
     below = sum(standing.values())
@@ -202,6 +200,8 @@ def draw(memory: MemoryLine, path: Path, *, title: str) -> list[Path]:
     layers["gradients"] = [point[2] / megabytes for point in memory.curve]
     layers["activations and results"] = [max(0, now - below - of) / megabytes for _, now, of in memory.curve]
     with drawing():
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(6.4, 3.2), layout="constrained")
         axes = figure.add_subplot()
         axes.stackplot(times_ms, *layers.values(), labels=list(layers), colors=COLORS, step="post")

@@ -6,6 +6,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from surefoot.config.extras import needed_for
 from surefoot.config.paths import write_whole
 from surefoot.errors import ConfigError
 from surefoot.report.charts import Axis, Chart, axes, format_tick, ticks
@@ -29,7 +30,8 @@ _WITHOUT_DATE: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"
 @contextmanager
 def drawing() -> Iterator[None]:
     """Set matplotlib's options inside the block. matplotlib is imported here because its import creates loggers."""
-    import matplotlib as mpl
+    with needed_for("a picture", "matplotlib"):
+        import matplotlib as mpl
 
     with mpl.rc_context(_SETTINGS):
         yield

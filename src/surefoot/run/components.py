@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from surefoot.config.extras import is_installed
 from surefoot.config.parallel import Strategy
 from surefoot.config.train_settings import Timetable
 from surefoot.data.pipeline import DataPipeline
@@ -30,6 +31,12 @@ class RunComponents(Components):
     files: dict[str, str | bytes]  # additional files of the run's directory, by name
     example: str | None  # an example input for `surefoot predict`
     trackers: tuple[str, ...]  # names
+
+    @property
+    def writes_tensorboard(self) -> bool:
+        """True if the run writes TensorBoard files; "auto" does so if the package is installed."""
+        wanted = self.settings.tensorboard
+        return self.directory is not None and (is_installed("tensorboard") if wanted == "auto" else bool(wanted))
 
     @property
     def saved_step(self) -> int | None:

@@ -57,6 +57,8 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     lines = [wrapped(f"{label:<{_LABEL}}{text}", indent=_LABEL) for label, text in about.items()]
     run_dir = parts.directory.path if parts.directory else "not set, so nothing is saved"
     lines += [*(wrapped(in_user_syntax(line)) for line in chosen.lines(parts)), f"{'run_dir':<{_LABEL}}{run_dir}"]
+    if parts.directory is not None:
+        lines.append(wrapped(f"{'writes':<{_LABEL}}{', '.join(_written(parts))}", indent=_LABEL))
     copied, decay = sum(buffer.numel() for buffer in parts.state.buffers.tensors()), parts.identity["ema"]
     left = 0.0 if decay is None or parts.settings.init_from is not None else decay**length.steps
     notes = {
@@ -221,6 +223,11 @@ def _added(parts: RunComponents) -> str:
         f"activation_checkpointing {settings.activation_checkpointing}": settings.activation_checkpointing != "off",
     }
     return f"to a plain loop: {', '.join(what for what, applies in added.items() if applies) or 'nothing'}"
+
+
+def _written(parts: RunComponents) -> list[str]:
+    files = {"tensorboard": parts.writes_tensorboard, "report.html": parts.settings.report}
+    return ["checkpoints", "metrics.jsonl", *(name for name, written in files.items() if written), *parts.trackers]
 
 
 def in_one_line(parts: RunComponents) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
+from surefoot.config.extras import refuse_missing
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.consistency import check_same_on_all_ranks
 from surefoot.run import crash_report, messages
@@ -15,7 +16,7 @@ from surefoot.run.resume import open_run
 from surefoot.run.signals import Signals, to_terminal
 from surefoot.run.stop_requests import StopRequests
 from surefoot.seeding import hold_generators
-from surefoot.tracking.external.registry import refuse_missing
+from surefoot.tracking.external.registry import refuse_missing_trackers
 from surefoot.tracking.record import Phase
 from surefoot.train.error_causes import explaining, of_compiler
 from surefoot.train.loop import Step, steps
@@ -57,14 +58,22 @@ class Session:
         )
         try:
             check_same_on_all_ranks(self.parts.world, self.parts.compared())
-            refuse_missing(self.parts.trackers)
+            refuse_missing_trackers(self.parts.trackers)
+            if self.parts.settings.tensorboard is True:
+                refuse_missing("tensorboard = True", "tensorboard", instead="--tensorboard auto")
             self.settings.enter_context(self.parts.numerics())
             now = open_run(self.parts, configuration=self.configuration)
             if now.checkpoint is not None:
                 self.evaluations.resumed(now.checkpoint)
             self.is_over, unit = now.is_over, self.parts.settings.count_unit
             if self.parts.directory is not None and self.parts.world.is_main and not self.is_over:
-                self.journal.open(self.parts.directory, step=self.state.step, saved=now.checkpoint, unit=unit)
+                self.journal.open(
+                    self.parts.directory,
+                    step=self.state.step,
+                    saved=now.checkpoint,
+                    unit=unit,
+                    tensorboard=self.parts.writes_tensorboard,
+                )
                 self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.identity)
             if self.parts.console is not None and self.parts.world.is_main and not self.is_over:
                 from surefoot.run.live_findings import live_findings_of  # imports all checks

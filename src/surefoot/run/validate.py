@@ -32,6 +32,10 @@ def check_settings(settings: TrainSettings, *, schedule: AnySchedule | None) -> 
     check("batch_size", by=lambda: batching(settings.batch_size, settings.micro_batch_size))
     check("length", by=lambda: _check_length(settings, schedule))
     check("trackers", by=lambda: trackers_of(settings.trackers, out=settings.run_dir))
+    if settings.tensorboard is True and settings.run_dir is None:
+        problems.append(
+            "tensorboard = True: its files are in the run directory, and this run has none\n  give one: --run-dir DIR"
+        )
     if settings.activation_checkpointing != "off" or settings.activation_checkpointing_modules is not None:
         from surefoot.train.activation_checkpointing import check_how
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.config.extras import needed_for, refuse_missing
 from surefoot.config.paths import local_path
 from surefoot.errors import DataError
 from surefoot.tokenizers.tokenizer import (
@@ -85,7 +86,8 @@ class BPETokenizer:
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> Self:
         """Train a tokenizer of up to `vocab_size` tokens on texts; training is deterministic."""
-        from tokenizers import pre_tokenizers, trainers
+        with needed_for("a byte-pair tokenizer", "tokenizers"):
+            from tokenizers import pre_tokenizers, trainers
 
         if vocab_size < 257:
             raise DataError(
@@ -107,6 +109,7 @@ class BPETokenizer:
         path = local_path(path, setting="path")
         for vocabulary, merges in _GPT2_FILES:
             if (path / vocabulary).is_file() and (path / merges).is_file():
+                refuse_missing("GPT-2's tokenizer", "tokenizers")
                 try:
                     return cls(_byte_level(str(path / vocabulary), str(path / merges)))
                 except Exception as problem:  # the library raises nothing narrower
@@ -193,7 +196,8 @@ def load(path: Path | str) -> Tokenizer:
 
 
 def _byte_level(*files: str) -> "tokenizers.Tokenizer":
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    with needed_for("a byte-pair tokenizer", "tokenizers"):
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE.from_file(*files) if files else models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -202,7 +206,8 @@ def _byte_level(*files: str) -> "tokenizers.Tokenizer":
 
 
 def _from_library(text: str, *, where: str) -> "tokenizers.Tokenizer":
-    from tokenizers import Tokenizer, decoders
+    with needed_for("a byte-pair tokenizer", "tokenizers"):
+        from tokenizers import Tokenizer, decoders
 
     try:
         tokenizer = Tokenizer.from_str(text)

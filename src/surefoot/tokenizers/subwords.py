@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.config.extras import needed_for
 from surefoot.config.paths import local_path, read_regular
 from surefoot.errors import DataError
 from surefoot.tokenizers.tokenizer import as_ids, encodable
@@ -46,7 +47,8 @@ class SubwordTokenizer:
 
         `kind` is "bpe" (https://arxiv.org/abs/1508.07909) or "unigram" (https://arxiv.org/abs/1804.10959).
         """
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+        with needed_for("a subword tokenizer", "tokenizers"):
+            from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         if vocab_size < cls.min_vocab_size:
             raise DataError(
@@ -72,7 +74,8 @@ class SubwordTokenizer:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Rebuild a tokenizer from the result of `to_json`; raise `DataError` for any other text."""
-        from tokenizers import Tokenizer
+        with needed_for("a subword tokenizer", "tokenizers"):
+            from tokenizers import Tokenizer
 
         try:
             fields = json.loads(text)

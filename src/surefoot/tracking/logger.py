@@ -26,14 +26,18 @@ class Journal:
         self.trackers: list[Tracker] = []
         self.failed_sinks: set[int] = set()  # ids of the sinks with a printed warning
 
-    def open(self, directory: RunDirectory, *, step: int, saved: Checkpoint | None, unit: str) -> None:
+    def open(
+        self, directory: RunDirectory, *, step: int, saved: Checkpoint | None, unit: str, tensorboard: bool
+    ) -> None:
         """Open the record files of a directory, and continue them after `step` steps from the checkpoint `saved`."""
-        from surefoot.tracking.tensorboard import TensorBoard
-
         noted = None if saved is None else saved.log
         self.metrics = JsonLines(directory.metrics, noted_bytes=noted[0] if noted else 0)
-        self.board = TensorBoard(directory.path / "tensorboard", from_step=step, unit=unit)
-        self.sinks += [self.metrics, self.board]
+        self.sinks.append(self.metrics)
+        if tensorboard:
+            from surefoot.tracking.tensorboard import TensorBoard
+
+            self.board = TensorBoard(directory.path / "tensorboard", from_step=step, unit=unit)
+            self.sinks.append(self.board)
         if saved is None:
             return
         if noted is not None and not self.metrics.holds(*noted):

@@ -13,8 +13,9 @@ from importlib import import_module
 import torch
 from torch import Tensor, nn
 
+from surefoot.config.extras import needed_for
 from surefoot.config.speed_table import CUDA_BF16_FROM
-from surefoot.errors import ConfigError, first_line
+from surefoot.errors import ConfigError
 from surefoot.optim.param_groups import hidden_matrices
 
 _FP8_FROM = (8, 9)  # Ada and Hopper
@@ -166,13 +167,8 @@ def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
             f"precision = fp8: {type(model).__name__} has no hidden nn.Linear with sizes in multiples of {_FP8_MULTIPLE}\n"
             "  try: --precision bf16"
         )
-    try:
+    with needed_for("precision = fp8", "torchao", instead="--precision bf16"):
         torchao = import_module("torchao.float8")
-    except Exception as problem:  # torchao built for another torch may raise any exception
-        raise ConfigError(
-            f"precision = fp8 needs torchao, which cannot be imported: {type(problem).__name__}: {first_line(problem)}\n"
-            "  install it: pip install surefoot[fp8]"
-        ) from problem
     config = torchao.Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
     evaluating = [name for name, part in model.named_modules() if not part.training]
     torchao.convert_to_float8_training(model, module_filter_fn=lambda _, name: name in taken, config=config)

@@ -430,7 +430,7 @@ def test_a_network_of_timm_or_what_to_install(tmp_path: Path) -> None:
     try:
         import timm  # noqa: F401
     except Exception:
-        with pytest.raises(sf.ConfigError, match=r"needs timm, which cannot be imported.*\n.*surefoot\[timm\]"):
+        with pytest.raises(sf.ConfigError, match=r"needs timm\n.*\n.*surefoot\[vision\]"):
             images.build(asked)
         return
     assert trained(asked).state.step == 1

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path
 from surefoot.data.order import permutation
 from surefoot.data.text.files import open_unpacked
@@ -126,6 +127,7 @@ def digits() -> Arrays:
     >>> digits().test_images.shape
     (360, 8, 8, 1)
     """
+    refuse_missing("the data set of digits", "sklearn", instead="--data.path synthetic")
     # a gzipped table of 64 pixels, from 0 to 16, and the digit; importing scikit-learn would take longer than the first step
     rows = np.loadtxt(
         _package_directory("sklearn") / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=np.int64
@@ -139,8 +141,8 @@ def digits() -> Arrays:
 
 def _package_directory(name: str) -> Path:
     package = find_spec(name)
-    if package is None or package.origin is None:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    assert package is not None
+    assert package.origin is not None
     return Path(package.origin).parent
 
 

@@ -8,9 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from surefoot.config.extras import needed_for, refuse_missing
 from surefoot.config.paths import local_path
 from surefoot.data.text.files import SUFFIXES, decode_utf8, no_such, open_unpacked
-from surefoot.errors import ConfigError, DataError, first_line
+from surefoot.errors import DataError, first_line
 
 _LINES = (".jsonl", ".ndjson")
 _PARQUET = ".parquet"
@@ -45,7 +46,8 @@ def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> 
 
     Input directories are searched for text (.txt, .text, .md, .rst, .py), JSON lines (.jsonl, .ndjson), both plain or .gz, and
     .parquet. If a directory has JSON lines or Parquet, .md and .py files are skipped as documentation. An input file with the suffix
-    .json has JSON lines, and an input file with an unknown suffix is text. Raises `DataError` for missing or empty inputs.
+    .json has JSON lines, and an input file with an unknown suffix is text. Raises `DataError` for missing or empty inputs, and
+    `ConfigError` for Parquet without pyarrow.
     """
     files = []
     for path in [local_path(path, setting="inputs") for path in inputs]:
@@ -60,6 +62,8 @@ def document_files(inputs: Sequence[Path | str], *, out: Path | None = None) -> 
     empty = [file for file in files if file.size == 0 and _kind(file.path) not in SUFFIXES]
     if empty or not any(file.size for file in files):
         raise DataError(f"{(empty or files)[0].path if files else 'nothing'} is empty: 0 bytes")
+    if tables := [file.path for file in files if _kind(file.path) == _PARQUET]:
+        refuse_missing(f"the Parquet file {tables[0]}", "pyarrow")
     return files
 
 
@@ -133,10 +137,8 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:
-    try:
+    with needed_for(f"the Parquet file {path}", "pyarrow"):
         import pyarrow.parquet
-    except ImportError as problem:
-        raise ConfigError(f"{path}: reading Parquet needs pyarrow\n  pip install 'surefoot[hub]'") from problem
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             schema, row = file.schema_arrow, 0

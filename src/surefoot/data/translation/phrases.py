@@ -7,6 +7,7 @@ from itertools import chain, product, zip_longest
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal
 
+from surefoot.config.extras import needed_for
 from surefoot.data.translation.files import Sentences
 from surefoot.errors import ConfigError
 
@@ -80,7 +81,8 @@ def locale(name: str) -> "Locale":
     >>> locale("pt-BR").territory
     'BR'
     """
-    from babel import Locale, UnknownLocaleError, localedata
+    with needed_for("phrases of CLDR", "babel"):
+        from babel import Locale, UnknownLocaleError, localedata
 
     try:
         return Locale.parse(name.replace("-", "_"))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from surefoot.errors import ConfigError, first_line
+from surefoot.config.extras import needed_for
 from surefoot.optim.in_place import by_group, made_steps, replace, subtract
 from surefoot.optim.kinds.kind import OptimizerKind
 
@@ -103,12 +103,8 @@ def quantization() -> ModuleType:
     log = logging.getLogger("bitsandbytes")
     level, log.level = log.level, logging.ERROR  # it warns of missing inference kernels
     try:
-        from bitsandbytes import functional
-    except Exception as problem:  # its kernel library may fail in many ways
-        raise ConfigError(
-            f"adamw8bit needs bitsandbytes, which cannot be loaded: {first_line(problem) or repr(problem)}\n"
-            '  install it: pip install "surefoot[quant]", or use adamw'
-        ) from problem
+        with needed_for("adamw8bit", "bitsandbytes", instead="the optimizer adamw"):
+            from bitsandbytes import functional
     finally:
         log.level = level
     return functional

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
+from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path, read_regular, user_cache
 from surefoot.recipes.gpt.config import Data
 from surefoot.recipes.optimizer_settings import note
@@ -137,6 +138,13 @@ def refuse_foreign_vocabulary(data: Data) -> None:
         )
     if vocab_size is not None and vocab_size < _MIN_VOCABULARY:
         raise sf.ConfigError(f"data.vocab_size = {vocab_size}: byte pairs need at least {_MIN_VOCABULARY} tokens")
+
+
+def refuse_missing_library(data: Data, *, init: str | Path | None) -> None:
+    """Raise `ConfigError` if the settings alone show that the run needs the library `tokenizers`, and it is not installed."""
+    is_trained_here = data.tokenizer is None and init is None and not (Path(data.path or "") / "tokens.json").is_file()
+    if is_trained_here or data.tokenizer in ("bpe", "gpt2"):
+        refuse_missing(f"data.tokenizer = {data.tokenizer or 'bpe'}", "tokenizers", instead="--data.tokenizer bytes")
 
 
 def saved_tokenizer(path: Path) -> Any:

@@ -49,6 +49,7 @@ def check(config: Config) -> list[Any]:
         config.schedule.spec,
         config.check,
         lambda: texts.refuse_foreign_vocabulary(config.data),
+        lambda: texts.refuse_missing_library(config.data, init=config.init_from),
         lambda: asked_questions.named_files(config.multiple_choice or (), taken=("val", "val_all", "cloze")),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
     )

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import surefoot as sf
 from surefoot.config import user_code
+from surefoot.config.extras import needed_for, refuse_missing
 from surefoot.config.tree import did_you_mean, nearest
 from surefoot.errors import first_line, refuse_all
 
@@ -39,7 +40,7 @@ class Model:
 
 
 def refuse_settings(model: Model) -> None:
-    """Raise `ConfigError` for an unknown network, settings of another network, and impossible values."""
+    """Raise `ConfigError` for an unknown network, settings of another network, impossible values, and if timm is needed and missing."""
     kind = _kind(model.name)
     refuse_all(
         {
@@ -58,6 +59,8 @@ def refuse_settings(model: Model) -> None:
             ),
         }
     )
+    if kind == "timm":
+        refuse_missing(f"model.name = {model.name}", "timm")
 
 
 def recorded_name(model: Model, *, recorded: str | None = None) -> str:
@@ -146,13 +149,8 @@ def _kind(name: str) -> str:
 
 
 def _of_timm(name: str, *, channels: int, classes: int) -> Callable[[], Any]:
-    try:
+    with needed_for(f"model.name = timm:{name}", "timm"):
         import timm
-    except Exception as problem:  # a torchvision for another torch raises various errors
-        raise sf.ConfigError(
-            f"model.name = timm:{name} needs timm, which cannot be imported: {_describe(problem)}\n"
-            "  install it: pip install surefoot[timm]"
-        ) from problem
     if not timm.is_model(name):
         close = nearest(name, timm.list_models())
         raise sf.ConfigError(f"timm has no model {name!r}" + (f": did you mean timm:{close}?" if close else ""))

@@ -7,6 +7,7 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.batch_size import batching
+from surefoot.config.extras import refuse_missing
 from surefoot.config.setting import checked
 from surefoot.recipes.images import networks
 from surefoot.recipes.images import predict as pictures
@@ -33,7 +34,13 @@ def check(config: Config) -> list[Any]:
         lambda: refuse_mixing(mixup=changes.mixup, cutmix=changes.cutmix),
         lambda: refuse_fraction(config.data.val_fraction),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
+        lambda: _refuse_missing_digits(config),
     )
+
+
+def _refuse_missing_digits(config: Config) -> None:
+    if config.data.path is None and config.preset not in MEANT_FOR:
+        refuse_missing("the default data set of digits", "sklearn", instead="--data.path DIRECTORY")
 
 
 def build(config: Config) -> "sf.Run":

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import surefoot as sf
+from surefoot.config.extras import refuse_missing
 from surefoot.config.setting import checked
 from surefoot.errors import refuse_all
 from surefoot.recipes.gpt.corpus import first_lines, saved_tokenizer_path
@@ -20,12 +21,14 @@ _EXAMPLES = 3  # example translations of a sample
 
 def check(config: Config) -> list[Any]:
     """Validate the settings and return the parts that need no data. Raises `ConfigError` with all problems."""
+    phrases = ["babel"] if config.data.path is None and config.preset not in MEANT_FOR else []
     return checked(
         lambda: network_shape(config, source=300, target=300),  # the sizes are unknown until the text is read
         _as_usual(config.optimizer).spec,
         config.schedule.spec,
         config.check,
         lambda: _refuse_wrong(config),
+        lambda: refuse_missing("the recipe translation", "tokenizers", "sacrebleu", *phrases),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
     )
 

@@ -5,17 +5,17 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
+from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import read_regular, write_whole
 from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
 from surefoot.tracking.record import Record
 
 PACKAGES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic"), "trackio": ("trackio",)}
-"""The imported packages of each tracker. The extra and the module have the tracker's name; the class name is capitalized."""
+"""The imported packages of each tracker. The module has the tracker's name; the class name is capitalized."""
 
 _USUAL = ("runs", "outputs", "experiments")  # common parent directories that are not project names
 _LONGEST = 100  # characters of a name; Weights & Biases allows 128
@@ -32,6 +32,7 @@ def trackers_of(trackers: str | Sequence[str] | None, *, out: str | Path | None)
         if name not in PACKAGES:
             meant = nearest(name, PACKAGES)
             cure = f"did you mean {meant}?" if meant else f"available: {', '.join(PACKAGES)}"
+            cure = "TensorBoard has its own setting, --tensorboard True" if name == "tensorboard" else cure
             raise ConfigError(f"no tracker {name!r}: {cure}")
     if len(set(names)) < len(names):
         raise ConfigError(f"trackers = {trackers!r} names a tracker twice")
@@ -43,17 +44,10 @@ def trackers_of(trackers: str | Sequence[str] | None, *, out: str | Path | None)
     return names
 
 
-def refuse_missing(names: Sequence[str]) -> None:
+def refuse_missing_trackers(names: Sequence[str]) -> None:
     """Raise one `ConfigError` for all trackers whose packages are not installed."""
-    specs = {package: find_spec(package) for name in names for package in PACKAGES[name]}
-    # a directory named like the package (wandb creates such a directory) has a spec without origin
-    there = {package for package, spec in specs.items() if spec is not None and spec.origin is not None}
-    wanted = {name: [package for package in PACKAGES[name] if package not in there] for name in names}
-    if missing := {name: packages for name, packages in wanted.items() if packages}:
-        what = "; ".join(f"{name} needs {', '.join(packages)}" for name, packages in missing.items())
-        raise ConfigError(
-            f'trackers: {what}, not installed here\n  pip install "surefoot[{",".join(missing)}]", or omit the tracker'
-        )
+    packages = [package for name in names for package in PACKAGES[name]]
+    refuse_missing(f"trackers = {','.join(names)}", *packages, instead="omit the tracker")
 
 
 def project_and_name(out: Path) -> tuple[str, str]:

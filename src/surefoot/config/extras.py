@@ -1,0 +1,71 @@
+"""Optional packages, the extras that install them, and the error for a missing package. Imports none of these packages."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+from surefoot.errors import ConfigError, first_line
+
+EXTRAS = {
+    "text": ("tokenizers",),
+    "translation": ("sacrebleu", "babel"),
+    "images": ("sklearn",),
+    "vision": ("timm", "torchvision"),
+    "plots": ("matplotlib",),
+    "tensorboard": ("tensorboard",),
+    "hub": ("pyarrow", "datasets"),
+    "hf": ("transformers", "peft"),
+    "remote": ("fsspec",),
+    "trackers": ("wandb", "mlflow", "sqlalchemy", "alembic", "trackio"),
+    "search": ("optuna",),
+    "slurm": ("submitit",),
+    "quant": ("bitsandbytes", "torchao"),
+}
+"""The modules of each extra in pyproject.toml, by the names that an import uses."""
+
+
+def is_installed(module: str) -> bool:
+    """Return True if a top-level module can be imported. It is not imported.
+
+    >>> is_installed("torch"), is_installed("no_such_module")
+    (True, False)
+    """
+    try:
+        spec = find_spec(module)
+    except ValueError:  # a module without a spec
+        return False
+    return spec is not None and spec.origin is not None  # a directory of that name, such as wandb's, has no origin
+
+
+def refuse_missing(purpose: str, *modules: str, instead: str | None = None) -> None:
+    """Raise one `ConfigError` for all optional modules that are not installed. Its last line is the command to type.
+
+    `purpose` is the subject of the message. `instead` is another choice, which needs none of these modules.
+
+    >>> refuse_missing("precision = fp8", "no_such_module")
+    Traceback (most recent call last):
+    surefoot.errors.ConfigError: precision = fp8 needs no_such_module
+      ...
+    """
+    if missing := [module for module in modules if not is_installed(module)]:
+        verb = "is" if len(missing) == 1 else "are"
+        raise _refusal(purpose, missing, f"{', '.join(missing)} {verb} not installed", instead)
+
+
+@contextmanager
+def needed_for(purpose: str, *modules: str, instead: str | None = None) -> Iterator[None]:
+    """Refuse missing modules as `refuse_missing` does, and also modules whose import inside the block fails."""
+    refuse_missing(purpose, *modules, instead=instead)
+    try:
+        yield
+    except Exception as problem:  # a package built for another torch may raise any exception
+        cause = f"the import fails: {type(problem).__name__}: {first_line(problem)}"
+        raise _refusal(purpose, modules, cause, instead) from problem
+
+
+def _refusal(purpose: str, modules: Sequence[str], cause: str, instead: str | None) -> ConfigError:
+    extras = ",".join(extra for extra, own in EXTRAS.items() if not set(own).isdisjoint(modules))
+    other = "" if instead is None else f"; to do without: {instead}"
+    return ConfigError(
+        f'{purpose} needs {", ".join(modules)}\n  {cause}{other}\n  type: pip install "surefoot[{extras}]"'
+    )

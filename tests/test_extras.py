@@ -1,0 +1,266 @@
+"""The core without any extra: what works, and the line to type where an extra is needed. (5 s)"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stderr, redirect_stdout
+from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from forked import Forked
+from surefoot.config.extras import EXTRAS, is_installed, needed_for, refuse_missing
+from surefoot.errors import ConfigError
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+OPTIONAL = PROJECT["optional-dependencies"]
+OWN_NAMES = {"sklearn": "scikit-learn", "mlflow": "mlflow-skinny"}  # modules that are not called like their packages
+CUDA = re.compile("nvidia-|cuda-|triton")  # packages that only other builds of torch bring
+
+
+def closure(texts: Iterable[str]) -> set[str]:
+    """All packages that these requirements bring, by the metadata of those that are installed."""
+    names, waiting = set[str](), [Requirement(text) for text in texts]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name in names or CUDA.match(name):
+            continue
+        names.add(name)
+        try:
+            brought = [Requirement(text) for text in requires(name) or []]
+        except PackageNotFoundError:
+            continue
+        waiting += [each for each in brought if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return names
+
+
+CORE = closure(PROJECT["dependencies"])
+
+
+class OfTheCore(PathFinder):
+    """A finder to which every package outside the core is absent."""
+
+    absent: frozenset[str] = frozenset()
+
+    @classmethod
+    def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return None if fullname.partition(".")[0] in cls.absent else PathFinder.find_spec(fullname, path, target)
+
+
+def with_the_core_alone(call: Callable[[], object], directory: Path) -> Any:
+    """What `call` returns, as JSON, in a process that finds the core's packages and has imported no file of ours."""
+    outside = {
+        module
+        for module, names in packages_distributions().items()
+        if CORE.isdisjoint(map(canonicalize_name, names)) and module not in ("surefoot", "torch")
+    }
+
+    def alone() -> None:
+        OfTheCore.absent = frozenset(outside)
+        sys.meta_path[:] = [BuiltinImporter, FrozenImporter, OfTheCore]
+        for name in list(sys.modules):
+            if name.split(".")[0] in outside | {"surefoot", "small_runs"} or name.startswith("torch.utils.tensorboard"):
+                del sys.modules[name]
+        os.chdir(directory)
+        output = sys.stdout
+        returned = call()
+        print(json.dumps(returned), file=output)
+
+    with Forked(alone, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        text = process.stdout.read()
+    assert process.returncode == 0, text
+    return json.loads(text.splitlines()[-1])
+
+
+def typed(*words: str) -> tuple[int, str]:
+    """The exit status of a command, and what it prints."""
+    from surefoot.cli.main import main
+
+    text, status = io.StringIO(), 0
+    with redirect_stdout(text), redirect_stderr(text):
+        try:
+            main(list(words))
+        except SystemExit as end:
+            status = int(end.code or 0)
+    return status, text.getvalue()
+
+
+BYTES = ["gpt", "--data.path=text.txt", "--data.tokenizer=bytes", "--model.layers=1", "--model.width=16"]
+BYTES += ["--model.heads=2", "--model.context=16", "--cloze-questions=0", "--sample-tokens=8", "--batch-size=8"]
+BYTES += ["--length=6 steps"]
+
+
+def what_the_core_does() -> dict[str, Any]:
+    """A run of one's own and one of the recipe gpt, both resumed, and the verbs on them."""
+    import small_runs
+    import surefoot as sf
+
+    Path("text.txt").write_text("the cat sat on a mat while birds sang in old trees\n" * 60)
+    text = io.StringIO()
+    with redirect_stdout(text), redirect_stderr(text):
+        for stop in ("9 steps", None):
+            small_runs.build("own", stop_after=stop, console=True, report=True).train()
+    sf.load("own").diagnose()
+    sf.load("own").report()
+    commands: list[list[str]] = [
+        ["train", *BYTES, "--run-dir=one", "--stop-after=3 steps"],
+        ["resume", "one"],
+        ["report", "one"],
+        ["diagnose", "one"],
+        ["verify", "one"],
+        ["predict", "one", "the cat", "--max-new-tokens=4"],
+    ]
+    answers = [(words[0], *typed(*words)) for words in commands]
+    shutil.copytree("one", "other")
+    answers.append(("compare", *typed("compare", "one", "other", "--out=both")))
+    return {
+        "own": text.getvalue(),
+        "answers": answers,
+        "files": {run: sorted(os.listdir(run)) for run in ("own", "one", "both")},
+        "outside": sorted({name.split(".")[0] for name in sys.modules} & OfTheCore.absent),
+    }
+
+
+def test_runs_and_the_verbs_on_them_need_the_core_alone_and_warn_of_nothing(tmp_path: Path) -> None:
+    done = with_the_core_alone(what_the_core_does, tmp_path)
+    assert done["outside"] == []
+    assert "writes     checkpoints, metrics.jsonl, report.html\n" in done["own"]
+    assert "resuming at step 9" in done["own"]
+    for verb, status, text in done["answers"]:
+        assert status == 0, (verb, text)
+    for text in (done["own"], *(text for _, _, text in done["answers"])):
+        assert "surefoot[" not in text
+        assert "warning" not in text.lower()
+    for files in (done["files"]["own"], done["files"]["one"]):
+        assert {"metrics.jsonl", "report.html", "checkpoints"} <= {*files}
+        assert "tensorboard" not in files
+    assert {"comparison.md", "comparison.tsv", "comparison.json"} <= {*done["files"]["both"]}
+    assert "comparison.md, .tsv, .json" in done["answers"][-1][2]
+
+
+NEEDS = [
+    ("text", ["train", "gpt", "--run-dir=run"]),
+    ("text", ["train", "gpt", "--run-dir=run", "--data.tokenizer=gpt2"]),
+    ("text", ["compare", "gpt", "--vary", "optimizer.lr=1e-3,3e-3", "--out=run"]),
+    ("translation", ["train", "translation", "--run-dir=run"]),
+    ("images", ["train", "images", "--run-dir=run"]),
+    ("vision", ["train", "images", "--data.path=synthetic", "--model.name=timm:resnet18", "--run-dir=run"]),
+    ("plots", ["plan", "--schedules", "cosine"]),
+    ("plots", ["report", "log", "--png"]),
+    ("plots", ["find-lr", *BYTES, "--out=pictures"]),
+    ("tensorboard", ["train", *BYTES, "--run-dir=run", "--tensorboard=True"]),
+    ("hub", ["data", "prepare", "shards", "rows.parquet", "--tokenizer=bytes"]),
+    ("trackers", ["train", *BYTES, "--run-dir=run", "--trackers=wandb,mlflow,trackio"]),
+    ("search", ["compare", *BYTES, "--vary", "optimizer.lr=1e-4..1e-2", "--trials=2", "--out=run"]),
+    ("slurm", ["submit", *BYTES, "--hours=1", "--run-dir=run"]),
+    ("quant", ["train", *BYTES, "--run-dir=run", "--optimizer.name=adamw8bit"]),
+]
+WITHOUT_CODE = {"hf", "remote"}  # extras of which no file of ours imports anything
+
+
+def what_is_refused() -> list[tuple[int, str, list[str]]]:
+    Path("text.txt").write_text("the cat sat on a mat while birds sang in old trees\n" * 60)
+    Path("rows.parquet").write_bytes(b"PAR1")
+    Path("log").mkdir()
+    Path("log/config.toml").write_text('[program]\nkind = "script"\n')
+    Path("log/metrics.jsonl").write_text('{"kind": "train", "step": 3, "loss": 2.5}\n')
+    answers = []
+    for _, words in NEEDS:
+        before = {*Path().rglob("*")}
+        answers.append((*typed(*words), sorted(map(str, {*Path().rglob("*")} - before))))
+    return answers
+
+
+def test_whatever_needs_an_extra_names_the_line_to_type_and_writes_nothing(tmp_path: Path) -> None:
+    answers = with_the_core_alone(what_is_refused, tmp_path)
+    for (extra, words), (status, text, written) in zip(NEEDS, answers, strict=True):
+        assert status == 2, (words, text)
+        first, reason, cure = text.splitlines()
+        assert first.startswith("error: "), text
+        assert " needs " in first, text
+        assert re.match(r"  .* (is|are) not installed", reason), text
+        line = re.fullmatch(r'  type: pip install "surefoot\[([\w,]+)\]"', cure)
+        assert line is not None, text
+        assert extra in line[1].split(","), text
+        assert written == [], words
+
+
+def test_each_extra_whose_packages_we_import_has_a_command_that_needs_it() -> None:
+    assert {extra for extra, _ in NEEDS} | WITHOUT_CODE == {*EXTRAS}
+    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    for module in (module for extra in WITHOUT_CODE for module in EXTRAS[extra]):
+        assert re.search(rf"^\s*(import|from) {module}\b", source, re.MULTILINE) is None
+
+
+def test_no_module_imports_an_optional_package_while_it_is_imported() -> None:
+    optional = "|".join(module for modules in EXTRAS.values() for module in modules)
+    for path in (ROOT / "src").rglob("*.py"):
+        assert re.search(rf"^(import|from) ({optional})\b", path.read_text(), re.MULTILINE) is None, path
+
+
+def test_pyproject_the_table_of_the_docs_and_the_messages_name_the_same_extras() -> None:
+    assert [*OPTIONAL] == [*EXTRAS, "all", "peers", "dev"]
+    for extra, modules in EXTRAS.items():
+        packages = {canonicalize_name(Requirement(text).name) for text in OPTIONAL[extra]}
+        assert packages == {OWN_NAMES.get(module, module) for module in modules}, extra
+    assert OPTIONAL["all"] == [f"surefoot[{','.join(EXTRAS)}]"]
+    page = (ROOT / "docs" / "start" / "install.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page.partition("## Extras")[2], re.MULTILINE) == [*OPTIONAL]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py"), ROOT / "Makefile"]
+    for path in (path for path in pages if path.parent.name != "decisions"):
+        for names in re.findall(r"(?:surefoot|clone|\.)\[([a-z,]+)\]", path.read_text()):
+            assert {*names.split(",")} <= {*OPTIONAL}, (path, names)
+
+
+def test_the_core_and_what_make_train_installs_are_few_packages() -> None:
+    """Each beside surefoot itself and pip."""
+    assert len(CORE) + 2 <= 25, sorted(CORE)
+    recipe = re.search(
+        r"^\.venv/train:.*\n\t\$\(call install,([\w,]+)\)", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    assert recipe is not None
+    chosen = closure(text for extra in recipe[1].split(",") for text in OPTIONAL[extra])
+    assert "tokenizers" in chosen
+    assert len(CORE | chosen) + 2 <= 45, sorted(CORE | chosen)
+
+
+def test_a_directory_called_like_a_package_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "no_such_package").mkdir()  # as wandb's own directory of runs looks to an import
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not is_installed("no_such_package")
+
+
+def test_several_missing_packages_are_one_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("babel", "tokenizers"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError) as refused:
+        refuse_missing("this", "tokenizers", "babel", "torch", instead="--precision bf16")
+    assert str(refused.value) == (
+        "this needs tokenizers, babel\n"
+        '  tokenizers, babel are not installed; to do without: precision="bf16"\n'
+        '  type: pip install "surefoot[text,translation]"'
+    )
+
+
+def test_a_package_whose_import_fails_is_named_with_its_reason() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"^this needs json\n  the import fails: OSError: no libfoo\n  type: pip"),
+        needed_for("this", "json"),
+    ):
+        raise OSError("no libfoo\nsecond line")
