@@ -220,9 +220,12 @@ def _srun(place: Path, arguments: Sequence[str]) -> int:
                     file = options[name].replace("%j", str(number)).replace("%t", str(rank))
                     os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), descriptor)
             _be(rest)
-    signal.signal(
-        signal.SIGTERM, lambda *_: [os.kill(pid, signal.SIGKILL) for pid in pids]
-    )  # "forcing job termination"
+
+    def kill_tasks(*_: object) -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, kill_tasks)  # "forcing job termination"
     (place / f"{number}.tasks").write_text(" ".join(map(str, pids)))
     statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     (place / f"{number}.tasks").unlink()

@@ -23,7 +23,9 @@ NOT_SETTINGS = ("nproc", "max_restarts", *option_names(Submit))
 
 def settings(command: list[str]) -> list[str]:
     """What surefoot would train, and with which settings: what follows its verb, without the options of verbs."""
-    start = command.index("train" if "train" in command else "submit" if "submit" in command else "examples/slurm.sh")
+    start = command.index(
+        "train" if "train" in command else "submit" if "submit" in command else "examples/launch/slurm.sh"
+    )
     return without(command[start + 1 :], NOT_SETTINGS)
 
 

@@ -1,4 +1,4 @@
-"""examples/slurm.sh under a Slurm of one machine: pre-empted, requeued, and the same bits in the end. (about 12 s)"""
+"""examples/launch/slurm.sh under a Slurm of one machine: pre-empted, requeued, and the same bits in the end. (about 12 s)"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from fake_slurm import PROGRAM, Job, installed, submitted, weights
 from waiting import wait_until
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "slurm.sh"
+SCRIPT = Path(__file__).parents[2] / "examples" / "launch" / "slurm.sh"
 
 
 class Cluster:

@@ -1,7 +1,7 @@
 #!/bin/bash
 # A run on several machines under Slurm. It resumes by itself after a preemption and after its time limit:
 #
-#   sbatch examples/slurm.sh gpt --preset gpt2-124m --data.path shards/ --run-dir runs/large
+#   sbatch examples/launch/slurm.sh gpt --preset gpt2-124m --data.path shards/ --run-dir runs/large
 #
 # The arguments of the script are the arguments of `surefoot train`. --run-dir must be on storage that all machines share.
 # Change the sizes below to fit your machines: one task for each GPU, with its share of the cores.

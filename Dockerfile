@@ -1,0 +1,41 @@
+# surefoot with the CPU build of torch:
+#
+#   docker build -t surefoot .
+#   mkdir -p runs
+#   docker run --rm --user "$(id -u):$(id -g)" -v "$PWD/runs:/work/runs" surefoot train gpt --run-dir runs/first
+#
+# With a CUDA build of torch, for the driver of your machine (https://pytorch.org/get-started/locally/ lists the builds):
+#
+#   docker build -t surefoot:gpu --build-arg TORCH_BUILD=cu130 .
+#   docker run --rm --gpus all --shm-size 8g --user "$(id -u):$(id -g)" -v "$PWD/runs:/work/runs" surefoot:gpu train gpt --run-dir runs/first
+ARG BASE=python:3.12-slim
+FROM ${BASE}
+
+# torch.compile needs a C++ compiler
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+
+# torch first and by itself, so that a change of surefoot does not download it again
+ARG TORCH_BUILD=cpu
+ARG TORCH_INDEX=https://download.pytorch.org/whl/${TORCH_BUILD}
+WORKDIR /opt/surefoot
+COPY constraints.txt ./
+RUN python -m pip install --no-cache-dir -c constraints.txt --index-url "${TORCH_INDEX}" torch
+
+# the recipe gpt needs the extra `text`
+ARG EXTRAS="[text]"
+COPY pyproject.toml README.md LICENSE* ./
+COPY src ./src
+RUN python -m pip install --no-cache-dir -c constraints.txt ".${EXTRAS}"
+
+# any user id can write /work, its home directory: --user makes the files of a mounted directory yours
+RUN useradd --uid 1000 --home-dir /work --no-create-home surefoot && install --directory --mode 1777 /work
+ENV HOME=/work \
+    USER=surefoot \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER 1000
+WORKDIR /work
+ENTRYPOINT ["surefoot"]
+CMD ["--help"]

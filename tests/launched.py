@@ -1,0 +1,243 @@
+"""The files of examples/launch, each started here: rank 0 is killed, and the run must end with the same bits.
+
+`tests/launch/test_launch_examples.py` asserts that, and `benchmarks/launchers.py` writes it down.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import real_slurm
+from fake_slurm import weights
+from surefoot.tracking.jsonl import records
+from waiting import wait_until
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "launch"
+PROGRAM = f"{EXAMPLES / 'train.py'}:build"
+KILLED_AFTER = 100  # steps that are saved
+_MOST_STARTS = 3
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "unknown")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run: `starts` are the commands that were typed, `sessions` the times that training began."""
+
+    killed_at: int
+    starts: int
+    sessions: int
+    same_bits: bool
+    log: str
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """How a file of the examples is started, and what that needs."""
+
+    name: str
+    file: str
+    command: Callable[[Path], list[str]]
+    missing: Callable[[], str | None]
+    on_slurm: bool = False
+    restarts: bool = False  # starts the processes again if one dies
+
+
+def reference(directory: Path) -> tuple[str, dict[str, str]]:
+    """The weights of a run of two processes that nobody disturbs, without a launcher of others."""
+    command = [sys.executable, "-m", "surefoot", "train", PROGRAM, "--nproc", "2", "--run-dir", str(directory / "run")]
+    subprocess.run(command, env=_environment(directory), check=True, capture_output=True)
+    return weights(directory / "run")
+
+
+def killed(launcher: Launcher, directory: Path, *, undisturbed: tuple[str, dict[str, str]]) -> Outcome:
+    """Start a file of the examples, kill rank 0 in its midst, and start it again unless it goes on by itself."""
+    run_dir, log = directory / "run", directory / "log"
+    shell = slurm(directory) if launcher.on_slurm else nullcontext(_environment(directory))
+    with shell as environment:
+        killed_at = _start(launcher.command(run_dir), log, environment, watch=run_dir)
+        starts = 1
+        while starts < _MOST_STARTS and not is_finished(run_dir):
+            _start(launcher.command(run_dir), log, environment)
+            starts += 1
+        sessions = json.loads((run_dir / "environment.json").read_text())["sessions"]
+        same = is_finished(run_dir) and weights(run_dir) == undisturbed
+        return Outcome(killed_at, starts, len(sessions), same, log.read_text())
+
+
+@contextmanager
+def slurm(directory: Path) -> Iterator[dict[str, str]]:
+    """The environment of a shell that reaches a Slurm of this machine, and finds surefoot and torchrun."""
+    with real_slurm.real_slurm(directory / "slurm") as of_cluster:
+        yield _environment(directory) | of_cluster
+
+
+def _start(command: list[str], log: Path, environment: Mapping[str, str], *, watch: Path | None = None) -> int:
+    """Wait until a command and its job have ended. Kill rank 0 of the run in `watch` in its midst, and return the step."""
+    killed_at = 0
+    with log.open("a") as out:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=log.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    is_over = _over(process, log, environment)
+    try:
+        if watch is not None:
+            wait_until(lambda: steps_saved(watch) >= KILLED_AFTER or is_over())
+            assert not is_over(), log.read_text()
+            os.kill(first_rank(watch), signal.SIGKILL)
+            killed_at = last_step(watch)
+        assert wait_until(is_over), log.read_text()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return killed_at
+
+
+def _shell(name: str, *further: str) -> Callable[[Path], list[str]]:
+    return lambda run_dir: [*further, str(EXAMPLES / name), PROGRAM, "--run-dir", str(run_dir)]
+
+
+def _mpirun(run_dir: Path) -> list[str]:
+    port = real_slurm.free_ports(1)[0]
+    return ["env", f"MASTER_PORT={port}", *_shell("mpirun.sh", "bash")(run_dir)]
+
+
+def _nodes(name: str) -> Callable[[Path], list[str]]:
+    script = str(Path(__file__).with_name("nodes.py"))
+    return lambda run_dir: [sys.executable, script, str(EXAMPLES / name), str(run_dir)]
+
+
+def _without(module: str) -> Callable[[], str | None]:
+    return lambda: None if importlib.util.find_spec(module) else f"{module} is not installed"
+
+
+def _no_mpirun() -> str | None:
+    return None if shutil.which("mpirun") else "mpirun is not installed: apt install openmpi-bin"
+
+
+SMALL = ("--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=1")
+LAUNCHERS = (
+    Launcher("torchrun", "torchrun.sh", _shell("torchrun.sh", "bash"), lambda: None, restarts=True),
+    Launcher("mpirun", "mpirun.sh", _mpirun, _no_mpirun),
+    Launcher(
+        "submitit, on this machine", "submitit.sh", lambda run_dir: [*_shell("submitit.sh", "bash")(run_dir), "--local"],
+        _without("submitit"),
+    ),
+    Launcher(
+        "submitit, under Slurm", "submitit.sh", _shell("submitit.sh", "bash"),
+        lambda: real_slurm.missing() or _without("submitit")(), on_slurm=True,
+    ),
+    Launcher("Slurm", "slurm.sh", _shell("slurm.sh", "sbatch", *SMALL), real_slurm.missing, on_slurm=True),
+    Launcher(
+        "Ray Train", "ray_job.py", lambda run_dir: [sys.executable, str(EXAMPLES / "ray_job.py"), str(run_dir)], _without("ray")
+    ),
+    Launcher("Kubernetes' variables", "kubernetes.yaml", _nodes("kubernetes.yaml"), _without("yaml"), restarts=True),
+    Launcher("Kubeflow's variables", "kubeflow.yaml", _nodes("kubeflow.yaml"), _without("yaml"), restarts=True),
+    Launcher("SkyPilot's variables", "skypilot.yaml", _nodes("skypilot.yaml"), _without("yaml"), restarts=True),
+)  # fmt: skip
+
+
+def _kubernetes(file: Path) -> None:
+    from nodes import documents
+
+    for document in documents(file):
+        importlib.import_module("kubernetes_validate").validate(document, "1.37", strict=True)
+
+
+def _kubeflow(file: Path) -> None:
+    from nodes import documents
+
+    (document,) = documents(file)
+    job = importlib.import_module("kubeflow_trainer_api.models").TrainerV1alpha1TrainJob.from_dict(document)
+    assert job.to_dict() == document, "a key that a TrainJob does not have"
+
+
+def _skypilot(file: Path) -> None:
+    importlib.import_module("sky").Task.from_yaml(str(file))
+
+
+SCHEMAS = {  # the file, the package that has its schema, and the check
+    "kubernetes.yaml": ("kubernetes_validate", _kubernetes),
+    "kubeflow.yaml": ("kubeflow_trainer_api", _kubeflow),
+    "skypilot.yaml": ("sky", _skypilot),
+}
+
+
+def steps_saved(run_dir: Path) -> int:
+    """The step of the newest checkpoint."""
+    return max((int(file.name[5:]) for file in run_dir.glob("checkpoints/step-*")), default=0)
+
+
+def last_step(run_dir: Path) -> int:
+    """The step of the last record."""
+    return max((record["step"] for record in records(run_dir / "metrics.jsonl")), default=0)
+
+
+def is_finished(run_dir: Path) -> bool:
+    """Whether the run has recorded that it finished."""
+    file = run_dir / "metrics.jsonl"
+    return file.exists() and '"event": "finished"' in file.read_text()
+
+
+def first_rank(run_dir: Path) -> int:
+    """The process of rank 0, whoever started it: it has the lock of the run's directory open."""
+    lock = str(run_dir / ".lock")
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if os.readlink(link) == lock:
+                return int(link.parts[2])
+    raise AssertionError(f"no process has {lock} open")
+
+
+def _environment(directory: Path) -> dict[str, str]:
+    commands = directory / "bin"
+    commands.mkdir(parents=True)
+    for name, module in (("surefoot", "surefoot"), ("torchrun", "torch.distributed.run")):
+        (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        (commands / name).chmod(0o755)
+    mpi = ("ALLOW_RUN_AS_ROOT", "ALLOW_RUN_AS_ROOT_CONFIRM", "MCA_rmaps_base_oversubscribe")
+    changes = {"PATH": f"{commands}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"} | {
+        f"OMPI_{name}": "1" for name in mpi
+    }
+    of_others = ("SLURM", "SBATCH", "SUBMITIT", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(of_others)} | changes
+
+
+def _over(process: subprocess.Popen[bytes], log: Path, environment: Mapping[str, str]) -> Callable[[], bool]:
+    """Whether a command has ended, and the job that it says it has submitted."""
+
+    def is_over() -> bool:
+        if process.poll() is None:
+            return False
+        jobs = re.findall(r"(?i)^submitted (?:batch )? ?job (\d+)", log.read_text(), flags=re.MULTILINE)
+        if not jobs or process.returncode:
+            return True
+        if "SLURM_CONF" in environment:
+            return real_slurm.state(environment, int(jobs[-1])) in OVER
+        return not _is_alive(int(jobs[-1]))
+
+    return is_over
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
