@@ -192,7 +192,7 @@ def test_the_metadata_say_what_an_index_shows(dist: Path) -> None:
     assert (about["Name"], about["Version"], about["License-Expression"]) == ("surefoot", sf.__version__, "MIT")
     assert (about["Author"], about["License-File"]) == ("the surefoot developers", "LICENSE")
     assert "Typing :: Typed" in (about.get_all("Classifier") or [])
-    assert "dev" in (about.get_all("Provides-Extra") or [])
+    assert {"text", "images", "dev"} <= set(about.get_all("Provides-Extra") or [])
     assert [entry.value for entry in installed.entry_points] == ["surefoot.cli.main:main"]
     assert README.strip() in str(about)
 

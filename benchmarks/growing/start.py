@@ -52,7 +52,7 @@ def told(now: Clock, *, short: bool) -> Told:
     without = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONDONTWRITEBYTECODE")
     environment = {name: value for name, value in os.environ.items() if name not in without}
     with tempfile.TemporaryDirectory() as cache:
-        for _ in range(1 if short else 5):
+        for _ in range(1 if short else 3):
             for name, arguments in WAYS.items():
                 with tempfile.TemporaryDirectory() as directory:
                     ours = {"XDG_CACHE_HOME": directory if name.endswith("no cache") else cache}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from surefoot.errors import ConfigError
+from surefoot.losses import dense
 from surefoot.losses.dense import chunked_cross_entropy, cross_entropy, linear_cross_entropy
 from surefoot.mean import Mean, summed
 from surefoot.train.loss_accumulator import scalar
@@ -120,6 +121,17 @@ def test_chunked_loss_is_the_whole_ones_equal(ragged, chunk, label_smoothing):
     chunked = chunked_cross_entropy(hidden, head, targets, chunk=chunk, label_smoothing=label_smoothing)
     assert_close((chunked.total, chunked.count), (whole.total, whole.count), rtol=1e-12, atol=0)
     assert_close(gradient(chunked.value, hidden, head), gradient(whole.value, hidden, head), rtol=1e-10, atol=1e-12)
+
+
+def test_without_gradients_no_chunk_is_prepared_to_be_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's function for that imports torch's compiler, which takes longer than an evaluation."""
+    hidden, head = torch.randn(2, 10, CHANNELS), torch.randn(CLASSES, CHANNELS)
+    targets = torch.randint(0, CLASSES, (2, 10))
+    with_gradients = chunked_cross_entropy(hidden, head, targets, chunk=3)
+    monkeypatch.setattr(dense, "checkpoint", None)
+    with torch.no_grad():
+        without = chunked_cross_entropy(hidden, head, targets, chunk=3)
+    assert torch.equal(without.value, with_gradients.value)
 
 
 def test_chunked_loss_never_holds_more_than_a_chunk_of_logits(monkeypatch):
