@@ -146,7 +146,8 @@ LAUNCHERS = (
     ),
     Launcher("Slurm", "slurm.sh", _shell("slurm.sh", "sbatch", *SMALL), real_slurm.missing, on_slurm=True),
     Launcher(
-        "Ray Train", "ray_job.py", lambda run_dir: [sys.executable, str(EXAMPLES / "ray_job.py"), str(run_dir)], _without("ray")
+        "Ray Train", "ray_job.py", lambda run_dir: [sys.executable, str(EXAMPLES / "ray_job.py"), str(run_dir)],
+        _without("ray"), restarts=True,
     ),
     Launcher("Kubernetes' variables", "kubernetes.yaml", _nodes("kubernetes.yaml"), _without("yaml"), restarts=True),
     Launcher("Kubeflow's variables", "kubeflow.yaml", _nodes("kubeflow.yaml"), _without("yaml"), restarts=True),

@@ -10,8 +10,11 @@ from torch import nn
 
 import sharded_models
 from rank_processes import Ranks
+from surefoot.config.parallel import Strategy
 from surefoot.distributed.blocks import by_themselves, refuse_unshardable
+from surefoot.distributed.fsdp import shard_model
 from surefoot.distributed.shards import Rows, Shard, class_name, rows_of, rows_of_state
+from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
 
 
@@ -129,3 +132,11 @@ def test_rows_lie_as_torch_cuts_them_and_state_lies_as_its_parameter() -> None:
     assert (momentum.shape, momentum.start, momentum.stop) == ((5, 6), 4, 5)
     assert rows_of_state(shard, torch.zeros(())) is None
     assert rows_of(torch.zeros(5)) is None
+
+
+def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("torch.distributed.fsdp.FSDPModule.reset_iter_state")  # as in torch 2.12
+    with pytest.raises(
+        ConfigError, match=r"parallel = fsdp needs torch 2\.13 or newer\n  this is torch .*\n  try: parallel"
+    ):
+        shard_model(nn.Linear(2, 2), World(torch.device("cpu")), Strategy(kind="fsdp"))

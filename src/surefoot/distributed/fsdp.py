@@ -22,6 +22,7 @@ from surefoot.distributed.rendezvous import replicated
 from surefoot.distributed.shards import Shard, add_up, held_of
 from surefoot.distributed.strategy import Called, Sums
 from surefoot.distributed.world import World
+from surefoot.errors import ConfigError
 
 
 @dataclass
@@ -182,8 +183,13 @@ def shard_model(model: nn.Module, world: World, parallel: Strategy) -> FullyShar
     """Shard a model in place: each block (`blocks_of`) is a unit, and the remaining weights are another unit. Collective.
 
     Parameter names are kept. Every rank must pass equal weights and buffers; buffers stay replicated. Afterwards the model cannot
-    be copied and has another class, so inspect modules and parameters first. Raises `ConfigError` if the model cannot be sharded.
+    be copied and has another class, so inspect modules and parameters first. Raises `ConfigError` if the model cannot be sharded,
+    or if torch is too old.
     """
+    if not hasattr(FSDPModule, "reset_iter_state"):
+        raise ConfigError(
+            f"parallel = fsdp needs torch 2.13 or newer\n  this is torch {torch.__version__}\n  try: --parallel ddp, or a newer torch"
+        )
     refuse_unshardable(model)
     mesh, group = _mesh(world, parallel)
     offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if parallel.cpu_offload else OffloadPolicy()
