@@ -1,13 +1,13 @@
-# surefoot with the CPU build of torch:
+# surefoot in an image. TORCH_INDEX is the package index of the build of torch, for the CPU or for a version of CUDA:
+# https://pytorch.org/get-started/locally/ names it. Without TORCH_INDEX, pip installs its default build, which needs gigabytes.
 #
-#   docker build -t surefoot .
+#   docker build -t surefoot --build-arg TORCH_INDEX=URL .
 #   mkdir -p runs
 #   docker run --rm --user "$(id -u):$(id -g)" -v "$PWD/runs:/work/runs" surefoot train gpt --run-dir runs/first
 #
-# With a CUDA build of torch, for the driver of your machine (https://pytorch.org/get-started/locally/ lists the builds):
+# With a CUDA build:
 #
-#   docker build -t surefoot:gpu --build-arg TORCH_BUILD=cu130 .
-#   docker run --rm --gpus all --shm-size 8g --user "$(id -u):$(id -g)" -v "$PWD/runs:/work/runs" surefoot:gpu train gpt --run-dir runs/first
+#   docker run --rm --gpus all --shm-size 8g --user "$(id -u):$(id -g)" -v "$PWD/runs:/work/runs" surefoot train gpt --run-dir runs/first
 ARG BASE=python:3.12-slim
 FROM ${BASE}
 
@@ -18,11 +18,10 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 # torch first and by itself, so that a change of surefoot does not download it again
-ARG TORCH_BUILD=cpu
-ARG TORCH_INDEX=https://download.pytorch.org/whl/${TORCH_BUILD}
+ARG TORCH_INDEX=""
 WORKDIR /opt/surefoot
 COPY constraints.txt ./
-RUN python -m pip install --no-cache-dir -c constraints.txt --index-url "${TORCH_INDEX}" torch
+RUN python -m pip install --no-cache-dir -c constraints.txt ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} torch
 
 # the recipe gpt needs the extra `text`
 ARG EXTRAS="[text]"

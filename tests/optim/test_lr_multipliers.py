@@ -431,7 +431,7 @@ def test_plan_shows_the_rate_of_each_group_and_what_is_frozen():
 def test_the_command_line_takes_them(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("so it goes. " * 400)
     data = ["--data.path", str(tmp_path / "text.txt"), "--data.tokenizer", "bytes", "--model.width", "32"]
-    rates = ["--optimizer.layer-decay", "0.5", "--optimizer.base-width", "16"]
+    rates = ["--optimizer.name", "adamw", "--optimizer.layer-decay", "0.5", "--optimizer.base-width", "16"]
     frozen = ["--optimizer.frozen", "embedding.*", "norm.*"]
     main(
         [
