@@ -94,8 +94,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         train = ["train", "gpt", "--run-dir", "runs/first", "--length", arguments.length]
-        first = shown(train, place=place, kill_when=str(int(arguments.length.split()[0]) // 2) + " ")
-        killed = next(step[1] for line in reversed(first) if (step := re.search(r"(\d+)/\d+", text_of(line))))
+        half = str(int(arguments.length.split()[0]) // 2)
+        first = shown(train, place=place, kill_when=f"{half} ")
+        steps = (step[1] for line in reversed(first) if (step := re.search(r"(\d+)/\d+", text_of(line))))
+        killed = next(steps, half)  # the live line may not be drawn again yet
         second = shown(["resume", "runs/first"], place=place)
     head = [f"$ make train      # killed with kill -9 after step {killed}", "$ surefoot resume runs/first"]
     draw([*map(typed, head), *second], PICTURE)
