@@ -16,7 +16,7 @@ _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun in a rank's environment
 LAUNCHER = "SUREFOOT_LAUNCHER"  # set in a rank's environment: the process id of surefoot's launcher
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_SPINS = "10000"  # about 0.5 ms; GNU OpenMP's own 300,000 keep an idle thread busy for 10 ms and more
+_SPINS = "60000"  # about 3 ms; GNU OpenMP's own 300,000 keep an idle thread busy for 10 ms and more
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # the latter two within the machine
 _MPI = (  # the same four values
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
