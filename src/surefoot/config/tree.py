@@ -23,6 +23,11 @@ STAYS: Mapping[str, Any] = {"stays": True}
 """Field metadata: a change of a sibling `LEADS` field does not drop values of this field."""
 
 
+def switches(*siblings: str) -> Mapping[str, Any]:
+    """Return field metadata: if a layer sets this field to its default, values of these siblings in lower layers are dropped."""
+    return {"switches": siblings}
+
+
 def flatten(config: Any) -> dict[str, Any]:
     """Return the values of a configuration by dotted name, in the order of its fields.
 
@@ -78,23 +83,31 @@ def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> t
     (3, 'flag', 'preset', 'default')
     """
     known, problems = field_hints(kind), list[str]()
-    merged, origins = dict[str, Any](), dict.fromkeys(known, "default")
     for origin, values in layers:
         for name, value in values.items():
             problem = type_problem(name, value, known[name]) if name in known else _unknown(name, known)
             problems += [] if problem is None else [f"{problem}  [{origin}]"]
-        for leader, default, followers in _leaders(kind):
-            if leader in values and values[leader] != merged.get(leader, default):
-                for name in followers & merged.keys():
-                    merged.pop(name)
-                    origins[name] = "default"
-        merged |= values
-        origins |= dict.fromkeys(values, origin)
-    config = None if problems else _build(merged, kind, None, "", problems)
+    by_name, origins = merged(kind, layers)
+    config = None if problems else _build(by_name, kind, None, "", problems)
     if problems:  # at most four, one per line
         first_problems = problems if len(problems) <= 4 else [*problems[:4], f"... and {len(problems) - 4} more"]
         raise ConfigError("\n  ".join(first_problems))
     return typing.cast("T", config), origins
+
+
+def merged(kind: type[Any], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values that remain of the layers by dotted name, unchecked, and the origin of each setting."""
+    by_name, origins = dict[str, Any](), dict.fromkeys(field_hints(kind), "default")
+    for origin, values in layers:
+        for leader, default, followers, is_switch in _leaders(kind):
+            is_changed = leader in values and values[leader] != by_name.get(leader, default)
+            if is_changed and (not is_switch or values[leader] == default):
+                for name in followers & by_name.keys():
+                    by_name.pop(name)
+                    origins[name] = "default"
+        by_name |= values
+        origins |= dict.fromkeys(values, origin)
+    return by_name, origins
 
 
 def field_hints(kind: type[Any]) -> dict[str, Any]:
@@ -226,14 +239,18 @@ def _quoting(value: Any, hint: Any) -> str:
     return ""
 
 
-def _leaders(kind: Any) -> list[tuple[str, Any, set[str]]]:
+def _leaders(kind: Any) -> list[tuple[str, Any, set[str], bool]]:
     leaders, followers = list[tuple[str, Any]](), defaultdict[str, set[str]](set)
+    switched = list[tuple[str, Any, set[str], bool]]()
     for name, _, field in _leaves(kind):
+        table = name.rpartition(".")[0]
         if field.metadata.get("leads"):
             leaders.append((name, _default(field)))
+        if siblings := field.metadata.get("switches"):
+            switched.append((name, _default(field), {f"{table}.{sibling}" for sibling in siblings}, True))
         if not field.metadata.get("stays"):
-            followers[name.rpartition(".")[0]].add(name)
-    return [(name, default, followers[name.rpartition(".")[0]] - {name}) for name, default in leaders]
+            followers[table].add(name)
+    return [(name, default, followers[name.rpartition(".")[0]] - {name}, False) for name, default in leaders] + switched
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
