@@ -43,7 +43,7 @@ def file_values(file: str | None) -> dict[str, Any]:
 
 
 def layers_below(program: Program, in_file: dict[str, Any], flags: Sequence[str]) -> list[Layer]:
-    """Return the preset and the file as layers below the flags. A flag or the file names the preset; "None" is no preset."""
+    """Return the preset and the file as layers below the flags. A flag or the file names the preset; "None" leaves it out."""
     if program.config is None:
         return [("file", in_file)]
     flagged = flag_text(flags, "preset")

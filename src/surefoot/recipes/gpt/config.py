@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from surefoot.config.setting import default, ordered, setting
 from surefoot.config.train_settings import number
-from surefoot.config.tree import LEADS, STAYS, switches
+from surefoot.config.tree import LEADS, STAYS, SWITCHES
 from surefoot.recipes.optimizer_settings import RecipeSettings
 
 _COUNT = number("a whole number, 0 or more", min_value=0)
@@ -50,7 +50,7 @@ class Model:
     """Use the embedding matrix as the output head. Default: only for gpt2."""
     smear: bool = False
     """modern: add a learned share of the previous token's embedding to each token's embedding."""
-    ngrams: int = field(default=1, metadata=switches("ngram_buckets"))
+    ngrams: int = field(default=1, metadata={SWITCHES: ("ngram_buckets",)})
     """modern: add embeddings of n-grams of up to this many tokens: 2, 3 or 4. 1 adds none and drops the preset's ngram-buckets."""
     ngram_buckets: int | None = None
     """Number of embeddings for each n-gram length; n-grams share embeddings if there are too few. Default: 32,768."""
@@ -65,7 +65,7 @@ class Config(RecipeSettings):
         Literal["tiny", "shakespeare", "small", "gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "modern-124m"]
         | None
     ) = setting(None, observer=True, after="", group="what is trained")
-    """A complete configuration to start from. Files and flags override it. The command line starts from tiny; None is no preset."""
+    """A complete configuration to start from. Files and flags override it. Commands start from tiny."""
     run_dir: str | Path | None = default("runs/gpt")
     length: str = default("550 steps")
     batch_size: int | str = default(16)
