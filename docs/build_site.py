@@ -204,6 +204,8 @@ def _source(file: Path, path: str) -> str:
 
 def main() -> None:
     site = Path(sys.argv[1]) if sys.argv[1:] else ROOT / "site"
+    if site.exists() and any(site.iterdir()) and not (site / ".buildinfo").is_file():
+        sys.exit(f"error: {site} holds files of something else\n  it would be deleted\n  name a new directory")
     shutil.rmtree(site, ignore_errors=True)
     problems = build(site)
     if problems:

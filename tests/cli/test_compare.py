@@ -326,7 +326,7 @@ def test_what_is_not_shared_is_said(here: Path, capsys: pytest.CaptureFixture[st
     for paired in (["--paired"], []):  # what the comparison has left beside its runs is as good
         again = compare(*("widths/width=4", "widths/width=8"), *paired, "--out", "paired")
         assert [row["difference"] for row in again["variants"]] == [row["difference"] for row in found["variants"]]
-    assert "written: paired/comparison.png, .svg, .md, .tsv, .json, replacing an earlier" in capsys.readouterr().out
+    assert "written: paired/comparison.md, .tsv, .json, replacing an earlier" in capsys.readouterr().out
     shutil.rmtree(here / "widths" / "results")
     plain = compare(*("widths/width=4", "widths/width=8"), "--out", "paired")
     assert [row["difference"] for row in plain["variants"]] == [None, None]

@@ -360,7 +360,7 @@ def test_compiling_is_tried_when_asked_for() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["gpt", "translation", "images"])
 def test_every_recipe_can_be_profiled(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["profile", recipe, "--out", str(tmp_path), "--max-seconds", "5"])
+    main(["profile", recipe, "--out", str(tmp_path), "--steps", "4", "--max-seconds", "30"])
     said = capsys.readouterr().out
     assert "suggestions, each measured" in said
     assert max(map(len, said.partition("written")[0].splitlines())) <= 100

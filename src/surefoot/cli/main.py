@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from types import ModuleType
 
-from surefoot.distributed.environment import started_by_launcher
+from surefoot.distributed.environment import shorten_spinning, started_by_launcher
 from surefoot.errors import (
     ConfigError,
     RankLostError,
@@ -136,6 +136,7 @@ def _verb(words: list[str]) -> None:
         near = get_close_matches(words[0], VERBS, n=1)
         cure = f"did you mean surefoot {near[0]}?" if near else f"choose from {', '.join(VERBS)}"
         raise ConfigError(f"no subcommand {words[0]!r}\n  {cure}")
+    shorten_spinning()
     verb_function(words[0])(words[1:])
 
 

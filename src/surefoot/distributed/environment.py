@@ -6,8 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from surefoot.distributed import slurm
@@ -173,17 +172,19 @@ def _number(environment: Mapping[str, str], name: str, *, source: str, default: 
     return int(text)
 
 
-@contextmanager
-def importing_torch() -> Iterator[None]:
-    """Shorten the busy waiting of torch's threads, unless the user has set it. Exclude torch from every collection of garbage."""
-    if "torch" in sys.modules or not gc.isenabled():
-        yield
-        return
-    if "OMP_WAIT_POLICY" not in os.environ:
+def shorten_spinning() -> None:
+    """Shorten the busy waiting of torch's threads, unless the user has set it or torch is imported already."""
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
+
+
+def import_torch() -> None:
+    """Import torch if it is not imported, and exclude it from every collection of garbage."""
+    if "torch" in sys.modules or not gc.isenabled():
+        return
     gc.disable()
     try:
-        yield
+        import torch  # noqa: F401
     finally:
         gc.freeze()
         gc.enable()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.config import toml, user_code
 from surefoot.config.paths import file_text
 from surefoot.config.tree import default_values, did_you_mean, flatten, layered
-from surefoot.distributed.environment import importing_torch
+from surefoot.distributed.environment import import_torch
 from surefoot.errors import CheckpointError, ConfigError, DataError
 from surefoot.recipes import NAMES
 from surefoot.recipes.optimizer_settings import RecipeSettings, note
@@ -53,8 +53,8 @@ class Program:
     def check(self, config: Any) -> None:
         """Call the module's `check(config: Config)`, if any, to refuse invalid settings before data are read."""
         if (function := self._of_config("check")) is not None:
-            with importing_torch():
-                function(config)
+            import_torch()
+            function(config)
 
     def refuse_changed_files(self, config: Any, *, run: Path, resuming: bool = False) -> None:
         """Refuse changed files of the user that the recipe's `program_files(config, run=run)` lists."""
@@ -226,8 +226,8 @@ def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
 
 
 def _in_file(path: Path, function: str) -> Program:
-    with importing_torch():
-        names = user_code.names_in(path, function=function, form=f"def {function}(...) -> surefoot.Run")
+    import_torch()  # not while the user's file runs, which may switch the collection of garbage off
+    names = user_code.names_in(path, function=function, form=f"def {function}(...) -> surefoot.Run")
     path, build = path.resolve(), names[function]
     described = {"kind": "file", "path": str(path), "function": function, "sha256": user_code.digest(path)}
     return Program(build, _config_of(build, path), described, names)
