@@ -10,7 +10,7 @@ jobs="${3:-1}"
 shape=(gpt --data.path "$text" --data.tokenizer characters --data.val-fraction 0.1 --model.layers 4 --model.heads 4
   --model.width 128 --model.context 64 --model.dropout 0 --batch-size 12 --schedule.min-lr-ratio 0.1 --precision fp32
   --cloze-questions 0 --sample-tokens 0 --schedule.warmup "5%" --threads 1 --jobs "$jobs"
-  --model.activation None --model.smear False --model.ngrams 1 --model.ngram-buckets None --schedule.name cosine
+  --model.activation None --model.smear False --model.ngrams 1 --schedule.name cosine
   --optimizer.adamw-lr None --optimizer.momentum None --optimizer.ns-steps None)  # no settings of the preset tiny
 
 settings() { # of one entrant, but for its rate

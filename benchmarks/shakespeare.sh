@@ -8,7 +8,7 @@ seed="${3:-0}"
 out="$(mktemp -d)/run"
 surefoot train gpt --data.tokenizer characters --run-dir "$out" --seed "$seed" --data.path "$1" --model.family "$family" \
   --model.layers 4 --model.heads 4 --model.width 128 --model.context 64 --model.dropout 0 \
-  --model.activation None --model.smear False --model.ngrams 1 --model.ngram-buckets None \
+  --model.activation None --model.smear False --model.ngrams 1 \
   --batch-size 12 --length "2000 steps" --optimizer.name adamw --schedule.name cosine --optimizer.lr 1e-3 --optimizer.betas 0.9 0.99 --optimizer.weight-decay 0.1 \
   --schedule.warmup "100 steps" --schedule.min-lr-ratio 0.1 --clip "norm 1.0" --precision fp32 --data.val-fraction 0.1 \
   --cloze-questions 0 --evaluate-every "50%" --log-every "200 steps"

@@ -110,7 +110,9 @@ def what_the_core_does() -> dict[str, Any]:
     """A run of one's own and one of the recipe gpt, both resumed, and the verbs on them."""
     import small_runs
     import surefoot as sf
+    from surefoot.data.text import token_cache
 
+    token_cache.MIN_CHARACTERS = 1000  # as if the text were long enough for the cache of tokens
     Path("text.txt").write_text("the cat sat on a mat while birds sang in old trees\n" * 60)
     text = io.StringIO()
     with redirect_stdout(text), redirect_stderr(text):
@@ -164,6 +166,7 @@ NEEDS = [
     ("plots", ["plan", "--schedules", "cosine"]),
     ("plots", ["report", "log", "--png"]),
     ("plots", ["find-lr", *BYTES, "--out=pictures"]),
+    ("plots", ["find-lr", *BYTES, "--data.path=read-later.txt", "--out=pictures"]),
     ("tensorboard", ["train", *BYTES, "--run-dir=run", "--tensorboard=True"]),
     ("hub", ["data", "prepare", "shards", "rows.parquet", "--tokenizer=bytes"]),
     ("trackers", ["train", *BYTES, "--run-dir=run", "--trackers=wandb,mlflow,trackio"]),

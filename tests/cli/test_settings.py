@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from surefoot.cli.main import main
+from surefoot.cli.options import ProgramOptions
+from surefoot.cli.settings import program_settings
+from surefoot.recipes import NAMES
+from surefoot.recipes.program import find_program
 
 SMALL = ["--data.path=text.txt", "--model.width=16", "--model.context=8", "--model.layers=1", "--model.heads=2"]
 SMALL += ["--data.vocab-size=280", "--cloze-questions=0", "--sample-tokens=0", "--length=4 steps", "--run-dir=runs/a"]
@@ -96,3 +100,49 @@ def test_a_directory_that_holds_another_run_is_refused_naming_what_differs(capsy
     assert "optimizer.lr was 0.014, now 0.0001" in said
     assert "batch_size was 16, now 4" in said
     assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before
+
+
+PRESETS = [(name, ["--preset", preset]) for name in NAMES for preset in find_program(name).names["PRESETS"]]
+UNSET = ["val_tokens", "model.activation", "model.ngram_buckets", "optimizer.momentum", "optimizer.adamw_lr", "preset"]
+
+
+def read_again(name: str, text: str) -> object:
+    Path("again.toml").write_text(text)
+    return program_settings(find_program(name), ProgramOptions(what=name, config="again.toml"), [], verb="train")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        *((name, []) for name in NAMES),
+        *PRESETS,
+        *(("gpt", [f"--{setting}", "None"]) for setting in UNSET),
+        ("gpt", ["--model.ngrams", "1"]),
+        ("gpt", ["--model.family", "gpt2", "--optimizer.name", "sgd"]),
+        ("translation", ["--preset", "base", "--data.vocab-size", "None"]),
+    ],
+    ids=str,
+)
+def test_the_file_of_a_run_gives_the_same_settings(name: str, flags: list[str]) -> None:
+    program = find_program(name)
+    config, origins = program_settings(program, ProgramOptions(what=name), flags, verb="train")
+    text = program.config_text(config, origins, program.described)
+    assert read_again(name, text) == config
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_configuration_of_a_script_is_the_preset_it_names_and_its_file_gives_it(name: str) -> None:
+    program = find_program(name)
+    config = program.config()
+    if config.preset is not None:
+        assert (
+            config == program_settings(program, ProgramOptions(what=name), ["--preset", config.preset], verb="train")[0]
+        )
+    assert read_again(name, program.config_text(config, {}, program.described)) == config
+
+
+def test_only_values_of_the_preset_that_are_unset_stand_in_the_file_as_none() -> None:
+    program = find_program("gpt")
+    config, origins = program_settings(program, ProgramOptions(what="gpt"), ["--val-tokens", "None"], verb="train")
+    text = program.config_text(config, origins, program.described)
+    assert [line for line in text.splitlines() if '"None"' in line] == ['val_tokens = "None" # flag']

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,21 @@ def test_a_matrix_is_the_darker_the_larger_the_share_of_its_row() -> None:
 def test_other_panels_have_no_picture() -> None:
     assert render_panel(panel_to_dict(panels(nn.Identity())[2])) is None
     assert render_panel(panel_to_dict(sf.report.ImageGrid(title="none", images=()))) is None
+
+
+def test_a_broken_package_is_one_note_for_auto_and_a_refusal_for_true(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
+    build(tmp_path / "run", length="2 steps", early_stopping=None, console=True).train()
+    printed = capsys.readouterr().out
+    assert printed.count("tensorboard") == 2, printed  # the package, and the module that fails
+    assert "note: no TensorBoard files, because the import of tensorboard fails: ModuleNotFoundError: " in printed
+    assert not (tmp_path / "run" / "tensorboard").exists()
+    with pytest.raises(sf.ConfigError) as refused:
+        build(tmp_path / "other", tensorboard=True).train()
+    first, reason, cure = str(refused.value).splitlines()
+    assert first == "tensorboard = True needs tensorboard"
+    assert reason.startswith("  the import fails: ModuleNotFoundError: ")
+    assert cure == '  type: pip install "surefoot[tensorboard]"'
+    assert not (tmp_path / "other").exists()

@@ -17,7 +17,7 @@ from surefoot.cli.main import run_or_exit
 from surefoot.compare import plan as planned
 from surefoot.compare.trained import Trained, read_run
 from surefoot.compare.trials import Outcome, with_threads, write_outcome
-from surefoot.config.toml import to_toml, with_choices
+from surefoot.config.toml import with_choices
 from surefoot.config.tree import layered
 from surefoot.distributed.environment import die_with
 from surefoot.errors import CheckpointError, ConfigError
@@ -145,7 +145,7 @@ def build_variant(plan: planned.Planned, directory: Path, name: str) -> Run:
         compiling.settle(plan.found["compile"])
     choices = {"precision": precision.name, "channels_last": layout.channels_last, "compile": compiling.on}
     run.parts.identity.update(choices)
-    run.configuration = with_choices(to_toml(config, config_origins, program.described), choices)
+    run.configuration = with_choices(program.config_text(config, config_origins, program.described), choices)
     run.parts.evaluator.leave_out_end()
     return run
 

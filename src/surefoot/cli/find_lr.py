@@ -64,9 +64,10 @@ def find_lr(arguments: list[str]) -> None:
     from surefoot.tune.lr_range_test import as_text, check_range
 
     check_range(lowest, highest, count)
+    if out is not None:
+        refuse_missing("--out", "matplotlib")  # before the data are read
     run, settings = tried_run(options, flags, verb="find-lr")
     if out is not None:
-        refuse_missing("--out", "matplotlib")
         make_directory(local_path(out, setting="--out"))  # fail before the long test
 
     stride, rates_read = max(1, count // _SHOWN), 0

@@ -43,12 +43,13 @@ def file_values(file: str | None) -> dict[str, Any]:
 
 
 def layers_below(program: Program, in_file: dict[str, Any], flags: Sequence[str]) -> list[Layer]:
-    """Return the preset and the file as layers below the flags. A flag or the file names the preset."""
+    """Return the preset and the file as layers below the flags. A flag or the file names the preset; "None" leaves it out."""
     if program.config is None:
         return [("file", in_file)]
     flagged = flag_text(flags, "preset")
     name = in_file.get("preset") if flagged is None else flagged
-    preset = program.preset(name if isinstance(name, str) else None)
+    is_unset = in_file.get("preset", "") is None if flagged is None else flagged == "None"
+    preset = {} if is_unset else program.preset(name if isinstance(name, str) else None)
     return [layer for layer in (("preset", preset), ("file", in_file)) if layer[1]]
 
 

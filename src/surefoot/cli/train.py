@@ -9,7 +9,6 @@ from typing import Any
 from surefoot.cli.options import ProgramOptions
 from surefoot.cli.processes import Several, program_options, settled, start_several
 from surefoot.cli.settings import program_settings
-from surefoot.config.toml import to_toml
 from surefoot.errors import ConfigError
 from surefoot.recipes.program import Program, build_run
 
@@ -67,7 +66,7 @@ def start(
         accept_change = change_names(accepted)
     start_several(command, settled(several, config), config=config, flags=flags, out=only)
     run = build_run(program, config, of=only)
-    run.configuration = to_toml(config or NoSettings(), origins, program.described | several.recorded())
+    run.configuration = program.config_text(config or NoSettings(), origins, program.described | several.recorded())
     if only is not None and (run.parts.directory is None or run.parts.directory.path.resolve() != only.resolve()):
         raise ConfigError(
             f"resuming {only}, but its program now has the run in {run.parts.directory.path if run.parts.directory else 'no directory'}\n"

@@ -1,5 +1,5 @@
 """Configurations as TOML files. The table [program] names the program. TOML has no null: a setting set to None is written as "None", as on
-the command line. A setting that is None by default is left out."""
+the command line. A setting that is None is left out if it is None by default and in the preset."""
 
 import json
 import re
@@ -8,20 +8,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from surefoot.config.tree import default_values, flat, flatten
+from surefoot.config.tree import default_values, flat, flatten, merged
 from surefoot.errors import ConfigError
 
 _NONE, _PROGRAM = "None", "program"
 
 
-def to_toml(config: Any, origins: Mapping[str, str], program: Mapping[str, Any]) -> str:
-    """Return the configuration as TOML with the table [program]. A comment on each line names the value's origin, by default "default"."""
+def to_toml(
+    config: Any, origins: Mapping[str, str], program: Mapping[str, Any], *, preset: Mapping[str, Any] | None = None
+) -> str:
+    """Return the configuration as TOML with the table [program]. A comment on each line names the value's origin, by default "default".
+
+    `--config` reads the file on top of `preset`: a value of the preset that is None in the configuration is written as "None".
+    """
     import tomlkit  # takes 30 ms
 
     defaults, tables = default_values(type(config)), {"": list[str]()}  # TOML needs plain keys before tables
-    for name, value in flatten(config).items():
+    by_name = flatten(config)
+    in_file = {name: value for name, value in by_name.items() if value is not None}
+    below, _ = merged(type(config), [("preset", preset or {}), ("file", in_file)])
+    for name, value in by_name.items():
         origin = "".join(letter if letter.isprintable() else "?" for letter in origins.get(name, "default"))
-        if value is None and defaults[name] is None:
+        if value is None and defaults[name] is None and below.get(name) is None:
             continue
         _refuse_unwritable(name, value)
         path, _, leaf = name.rpartition(".")

@@ -162,7 +162,7 @@ class TrainSettings(Declared):
     trackers: str | Sequence[str] | None = setting(None, observer=True)
     """Experiment trackers that also receive the records: "wandb", "mlflow", "trackio", or several, "wandb,mlflow"."""
     tensorboard: bool | Literal["auto"] = setting("auto", observer=True)
-    """Write TensorBoard files to the run's directory. auto writes them if the extra `tensorboard` is installed."""
+    """Write TensorBoard files to the run's directory. auto writes them if the package tensorboard can be imported."""
     report: bool = setting(True, observer=True)
     """Write report.html, a page about the run, when it ends."""
     run_dir: str | Path | None = setting(None, check=_out, observer=True, group="checkpoints")

@@ -8,7 +8,6 @@ import operator
 import re
 import types
 import typing
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -21,6 +20,8 @@ LEADS: Mapping[str, Any] = {"leads": True}
 """Field metadata: if a layer changes this field, values of its sibling fields in lower layers are dropped."""
 STAYS: Mapping[str, Any] = {"stays": True}
 """Field metadata: a change of a sibling `LEADS` field does not drop values of this field."""
+SWITCHES = "switches"
+"""Key of field metadata, names of siblings: if a layer sets this field back to its default, their values in lower layers are dropped."""
 
 
 def flatten(config: Any) -> dict[str, Any]:
@@ -78,23 +79,30 @@ def layered(kind: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> t
     (3, 'flag', 'preset', 'default')
     """
     known, problems = field_hints(kind), list[str]()
-    merged, origins = dict[str, Any](), dict.fromkeys(known, "default")
     for origin, values in layers:
         for name, value in values.items():
             problem = type_problem(name, value, known[name]) if name in known else _unknown(name, known)
             problems += [] if problem is None else [f"{problem}  [{origin}]"]
-        for leader, default, followers in _leaders(kind):
-            if leader in values and values[leader] != merged.get(leader, default):
-                for name in followers & merged.keys():
-                    merged.pop(name)
-                    origins[name] = "default"
-        merged |= values
-        origins |= dict.fromkeys(values, origin)
-    config = None if problems else _build(merged, kind, None, "", problems)
+    by_name, origins = merged(kind, layers)
+    config = None if problems else _build(by_name, kind, None, "", problems)
     if problems:  # at most four, one per line
         first_problems = problems if len(problems) <= 4 else [*problems[:4], f"... and {len(problems) - 4} more"]
         raise ConfigError("\n  ".join(first_problems))
-    return typing.cast("T", config), origins
+    return typing.cast("T", config), dict.fromkeys(known, "default") | origins
+
+
+def merged(kind: type[Any], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values that remain of the layers by dotted name, unchecked, and the origin of each."""
+    by_name, origins = dict[str, Any](), dict[str, str]()
+    for origin, values in layers:
+        for leader, default, followers, is_switch in _leaders(kind):
+            value = values.get(leader, by_name.get(leader, default))
+            if value != by_name.get(leader, default) and (not is_switch or value == default):
+                for name in followers & by_name.keys():
+                    del by_name[name], origins[name]
+        by_name |= values
+        origins |= dict.fromkeys(values, origin)
+    return by_name, origins
 
 
 def field_hints(kind: type[Any]) -> dict[str, Any]:
@@ -226,14 +234,15 @@ def _quoting(value: Any, hint: Any) -> str:
     return ""
 
 
-def _leaders(kind: Any) -> list[tuple[str, Any, set[str]]]:
-    leaders, followers = list[tuple[str, Any]](), defaultdict[str, set[str]](set)
-    for name, _, field in _leaves(kind):
+def _leaders(kind: Any) -> Iterator[tuple[str, Any, set[str], bool]]:
+    leaves = {name: field for name, _, field in _leaves(kind)}
+    for name, field in leaves.items():
+        table = name[: name.rfind(".") + 1]
+        if switched := field.metadata.get(SWITCHES):
+            yield name, _default(field), {table + sibling for sibling in switched}, True
         if field.metadata.get("leads"):
-            leaders.append((name, _default(field)))
-        if not field.metadata.get("stays"):
-            followers[name.rpartition(".")[0]].add(name)
-    return [(name, default, followers[name.rpartition(".")[0]] - {name}) for name, default in leaders]
+            beside = {other for other in leaves if other[: other.rfind(".") + 1] == table} - {name}
+            yield name, _default(field), {other for other in beside if not leaves[other].metadata.get("stays")}, False
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

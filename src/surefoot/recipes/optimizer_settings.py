@@ -179,9 +179,9 @@ def _watch_from_flags(
     return kind(**({"monitor": monitor} | flags)) if flags else None
 
 
-def refuse_default_data(preset: str, path: str | None, meant_for: Mapping[str, str]) -> None:
+def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping[str, str]) -> None:
     """Raise `ConfigError` if a preset needs the user's data and no path is set. `meant_for` describes the data per preset."""
-    if path is None and preset in meant_for:
+    if path is None and preset is not None and preset in meant_for:
         raise sf.ConfigError(f"--preset {preset} needs your data, and data.path is not set\n  use {meant_for[preset]}")
 
 

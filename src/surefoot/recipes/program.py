@@ -40,15 +40,23 @@ class Program:
     names: Mapping[str, Any]
 
     def preset(self, name: str | None) -> dict[str, Any]:
-        """Return the settings of a preset. None is the preset that is the default of the field `preset`, if any."""
+        """Return the settings of a preset. None is the default of the field `preset`, or `tiny` of a recipe, if there is one."""
         presets = self.names.get("PRESETS", {})
-        default = None if self.config is None else default_values(self.config).get("preset")
         if name is None:
-            return dict(presets.get(default, {}))
+            default = None if self.config is None else default_values(self.config).get("preset")
+            return dict(
+                presets.get("tiny" if default is None and self.described.get("kind") == "recipe" else default, {})
+            )
         if name not in presets:
             meant = did_you_mean(name, presets, otherwise=f"available: {', '.join(presets) or 'none'}")
             raise ConfigError(f"no preset {name!r}: {meant}")
         return dict(presets[name])
+
+    def config_text(self, config: Any, origins: Mapping[str, str], described: Mapping[str, Any]) -> str:
+        """Return the text of config.toml for a configuration, which `--config` reads as the same configuration."""
+        name = getattr(config, "preset", None)
+        preset = self.preset(name if isinstance(name, str) and name in self.names.get("PRESETS", {}) else None)
+        return toml.to_toml(config, origins, described, preset=preset)
 
     def check(self, config: Any) -> None:
         """Call the module's `check(config: Config)`, if any, to refuse invalid settings before data are read."""

@@ -1,14 +1,16 @@
 """The components of a run, and the results of the stages in `run/build.py`."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from torch import nn
 
-from surefoot.config.extras import is_installed
+from surefoot.config.extras import is_installed, needed_for
 from surefoot.config.parallel import Strategy
 from surefoot.config.train_settings import Timetable
 from surefoot.data.pipeline import DataPipeline
+from surefoot.errors import ConfigError, first_line
 from surefoot.optim.build import TrainingPlan
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.schedules.joined import AnySchedule
@@ -32,11 +34,27 @@ class RunComponents(Components):
     example: str | None  # an example input for `surefoot predict`
     trackers: tuple[str, ...]  # names
 
-    @property
+    @cached_property
     def writes_tensorboard(self) -> bool:
-        """True if the run writes TensorBoard files; "auto" does so if the package is installed."""
+        """True if the run writes TensorBoard files; "auto" does so if the package can be imported, and True raises `ConfigError` if not."""
         wanted = self.settings.tensorboard
-        return self.directory is not None and (is_installed("tensorboard") if wanted == "auto" else bool(wanted))
+        if self.directory is None or not (is_installed("tensorboard") if wanted == "auto" else wanted):
+            return False
+        try:
+            with needed_for("tensorboard = True", "tensorboard", instead="--tensorboard auto"):
+                if self.world.is_main:  # other ranks write none
+                    from surefoot.tracking.tensorboard import event_format
+
+                    event_format()
+        except ConfigError as problem:
+            if wanted != "auto":
+                raise
+            cause = problem.__cause__ or problem
+            self.say(
+                f"note: no TensorBoard files, because the import of tensorboard fails: {type(cause).__name__}: {first_line(cause)}"
+            )
+            return False
+        return True
 
     @property
     def saved_step(self) -> int | None:

@@ -6,7 +6,6 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
-from surefoot.config.extras import refuse_missing
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.consistency import check_same_on_all_ranks
 from surefoot.run import crash_report, messages
@@ -59,8 +58,7 @@ class Session:
         try:
             check_same_on_all_ranks(self.parts.world, self.parts.compared())
             refuse_missing_trackers(self.parts.trackers)
-            if self.parts.settings.tensorboard is True:
-                refuse_missing("tensorboard = True", "tensorboard", instead="--tensorboard auto")
+            tensorboard = self.parts.writes_tensorboard  # refused before anything is written
             self.settings.enter_context(self.parts.numerics())
             now = open_run(self.parts, configuration=self.configuration)
             if now.checkpoint is not None:
@@ -72,7 +70,7 @@ class Session:
                     step=self.state.step,
                     saved=now.checkpoint,
                     unit=unit,
-                    tensorboard=self.parts.writes_tensorboard,
+                    tensorboard=tensorboard,
                 )
                 self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.identity)
             if self.parts.console is not None and self.parts.world.is_main and not self.is_over:

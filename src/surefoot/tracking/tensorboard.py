@@ -75,21 +75,25 @@ _files = itertools.count()  # file numbers of this process
 _NO_CURVES = {"layer_stats", "data_check", "event"}  # kinds with nested values or texts
 
 
+def event_format() -> tuple[Any, Any, Any]:
+    """Import TensorBoard's modules of events and summaries, and its writer. This takes half a second."""
+    from tensorboard.compat.proto import event_pb2, summary_pb2
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    return event_pb2, summary_pb2, RecordWriter
+
+
 class TensorBoard:
     """A TensorBoard event directory; `from_step` is the resumed step, and TensorBoard hides later points of older sessions."""
 
     def __init__(self, directory: Path, *, from_step: int, unit: str = "targets") -> None:
-        # importing protobuf and others takes half a second
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
+        # no writer thread of torch: on a full disk that thread prints a traceback and loses later events
+        event_pb2, summary_pb2, self.writer = event_format()
         self.directory, self.summary, self.event = directory, summary_pb2.Summary, event_pb2.Event
         self.targets = {f"train/targets{rate}": f"train/{unit}{rate}" for rate in ("", "_per_s")}
         make_no_follow(directory)
         name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{socket.gethostname()}.{os.getpid()}.{next(_files)}"
         self.appended = AppendedFile(directory / name)
-        # no writer thread of torch: on a full disk that thread prints a traceback and loses later events
-        self.writer = RecordWriter
         self._append(self.event(wall_time=time.time(), file_version="brain.Event:2"))
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._append(self.event(wall_time=time.time(), step=from_step + 1, session_log=start))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import pytest
 
 import surefoot as sf
 from surefoot.config.paths import user_cache
-from surefoot.data.text import token_cache
+from surefoot.data.text import files, token_cache
 from surefoot.data.text.token_cache import TextCache
-from surefoot.tokenizers import BPETokenizer
+from surefoot.tokenizers import BPETokenizer, ByteTokenizer, CharacterTokenizer, bpe
+from surefoot.tokenizers import tokenizer as protocol
 
 TRAINING = ["the quick brown fox jumps over the lazy dog\n" * 99, "naïve café\n" * 9, ""]
 HELD_OUT = ["the lazy dog jumps\n" * 3]
@@ -57,7 +60,6 @@ def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         done.append("encoded")
         return encode(*arguments)
 
-    noted_encode.__code__ = noted_encode.__code__.replace(co_filename=encode.__code__.co_filename)
     monkeypatch.setattr(BPETokenizer, "train", noted_train)
     monkeypatch.setattr(token_cache, "encode_documents", noted_encode)
     return done
@@ -112,12 +114,32 @@ def test_another_version_of_the_library_or_of_the_code_is_another_entry(
     monkeypatch.setattr(tokenizers, "__version__", "0.0.1")
     start()
     assert work == ALL
-    work.clear()
-    changed = tmp_path / "bpe.py"
-    changed.write_text(Path(token_cache.bpe.__file__).read_text() + "\n")
-    monkeypatch.setattr(token_cache.bpe, "__file__", str(changed))
-    start()
-    assert work == ALL
+    for module in (token_cache, bpe, protocol, files):
+        work.clear()
+        changed = tmp_path / Path(str(module.__file__)).name
+        changed.write_text(Path(str(module.__file__)).read_text() + "\n")
+        monkeypatch.setattr(module, "__file__", str(changed))
+        start()
+        assert work == ALL, module
+
+
+def test_bytes_and_characters_need_no_library_and_hash_no_text(
+    monkeypatch: pytest.MonkeyPatch, directory: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    monkeypatch.setattr(token_cache, "sha256", None)
+    for tokenizer in (ByteTokenizer(), CharacterTokenizer.from_text("".join([*TRAINING, *HELD_OUT]))):
+        tokens = TextCache(TRAINING, HELD_OUT).encoded(tokenizer)[0]
+        assert np.array_equal(tokens, sf.data.encode_documents(TRAINING, tokenizer))
+    assert not directory.exists()
+
+
+def test_without_the_library_byte_pairs_are_refused_with_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(
+        sf.ConfigError, match=r'^a byte-pair .*\n  .* not installed\n  type: pip install "surefoot\[text\]"$'
+    ):
+        start()
 
 
 def damaged(content: bytes) -> dict[str, bytes]:
@@ -158,6 +180,41 @@ def test_an_entry_under_the_name_of_another_or_of_another_user_is_made_again(
             os.chown(path, 12345, 12345)
         assert is_same(start(), fresh)
         assert work == ALL
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes and owners of POSIX")
+def test_what_others_can_write_is_not_read_and_a_directory_of_others_is_left_alone(
+    directory: Path, fresh: tuple[str, list[np.ndarray]], work: list[str]
+) -> None:
+    start()
+    for mode in (0o620, 0o602):
+        work.clear()
+        for path in directory.iterdir():
+            path.chmod(mode)
+        assert is_same(start(), fresh)
+        assert work == ALL
+        assert all(path.stat().st_mode & 0o077 == 0 for path in directory.iterdir())
+    before = {path: path.stat().st_ino for path in directory.iterdir()}
+    owners = [(0o770, os.getuid()), (0o707, os.getuid()), *([(0o700, 12345)] if os.geteuid() == 0 else [])]
+    for mode, owner in owners:
+        work.clear()
+        directory.chmod(mode)
+        os.chown(directory, owner, -1)
+        assert is_same(start(), fresh)
+        assert work == ALL
+        assert {path: path.stat().st_ino for path in directory.iterdir()} == before
+
+
+def test_an_entry_is_in_memory_twice_at_most(trained: BPETokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is read: as the bytes of the file and as arrays. While it is written, the bytes are the only copy."""
+    arrays = [np.zeros(1_000_000, np.uint16)] * 2
+    monkeypatch.setattr(token_cache, "encode_documents", lambda *_: arrays[0])
+    for copies in (1, 2):  # written, then read
+        tracemalloc.start()
+        TextCache(TRAINING, HELD_OUT).encoded(trained)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < (copies + 0.2) * 2 * arrays[0].nbytes
 
 
 def test_a_directory_that_cannot_be_written_or_is_full_costs_only_time(

@@ -434,7 +434,8 @@ def test_presets_have_the_sizes_they_are_called_after(name: str, millions: float
 
 def test_the_names_of_presets_are_those_that_help_shows() -> None:
     hint = typing.get_type_hints(gpt.Config)["preset"]
-    assert {*typing.get_args(hint)} == {*gpt.PRESETS}
+    names, _ = typing.get_args(hint)
+    assert {*typing.get_args(names)} == {*gpt.PRESETS}
 
 
 def test_the_default_preset_is_tiny_and_no_other_preset_has_its_settings() -> None:
@@ -465,3 +466,14 @@ def test_rows_of_tables_that_are_not_there_are_refused() -> None:
     ):
         gpt.check(gpt.Config(model=gpt.Model(ngram_buckets=100)))
     assert gpt.network_shape(gpt.Config(model=gpt.Model(ngrams=2)), vocab_size=500).ngram_buckets == 32768
+
+
+def test_without_n_grams_the_rows_of_the_preset_are_dropped_and_typed_ones_refused() -> None:
+    tiny = ("preset", gpt.PRESETS["tiny"])
+    off, origins = layered(gpt.Config, [tiny, ("flag", {"model.ngrams": 1})])
+    assert (off.model.ngram_buckets, origins["model.ngram_buckets"]) == (None, "default")
+    assert gpt.network_shape(off, vocab_size=500).ngrams == 1
+    assert layered(gpt.Config, [tiny, ("flag", {"model.ngrams": 3})])[0].model.ngram_buckets == 8192
+    typed = layered(gpt.Config, [tiny, ("file", {"model.ngrams": 1, "model.ngram_buckets": 9})])[0]
+    with pytest.raises(sf.ConfigError, match=r"ngram_buckets = 9 has no effect"):
+        gpt.network_shape(typed, vocab_size=500)

@@ -1,7 +1,7 @@
 """Trained tokenizers and tokens in the user's cache directory, so that a second start reads them.
 
 An entry is a file with a SHA-256 hash, followed by arrays in the format safetensors. The name of the file is a hash of everything that
-determines the arrays. A damaged entry is replaced. If the directory cannot be written, each start makes everything.
+determines the arrays. A damaged entry is replaced. Each start makes everything if others can write the directory, or the user cannot.
 """
 
 import os
@@ -9,15 +9,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 
-from surefoot.config.paths import read_regular, user_cache
+from surefoot.config.extras import needed_for
+from surefoot.config.paths import open_regular, user_cache
+from surefoot.data.text import files
 from surefoot.data.text.files import encode_documents
 from surefoot.data.text.shards import Tokens
 from surefoot.tokenizers import bpe
+from surefoot.tokenizers import tokenizer as protocol
 from surefoot.tokenizers.bpe import BPETokenizer
 from surefoot.tokenizers.tokenizer import Tokenizer
 
@@ -40,13 +44,7 @@ class TextCache:
 
     def __init__(self, training: Sequence[str], held_out: Sequence[str]) -> None:
         self.training, self.held_out = training, held_out
-        self.directory: Path | None = None  # None: nothing is cached
-        self.key: list[str] = []
-        if sum(map(len, training)) + sum(map(len, held_out)) >= MIN_CHARACTERS:
-            with suppress(OSError):  # the source is not there
-                self.key = [*_versions(), _hash(training), _hash(held_out)]
-                directory = user_cache("tokens")
-                self.directory = directory if directory.is_absolute() else None  # relative: there is no home directory
+        self.is_long = sum(map(len, training)) + sum(map(len, held_out)) >= MIN_CHARACTERS
 
     def trained_tokenizer(self, *, vocab_size: int) -> BPETokenizer:
         """Return a tokenizer trained on the training documents."""
@@ -70,10 +68,18 @@ class TextCache:
         arrays = self._cached(["tokens", tokenizer.to_json()], encode) if is_slow else encode()
         return arrays["training"], arrays["held_out"]
 
+    @cached_property
+    def _key(self) -> list[str]:
+        # empty: our source cannot be read, and nothing is cached
+        with suppress(OSError):
+            return [*_versions(), _hash(self.training), _hash(self.held_out)]
+        return []
+
     def _cached(self, key: Sequence[str], make: Callable[[], Arrays]) -> Arrays:
-        if self.directory is None:
+        directory = user_cache("tokens")
+        if not (self.is_long and directory.is_absolute() and self._key):  # relative: there is no home directory
             return make()
-        path = self.directory / f"{_hash([*self.key, *key])}{_SUFFIX}"
+        path = directory / f"{_hash([*self._key, *key])}{_SUFFIX}"
         arrays = None
         with suppress(OSError):
             arrays = _read(path)
@@ -86,9 +92,10 @@ class TextCache:
 
 def _versions() -> list[str]:
     # what determines tokens besides text and settings
-    import tokenizers
+    with needed_for("a byte-pair tokenizer", "tokenizers"):
+        import tokenizers
 
-    sources = (__file__, bpe.__file__, encode_documents.__code__.co_filename)
+    sources = (__file__, bpe.__file__, protocol.__file__, files.__file__)
     return [tokenizers.__version__, *(sha256(Path(source).read_bytes()).hexdigest() for source in sources)]
 
 
@@ -103,15 +110,27 @@ def _hash(texts: Iterable[str]) -> str:
 
 def _checksum(path: Path, content: bytes) -> bytes:
     # with the name, so that an entry cannot stand for another
-    return sha256(path.name.encode() + content).digest()
+    digest = sha256(path.name.encode())
+    digest.update(content)  # without a copy
+    return digest.digest()
+
+
+def _refuse_foreign(status: os.stat_result) -> None:
+    if os.name == "posix" and (status.st_uid != os.getuid() or status.st_mode & 0o022):
+        raise PermissionError("other users can write it")
 
 
 def _read(path: Path) -> Arrays | None:
     from safetensors.numpy import load
 
-    content = read_regular(path, limit=MAX_BYTES)
-    checksum, content = content[:_CHECKSUM], content[_CHECKSUM:]
-    if checksum != _checksum(path, content) or (os.name == "posix" and path.stat().st_uid != os.getuid()):
+    _refuse_foreign(path.parent.stat())
+    with open_regular(path) as file:
+        status = os.fstat(file.fileno())
+        _refuse_foreign(status)
+        if status.st_size > MAX_BYTES:
+            return None
+        checksum, content = file.read(_CHECKSUM), file.read(status.st_size)
+    if checksum != _checksum(path, content):
         return None
     with suppress(OSError):
         os.utime(path)  # the least recently used are deleted
@@ -125,10 +144,12 @@ def _write(path: Path, arrays: Arrays) -> None:
     if len(content) > MAX_BYTES // 2:
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _refuse_foreign(path.parent.stat())
     handle, partial = tempfile.mkstemp(suffix=_PARTIAL, dir=path.parent)  # other processes may write the same entry
     try:
         with open(handle, "wb") as file:
-            file.write(_checksum(path, content) + content)
+            file.write(_checksum(path, content))
+            file.write(content)
         Path(partial).replace(path)
     except BaseException:
         Path(partial).unlink(missing_ok=True)
@@ -137,8 +158,8 @@ def _write(path: Path, arrays: Arrays) -> None:
 
 
 def _delete_old(directory: Path) -> None:
-    with os.scandir(directory) as files:
-        statuses = [(file.path, file.stat()) for file in files if file.name.endswith((_SUFFIX, _PARTIAL))]
+    with os.scandir(directory) as entries:
+        statuses = [(file.path, file.stat()) for file in entries if file.name.endswith((_SUFFIX, _PARTIAL))]
     total = 0
     for path, status in sorted(statuses, key=lambda each: each[1].st_mtime, reverse=True):
         total += status.st_size

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from surefoot.config.setting import default, ordered, setting
 from surefoot.config.train_settings import number
-from surefoot.config.tree import LEADS, STAYS
+from surefoot.config.tree import LEADS, STAYS, SWITCHES
 from surefoot.recipes.optimizer_settings import RecipeSettings
 
 _COUNT = number("a whole number, 0 or more", min_value=0)
@@ -50,8 +50,8 @@ class Model:
     """Use the embedding matrix as the output head. Default: only for gpt2."""
     smear: bool = False
     """modern: add a learned share of the previous token's embedding to each token's embedding."""
-    ngrams: int = 1
-    """modern: add embeddings of n-grams of up to this many tokens: 2, 3 or 4. 1 adds no n-grams."""
+    ngrams: int = field(default=1, metadata={SWITCHES: ("ngram_buckets",)})
+    """modern: add embeddings of n-grams of up to this many tokens: 2, 3 or 4. 1 adds none and drops the preset's ngram-buckets."""
     ngram_buckets: int | None = None
     """Number of embeddings for each n-gram length; n-grams share embeddings if there are too few. Default: 32,768."""
 
@@ -61,10 +61,11 @@ class Model:
 class Config(RecipeSettings):
     """Train a GPT on text."""
 
-    preset: Literal[
-        "tiny", "shakespeare", "small", "gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "modern-124m"
-    ] = setting("tiny", observer=True, after="", group="what is trained")
-    """A complete configuration to start from. Files and flags override it."""
+    preset: (
+        Literal["tiny", "shakespeare", "small", "gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "modern-124m"]
+        | None
+    ) = setting(None, observer=True, after="", group="what is trained")
+    """A complete configuration to start from. Files and flags override it. Commands start from tiny."""
     run_dir: str | Path | None = default("runs/gpt")
     length: str = default("550 steps")
     batch_size: int | str = default(16)
@@ -121,7 +122,9 @@ def _published(layers: int, heads: int, width: int, *, lr: float, micro_batch_si
 BEST = "min val/loss"
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {  # docs/decisions/0052-muon-and-n-grams-in-the-first-run.md
+    "tiny": {
+        "preset": "tiny",  # gpt.Config() is not this preset
+        # docs/decisions/0052-muon-and-n-grams-in-the-first-run.md
         "model.heads": 2,
         "model.activation": "swiglu",
         "model.smear": True,
