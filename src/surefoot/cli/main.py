@@ -136,7 +136,8 @@ def _verb(words: list[str]) -> None:
         near = get_close_matches(words[0], VERBS, n=1)
         cure = f"did you mean surefoot {near[0]}?" if near else f"choose from {', '.join(VERBS)}"
         raise ConfigError(f"no subcommand {words[0]!r}\n  {cure}")
-    shorten_spinning()
+    if not {"-h", "--help"}.intersection(words):
+        shorten_spinning()
     verb_function(words[0])(words[1:])
 
 
