@@ -199,7 +199,7 @@ def _arithmetic(profile: Profile) -> list[str]:
     by = ", ".join(f"{name} {with_unit(number, 'FLOP')}" for name, number in flops.by_phase.items())
     whose = "given" if profile.peak_given else "measured: the best of several matrix products in this precision"
     lines = [
-        f"arithmetic: {with_unit(flops.model, 'FLOP')} per step ({by})",
+        f"arithmetic: {with_unit(flops.model, 'FLOP')} per step" + (f" ({by})" if len(by) < 64 else f"\n  ({by})"),
         f"  model FLOPs utilization = FLOP of forward and backward / (seconds per step x peak) = {profile.mfu:.1%}",
         f"  {with_unit(profile.flops_per_s, 'FLOP/s')} of {with_unit(profile.peak, 'FLOP/s')} ({whose})",
     ]
