@@ -3,11 +3,11 @@
 #
 #   docker build -t surefoot --build-arg TORCH_INDEX=URL .
 #   mkdir -p runs
-#   docker run --rm --user "$(id -u):$(id -g)" -v "$PWD/runs:/work/runs" surefoot train gpt --run-dir runs/first
+#   docker run --rm --user "$(id -u):$(id -g)" -v "$PWD/runs:/training/runs" surefoot train gpt --run-dir runs/first
 #
 # With a CUDA build:
 #
-#   docker run --rm --gpus all --shm-size 8g --user "$(id -u):$(id -g)" -v "$PWD/runs:/work/runs" surefoot train gpt --run-dir runs/first
+#   docker run --rm --gpus all --shm-size 8g --user "$(id -u):$(id -g)" -v "$PWD/runs:/training/runs" surefoot train gpt --run-dir runs/first
 ARG BASE=python:3.12-slim
 FROM ${BASE}
 
@@ -29,12 +29,12 @@ COPY pyproject.toml README.md LICENSE* ./
 COPY src ./src
 RUN python -m pip install --no-cache-dir -c constraints.txt ".${EXTRAS}"
 
-# any user id can write /work, its home directory: --user makes the files of a mounted directory yours
-RUN useradd --uid 1000 --home-dir /work --no-create-home surefoot && install --directory --mode 1777 /work
-ENV HOME=/work \
+# any user id can write /training, its home directory: --user makes the files of a mounted directory yours
+RUN useradd --uid 1000 --home-dir /training --no-create-home surefoot && install --directory --mode 1777 /training
+ENV HOME=/training \
     USER=surefoot \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 1000
-WORKDIR /work
+WORKDIR /training
 ENTRYPOINT ["surefoot"]
 CMD ["--help"]
