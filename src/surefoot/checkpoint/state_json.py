@@ -156,6 +156,13 @@ class Seconds(TypedDict):
     first_steps: list[int]
 
 
+class TapeFacts(TypedDict):
+    """The number of a stream's rows that the steps so far have read, and their hash."""
+
+    rows: int
+    sha256: str
+
+
 @dataclass(frozen=True)
 class SavedState:
     """The state.json of a run's checkpoint, in key order."""
@@ -181,6 +188,7 @@ class SavedState:
     clock: Seconds
     seen: list[str]
     user_state: dict[str, Nested]
+    tape: TapeFacts | None = None  # absent without a stream
 
     @property
     def planned_steps(self) -> int:
@@ -191,7 +199,7 @@ class SavedState:
         return None if self.monitor is None else self.monitor["step"]
 
     def to_json(self) -> dict[str, Any]:
-        return dict(json.loads(json.dumps(vars(self))))
+        return {name: json.loads(json.dumps(each)) for name, each in vars(self).items() if name != "tape" or each}
 
 
 def parse_state(data: bytes) -> dict[str, Any]:
@@ -210,9 +218,9 @@ def parse_state(data: bytes) -> dict[str, Any]:
 
 def typed_state(state: Mapping[str, Any]) -> SavedState:
     """Return the typed state of a run; raise `ValueError` with the names of missing keys."""
-    if missing := sorted(hints_of(SavedState).keys() - state.keys()):
+    if missing := sorted(hints_of(SavedState).keys() - state.keys() - {"tape"}):
         raise ValueError(f"lacks {', '.join(missing)}")
-    return SavedState(**{name: state[name] for name in hints_of(SavedState)})
+    return SavedState(**{name: state[name] for name in hints_of(SavedState) if name in state})
 
 
 @cache

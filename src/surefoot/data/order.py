@@ -142,7 +142,29 @@ class InOrder:
         return {"order": "in order", "samples": self.samples}
 
 
-Plan = Order | MixtureOrder | InOrder  # maps a step to its samples; `samples` is the size of an epoch
+class Arrival:
+    """Order of a stream: rows as they arrive. An epoch has `samples` rows, or all rows until the stream ends.
+
+    `end_of_stream(row)` waits for a row, and returns the number of rows of an epoch if the stream has ended before it.
+
+    >>> Arrival(lambda row: 5, samples=5, batch_size=3).ids(1)
+    (array([3, 4, 0]), array([0, 0, 1]))
+    """
+
+    def __init__(self, end_of_stream: Callable[[int], int | None], *, samples: int, batch_size: int) -> None:
+        self.end_of_stream, self.samples, self.batch_size = end_of_stream, samples, batch_size
+
+    def ids(self, step: int) -> tuple[Ids, Ids]:
+        positions = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
+        rows = self.end_of_stream(int(positions[-1]))
+        epochs, ids = (np.zeros_like(positions), positions) if rows is None else np.divmod(positions, rows)
+        return ids, epochs
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"order": "arrival"}
+
+
+Plan = Order | MixtureOrder | InOrder | Arrival  # maps a step to its samples; `samples` is the size of an epoch
 
 
 def permutation(key: int, size: int, positions: Ids) -> Ids:

@@ -3,19 +3,33 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
+from torch.utils.data import DataLoader, IterableDataset
 
 from surefoot.config.batch_size import Batching, batching, one_each
+from surefoot.config.durations import planned
 from surefoot.data.buckets import Buckets, Lengthy
 from surefoot.data.loader import Feed, MicroBatch, in_order
 from surefoot.data.mixture import Mixture
-from surefoot.data.order import Cut, MicroBatches, MixtureOrder, Order, Plan
+from surefoot.data.gathering import Gathers
+from surefoot.data.order import Arrival, Cut, MicroBatches, MixtureOrder, Order, Plan
 from surefoot.distributed.strategy import refuse_ranks
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import untouched
+
+if TYPE_CHECKING:
+    from surefoot.data.streams.tape import Tape
+
+
+@runtime_checkable
+class Arriving(Protocol):
+    """A data set whose rows arrive one after another (`data/streams/tape.py`)."""
+
+    def end_of_stream(self, last: int) -> int | None:
+        """Wait for row `last`; return the number of rows of an epoch if the stream has ended before it."""
 
 
 def planned_sizes(
@@ -44,6 +58,28 @@ def planned_sizes(
     return sizes.of_equal_samples(train.lengths) if isinstance(train.lengths, int) else sizes
 
 
+def is_stream(train: Any) -> bool:
+    """Return True for a data set that can only be iterated, and for a function, which returns an iterator."""
+    if isinstance(train, DataLoader):
+        return isinstance(train.dataset, IterableDataset)
+    indexed = hasattr(train, "__getitem__") or isinstance(train, Gathers | set | frozenset | type)
+    return isinstance(train, IterableDataset) or (not indexed and (callable(train) or hasattr(train, "__iter__")))
+
+
+def refuse_epochs_of_stream(train: Any, length: str, sizes: Batching) -> None:
+    """Raise `ConfigError` for a length in epochs of a stream that declares no number of rows, and for batches in tokens."""
+    if sizes.unit == "tokens":
+        raise ConfigError(
+            f"batch_size = {sizes.batch_size} tokens: the lengths of a stream's rows are not known beforehand\n"
+            "  give batch_size in samples"
+        )
+    if getattr(train, "samples", None) is None and planned(length, samples_per_epoch=1, batch_size=1).in_epochs:
+        raise ConfigError(
+            f"length = {length!r}: the number of rows of a stream is not known beforehand\n"
+            '  write length="1000 steps", or declare the rows of an epoch: train_data=sf.data.Stream(source, samples=...)'
+        )
+
+
 def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroBatches:
     """Return the plan of samples: one permutation per epoch, a weighted mixture, or batches of similar length."""
     if sizes.unit == "tokens":
@@ -56,6 +92,8 @@ def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroB
             )
         return Buckets(seed, lengths=lengths.astype(np.int64), tokens=sizes.micro_batch_size, pieces=sizes.pieces)
     plan: Plan = Order(seed, samples=samples, batch_size=sizes.batch_size)
+    if isinstance(train, Arriving):
+        plan = Arrival(train.end_of_stream, samples=samples, batch_size=sizes.batch_size)
     if isinstance(train, Mixture):
         plan = MixtureOrder(seed, sizes=train.sizes, weights=train.weights, batch_size=sizes.batch_size)
     return Cut(plan, sizes.micro_batch_size)
@@ -87,6 +125,12 @@ class DataPipeline:
     workers: int
     count: Callable[[Any], int] | None
     collate: Callable[[list[Any]], Any] | None
+    tape: "Tape | None" = None  # the data set, if it is a stream
+
+    @property
+    def checked(self) -> Any:
+        """The part of the data set that checks may read: all of it, or the first rows of a stream."""
+        return self.dataset if self.tape is None else self.tape.beginning()
 
     def feed(self, *, workers: int, say: Callable[[str], None] = print) -> Feed:
         """Return this rank's feed, not yet started; the caller must seed the global generators after each read."""

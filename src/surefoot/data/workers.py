@@ -140,12 +140,12 @@ class Workers:
                 num_workers=workers,
                 collate_fn=_as_it_is,
                 pin_memory=pin,
-                worker_init_fn=partial(_begin, os.getpid(), gc.isenabled()),
+                worker_init_fn=partial(begin_process, os.getpid(), gc.isenabled()),
                 timeout=_WAIT_S,  # after each wait, the loader checks for dead workers
                 multiprocessing_context="fork" if sys.platform == "linux" else None,
                 generator=torch.Generator(),  # otherwise the loader draws from the global generator
             )
-            with _forking():
+            with start_of_process():
                 self.batches: Any = iter(loader)
             self.processes = set(multiprocessing.active_children()) - were
             # at exit, Python waits for the workers, which ignore SIGTERM: end the workers first
@@ -191,7 +191,8 @@ class Workers:
                 process.join()
 
 
-def _begin(parent: int, collects: bool, _worker: int) -> None:
+def begin_process(parent: int, collects: bool, _worker: int = 0) -> None:
+    """Prepare a process that reads data: it leaves signals to `parent`, and ends with it."""
     # garbage collection would copy inherited memory, and an inherited store would wait for threads of the parent
     gc.freeze()
     if collects:
@@ -224,7 +225,8 @@ def _deaths_told() -> Iterator[None]:
 
 
 @contextmanager
-def _forking() -> Iterator[None]:
+def start_of_process() -> Iterator[None]:
+    """Start a process that reads data inside this block."""
     # an early signal would kill a new worker
     collects = gc.isenabled()
     has_masks = hasattr(signal, "pthread_sigmask")  # Windows has none

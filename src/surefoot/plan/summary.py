@@ -4,6 +4,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -18,6 +19,9 @@ from surefoot.seeding import untouched
 from surefoot.tracking.format import counted, text_table
 from surefoot.train.auto_precision import AutoChoices, settle_choices
 from surefoot.train.state_dict import parameter_names
+
+if TYPE_CHECKING:
+    from surefoot.data.streams.tape import Tape
 
 _LOOKED_AT = 100_000  # steps searched for the highest learning rate
 
@@ -106,7 +110,7 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
 
 def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list[str]:
     """List ranks, micro-batches, steps and epochs, and the targets per step as measured on the first micro-batch."""
-    length, sizes, plan = parts.length, parts.pipeline.sizes, parts.pipeline.plan
+    length, sizes, plan, tape = parts.length, parts.pipeline.sizes, parts.pipeline.plan, parts.pipeline.tape
     ranks, pieces, size, unit = parts.world.ranks, sizes.pieces, sizes.micro_batch_size, sizes.unit
     each, per_epoch = pieces // ranks, length.samples_per_epoch / length.batch_size
     together = (
@@ -119,6 +123,7 @@ def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list
         *([f"{plan.padded_fraction():.1%} of the tokens are padding"] if isinstance(plan, Buckets) else []),
         f"{plan.samples:,} samples per epoch = {per_epoch:,.2f} steps; "
         f"{length.steps:,} steps = {length.epochs:,.2f} epochs",
+        *([] if tape is None else _stream(tape, sizes.batch_size)),
         *([together] if parts.settings.sync_batch_norm else []),
         *(
             [f"{measured.targets * pieces:,} targets per step, estimated from the first micro-batch"]
@@ -126,6 +131,15 @@ def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list
             else []
         ),
     ]
+
+
+def _stream(tape: "Tape", batch_size: int) -> list[str]:
+    lines = [tape.in_words()]
+    if not tape.is_live:
+        lines.append(f"{tape.directory} has {tape.shards.look():,} rows")
+        if first := tape.first_step(batch_size):
+            lines.append(f"earlier rows were dropped: steps can be repeated from a checkpoint at step {first:,} or later")
+    return lines
 
 
 def learning_rates(parts: RunComponents) -> list[str]:

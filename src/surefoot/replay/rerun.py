@@ -129,6 +129,8 @@ def execution(parts: Components, checkpoint: Checkpoint, *, records: Sequence[Re
             torch.set_num_threads(checkpoint.saved.machine["threads"])
         with _explain_refusal():
             parts.continue_from(checkpoint)
+        if parts.pipeline.tape is not None:
+            parts.pipeline.tape.require(checkpoint.saved.tape)
         with untouched(), parts.numerics():
             with _explain_refusal():
                 state_dict.restore(parts.run_state, checkpoint, where=f"step-{checkpoint.step:08d}")

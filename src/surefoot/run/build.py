@@ -88,7 +88,17 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
         if why is not None:
             raise CheckpointError(why)
     sizes = data_pipeline.planned_sizes(train, batch_size, settings.micro_batch_size, ranks=world.ranks, began=began)
-    samples = check_samples(train, seed=seed, batch_size=sizes.batch_size)
+    tape = None
+    if data_pipeline.is_stream(train):
+        from surefoot.data.streams.opening import build_tape
+
+        data_pipeline.refuse_epochs_of_stream(train, settings.length, sizes)
+        rows, workers = sizes.batch_size, settings.workers
+        train = tape = build_tape(train, world, run_dir=out, batch_size=rows, seed=seed, workers=workers)
+        samples = tape.stream.samples or rows * timetable(settings, samples_per_epoch=1, batch_size=1).length.steps
+        check_samples(tape.beginning(), seed=seed)
+    else:
+        samples = check_samples(train, seed=seed, batch_size=sizes.batch_size)
     order = data_pipeline.data_plan(train, seed=seed, samples=samples, sizes=sizes)
     data_pipeline.refuse_compiled(order, compiled=settings.compile is True)
     samples_per_epoch, samples_per_step = data_pipeline.steps_of_epoch(order, sizes)
@@ -99,7 +109,7 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
     steering = [name for name, split in splits.items() if not split.at_end]
     return Plan(
         data_pipeline.DataPipeline(
-            train, order, sizes, seed, world, settings.workers, settings.count_fn, settings.collate_fn
+            train, order, sizes, seed, world, settings.workers, settings.count_fn, settings.collate_fn, tape
         ),
         times,
         (settings.schedule or constant()).resolved(times.length),

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.checkpoint.format import Checkpoint
@@ -11,6 +12,9 @@ from surefoot.config.train_settings import Timetable
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError
 from surefoot.tracking.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from surefoot.data.streams.recorder import Recorder
 
 _RETRY_S = 30.0  # wait after a failed save
 
@@ -29,11 +33,13 @@ class Checkpointing:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.world, self.times, self.say, self.now = world, times, say, now
+        self.directory = directory
+        self.tape: Recorder | None = None  # of a stream, on rank 0
         self.store = Store(
             directory.checkpoints,
             keep_last=times.settings.keep_last,
             keep_every=lambda step: times.every["keep_every"].due(step),  # noqa: PLW0108  # a resume replaces `times.every`
-            guard=directory.refuse_links,
+            guard=self._before_write,
             disk=disk,
         )
         self.writer = Writer(
@@ -53,6 +59,8 @@ class Checkpointing:
         """Return True on rank 0 if a save is due by time, or if a failed save must be retried."""
         if not self.world.is_main:
             return False
+        if self.tape is not None and self.tape.wants_save and self.started_step == self.writer.saved:
+            return True
         every, since_s = self.times.every["save_every"], self.now() - self.started_at
         soonest_s = every.seconds_if_cheap or every.seconds
         if self.writer.failure is None and (soonest_s is None or since_s < soonest_s):  # called before every step
@@ -93,6 +101,11 @@ class Checkpointing:
             if reason is not None:
                 raise failure or CheckpointError(reason)
         self.wait()
+
+    def _before_write(self) -> None:
+        self.directory.refuse_links()
+        if self.tape is not None:  # a checkpoint never knows rows that a power failure could take away
+            self.tape.flush()
 
     def resumed(self, step: int) -> None:
         self.started_step = self.writer.saved = step

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from surefoot.checkpoint.format import Checkpoint
 from surefoot.config.extras import is_installed, needed_for
 from surefoot.config.parallel import Strategy
 from surefoot.config.train_settings import Timetable
@@ -55,6 +56,29 @@ class RunComponents(Components):
             )
             return False
         return True
+
+    def open_tape(self, checkpoint: Checkpoint | None) -> None:
+        """Let rank 0 record the rows of a stream behind those that the checkpoint has read. Collective."""
+        pipeline, saving = self.pipeline, self.checkpointing
+        if pipeline.tape is None:
+            return
+        from surefoot.data.streams.opening import open_tape
+
+        open_tape(
+            pipeline.tape,
+            self.world,
+            run_dir=None if self.directory is None else self.directory.path,
+            batch_size=pipeline.sizes.batch_size,
+            seed=pipeline.seed,
+            workers=pipeline.workers,
+            steps=self.length.steps,
+            facts=None if checkpoint is None else checkpoint.saved.tape,
+            saved_step=None if saving is None else lambda: saving.writer.saved,
+            disk=self.settings.disk,
+            say=self.say,
+        )
+        if saving is not None:
+            saving.tape = pipeline.tape.recorder
 
     @property
     def saved_step(self) -> int | None:

@@ -47,7 +47,11 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     about = {
         "model": _models(parts),
         "data": "".join(f"{line}; " for line in parts.settings.data_summary[:1])
-        + f"{plan.samples:,} samples per epoch; {length.steps:,} steps are {length.epochs:.2f} epochs",
+        + (
+            f"{plan.samples:,} samples per epoch; {length.steps:,} steps are {length.epochs:.2f} epochs"
+            if parts.pipeline.tape is None
+            else parts.pipeline.tape.in_words()
+        ),
         "plan": f"{sizes.batch_size:,} {sizes.unit} per step{cut}{padded}; {start}",
         "update": f"{_optimizers(parts)}; clip {parts.settings.clip}",
         "precision": f"{precision}{', compiled' * parts.compiled}",

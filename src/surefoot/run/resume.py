@@ -44,6 +44,7 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
     """Open a run. Rank 0 writes config.toml: `configuration`, or (if None) the script's command and settings. Collective."""
     parts.follow_trainable()  # parameters frozen since the run was built
     if parts.directory is None or parts.checkpointing is None:
+        parts.open_tape(None)
         return _begin(parts)
     if parts.world.is_main:
         parts.directory.open()
@@ -51,6 +52,7 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
         if not parts.directory.is_locked:
             parts.say(f"note: the file system of {parts.directory.path} has no locks: do not start a second run there")
     checkpoint, accepted = parts.checkpointing.newest(), list[dict[str, Any]]()
+    parts.open_tape(checkpoint)
     if checkpoint is None:
         now = _begin_in(parts.directory, parts.checkpointing, parts, configuration)
     else:

@@ -140,6 +140,8 @@ class Session:
             last_first.callback(self.journal.close)
             if self.parts.checkpointing is not None:
                 last_first.callback(self.parts.checkpointing.writer.wait)
+            if self.parts.pipeline.tape is not None:
+                last_first.callback(self.parts.pipeline.tape.close)
             last_first.callback(self.settings.close)
             last_first.callback(self.signals.restore)
 
@@ -177,7 +179,9 @@ class Session:
         from surefoot.data.leakage_check import first_look
 
         pipeline, splits = self.parts.pipeline, self.parts.evaluator.splits
-        check = first_look(pipeline.dataset, {name: split.data for name, split in splits.items()}, seed=pipeline.seed)
+        check = first_look(pipeline.checked, {name: split.data for name, split in splits.items()}, seed=pipeline.seed)
+        if pipeline.tape is not None:  # its first rows were checked, of all that the run reads
+            check["samples"] = pipeline.plan.samples
         names = [name for name, split in splits.items() if split.loss]
         self.journal.write({"kind": "data_check", "step": self.state.step, **check, "scored_by_training_loss": names})
 

@@ -24,7 +24,7 @@ from surefoot.errors import CheckpointError, ConfigError
 from surefoot.tracking.jsonl import is_named
 from surefoot.tracking.run_reader import HELD, Session, read_sessions, surefoot_version
 
-_DIRECTORIES = ("checkpoints", "crash", "logs", "tensorboard", "trackers")
+_DIRECTORIES = ("checkpoints", "crash", "logs", "tape", "tensorboard", "trackers")
 _APPENDED_TO = ("metrics.jsonl", ".lock")
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of file systems without locks
 _REPLACED = ("config.toml", "environment.json", "panels.json")  # replaced atomically, so links are not followed

@@ -94,6 +94,7 @@ class Components:
         self, *, evaluation_due: bool = False, ended: bool = False, first_scores: Mapping[str, float] | None = None
     ) -> Checkpoint:
         """Return a checkpoint's contents: a copy of the run state, and the facts that identify the run and the machine."""
+        tape = self.pipeline.tape
         return packed(
             self.run_state,
             main=self.world.is_main,
@@ -106,6 +107,7 @@ class Components:
             first_scores={name: repr(float(value)) for name, value in (first_scores or {}).items()},
             machine=self.machine(),
             stopped_early=self.out_of_patience,
+            tape=None if tape is None else tape.facts(self.state.step, self.pipeline.sizes.batch_size),
         )
 
     def make_ready(self) -> None:

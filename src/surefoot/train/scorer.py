@@ -91,7 +91,7 @@ class Evaluator:
 
         with untouched():
             total = sum(sample_count(self.splits[name].data) * values(self.splits[name].data) for name in names)
-            return total / max(1, values(self.pipeline.dataset)) if total else 0.0
+            return total / max(1, values(self.pipeline.checked)) if total else 0.0
 
     def metric_by_batch(self, metric: str, *, batches: int) -> list[Mean] | None:
         """Return "SPLIT/METRIC" of each batch, for at most `batches` batches. Returns None if a batch has no such metric."""

@@ -152,7 +152,7 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     fingerprint: dict[str, Any] = {
         "machine": parts.machine(),
         "format": "bf16" if parts.parallel.gather_dtype == "bf16" else task.precision.name,
-        "samples": hashed(pipeline.dataset),
+        "samples": hashed(pipeline.checked),
         "splits": {name: hashed(split.data) for name, split in parts.evaluator.splits.items()},
         "micro_batch": None,
         "loss": None,
@@ -162,7 +162,7 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
             "loss": text_hashes([*(loss.modules() if isinstance(loss, torch.nn.Module) else [loss]), pipeline.count]),
             "model": text_hashes({type(part): None for model in models.values() for part in model.modules()}),
             "collate": text_hashes([pipeline.collate]),
-            "data": text_hashes(all_within(pipeline.dataset)),
+            "data": text_hashes([*all_within(pipeline.checked), *([] if pipeline.tape is None else pipeline.tape.stream.code())]),
             "optimizer": text_hashes(trained.optimizer for trained in parts.state.optimizers.values()),
         },
         "accepted": [],

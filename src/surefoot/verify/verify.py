@@ -62,6 +62,7 @@ def verify(
             verdict.not_proved.append(
                 f"steps 0 to {since:,}: trained by another program, before the change that was accepted at step {since:,}"
             )
+        since = max(since, _check_tape(verdict, parts))
         points = {*files.checkpoints, *(int(record["step"]) for record in files.log.of("train"))}
         end, step_s = max(points), pace_s(files.log.of("train"))  # nothing can be compared after the last point
         if steps == "auto":
@@ -130,6 +131,12 @@ def _why_not_replayed(parts: RunComponents, files: Files, problems: list[Problem
         what = f"config.toml or the program no longer builds the run in {files.newest.path.name}"
         problems.append(Problem("inconsistent", f"{what}: {text}"))
         return "config.toml or the program no longer builds this run"
+    if parts.pipeline.tape is not None:
+        try:
+            parts.pipeline.tape.require(files.newest.state.tape)
+        except DataError as problem:
+            problems.append(Problem("data", first_line(problem), quantity="training data"))
+            return "the tape is not that of this run"
     return (
         None if parts.task.loss is not None else "this run has no loss function, its script computes each step itself"
     )
@@ -149,6 +156,21 @@ def _changed_data(parts: RunComponents, files: Files) -> list[Problem]:
 
 def _data_problem(lines: Sequence[str], what: str) -> Problem:
     return Problem("data", f"{what}: {'; '.join(lines)}", quantity=what)
+
+
+def _check_tape(verdict: Verdict, parts: RunComponents) -> int:
+    """Check all rows of a stream's tape, and return the first step that can be repeated from it."""
+    if (tape := parts.pipeline.tape) is None:
+        return 0
+    rows, problem = tape.shards.intact()
+    if problem is not None:
+        verdict.problems.append(Problem("damaged", f"the tape is damaged: {problem}", file=str(tape.directory)))
+    else:
+        verdict.proved.append(f"the tape of {rows:,} rows: every row on it matches its hash")
+    first = tape.first_step(parts.pipeline.sizes.batch_size)
+    if first:
+        verdict.not_proved.append(f"steps 0 to {first:,}: the tape has dropped their rows (tape_size)")
+    return first
 
 
 def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:

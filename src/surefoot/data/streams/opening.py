@@ -1,0 +1,136 @@
+"""The tape of a run: built before its directory may be written, and opened by its sessions. Rank 0 records; all ranks read files."""
+
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from surefoot.checkpoint.filesystem import Disk
+from surefoot.config.paths import local_path
+from surefoot.data.streams.recorder import Recorder
+from surefoot.data.streams.source import Stream, as_stream
+from surefoot.data.streams.tape import Tape, recorded_head
+from surefoot.distributed.world import World
+from surefoot.errors import DataError, SurefootError
+
+_VISIBLE_S = 5.0  # for which a network file system may hide new files
+PREFIX = "surefoot-tape-"
+
+
+def build_tape(
+    train_data: Any, world: World, *, run_dir: Path | None, batch_size: int, seed: int, workers: int
+) -> Tape:
+    """Return the tape of a run: the recorded one, read only, or a new one in a temporary directory. Collective."""
+    stream = as_stream(train_data)
+    recorder: Recorder | None = None
+
+    def begin() -> tuple[str, bool, int]:
+        nonlocal recorder
+        own = directory_of(stream, run_dir)
+        if own is not None and (head := recorded_head(own)) is not None:
+            return str(own), False, head
+        if stream.directory is None:
+            temporary = tempfile.mkdtemp(prefix=PREFIX)
+        else:  # a directory that all machines see
+            temporary = str(local_path(stream.directory, setting="directory") / f"{PREFIX}{os.getpid()}")
+        recorder = Recorder(stream, Path(temporary), head=batch_size, seed=seed, ahead_steps=2 * workers + 2)
+        return temporary, True, batch_size
+
+    directory, is_live, head = _of_main(world, begin)
+    _check_visible(Path(directory), world)
+    tape = Tape(stream, Path(directory), head=min(head, batch_size), is_live=is_live)
+    if recorder is not None:
+        tape.recorder = recorder
+        weakref.finalize(tape, _end_temporary, recorder, Path(directory), os.getpid())
+    return tape
+
+
+def directory_of(stream: Stream, run_dir: Path | None) -> Path | None:
+    """Return the directory of a run's tape, or None if the tape is temporary."""
+    if stream.directory is not None:
+        return local_path(stream.directory, setting="directory")
+    return None if run_dir is None else run_dir / "tape"
+
+
+def open_tape(
+    tape: Tape,
+    world: World,
+    *,
+    run_dir: Path | None,
+    batch_size: int,
+    seed: int,
+    workers: int,
+    steps: int,
+    facts: Mapping[str, Any] | None,
+    saved_step: Callable[[], int | None] | None,
+    disk: Disk,
+    say: Callable[[str], None],
+) -> None:
+    """Let rank 0 record behind the rows in the run's directory; `facts` describe the rows of the checkpoint. Collective."""
+    own = directory_of(tape.stream, run_dir) or tape.directory
+
+    def begin() -> str:
+        recorder, before = tape.recorder, tape.directory
+        if recorder is not None and own != before and recorded_head(own) is None and facts is None:
+            recorder.move_to(own)
+            shutil.rmtree(before, ignore_errors=True)
+        elif recorder is None or own != before:
+            tape.close()
+            if facts is not None and recorded_head(own) is None:
+                raise DataError(
+                    f"the tape of this run is missing: {own}\n"
+                    f"  its checkpoint has read {facts['rows']:,} rows: restore the tape, or start a new run: --run-dir DIR"
+                )
+            recorder = tape.recorder = Recorder(
+                tape.stream, own, head=batch_size, seed=seed, ahead_steps=2 * workers + 2
+            )
+            tape.move_to(own, is_live=True)
+            tape.require(facts)
+            recorder.cut_damaged(0 if facts is None else facts["rows"])
+        recorder.disk, recorder.saved_step = disk, saved_step
+        recorder.stop = steps * batch_size
+        recorder.is_repeated = tape.stream.samples is not None and steps * batch_size > tape.stream.samples
+        return str(own)
+
+    _of_main(world, begin)
+    _check_visible(own, world)
+    tape.move_to(own, is_live=True)
+    tape.say = say
+
+
+def _of_main(world: World, begin: Callable[[], Any]) -> Any:
+    """Return what rank 0 returns, or raise its error on every rank."""
+    returned, problem = None, None
+    if world.is_main:
+        try:
+            returned = begin()
+        except SurefootError as failed:
+            problem = failed
+    returned, text = world.from_main((returned, None if problem is None else str(problem)))
+    if text is not None:
+        raise problem or DataError(text)
+    return returned
+
+
+def _check_visible(directory: Path, world: World) -> None:
+    limit = time.monotonic() + (_VISIBLE_S if world.size > 1 else 0.0)
+    while not (is_visible := (directory / "tape.json").is_file()) and time.monotonic() < limit:
+        time.sleep(0.05)
+    if hidden := [rank for rank, there in enumerate(world.gathered(is_visible)) if not there]:
+        raise DataError(
+            f"rank {hidden[0]} cannot see the tape {directory} that rank 0 writes\n"
+            "  several machines need a directory that they share: sf.data.Stream(source, directory=...)"
+        )
+
+
+def _end_temporary(recorder: Recorder, directory: Path, pid: int) -> None:
+    if os.getpid() == pid:  # not in a process forked from this one
+        with suppress(Exception):
+            recorder.close()
+        if directory.name.startswith(PREFIX):
+            shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,139 @@
+"""The bytes of one row of a tape: a JSON description, and the buffers of tensors, arrays and bytes. Nothing is pickled.
+
+    4 bytes     length of the description, little-endian
+    JSON        scalars and text as they are; everything else is a list that begins with its kind (see `_describe`)
+    buffers     in the order of the description; each starts at a multiple of 16 bytes
+"""
+
+import json
+import math
+import re
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.checkpoint.tensor_file import NAMES, bytes_of
+
+_ALIGNMENT = 16
+_DEPTH = 64
+_CACHED_BYTES = 4096  # longer descriptions hold text or lists of numbers, which rarely repeat
+_DTYPES = {name: dtype for dtype, name in NAMES.items()}
+_ARRAY_DTYPE = re.compile(r"[<>|][biufcSUMm][0-9]{1,8}(\[[0-9a-zA-Z]+\])?", re.ASCII)
+
+
+class NotRecordableError(TypeError):
+    """A row that holds something else than a tape can record."""
+
+
+def encode(row: Any) -> bytes:
+    """Return the bytes of a row. Raises `NotRecordableError` with the name of the first entry that a tape cannot record.
+
+    >>> decode(bytearray(encode({"text": "a", "ids": np.arange(3), "size": (2, None)})))
+    {'text': 'a', 'ids': array([0, 1, 2]), 'size': (2, None)}
+    """
+    buffers: list[Any] = []
+    try:
+        text = json.dumps(_describe(row, buffers, "the row", 0), separators=(",", ":")).encode()
+    except ValueError as problem:  # an integer with thousands of digits
+        raise NotRecordableError(f"the row: {problem}") from problem
+    pieces = [len(text).to_bytes(4, "little"), text, bytes(-(4 + len(text)) % _ALIGNMENT)]
+    for buffer in buffers:
+        pieces += [buffer, bytes(-len(buffer) % _ALIGNMENT)]
+    return b"".join(pieces)
+
+
+def decode(row: bytearray) -> Any:
+    """Return the row of these bytes. Tensors and arrays share the memory of `row`. Raises `ValueError` for other bytes."""
+    length = int.from_bytes(row[:4], "little")
+    text = bytes(row[4 : 4 + length])
+    try:
+        description = _parsed(text) if length <= _CACHED_BYTES else json.loads(text)
+        built, end = _build(description, row, 4 + length + -(4 + length) % _ALIGNMENT)
+    except (TypeError, LookupError, RecursionError) as problem:
+        raise ValueError(f"not a row: {type(problem).__name__}: {problem}") from problem
+    if end != len(row):
+        raise ValueError("not a row: its length is wrong")
+    return built
+
+
+_parsed = lru_cache(256)(json.loads)
+
+
+def _describe(part: Any, buffers: list[Any], where: str, depth: int) -> Any:
+    kind = type(part)
+    if part is None or kind in (bool, int, float, str):
+        return part
+    if kind is Tensor and part.layout == torch.strided and part.dtype in NAMES:
+        tensor = part.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        buffers.append(bytes_of(tensor))
+        return ["t", NAMES[part.dtype], list(part.shape)]
+    if kind is np.ndarray and _ARRAY_DTYPE.fullmatch(part.dtype.str):
+        buffers.append(part.tobytes())
+        return ["a", part.dtype.str, list(part.shape)]
+    if isinstance(part, np.generic) and _ARRAY_DTYPE.fullmatch(part.dtype.str):
+        buffers.append(part.tobytes())
+        return ["n", part.dtype.str]
+    if kind is bytes:
+        buffers.append(part)
+        return ["b", len(part)]
+    if kind not in (list, tuple, dict) or depth == _DEPTH:
+        what = f" of {part.dtype}" if kind in (Tensor, np.ndarray) else ""
+        raise NotRecordableError(f"{where} is a {kind.__qualname__}{what}")
+    if kind is not dict:
+        return ["l" if kind is list else "u"] + [
+            _describe(each, buffers, f"{where}[{index}]", depth + 1) for index, each in enumerate(part)
+        ]
+    if keys := [key for key in part if type(key) not in (str, int)]:
+        raise NotRecordableError(f"{where} has the key {keys[0]!r}, and keys must be text or integers")
+    return [
+        "d",
+        list(part),
+        *(_describe(each, buffers, f"{where}[{key!r}]", depth + 1) for key, each in part.items()),
+    ]
+
+
+def _build(description: Any, row: bytearray, start: int) -> tuple[Any, int]:
+    if type(description) is not list:
+        return description, start
+    kind, *parts = description
+    if kind in ("t", "a", "n", "b"):
+        if kind == "b":
+            size, built = parts[0], bytes(row[start : start + parts[0]])
+            if len(built) != size:
+                raise ValueError("not a row: it is too short")
+        else:
+            built, size = _array(kind, row, start, *parts)
+        return built, start + size + -size % _ALIGNMENT
+    names, entries = (parts[0], parts[1:]) if kind == "d" else ([], parts)
+    inner = []
+    for entry in entries:
+        if type(entry) is list:
+            entry, start = _build(entry, row, start)  # noqa: PLW2901
+        inner.append(entry)
+    match kind:
+        case "l":
+            return inner, start
+        case "u":
+            return tuple(inner), start
+        case "d":
+            return dict(zip(names, inner, strict=True)), start
+    raise ValueError(f"not a row: unknown kind {kind!r}")
+
+
+def _array(kind: str, row: bytearray, start: int, name: str, shape: Any = ()) -> tuple[Any, int]:
+    if kind != "t" and not _ARRAY_DTYPE.fullmatch(name):
+        raise ValueError(f"not a row: dtype {name!r}")
+    torch_dtype, dtype = (_DTYPES[name], None) if kind == "t" else (None, np.dtype(name))
+    count = math.prod(shape)
+    size = count * (torch_dtype.itemsize if torch_dtype is not None else dtype.itemsize)  # type: ignore[union-attr]
+    if min(shape, default=0) < 0 or start + size > len(row):
+        raise ValueError("not a row: it is too short")
+    if torch_dtype is not None:
+        if not size:
+            return torch.empty(shape, dtype=torch_dtype), 0
+        return torch.frombuffer(row, dtype=torch_dtype, count=count, offset=start).reshape(shape), size
+    array = np.frombuffer(row, dtype, count, start) if size else np.empty(count, dtype)
+    return (array[0] if kind == "n" else array.reshape(shape)), size
