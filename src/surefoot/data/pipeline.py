@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from surefoot.config.batch_size import Batching, batching, one_each
 from surefoot.config.durations import planned
 from surefoot.data.buckets import Buckets, Lengthy
+from surefoot.data.gathering import Gathers
 from surefoot.data.loader import Feed, MicroBatch, in_order
 from surefoot.data.mixture import Mixture
-from surefoot.data.gathering import Gathers
 from surefoot.data.order import Arrival, Cut, MicroBatches, MixtureOrder, Order, Plan
 from surefoot.distributed.strategy import refuse_ranks
 from surefoot.distributed.world import World

@@ -138,7 +138,9 @@ def _stream(tape: "Tape", batch_size: int) -> list[str]:
     if not tape.is_live:
         lines.append(f"{tape.directory} has {tape.shards.look():,} rows")
         if first := tape.first_step(batch_size):
-            lines.append(f"earlier rows were dropped: steps can be repeated from a checkpoint at step {first:,} or later")
+            lines.append(
+                f"earlier rows were dropped: steps can be repeated from a checkpoint at step {first:,} or later"
+            )
     return lines
 
 

@@ -162,7 +162,9 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
             "loss": text_hashes([*(loss.modules() if isinstance(loss, torch.nn.Module) else [loss]), pipeline.count]),
             "model": text_hashes({type(part): None for model in models.values() for part in model.modules()}),
             "collate": text_hashes([pipeline.collate]),
-            "data": text_hashes([*all_within(pipeline.checked), *([] if pipeline.tape is None else pipeline.tape.stream.code())]),
+            "data": text_hashes(
+                [*all_within(pipeline.checked), *([] if pipeline.tape is None else pipeline.tape.stream.code())]
+            ),
             "optimizer": text_hashes(trained.optimizer for trained in parts.state.optimizers.values()),
         },
         "accepted": [],

@@ -13,8 +13,9 @@ from typing import Any
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.config.paths import local_path
 from surefoot.data.streams.recorder import Recorder
-from surefoot.data.streams.source import Stream, as_stream
-from surefoot.data.streams.tape import Tape, recorded_head
+from surefoot.data.streams.shards import recorded_head
+from surefoot.data.streams.stream import Stream, as_stream
+from surefoot.data.streams.tape import Tape
 from surefoot.distributed.world import World
 from surefoot.errors import DataError, SurefootError
 
@@ -38,7 +39,7 @@ def build_tape(
             temporary = tempfile.mkdtemp(prefix=PREFIX)
         else:  # a directory that all machines see
             temporary = str(local_path(stream.directory, setting="directory") / f"{PREFIX}{os.getpid()}")
-        recorder = Recorder(stream, Path(temporary), head=batch_size, seed=seed, ahead_steps=2 * workers + 2)
+        recorder = Recorder(stream, Path(temporary), batch_size=batch_size, seed=seed, workers=workers)
         return temporary, True, batch_size
 
     directory, is_live, head = _of_main(world, begin)
@@ -86,13 +87,11 @@ def open_tape(
                     f"the tape of this run is missing: {own}\n"
                     f"  its checkpoint has read {facts['rows']:,} rows: restore the tape, or start a new run: --run-dir DIR"
                 )
-            recorder = tape.recorder = Recorder(
-                tape.stream, own, head=batch_size, seed=seed, ahead_steps=2 * workers + 2
-            )
+            recorder = tape.recorder = Recorder(tape.stream, own, batch_size=batch_size, seed=seed, workers=workers)
             tape.move_to(own, is_live=True)
             tape.require(facts)
             recorder.cut_damaged(0 if facts is None else facts["rows"])
-        recorder.disk, recorder.saved_step = disk, saved_step
+        recorder.writer.disk, recorder.saved_step = disk, saved_step
         recorder.stop = steps * batch_size
         recorder.is_repeated = tape.stream.samples is not None and steps * batch_size > tape.stream.samples
         return str(own)

@@ -1,8 +1,8 @@
 """The bytes of one row of a tape: a JSON description, and the buffers of tensors, arrays and bytes. Nothing is pickled.
 
-    4 bytes     length of the description, little-endian
-    JSON        scalars and text as they are; everything else is a list that begins with its kind (see `_describe`)
-    buffers     in the order of the description; each starts at a multiple of 16 bytes
+4 bytes     length of the description, little-endian
+JSON        scalars and text as they are; everything else is a list that begins with its kind (see `_describe`)
+buffers     in the order of the description; each starts at a multiple of 16 bytes
 """
 
 import json

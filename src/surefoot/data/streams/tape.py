@@ -1,65 +1,27 @@
-"""The tape of a stream as a data set: row numbers are sample ids. `recorder.py` writes the files that are read here.
+"""The tape of a stream as a data set: row numbers are sample ids. `shards.py` reads its files, and `recorder.py` writes them."""
 
-    tape.json                    format_version and `head`, the rows of the first step, which are never dropped
-    rows-000000000000.bin        the bytes of consecutive rows (`rows.py`); the name has the number of the first row
-    rows-000000000000.idx        24 bytes for the shard and for each row: the end of the row, counted from the first byte of the
-                                 tape, and a hash of this row and of all rows before it; the shard's own entry is that of the
-                                 row before it
-    source.json                  states of the source, if it has `state_dict`: the rows before each, and the state
-    end.json                     the number of rows, once the stream has ended
-    failed.json                  the error of the source, for the other processes; removed when a session begins
-
-Files of rows only grow, and an entry follows its row: any process may read them at any time. A torn end is ignored, because a
-resumed run writes a new shard behind the last intact row.
-"""
-
-import json
 import os
-import re
-import struct
-import sys
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import Subset
 
-from surefoot.config.paths import open_regular, read_regular
+from surefoot.data.streams.recorder import Recorder
 from surefoot.data.streams.rows import decode
-from surefoot.errors import DataError, first_line
+from surefoot.data.streams.shards import ZERO, Shards, json_of
+from surefoot.data.streams.stream import Stream
+from surefoot.errors import DataError
 
-if TYPE_CHECKING:
-    from surefoot.data.streams.recorder import Recorder
-    from surefoot.data.streams.source import Stream
-
-FORMAT_VERSION = 1
-ENTRY = struct.Struct("<Q16s")
-ZERO = bytes(16)  # the hash before row 0
-_NAME = re.compile(r"rows-([0-9]{12})\.idx", re.ASCII)
 _PAUSE_S = 0.0005, 0.02  # first and longest time between two looks at the files
 _SLOW_S = 20.0  # before a message that a row is awaited
-_OPEN_SHARDS = 4
-
-
-class DroppedError(DataError):
-    """A row that is no longer on the tape."""
-
-
-def chained(digest: bytes, row: bytes | memoryview | bytearray) -> bytes:
-    """Return the hash of a row and of all rows before it, whose hash is `digest`."""
-    together = sha256(digest)
-    together.update(row)
-    return together.digest()[: len(ZERO)]
 
 
 class Tape:
     """The rows of a stream by number. `tape[row]` waits until the row has arrived; `is_live` means that rows may still arrive."""
 
-    def __init__(self, stream: "Stream", directory: Path, *, head: int, is_live: bool) -> None:
+    def __init__(self, stream: Stream, directory: Path, *, head: int, is_live: bool) -> None:
         self.stream, self.head = stream, head
         self.recorder: Recorder | None = None  # in the one process that records
         self.say: Callable[[str], None] | None = None
@@ -110,7 +72,7 @@ class Tape:
                 self.say(recorder.notes.pop(0))
         (pause_s, longest_s), slow_s = _PAUSE_S, time.monotonic() + _SLOW_S
         while row >= self.shards.rows:
-            if self.length is None and (end := _json(self.directory / "end.json")) is not None:
+            if self.length is None and (end := json_of(self.directory / "end.json")) is not None:
                 self.length = int(end["rows"])
             arrived = self.shards.look()
             if row < arrived:
@@ -118,7 +80,7 @@ class Tape:
             if self.length is not None and arrived >= self.length:
                 return False
             failure = None if recorder is None or recorder.pid != os.getpid() else recorder.failure
-            if failure is None and (failed := _json(self.directory / "failed.json")) is not None:
+            if failure is None and (failed := json_of(self.directory / "failed.json")) is not None:
                 failure = str(failed["text"]), str(failed["trace"])
             if failure is not None:
                 raise failed_source(*failure)
@@ -194,171 +156,9 @@ class Tape:
             self.recorder, self.is_live = None, False
 
 
-class Shards:
-    """The files of rows in a directory, to which another process or thread may append."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory, self.rows = directory, 0
-        self.firsts: list[int] = []  # numbers of the shards' first rows, in order
-        self.opened: dict[int, _Shard] = {}
-
-    def look(self) -> int:
-        """Look at the files again, and return the number of rows."""
-        self.firsts = shards_in(self.directory)
-        if self.firsts:
-            self.rows = self.firsts[-1] + self._shard(self.firsts[-1]).count()
-        return self.rows
-
-    def row(self, row: int) -> bytearray:
-        """Return the bytes of a row. Raises `DroppedError` if it was dropped, and `DataError` if it is damaged."""
-        try:
-            shard = self._shard(self._first(row))
-            last, first = shard.entry(row - shard.first + 1), shard.entry(row - shard.first)
-            if last is None or first is None:
-                raise FileNotFoundError
-            recorded = shard.read(first[0], last[0])
-        except FileNotFoundError:
-            self.look()
-            raise DroppedError(
-                f"row {row} is no longer on the tape {self.directory}: tape_size dropped the rows before {self.first_kept()}\n"
-                "  only later steps can be repeated; a larger tape_size keeps more"
-            ) from None
-        except OSError as problem:
-            raise DataError(f"row {row} of {self.directory} cannot be read: {problem.strerror or problem}") from problem
-        if recorded is None or chained(first[1], recorded) != last[1]:
-            raise DataError(
-                f"row {row} of {shard.path.with_suffix('.bin')} is damaged: its hash differs\n"
-                "  restore an intact copy of the tape, or start a new run: --run-dir DIR"
-            )
-        return recorded
-
-    def entry_before(self, row: int) -> tuple[int, bytes]:
-        """Return the end of the row before `row`, counted in bytes from the beginning of the tape, and its hash."""
-        if row == 0:
-            return 0, ZERO
-        if row >= self.rows:
-            self.look()
-        with suppress(FileNotFoundError):
-            shard = self._shard(self._first(row))  # its own entry is that of the row before it
-            if row > shard.first:
-                shard = self._shard(self._first(row - 1))
-            if (entry := shard.entry(row - shard.first)) is not None:
-                return entry
-        raise DroppedError(f"row {row - 1} is not on the tape {self.directory}")
-
-    def intact(self, start: int = 0) -> tuple[int, str | None]:
-        """Check the rows from `start` on; return how many rows precede the first damaged one, and what is wrong with it."""
-        self.look()
-        row = max(start, self.first_kept()) if start else 0
-        while row < self.rows:
-            try:
-                self.row(row)
-                if row in self.firsts[1:]:
-                    before = self._shard(self._first(row - 1))
-                    if before.entry(row - before.first) not in (None, self._shard(row).entry(0)):
-                        return row, f"the shard of row {row} does not follow the one before it"
-            except DroppedError:  # between the first step and the oldest other row
-                row = max(row, self.first_kept() - 1)
-            except DataError as problem:
-                return row, first_line(problem)
-            row += 1
-        return self.rows, None
-
-    def first_kept(self) -> int:
-        """Return the row from which on no row has been dropped."""
-        if len(self.firsts) < 2 or self.firsts[1] == self.firsts[0] + self._shard(self.firsts[0]).count():
-            return 0 if not self.firsts else self.firsts[0]
-        return self.firsts[1]
-
-    def _first(self, row: int) -> int:
-        if not (index := bisect_right(self.firsts, row)):
-            raise FileNotFoundError
-        return self.firsts[index - 1]
-
-    def _shard(self, first: int) -> "_Shard":
-        if first not in self.opened:
-            while len(self.opened) >= _OPEN_SHARDS:
-                del self.opened[next(iter(self.opened))]
-            self.opened[first] = _Shard(self.directory, first)
-        return self.opened[first]
-
-
-class _Shard:
-    def __init__(self, directory: Path, first: int) -> None:
-        self.first, self.path, self.index = first, directory / shard_name(first), bytearray()
-        self.entry_file = open_regular(self.path.with_suffix(".idx"))
-        self.row_file = open_regular(self.path.with_suffix(".bin"))
-
-    def count(self) -> int:
-        return max(0, os.fstat(self.entry_file.fileno()).st_size // ENTRY.size - 1)
-
-    def entry(self, index: int) -> tuple[int, bytes] | None:
-        """Return (end, hash) of row `index - 1` of this shard, or None if it is not there; 0 is the row before the shard."""
-        if len(self.index) < (index + 1) * ENTRY.size:
-            size = os.fstat(self.entry_file.fileno()).st_size
-            self.index += _read_at(self.entry_file.fileno(), len(self.index), size)
-            if len(self.index) < (index + 1) * ENTRY.size:
-                return None
-        end, digest = ENTRY.unpack_from(self.index, index * ENTRY.size)
-        return end, digest
-
-    def read(self, start: int, stop: int) -> bytearray | None:
-        base = ENTRY.unpack_from(self.index, 0)[0]
-        if not base <= start <= stop <= base + os.fstat(self.row_file.fileno()).st_size:
-            return None
-        return bytearray(_read_at(self.row_file.fileno(), start - base, stop - base))
-
-
-def shard_name(first: int) -> str:
-    return f"rows-{first:012d}"
-
-
-def shards_in(directory: Path) -> list[int]:
-    """Return the numbers of the first rows of all shards in a directory, in order."""
-    try:
-        matches = map(_NAME.fullmatch, os.listdir(directory))
-    except FileNotFoundError:
-        return []
-    return sorted(int(match[1]) for match in matches if match)
-
-
 def failed_source(text: str, trace: str) -> DataError:
     """Return the error of a source. `trace` is its traceback in the process that read the source."""
     problem = DataError(text)
     problem.add_note(trace)
     problem.of_user = True
     return problem
-
-
-def recorded_head(directory: Path) -> int | None:
-    """Return the number of rows in the first step of a tape, or None if the directory has no complete first step."""
-    if (tape := _json(directory / "tape.json")) is None:
-        return None
-    if tape.get("format_version") != FORMAT_VERSION or not isinstance(tape.get("head"), int):
-        raise DataError(
-            f"{directory / 'tape.json'} is of format {tape.get('format_version')!r}, but this surefoot reads {FORMAT_VERSION}\n"
-            "  update surefoot, or choose another directory"
-        )
-    head, end = int(tape["head"]), _json(directory / "end.json")
-    return head if Shards(directory).look() >= head or end is not None else None
-
-
-def _json(path: Path) -> Any:
-    try:
-        text = read_regular(path)
-    except FileNotFoundError:
-        return None
-    except OSError as problem:
-        raise DataError(f"{path} cannot be read: {problem.strerror or problem}") from problem
-    try:
-        entries = json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise DataError(f"{path} is damaged: {first_line(problem)}\n  restore an intact copy of the tape") from problem
-    return entries if isinstance(entries, dict) else {}
-
-
-def _read_at(handle: int, start: int, stop: int) -> bytes:
-    if sys.platform == "win32":
-        os.lseek(handle, start, os.SEEK_SET)
-        return os.read(handle, stop - start)
-    return os.pread(handle, stop - start, start)

@@ -1,0 +1,123 @@
+"""`Stream`, the settings of a data set that can only be iterated."""
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from surefoot.config.keywords import known_keywords
+from surefoot.data.streams.rows import NotRecordableError, encode
+from surefoot.errors import ConfigError, DataError, SurefootError, first_line
+from surefoot.memory import parsed_bytes
+
+_MIN_BYTES = 1_000_000
+
+
+@known_keywords
+class Stream:
+    """Rows of an iterable source, recorded on a tape so that a run can resume and repeat its steps.
+
+    `source` is an `IterableDataset`, a generator function, another function that returns an iterator, or any iterable that can
+    be iterated again. `encode_fn` turns a row into tensors, arrays, text, bytes, numbers, and dicts, lists and tuples of them;
+    `decode_fn` turns them back. `decode_fn` runs whenever a row is read, seeded for (seed, epoch, row), so it may augment rows.
+    `tape_size` limits the tape's bytes; the oldest rows are dropped first. `directory` holds the tape; it is needed on several
+    machines. Default: a part of the run's directory. `samples` is the number of rows of an epoch, if it is known.
+
+    >>> def rows():
+    ...     for number in range(1_000_000):
+    ...         yield {"x": number / 2}
+    >>> stream = Stream(rows, tape_size="10 GB")
+    >>> next(iter(stream))
+    {'x': 0.0}
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        encode_fn: Callable[[Any], Any] | None = None,
+        decode_fn: Callable[[Any], Any] | None = None,
+        tape_size: str = "10 GB",
+        directory: str | os.PathLike[str] | None = None,
+        samples: int | None = None,
+    ) -> None:
+        self.source, self.encode_fn, self.decode_fn = source, encode_fn, decode_fn
+        self.tape_size, self.directory, self.samples = tape_size, directory, samples
+        self.tape_bytes = parsed_bytes(tape_size, setting="tape_size")
+        self.name = source.__qualname__ if inspect.isroutine(source) else type(source).__qualname__
+        if self.tape_bytes < _MIN_BYTES:
+            raise ConfigError(f'tape_size = {tape_size!r} is less than 1 MB\n  write tape_size="10 GB"')
+        if samples is not None and (isinstance(samples, bool) or not isinstance(samples, int) or samples < 1):
+            raise ConfigError(f"samples = {samples!r}: the number of rows of an epoch, 1 or more, or None")
+        for keyword, function in (("encode_fn", encode_fn), ("decode_fn", decode_fn)):
+            if function is not None and not callable(function):
+                raise ConfigError(f"{keyword} = {function!r} must be a function from a row to a row")
+        if (problem := _not_a_source(source)) is not None:
+            raise DataError(problem)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Read the source once, without a tape."""
+        for row in iterator_of(self.source):
+            recorded = row if self.encode_fn is None else self.encode_fn(row)
+            yield recorded if self.decode_fn is None else self.decode_fn(recorded)
+
+    def encoded(self, row: Any, *, number: int) -> bytes:
+        """Return the bytes of a row. Raises `DataError` with the number of the row."""
+        try:
+            return encode(row if self.encode_fn is None else self.encode_fn(row))
+        except NotRecordableError as problem:
+            returned = "" if self.encode_fn is None else " that encode_fn returned"
+            raise DataError(
+                f"row {number} of the stream{returned} cannot be recorded: {problem}\n"
+                "  a tape holds tensors, NumPy arrays, text, bytes, numbers, and dicts, lists and tuples of them, and no pickle\n"
+                "  convert other objects: sf.data.Stream(source, encode_fn=lambda row: {...}, decode_fn=lambda recorded: ...)"
+            ) from None
+        except SurefootError:
+            raise
+        except Exception as problem:
+            text = f"row {number} of the stream: encode_fn raises {type(problem).__name__}: {first_line(problem)}"
+            raise DataError(text) from problem
+
+    def code(self) -> list[Any]:
+        """Return the user's objects whose source text is compared at a resume."""
+        return [each for each in (self.source, self.encode_fn, self.decode_fn) if each is not None]
+
+
+def as_stream(train_data: Any) -> Stream:
+    return train_data if isinstance(train_data, Stream) else Stream(train_data)
+
+
+def _not_a_source(source: Any) -> str | None:
+    name = type(source).__name__
+    if inspect.isclass(source):
+        return f"a stream's source is the class {source.__name__}\n  give an object: {source.__name__}(...)"
+    if isinstance(source, DataLoader):
+        if source.batch_size is None and source.batch_sampler is None:
+            return None
+        return (
+            f"the stream is a DataLoader that makes batches (batch_size={source.batch_size}), and a tape records samples\n"
+            "  give its data set: train_data=loader.dataset, with Run(batch_size=..., collate_fn=loader.collate_fn)\n"
+            "  or keep its workers: DataLoader(dataset, batch_size=None, num_workers=...)"
+        )
+    if isinstance(source, Iterator) or (isinstance(source, Iterable) and iter(source) is source):
+        return (
+            f"{name} can be iterated only once, so a resumed run could not read it again\n"
+            "  give the function that returns it, without calling it: Stream(rows) instead of Stream(rows())"
+        )
+    if isinstance(source, set | frozenset) or not (callable(source) or isinstance(source, Iterable)):
+        return (
+            f"{name} is neither an iterable with a fixed order nor a function that returns an iterator\n"
+            "  give an IterableDataset, a generator function, or a data set with __getitem__ and __len__ without Stream"
+        )
+    return None
+
+
+def iterator_of(source: Any) -> Iterator[Any]:
+    opened = source() if callable(source) and not isinstance(source, Iterable) else source
+    if not isinstance(opened, Iterable):
+        raise DataError(
+            f"the source of a stream returned {opened!r:.60}, which is not an iterator\n  write a generator function: def rows(): yield ..."
+        )
+    return iter(opened)
