@@ -6,10 +6,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from surefoot.data.fingerprints import hash_of, hash_of_list, parts_of
-from surefoot.data.gathering import Gather, gather_fn, is_tensors, leaves, sample_count, tensors_of
+from surefoot.data.gathering import Gather, Gathers, gather_fn, is_tensors, leaves, sample_count, tensors_of
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
@@ -35,6 +35,14 @@ class Fingerprinted(Protocol):
         """Return JSON values that change if the data change."""
 
 
+def is_stream(train: Any) -> bool:
+    """Return True for a data set that can only be iterated, and for a function, which returns an iterator."""
+    if isinstance(train, DataLoader):
+        return isinstance(train.dataset, IterableDataset)
+    indexed = hasattr(train, "__getitem__") or isinstance(train, Gathers | set | frozenset | type)
+    return isinstance(train, IterableDataset) or (not indexed and (callable(train) or hasattr(train, "__iter__")))
+
+
 def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> int:
     """Return the number of samples; raise `DataError` if the data set is not indexable or not repeatable.
 
@@ -50,8 +58,8 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
     gather = gather_fn(dataset)
     if isinstance(dataset, IterableDataset) or (gather is None and not hasattr(dataset, "__getitem__")):
         raise DataError(
-            f"{name} can only be iterated, so training cannot start or resume at a given step\n"
-            "  add __getitem__(index) and __len__(), or convert it to a list, tensors, or token shards (surefoot.data.write_shards)"
+            f"{name} can only be iterated, so its samples have no numbers; only train_data by itself may be a stream\n"
+            "  read a part of it into a list: list(itertools.islice(data, 1000)), or add __getitem__(index) and __len__()"
         )
     try:
         samples = sample_count(dataset)

@@ -6,12 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-from torch.utils.data import DataLoader, IterableDataset
 
 from surefoot.config.batch_size import Batching, batching, one_each
 from surefoot.config.durations import planned
 from surefoot.data.buckets import Buckets, Lengthy
-from surefoot.data.gathering import Gathers
 from surefoot.data.loader import Feed, MicroBatch, in_order
 from surefoot.data.mixture import Mixture
 from surefoot.data.order import Arrival, Cut, MicroBatches, MixtureOrder, Order, Plan
@@ -56,14 +54,6 @@ def planned_sizes(
             "  give batch_size in samples, or add an attribute `lengths` to the data set: (samples,) or (samples, sides)"
         )
     return sizes.of_equal_samples(train.lengths) if isinstance(train.lengths, int) else sizes
-
-
-def is_stream(train: Any) -> bool:
-    """Return True for a data set that can only be iterated, and for a function, which returns an iterator."""
-    if isinstance(train, DataLoader):
-        return isinstance(train.dataset, IterableDataset)
-    indexed = hasattr(train, "__getitem__") or isinstance(train, Gathers | set | frozenset | type)
-    return isinstance(train, IterableDataset) or (not indexed and (callable(train) or hasattr(train, "__iter__")))
 
 
 def refuse_epochs_of_stream(train: Any, length: str, sizes: Batching) -> None:

@@ -13,7 +13,7 @@ from surefoot.config.paths import local_path
 from surefoot.config.setting import identity_of, shared_by_ranks
 from surefoot.config.train_settings import clipping, timetable
 from surefoot.data import pipeline as data_pipeline
-from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
+from surefoot.data.dataset_checks import check_samples, check_split, fingerprint, is_stream
 from surefoot.distributed.blocks import gathered
 from surefoot.distributed.consistency import check_same_on_all_ranks, comparable, equal_from_main
 from surefoot.distributed.ddp import spread
@@ -89,7 +89,7 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
             raise CheckpointError(why)
     sizes = data_pipeline.planned_sizes(train, batch_size, settings.micro_batch_size, ranks=world.ranks, began=began)
     tape = None
-    if data_pipeline.is_stream(train):
+    if is_stream(train):
         from surefoot.data.streams.opening import build_tape
 
         data_pipeline.refuse_epochs_of_stream(train, settings.length, sizes)

@@ -140,10 +140,10 @@ class Session:
             last_first.callback(self.journal.close)
             if self.parts.checkpointing is not None:
                 last_first.callback(self.parts.checkpointing.writer.wait)
-            if self.parts.pipeline.tape is not None:
-                last_first.callback(self.parts.pipeline.tape.close)
             last_first.callback(self.settings.close)
             last_first.callback(self.signals.restore)
+            if self.parts.pipeline.tape is not None:  # first: its process has copies of the handles of signals
+                last_first.callback(self.parts.pipeline.tape.close)
 
     def _finish(self) -> None:
         parts, evaluations = self.parts, self.evaluations

@@ -18,11 +18,12 @@ import os
 import re
 import struct
 import sys
+import weakref
 from bisect import bisect_right
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from surefoot.config.paths import open_regular, read_regular
 from surefoot.errors import DataError, first_line
@@ -137,8 +138,11 @@ class Shards:
 class _Shard:
     def __init__(self, directory: Path, first: int) -> None:
         self.first, self.path, self.index = first, directory / shard_name(first), bytearray()
-        self.entry_file = open_regular(self.path.with_suffix(".idx"))
-        self.row_file = open_regular(self.path.with_suffix(".bin"))
+        with ExitStack() as unless_complete:
+            self.entry_file = unless_complete.enter_context(open_regular(self.path.with_suffix(".idx")))
+            self.row_file = open_regular(self.path.with_suffix(".bin"))
+            unless_complete.pop_all()
+            weakref.finalize(self, _close, self.entry_file, self.row_file).atexit = False
 
     def count(self) -> int:
         return max(0, os.fstat(self.entry_file.fileno()).st_size // ENTRY.size - 1)
@@ -158,6 +162,11 @@ class _Shard:
         if not base <= start <= stop <= base + os.fstat(self.row_file.fileno()).st_size:
             return None
         return bytearray(_read_at(self.row_file.fileno(), start - base, stop - base))
+
+
+def _close(*files: BinaryIO) -> None:
+    for file in files:
+        file.close()
 
 
 def shard_name(first: int) -> str:

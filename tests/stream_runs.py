@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,20 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from small_runs import KilledBeforeOperation
+from surefoot.checkpoint.filesystem import Disk
+from surefoot.data.streams import reader
 
 FEATURES = 6
 
 
 def row(number: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(number)
-    return {"x": torch.randn(FEATURES, generator=generator), "y": number % 3, "name": f"row {number}"}
+    return {
+        "x": torch.randn(FEATURES, generator=generator),
+        "y": number % 3,
+        "name": f"row {number}",
+        "bytes": bytes(100),
+    }
 
 
 def endless() -> Iterator[dict[str, Any]]:
@@ -49,11 +57,15 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def build(run_dir: Path | None, source: Any = endless, *, stream: dict[str, Any] | None = None, **changes: Any) -> sf.Run:
+def build(
+    run_dir: Path | None, source: Any = endless, *, stream: dict[str, Any] | None = None, **changes: Any
+) -> sf.Run:
     settings: dict[str, Any] = {
         "model": Net,
         "loss": loss,
-        "train_data": source if hasattr(source, "__getitem__") else sf.data.Stream(source, **({"decode_fn": noisy} | (stream or {}))),
+        "train_data": source
+        if hasattr(source, "__getitem__")
+        else sf.data.Stream(source, **({"decode_fn": noisy} | (stream or {}))),
         "batch_size": 8,
         "micro_batch_size": 4,
         "length": "20 steps",
@@ -95,12 +107,29 @@ def train(run: sf.Run, ids: Path | None = None) -> list[Any]:
     return losses
 
 
+class TornAppend(Disk):
+    """A disk that kills this process in the middle of the n-th append to a tape, from 1."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def append(self, handle: int, data: memoryview) -> None:
+        self.left -= threading.current_thread().name == "surefoot-tape"
+        if self.left == 0:
+            super().append(handle, data[: len(data) // 2 + 1])
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().append(handle, data)
+
+
 def session(spec: dict[str, Any]) -> None:
     """One start of the run in `spec["run_dir"]`, killed before an operation on the tape, in a pass, or in the source."""
     run_dir = Path(spec["run_dir"])
     changes: dict[str, Any] = {"workers": spec.get("workers", 0), **spec.get("changes", {})}
-    if "operation" in spec:  # `path` must be in its arguments: handles are numbers, so "" counts appends too
+    if "operation" in spec:
         changes["disk"] = KilledBeforeOperation(spec["operation"], spec.get("path", ""))
+    if "torn_append" in spec:
+        changes["disk"] = TornAppend(spec["torn_append"])
+    reader._SENT_BYTES = spec.get("sent_bytes", 1000)  # many small appends
     parent = os.getpid()
 
     def source() -> Iterator[dict[str, Any]]:

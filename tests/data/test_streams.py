@@ -1,0 +1,752 @@
+"""Streams on a tape: exact from the tape on, however the run is killed, and whatever the source does. About 20 s of CPU."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+import stream_runs
+import surefoot as sf
+from rank_processes import Ranks
+from stream_runs import build, endless, finite, row, train
+from surefoot.data.streams.opening import PREFIX
+from surefoot.data.streams.rows import NotRecordableError, decode, encode
+from surefoot.data.streams.shards import Shards
+from surefoot.errors import ConfigError, DataError
+from waiting import wait_until
+
+SIGKILLED = -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Index, loss and sample ids of each step."""
+    return train(build(tmp_path_factory.mktemp("uninterrupted") / "run"))
+
+
+def equal(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(7), b.nan_to_num(7))
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return bool(a == b) or repr(a) == repr(b)
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        None,
+        True,
+        -(2**70),
+        -0.0,
+        float("nan"),
+        float("-inf"),
+        "text \ud800 \N{SNOWMAN}",
+        b"\x00bytes",
+        (1, [2, (3, {})], {"a": None, 5: False}),
+        torch.tensor(3.5),
+        torch.randn(2, 3).t(),
+        torch.empty(0, 4, dtype=torch.int64),
+        torch.tensor([True, False]),
+        torch.ones(3, dtype=torch.bfloat16),
+        torch.randn(2, dtype=torch.complex64).conj(),
+        np.arange(6, dtype=">i2").reshape(2, 3).T,
+        np.array(["a", "bc"]),
+        np.array("2020-01-01", dtype="M8[D]"),
+        np.zeros((0, 2), np.float32),
+        np.float16(2.5),
+        [torch.ones(3, dtype=torch.uint8), b"x", torch.ones(1, dtype=torch.float64)],
+    ],
+    ids=repr,
+)
+def test_a_row_comes_back_as_it_was(recorded: Any) -> None:
+    assert equal(decode(bytearray(encode(recorded))), recorded)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "named"),
+    [
+        ({"a": [1, {2}]}, r"the row\['a'\]\[1\] is a set"),
+        (torch.nn.Parameter(torch.ones(1)), "Parameter"),
+        (np.array([object()]), "ndarray of object"),
+        (torch.ones(1, dtype=torch.complex128), "complex128"),
+        ({(1, 2): 3}, "keys must be text or integers"),
+        (torch.ones(2).to_sparse(), "Tensor"),
+        ([10**5000], "digits"),
+    ],
+)
+def test_a_row_that_no_tape_can_hold_is_named(recorded: Any, named: str) -> None:
+    with pytest.raises(NotRecordableError, match=named):
+        encode(recorded)
+
+
+def test_damaged_bytes_of_a_row_are_an_error_and_nothing_else() -> None:
+    """Law 10: a row is data."""
+    generator = random.Random(3)
+    good = encode({"x": torch.ones(3), "a": np.ones(2), "t": ("b", b"c", [1, None])})
+    hostile = [
+        b'["a","|O8",[1]]',
+        b'["t","F32",[1099511627776]]',
+        b'["a","<f4",[-1]]',
+        b'["z"]',
+        b"[" * 3000,
+        b'["d",[[]],1]',
+    ]
+    damaged = [len(text).to_bytes(4, "little") + text + bytes(64) for text in hostile]
+    for _ in range(500):
+        torn = bytearray(good)
+        torn[generator.randrange(len(torn))] ^= 1 << generator.randrange(8)
+        damaged += [bytes(torn), good[: generator.randrange(len(good))]]
+    for each in damaged:
+        with suppress(ValueError):
+            decode(bytearray(each))
+
+
+# --- what a run sees -------------------------------------------------------------------------------------------------
+
+
+def test_steps_see_the_rows_in_the_order_of_their_arrival(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    run = build(tmp_path / "run", stream={"decode_fn": lambda each: (each["x"], each["y"])}, length="3 steps")
+    with run:
+        for step in run:
+            seen += [part.batch[0] for part in step.micro_batches]
+            assert [part.sample_ids.tolist() for part in step.micro_batches] == [
+                list(range(8 * step.index, 8 * step.index + 4)),
+                list(range(8 * step.index + 4, 8 * step.index + 8)),
+            ]
+    torch.testing.assert_close(torch.cat(seen), torch.stack([row(number)["x"] for number in range(24)]), rtol=0, atol=0)
+
+
+class Iterated(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return (stream_runs.noisy(each) for each in endless())
+
+
+def collate(rows: list[Any]) -> Any:
+    return torch.stack([each["x"] for each in rows]), torch.tensor([each["y"] for each in rows])
+
+
+def plain() -> Iterator[tuple[torch.Tensor, int]]:
+    return ((each["x"], each["y"]) for each in endless())
+
+
+class Plain(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return plain()
+
+
+class Iterable:
+    __iter__ = Plain.__iter__
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        plain,
+        Plain(),
+        Iterable(),
+        sf.data.Stream(plain),
+        DataLoader(Plain(), batch_size=None),
+        pytest.param(DataLoader(Plain(), batch_size=None, num_workers=1), marks=pytest.mark.slow),
+    ],
+    ids=["generator function", "IterableDataset", "iterable", "Stream", "DataLoader", "its workers"],
+)
+def test_every_kind_of_source_is_training_data(source: Any) -> None:
+    losses = train(build(None, train_data=source, length="4 steps"))
+    assert losses == train(build(None, stream={"decode_fn": lambda each: (each["x"], each["y"])}, length="4 steps"))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_number_of_workers_changes_nothing(workers: int, uninterrupted: list[Any], tmp_path: Path) -> None:
+    assert train(build(tmp_path / "run", workers=workers)) == uninterrupted
+
+
+def test_draws_of_the_source_neither_change_nor_follow_those_of_the_training(uninterrupted: list[Any]) -> None:
+    def drawing() -> Iterator[dict[str, Any]]:
+        for each in endless():
+            random.random(), np.random.rand(), torch.rand(3)
+            yield each
+
+    assert train(build(None, drawing)) == uninterrupted
+    assert train(build(None, drawing, seed=1)) != uninterrupted
+
+
+def test_a_source_that_draws_its_rows_repeats_under_the_seed_of_the_run(tmp_path: Path) -> None:
+    def drawing() -> Iterator[dict[str, Any]]:
+        while True:
+            yield {"x": torch.rand(stream_runs.FEATURES) + random.random(), "y": 1}
+
+    first, second = train(build(tmp_path / "a", drawing)), train(build(None, drawing))
+    assert first == second
+    resumed = train(build(tmp_path / "b", drawing, stop_after="5 steps"))
+    assert resumed + train(build(tmp_path / "b", drawing)) == first
+
+
+def test_a_row_needs_encode_and_decode_if_no_tape_can_hold_it() -> None:
+    def sets() -> Iterator[Any]:
+        for each in endless():
+            yield {*each["x"].tolist()}
+
+    with pytest.raises(DataError, match=r"row 0 of the stream cannot be recorded: the row is a set") as refused:
+        build(None, train_data=sets)
+    assert "encode_fn=" in str(refused.value)
+    assert "decode_fn=" in str(refused.value)
+    both = {"encode_fn": sorted, "decode_fn": lambda numbers: (torch.tensor(numbers), 1)}
+    assert len(train(build(None, sets, stream=both, length="2 steps"))) == 2
+
+
+# --- killed ----------------------------------------------------------------------------------------------------------
+
+
+def lines(run_dir: Path) -> dict[int, Any]:
+    return {each[0]: each for each in map(json.loads, run_dir.with_suffix(".ids").read_text().splitlines())}
+
+
+@pytest.fixture(scope="module")
+def session(ranks: Ranks) -> Callable[..., int]:
+    def run(run_dir: Path, **spec: Any) -> int:
+        place = ranks.start(1, stream_runs.session, spec={"run_dir": str(run_dir), **spec})
+        (outcome,) = ranks.outcomes(place)
+        assert outcome.status in (0, SIGKILLED), outcome.text
+        return outcome.status
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "kill",
+    [
+        {"torn_append": 1},
+        {"torn_append": 4, "workers": 2},
+        {"torn_append": 31},
+        {"pass": 27, "workers": 1},
+        {"source_kills_at": 100},
+        {"operation": 3, "path": "tape"},
+        *(pytest.param({"torn_append": at}, marks=pytest.mark.slow) for at in (2, 3, 7, 12, 20, 44, 60, 81)),
+        *(pytest.param({"operation": at}, marks=pytest.mark.slow) for at in (1, 5, 9, 14, 22, 35, 50, 70, 90)),
+        *(pytest.param({"pass": at, "workers": 2}, marks=pytest.mark.slow) for at in (1, 9, 33)),
+    ],
+    ids=str,
+)
+def test_killed_anywhere_a_run_ends_with_the_same_bits(
+    kill: dict[str, Any], session: Callable[..., int], uninterrupted: list[Any], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    assert session(run_dir, **kill) == SIGKILLED
+    assert session(run_dir) == 0
+    assert lines(run_dir) == {each[0]: each for each in uninterrupted}
+    assert Shards(run_dir / "tape").intact() == (Shards(run_dir / "tape").look(), None)
+
+
+def test_several_kills_in_one_run(session: Callable[..., int], uninterrupted: list[Any], tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    for kill in (
+        {"torn_append": 2},
+        {"torn_append": 9},
+        {"pass": 5},
+        {"source_kills_at": 90, "workers": 2},
+        {"pass": 12},
+    ):
+        assert session(run_dir, **kill) == SIGKILLED
+    assert session(run_dir) == 0
+    assert lines(run_dir) == {each[0]: each for each in uninterrupted}
+
+
+def test_rows_that_a_power_failure_tore_are_read_again(uninterrupted: list[Any], tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    losses = train(build(run_dir, stop_after="9 steps"))
+    data, entries = sorted((run_dir / "tape").glob("rows-*.bin"))[-1], sorted((run_dir / "tape").glob("rows-*.idx"))[-1]
+    torn = bytearray(data.read_bytes())
+    torn[-1000:] = bytes(1000)  # entries reached the disk, and their rows did not
+    data.write_bytes(torn)
+    assert entries.stat().st_size > 24
+    assert losses + train(build(run_dir)) == uninterrupted
+    assert Shards(run_dir / "tape").intact()[1] is None
+
+
+def test_every_flipped_byte_of_a_recorded_row_is_an_error_that_names_it(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    train(build(run_dir, length="3 steps"))
+    for kind in ("bin", "idx"):
+        for file in (run_dir / "tape").glob(f"rows-*.{kind}"):
+            whole = file.read_bytes()
+            for at in range(0, len(whole), max(1, len(whole) // 7)):
+                file.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+                assert Shards(run_dir / "tape").intact()[1] is not None, (file, at)
+            file.write_bytes(whole)
+    assert Shards(run_dir / "tape").intact()[1] is None
+    verdict = sf.load(run_dir)
+    file = run_dir / "tape" / "rows-000000000000.bin"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    assert verdict is not None
+    with pytest.raises(DataError, match=r"row \d+ of .*rows-000000000000\.bin is damaged"):
+        build(run_dir, length="3 steps")
+
+
+def test_another_or_no_tape_is_refused(tmp_path: Path) -> None:
+    run_dir, other = tmp_path / "run", tmp_path / "other"
+    train(build(run_dir, stop_after="9 steps"))
+    train(
+        build(other, lambda: (row(number if number < 20 else 0) for number in itertools.count()), stop_after="9 steps")
+    )
+    mine = (run_dir / "tape").rename(tmp_path / "tape")
+    with pytest.raises(DataError, match="the tape of this run is missing"):
+        train(build(run_dir))
+    assert not (run_dir / "tape" / "tape.json").exists()
+    (other / "tape").rename(run_dir / "tape")
+    with pytest.raises(DataError, match="is not that of the checkpoint, which has read 72 rows"):
+        train(build(run_dir))
+    (run_dir / "tape").rename(other / "tape")
+    mine.rename(run_dir / "tape")
+    assert len(train(build(run_dir))) == 11
+
+
+# --- two ranks -------------------------------------------------------------------------------------------------------
+
+
+def on_rank(run_dir: str | None, **changes: Any) -> list[Any]:
+    return train(build(None if run_dir is None else Path(run_dir), **changes))
+
+
+def test_two_ranks_read_the_tape_that_one_of_them_writes(
+    ranks: Ranks, uninterrupted: list[Any], tmp_path: Path
+) -> None:
+    first = ranks(2, on_rank, run_dir=str(tmp_path / "run"), stop_after="7 steps", workers=1)
+    second = ranks(2, on_rank, run_dir=str(tmp_path / "run"))
+    for rank in (0, 1):
+        for step, alone in zip(first[rank] + second[rank], uninterrupted, strict=True):
+            assert step[2] == [alone[2][rank]]
+            assert step[1] == pytest.approx(alone[1], abs=1e-5)
+
+
+def failing_on_rank(run_dir: str) -> str:
+    def failing() -> Iterator[Any]:
+        yield from itertools.islice(endless(), 40)
+        raise OSError("the server is gone")
+
+    try:
+        on_rank(run_dir, source=failing)
+    except DataError as problem:
+        return str(problem)
+    return ""
+
+
+def test_an_error_of_the_source_reaches_every_rank(ranks: Ranks, tmp_path: Path) -> None:
+    outcomes = ranks.outcomes(ranks.start(2, failing_on_rank, run_dir=str(tmp_path / "run")))
+    assert "row 40 of the stream cannot be read: OSError: the server is gone" in str(outcomes[0].result)
+
+
+# --- the source after a resume ---------------------------------------------------------------------------------------
+
+
+def notes_of(run_dir: Path, source: Any, capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
+    capsys.readouterr()
+    train(build(run_dir, source, console=True, **changes))
+    return capsys.readouterr().out
+
+
+class Positioned:
+    """A source with a position of its own, that counts what it gives in a file."""
+
+    def __init__(self, log: Path) -> None:
+        self.log, self.position = log, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            self.position += 1
+            with self.log.open("a") as file:
+                file.write(f"{self.position - 1}\n")
+            yield row(self.position - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
+class Skipped:
+    def __init__(self, log: Path, first: int = 0) -> None:
+        self.log, self.first = log, first
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in itertools.count(self.first):
+            with self.log.open("a") as file:
+                file.write(f"{number}\n")
+            yield row(number)
+
+    def skip(self, n: int) -> Skipped:
+        return Skipped(self.log, self.first + n)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        (Positioned, "its source has loaded the state of row"),
+        (Skipped, "its source has skipped"),
+        (None, "were read again and discarded"),
+    ],
+)
+def test_after_a_resume_the_source_goes_on_behind_the_tape(
+    kind: Any,
+    how: str,
+    uninterrupted: list[Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("surefoot.data.streams.reader._STATE_S", 0.0)
+    monkeypatch.setattr("surefoot.data.streams.recorder._AHEAD_STEPS", 1)
+    monkeypatch.setattr("surefoot.data.streams.reader._SENT_BYTES", 100)
+    monkeypatch.setattr("surefoot.data.streams.reader._WAITING_BYTES", 100)
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    losses = train(build(run_dir, endless if kind is None else kind(log), stop_after="8 steps", length="20 steps"))
+    log.unlink(missing_ok=True)
+    text = notes_of(run_dir, endless if kind is None else kind(log), capsys)
+    assert how in text
+    assert "WARNING" not in text
+    assert losses + train(build(run_dir)) == uninterrupted[:8]  # the run is over, and read its rows from the tape
+    if kind is not None:
+        assert int(log.read_text().split()[0]) >= 40
+
+
+def test_a_source_that_gives_other_rows_after_a_resume_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    train(build(run_dir, finite(100), stop_after="4 steps", length="9 steps"))
+
+    def others() -> Iterator[Any]:
+        return (row(number if number < 5 else 1000 + number) for number in itertools.count())
+
+    text = notes_of(run_dir, others, capsys, length="9 steps")
+    assert (
+        "WARNING: the source gives other rows than the tape has recorded before row" not in text
+    )  # all are on the tape
+    run_dir = tmp_path / "second"
+    with pytest.raises(DataError, match="OSError: broken"):
+        train(build(run_dir, broken_after(50), length="9 steps"))
+    text = notes_of(run_dir, others, capsys, length="9 steps")
+    assert "WARNING: the source gives other rows than the tape has recorded before row 50" in text
+
+
+def broken_after(rows: int) -> Any:
+    def broken() -> Iterator[Any]:
+        yield from itertools.islice(endless(), rows)
+        raise OSError("broken")
+
+    return broken
+
+
+def test_an_error_of_the_source_names_the_row_and_the_run_goes_on(uninterrupted: list[Any], tmp_path: Path) -> None:
+    run_dir, ids = tmp_path / "run", tmp_path / "ids"
+    with pytest.raises(DataError, match="row 50 of the stream cannot be read: OSError: broken"):
+        train(build(run_dir, broken_after(50)), ids)
+    assert [json.loads(line) for line in ids.read_text().splitlines()] == uninterrupted[:6]
+    train(build(run_dir), ids)
+    together = {each[0]: each for each in map(json.loads, ids.read_text().splitlines())}
+    assert list(together.values()) == uninterrupted
+
+
+def test_a_reader_that_is_killed_is_an_error(tmp_path: Path) -> None:
+    def dying() -> Iterator[Any]:
+        yield from itertools.islice(endless(), 20)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(DataError, match="has ended unexpectedly"):
+        train(build(tmp_path / "run", dying))
+
+
+# --- the end of a stream, and epochs -----------------------------------------------------------------------------------
+
+
+def test_behind_its_end_a_stream_begins_again_on_the_tape(tmp_path: Path) -> None:
+    losses = train(build(tmp_path / "run", finite(20), length="6 steps"))
+    ids = [sample for _, _, parts in losses for part in parts for sample in part]
+    assert ids == [position % 20 for position in range(48)]
+    resumed = train(build(tmp_path / "b", finite(20), length="6 steps", stop_after="4 steps"))
+    resumed += train(build(tmp_path / "b", finite(20), length="6 steps", workers=2))
+    assert resumed == losses
+
+
+def test_a_declared_number_of_rows_makes_epochs(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", stream={"samples": 24}, length="2 epochs", evaluate_every="1 epochs")
+    assert run.parts.length.steps == 6
+    assert [sample for _, _, parts in train(run) for part in parts for sample in part] == 2 * list(range(24))
+    assert Shards(tmp_path / "run" / "tape").look() == 24
+    with pytest.raises(DataError, match=r"ended after 20 rows, and samples = 24"):
+        train(build(None, finite(20), stream={"samples": 24}, length="1 epochs"))
+
+
+def test_an_epoch_of_a_stream_of_unknown_length_is_refused() -> None:
+    with pytest.raises(ConfigError, match="samples=") as refused:
+        build(None, length="2 epochs")
+    assert 'length="1000 steps"' in str(refused.value)
+
+
+def test_an_empty_stream_is_refused() -> None:
+    with pytest.raises(DataError, match="empty"):
+        build(None, finite(0))
+
+
+# --- the budget --------------------------------------------------------------------------------------------------------
+
+
+def heavy() -> Iterator[dict[str, Any]]:
+    for number in itertools.count():
+        yield {**row(number), "bytes": bytes(8_000)}
+
+
+HEAVY = {"length": "60 steps", "save_every": "5 steps", "stream": {"tape_size": "1 MB"}, "keep_last": 100}
+
+
+def test_old_rows_are_dropped_and_what_needs_them_says_so(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    expected = train(build(None, heavy, length="60 steps"))
+    losses = train(build(run_dir, heavy, stop_after="40 steps", **HEAVY))
+    losses += train(build(run_dir, heavy, **HEAVY))
+    assert losses == expected
+    sizes = [file.stat().st_size for file in (run_dir / "tape").glob("rows-*")]
+    assert sum(sizes) < 2_000_000 < 60 * 8 * 8_000
+    run = build(run_dir, heavy, **HEAVY)
+    first = run.parts.pipeline.tape.first_step(8)
+    assert 0 < first <= 55
+    from surefoot.plan.summary import batch_arithmetic
+    from surefoot.replay.replay import replay_step
+    from surefoot.verify.files import check_files
+    from surefoot.verify.verify import verify
+
+    assert any(f"at step {first:,} or later" in line for line in batch_arithmetic(run.parts, None))
+    with pytest.raises(DataError, match=rf"checkpoint at step {first} or later"):
+        replay_step(run.parts, first - 1, path=run_dir, samples=1, say=None)
+    again = replay_step(build(run_dir, heavy, **HEAVY).parts, 57, path=run_dir, samples=1, say=None)
+    assert again.logged is None or again.logged.equal
+    verdict = verify(
+        build(run_dir, heavy, **HEAVY),
+        check_files(run_dir),
+        steps="all",
+        windows=5,
+        seed=None,
+        tolerance=0.0,
+        say=None,
+        progress_fn=None,
+    )
+    assert not verdict.problems
+    assert any(f"steps 0 to {first:,}" in line for line in verdict.not_proved)
+    assert verdict.outcomes
+
+
+def test_a_full_tape_asks_for_a_checkpoint(tmp_path: Path) -> None:
+    train(build(tmp_path / "run", heavy, **(HEAVY | {"save_every": "1000 steps"})))
+    assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) > 3
+
+
+def test_a_stream_that_ends_behind_dropped_rows_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="its second epoch needs the rows before"):
+        train(build(tmp_path / "run", lambda: itertools.islice(heavy(), 300), **HEAVY))
+
+
+def test_epochs_that_do_not_fit_on_the_tape_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"the tape is full after \d+ rows"):
+        train(build(tmp_path / "run", heavy, **(HEAVY | {"stream": {"tape_size": "1 MB", "samples": 240}})))
+
+
+def test_the_reader_is_only_some_steps_ahead(tmp_path: Path) -> None:
+    """Bounded: the demand and 16 steps, and what was on its way."""
+    run = build(tmp_path / "run", heavy, length="1000 steps")
+    with run:
+        for step in run:
+            if step.index == 5:
+                break
+        tape = run.parts.pipeline.tape
+        assert wait_until(lambda: tape.shards.look() >= (6 + 16) * 8)
+        assert tape.shards.look() < (6 + 16) * 8 + 2 * (1 << 18) // 8_000
+
+
+def test_a_disk_that_fails_is_an_error_and_the_run_goes_on(uninterrupted: list[Any], tmp_path: Path) -> None:
+    class Full(stream_runs.TornAppend):
+        def append(self, handle: int, data: memoryview) -> None:
+            import threading
+
+            self.left -= threading.current_thread().name == "surefoot-tape"
+            if self.left <= 0 and threading.current_thread().name == "surefoot-tape":
+                raise OSError(28, "No space left on device")
+            stream_runs.Disk.append(self, handle, data)
+
+    run_dir = tmp_path / "run"
+    with pytest.raises(DataError, match=r"cannot be written to the tape .*No space left on device"):
+        train(build(run_dir, heavy, disk=Full(3), length="60 steps"))
+    assert train(build(run_dir, heavy, length="60 steps"))[-1][0] == 59
+
+
+# --- files and processes -------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run = build(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert list(tmp_path.glob(f"{PREFIX}*"))
+    run.train()
+    assert not list(tmp_path.glob(f"{PREFIX}*"))
+    assert not (tmp_path / "run" / "tape" / "failed.json").exists()
+    alone = build(None)
+    alone.train()
+    reader = alone.parts.pipeline.tape.recorder
+    assert reader is None
+    del alone, run
+    import gc
+
+    gc.collect()
+    assert not list(tmp_path.glob(f"{PREFIX}*"))
+
+
+def test_a_directory_of_ones_own_holds_the_tape(uninterrupted: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "tape").mkdir()
+    (tmp_path / "tape" / "mine.json").write_text("{}")
+    named = {"directory": tmp_path / "tape"}
+    losses = train(build(tmp_path / "run", stream=named, stop_after="7 steps"))
+    assert not (tmp_path / "run" / "tape").exists()
+    losses += train(build(tmp_path / "run", stream=named))
+    assert losses == uninterrupted
+    assert train(build(None, broken_after(0), stream=named)) == uninterrupted  # another run reads the same rows
+    assert (tmp_path / "tape" / "mine.json").read_text() == "{}"
+    with build(None, stream=named, length="30 steps"), pytest.raises(ConfigError, match="another run records into"):
+        build(None, stream=named, length="30 steps").train()
+
+
+def test_only_runs_with_a_stream_have_a_tape_in_their_checkpoints(tmp_path: Path) -> None:
+    train(build(tmp_path / "stream", length="4 steps"))
+    train(build(tmp_path / "list", stream_runs.Drawn(40), length="4 steps"))
+    states = {
+        name: json.loads((tmp_path / name / "checkpoints/step-00000004/state.json").read_text())
+        for name in ("stream", "list")
+    }
+    assert states["stream"]["tape"]["rows"] == 32
+    assert "tape" not in states["list"]
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (endless(), "can be iterated only once"),
+        (iter([1, 2]), "can be iterated only once"),
+        (DataLoader(Plain(), batch_size=4), r"a DataLoader that makes batches \(batch_size=4\)"),
+        (lambda: 3, "which is not an iterator"),
+        (lambda a: iter([]), "missing 1 required positional argument"),
+    ],
+)
+def test_what_is_no_source_is_refused_with_what_to_write(source: Any, why: str) -> None:
+    with pytest.raises(DataError, match=why):
+        build(None, train_data=source)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"tape_size": "10"}, "less than 1 MB"),
+        ({"tape_size": "much"}, "with a unit"),
+        ({"samples": 0}, "samples = 0"),
+        ({"encode_fn": 3}, "encode_fn = 3 must be a function"),
+        ({"encode": len}, "encode_fn"),
+    ],
+)
+def test_a_wrong_setting_of_a_stream_is_refused(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        sf.data.Stream(endless, **settings)
+
+
+def test_a_class_is_no_stream() -> None:
+    with pytest.raises(DataError, match="the class Plain"):
+        sf.data.Stream(Plain)
+
+
+@pytest.mark.parametrize("split", [endless, Plain(), sf.data.Stream(endless)])
+def test_a_split_is_a_list_of_rows(split: Any) -> None:
+    with pytest.raises(DataError, match=r"split 'val'(.|\n)*list\(itertools.islice\("):
+        build(None, splits={"val": sf.Split(split)})
+
+
+def test_a_decode_fn_with_a_generator_of_its_own_is_refused() -> None:
+    own = np.random.default_rng(0)
+    with pytest.raises(DataError, match="differs when it is read again under the same seed"):
+        build(None, stream={"decode_fn": lambda each: (each["x"] + own.random(), each["y"])})
+
+
+def test_batches_in_tokens_are_refused() -> None:
+    with pytest.raises(ConfigError, match="in samples"):
+        build(None, batch_size="64 tokens", micro_batch_size=None)
+
+
+def test_a_changed_source_or_decode_fn_is_named_at_a_resume(tmp_path: Path) -> None:
+    train(build(tmp_path / "run", stop_after="6 steps"))
+    with pytest.raises(sf.CheckpointError, match="the training data"):
+        train(build(tmp_path / "run", stream={"decode_fn": lambda each: (each["x"] * 2, each["y"])}))
+    with pytest.raises(sf.CheckpointError, match="source was 'endless', now 'heavy'"):
+        train(build(tmp_path / "run", heavy))
+
+
+def test_rows_of_a_split_in_the_first_rows_of_the_stream_are_found(tmp_path: Path) -> None:
+    plain_rows = {"decode_fn": lambda each: (each["x"], each["y"])}
+    held_out = [(row(number)["x"], row(number)["y"]) for number in range(4)]
+    train(build(tmp_path / "run", stream=plain_rows, splits={"val": sf.Split(held_out)}, length="2 steps"))
+    (record,) = sf.load(tmp_path / "run").records("data_check")
+    assert (record["samples"], record["checked"], record["overlap"]["val"]["overlapping"]) == (16, 8, 4)
+
+
+# --- other libraries -----------------------------------------------------------------------------------------------------
+
+
+def test_streaming_data_sets_of_hugging_face(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    datasets = pytest.importorskip("datasets")
+    texts = {"x": [row(number)["x"].tolist() for number in range(200)], "y": [number % 3 for number in range(200)]}
+    streamed = datasets.Dataset.from_dict(texts).to_iterable_dataset(num_shards=3).shuffle(seed=3, buffer_size=20)
+    stream = {"decode_fn": lambda each: (torch.tensor(each["x"]), each["y"])}
+    losses = train(build(tmp_path / "a", streamed, stream=stream))
+    broken = tmp_path / "b"
+    train(build(broken, streamed, stream=stream, stop_after="5 steps"))
+    text = notes_of(broken, streamed, capsys, stream=stream)
+    assert "WARNING" not in text
+    ids = [sample for _, _, parts in losses for part in parts for sample in part]
+    assert ids == list(range(160))
+    from surefoot.data.streams.shards import Shards as Read
+
+    assert Read(broken / "tape").entry_before(160) == Read(tmp_path / "a" / "tape").entry_before(160)
+
+
+def test_webdataset(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    with webdataset.TarWriter(str(tmp_path / "rows-0.tar")) as tar:
+        for number in range(40):
+            tar.write({"__key__": f"{number:04d}", "x.npy": row(number)["x"].numpy(), "y.cls": number % 3})
+    shards = webdataset.WebDataset(str(tmp_path / "rows-0.tar"), shardshuffle=False).decode()
+    stream = {"decode_fn": lambda each: (torch.from_numpy(each["x.npy"]), each["y.cls"])}
+    losses = train(build(tmp_path / "run", shards, stream=stream, length="5 steps", stop_after="3 steps"))
+    losses += train(build(tmp_path / "run", shards, stream=stream, length="5 steps"))
+    plain_rows = {"decode_fn": lambda each: (each["x"], each["y"])}
+    assert losses == train(build(None, finite(40), stream=plain_rows, length="5 steps"))
