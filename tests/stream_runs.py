@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from small_runs import KilledBeforeOperation
 from surefoot.checkpoint.filesystem import Disk
-from surefoot.data.streams import reader
+from surefoot.data.streams import reader, recorder
 
 FEATURES = 6
 
@@ -64,7 +64,7 @@ def build(
         "model": Net,
         "loss": loss,
         "train_data": source
-        if hasattr(source, "__getitem__")
+        if isinstance(source, Drawn)
         else sf.data.Stream(source, **({"decode_fn": noisy} | (stream or {}))),
         "batch_size": 8,
         "micro_batch_size": 4,
@@ -129,7 +129,7 @@ def session(spec: dict[str, Any]) -> None:
         changes["disk"] = KilledBeforeOperation(spec["operation"], spec.get("path", ""))
     if "torn_append" in spec:
         changes["disk"] = TornAppend(spec["torn_append"])
-    reader._SENT_BYTES = spec.get("sent_bytes", 1000)  # many small appends
+    reader._SENT_BYTES, recorder._AHEAD_STEPS = 1000, 1  # many small appends: at most two rows each
     parent = os.getpid()
 
     def source() -> Iterator[dict[str, Any]]:

@@ -239,14 +239,12 @@ def session(ranks: Ranks) -> Callable[..., int]:
     "kill",
     [
         {"torn_append": 1},
-        {"torn_append": 4, "workers": 2},
-        {"torn_append": 31},
-        {"pass": 27, "workers": 1},
+        {"torn_append": 60, "workers": 2},
         {"source_kills_at": 100},
-        {"operation": 3, "path": "tape"},
-        *(pytest.param({"torn_append": at}, marks=pytest.mark.slow) for at in (2, 3, 7, 12, 20, 44, 60, 81)),
-        *(pytest.param({"operation": at}, marks=pytest.mark.slow) for at in (1, 5, 9, 14, 22, 35, 50, 70, 90)),
+        *(pytest.param({"torn_append": at}, marks=pytest.mark.slow) for at in (2, 3, 8, 12, 33, 47, 68)),
+        *(pytest.param({"operation": at}, marks=pytest.mark.slow) for at in (1, 5, 9, 14, 22, 35, 50, 70, 90, 150)),
         *(pytest.param({"pass": at, "workers": 2}, marks=pytest.mark.slow) for at in (1, 9, 33)),
+        pytest.param({"operation": 3, "path": "tape"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -260,6 +258,7 @@ def test_killed_anywhere_a_run_ends_with_the_same_bits(
     assert Shards(run_dir / "tape").intact() == (Shards(run_dir / "tape").look(), None)
 
 
+@pytest.mark.slow
 def test_several_kills_in_one_run(session: Callable[..., int], uninterrupted: list[Any], tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     for kill in (
@@ -277,11 +276,11 @@ def test_several_kills_in_one_run(session: Callable[..., int], uninterrupted: li
 def test_rows_that_a_power_failure_tore_are_read_again(uninterrupted: list[Any], tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     losses = train(build(run_dir, stop_after="9 steps"))
-    data, entries = sorted((run_dir / "tape").glob("rows-*.bin"))[-1], sorted((run_dir / "tape").glob("rows-*.idx"))[-1]
+    data = max((run_dir / "tape").glob("rows-*.bin"), key=lambda file: file.stat().st_size)
     torn = bytearray(data.read_bytes())
     torn[-1000:] = bytes(1000)  # entries reached the disk, and their rows did not
     data.write_bytes(torn)
-    assert entries.stat().st_size > 24
+    assert Shards(run_dir / "tape").intact(72)[1] is not None
     assert losses + train(build(run_dir)) == uninterrupted
     assert Shards(run_dir / "tape").intact()[1] is None
 
@@ -297,10 +296,8 @@ def test_every_flipped_byte_of_a_recorded_row_is_an_error_that_names_it(tmp_path
                 assert Shards(run_dir / "tape").intact()[1] is not None, (file, at)
             file.write_bytes(whole)
     assert Shards(run_dir / "tape").intact()[1] is None
-    verdict = sf.load(run_dir)
     file = run_dir / "tape" / "rows-000000000000.bin"
     file.write_bytes(file.read_bytes()[:-1] + b"\x01")
-    assert verdict is not None
     with pytest.raises(DataError, match=r"row \d+ of .*rows-000000000000\.bin is damaged"):
         build(run_dir, length="3 steps")
 
@@ -703,12 +700,10 @@ def test_batches_in_tokens_are_refused() -> None:
         build(None, batch_size="64 tokens", micro_batch_size=None)
 
 
-def test_a_changed_source_or_decode_fn_is_named_at_a_resume(tmp_path: Path) -> None:
+def test_a_changed_decode_fn_is_named_at_a_resume(tmp_path: Path) -> None:
     train(build(tmp_path / "run", stop_after="6 steps"))
     with pytest.raises(sf.CheckpointError, match="the training data"):
         train(build(tmp_path / "run", stream={"decode_fn": lambda each: (each["x"] * 2, each["y"])}))
-    with pytest.raises(sf.CheckpointError, match="source was 'endless', now 'heavy'"):
-        train(build(tmp_path / "run", heavy))
 
 
 def test_rows_of_a_split_in_the_first_rows_of_the_stream_are_found(tmp_path: Path) -> None:

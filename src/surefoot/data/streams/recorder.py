@@ -156,7 +156,7 @@ class Recorder:
                 self._fail(**json.loads(bytes(content)))
             case _:
                 self.writer.finish()
-        return kind in (b"x", b"e")
+        return kind in (b"x", b"e") or self.failure is not None
 
     def _is_wanted(self) -> bool:
         if self.writer.rows < self.demanded:

@@ -22,6 +22,7 @@ import weakref
 from bisect import bisect_right
 from contextlib import ExitStack, suppress
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -90,12 +91,11 @@ class Shards:
             return 0, ZERO
         if row >= self.rows:
             self.look()
-        with suppress(FileNotFoundError):
-            shard = self._shard(self._first(row))  # its own entry is that of the row before it
-            if row > shard.first:
-                shard = self._shard(self._first(row - 1))
-            if (entry := shard.entry(row - shard.first)) is not None:
-                return entry
+        for near in (row - 1, row):  # the shard's own entry is that of the row before it
+            with suppress(FileNotFoundError):
+                shard = self._shard(self._first(near))
+                if shard.first <= row and (entry := shard.entry(row - shard.first)) is not None:
+                    return entry
         raise DroppedError(f"row {row - 1} is not on the tape {self.directory}")
 
     def intact(self, start: int = 0) -> tuple[int, str | None]:
@@ -105,15 +105,14 @@ class Shards:
         while row < self.rows:
             try:
                 self.row(row)
-                if row in self.firsts[1:]:
-                    before = self._shard(self._first(row - 1))
-                    if before.entry(row - before.first) not in (None, self._shard(row).entry(0)):
-                        return row, f"the shard of row {row} does not follow the one before it"
             except DroppedError:  # between the first step and the oldest other row
                 row = max(row, self.first_kept() - 1)
             except DataError as problem:
                 return row, first_line(problem)
             row += 1
+        for before, first in pairwise(self.firsts):
+            if first >= start and self._shard(before).entry(first - before) not in (None, self._shard(first).entry(0)):
+                return first, f"{shard_name(first)}.idx is damaged: its first entry is not that of the row before it"
         return self.rows, None
 
     def first_kept(self) -> int:

@@ -142,9 +142,8 @@ class Tape:
             )
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the type of the source, the declared number of rows, and the hash of the first row."""
+        """Return the declared number of rows of an epoch, and the hash of the first row."""
         return {
-            "source": self.stream.name,
             "samples": self.stream.samples,
             "sha256": self.shards.entry_before(1)[1].hex() if self.wait(0) else None,
         }
