@@ -98,7 +98,8 @@ class RunSettings(TrainSettings):
     """`loss(model, batch)` returns a scalar mean or an `sf.Mean`, alone or in a tuple with `(outputs, targets)` or a dictionary of
     `sf.Mean`. If None, your code runs the steps."""
     train_data: Any = setting(identity=True, by_fingerprint=True)
-    """Training data: a map-style data set, a `TensorDataset`, a tuple of tensors, a `Mixture`, or `sf.data.TrainWindows` of tokens."""
+    """Training data: a map-style data set, a `TensorDataset`, a tuple of tensors, a `Mixture`, `sf.data.TrainWindows` of tokens, or a
+    stream: an `IterableDataset`, a generator function, or an `sf.data.Stream`."""
     early_stopping: EarlyStopping | None = setting(None, check=_rule, identity=True, after="time_limit")
     """Rule that ends the run if a metric stops improving."""
     collate_fn: Callable[[list[Any]], Any] | None = setting(

@@ -40,14 +40,15 @@ def build_tape(
         else:  # a directory that all machines see
             temporary = str(local_path(stream.directory, setting="directory") / f"{PREFIX}{os.getpid()}")
         recorder = Recorder(stream, Path(temporary), batch_size=batch_size, seed=seed, workers=workers)
+        recorder.saved_step = lambda: 0  # before a session opens the tape, nothing is dropped
         return temporary, True, batch_size
 
     directory, is_live, head = _of_main(world, begin)
-    _check_visible(Path(directory), world)
     tape = Tape(stream, Path(directory), head=min(head, batch_size), is_live=is_live)
     if recorder is not None:
         tape.recorder = recorder
         weakref.finalize(tape, _end_temporary, recorder, Path(directory), os.getpid())
+    _check_visible(Path(directory), world)
     return tape
 
 
