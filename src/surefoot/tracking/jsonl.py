@@ -168,6 +168,11 @@ def stream_records(path: Path, *, size_bytes: int | None = None) -> Iterator[Rec
                 yield record
 
 
+def resume_count(path: Path) -> int:
+    """Return how often a run was resumed, by its records."""
+    return len(_resumed(path, None)[0])
+
+
 def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], int]:
     ends, steps, size = list[int](), list[int](), 0
     with open_regular(path) as file:

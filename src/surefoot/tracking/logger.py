@@ -36,7 +36,8 @@ class Journal:
         if tensorboard:
             from surefoot.tracking.tensorboard import TensorBoard
 
-            self.board = TensorBoard(directory.path / "tensorboard", from_step=step, unit=unit)
+            metrics = None if saved is None else directory.metrics
+            self.board = TensorBoard(directory.path / "tensorboard", from_step=step, unit=unit, metrics=metrics)
             self.sinks.append(self.board)
         if saved is None:
             return
