@@ -131,6 +131,9 @@ def what_the_core_does() -> dict[str, Any]:
     answers = [(words[0], *typed(*words)) for words in commands]
     shutil.copytree("one", "other")
     answers.append(("compare", *typed("compare", "one", "other", "--out=both")))
+    for suffix in ("png", "svg"):  # drawn when matplotlib was there
+        Path("both", f"comparison.{suffix}").touch()
+    answers.append(("compare", *typed("compare", "one", "other", "--out=both")))
     return {
         "own": text.getvalue(),
         "answers": answers,
@@ -153,6 +156,7 @@ def test_runs_and_the_verbs_on_them_need_the_core_alone_and_warn_of_nothing(tmp_
         assert {"metrics.jsonl", "report.html", "checkpoints"} <= {*files}
         assert "tensorboard" not in files
     assert {"comparison.md", "comparison.tsv", "comparison.json"} <= {*done["files"]["both"]}
+    assert {"comparison.png", "comparison.svg"}.isdisjoint(done["files"]["both"])
     assert "comparison.md, .tsv, .json" in done["answers"][-1][2]
 
 
