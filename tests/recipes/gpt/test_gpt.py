@@ -209,7 +209,9 @@ def test_a_run_names_the_directory_that_keeps_its_tokens_and_resumes_without_one
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     settings: dict[str, Any] = {"run_dir": str(tmp_path / "run"), "stop_after": "3 steps"}
     first = trained(config(path, **settings))
-    assert first.parts.settings.data_summary[0] == f"text of {path}, with tokens kept in {tmp_path}/cache/surefoot/tokens"
+    assert (
+        first.parts.settings.data_summary[0] == f"text of {path}, with tokens kept in {tmp_path}/cache/surefoot/tokens"
+    )
     shutil.rmtree(tmp_path / "cache")
     resumed = trained(config(path, **settings | {"data.cache": False, "stop_after": None}))
     assert resumed.parts.settings.data_summary[0] == f"text of {path}"
