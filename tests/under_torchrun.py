@@ -97,8 +97,6 @@ def be_a_rank() -> int:
     rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
     Path(os.environ[_PIDS], f"rank-{rank}-{attempt}").write_text(str(os.getpid()))
     from surefoot import errors
-
-    time.sleep(13 if rank == "0" else 0)
     from surefoot.distributed import rendezvous
     from surefoot.distributed.heartbeat import Heartbeat
     from waiting import HANG_S

@@ -44,6 +44,7 @@ class AppendedFile:
         return not is_named(self.path, self.file)
 
     def make_again(self) -> None:
+        """Create the deleted file again, with its content."""
         deleted, start = self.file, 0
         self.file = self._opened()
         self.file.truncate(0)

@@ -83,6 +83,7 @@ class Journal:
                 self.failed_sinks.discard(id(sink))
 
     def close(self) -> None:
+        """Close all sinks in reverse order; a failing one is a warning."""
         for tracker in self.trackers:  # the trackers finish concurrently
             tracker.ask_to_close()
         with ExitStack() as last_first:
