@@ -19,7 +19,7 @@ from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.checkpoint.format import Checkpoint, Damage, DamageError, Others, size_bytes, write
 from surefoot.checkpoint.manifest import MANIFEST
 from surefoot.checkpoint.reader import read, read_manifest, read_together
-from surefoot.config.paths import local_path, read_regular
+from surefoot.config.paths import is_of_script, local_path
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, ConfigError
 
@@ -110,23 +110,13 @@ class Store:
     def best_step(self, newest: Checkpoint) -> int:
         """Return the best step according to the checkpoint `newest`; raise `CheckpointError` if no best step is recorded."""
         if newest.saved.best_step is None:
-            flag = "best=" if self._is_of_script() else "--best "
+            flag = "best=" if is_of_script(self.directory.parent) else "--best "
             raise CheckpointError(
                 f"{self.directory.parent} has no best checkpoint\n"
                 "  no metric selected one: the run was trained without `best`, or was never evaluated\n"
                 f'  use --checkpoint newest, or train a run with {flag}"min val/loss"'
             )
         return newest.saved.best_step
-
-    def _is_of_script(self) -> bool:
-        import tomllib
-
-        with suppress(OSError, ValueError, RecursionError):  # a directory of checkpoints alone has no config.toml
-            text = read_regular(self.directory.parent / "config.toml").decode()
-            match tomllib.loads(text):
-                case {"program": {"kind": "script"}}:
-                    return True
-        return False
 
     def save(self, checkpoint: Checkpoint, *, protected: Collection[int] = (), others: Others | None = None) -> Path:
         """Write a checkpoint atomically, then delete old checkpoints; return the new directory.
