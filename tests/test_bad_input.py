@@ -280,8 +280,12 @@ class Stream(torch.utils.data.IterableDataset[Any]):
         return iter([])
 
 
-def test_a_source_that_can_only_be_iterated_is_a_data_error(run_refused: Refused, tmp_path: Path) -> None:
-    assert "can only be iterated" in run_refused(3, run_dir="run", train_data=Stream(), **PLAIN)
+def test_a_source_that_can_be_read_only_once_or_has_no_rows_is_a_data_error(
+    run_refused: Refused, tmp_path: Path
+) -> None:
+    steps = {**PLAIN, "length": "3 steps"}
+    assert "can be iterated only once" in run_refused(3, run_dir="run", train_data=iter([1]), **steps)
+    assert "empty" in run_refused(3, run_dir="run", train_data=Stream(), **steps)
     assert not (tmp_path / "run").exists()
 
 

@@ -156,13 +156,6 @@ class Seconds(TypedDict):
     first_steps: list[int]
 
 
-class TapeFacts(TypedDict):
-    """The number of a stream's rows that the steps so far have read, and their hash."""
-
-    rows: int
-    sha256: str
-
-
 @dataclass(frozen=True)
 class SavedState:
     """The state.json of a run's checkpoint, in key order."""
@@ -188,7 +181,7 @@ class SavedState:
     clock: Seconds
     seen: list[str]
     user_state: dict[str, Nested]
-    tape: TapeFacts | None = None  # absent without a stream
+    tape: dict[str, int | str] | None = None  # rows read from a stream, and their hash; absent without one
 
     @property
     def planned_steps(self) -> int:

@@ -35,10 +35,20 @@ class MicroBatches(Protocol):
         """Return the parameters of the order as JSON values, without the seed."""
 
 
+class Plan(Protocol):
+    """Map from a step to its samples; `samples` is the size of an epoch."""
+
+    samples: int
+    batch_size: int
+
+    def ids(self, step: int) -> tuple[Ids, Ids]: ...
+    def to_dict(self) -> dict[str, Any]: ...
+
+
 class Cut:
     """Plan that cuts each step of another plan into micro-batches; the last micro-batch of a step may be smaller."""
 
-    def __init__(self, plan: "Plan", micro_batch_size: int) -> None:
+    def __init__(self, plan: Plan, micro_batch_size: int) -> None:
         self.plan, self.size, self.samples = plan, micro_batch_size, plan.samples
         self.pieces = -(-plan.batch_size // micro_batch_size)
 
@@ -141,31 +151,6 @@ class InOrder:
 
     def to_dict(self) -> dict[str, Any]:
         return {"order": "in order", "samples": self.samples}
-
-
-class Arrival:
-    """Order of a stream: rows as they arrive. An epoch has `samples` rows, or all rows until the stream ends.
-
-    `end_of_stream(row)` waits for a row, and returns the number of rows of an epoch if the stream has ended before it.
-
-    >>> Arrival(lambda row: 5, samples=5, batch_size=3).ids(1)
-    (array([3, 4, 0]), array([0, 0, 1]))
-    """
-
-    def __init__(self, end_of_stream: Callable[[int], int | None], *, samples: int, batch_size: int) -> None:
-        self.end_of_stream, self.samples, self.batch_size = end_of_stream, samples, batch_size
-
-    def ids(self, step: int) -> tuple[Ids, Ids]:
-        positions = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
-        rows = self.end_of_stream(int(positions[-1]))
-        epochs, ids = (np.zeros_like(positions), positions) if rows is None else np.divmod(positions, rows)
-        return ids, epochs
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"order": "arrival"}
-
-
-Plan = Order | MixtureOrder | InOrder | Arrival  # maps a step to its samples; `samples` is the size of an epoch
 
 
 def permutation(key: int, size: int, positions: Ids) -> Ids:

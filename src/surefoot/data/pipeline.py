@@ -3,16 +3,17 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from surefoot.config.batch_size import Batching, batching, one_each
-from surefoot.config.durations import planned
 from surefoot.data.buckets import Buckets, Lengthy
+from surefoot.data.dataset_checks import is_stream
 from surefoot.data.loader import Feed, MicroBatch, in_order
 from surefoot.data.mixture import Mixture
-from surefoot.data.order import Arrival, Cut, MicroBatches, MixtureOrder, Order, Plan
+from surefoot.data.order import Cut, MicroBatches, MixtureOrder, Order, Plan
 from surefoot.distributed.strategy import refuse_ranks
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DataError
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 class Arriving(Protocol):
     """A data set whose rows arrive one after another (`data/streams/tape.py`)."""
 
-    def end_of_stream(self, last: int) -> int | None:
-        """Wait for row `last`; return the number of rows of an epoch if the stream has ended before it."""
+    def arrival(self, batch_size: int) -> Plan:
+        """Return the order of its rows."""
 
 
 def planned_sizes(
@@ -56,22 +57,20 @@ def planned_sizes(
     return sizes.of_equal_samples(train.lengths) if isinstance(train.lengths, int) else sizes
 
 
-def refuse_epochs_of_stream(train: Any, length: str, sizes: Batching) -> None:
-    """Raise `ConfigError` for a length in epochs of a stream that declares no number of rows, and for batches in tokens."""
-    if sizes.unit == "tokens":
-        raise ConfigError(
-            f"batch_size = {sizes.batch_size} tokens: the lengths of a stream's rows are not known beforehand\n"
-            "  give batch_size in samples"
-        )
-    if getattr(train, "samples", None) is None and planned(length, samples_per_epoch=1, batch_size=1).in_epochs:
-        raise ConfigError(
-            f"length = {length!r}: the number of rows of a stream is not known beforehand\n"
-            '  write length="1000 steps", or declare the rows of an epoch: train_data=sf.data.Stream(source, samples=...)'
-        )
+def tape_of(settings: Any, world: World, *, run_dir: Path | None, sizes: Batching) -> "Tape | None":
+    """Return the tape of training data that are a stream, or None (see `opening.build_tape`). Collective."""
+    if not is_stream(settings.train_data):
+        return None
+    from surefoot.data.streams.opening import build_tape
+
+    how = {"length": settings.length, "seed": settings.seed, "workers": settings.workers}
+    return build_tape(settings.train_data, world, run_dir=run_dir, sizes=sizes, **how)
 
 
 def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroBatches:
-    """Return the plan of samples: one permutation per epoch, a weighted mixture, or batches of similar length."""
+    """Return the plan of samples: one permutation per epoch, a weighted mixture, batches of similar length, or a stream's own."""
+    if isinstance(train, Arriving):
+        return Cut(train.arrival(sizes.batch_size), sizes.micro_batch_size)
     if sizes.unit == "tokens":
         lengths = np.asarray(train.lengths)
         is_valid = lengths.ndim in (1, 2) and len(lengths) == samples and lengths.dtype.kind in "iu"
@@ -82,8 +81,6 @@ def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroB
             )
         return Buckets(seed, lengths=lengths.astype(np.int64), tokens=sizes.micro_batch_size, pieces=sizes.pieces)
     plan: Plan = Order(seed, samples=samples, batch_size=sizes.batch_size)
-    if isinstance(train, Arriving):
-        plan = Arrival(train.end_of_stream, samples=samples, batch_size=sizes.batch_size)
     if isinstance(train, Mixture):
         plan = MixtureOrder(seed, sizes=train.sizes, weights=train.weights, batch_size=sizes.batch_size)
     return Cut(plan, sizes.micro_batch_size)
@@ -171,6 +168,11 @@ class DataPipeline:
             rank=self.world.rank if max_batches is None else 0,
             ranks=self.world.size if max_batches is None else 1,
         )
+
+    def close(self) -> None:
+        """Stop reading a stream. Recorded rows can still be read."""
+        if self.tape is not None:
+            self.tape.close()
 
     @property
     def _own(self) -> range:

@@ -13,7 +13,7 @@ from surefoot.config.paths import local_path
 from surefoot.config.setting import identity_of, shared_by_ranks
 from surefoot.config.train_settings import clipping, timetable
 from surefoot.data import pipeline as data_pipeline
-from surefoot.data.dataset_checks import check_samples, check_split, fingerprint, is_stream
+from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
 from surefoot.distributed.blocks import gathered
 from surefoot.distributed.consistency import check_same_on_all_ranks, comparable, equal_from_main
 from surefoot.distributed.ddp import spread
@@ -88,17 +88,9 @@ def plan_data(settings: RunSettings, world: World) -> Plan:
         if why is not None:
             raise CheckpointError(why)
     sizes = data_pipeline.planned_sizes(train, batch_size, settings.micro_batch_size, ranks=world.ranks, began=began)
-    tape = None
-    if is_stream(train):
-        from surefoot.data.streams.opening import build_tape
-
-        data_pipeline.refuse_epochs_of_stream(train, settings.length, sizes)
-        rows, workers = sizes.batch_size, settings.workers
-        train = tape = build_tape(train, world, run_dir=out, batch_size=rows, seed=seed, workers=workers)
-        samples = tape.stream.samples or rows * timetable(settings, samples_per_epoch=1, batch_size=1).length.steps
-        check_samples(tape.beginning(), seed=seed)
-    else:
-        samples = check_samples(train, seed=seed, batch_size=sizes.batch_size)
+    tape = data_pipeline.tape_of(settings, world, run_dir=out, sizes=sizes)
+    train = train if tape is None else tape
+    samples = check_samples(train, seed=seed, batch_size=sizes.batch_size) if tape is None else tape.samples
     order = data_pipeline.data_plan(train, seed=seed, samples=samples, sizes=sizes)
     data_pipeline.refuse_compiled(order, compiled=settings.compile is True)
     samples_per_epoch, samples_per_step = data_pipeline.steps_of_epoch(order, sizes)

@@ -143,8 +143,7 @@ class Session:
                 last_first.callback(self.parts.checkpointing.writer.wait)
             last_first.callback(self.settings.close)
             last_first.callback(self.signals.restore)
-            if self.parts.pipeline.tape is not None:  # first: its process has copies of the handles of signals
-                last_first.callback(self.parts.pipeline.tape.close)
+            last_first.callback(self.parts.pipeline.close)  # first: the reader of a stream inherits handles of signals
 
     def _finish(self) -> None:
         parts, evaluations = self.parts, self.evaluations
@@ -180,9 +179,8 @@ class Session:
         from surefoot.data.leakage_check import first_look
 
         pipeline, splits = self.parts.pipeline, self.parts.evaluator.splits
-        check = first_look(pipeline.checked, {name: split.data for name, split in splits.items()}, seed=pipeline.seed)
-        if pipeline.tape is not None:  # its first rows were checked, of all that the run reads
-            check["samples"] = pipeline.plan.samples
+        own = {name: split.data for name, split in splits.items()}
+        check = first_look(pipeline.checked, own, seed=pipeline.seed) | {"samples": pipeline.plan.samples}
         names = [name for name, split in splits.items() if split.loss]
         self.journal.write({"kind": "data_check", "step": self.state.step, **check, "scored_by_training_loss": names})
 

@@ -11,23 +11,44 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.checkpoint.filesystem import Disk
+from surefoot.config.batch_size import Batching
+from surefoot.config.durations import planned
 from surefoot.config.paths import local_path
+from surefoot.data.dataset_checks import check_samples
 from surefoot.data.streams.recorder import Recorder
 from surefoot.data.streams.shards import recorded_head
 from surefoot.data.streams.stream import Stream, as_stream
 from surefoot.data.streams.tape import Tape
 from surefoot.distributed.world import World
-from surefoot.errors import DataError, SurefootError
+from surefoot.errors import ConfigError, DataError, SurefootError
 
 _VISIBLE_S = 5.0  # for which a network file system may hide new files
 PREFIX = "surefoot-tape-"
 
 
 def build_tape(
-    train_data: Any, world: World, *, run_dir: Path | None, batch_size: int, seed: int, workers: int
+    train_data: Any, world: World, *, run_dir: Path | None, length: str, sizes: Batching, seed: int, workers: int
 ) -> Tape:
-    """Return the tape of a run: the recorded one, read only, or a new one in a temporary directory. Collective."""
-    stream = as_stream(train_data)
+    """Return the tape of a run: the recorded one, read only, or a new one in a temporary directory. Collective.
+
+    Raises `ConfigError` for a length in epochs if the stream declares no number of rows, and `DataError` if its first rows cannot
+    be recorded, or differ when they are read again.
+    """
+    stream, planned_length, batch_size = (
+        as_stream(train_data),
+        planned(length, samples_per_epoch=1, batch_size=1),
+        sizes.batch_size,
+    )
+    if sizes.unit == "tokens":
+        raise ConfigError(
+            f"batch_size = {batch_size} tokens: the lengths of a stream's rows are not known beforehand\n"
+            "  give batch_size in samples"
+        )
+    if stream.samples is None and planned_length.in_epochs:
+        raise ConfigError(
+            f"length = {length!r}: the number of rows of a stream is not known beforehand\n"
+            '  write length="1000 steps", or declare the rows of an epoch: train_data=sf.data.Stream(source, samples=...)'
+        )
     recorder: Recorder | None = None
 
     def begin() -> tuple[str, bool, int]:
@@ -44,11 +65,13 @@ def build_tape(
         return temporary, True, batch_size
 
     directory, is_live, head = _of_main(world, begin)
-    tape = Tape(stream, Path(directory), head=min(head, batch_size), is_live=is_live)
+    samples = stream.samples or planned_length.steps * batch_size
+    tape = Tape(stream, Path(directory), head=min(head, batch_size), samples=samples, is_live=is_live)
     if recorder is not None:
         tape.recorder = recorder
         weakref.finalize(tape, _end_temporary, recorder, Path(directory), os.getpid())
     _check_visible(Path(directory), world)
+    check_samples(tape.beginning(), seed=seed)
     return tape
 
 

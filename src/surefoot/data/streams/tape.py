@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch.utils.data import Subset
 
+from surefoot.data.order import Ids
 from surefoot.data.streams.recorder import Recorder
 from surefoot.data.streams.rows import decode
 from surefoot.data.streams.shards import ZERO, Shards, json_of
@@ -18,11 +20,34 @@ _PAUSE_S = 0.0005, 0.02  # first and longest time between two looks at the files
 _SLOW_S = 20.0  # before a message that a row is awaited
 
 
+class Arrival:
+    """Order of a stream: rows as they arrive. An epoch has `samples` rows, or all rows until the stream ends.
+
+    `end_of_stream(row)` waits for a row, and returns the number of rows of an epoch if the stream has ended before it.
+
+    >>> Arrival(lambda row: 5, samples=5, batch_size=3).ids(1)
+    (array([3, 4, 0]), array([0, 0, 1]))
+    """
+
+    def __init__(self, end_of_stream: Callable[[int], int | None], *, samples: int, batch_size: int) -> None:
+        self.end_of_stream, self.samples, self.batch_size = end_of_stream, samples, batch_size
+
+    def ids(self, step: int) -> tuple[Ids, Ids]:
+        positions = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
+        rows = self.end_of_stream(int(positions[-1]))
+        epochs, ids = (np.zeros_like(positions), positions) if rows is None else np.divmod(positions, rows)
+        return ids, epochs
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"order": "arrival"}
+
+
 class Tape:
     """The rows of a stream by number. `tape[row]` waits until the row has arrived; `is_live` means that rows may still arrive."""
 
-    def __init__(self, stream: Stream, directory: Path, *, head: int, is_live: bool) -> None:
+    def __init__(self, stream: Stream, directory: Path, *, head: int, samples: int, is_live: bool) -> None:
         self.stream, self.head = stream, head
+        self.samples = samples  # of an epoch: as declared, or all that the run reads
         self.recorder: Recorder | None = None  # in the one process that records
         self.say: Callable[[str], None] | None = None
         self.move_to(directory, is_live=is_live)
@@ -43,6 +68,9 @@ class Tape:
             raise DataError(f"row {row} of {self.directory} cannot be read: {problem}") from problem
         decode_fn = self.stream.decode_fn
         return recorded if decode_fn is None else decode_fn(recorded)
+
+    def arrival(self, batch_size: int) -> Arrival:
+        return Arrival(self.end_of_stream, samples=self.samples, batch_size=batch_size)
 
     def end_of_stream(self, last: int) -> int | None:
         """Wait until row `last` has arrived; return the rows of an epoch if the stream ended before it, or if they are declared."""
