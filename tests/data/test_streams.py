@@ -239,7 +239,7 @@ def session(ranks: Ranks) -> Callable[..., int]:
     "kill",
     [
         {"torn_append": 1},
-        {"torn_append": 60, "workers": 2},
+        {"torn_append": 30, "workers": 2},
         {"source_kills_at": 100},
         *(pytest.param({"torn_append": at}, marks=pytest.mark.slow) for at in (2, 3, 8, 12, 33, 47, 68)),
         *(pytest.param({"operation": at}, marks=pytest.mark.slow) for at in (1, 5, 9, 14, 22, 35, 50, 70, 90, 150)),
