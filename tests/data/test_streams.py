@@ -21,6 +21,7 @@ import stream_runs
 import surefoot as sf
 from rank_processes import Ranks
 from stream_runs import build, endless, finite, row, train
+from surefoot.data.streams import opening
 from surefoot.data.streams.opening import PREFIX
 from surefoot.data.streams.rows import NotRecordableError, decode, encode
 from surefoot.data.streams.shards import Shards
@@ -336,6 +337,24 @@ def test_two_ranks_read_the_tape_that_one_of_them_writes(
         for step, alone in zip(first[rank] + second[rank], uninterrupted, strict=True):
             assert step[2] == [alone[2][rank]]
             assert step[1] == pytest.approx(alone[1], abs=1e-5)
+
+
+def on_two_machines(run_dir: str) -> str:
+    """Rank 1 does not see the files of rank 0."""
+    if os.environ["RANK"] == "1":
+        Path.is_file = lambda path: path.name != "tape.json" and os.path.isfile(path)  # type: ignore[method-assign]
+    opening._VISIBLE_S = 0.2
+    try:
+        on_rank(run_dir)
+    except DataError as problem:
+        return str(problem)
+    return ""
+
+
+def test_machines_that_share_no_directory_are_refused(ranks: Ranks, tmp_path: Path) -> None:
+    for refused in ranks(2, on_two_machines, run_dir=str(tmp_path / "run")):
+        assert "rank 1 cannot see the tape" in refused
+        assert "sf.data.Stream(source, directory=...)" in refused
 
 
 def failing_on_rank(run_dir: str) -> str:

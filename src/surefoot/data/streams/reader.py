@@ -33,7 +33,7 @@ COMPARED = 16  # rows of the tape that are compared with the source after a resu
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A source that can go on where it was."""
+    """A source that can continue where it was."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the source."""
@@ -61,7 +61,7 @@ def read_source(
 ) -> None:
     """Send the rows of a source through a pipe: the rows after the first `after[0]`, which end at byte `after[1]` of the tape.
 
-    `tail` has hashes of the rows' bytes before these, which are compared with the source, and `states` earlier states of it.
+    `tail` has hashes of the rows' bytes before these, which are compared with the source, and `states` its earlier states.
     """
     begin_process(parent, collects=True)
     torch.set_num_threads(1)
@@ -110,7 +110,7 @@ def _advanced(
     for start, how, begin in _ways(stream.source, count, states):
         rows = begin()
         if same := _gives_tail(stream, rows, start, count, tail):
-            outbox.put("n", f"the stream goes on at row {count:,}: {how}".encode())
+            outbox.put("n", f"the stream continues at row {count:,}: {how}".encode())
             break
     if not same:
         outbox.put(

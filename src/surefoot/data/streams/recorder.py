@@ -47,7 +47,7 @@ class Recorder:
         self.thread: threading.Thread | None = None
 
     def move_to(self, directory: Path) -> None:
-        """Copy the rows recorded so far to another directory, and go on there."""
+        """Copy the rows recorded so far to another directory, and continue there."""
         with self.writing:
             self.writer.move_to(directory)
 

@@ -36,7 +36,7 @@ class TapeWriter:
     # --- opening -------------------------------------------------------------------------------------------------
 
     def move_to(self, directory: Path) -> None:
-        """Copy the rows recorded so far to another directory without a complete tape, and go on there."""
+        """Copy the rows recorded so far to another directory without a complete tape, and continue there."""
         self._close_shard()
         try:
             make_no_follow(directory)
@@ -71,7 +71,7 @@ class TapeWriter:
             raise _unwritable(directory, problem) from problem
 
     def _go_on(self, rows: int | None = None) -> None:
-        """Continue behind row `rows`, or behind the last recorded row. What follows is removed or ignored."""
+        """Continue behind row `rows`, or behind the last recorded row. Later rows are removed or ignored."""
         self._close_shard()
         shards = Shards(self.directory)
         self.rows = shards.look() if rows is None else rows
