@@ -1,8 +1,8 @@
-"""The bytes of one row of a tape: a JSON description, and the buffers of tensors, arrays and bytes. Nothing is pickled.
+"""The bytes of one row of a tape. Nothing is pickled.
 
-4 bytes     length of the description, little-endian
-JSON        scalars and text as they are; everything else is a list that begins with its kind (see `_describe`)
-buffers     in the order of the description; each starts at a multiple of 16 bytes
+A row has the length of its description as four bytes, the description as JSON, and buffers. Each buffer starts at a multiple
+of 16 bytes, in the order of the description. Text and numbers stand in the description. Everything else is a list there that
+begins with its kind (see `_describe`).
 """
 
 import json
