@@ -132,10 +132,11 @@ class Recorder:
             with self.writing:
                 try:
                     is_over = self.is_closed or self._take(message)
-                except OSError as problem:
+                except Exception as problem:  # training would wait forever for a thread that ended
                     what = f"row {self.writer.rows} cannot be written to the tape {self.writer.directory}"
+                    strerror = problem.strerror if isinstance(problem, OSError) else None
                     self._fail(
-                        f"{what}: {problem.strerror or problem}\n"
+                        f"{what}: {strerror or repr(problem)}\n"
                         "  the rows before it stay: make room, and start the same command again"
                     )
                     is_over = True
