@@ -34,6 +34,8 @@ class Ranks(Protocol):
 
     nominal: float | None
     """The provisional divisor of losses, equal on every rank; None if this process knows all counts of a step."""
+    world: "World | None"
+    """The ranks that share a step; None for a single process."""
 
     @property
     def local_times(self) -> float | None:
@@ -68,6 +70,7 @@ class Alone:
     """The exchange of a single process, which computes all micro-batches."""
 
     nominal: float | None = None
+    world: "World | None" = None
     local_times: float | None = 1.0
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:  # noqa: ARG002

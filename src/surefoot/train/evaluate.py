@@ -17,7 +17,7 @@ from surefoot.mean import Mean
 from surefoot.metrics.contract import Metric, named_metrics, refuse_twice
 from surefoot.metrics.multiple_choice import ChoiceBatch, eagerly
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
-from surefoot.train.loss_accumulator import check_loss, loss_parts
+from surefoot.train.loss_accumulator import CoupledLoss, check_loss, loss_parts
 from surefoot.train.metric_results import Results
 from surefoot.train.precision import Precision
 from surefoot.train.precision import precision as chosen_precision
@@ -70,10 +70,11 @@ def evaluate_batches(
     loss: Loss | None,
     precision: Precision,
     seed: int,
+    group: int | None = None,
     stop: Callable[[], bool] = lambda: False,
     world: World | None = None,
 ) -> dict[str, Any]:
-    """Return the loss and every metric over all batches, by name.
+    """Return the loss and every metric over all batches, by name. A loss that couples samples is the mean over groups of `group` samples.
 
     The function waits for the device once, at the end, unless `predict` waits or a metric needs the whole split. Module
     modes and random generators are restored. A loss without its own count is weighted by the batch's count. Raises
@@ -82,7 +83,8 @@ def evaluate_batches(
     same metrics.
     """
     rank, ranks = (0, 1) if world is None else (world.rank, world.size)
-    results, diverged = Results(split.metrics, precision.device, world), None
+    coupled = _over_groups(model, split, loss, precision=precision, seed=seed, group=group)
+    results, diverged = Results(split.metrics, precision.device, world, coupled), None
     with _evaluating(model, seed) as begin, _Passes(model, split, loss) as passes:
         for index, batch in enumerate(batches):
             if stop():
@@ -107,6 +109,7 @@ def metric_by_batch(
     loss: Loss | None,
     precision: Precision,
     seed: int,
+    group: int | None = None,  # noqa: ARG001
 ) -> list[Mean] | None:
     """Return one metric of each batch as a `Mean` with its count. Returns None if no metric has that name.
 
@@ -116,7 +119,8 @@ def metric_by_batch(
     with _evaluating(model, seed) as begin, _Passes(model, split, loss) as passes:
         for index, batch in enumerate(batches):
             begin(index)
-            results = Results(split.metrics, precision.device, None)
+            coupled = _over_groups(model, split, loss, precision=precision, seed=seed)
+            results = Results(split.metrics, precision.device, None, coupled)
             with precision.autocast():
                 results.add(*passes.of(batch), is_padding=False)
             if (mean := results.mean(metric, samples=len(batch.sample_ids))) is None:
@@ -150,6 +154,11 @@ def evaluate(
             "  write: evaluate(model, split, loss=loss), or Split(data, metrics=sf.metrics.accuracy)"
         )
     check_loss(loss, setting="loss")
+    if split.loss and isinstance(loss, CoupledLoss):
+        raise ConfigError(
+            "evaluate: the loss couples the samples of a batch, so its value depends on a run's batch_size\n"
+            "  write: Split(data, loss=False, metrics=...); or use run.evaluate(), or sf.load(run_dir).evaluate()"
+        )
     check_split("split", split.data, seed=seed)
     used_device = device_called(device)
     used_precision = chosen_precision(precision, used_device)
@@ -187,17 +196,24 @@ class _Passes:
         if self.hook is not None:
             self.hook.remove()
 
-    def of(self, batch: MicroBatch) -> tuple[dict[str, Mean], tuple[Any, Any] | None]:
+    def of(self, batch: MicroBatch) -> tuple[dict[str, Mean], tuple[Any, Any] | None, Any]:
         pair = None if self.predict is None or not self.needs_pair else self._predicted(batch.batch)
-        means: dict[str, Mean] = {}
-        if self.loss is not None:
+        means, features = dict[str, Mean](), None
+        if isinstance(self.loss, CoupledLoss):
+            from surefoot.train.gradient_cache import check_features
+
+            features = self.loss.encode_fn(self.model, batch.batch)
+            check_features(features, samples=len(batch.sample_ids))
+            is_pair = isinstance(features, tuple) and len(features) == 2
+            pair = features if pair is None and self.needs_pair and is_pair else pair
+        elif self.loss is not None:
             mean, beside, loss_pair = loss_parts(self.loss(self.model, batch.batch))
             means = {"loss": _counted(mean, batch.count), **beside}
             pair = loss_pair if pair is None and self.needs_pair else pair
         if self.needs_pair and pair is None:
             pair = self._default_pair(batch.batch)
         self.last_call = None
-        return means, pair
+        return means, pair, features
 
     def _predicted(self, batch: Any) -> tuple[Any, Any]:
         assert self.predict is not None
@@ -236,6 +252,22 @@ def _counted(mean: Any, count: int) -> Mean:
     if isinstance(mean, Mean):
         return mean
     return Mean(mean.detach().double() * count if count else 0.0, count)
+
+
+def _over_groups(
+    model: Any, split: Split, loss: Loss | None, *, precision: Precision, seed: int, group: int | None = None
+) -> Callable[[list[Any]], float] | None:
+    # of the features of all batches; None for a loss that is a mean over samples
+    if not split.loss or not isinstance(loss, CoupledLoss):
+        return None
+    from surefoot.train.gradient_cache import loss_of_groups
+
+    def mean(features: list[Any]) -> float:
+        with _evaluating(model, seed) as begin, precision.autocast():
+            begin(0)
+            return loss_of_groups(loss, model, features, group=group, device=precision.device)
+
+    return mean
 
 
 @contextmanager

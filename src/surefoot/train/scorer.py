@@ -101,7 +101,9 @@ class Evaluator:
         return metric_by_batch(self._forward(), neighbors, split, metric=wanted, **self._how())
 
     def _how(self) -> dict[str, Any]:
-        return {"loss": self.loss, "precision": self.precision, "seed": self.pipeline.seed}
+        sizes = self.pipeline.sizes
+        group = sizes.batch_size if sizes.unit == "samples" else None
+        return {"loss": self.loss, "precision": self.precision, "seed": self.pipeline.seed, "group": group}
 
     def leave_out_end(self) -> None:
         """Remove the splits that are evaluated at the end, so that a choice between runs does not depend on them."""

@@ -1,6 +1,7 @@
 """The interface of step measurements (`Watch`), and `UNWATCHED`, which measures nothing and is used for most steps."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -32,6 +33,23 @@ class Unwatched:
     def over(self, loss: Loss, micro_batches: "Sequence[MicroBatch]") -> Loss:  # noqa: ARG002
         """Return the loss unchanged."""
         return loss
+
+    def before(self, names: Iterable[str], factor: Tensor | float) -> None:
+        """Do nothing."""
+
+    def after(self, names: Iterable[str]) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class LossWatch:
+    """An observer that wraps the loss and measures nothing else."""
+
+    wrap: Callable[[Loss], Loss]
+
+    def over(self, loss: Loss, micro_batches: "Sequence[MicroBatch]") -> Loss:  # noqa: ARG002
+        """Return the wrapped loss."""
+        return self.wrap(loss)
 
     def before(self, names: Iterable[str], factor: Tensor | float) -> None:
         """Do nothing."""
