@@ -34,8 +34,10 @@ class Ranks(Protocol):
 
     nominal: float | None
     """The provisional divisor of losses, equal on every rank; None if this process knows all counts of a step."""
-    world: "World | None"
-    """The ranks that share a step; None for a single process."""
+
+    @property
+    def world(self) -> "World | None":
+        """The ranks that share a step; None for a single process."""
 
     @property
     def local_times(self) -> float | None:

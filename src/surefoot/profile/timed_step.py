@@ -122,9 +122,7 @@ class Stepping:
             if micro_batches is None:
                 with watch.phase("waiting"):
                     micro_batches = self.feed.micro_batches(self.next)
-            step = Step(
-                self.next, micro_batches, replace(task, forward=forward, ranks=ranks), state, _watch=loss_watch
-            )
+            step = Step(self.next, micro_batches, replace(task, forward=forward, ranks=ranks), state, _watch=loss_watch)
             forward_backward(step)
             with watch.phase("optimizer"):
                 update(step)

@@ -15,7 +15,7 @@ from surefoot.replay.tensor_stats import rows, wide_norm
 from surefoot.seeding import fold, seed_generators
 from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import Step, forward_backward
-from surefoot.train.loss_accumulator import CoupledLoss
+from surefoot.train.step_watch import CoupledLoss
 
 Mode = Literal["evaluation", "training"]
 """"training": as in the step, but with running statistics, since one sample has no batch statistics."""

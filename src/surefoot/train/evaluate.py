@@ -17,10 +17,11 @@ from surefoot.mean import Mean
 from surefoot.metrics.contract import Metric, named_metrics, refuse_twice
 from surefoot.metrics.multiple_choice import ChoiceBatch, eagerly
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
-from surefoot.train.loss_accumulator import CoupledLoss, check_loss, loss_parts
+from surefoot.train.loss_accumulator import check_loss, loss_parts
 from surefoot.train.metric_results import Results
 from surefoot.train.precision import Precision
 from surefoot.train.precision import precision as chosen_precision
+from surefoot.train.step_watch import CoupledLoss
 
 Loss = Callable[[Any, Any], Any]
 _BATCH_SIZE = 16  # if the split names none; changes no metric
@@ -265,7 +266,7 @@ def _over_groups(
     def mean(features: list[Any]) -> float:
         with _evaluating(model, seed) as begin, precision.autocast():
             begin(0)
-            return loss_of_groups(loss, model, features, group=group, device=precision.device)
+            return loss_of_groups(loss.loss_fn, model, features, group=group, device=precision.device)
 
     return mean
 

@@ -4,7 +4,7 @@ A first pass without gradients encodes every micro-batch. The ranks exchange fea
 the gradient of its own features. The loop's pass over a micro-batch repeats the seeds and starts from this gradient.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +17,10 @@ from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
 from surefoot.mean import Mean
 from surefoot.seeding import fold, seed_generators
-from surefoot.train.loss_accumulator import CoupledLoss, loss_parts, scalar
+from surefoot.train.loss_accumulator import loss_parts, scalar
 
 if TYPE_CHECKING:
     from surefoot.data.loader import MicroBatch
-    from surefoot.train.loop import Step
 
 _AFTER_ALL = -1  # in the seed of `loss_fn`, instead of the index of a micro-batch
 
@@ -33,8 +32,8 @@ class CachedLoss:
     first pass.
     """
 
-    def __init__(self, loss: CoupledLoss, step: "Step") -> None:
-        self.encode_fn, self.loss_fn, self.step = loss.encode_fn, loss.loss_fn, step
+    def __init__(self, encode_fn: Callable[[Any, Any], Any], loss_fn: Callable[[Any, Any], Any], step: Any) -> None:
+        self.encode_fn, self.loss_fn, self.step = encode_fn, loss_fn, step
         self.gradients: Iterator[list[Tensor | None] | None] | None = None  # of each pass; None: without targets
         self.parameters: list[Tensor] = []  # that `loss_fn` uses itself
         self.further: Any = {}
@@ -140,7 +139,7 @@ def join_features(parts: Sequence[Any]) -> tuple[list[Tensor], pytree.TreeSpec]:
 
 
 def loss_of_groups(
-    loss: CoupledLoss, model: Any, features: Sequence[Any], *, group: int | None, device: torch.device
+    loss_fn: Callable[[Any, Any], Any], model: Any, features: Sequence[Any], *, group: int | None, device: torch.device
 ) -> float:
     """Return the mean loss over consecutive groups of `group` samples; None: one group. Waits for the device.
 
@@ -151,7 +150,7 @@ def loss_of_groups(
     size, mean = group or samples, Mean(0.0, 0)
     for first in range(0, samples, size):
         few = [(leaf[first : first + size] if leaf.ndim else leaf).to(device) for leaf in leaves]
-        returned, _, _ = loss_parts(loss.loss_fn(model, pytree.tree_unflatten(few, spec)))
+        returned, _, _ = loss_parts(loss_fn(model, pytree.tree_unflatten(few, spec)))
         count = min(size, samples - first)
         mean += Mean(float(returned.value if isinstance(returned, Mean) else returned) * count, count)
     return float(mean.value)
@@ -169,7 +168,9 @@ def _exchanged(
     total = sum(count for _, count, _ in by_rank)
     if not total:  # a pass that only orders DDP's buckets
         return leaves, 0
-    return [_gathered(leaf[:rows], [each[0] for each in by_rank], world) if leaf.ndim else leaf for leaf in leaves], total
+    return [
+        _gathered(leaf[:rows], [each[0] for each in by_rank], world) if leaf.ndim else leaf for leaf in leaves
+    ], total
 
 
 def _refuse_differences(kinds: Sequence[Any], *, of: str) -> None:
@@ -220,7 +221,7 @@ def _leaves_of(loss: Tensor) -> list[Tensor]:
         if node is None or node in known:
             continue
         known.add(node)
-        if isinstance(node, torch._C._functions.AccumulateGrad):
+        if isinstance(node, torch._C._functions.AccumulateGrad):  # type: ignore[attr-defined]  # missing in torch's stubs
             leaves.append(node.variable)
         nodes += [each for each, _ in node.next_functions]
     return leaves

@@ -23,8 +23,8 @@ from surefoot.optim.trainable import Trainable
 from surefoot.seeding import fold, seed_generators
 from surefoot.tracking.record import Phase, refuse_own
 from surefoot.train.batch_norm_buffers import BatchStatistics
-from surefoot.train.loss_accumulator import LossSum, in_step
-from surefoot.train.step_watch import UNWATCHED, Watch
+from surefoot.train.loss_accumulator import LossSum
+from surefoot.train.step_watch import UNWATCHED, Watch, in_step
 
 if TYPE_CHECKING:
     from surefoot.config.train_settings import TrainSettings

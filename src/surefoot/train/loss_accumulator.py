@@ -1,9 +1,9 @@
 """The loss of a step, accumulated over its micro-batches as parts of one counted mean."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -11,27 +11,7 @@ from surefoot.errors import ConfigError
 from surefoot.mean import Mean
 from surefoot.tracking.record import refuse_own
 
-if TYPE_CHECKING:
-    from surefoot.train.loop import Loss, Step
-
 _TORCH_LOSSES = ("torch.nn.functional", "torch.nn.modules.loss")
-
-
-@runtime_checkable
-class CoupledLoss(Protocol):
-    """A loss over the features of the whole batch, such as `sf.losses.whole_batch` returns."""
-
-    encode_fn: Callable[[Any, Any], Any]
-    loss_fn: Callable[[Any, Any], Any]
-
-
-def in_step(loss: "Loss", step: "Step") -> "Loss":
-    """Return the loss that a step calls for each micro-batch. A coupled loss sees the whole batch before the first call."""
-    if not isinstance(loss, CoupledLoss):
-        return loss
-    from surefoot.train.gradient_cache import CachedLoss
-
-    return CachedLoss(loss, step)
 
 
 class LossSum:

@@ -64,8 +64,8 @@ class Results:
     ) -> None:
         """Add a batch: the means of its loss, (outputs, targets) for the metrics, and the features of a coupled loss."""
         if pair is not None or self.coupled_loss is not None:
-            own = [] if pair is None else [_on_cpu(metric.per_batch(*pair)) for _, metric in self.whole_split]
-            self.collected.append([*own, _on_cpu(features)] if self.coupled_loss is not None else own)
+            batch = [] if pair is None else [_on_cpu(metric.per_batch(*pair)) for _, metric in self.whole_split]
+            self.collected.append([*batch, _on_cpu(features)] if self.coupled_loss is not None else batch)
             self.padding.append(is_padding)
             self.only_pair = pair if len(self.padding) == 1 and self.world is not None else None
         if is_padding:

@@ -26,10 +26,9 @@ from surefoot.train.compile import sole_or_all
 from surefoot.train.components import Components
 from surefoot.train.evaluate import Split, metric_by_batch
 from surefoot.train.loop import Loss, State, Step, Task, forward_backward
-from surefoot.train.loss_accumulator import CoupledLoss
 from surefoot.train.precision import FORMATS
 from surefoot.train.scratch import eagerly, preserved
-from surefoot.train.step_watch import UNWATCHED, Watch
+from surefoot.train.step_watch import UNWATCHED, CoupledLoss, Watch
 
 _MAX_WEIGHT_BYTES = 2 << 30  # above this, no loss is compared at a resume, since it needs the weights of step 0
 
