@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ def evaluate_batches(
     stop: Callable[[], bool] = lambda: False,
     world: World | None = None,
 ) -> dict[str, Any]:
-    """Return the loss and every metric over all batches, by name. A loss that couples samples is the mean over groups of `group` samples.
+    """Return the loss and every metric over all batches, by name. A coupled loss is the mean over groups of `group` samples.
 
     The function waits for the device once, at the end, unless `predict` waits or a metric needs the whole split. Module
     modes and random generators are restored. A loss without its own count is weighted by the batch's count. Raises
@@ -84,9 +85,9 @@ def evaluate_batches(
     same metrics.
     """
     rank, ranks = (0, 1) if world is None else (world.rank, world.size)
-    coupled = _over_groups(model, split, loss, precision=precision, seed=seed, group=group)
-    results, diverged = Results(split.metrics, precision.device, world, coupled), None
+    diverged: DivergedError | None = None
     with _evaluating(model, seed) as begin, _Passes(model, split, loss) as passes:
+        results = Results(split.metrics, precision.device, world, passes.coupled_loss(precision, group))
         for index, batch in enumerate(batches):
             if stop():
                 raise EvaluationStoppedError
@@ -98,7 +99,7 @@ def evaluate_batches(
                 if ranks == 1:
                     raise
                 diverged = problem  # the other ranks continue, and may wait for this one to gather weights
-    return results.values(diverged)
+        return results.values(diverged)
 
 
 def metric_by_batch(
@@ -120,8 +121,7 @@ def metric_by_batch(
     with _evaluating(model, seed) as begin, _Passes(model, split, loss) as passes:
         for index, batch in enumerate(batches):
             begin(index)
-            coupled = _over_groups(model, split, loss, precision=precision, seed=seed)
-            results = Results(split.metrics, precision.device, None, coupled)
+            results = Results(split.metrics, precision.device, None, passes.coupled_loss(precision))
             with precision.autocast():
                 results.add(*passes.of(batch), is_padding=False)
             if (mean := results.mean(metric, samples=len(batch.sample_ids))) is None:
@@ -197,14 +197,18 @@ class _Passes:
         if self.hook is not None:
             self.hook.remove()
 
+    def coupled_loss(self, precision: Precision, group: int | None = None) -> Callable[[list[Any]], float] | None:
+        if not isinstance(self.loss, CoupledLoss):
+            return None
+        from surefoot.train.gradient_cache import loss_of_groups
+
+        return partial(loss_of_groups, self.loss.loss_fn, self.model, precision=precision, group=group)
+
     def of(self, batch: MicroBatch) -> tuple[dict[str, Mean], tuple[Any, Any] | None, Any]:
         pair = None if self.predict is None or not self.needs_pair else self._predicted(batch.batch)
         means, features = dict[str, Mean](), None
         if isinstance(self.loss, CoupledLoss):
-            from surefoot.train.gradient_cache import check_features
-
             features = self.loss.encode_fn(self.model, batch.batch)
-            check_features(features, samples=len(batch.sample_ids))
             is_pair = isinstance(features, tuple) and len(features) == 2
             pair = features if pair is None and self.needs_pair and is_pair else pair
         elif self.loss is not None:
@@ -253,22 +257,6 @@ def _counted(mean: Any, count: int) -> Mean:
     if isinstance(mean, Mean):
         return mean
     return Mean(mean.detach().double() * count if count else 0.0, count)
-
-
-def _over_groups(
-    model: Any, split: Split, loss: Loss | None, *, precision: Precision, seed: int, group: int | None = None
-) -> Callable[[list[Any]], float] | None:
-    # of the features of all batches; None for a loss that is a mean over samples
-    if not split.loss or not isinstance(loss, CoupledLoss):
-        return None
-    from surefoot.train.gradient_cache import loss_of_groups
-
-    def mean(features: list[Any]) -> float:
-        with _evaluating(model, seed) as begin, precision.autocast():
-            begin(0)
-            return loss_of_groups(loss.loss_fn, model, features, group=group, device=precision.device)
-
-    return mean
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from surefoot.train.loss_accumulator import loss_parts, scalar
 
 if TYPE_CHECKING:
     from surefoot.data.loader import MicroBatch
+    from surefoot.train.precision import Precision
 
 _AFTER_ALL = -1  # in the seed of `loss_fn`, instead of the index of a micro-batch
 
@@ -139,20 +140,27 @@ def join_features(parts: Sequence[Any]) -> tuple[list[Tensor], pytree.TreeSpec]:
 
 
 def loss_of_groups(
-    loss_fn: Callable[[Any, Any], Any], model: Any, features: Sequence[Any], *, group: int | None, device: torch.device
+    loss_fn: Callable[[Any, Any], Any],
+    model: Any,
+    features: Sequence[Any],
+    *,
+    group: int | None,
+    precision: "Precision",
 ) -> float:
-    """Return the mean loss over consecutive groups of `group` samples; None: one group. Waits for the device.
-
-    The last group may be smaller, and counts for its samples. `features` are those of each batch.
+    """Return the mean loss over consecutive groups of `group` samples (default: all), given the features of each batch. Waits for the
+    device. The last group may be smaller, and counts for its samples.
     """
     leaves, spec = join_features(features)
     samples = max((len(leaf) for leaf in leaves if leaf.ndim), default=1)
-    size, mean = group or samples, Mean(0.0, 0)
-    for first in range(0, samples, size):
-        few = [(leaf[first : first + size] if leaf.ndim else leaf).to(device) for leaf in leaves]
-        returned, _, _ = loss_parts(loss_fn(model, pytree.tree_unflatten(few, spec)))
-        count = min(size, samples - first)
-        mean += Mean(float(returned.value if isinstance(returned, Mean) else returned) * count, count)
+    check_features(leaves, samples=samples)
+    mean = Mean(0.0, 0)
+    for first in range(0, samples, group or samples):
+        rows = slice(first, min(first + (group or samples), samples))
+        few = [(leaf[rows] if leaf.ndim else leaf).to(precision.device) for leaf in leaves]
+        with precision.autocast():
+            returned, _, _ = loss_parts(loss_fn(model, pytree.tree_unflatten(few, spec)))
+        value = float(returned.value if isinstance(returned, Mean) else returned)
+        mean += Mean(value * (rows.stop - first), rows.stop - first)
     return float(mean.value)
 
 

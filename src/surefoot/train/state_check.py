@@ -148,6 +148,7 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     parts.doing("checking the training step")
     pipeline, task, models, loss = parts.pipeline, parts.task, parts.state.models, parts.task.loss
     unknown: dict[str, None] = {}
+    functions = [loss.encode_fn, loss.loss_fn] if isinstance(loss, CoupledLoss) else [loss]
     hashed = partial(hashes_of_samples, seed=pipeline.seed, gather=pipeline.collate is None, unknown=unknown)
     fingerprint: dict[str, Any] = {
         "machine": parts.machine(),
@@ -159,7 +160,9 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
         "draws": False,
         "failed": False,
         "sources": {
-            "loss": text_hashes([*functions_of(loss), pipeline.count]),
+            "loss": text_hashes(
+                [*(loss.modules() if isinstance(loss, torch.nn.Module) else functions), pipeline.count]
+            ),
             "model": text_hashes({type(part): None for model in models.values() for part in model.modules()}),
             "collate": text_hashes([pipeline.collate]),
             "data": text_hashes(all_within(pipeline.dataset)),
@@ -182,13 +185,6 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
         )
         fingerprint |= {"loss": None if value is None else repr(value), "failed": value is None}
     return dict(parts.world.from_main(fingerprint | {"not_looked_into": list(unknown)}))
-
-
-def functions_of(loss: Any) -> list[Any]:
-    """Return what computes a loss: the modules of a module, the two functions of a coupled loss, or the loss itself."""
-    if isinstance(loss, torch.nn.Module):
-        return [*loss.modules()]
-    return [loss.encode_fn, loss.loss_fn] if isinstance(loss, CoupledLoss) else [loss]
 
 
 def has_small_loss(parts: Components) -> bool:
