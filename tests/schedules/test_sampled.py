@@ -244,7 +244,7 @@ def test_several_optimizers_share_one_schedule(name: str) -> None:
     expected = plain_loop(lambda weights: torch.optim.Adam(weights, lr=LR), SCHEDULERS[name])
     for model in run.state.models.values():
         torch.testing.assert_close(model.weight.detach(), expected, rtol=1e-5, atol=1e-7)
-    mixed = {"first": sf.optim.sgd(LR, momentum=0.9), "second": sf.optim.adam(LR)}
+    mixed = {"first": sf.optim.sgd(LR, momentum=0.9), "second": sf.optim.adam(LR / 10)}
     cycle = from_scheduler(SCHEDULERS["its own rates and momentum"])
     with pytest.raises(sf.ConfigError, match=r"(?s)all optimizers: pass cycle_momentum=False"):
         sf.Run(model=models, loss=of_two, optimizer=mixed, schedule=cycle, **settings).train()
