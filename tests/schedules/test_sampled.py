@@ -17,6 +17,7 @@ import surefoot as sf
 from forked import Forked
 from in_one import in_one
 from surefoot.config.durations import Length
+from surefoot.plan.summary import learning_rates
 from surefoot.schedules.joined import bound
 
 STEPS = 12
@@ -288,6 +289,8 @@ def test_a_killed_run_ends_with_the_same_bits_and_plan_replay_and_verify_know_th
         for _ in range(STEPS):
             rates.append(optimizer.param_groups[0]["lr"])
             scheduler.step() if len(rates) < STEPS else None
+    planned = "\n".join(learning_rates(build("whole").parts))
+    assert all(f"{rates[step]:.4g}" in planned for step in (0, STEPS // 2, STEPS - 1))
     assert [each["lr"] for each in whole.records("train")] == pytest.approx(rates)
     assert f"learning rate {rates[5]:.3g}"[:18] in str(whole.replay(step=5))
     assert "learning rates of 12 records: they match the schedule" in str(whole.verify())

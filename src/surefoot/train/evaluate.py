@@ -1,13 +1,12 @@
 """Metrics of a split, computed in one epoch and independent of the batch size and of the run's other work."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from surefoot.config.keywords import known_keywords
 from surefoot.data.dataset_checks import check_split
@@ -16,12 +15,12 @@ from surefoot.distributed.world import World, device_called
 from surefoot.errors import ConfigError, DivergedError
 from surefoot.mean import Mean
 from surefoot.metrics.contract import Metric, named_metrics, refuse_twice
-from surefoot.metrics.multiple_choice import ChoiceBatch, eagerly
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
-from surefoot.train.loss_accumulator import check_loss, loss_parts
+from surefoot.train.loss_accumulator import check_loss
 from surefoot.train.metric_results import Results
 from surefoot.train.precision import Precision
 from surefoot.train.precision import precision as chosen_precision
+from surefoot.train.split_passes import SplitPasses
 from surefoot.train.step_watch import CoupledLoss
 
 Loss = Callable[[Any, Any], Any]
@@ -86,7 +85,7 @@ def evaluate_batches(
     """
     rank, ranks = (0, 1) if world is None else (world.rank, world.size)
     diverged: DivergedError | None = None
-    with _evaluating(model, seed) as begin, _Passes(model, split, loss) as passes:
+    with _evaluating(model, seed) as begin, _passes(model, split, loss) as passes:
         results = Results(split.metrics, precision.device, world, passes.coupled_loss(precision, group))
         for index, batch in enumerate(batches):
             if stop():
@@ -118,7 +117,7 @@ def metric_by_batch(
     The mean over batches equals the split's metric only if the metric is a mean over samples; BLEU, for example, is not.
     """
     means: list[Mean] = []
-    with _evaluating(model, seed) as begin, _Passes(model, split, loss) as passes:
+    with _evaluating(model, seed) as begin, _passes(model, split, loss) as passes:
         for index, batch in enumerate(batches):
             begin(index)
             results = Results(split.metrics, precision.device, None, passes.coupled_loss(precision))
@@ -128,6 +127,29 @@ def metric_by_batch(
                 return None
             means.append(mean)
     return [Mean(float(mean.total), float(mean.count)) for mean in means]
+
+
+def names_of_metrics(
+    model: Any,
+    batch: MicroBatch,
+    split: Split,
+    *,
+    loss: Loss | None,
+    precision: Precision,
+    seed: int,
+    group: int | None,
+) -> set[str] | None:
+    """Return the names of a split's metrics, from one of its batches. Returns None if the whole split decides over some names.
+
+    Raises what the first evaluation would raise, such as `ConfigError` for a metric that returns no `Mean`.
+    """
+    with _evaluating(model, seed) as begin, _passes(model, split, loss) as passes, precision.autocast():
+        begin(0)
+        results = Results(split.metrics, precision.device, None, passes.coupled_loss(precision, group))
+        results.add(*passes.of(batch), is_padding=False)
+        if results.objects or results.whole_split:  # a metric may return several values
+            return None
+        return {*results.sums, *split.derived, *(["loss"] if results.coupled_loss is not None else [])}
 
 
 def evaluate(
@@ -179,84 +201,9 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
 
 
-class _Passes:
-    def __init__(self, model: Any, split: Split, loss: Loss | None) -> None:
-        self.model, self.loss, self.predict = model, loss if split.loss else None, split.predict
-        self.needs_pair = bool(named_metrics(split.metrics))
-        self.last_call: tuple[Any, Tensor, int] | None = None  # input, output and the output's version
-        self.hook: Any = None
-
-    def __enter__(self) -> "_Passes":
-        # a loss that returns no pair may call `model(inputs)`; the hook saves a second call
-        can_hook = isinstance(self.model, nn.Module) and not isinstance(self.model, torch.jit.ScriptModule)
-        if can_hook and self.needs_pair and self.loss is not None and self.predict is None:
-            self.hook = self.model.register_forward_hook(self._note_call, with_kwargs=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.hook is not None:
-            self.hook.remove()
-
-    def coupled_loss(self, precision: Precision, group: int | None = None) -> Callable[[list[Any]], float] | None:
-        if not isinstance(self.loss, CoupledLoss):
-            return None
-        from surefoot.train.gradient_cache import loss_of_groups
-
-        return partial(loss_of_groups, self.loss.loss_fn, self.model, precision=precision, group=group)
-
-    def of(self, batch: MicroBatch) -> tuple[dict[str, Mean], tuple[Any, Any] | None, Any]:
-        pair = None if self.predict is None or not self.needs_pair else self._predicted(batch.batch)
-        means, features = dict[str, Mean](), None
-        if isinstance(self.loss, CoupledLoss):
-            features = self.loss.encode_fn(self.model, batch.batch)
-            is_pair = isinstance(features, tuple) and len(features) == 2
-            pair = features if pair is None and self.needs_pair and is_pair else pair
-        elif self.loss is not None:
-            mean, beside, loss_pair = loss_parts(self.loss(self.model, batch.batch))
-            means = {"loss": _counted(mean, batch.count), **beside}
-            pair = loss_pair if pair is None and self.needs_pair else pair
-        if self.needs_pair and pair is None:
-            pair = self._default_pair(batch.batch)
-        self.last_call = None
-        return means, pair, features
-
-    def _predicted(self, batch: Any) -> tuple[Any, Any]:
-        assert self.predict is not None
-        pair = self.predict(self.model, batch)
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise ConfigError(
-                f"Split: predict returned {type(pair).__name__}, but metrics need outputs and targets\n"
-                "  write: return outputs, targets"
-            )
-        return pair
-
-    def _default_pair(self, batch: Any) -> tuple[Any, Any]:
-        if not isinstance(batch, list | tuple) or len(batch) != 2 or isinstance(self.model, dict):
-            which = "several models" if isinstance(self.model, dict) else f"a batch of type {type(batch).__name__}"
-            raise ConfigError(
-                f"Split: the metrics need (outputs, targets), which have no default for {which}\n"
-                "  return them from the loss: return loss, (outputs, targets)\n"
-                "  or from the split: Split(data, metrics=..., predict=lambda model, batch: (outputs, targets))"
-            )
-        inputs, targets = batch
-        if self.last_call is not None:
-            last_inputs, output, version = self.last_call
-            if last_inputs is inputs and output._version == version:
-                return output, targets
-        with eagerly() if isinstance(batch, ChoiceBatch) else nullcontext():
-            return self.model(inputs), targets
-
-    def _note_call(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        alone = len(inputs) == 1 and not named and isinstance(output, Tensor)
-        self.last_call = (inputs[0], output, output._version) if alone else None
-
-
-def _counted(mean: Any, count: int) -> Mean:
-    if isinstance(mean, Tensor) and mean.ndim > 0:
-        raise ConfigError(f"the loss is not a scalar but a tensor of shape {tuple(mean.shape)}: return its mean")
-    if isinstance(mean, Mean):
-        return mean
-    return Mean(mean.detach().double() * count if count else 0.0, count)
+def _passes(model: Any, split: Split, loss: Loss | None) -> SplitPasses:
+    needs_pair = bool(named_metrics(split.metrics))
+    return SplitPasses(model, loss if split.loss else None, predict=split.predict, needs_pair=needs_pair)
 
 
 @contextmanager
