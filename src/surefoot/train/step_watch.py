@@ -1,4 +1,4 @@
-"""What a step calls as its loss: `in_step` prepares a coupled loss, and a `Watch` measures the step and may wrap the loss."""
+"""The loss that a step calls: `in_step` prepares a coupled loss. A `Watch` measures the step and may wrap the loss."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
