@@ -36,6 +36,12 @@ def views_loss(model: Any, features: Any) -> Tensor:
     return nt_xent(*features)
 
 
+def ordered_loss(model: Any, features: Any) -> Tensor:
+    """Each sample has a weight by its place in the batch."""
+    first, second = features
+    return views_loss(model, features) + (torch.arange(len(first)) * (first * second).sum(1)).mean()
+
+
 class TwoTowers(nn.Module):
     """CLIP's shape: two encoders and a learned scale of the logits."""
 
@@ -90,6 +96,7 @@ def build(kind: str = "clip", *, double: bool = True, **changes: Any) -> sf.Run:
     torch.set_default_dtype(torch.float64 if double else torch.float32)
     model, encode_fn, loss_fn = {
         "simclr": (Encoder, two_views, views_loss),
+        "ordered": (Encoder, two_views, ordered_loss),
         "dropout": (lambda: Encoder(0.3), two_views, views_loss),
         "norm": (lambda: Encoder(0.3, norm=True), two_views, views_loss),
         "clip": (TwoTowers, towers, clip_loss),
