@@ -1,3 +1,4 @@
+from .closure_step import with_closure as with_closure
 from .lr_multipliers import LRMultipliers as LRMultipliers
 from .lr_multipliers import frozen as frozen
 from .lr_multipliers import layer_decay as layer_decay

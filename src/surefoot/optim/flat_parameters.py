@@ -9,6 +9,7 @@ decay and momentum do not change the parameter without a gradient. The same appl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +96,7 @@ class FlatAdamW:
                 gradients.append(flat.gradients)
         return gradients
 
-    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+    def apply(self, optimizer: Optimizer, found_inf: Tensor, step: Any = None) -> None:  # noqa: ARG002
         with torch.no_grad():
             for group, flat in zip(optimizer.param_groups, self.groups, strict=True):
                 if not group.get(APART) and not flat.is_of(optimizer) and not flat.take_over(optimizer):

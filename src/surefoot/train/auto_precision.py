@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from surefoot.config import speed_table
 from surefoot.config.speed_table import COMPILE, Choice, Facts, look_up
 from surefoot.data.buckets import Buckets
+from surefoot.optim.closure_step import ClosureStep
 from surefoot.train.precision import Precision, instruction_set, precision
 
 if TYPE_CHECKING:  # at run time these modules import clocks
@@ -102,6 +103,8 @@ def _compile_choice(parts: "Components") -> tuple[bool, bool, str]:
     on = COMPILE.get(parts.device.type)
     if parts.task.loss is None:
         return False, True, "the training step is custom"
+    if any(isinstance(trained.skip, ClosureStep) for trained in parts.state.optimizers.values()):
+        return False, True, "the optimizer evaluates a closure"
     if isinstance(parts.pipeline.plan, Buckets):
         return False, True, "batches by tokens change shape in almost every step"
     if on is None or parts.parallel.kind == "fsdp":

@@ -4,7 +4,8 @@ Each micro-batch starts from the buffers at the start of the step. The step then
 over all micro-batches and other buffers to the last value. A skipped step restores all buffers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -57,6 +58,18 @@ class BatchStatistics:
                 for before, change in zip(self.changes, changes, strict=True)
             ]
         self.changes = changes
+
+    @contextmanager
+    def repeated(self) -> Iterator[None]:
+        """Discard the changes of passes inside the block, which repeat the passes so far at other weights."""
+        now = [buffer.detach().clone() for buffer in self.tensors()]
+        before, changes, passes = self.before, self.changes, self.passes
+        try:
+            yield
+        finally:
+            for buffer, numbers in zip(self.tensors(), now, strict=True):
+                buffer.detach().copy_(numbers)
+            self.before, self.changes, self.passes = before, changes, passes
 
     def finish(self, skipped: Tensor) -> None:
         """Set each buffer to its mean over the passes, or restore the buffer if `skipped` (a device tensor) is 1.0."""

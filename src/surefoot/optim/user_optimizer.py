@@ -1,0 +1,99 @@
+"""Optimizers of the user: built by a class or function from parameter groups, or built already."""
+
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from surefoot.distributed.shards import holders
+from surefoot.errors import ConfigError, first_line, line_of_user
+from surefoot.optim.param_groups import Group
+
+Built = Callable[[list[dict[str, Any]]], Optimizer]
+
+
+def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
+    """Return the optimizers that an optimizer has as attributes, such as SAM's `base_optimizer`."""
+    return {name: each for name, each in vars(optimizer).items() if isinstance(each, Optimizer)}
+
+
+def take_instance(optimizer: Optimizer, groups: Sequence[Group], *, is_rebuilt: bool) -> Optimizer:
+    """Return an optimizer that the user built, if it trains exactly the parameters of the groups. Its groups keep their settings."""
+    name, lr = type(optimizer).__name__, optimizer.param_groups[0]["lr"]
+    instead = f"  pass what builds one: optimizer=functools.partial({name}, lr={float(lr):g})"
+    parameters = [each for group in groups for each in group.parameters]
+    own = [each for group in optimizer.param_groups for each in group["params"]]
+    if is_rebuilt or holders(parameters) is not None:
+        why = "parameters were unfrozen during training" if is_rebuilt else "FSDP replaces the parameters by shards"
+        raise ConfigError(f"optimizer: a {name} that is already built cannot be rebuilt\n  {why}\n{instead}")
+    members, names = {*own}, [each for group in groups for each in group.names]
+    missing = [each for each, parameter in zip(names, parameters, strict=True) if parameter not in members]
+    strange = [each for each in members.difference(parameters) if each.requires_grad]
+    if missing or strange:
+        what = f"does not train {missing[0]}" if missing else "trains parameters that are not the model's"
+        raise ConfigError(
+            f"optimizer: the {name} that is already built {what}\n"
+            "  it must have the parameters of the nn.Module that is passed as model=; a function as model= builds another one\n"
+            f"{instead}" + ", or freeze what it leaves out by requires_grad_(False)" * bool(missing)
+        )
+    wrong = [each for each in own for held in optimizer.state.get(each, {}).values() if _is_elsewhere(held, each)]
+    if wrong:
+        raise ConfigError(
+            f"optimizer: the {name} that is already built has its state on another device than {wrong[0].device}\n"
+            f"  the run moved the model there\n{instead}, or move the model before you build it"
+        )
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"])  # a scheduler, or an earlier run, changed `lr`
+    return optimizer
+
+
+def _is_elsewhere(state: Any, parameter: nn.Parameter) -> bool:
+    return isinstance(state, Tensor) and state.ndim > 0 and state.device != parameter.device
+
+
+def refuse_other_groups(optimizer: Optimizer) -> None:
+    """Raise `ConfigError` for an inner optimizer that does not share the parameter groups."""
+    for name, inner in inner_optimizers(optimizer).items():
+        if not all(any(own is outer for outer in optimizer.param_groups) for own in inner.param_groups):
+            raise ConfigError(
+                f"optimizer: {type(optimizer).__name__}.{name} has parameter groups of its own\n"
+                "  learning rates of a schedule and a checkpoint would not reach it\n"
+                f"  write self.param_groups = self.{name}.param_groups in __init__"
+            )
+
+
+def from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
+    """Return the optimizer that a class or function builds from parameter groups; explain why it could not."""
+    name = getattr(factory, "__name__", type(factory).__name__)
+    try:
+        optimizer = factory([{"params": group.parameters} for group in groups])
+    except (ValueError, TypeError, IndexError, AttributeError) as problem:
+        *_, (frame, _) = traceback.walk_tb(problem.__traceback__)
+        if problem.__traceback__ is not None and problem.__traceback__.tb_next is None:  # not even called
+            raise ConfigError(
+                f"optimizer: {first_line(problem)}\n"
+                "  a run calls it with the parameter groups alone\n"
+                f"  supply the rest: functools.partial({name}, lr=1e-3)"
+            ) from None
+        if "'dict' object" in str(problem):
+            raise ConfigError(
+                f"optimizer: {name} takes each parameter group for a parameter: {first_line(problem)}\n"
+                '  it gets [{"params": [...]}], as torch.optim does\n'
+                '  write groups[0]["params"] for the list of parameters' + line_of_user(problem.__traceback__)
+            ) from None
+        if not frame.f_globals["__name__"].startswith("torch.optim"):
+            raise
+        raise ConfigError(
+            f"optimizer: the factory's optimizer rejects its settings: {first_line(problem)}\n"
+            "  use valid values, such as betas at least 0 and below 1, lr and eps at least 0"
+            + line_of_user(problem.__traceback__)
+        ) from None
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            f"optimizer: {name} returned a {type(optimizer).__name__}, not a torch.optim.Optimizer\n"
+            "  a run needs its param_groups, state and step()\n"
+            "  return an instance of a subclass of torch.optim.Optimizer"
+        )
+    return optimizer
