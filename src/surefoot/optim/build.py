@@ -30,7 +30,14 @@ from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.optim.param_groups import Group, final_layer, own_parameters, with_rates
 from surefoot.optim.skip_step import Skip, parameter_bytes, skipping
-from surefoot.optim.user_optimizer import Built, from_factory, inner_optimizers, refuse_other_groups, take_instance
+from surefoot.optim.user_optimizer import (
+    Built,
+    MemoryKeeper,
+    from_factory,
+    inner_optimizers,
+    refuse_other_groups,
+    take_instance,
+)
 
 Source = OptimizerSpec | Built | Optimizer  # what `Run(optimizer=)` takes for one model
 
@@ -176,6 +183,8 @@ def run_optimizer(
     if holders(parameters) is not None:
         refuse_shards(kind_of(optimizer), name=type(optimizer).__name__)
     refuse_other_groups(optimizer)
+    if kind_of(optimizer) is None:
+        MemoryKeeper(optimizer)
     for group in optimizer.param_groups:
         group["initial_lr"] = float(group["initial_lr"])
     clipping, device = clipping_of(clip, plan.clipped), parameters[0].device

@@ -66,8 +66,9 @@ def takes_closure(optimizer: Optimizer) -> bool:
 class ClosureStep:
     """A skip method for an optimizer with a closure; `trained` is the `RunOptimizer` that uses it.
 
-    A step with a bad loss or gradient is not taken. A step that ends with parameters or state that are not finite is undone from
-    copies, and counts as a bad step. `evaluate` repeats the evaluation of a training step.
+    A step with a bad loss or gradient is not taken. A step is undone from copies, and counts as a bad step, if its last
+    evaluation, its parameters or its state are not finite. A line search may meet such numbers on its way. `evaluate` repeats
+    the evaluation of a training step.
     """
 
     name: str
@@ -132,9 +133,10 @@ def step_with_closure(skip: ClosureStep, optimizer: Any, found_inf: Tensor, step
     before = _Copies(optimizer, trained.parameters)
     # the first call may repeat the step's own evaluation, unless another optimizer has changed its model since
     first = None if others else [None if each.grad is None else each.grad.clone() for each in trained.parameters]
+    last = loss
 
     def closure() -> Tensor:
-        nonlocal first
+        nonlocal first, last
         copies, first = first, None
         if copies is not None and before.are_current():
             for parameter, gradient in zip(trained.parameters, copies, strict=True):
@@ -145,13 +147,14 @@ def step_with_closure(skip: ClosureStep, optimizer: Any, found_inf: Tensor, step
             again, factor = skip.evaluate(step)
         gradients = present(trained.parameters)
         norm = step._task.ranks.whole_norm(gradient_norm(gradients, factor=factor))
+        last = again + norm
         trained.clipping.apply(gradients, factor=factor, norm=norm, skipped=torch.zeros_like(found_inf))
         return again
 
     try:
         with state.buffers.repeated():
             optimizer.step(closure)
-        is_good = before.all_finite()
+        is_good = before.all_finite(last)
     except BaseException:
         before.put_back()
         raise
@@ -177,10 +180,10 @@ class _Copies:
     def are_current(self) -> bool:
         return all(torch.equal(parameter, copy) for parameter, copy in self.parameters)
 
-    def all_finite(self) -> bool:
+    def all_finite(self, last: Tensor) -> bool:
         parameters = [parameter for parameter, _ in self.parameters]
         states = [tensor for optimizer, _, _ in self.optimizers for tensor in _tensors(dict(optimizer.state))]
-        return all(bool(torch.isfinite(tensor.detach()).all()) for tensor in [*parameters, *states])
+        return all(bool(torch.isfinite(tensor.detach()).all()) for tensor in [last, *parameters, *states])
 
     @torch.no_grad()
     def put_back(self) -> None:

@@ -16,7 +16,26 @@ Built = Callable[[list[dict[str, Any]]], Optimizer]
 
 def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
     """Return the optimizers that an optimizer has as attributes, such as SAM's `base_optimizer`."""
-    return {name: each for name, each in vars(optimizer).items() if isinstance(each, Optimizer)}
+    inner = {name: each for name, each in vars(optimizer).items() if isinstance(each, Optimizer)}
+    return inner | {f"{name}.{deep}": each for name in inner for deep, each in inner_optimizers(inner[name]).items()}
+
+
+class MemoryKeeper:
+    """Hooks that keep parameters in their memory, where averages read them, if a `step` assigns `parameter.data`."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.tensors: list[tuple[nn.Parameter, Tensor]] = []
+        optimizer.register_step_pre_hook(self.before)
+        optimizer.register_step_post_hook(self.after)
+
+    def before(self, optimizer: Optimizer, *_: Any) -> None:
+        self.tensors = [(each, each.data) for group in optimizer.param_groups for each in group["params"]]
+
+    def after(self, *_: Any) -> None:
+        for parameter, tensor in self.tensors:
+            if parameter.data_ptr() != tensor.data_ptr():
+                tensor.copy_(parameter.data)
+                parameter.data = tensor
 
 
 def take_instance(optimizer: Optimizer, groups: Sequence[Group], *, is_rebuilt: bool) -> Optimizer:
