@@ -94,9 +94,7 @@ class Step:
     skipped: Tensor | None = None  # 1.0 if the update was not applied, else 0.0
     metrics: dict[str, float] = field(default_factory=dict)  # filled if this step was evaluated
     _logged: dict[str, Any] = field(default_factory=dict, repr=False)
-    _pending: tuple[Tensor, Tensor | float, Loss] | None = field(
-        default=None, repr=False
-    )  # mean, factor of unused gradients
+    _pending: tuple[Tensor, Tensor | float, Loss] | None = field(default=None, repr=False)  # mean, factor of gradients
     _watch: Watch = field(default=UNWATCHED, repr=False)
 
     def log(self, **values: Tensor | float | Mean) -> None:
