@@ -166,7 +166,7 @@ PARTS = (
     Part(
         "Update",
         "AdamW's fused kernel receives `skipped`. If it is 1, the kernel changes no bit of weights and moments.",
-        (Line("trained.skip.apply(trained.optimizer, skipped, step)"), Line("state.buffers.finish(skipped)"), Line("clear(state.parameters)")),
+        (Line("trained.skip.apply(trained.optimizer, skipped"), Line("state.buffers.finish(skipped)"), Line("clear(state.parameters)")),
     ),
     Part(
         "Meter row",
