@@ -15,7 +15,7 @@ import surefoot as sf
 from rank_processes import Ranks
 from small_runs import outcome
 from surefoot.errors import ConfigError, DivergedError
-from surefoot.optim.closure_step import takes_closure
+from surefoot.optim.user_optimizer import takes_closure
 from surefoot.plan.measure import measure, memory_and_time
 from surefoot.plan.summary import parameters_by_group
 from with_closures import (

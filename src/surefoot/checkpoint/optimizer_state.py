@@ -13,7 +13,7 @@ from surefoot.checkpoint.tensor_file import Stored, equal_bits
 from surefoot.distributed.shards import Rows, name_of, rows_of, rows_of_state
 from surefoot.errors import CheckpointError
 from surefoot.optim.flat_parameters import APART
-from surefoot.optim.user_optimizer import inner_optimizers
+from surefoot.optim.kinds.kind import inner_optimizers
 
 _OWN = "own"  # key in the optimizer's plain state; all other keys contain a slash
 

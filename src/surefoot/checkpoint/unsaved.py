@@ -31,7 +31,7 @@ from surefoot.checkpoint.optimizer_state import group_numbers
 from surefoot.distributed.shards import held_of, plain_tensors
 from surefoot.errors import first_line
 from surefoot.metrics.contract import torchmetrics_in
-from surefoot.optim.user_optimizer import inner_optimizers
+from surefoot.optim.kinds.kind import inner_optimizers
 
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
 _MAX_ENTRIES, _MAX_OBJECTS = 10_000, 100_000  # of a longer container only the length is compared

@@ -1,4 +1,3 @@
-from .closure_step import with_closure as with_closure
 from .lr_multipliers import LRMultipliers as LRMultipliers
 from .lr_multipliers import frozen as frozen
 from .lr_multipliers import layer_decay as layer_decay
@@ -15,3 +14,4 @@ from .optimizers import nadam as nadam
 from .optimizers import radam as radam
 from .optimizers import schedule_free as schedule_free
 from .optimizers import sgd as sgd
+from .user_optimizer import with_closure as with_closure

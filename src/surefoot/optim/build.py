@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,27 +17,15 @@ from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
 from surefoot.optim.adamw_fused import StraightToKernel
 from surefoot.optim.clipping import Clip, Clipping, clipping_of, present
-from surefoot.optim.closure_step import (
-    ClosureStep,
-    Evaluated,
-    WithClosure,
-    refused,
-    takes_closure,
-)
 from surefoot.optim.ema import ModelCopy
 from surefoot.optim.flat_parameters import FlatAdamW, none_shared, worth_it
-from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
+from surefoot.optim.kinds.kind import Built, inner_optimizers, kind_named, kind_of, refuse_shards
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.optim.param_groups import Group, final_layer, own_parameters, with_rates
 from surefoot.optim.skip_step import Skip, parameter_bytes, skipping
-from surefoot.optim.user_optimizer import (
-    Built,
-    MemoryKeeper,
-    from_factory,
-    inner_optimizers,
-    refuse_other_groups,
-    take_instance,
-)
+
+if TYPE_CHECKING:
+    from surefoot.optim.closure_step import Evaluate
 
 Source = OptimizerSpec | Built | Optimizer  # what `Run(optimizer=)` takes for one model
 
@@ -52,6 +40,7 @@ class RunOptimizer:
     clipping: Clipping
     bad_in_a_row: Tensor  # on the device; above Task.max_bad_steps, all later updates are skipped
     gradients: Callable[[], list[Tensor]]  # for the norm, the clipping and the update
+    takes_closure: bool = False
 
     def set_rate(self, factor: float, *, momentum: float | None) -> None:
         """Set each group's learning rate to `factor` times its base value, and its momentum (or Adam's beta1)."""
@@ -162,44 +151,36 @@ def run_optimizer(
     clip: Clip,
     world: World,
     before: RunOptimizer | None,
-    evaluate: Callable[[Any], Evaluated],
+    evaluate: "Evaluate",
 ) -> RunOptimizer:
     """Build the optimizer of a plan; the parameters of `before` keep their optimizer state, bit for bit.
 
     `evaluate` repeats the evaluation of a training step, for an optimizer with a closure.
     """
     spec, parameters = plan.spec, plan.parameters
-    if isinstance(spec, Optimizer):
-        optimizer = take_instance(spec, plan.groups, is_rebuilt=before is not None)
-    else:
-        with without_compiler():
-            optimizer = (
-                build_optimizer(spec, plan.groups)
-                if isinstance(spec, OptimizerSpec)
-                else from_factory(spec, plan.groups)
-            )
-        for group in optimizer.param_groups:
-            group["initial_lr"] = group["lr"]
+    with without_compiler():
+        if isinstance(spec, OptimizerSpec):
+            optimizer, takes_closure = build_optimizer(spec, plan.groups), False
+        else:
+            from surefoot.optim.user_optimizer import build_user_optimizer
+
+            optimizer, takes_closure = build_user_optimizer(spec, plan.groups, is_rebuilt=before is not None)
     if holders(parameters) is not None:
         refuse_shards(kind_of(optimizer), name=type(optimizer).__name__)
-    refuse_other_groups(optimizer)
-    if kind_of(optimizer) is None:
-        MemoryKeeper(optimizer)
     for group in optimizer.param_groups:
-        group["initial_lr"] = float(group["initial_lr"])
+        group["initial_lr"] = float(group["lr"])
     clipping, device = clipping_of(clip, plan.clipped), parameters[0].device
     bad_step_latch = torch.zeros((), device=device)
     if before is not None:
         carry_over(before.optimizer, optimizer, parameters=set(parameters))
         clipping.remembered, bad_step_latch = before.clipping.remembered, before.bad_in_a_row
-    if isinstance(spec, WithClosure) or takes_closure(optimizer):
-        if clip[0] == "auto":
-            why, instead = "a quantile of past norms needs one norm per step", "try: --clip 'norm 1.0'"
-            raise refused(type(optimizer).__name__, f"clip = 'auto {clip[1]:g}'", why, instead)
-        closed = ClosureStep(type(optimizer).__name__, 2 * parameter_bytes(optimizer), evaluate)
-        closed.trained = trained = RunOptimizer(
-            optimizer, parameters, closed, clipping, bad_step_latch, closed.gradients
-        )
+    if takes_closure:
+        from surefoot.optim.closure_step import ClosureStep, refuse_clip
+
+        refuse_clip(name := type(optimizer).__name__, clip)
+        closed = ClosureStep(name, 2 * parameter_bytes(optimizer), evaluate)
+        own = closed.gradients
+        closed.trained = trained = RunOptimizer(optimizer, parameters, closed, clipping, bad_step_latch, own, True)
         return trained
     skip = skipping(optimizer, device)
     gradients: Callable[[], list[Tensor]] = partial(present, parameters)

@@ -4,7 +4,6 @@
 again at other weights, with the same samples and seeds. Such an optimizer decides on the host, so its step waits for the device.
 """
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,52 +13,11 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from surefoot.errors import ConfigError
-from surefoot.optim.clipping import clear, gradient_norm, present
-from surefoot.optim.user_optimizer import Built, inner_optimizers
+from surefoot.optim.clipping import Clip, clear, gradient_norm, present
+from surefoot.optim.kinds.kind import inner_optimizers
 
-Evaluated = tuple[Tensor, Tensor | float]  # the mean loss of a step, and the factor that its gradients still need
-
-
-@dataclass(frozen=True)
-class WithClosure:
-    """A function that builds an optimizer whose `step` gets a closure; see `with_closure`."""
-
-    build: Built
-
-    def __call__(self, groups: list[dict[str, Any]]) -> Optimizer:
-        return self.build(groups)
-
-
-def with_closure(build: Built) -> WithClosure:
-    """Declare that the optimizer that `build` returns evaluates the loss in its `step(closure)`.
-
-    LBFGS needs no declaration, and neither does a `step` whose argument `closure` has no default. Many implementations of SAM
-    write `step(self, closure=None)`, and need one. The closure repeats the step's evaluation at the current weights: all
-    micro-batches on all ranks, with the same random numbers. It sets the gradients and returns the loss.
-
-    >>> from functools import partial
-    >>> with_closure(partial(torch.optim.SGD, lr=0.1))([{"params": [nn.Parameter(torch.ones(1))]}]).defaults["lr"]
-    0.1
-    """
-    return WithClosure(build)
-
-
-def takes_closure(optimizer: Optimizer) -> bool:
-    """Return whether `optimizer.step` needs a closure: for LBFGS, and if an argument called `closure` has no default.
-
-    >>> weight = nn.Parameter(torch.ones(1))
-    >>> takes_closure(torch.optim.LBFGS([weight])), takes_closure(torch.optim.SGD([weight]))
-    (True, False)
-    """
-    name, _self, *arguments = type(optimizer).__name__, *inspect.signature(type(optimizer).step).parameters.values()
-    of_caller = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    required = [each.name for each in arguments if each.default is each.empty and each.kind not in of_caller]
-    if others := [each for each in required if "closure" not in each]:
-        raise ConfigError(
-            f"optimizer: {name}.step needs the argument {others[0]}, but a run calls step() or step(closure)\n"
-            f"  write a subclass whose step(self, closure=None) supplies {others[0]}"
-        )
-    return bool(required) or isinstance(optimizer, LBFGS)
+# evaluates a training step again: returns its mean loss, and the factor that its gradients still need
+Evaluate = Callable[[Any], tuple[Tensor, Tensor | float]]
 
 
 @dataclass
@@ -73,7 +31,7 @@ class ClosureStep:
 
     name: str
     copied_bytes: int
-    evaluate: Callable[[Any], Evaluated]
+    evaluate: Evaluate
     trained: Any = None
     bad_before: Tensor = field(default_factory=lambda: torch.zeros(()))  # consecutive bad steps before this one
 
@@ -96,13 +54,20 @@ class ClosureStep:
             self.trained.bad_in_a_row.copy_(self.bad_before + 1)
 
 
+def refuse_clip(name: str, clip: Clip) -> None:
+    """Raise `ConfigError` for a clip that needs one norm per step."""
+    if clip[0] == "auto":
+        why, instead = "a quantile of past norms needs one norm per step", "try: --clip 'norm 1.0'"
+        raise refused(name, f"clip = 'auto {clip[1]:g}'", why, instead)
+
+
 def refuse_closures(trained: Iterable[Any], *, scaled: bool, compiled: bool) -> None:
     """Raise `ConfigError` for an optimizer with a closure in a run with a loss scale or with compiled models."""
-    name = next((each.skip.name for each in trained if isinstance(each.skip, ClosureStep)), None)
-    if name is not None and scaled:
+    name = next(each.skip.name for each in trained if each.takes_closure)
+    if scaled:
         why = "its loss scale is decided once per step, and would not fit the step's other evaluations"
         raise refused(name, "precision = fp16", why, "try: --precision bf16 or fp32")
-    if name is not None and compiled:
+    if compiled:
         why = "surefoot does not know that compiled passes repeat their bits outside of the step's own evaluation"
         raise refused(name, "compile = True", why, "leave --compile out")
 

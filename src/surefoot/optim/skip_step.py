@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from surefoot.errors import ConfigError
 from surefoot.optim.adamw_fused import straight_to_kernel
-from surefoot.optim.closure_step import ClosureStep
 from surefoot.optim.in_place import Restoring, explain_missing_closure, fused_sgd_writes, read_on_cpu
 from surefoot.optim.kinds.kind import kind_of, shapes_of, state_bytes
 
@@ -126,6 +125,8 @@ def update_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
     kind = kind_of(optimizer)
     if kind is not None and kind.update_bytes is not None:
         return kind.update_bytes([shape for shape, _ in shapes_of(optimizer, 1)], shards)
+    from surefoot.optim.closure_step import ClosureStep  # which few runs need
+
     if isinstance(skip, ClosureStep):
         return skip.copied_bytes + (state_bytes(optimizer) or 0)
     if not isinstance(skip, Restoring):

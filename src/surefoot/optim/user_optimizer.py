@@ -1,23 +1,75 @@
 """Optimizers of the user: built by a class or function from parameter groups, or built already."""
 
+import inspect
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from surefoot.distributed.shards import holders
 from surefoot.errors import ConfigError, first_line, line_of_user
+from surefoot.optim.kinds.kind import Built, inner_optimizers, kind_of
 from surefoot.optim.param_groups import Group
 
-Built = Callable[[list[dict[str, Any]]], Optimizer]
+
+@dataclass(frozen=True)
+class WithClosure:
+    """A function that builds an optimizer whose `step` gets a closure; see `with_closure`."""
+
+    build: Built
+
+    def __call__(self, groups: list[dict[str, Any]]) -> Optimizer:
+        return self.build(groups)
 
 
-def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """Return the optimizers that an optimizer has as attributes, such as SAM's `base_optimizer`."""
-    inner = {name: each for name, each in vars(optimizer).items() if isinstance(each, Optimizer)}
-    return inner | {f"{name}.{deep}": each for name in inner for deep, each in inner_optimizers(inner[name]).items()}
+def with_closure(build: Built) -> WithClosure:
+    """Declare that the optimizer that `build` returns evaluates the loss in its `step(closure)`.
+
+    LBFGS needs no declaration, and neither does a `step` whose argument `closure` has no default. Many implementations of SAM
+    write `step(self, closure=None)`, and need one. The closure repeats the step's evaluation at the current weights: all
+    micro-batches on all ranks, with the same random numbers. It sets the gradients and returns the loss.
+
+    >>> from functools import partial
+    >>> with_closure(partial(torch.optim.SGD, lr=0.1))([{"params": [nn.Parameter(torch.ones(1))]}]).defaults["lr"]
+    0.1
+    """
+    return WithClosure(build)
+
+
+def takes_closure(optimizer: Optimizer) -> bool:
+    """Return whether `optimizer.step` needs a closure: for LBFGS, and if an argument called `closure` has no default.
+
+    >>> weight = nn.Parameter(torch.ones(1))
+    >>> takes_closure(torch.optim.LBFGS([weight])), takes_closure(torch.optim.SGD([weight]))
+    (True, False)
+    """
+    name, _self, *arguments = type(optimizer).__name__, *inspect.signature(type(optimizer).step).parameters.values()
+    of_caller = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    required = [each.name for each in arguments if each.default is each.empty and each.kind not in of_caller]
+    if others := [each for each in required if "closure" not in each]:
+        raise ConfigError(
+            f"optimizer: {name}.step needs the argument {others[0]}, but a run calls step() or step(closure)\n"
+            f"  write a subclass whose step(self, closure=None) supplies {others[0]}"
+        )
+    return bool(required) or isinstance(optimizer, LBFGS)
+
+
+def build_user_optimizer(
+    source: Built | Optimizer, groups: Sequence[Group], *, is_rebuilt: bool
+) -> tuple[Optimizer, bool]:
+    """Return the optimizer that the user built, or that a class or function builds, and whether its step gets a closure."""
+    optimizer = (
+        take_instance(source, groups, is_rebuilt=is_rebuilt)
+        if isinstance(source, Optimizer)
+        else from_factory(source, groups)
+    )
+    refuse_other_groups(optimizer)
+    if kind_of(optimizer) is None:
+        MemoryKeeper(optimizer)
+    return optimizer, isinstance(source, WithClosure) or takes_closure(optimizer)
 
 
 class MemoryKeeper:
@@ -57,7 +109,7 @@ def take_instance(optimizer: Optimizer, groups: Sequence[Group], *, is_rebuilt: 
             "  it must have the parameters of the nn.Module that is passed as model=; a function as model= builds another one\n"
             f"{instead}" + ", or freeze what it leaves out by requires_grad_(False)" * bool(missing)
         )
-    wrong = [each for each in own for held in optimizer.state.get(each, {}).values() if _is_elsewhere(held, each)]
+    wrong = [each for each in own for entry in optimizer.state.get(each, {}).values() if _is_elsewhere(entry, each)]
     if wrong:
         raise ConfigError(
             f"optimizer: the {name} that is already built has its state on another device than {wrong[0].device}\n"

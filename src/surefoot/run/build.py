@@ -18,7 +18,6 @@ from surefoot.distributed.ddp import spread
 from surefoot.distributed.world import World, joined
 from surefoot.errors import CheckpointError, in_user_syntax
 from surefoot.optim.build import base_groups, optimizer_identity, refuse_without_momentum
-from surefoot.optim.closure_step import refuse_closures
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import Models, Plan, RunComponents
@@ -60,8 +59,11 @@ def build(settings: RunSettings) -> RunComponents:
     state = assembly.built_state(
         models.by_name, models.decisions, clip=clipping(settings.clip), ema=settings.ema, world=world
     )
-    scaled, compiled_models = models.precision.loss_scale is not None, models.compiling.on
-    refuse_closures(state.optimizers.values(), scaled=scaled, compiled=compiled_models)
+    if any(trained.takes_closure for trained in state.optimizers.values()):
+        from surefoot.optim.closure_step import refuse_closures
+
+        scaled, is_compiled = models.precision.loss_scale is not None, models.compiling.on
+        refuse_closures(state.optimizers.values(), scaled=scaled, compiled=is_compiled)
     plan = replace(plan, schedule=bound(plan.schedule, base_groups(state.optimizers.values())))
     if console is not None:
         for line in [*models.notes, *assembly.notes(state.optimizers, settings.schedule or constant())]:

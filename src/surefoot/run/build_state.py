@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -17,7 +17,6 @@ from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, first_line
 from surefoot.optim.build import RunOptimizer, Source, TrainingPlan, clipped_parameters, run_optimizer
 from surefoot.optim.clipping import Clip, clear
-from surefoot.optim.closure_step import Evaluated
 from surefoot.optim.ema import Ema, EmaModel, ModelCopy, copy_model
 from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
 from surefoot.optim.lr_multipliers import factors_of, freeze
@@ -218,7 +217,7 @@ def built_state(
     return state
 
 
-def evaluated_again(step: Step) -> Evaluated:
+def evaluated_again(step: Step) -> tuple[Tensor, Tensor | float]:
     """Repeat the evaluation of a step at the current weights, with its samples and seeds, without a record of it."""
     again = Step(step.index, step.micro_batches, step._task, step.state)
     assert step._pending is not None  # in its update

@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 from surefoot.config import speed_table
 from surefoot.config.speed_table import COMPILE, Choice, Facts, look_up
 from surefoot.data.buckets import Buckets
-from surefoot.optim.closure_step import ClosureStep
 from surefoot.train.precision import Precision, instruction_set, precision
 
 if TYPE_CHECKING:  # at run time these modules import clocks
@@ -103,7 +102,7 @@ def _compile_choice(parts: "Components") -> tuple[bool, bool, str]:
     on = COMPILE.get(parts.device.type)
     if parts.task.loss is None:
         return False, True, "the training step is custom"
-    if any(isinstance(trained.skip, ClosureStep) for trained in parts.state.optimizers.values()):
+    if any(trained.takes_closure for trained in parts.state.optimizers.values()):
         return False, True, "the optimizer evaluates a closure"
     if isinstance(parts.pipeline.plan, Buckets):
         return False, True, "batches by tokens change shape in almost every step"
