@@ -33,9 +33,9 @@ TOP = {
 MAX = {
     "lines": 51_100,  # of .py, .pyi, .html and .css
     "files": 334,  # of .py
-    "statements": 27_830,  # without docstrings and texts below attributes
+    "statements": 27_845,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 20_090,
+    "lines that `import surefoot.run.run` loads": 20_110,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid

@@ -218,7 +218,7 @@ def built_state(
 
 
 def evaluated_again(step: Step) -> tuple[Tensor, Tensor | float]:
-    """Repeat the evaluation of a step at the current weights, with its samples and seeds, without a record of it."""
+    """Repeat the evaluation of a step at the current weights, with its samples and seeds, and record nothing."""
     again = Step(step.index, step.micro_batches, step._task, step.state)
     assert step._pending is not None  # in its update
     mean = forward_backward(again, step._pending[2])
