@@ -31,11 +31,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 52_230,  # of .py, .pyi, .html and .css
-    "files": 341,  # of .py
-    "statements": 28_600,  # without docstrings and texts below attributes
+    "lines": 53_219,  # of .py, .pyi, .html and .css
+    "files": 346,  # of .py
+    "statements": 29_154,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 20_095,
+    "lines that `import surefoot.run.run` loads": 20_433,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid

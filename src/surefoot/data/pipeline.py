@@ -11,6 +11,7 @@ import numpy as np
 from surefoot.config.batch_size import Batching, batching, one_each
 from surefoot.data.buckets import Buckets, Lengthy
 from surefoot.data.dataset_checks import is_stream
+from surefoot.data.fingerprints import all_within
 from surefoot.data.loader import Feed, MicroBatch, in_order
 from surefoot.data.mixture import Mixture
 from surefoot.data.order import Cut, MicroBatches, MixtureOrder, Order, Plan
@@ -168,6 +169,10 @@ class DataPipeline:
             rank=self.world.rank if max_batches is None else 0,
             ranks=self.world.size if max_batches is None else 1,
         )
+
+    def code(self) -> list[Any]:
+        """Return the objects whose source text says how samples are read."""
+        return [*all_within(self.checked), *([] if self.tape is None else self.tape.stream.code())]
 
     def close(self) -> None:
         """Stop reading a stream. Recorded rows can still be read."""

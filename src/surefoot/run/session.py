@@ -119,15 +119,11 @@ class Session:
         finally:
             self.release()
             self.heartbeat.closed()
-            if (
-                not self.is_over
-                and self.parts.settings.report
-                and self.parts.directory is not None
-                and self.parts.world.is_main
-            ):
+            directory, is_main = self.parts.directory, self.parts.world.is_main
+            if not self.is_over and self.parts.settings.report and directory is not None and is_main:
                 from surefoot.run.live_findings import write_page  # last, after all other files
 
-                write_page(self.parts.directory.path, warn=self.parts.say)
+                write_page(directory.path, warn=self.parts.say)
         if self.stop_requests.ended_by is not None and (problem is None or of_compiler(problem)):
             if self.stop_requests.ended_by == signal.SIGINT and _is_interactive():
                 raise KeyboardInterrupt from problem  # SystemExit would end the interpreter
@@ -220,6 +216,8 @@ class Session:
                     stop=self.stop_requests.stop_requested if self.periodic.alone else lambda: False
                 )
             self.run_state.clock.enter("data_wait")
+        elif not self.state.step and parts.settings.check_state:
+            self.evaluations.check_metrics()
         self.feed.start(self.state.step, stop=parts.length.steps)
         self.periodic.started()
         self.run_state.clock.start()
