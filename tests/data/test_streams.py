@@ -1,4 +1,4 @@
-"""Streams on a tape: exact from the tape on, however the run is killed, and whatever the source does. About 20 s of CPU."""
+"""Streams on a tape: exact from the tape on, however the run is killed, and whatever the source does. About 15 s of CPU, without the slow ones."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_every_kind_of_source_is_training_data(source: Any) -> None:
     assert losses == train(build(None, stream={"decode_fn": lambda each: (each["x"], each["y"])}, length="4 steps"))
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_the_number_of_workers_changes_nothing(workers: int, uninterrupted: list[Any], tmp_path: Path) -> None:
     assert train(build(tmp_path / "run", workers=workers)) == uninterrupted
 
@@ -239,9 +239,9 @@ def session(ranks: Ranks) -> Callable[..., int]:
 @pytest.mark.parametrize(
     "kill",
     [
-        {"torn_append": 1},
+        pytest.param({"torn_append": 1}, marks=pytest.mark.slow),
         {"torn_append": 30, "workers": 2},
-        {"source_kills_at": 100},
+        pytest.param({"source_kills_at": 100}, marks=pytest.mark.slow),
         *(pytest.param({"torn_append": at}, marks=pytest.mark.slow) for at in (2, 3, 8, 12, 33, 47, 68)),
         *(pytest.param({"operation": at}, marks=pytest.mark.slow) for at in (1, 5, 9, 14, 22, 35, 50, 70, 90, 150)),
         *(pytest.param({"pass": at, "workers": 2}, marks=pytest.mark.slow) for at in (1, 9, 33)),
@@ -369,6 +369,7 @@ def failing_on_rank(run_dir: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_an_error_of_the_source_reaches_every_rank(ranks: Ranks, tmp_path: Path) -> None:
     outcomes = ranks.outcomes(ranks.start(2, failing_on_rank, run_dir=str(tmp_path / "run")))
     assert "row 40 of the stream cannot be read: OSError: the server is gone" in str(outcomes[0].result)
@@ -574,6 +575,7 @@ def test_old_rows_are_dropped_and_what_needs_them_says_so(tmp_path: Path) -> Non
     assert verdict.outcomes
 
 
+@pytest.mark.slow
 def test_a_full_tape_asks_for_a_checkpoint(tmp_path: Path) -> None:
     train(build(tmp_path / "run", heavy, **(HEAVY | {"save_every": "1000 steps"})))
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) > 3
@@ -584,6 +586,7 @@ def test_a_stream_that_ends_behind_dropped_rows_is_an_error(tmp_path: Path) -> N
         train(build(tmp_path / "run", lambda: itertools.islice(heavy(), 300), **HEAVY))
 
 
+@pytest.mark.slow
 def test_epochs_that_do_not_fit_on_the_tape_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"the tape is full after \d+ rows"):
         train(build(tmp_path / "run", heavy, **(HEAVY | {"stream": {"tape_size": "1 MB", "samples": 240}})))
@@ -601,6 +604,7 @@ def test_the_reader_is_only_some_steps_ahead(tmp_path: Path) -> None:
         assert tape.shards.look() < (6 + 16) * 8 + 2 * (1 << 18) // 8_000
 
 
+@pytest.mark.slow
 def test_a_disk_that_fails_is_an_error_and_the_run_goes_on(uninterrupted: list[Any], tmp_path: Path) -> None:
     class Full(stream_runs.TornAppend):
         def append(self, handle: int, data: memoryview) -> None:
@@ -736,6 +740,7 @@ def test_rows_of_a_split_in_the_first_rows_of_the_stream_are_found(tmp_path: Pat
 # --- other libraries -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_streaming_data_sets_of_hugging_face(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     datasets = pytest.importorskip("datasets")
     texts = {"x": [row(number)["x"].tolist() for number in range(200)], "y": [number % 3 for number in range(200)]}
@@ -753,6 +758,7 @@ def test_streaming_data_sets_of_hugging_face(tmp_path: Path, capsys: pytest.Capt
     assert Read(broken / "tape").entry_before(160) == Read(tmp_path / "a" / "tape").entry_before(160)
 
 
+@pytest.mark.slow
 def test_webdataset(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     with webdataset.TarWriter(str(tmp_path / "rows-0.tar")) as tar:
