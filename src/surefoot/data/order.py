@@ -28,8 +28,25 @@ class MicroBatches(Protocol):
     samples: int
     pieces: int
 
+    @property
+    def steps(self) -> int | None:
+        """The steps of an epoch, if every epoch begins with a step. None: every step is full, and may span two epochs."""
+
     def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
         """Return (sample ids, epochs) for each micro-batch of a step, with one entry per sample."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the parameters of the order as JSON values, without the seed."""
+
+
+class Plan(Protocol):
+    """Map from a step to its samples; `samples` is the size of an epoch."""
+
+    samples: int
+    batch_size: int
+
+    def ids(self, step: int) -> tuple[Ids, Ids]:
+        """Return the ids and epochs of the samples of a step."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the parameters of the order as JSON values, without the seed."""
@@ -38,8 +55,8 @@ class MicroBatches(Protocol):
 class Cut:
     """Plan that cuts each step of another plan into micro-batches; the last micro-batch of a step may be smaller."""
 
-    def __init__(self, plan: "Plan", micro_batch_size: int) -> None:
-        self.plan, self.size, self.samples = plan, micro_batch_size, plan.samples
+    def __init__(self, plan: Plan, micro_batch_size: int, *, steps: int | None = None) -> None:
+        self.plan, self.size, self.samples, self.steps = plan, micro_batch_size, plan.samples, steps
         self.pieces = -(-plan.batch_size // micro_batch_size)
 
     def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
@@ -54,7 +71,7 @@ class Cut:
 
 
 def samples_of(plan: MicroBatches, steps: Sequence[int]) -> int:
-    if isinstance(plan, Cut):
+    if isinstance(plan, Cut) and plan.steps is None:
         return plan.plan.batch_size * len(steps)
     return sum(len(ids) for step in steps for ids, _ in plan.micro_batches(step))
 
@@ -62,15 +79,17 @@ def samples_of(plan: MicroBatches, steps: Sequence[int]) -> int:
 class Order:
     """Order with one permutation of all samples per epoch; every step is full and may span two epochs.
 
+    If `num_samples` is given, an epoch has the first samples of a permutation, or of several permutations.
+
     >>> order = Order(0, samples=5, batch_size=5)
     >>> sorted(order.ids(7)[0].tolist()), order.ids(7)[1].tolist()
     ([0, 1, 2, 3, 4], [7, 7, 7, 7, 7])
     """
 
-    def __init__(self, seed: int, *, samples: int, batch_size: int) -> None:
-        self.samples, self.batch_size = samples, batch_size
+    def __init__(self, seed: int, *, samples: int, batch_size: int, num_samples: int | None = None) -> None:
+        self.size, self.samples, self.batch_size = samples, num_samples or samples, batch_size
         self.key = stream_key(seed, "order")
-        self.blocks = _Blocks(self._at, batch_size)
+        self.blocks = Blocks(self._at, batch_size)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
         return self.blocks.step(step)
@@ -80,7 +99,10 @@ class Order:
 
     def _at(self, positions: Ids) -> tuple[Ids, Ids]:
         epochs, offsets = np.divmod(positions, self.samples)
-        return _by_epoch(self.key, self.samples, epochs, offsets), epochs
+        if self.samples != self.size:
+            passes, offsets = np.divmod(offsets, self.size)
+            epochs = epochs * -(-self.samples // self.size) + passes
+        return _by_epoch(self.key, self.size, epochs, offsets), epochs
 
 
 class MixtureOrder:
@@ -97,7 +119,7 @@ class MixtureOrder:
         self.quotas = np.array(quotas(weights))
         self.source_of_slot = np.repeat(np.arange(len(self.quotas)), self.quotas)
         self.first_slots, self.offsets = np.cumsum(self.quotas) - self.quotas, np.cumsum(self.sizes) - self.sizes
-        self.blocks = _Blocks(self._at, batch_size)
+        self.blocks = Blocks(self._at, batch_size)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
         return self.blocks.step(step)
@@ -140,9 +162,6 @@ class InOrder:
 
     def to_dict(self) -> dict[str, Any]:
         return {"order": "in order", "samples": self.samples}
-
-
-Plan = Order | MixtureOrder | InOrder  # maps a step to its samples; `samples` is the size of an epoch
 
 
 def permutation(key: int, size: int, positions: Ids) -> Ids:
@@ -189,7 +208,9 @@ def folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.ui
     return mixed ^ (mixed >> np.uint64(31))
 
 
-class _Blocks:
+class Blocks:
+    """The ids of consecutive steps, computed for many steps at once by `at(positions)`."""
+
     def __init__(self, at: Callable[[Ids], tuple[Ids, Ids]], batch_size: int) -> None:
         self.at, self.batch_size = at, batch_size
         self.first, self.ids, self.epochs = 0, np.empty(0, np.int64), np.empty(0, np.int64)

@@ -37,6 +37,8 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     world, how = parts.world, parts.parallel.kind
     if world.size > 1:
         cut += f", {sizes.pieces // world.size} on each of {world.size} ranks"
+    order = str(plan.to_dict()["order"])
+    in_order = f", {order}" if order in ("sequential", "lanes", "weighted") else ""
     padded = f", {plan.padded_fraction():.0%} of them padding" if isinstance(plan, Buckets) else ""
     start = f"resuming at step {step}{', the only saved one' * (not step)}" if resumed else f"from step {step}"
     if parts.state.lr_factor < 1:
@@ -47,14 +49,15 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     about = {
         "model": _models(parts),
         "data": "".join(f"{line}; " for line in parts.settings.data_summary[:1])
-        + f"{plan.samples:,} samples per epoch; {length.steps:,} steps are {length.epochs:.2f} epochs",
-        "plan": f"{sizes.batch_size:,} {sizes.unit} per step{cut}{padded}; {start}",
+        + f"{plan.samples:,} samples per epoch{in_order}; {length.steps:,} steps are {length.epochs:.2f} epochs",
+        "data from": parts.pipeline.data.about,
+        "plan": f"{'up to ' * parts.pipeline.data.lists_batches}{sizes.batch_size:,} {sizes.unit} per step{cut}{padded}; {start}",
         "update": f"{_optimizers(parts)}; clip {parts.settings.clip}",
         "precision": f"{precision}{', compiled' * parts.compiled}",
         "adds": _added(parts),
         "device": f"{f'{world.size} ranks ({how}) on {device.type}' if world.size > 1 else device}{threads}",
     }
-    lines = [wrapped(f"{label:<{_LABEL}}{text}", indent=_LABEL) for label, text in about.items()]
+    lines = [wrapped(f"{label:<{_LABEL}}{text}", indent=_LABEL) for label, text in about.items() if text]
     run_dir = parts.directory.path if parts.directory else "not set, so nothing is saved"
     lines += [*(wrapped(in_user_syntax(line)) for line in chosen.lines(parts)), f"{'run_dir':<{_LABEL}}{run_dir}"]
     if parts.directory is not None:

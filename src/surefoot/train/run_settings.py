@@ -98,13 +98,12 @@ class RunSettings(TrainSettings):
     """`loss(model, batch)` returns a scalar mean or an `sf.Mean`, alone or in a tuple with `(outputs, targets)` or a dictionary of
     `sf.Mean`. If None, your code runs the steps."""
     train_data: Any = setting(identity=True, by_fingerprint=True)
-    """Training data: a map-style data set, a `TensorDataset`, a tuple of tensors, a `Mixture`, or `sf.data.TrainWindows` of tokens."""
+    """Training data: a map-style data set, a `DataLoader` of one, a `TensorDataset`, a tuple of tensors, a `Mixture`, or
+    `sf.data.TrainWindows` of tokens."""
     early_stopping: EarlyStopping | None = setting(None, check=_rule, identity=True, after="time_limit")
     """Rule that ends the run if a metric stops improving."""
-    collate_fn: Callable[[list[Any]], Any] | None = setting(
-        None, identity=True, by_fingerprint=True, after="micro_batch_size"
-    )
-    """Function that collates a list of samples into a batch, as in `DataLoader`."""
+    collate_fn: Callable[[list[Any]], Any] | None = setting(None, identity=True, by_fingerprint=True, after="order")
+    """Function that collates a list of samples into a batch, as in `DataLoader`. None: torch's `default_collate`, or the DataLoader's."""
     count_fn: Callable[[Any], int] | None = setting(None, identity=True, by_fingerprint=True)
     """Number of targets in a batch, computed on the host. If None, the size of the first dimension is used."""
     count_unit: str = setting("targets", check=_unit, observer=True)
