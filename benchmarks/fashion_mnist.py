@@ -138,7 +138,7 @@ def surefoot(data: sf.data.ImageDatasets, preset: str, asked: dict[str, Any]) ->
         scores |= run.evaluate("test")
     spent_s = run.parts.run_state.clock.state()["total_s"]
     training_s = opening_s + sum(float(spent_s[phase]) for phase in ("starting", "training", "waiting"))
-    epochs = run.state.step * int(config.batch_size or 0) / len(data.train)
+    epochs = run.state.step * int(config.batch_size) / len(data.train)
     return Trained(training_s, epochs, scores["val/accuracy"], scores["test/accuracy"])
 
 

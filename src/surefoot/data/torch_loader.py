@@ -49,11 +49,11 @@ def read_loader(
     """
     workers = _either("workers", workers, loader.num_workers, "num_workers")
     collate_fn = _collate(loader, collate_fn)
+    _check_kind(loader, "train_data")
     # an iterable data set is the training data as if it had been passed itself
     if isinstance(loader.dataset, IterableDataset):
         size = _either("batch_size", batch_size, loader.batch_size, "batch_size")
         return TrainData(loader.dataset, order or "shuffled", size, workers, collate_fn, _untaken(loader)[2:])
-    _check_kind(loader, "train_data")
     known = _known_order(loader)
     if known is None:
         lists = BatchLists(seed, _batches(loader), samples=len(loader.dataset))  # type: ignore[arg-type]

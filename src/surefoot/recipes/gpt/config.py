@@ -68,7 +68,7 @@ class Config(RecipeSettings):
     """A complete configuration to start from. Files and flags override it. Commands start from tiny."""
     run_dir: str | Path | None = default("runs/gpt")
     length: str = default("550 steps")
-    batch_size: int | str | None = default(16)
+    batch_size: int | str = default(16)
     evaluate_every: str = default("25%")
     data: Data = setting(factory=Data, identity=True)
     model: Model = setting(factory=Model, identity=True)

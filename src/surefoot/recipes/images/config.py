@@ -61,7 +61,7 @@ class Config(RecipeSettings):
     """A complete configuration to start from. Files and flags override it."""
     run_dir: str | Path | None = default("runs/images")
     length: str = default("30 epochs")
-    batch_size: int | str | None = default(64)
+    batch_size: int | str = default(64)
     evaluate_every: str = default("25%")
     data: Data = setting(factory=Data, identity=True)
     augmentation: Changes = setting(factory=Changes, identity=True)

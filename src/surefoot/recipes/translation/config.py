@@ -89,7 +89,7 @@ class Config(RecipeSettings):
     """A complete configuration to start from. Files and flags override it."""
     run_dir: str | Path | None = default("runs/translation")
     length: str = default("900 steps")
-    batch_size: int | str | None = default("2048 tokens")
+    batch_size: int | str = default("2048 tokens")
     evaluate_every: str = default("25%")
     ema: float | None = default(0.99)
     data: Data = setting(factory=Data, identity=True)
