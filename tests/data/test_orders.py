@@ -209,7 +209,7 @@ def test_a_sampler_that_draws_from_global_generators_is_addressed_and_changes_by
     steps = [0, 7, 3, 12, 1]
     forwards = read(plan, 15)
     assert [plan.micro_batches(step)[0][0].tolist() for step in steps] == [forwards[step] for step in steps]
-    assert [sorted(sum(forwards[start : start + 5], [])) for start in (0, 5, 10)] == [[*range(23)]] * 3
+    assert [sorted(itertools.chain(*forwards[start : start + 5])) for start in (0, 5, 10)] == [[*range(23)]] * 3
     assert forwards[:5] != forwards[5:10]
     assert read(BatchLists(1, Lists(shuffled), samples=23), 5) != forwards[:5]  # another seed
 
