@@ -13,8 +13,9 @@ import torch
 
 from surefoot.config.batch_size import Batching
 from surefoot.config.order import Weighted
+from surefoot.data.batch_lists import BatchLists
 from surefoot.data.order import Order
-from surefoot.data.orders import BatchLists, Lanes, SequentialOrder, WeightedOrder, plan_order
+from surefoot.data.orders import Lanes, SequentialOrder, WeightedOrder, plan_order
 from surefoot.errors import ConfigError, DataError
 
 WEIGHTS = [0.0, 1.0, 2.0, 0.5, 3.0, 0.0, 1.5]

@@ -9,8 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.errors import ConfigError
-from surefoot.seeding import fold, stream_key
+from surefoot.seeding import stream_key
 
 Ids = NDArray[np.int64]
 
@@ -18,7 +17,6 @@ _ROUNDS = 6
 _ROUNDS_SMALL = 10  # for at most six bits, which mix less per round: all orders become equally likely
 # positions computed per NumPy call: after a jump, and for consecutive steps
 _FIRST_SAMPLES, _BLOCK_SAMPLES = 512, 16384
-_SLOTS = 1000  # samples per block of a mixture; the proportions are exact in each block
 
 
 @runtime_checkable
@@ -103,43 +101,7 @@ class Order:
         if self.samples != self.size:
             passes, offsets = np.divmod(offsets, self.size)
             epochs = epochs * -(-self.samples // self.size) + passes
-        return _by_epoch(self.key, self.size, epochs, offsets), epochs
-
-
-class MixtureOrder:
-    """Order that mixes several sources in fixed proportions; each source has its own order and epochs.
-
-    Every shuffled block of 1,000 samples has the exact quota of each source (largest remainder). A sample id is the offset of the
-    source plus the index within the source. An epoch of the mixture has as many samples as all sources together.
-    """
-
-    def __init__(self, seed: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int) -> None:
-        self.samples, self.batch_size = sum(sizes), batch_size
-        self.key, self.slot_key = stream_key(seed, "order"), stream_key(seed, "mixture")
-        self.sizes, self.weights = list(sizes), list(weights)
-        self.quotas = np.array(quotas(weights))
-        self.source_of_slot = np.repeat(np.arange(len(self.quotas)), self.quotas)
-        self.first_slots, self.offsets = np.cumsum(self.quotas) - self.quotas, np.cumsum(self.sizes) - self.sizes
-        self.blocks = Blocks(self._at, batch_size)
-
-    def ids(self, step: int) -> tuple[Ids, Ids]:
-        return self.blocks.step(step)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"order": "mixture", "sizes": self.sizes, "weights": self.weights}
-
-    def _at(self, positions: Ids) -> tuple[Ids, Ids]:
-        blocks, slots = np.divmod(positions, _SLOTS)
-        shuffled = _by_epoch(self.slot_key, _SLOTS, blocks, slots)
-        sources = self.source_of_slot[shuffled]
-        # index within the source: the quotas of all earlier blocks, plus the index within this block
-        places = blocks * self.quotas[sources] + shuffled - self.first_slots[sources]
-        ids, epochs = np.empty_like(positions), np.empty_like(positions)
-        for source in np.unique(sources):
-            here, size = sources == source, self.sizes[source]
-            epochs[here], offsets = np.divmod(places[here], size)
-            ids[here] = self.offsets[source] + _by_epoch(fold(self.key, int(source)), size, epochs[here], offsets)
-        return ids, epochs
+        return by_epoch(self.key, self.size, epochs, offsets), epochs
 
 
 class InOrder:
@@ -177,25 +139,6 @@ def permutation(key: int, size: int, positions: Ids) -> Ids:
     return _permute(size, positions, _round_keys(np.array([key], dtype=np.uint64), size), np.zeros_like(positions))
 
 
-def quotas(weights: Sequence[float]) -> list[int]:
-    """Divide 1,000 slots among the sources by the largest remainder method; ties go to the earlier source.
-
-    >>> quotas([1, 1, 1])
-    [334, 333, 333]
-    """
-    if not weights or not all(0 < weight < float("inf") for weight in weights):
-        raise ConfigError(f"mixture weights {list(weights)} must all be positive and finite")
-    exact = [weight / sum(weights) * _SLOTS for weight in weights]
-    slots = [int(share) for share in exact]
-    for index in sorted(range(len(exact)), key=lambda index: slots[index] - exact[index])[: _SLOTS - sum(slots)]:
-        slots[index] += 1
-    if 0 in slots:
-        raise ConfigError(
-            f"mixture weights {list(weights)}: the smallest is below 1 sample in {_SLOTS}; raise it or remove its data set"
-        )
-    return slots
-
-
 def folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Apply `seeding.fold` to arrays: fold each part into its key.
 
@@ -226,7 +169,8 @@ class Blocks:
         return self.ids[begin : begin + self.batch_size], self.epochs[begin : begin + self.batch_size]
 
 
-def _by_epoch(key: int, size: int, epochs: Ids, offsets: Ids) -> Ids:
+def by_epoch(key: int, size: int, epochs: Ids, offsets: Ids) -> Ids:
+    """Return the samples at these offsets of the permutations of these epochs."""
     first, last = int(epochs.min()), int(epochs.max())
     own_keys = folded(np.full(last - first + 1, key, np.uint64), np.arange(first, last + 1, dtype=np.uint64))
     return _permute(size, offsets, _round_keys(own_keys, size), epochs - first)

@@ -11,8 +11,8 @@ from surefoot.config.batch_size import Batching, batching, one_each
 from surefoot.data.buckets import Buckets, Lengthy
 from surefoot.data.gathering import sample_count
 from surefoot.data.loader import Feed, MicroBatch, in_order
-from surefoot.data.mixture import Mixture
-from surefoot.data.order import Cut, MicroBatches, MixtureOrder, Order, Plan
+from surefoot.data.mixture import Mixture, MixtureOrder
+from surefoot.data.order import Cut, MicroBatches, Order, Plan
 from surefoot.distributed.strategy import refuse_ranks
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DataError
@@ -34,7 +34,7 @@ class TrainData:
 
     @property
     def lists_batches(self) -> bool:
-        """True if a sampler lists the batches; `batch_size` is then the largest of them."""
+        """True if a sampler lists the batches; `batch_size` is then the largest batch."""
         return isinstance(self.order, MicroBatches)
 
     def size_for(self, micro_batch_size: int | str | None) -> int | str | None:

@@ -1,4 +1,4 @@
-"""What a run takes from a `torch.utils.data.DataLoader`: its data set, order, batch size, collate function and workers."""
+"""The parts of a `torch.utils.data.DataLoader` that a run takes: its data set, order, batch size, collate function and workers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,8 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from surefoot.config.order import Order, Weighted
-from surefoot.data.orders import BatchLists, Shuffled
+from surefoot.data.batch_lists import BatchLists
+from surefoot.data.orders import Shuffled
 from surefoot.data.pipeline import TrainData
 from surefoot.errors import ConfigError
 
@@ -80,7 +81,7 @@ def read_split_loader(
         raise ConfigError(
             f"Split: data is a DataLoader with a {sampler}, which may read a sample twice or not at all\n"
             "  a split evaluates every sample once, so that its metrics do not depend on the order\n"
-            "  pass the data set: sf.Split(loader.dataset, batch_size=...), or a torch.utils.data.Subset of it"
+            "  pass the data set: sf.Split(loader.dataset, batch_size=...), or wrap it in torch.utils.data.Subset"
         )
     own_size = loader.batch_sampler.batch_size  # type: ignore[union-attr]  # of one rank, as in a split
     return {
@@ -161,7 +162,7 @@ def _check_source(source: Any, dataset: Any, kind: str) -> int:
 def _collate(loader: DataLoader[Any], collate_fn: Any, *, name: str = "collate_fn") -> Any:
     own = loader.collate_fn
     if collate_fn is not None and collate_fn is not own:
-        raise _refusal(name, _called(collate_fn), f"has collate_fn = {_called(own)}", shown=str)
+        raise _refusal(name, _called(collate_fn), f"has collate_fn = {_called(own)}", format_fn=str)
     return None if own is default_collate else own
 
 
@@ -171,10 +172,10 @@ def _either(name: str, setting: Any, own: Any, keyword: str) -> Any:
     return own
 
 
-def _refusal(name: str, setting: Any, other: str, *, shown: Any = repr) -> ConfigError:
+def _refusal(name: str, setting: Any, other: str, *, format_fn: Any = repr) -> ConfigError:
     keyword = name.rpartition(" ")[2]
     return ConfigError(
-        f"{name} = {shown(setting)}, but the DataLoader {other}\n"
+        f"{name} = {format_fn(setting)}, but the DataLoader {other}\n"
         "  both would decide the same, and neither is ignored silently\n"
         f"  leave out {keyword}, or pass the data set: loader.dataset"
     )

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from surefoot.checkpoint.changes import change_names
 from surefoot.config.parallel import Strategy, strategy_for
@@ -38,14 +37,14 @@ from surefoot.train.components import printed
 from surefoot.train.loop import State, Task
 from surefoot.train.patience import feedback, watched
 from surefoot.train.precision import precision as chosen_precision
-from surefoot.train.run_settings import RunSettings
+from surefoot.train.run_settings import RunSettings, read_train_data
 from surefoot.train.scorer import Evaluator
 from surefoot.train.state_dict import RunState
 
 
 def build(settings: RunSettings) -> RunComponents:
     """Build the components of a run without writing files. Raises `ConfigError` or `DataError` for invalid settings or data. Collective."""
-    data = train_data(settings)
+    data = read_train_data(settings)
     check_settings(settings, schedule=settings.schedule, batch_size=data.size_for(settings.micro_batch_size))
     world, parallel = join_world(settings)
     plan = plan_data(settings, data, world)
@@ -69,17 +68,6 @@ def build(settings: RunSettings) -> RunComponents:
         for line in [*models.notes, *assembly.notes(state.optimizers, settings.schedule or constant())]:
             console.say(in_user_syntax(f"note: {line}"))
     return assemble(settings, plan, models, state, console, log)
-
-
-def train_data(settings: RunSettings) -> data_pipeline.TrainData:
-    """Return the training data as the settings describe them, or as a `DataLoader` does."""
-    if isinstance(settings.train_data, DataLoader):
-        from surefoot.data.torch_loader import read_loader
-
-        names = ("seed", "batch_size", "order", "workers", "collate_fn")
-        return read_loader(settings.train_data, **{name: getattr(settings, name) for name in names})
-    order, workers = settings.order or "shuffled", settings.workers or 0
-    return data_pipeline.TrainData(settings.train_data, order, settings.batch_size, workers, settings.collate_fn)
 
 
 def join_world(settings: RunSettings) -> tuple[World, Strategy]:

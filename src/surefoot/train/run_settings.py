@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.utils.data import DataLoader
 
 from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.config.parallel import Kind, Strategy
 from surefoot.config.setting import ordered, setting
 from surefoot.config.train_settings import TrainSettings
+from surefoot.data.pipeline import TrainData
 from surefoot.errors import ConfigError
 from surefoot.optim.build import Built
 from surefoot.optim.optimizers import OptimizerSpec
@@ -150,3 +152,14 @@ class RunSettings(TrainSettings):
     """Parts ("loss", "model", "collate", "data", "optimizer") that may compute differently from this session on."""
     disk: Disk = setting(DISK, per_rank=True)
     """Object that writes checkpoints; tests pass one that fails."""
+
+
+def read_train_data(settings: RunSettings) -> TrainData:
+    """Return the training data as the settings describe them, or as a `DataLoader` does."""
+    if isinstance(settings.train_data, DataLoader):
+        from surefoot.data.torch_loader import read_loader
+
+        names = ("seed", "batch_size", "order", "workers", "collate_fn")
+        return read_loader(settings.train_data, **{name: getattr(settings, name) for name in names})
+    order, workers = settings.order or "shuffled", settings.workers or 0
+    return TrainData(settings.train_data, order, settings.batch_size, workers, settings.collate_fn)
