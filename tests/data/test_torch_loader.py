@@ -147,6 +147,17 @@ def test_rows_of_tensors_are_gathered_and_not_read_one_by_one() -> None:
     assert torch.equal(weights(run), weights(build((X, Y), batch_size=8)))
 
 
+def test_rows_of_tensors_are_gathered_in_a_split_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = scored(sf.Split((X, Y), metrics=confident))
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("read one by one")
+
+    split = sf.Split(loader(TensorDataset(X, Y)), metrics=confident)
+    monkeypatch.setattr(TensorDataset, "__getitem__", refuse)
+    assert scored(split) == expected
+
+
 def test_every_sampler_is_an_addressed_order() -> None:
     shuffled = ids(build(Rows(), batch_size=8))
     assert ids(build(loader())) == ids(build(Rows(), batch_size=8, order="sequential"))
@@ -235,7 +246,9 @@ def test_plan_names_the_order_and_what_is_not_taken() -> None:
 
     text = "\n".join(map(str, sections(build(loader(shuffle=True, drop_last=True)).parts)))
     assert "surefoot's permutation of each epoch, not that of its RandomSampler; not taken: drop_last" in text
-    assert "(lanes)" in "\n".join(map(str, sections(build(Rows(), batch_size=8, order="lanes").parts)))
+    assert "6.00 steps, lanes; 12 steps" in "\n".join(
+        map(str, sections(build(Rows(), batch_size=8, order="lanes").parts))
+    )
 
 
 UNTAKEN = "\n  both would decide the same, and neither is ignored silently\n  leave out {}, or pass the data set: loader.dataset"

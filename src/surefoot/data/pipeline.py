@@ -142,6 +142,12 @@ class DataPipeline:
     def collate(self) -> Callable[[list[Any]], Any] | None:
         return self.data.collate
 
+    @property
+    def order_text(self) -> str:
+        """The name of an order that replaces the permutations, after a comma; "" if nothing replaces them."""
+        order = str(self.plan.to_dict()["order"])
+        return f", {order}" if order in ("sequential", "lanes", "weighted") else ""
+
     def plan_with(self, sizes: Batching) -> MicroBatches:
         """Return the plan of the same data and order with other sizes."""
         samples = sample_count(self.dataset)

@@ -117,7 +117,7 @@ def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list
         f"{sizes.batch_size:,} {unit} per step = {counted(ranks, 'rank')}"
         f" x {each} micro-batch{'es' * (each > 1)} x {size:,}",
         *([f"{plan.padded_fraction():.1%} of the tokens are padding"] if isinstance(plan, Buckets) else []),
-        f"{plan.samples:,} samples per epoch = {per_epoch:,.2f} steps ({plan.to_dict()['order']}); "
+        f"{plan.samples:,} samples per epoch = {per_epoch:,.2f} steps{parts.pipeline.order_text}; "
         f"{length.steps:,} steps = {length.epochs:,.2f} epochs",
         *([together] if parts.settings.sync_batch_norm else []),
         *(

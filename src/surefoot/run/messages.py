@@ -37,8 +37,6 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     world, how = parts.world, parts.parallel.kind
     if world.size > 1:
         cut += f", {sizes.pieces // world.size} on each of {world.size} ranks"
-    order = str(plan.to_dict()["order"])
-    in_order = f", {order}" if order in ("sequential", "lanes", "weighted") else ""
     padded = f", {plan.padded_fraction():.0%} of them padding" if isinstance(plan, Buckets) else ""
     start = f"resuming at step {step}{', the only saved one' * (not step)}" if resumed else f"from step {step}"
     if parts.state.lr_factor < 1:
@@ -49,7 +47,7 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     about = {
         "model": _models(parts),
         "data": "".join(f"{line}; " for line in parts.settings.data_summary[:1])
-        + f"{plan.samples:,} samples per epoch{in_order}; {length.steps:,} steps are {length.epochs:.2f} epochs",
+        + f"{plan.samples:,} samples per epoch{parts.pipeline.order_text}; {length.steps:,} steps are {length.epochs:.2f} epochs",
         "data from": parts.pipeline.data.about,
         "plan": f"{'up to ' * parts.pipeline.data.lists_batches}{sizes.batch_size:,} {sizes.unit} per step{cut}{padded}; {start}",
         "update": f"{_optimizers(parts)}; clip {parts.settings.clip}",
