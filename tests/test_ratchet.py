@@ -31,11 +31,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 51_330,  # of .py, .pyi, .html and .css
-    "files": 336,  # of .py
-    "statements": 27_950,  # without docstrings and texts below attributes
+    "lines": 51_815,  # of .py, .pyi, .html and .css
+    "files": 338,  # of .py
+    "statements": 28_215,  # without docstrings and texts below attributes
     "files above 260 lines": 6,
-    "lines that `import surefoot.run.run` loads": 20_220,
+    "lines that `import surefoot.run.run` loads": 20_340,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid
