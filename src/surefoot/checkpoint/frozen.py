@@ -2,8 +2,8 @@
 
 Bits are compared by fingerprints, which are computed where the tensors are, and kept in memory. A fingerprint is the list of
 sums over i of odd[i] * number[i] mod 2^64, over chunks of a tensor's bytes as 32-bit integers, with fixed random odd factors:
-multilinear hashing, as in https://arxiv.org/abs/1202.4961. Each change of a single number changes the fingerprint. Any other
-change is missed with probability 2^-32 at most. Version counters of torch are no alternative: `parameter.data.mul_(2)` leaves
+multilinear hashing, https://arxiv.org/abs/1202.4961. Each change of a single number changes the fingerprint. Any other
+change is missed with probability 2^-32 at most. Version counters of torch do not suffice: `parameter.data.mul_(2)` leaves
 them unchanged. Imported if a run has frozen parameters.
 """
 

@@ -73,12 +73,12 @@ def _find_base(source: Source, base: Base) -> Source:
     for directory in [parent / each for parent in beside for each in (name, f".replaced-{name}")]:
         if source.disk.is_directory(directory):
             try:
-                found = Source(directory, source.disk, of=source.directory)
+                candidate = Source(directory, source.disk, of=source.directory)
             except DamageError as error:
                 why = f"is damaged: {error.damage.problem.partition('/')[2]}"
             else:
-                if found.manifest.sha256 == base.sha256:
-                    return found
+                if candidate.manifest.sha256 == base.sha256:
+                    return candidate
                 why = "is another checkpoint than at the save"
     raise DamageError(
         source.directory,
