@@ -80,7 +80,13 @@ def main(out: Path) -> None:
     file = out / "run" / "environment.json"  # without what is about the machine alone
     sessions = json.loads(file.read_text())["sessions"]
     for session in sessions:
-        session |= {"directory": "/home/user", "platform": "Linux", "processors": 2, "memory_bytes": 8 << 30, "git_commit": None}
+        session |= {
+            "directory": "/home/user",
+            "platform": "Linux",
+            "processors": 2,
+            "memory_bytes": 8 << 30,
+            "git_commit": None,
+        }
     file.write_text(json.dumps({"sessions": sessions}, indent=1) + "\n")
 
 

@@ -107,9 +107,9 @@ class FrozenTensors:
 
     def _sums(self, tensor: Tensor) -> Tensor:
         flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-        # a view as wider integers needs their alignment
-        numbers = flat.view(torch.int32) if len(flat) % 4 == 0 and flat.storage_offset() % 4 == 0 else flat
-        odd = self._odd_factors(numbers.device)
+        flat = flat if flat.storage_offset() % 4 == 0 else flat.clone()
+        numbers = flat.view(torch.int32) if len(flat) % 4 == 0 else flat
+        odd = self._odd_factors(numbers.device)[: len(numbers)]
         products = torch.empty_like(odd)
         chunks = torch.split(numbers, len(odd))
         return torch.stack([torch.mul(each, odd[: len(each)], out=products[: len(each)]).sum() for each in chunks])

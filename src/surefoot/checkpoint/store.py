@@ -203,7 +203,7 @@ class Store:
                 continue
             try:
                 self.guard()
-                if any(step in self._bases.get(later, ()) for later in old):
+                if any(step in self._bases_of(later) for later in old):
                     self.disk.flush_directory(self.directory)
                 self.disk.rename(self.path(step), self.directory / f".deleted-{self.path(step).name}")
                 self.intact.discard(step)
