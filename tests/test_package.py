@@ -1,6 +1,7 @@
 """What is released: versions agree, the files are complete, `make release` refuses, and README's commands work from the wheel.
 
-`make release` runs this file with DIST, the directory of the files that will be published, and RELEASE, which permits no skip.
+`make release` runs this file with SUREFOOT_DIST, the directory of the files that will be published, and SUREFOOT_RELEASE, which
+permits no skip.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from zipfile import ZipFile
 
 import pytest
 
+import real_slurm
 import surefoot as sf
 
 ROOT = Path(__file__).parents[1]
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
-IS_RELEASE = "RELEASE" in os.environ
+IS_RELEASE = "SUREFOOT_RELEASE" in os.environ
 README = (ROOT / "README.md").read_text()
 
 # --- changelog, citation and version ----------------------------------------------------------------------------------
@@ -146,8 +148,8 @@ def test_what_fails_leaves_no_tag(fails: str, clone: Clone) -> None:
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the source archive and the wheel that is built from it."""
-    if "DIST" in os.environ:
-        return Path(os.environ["DIST"])
+    if "SUREFOOT_DIST" in os.environ:
+        return Path(os.environ["SUREFOOT_DIST"])
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
@@ -219,9 +221,9 @@ class Installed(NamedTuple):
         """Run a script of the environment in the folder; return all that it prints."""
         ours = (
             "PYTHONPATH",
-            "PYTHONDONTWRITEBYTECODE",
+            "PYTHONDONTWRITEBYTECODE",  # with bytecode, only the first start compiles torch
             "VIRTUAL_ENV",
-        )  # with bytecode, only the first start compiles torch
+        )
         environment = {name: value for name, value in os.environ.items() if name not in ours}
         process = subprocess.run(
             [self.scripts / command[0], *command[1:]],
@@ -246,15 +248,49 @@ def installed(dist: Path) -> Iterator[Installed]:
         for what in ("torch", f"{wheel_in(dist)}[text,images]"):
             command = [*pip, "--constraint", str(ROOT / "constraints.txt"), what]
             process = subprocess.run(command, text=True, capture_output=True, check=False, env=without_paths())
-            if what == "torch" and process.returncode and not IS_RELEASE:
-                pytest.skip(f"no package index with torch is reachable: {process.stderr.strip().splitlines()[-1]}")
+            if process.returncode and not IS_RELEASE and (reason := unreachable(process.stderr)):
+                pytest.skip(f"no package index is reachable: {reason}")
             assert process.returncode == 0, process.stderr
         Path(path, "folder").mkdir()
         yield Installed(scripts, Path(path, "folder"))
 
 
+# pip retries, and then says that it finds no version: only the warnings of its attempts tell an index that is not reachable
+NETWORK = re.compile(
+    r"NewConnectionError|NameResolutionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|Connection(?:Error|Reset|Refused)"
+    r"|Max retries exceeded|Network is unreachable|Temporary failure in name resolution|Remote end closed connection"
+)
+
+
+def unreachable(output: str) -> str | None:
+    """The line by which pip says that it did not reach an index, or None if it failed for another reason."""
+    return next((line.strip() for line in output.splitlines() if NETWORK.search(line)), None)
+
+
 def without_paths() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def test_only_an_index_that_is_not_reached_is_a_reason_to_skip(tmp_path: Path) -> None:
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--isolated",
+        "--disable-pip-version-check",
+        "download",
+        "--retries=1",
+        "--no-deps",
+    ]
+    closed = real_slurm.free_ports(1)[0]
+    for options, name, is_skipped in (
+        ([f"--index-url=http://127.0.0.1:{closed}/simple"], "no-such-package", True),
+        (["--no-index", f"--find-links={tmp_path}"], "no-such-package", False),
+        (["--no-index"], "surefoot[", False),
+    ):
+        process = subprocess.run([*pip, *options, name], cwd=tmp_path, text=True, capture_output=True, check=False)
+        assert process.returncode != 0
+        assert (unreachable(process.stderr) is not None) == is_skipped, process.stderr
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from surefoot.config.paths import make_no_follow, open_no_follow
-from surefoot.tracking.format import duration, in_line, number, visible
+from surefoot.errors import visible
+from surefoot.tracking.format import duration, in_line, number
 from surefoot.tracking.record import OWN, Record, Sink, scores_in
 
 _SHOWN = ("loss", "loss_applied", "skipped", "lr", "grad_norm", "clip_fraction", "targets_per_s")
@@ -87,6 +88,7 @@ class Console:
         self.activity_start: float | None = None  # None after the line of the current activity
 
     def write(self, record: Record) -> None:
+        """Print a record: training records at most every `_BETWEEN_S` seconds, unless `every_record` is set."""
         self.what = ""
         step = record["step"]
         match record["kind"]:
@@ -166,6 +168,7 @@ class RankLog(StringIO):
         self.flush()
 
     def flush(self) -> None:
+        """Append the text to the rank's log. Without a path, the text stays in memory up to a limit, then is dropped."""
         if self.path is None and self.tell() <= _MOST:
             return
         text = self.getvalue()

@@ -11,8 +11,9 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from surefoot.errors import visible
 from surefoot.tracking.console import Console, Screen, TextWriter, can_redraw
-from surefoot.tracking.format import compact, duration, in_line, number, visible, wrapped
+from surefoot.tracking.format import compact, duration, in_line, number, wrapped
 from surefoot.tracking.record import OWN, Record, scores_in
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ class Terminal:
             self._draw()
 
     def close(self) -> None:
+        """Print the last row and erase the live line."""
         self._print_row()
         self.guests.close()
         if self.drawn or self.unfinished:
@@ -129,6 +131,7 @@ class Terminal:
         self.train, self.phrase, self.drawn, self.unfinished = None, "", False, False
 
     def give_way(self, text: str) -> None:
+        """Erase the live line, because another program prints `text` at this position."""
         if self.drawn:
             self.writer.put(_ERASE)
         self.drawn = False
