@@ -43,7 +43,7 @@ class Adapted(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) + self.up(self.down(x))
+        return torch.add(self.layer(x), self.up(self.down(x)))
 
 
 def with_adapters(shape: GPTConfig) -> GPT:
@@ -56,7 +56,8 @@ def with_adapters(shape: GPTConfig) -> GPT:
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
-    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+    logits: Tensor = model(batch[0])
+    return F.cross_entropy(logits.flatten(0, 1), batch[1].flatten())
 
 
 def save(shape: GPTConfig, build: Any, directory: Path) -> tuple[int, int, float, float]:

@@ -19,6 +19,7 @@ import surefoot as sf
 from surefoot.checkpoint import Checkpoint, Store
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.checkpoint.frozen import FrozenTensors
+from surefoot.checkpoint.manifest import Base, Manifest, from_bytes, to_bytes
 from surefoot.checkpoint.reader import read, read_bases, verify
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError
@@ -331,6 +332,24 @@ def test_a_checkpoint_written_twice_is_not_its_own_base(tmp_path: Path) -> None:
 
 
 FINGERPRINTS = FrozenTensors(Store("unused"), World(torch.device("cpu")))
+
+
+def test_tensors_of_a_save_that_failed_are_not_taken_as_stored(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    frozen, weight = FrozenTensors(store, World(torch.device("cpu"))), torch.randn(4)
+    store.save(Checkpoint(2, {"model": {"weight": weight}}))
+    for changed, saved in ((weight, 2), (weight + 1.0, None)):
+        assert frozen.bases(2, {"model": {"weight": (changed, None)}}) == []
+        frozen.saved(saved)
+    assert frozen.bases(3, {"model": {"weight": (weight, None)}})[0].step == 2
+    assert frozen.bases(3, {"model": {"weight": (weight + 1.0, None)}}) == []
+
+
+@pytest.mark.parametrize("base", [-1, 3, 4, True, "0"])
+def test_a_manifest_that_refers_to_no_older_checkpoint_is_damaged(base: Any) -> None:
+    manifest = Manifest(3, {"state.json": (1, "ab")}, None, [Base(base, "ab", {"model": ["weight"]})])
+    with pytest.raises(ValueError, match="does not name an older checkpoint and its tensors"):
+        from_bytes(to_bytes(manifest))
 
 
 def fingerprint(tensor: Tensor) -> list[Any]:
