@@ -31,11 +31,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 50_620,  # of .py, .pyi, .html and .css
-    "files": 332,  # of .py
-    "statements": 27_580,  # without docstrings and texts below attributes
-    "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 20_000,
+    "lines": 50_980,  # of .py, .pyi, .html and .css
+    "files": 334,  # of .py
+    "statements": 27_800,  # without docstrings and texts below attributes
+    "files above 260 lines": 6,
+    "lines that `import surefoot.run.run` loads": 20_230,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid
