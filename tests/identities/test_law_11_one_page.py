@@ -77,7 +77,10 @@ def test_the_loop_imports_only_torch_the_standard_library_and_lower_layers() -> 
 
 def test_there_is_one_call_site_of_backward() -> None:
     assert call_sites("backward") == ["train/loop.py"]
-    assert outside_of_optimizers_and_precision(call_sites("grad", "vjp", "value_and_grad")) == []
+    # of features, in a loss of the whole batch; the loop's backward pass takes it from there to the parameters
+    assert outside_of_optimizers_and_precision(call_sites("grad", "vjp", "value_and_grad")) == [
+        "train/gradient_cache.py"
+    ]
 
 
 def test_there_is_one_call_site_of_the_optimizers_step() -> None:
@@ -88,8 +91,9 @@ def test_there_is_one_call_site_of_the_optimizers_step() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("skip.apply")
     ]
     assert len(steps) == 1  # a way to step or skip is what takes it
-    # a composite calls its parts'
-    assert [file for file in call_sites("apply") if file.startswith("optim/")] == ["optim/skip_step.py"]
+    # a composite calls its parts', and one with a closure clips each evaluation
+    files = [file for file in call_sites("apply") if file.startswith("optim/")]
+    assert files == ["optim/closure_step.py", "optim/skip_step.py"]
 
 
 def test_the_guard_sees_a_call() -> None:
