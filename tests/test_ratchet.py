@@ -31,11 +31,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 53_219,  # of .py, .pyi, .html and .css
-    "files": 346,  # of .py
-    "statements": 29_154,  # without docstrings and texts below attributes
-    "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 20_433,
+    "lines": 54_290,  # of .py, .pyi, .html and .css
+    "files": 352,  # of .py
+    "statements": 29_744,  # without docstrings and texts below attributes
+    "files above 260 lines": 6,
+    "lines that `import surefoot.run.run` loads": 20_899,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid

@@ -26,6 +26,7 @@ class MicroBatch:
     """The index of the micro-batch within its step."""
     sample_ids: Ids
     epochs: Ids
+    """The epoch of each sample; draws with replacement are numbered instead (see `data/orders.py`)."""
     is_padding: bool = False
     """True if the batch only equalizes the number of forward passes on all ranks; the results are dropped."""
 
@@ -62,7 +63,7 @@ class Feed:
         self.count = count or rows
         self.plan = plan if isinstance(plan, MicroBatches) else Cut(plan, micro_batch_size or plan.batch_size)
         self.own, self.shared = own or range(self.plan.pieces), own is not None
-        single = by_sample(dataset)
+        single, collate = by_sample(dataset), None if collate is default_collate else collate
         if collate is not None and not hasattr(single, "__getitem__"):
             raise ConfigError(
                 f"collate_fn is given, but {type(dataset).__name__} builds whole batches itself: omit collate_fn"
