@@ -318,8 +318,9 @@ def test_a_loader_that_cannot_be_taken_is_refused(name: str) -> None:
 
 
 def test_a_loader_of_a_stream_is_its_stream() -> None:
-    with pytest.raises(sf.DataError, match="Stream can only be iterated"):
-        build(DataLoader(Stream(), batch_size=4))
+    run = build(DataLoader(Stream(), batch_size=4), length="2 steps")
+    assert isinstance(run.train_data.dataset, Stream)
+    assert (run.parts.pipeline.sizes.batch_size, run.parts.pipeline.plan.to_dict()) == (4, {"order": "arrival"})
 
 
 ORDERS: list[tuple[Any, dict[str, Any], type[sf.SurefootError], str]] = [
