@@ -31,9 +31,9 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 50_620,  # of .py, .pyi, .html and .css
+    "lines": 50_650,  # of .py, .pyi, .html and .css
     "files": 332,  # of .py
-    "statements": 27_580,  # without docstrings and texts below attributes
+    "statements": 27_590,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 20_000,
     "modules that train/loop.py needs": 30,
