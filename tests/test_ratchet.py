@@ -31,11 +31,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 52_694,  # of .py, .pyi, .html and .css
+    "lines": 52_740,  # of .py, .pyi, .html and .css
     "files": 343,  # of .py
-    "statements": 28_725,  # without docstrings and texts below attributes
+    "statements": 28_745,  # without docstrings and texts below attributes
     "files above 260 lines": 6,
-    "lines that `import surefoot.run.run` loads": 20_798,
+    "lines that `import surefoot.run.run` loads": 20_805,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid

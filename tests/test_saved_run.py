@@ -171,6 +171,13 @@ def test_a_model_is_given_the_weights_that_are_asked_for(of_script: Path, weight
     assert all(torch.equal(tensor, found[name]) for name, tensor in model.state_dict().items())
 
 
+def test_a_class_that_needs_arguments_is_refused_with_what_to_write(of_script: Path) -> None:
+    with pytest.raises(
+        sf.ConfigError, match=r"load_model\(Linear\): missing a required argument(.|\n)*lambda: Linear\("
+    ):
+        sf.load(of_script).load_model(torch.nn.Linear)
+
+
 @pytest.mark.parametrize(
     "use", [lambda run: run.load_model(linear, checkpoint="best"), lambda run: run.export("x", checkpoint="best")]
 )
