@@ -20,7 +20,8 @@ os.environ["RES_OPTIONS"] = (
     "timeout:1 attempts:1"  # torch asks for the names of peers: a name server may not answer for 5 seconds
 )
 
-# No test reads or writes the user's cache; matplotlib's list of fonts takes seconds to make.
+# surefoot's cache is an empty directory, which is removed at the end. Only matplotlib uses the user's cache: it makes its list of
+# fonts there once, which takes seconds.
 os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))
 os.environ["XDG_CACHE_HOME"] = _CACHE = mkdtemp(prefix="surefoot-cache-")
 

@@ -68,7 +68,8 @@ class ForkedRank:
             self.proc = Forked(call, stdout=said, stderr=subprocess.STDOUT if stderr else None, session=True)
 
     def close(self, death_sig: signal.Signals) -> None:
-        os.killpg(self.proc.pid, death_sig)
+        if self.proc.poll() is None:  # otherwise another group may have its number
+            os.killpg(self.proc.pid, death_sig)
 
 
 @dataclass

@@ -21,6 +21,7 @@ from pathlib import Path
 import real_slurm
 from fake_slurm import weights
 from surefoot.tracking.jsonl import records
+from tied import tied
 from waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "launch"
@@ -87,7 +88,7 @@ def _start(command: list[str], log: Path, environment: Mapping[str, str], *, wat
     killed_at = 0
     with log.open("a") as out:
         process = subprocess.Popen(
-            command,
+            tied(command, signal.SIGTERM),  # by which launchers end what they started
             env=environment,
             cwd=log.parent,
             stdin=subprocess.DEVNULL,
@@ -105,9 +106,15 @@ def _start(command: list[str], log: Path, environment: Mapping[str, str], *, wat
         assert wait_until(is_over), log.read_text()
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)  # nobody has waited for it, so no other group has its number
         process.wait()
     return killed_at
+
+
+def _exit_status(process: subprocess.Popen[bytes]) -> int | None:
+    """Its exit status, or None while it is alive. `poll` would give its number to another process."""
+    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return None if ended is None else ended.si_status
 
 
 def _shell(name: str, *further: str) -> Callable[[Path], list[str]]:
@@ -129,7 +136,10 @@ def _without(module: str) -> Callable[[], str | None]:
 
 
 def _no_mpirun() -> str | None:
-    return None if shutil.which("mpirun") else "mpirun is not installed: apt install openmpi-bin"
+    if shutil.which("mpirun") is None:
+        return "mpirun is not installed: apt install openmpi-bin"
+    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
+    return None if "Open MPI" in version else f"mpirun is not Open MPI's: {version.strip().partition(chr(10))[0]}"
 
 
 SMALL = ("--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=1")
@@ -225,19 +235,21 @@ def _over(process: subprocess.Popen[bytes], log: Path, environment: Mapping[str,
     """Whether a command has ended, and the job that it says it has submitted."""
 
     def is_over() -> bool:
-        if process.poll() is None:
+        status = _exit_status(process)
+        if status is None:
             return False
         jobs = re.findall(r"(?i)^submitted (?:batch )? ?job (\d+)", log.read_text(), flags=re.MULTILINE)
-        if not jobs or process.returncode:
+        if not jobs or status:
             return True
         if "SLURM_CONF" in environment:
             return real_slurm.state(environment, int(jobs[-1])) in OVER
-        return not _is_alive(int(jobs[-1]))
+        return not is_alive(int(jobs[-1]))
 
     return is_over
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether a process is there, and no mere entry of one that has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

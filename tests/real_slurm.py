@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+from tied import tied
 from waiting import wait_until
 
 _DAEMONS = ("slurmctld", "slurmd")
@@ -53,7 +54,18 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 def missing() -> str | None:
     """Why there can be no Slurm here, or None."""
     absent = [name for name in _COMMANDS if shutil.which(name, path=_path(os.environ)) is None]
-    return f"{absent[0]} is not installed: apt install slurm-wlm" if absent else None
+    if absent:
+        return f"{absent[0]} is not installed: apt install slurm-wlm"
+    lacking = [name for name in ("auth_none", "cred_none") if not any(_plugins(name))]
+    return f"this Slurm has no {lacking[0].replace('_', '/')}, and there is no munge" if lacking else None
+
+
+def _plugins(name: str) -> Iterator[Path]:
+    """The files of a plugin, where distributions and `make install` have them."""
+    slurmd = Path(shutil.which("slurmd", path=_path(os.environ)) or "/usr/sbin/slurmd").resolve()
+    for library in ("lib", "lib64", "lib/*"):
+        for folder in ("slurm", "slurm-wlm"):
+            yield from slurmd.parents[1].glob(f"{library}/{folder}/{name}.so")
 
 
 @contextmanager
@@ -71,7 +83,7 @@ def real_slurm(directory: Path) -> Iterator[dict[str, str]]:
             with (directory / f"{name}.out").open("w") as out:
                 daemons.append(
                     subprocess.Popen(
-                        [name, *options],
+                        tied([name, *options]),
                         env=environment,
                         cwd=directory,
                         stdin=subprocess.DEVNULL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -131,6 +132,9 @@ def what_the_core_does() -> dict[str, Any]:
     answers = [(words[0], *typed(*words)) for words in commands]
     shutil.copytree("one", "other")
     answers.append(("compare", *typed("compare", "one", "other", "--out=both")))
+    for suffix in ("png", "svg"):  # drawn when matplotlib was there
+        Path("both", f"comparison.{suffix}").touch()
+    answers.append(("compare", *typed("compare", "one", "other", "--out=both")))
     return {
         "own": text.getvalue(),
         "answers": answers,
@@ -153,6 +157,7 @@ def test_runs_and_the_verbs_on_them_need_the_core_alone_and_warn_of_nothing(tmp_
         assert {"metrics.jsonl", "report.html", "checkpoints"} <= {*files}
         assert "tensorboard" not in files
     assert {"comparison.md", "comparison.tsv", "comparison.json"} <= {*done["files"]["both"]}
+    assert {"comparison.png", "comparison.svg"}.isdisjoint(done["files"]["both"])
     assert "comparison.md, .tsv, .json" in done["answers"][-1][2]
 
 
@@ -225,10 +230,38 @@ def test_pyproject_the_table_of_the_docs_and_the_messages_name_the_same_extras()
     assert OPTIONAL["all"] == [f"surefoot[{','.join(EXTRAS)}]"]
     page = (ROOT / "docs" / "start" / "install.md").read_text()
     assert re.findall(r"^\| `(\w+)` \|", page.partition("## Extras")[2], re.MULTILINE) == [*OPTIONAL]
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py"), ROOT / "Makefile"]
+    table = dict(re.findall(r"^\| `(\w+)` \|.*\| ([\w, -]*) \|$", page.partition("## Extras")[2], re.MULTILINE))
+    for extra in EXTRAS:
+        packages = {canonicalize_name(Requirement(text).name) for text in OPTIONAL[extra]}
+        assert {*table[extra].split(", ")} == packages, extra
+
+
+def test_whatever_says_pip_install_names_an_extra_that_exists() -> None:
+    pages = [ROOT / "README.md", ROOT / "Makefile", ROOT / "Dockerfile", *(ROOT / "docs").rglob("*.md")]
+    for folder in ("src", "examples", "benchmarks"):
+        pages += (path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".sh", ".yaml", ".md", ".pyi"))
+    named = dict[Path, set[str]]()
     for path in (path for path in pages if path.parent.name != "decisions"):
-        for names in re.findall(r"(?:surefoot|clone|\.)\[([a-z,]+)\]", path.read_text()):
+        text = path.read_text()
+        named[path] = {*re.findall(r"(?:surefoot|clone|\.|EXTRAS=\"?)\[([a-z,]+)\]", text)}
+        for names in named[path]:
             assert {*names.split(",")} <= {*OPTIONAL}, (path, names)
+        if path.is_relative_to(ROOT / "src"):
+            commands = text.count("pip install")
+            assert commands == len(re.findall(r'pip install "surefoot\[(?:\{extras\}|[a-z,]+)\]"', text)), path
+    assert named[ROOT / "Dockerfile"] == {"text"}
+    assert "slurm" in named[ROOT / "examples" / "launch" / "submitit.sh"]
+
+
+def test_a_module_that_is_refused_belongs_to_an_extra() -> None:
+    """Otherwise the last line of the error would be `pip install "surefoot[]"`."""
+    modules = {module for each in EXTRAS.values() for module in each}
+    for path in (ROOT / "src").rglob("*.py"):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if "refuse_missing(" in text or "needed_for(" in text else ():
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("refuse_missing", "needed_for"):
+                literal = {argument.value for argument in node.args[1:] if isinstance(argument, ast.Constant)}
+                assert literal <= modules, (path, node.lineno)
 
 
 def test_the_core_and_what_make_train_installs_are_few_packages() -> None:

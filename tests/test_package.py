@@ -23,6 +23,7 @@ from zipfile import ZipFile
 
 import pytest
 
+import real_slurm
 import surefoot as sf
 
 ROOT = Path(__file__).parents[1]
@@ -246,15 +247,49 @@ def installed(dist: Path) -> Iterator[Installed]:
         for what in ("torch", f"{wheel_in(dist)}[text,images]"):
             command = [*pip, "--constraint", str(ROOT / "constraints.txt"), what]
             process = subprocess.run(command, text=True, capture_output=True, check=False, env=without_paths())
-            if what == "torch" and process.returncode and not IS_RELEASE:
-                pytest.skip(f"no package index with torch is reachable: {process.stderr.strip().splitlines()[-1]}")
+            if process.returncode and not IS_RELEASE and (reason := unreachable(process.stderr)):
+                pytest.skip(f"no package index is reachable: {reason}")
             assert process.returncode == 0, process.stderr
         Path(path, "folder").mkdir()
         yield Installed(scripts, Path(path, "folder"))
 
 
+# pip retries, and then says that it finds no version: only the warnings of its attempts tell an index that is not reachable
+NETWORK = re.compile(
+    r"NewConnectionError|NameResolutionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|Connection(?:Error|Reset|Refused)"
+    r"|Max retries exceeded|Network is unreachable|Temporary failure in name resolution|Remote end closed connection"
+)
+
+
+def unreachable(output: str) -> str | None:
+    """The line by which pip says that it did not reach an index, or None if it failed for another reason."""
+    return next((line.strip() for line in output.splitlines() if NETWORK.search(line)), None)
+
+
 def without_paths() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def test_only_an_index_that_is_not_reached_is_a_reason_to_skip(tmp_path: Path) -> None:
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--isolated",
+        "--disable-pip-version-check",
+        "download",
+        "--retries=1",
+        "--no-deps",
+    ]
+    closed = real_slurm.free_ports(1)[0]
+    for options, name, is_skipped in (
+        ([f"--index-url=http://127.0.0.1:{closed}/simple"], "no-such-package", True),
+        (["--no-index", f"--find-links={tmp_path}"], "no-such-package", False),
+        (["--no-index"], "surefoot[", False),
+    ):
+        process = subprocess.run([*pip, *options, name], cwd=tmp_path, text=True, capture_output=True, check=False)
+        assert process.returncode != 0
+        assert (unreachable(process.stderr) is not None) == is_skipped, process.stderr
 
 
 @pytest.mark.slow

@@ -31,11 +31,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 50_400,  # of .py, .pyi, .html and .css
+    "lines": 50_600,  # of .py, .pyi, .html and .css
     "files": 332,  # of .py
-    "statements": 27_483,  # without docstrings and texts below attributes
+    "statements": 27_560,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 19_906,
+    "lines that `import surefoot.run.run` loads": 19_980,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid

@@ -72,12 +72,14 @@ def torchrun(
     silent_s: float = 4,
 ) -> Iterator[Torchrun]:
     """torchrun, with ranks that run `surefoot` with some arguments, or a file; what it says is in `directory`."""
+    from tied import tied
+
     directory.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
     command += [f"--max-restarts={max_restarts}", str(file or __file__), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", _PIDS: str(directory), _SILENT_S: str(silent_s)}
     with (directory / "said").open("w") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=environment)
+        process = subprocess.Popen(tied(command), stdout=said, stderr=subprocess.STDOUT, env=environment)
     group = Torchrun(process, directory)
     try:
         yield group
@@ -94,9 +96,12 @@ def be_a_rank() -> int:
     torchrun = os.getppid()  # before the test can know of this process, and kill torchrun
     rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
     Path(os.environ[_PIDS], f"rank-{rank}-{attempt}").write_text(str(os.getpid()))
+    from surefoot import errors
     from surefoot.distributed import rendezvous
     from surefoot.distributed.heartbeat import Heartbeat
+    from waiting import HANG_S
 
+    errors.FIRST_RANK_S = HANG_S  # rank 0 is slow on a busy machine: rank 1 waits until torchrun ends it
     silent_s = float(os.environ[_SILENT_S])
     setattr(rendezvous, "Heartbeat", partial(Heartbeat, every_s=silent_s / 20, silent_s=silent_s))  # noqa: B010  # another type
     return torchrun

@@ -238,10 +238,13 @@ def leave_script(problem: SurefootError) -> None:
         sys.exit(problem.exit_status)
 
 
+FIRST_RANK_S = 10.0
+
+
 def wait_for_first_rank() -> None:
-    """Wait 10 s under torchrun on local ranks above 0. Local rank 0 may print the same error before torchrun ends all ranks."""
+    """Wait `FIRST_RANK_S` seconds under torchrun on local ranks above 0: rank 0 may print the same error before torchrun ends all."""
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK") != "0":
-        threading.Event().wait(10.0)  # this module must not import the clock `time`
+        threading.Event().wait(FIRST_RANK_S)  # this module must not import the clock `time`
 
 
 class _Refusals:

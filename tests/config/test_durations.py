@@ -115,6 +115,16 @@ def test_a_percentage_is_due_as_often_as_it_fits_and_at_the_end():
     assert [done for done in range(1, 34) if recurring.due(done)] == [4, 7, 10, 14, 17, 20, 24, 27, 30, 33]
 
 
+def test_automatic_records_begin_after_step_10_unless_the_interval_is_shorter():
+    def records(steps):
+        recurring = log_interval("auto", length=Length(steps, samples_per_epoch=100, batch_size=10))
+        return [done for done in range(1, steps + 1) if recurring.due(done)]
+
+    assert records(550)[:3] == [10, 28, 55]
+    assert records(200)[:3] == [10, 20, 30]
+    assert records(40)[:3] == [2, 4, 6]
+
+
 def test_never_is_never_due():
     assert every(None, length=LENGTH) == Every()
     assert not any(Every().due(done) for done in range(1, 100))

@@ -135,7 +135,7 @@ def test_every_setting_has_its_text() -> None:
 
 def test_ranks_share_every_setting_but_these() -> None:
     own = set(ORDER) - shared_by_ranks(built()).keys()
-    assert own == {"workers", "device", "console", "disk", "time_limit"}
+    assert own == {"workers", "device", "console", "disk", "time_limit", "data_summary"}
 
 
 @pytest.mark.parametrize("settings", [built(), images.Config()], ids=["run", "recipe"])

@@ -6,8 +6,11 @@ The slow ones need the launchers themselves, and are skipped where one is not in
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,7 @@ from launched import (
     SCHEMAS,
     SMALL,
     Launcher,
+    is_alive,
     is_finished,
     killed,
     reference,
@@ -73,6 +77,43 @@ def test_a_real_slurm_requeues_a_job_that_it_signals_and_the_job_ends_with_the_s
     assert "Restarts=1" in shown
     assert is_finished(run_dir)
     assert weights(run_dir) == undisturbed
+
+
+def test_what_cannot_be_tried_here_is_skipped_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (mpirun,) = (launcher for launcher in LAUNCHERS if launcher.name == "mpirun")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(real_slurm, "_path", lambda environment: environment["PATH"])
+    assert mpirun.missing() == "mpirun is not installed: apt install openmpi-bin"
+    assert real_slurm.missing() == "slurmctld is not installed: apt install slurm-wlm"
+    (tmp_path / "bin").mkdir()
+    for name in ("mpirun", *real_slurm._COMMANDS):
+        (tmp_path / "bin" / name).write_text("#!/bin/sh\necho HYDRA build details:\necho Version: 4.2\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    assert mpirun.missing() == "mpirun is not Open MPI's: HYDRA build details:"
+    assert real_slurm.missing() == "this Slurm has no auth/none, and there is no munge"
+    plugins = tmp_path / "lib" / "x86_64-linux-gnu" / "slurm-wlm"
+    plugins.mkdir(parents=True)
+    (plugins / "auth_none.so").touch()
+    assert real_slurm.missing() == "this Slurm has no cred/none, and there is no munge"
+    (plugins / "cred_none.so").touch()
+    (tmp_path / "bin" / "mpirun").write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
+    assert (mpirun.missing(), real_slurm.missing()) == (None, None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_daemon_of_a_test_dies_with_the_killed_process_of_the_test(number: signal.Signals) -> None:
+    program = (
+        f"import signal, subprocess, tied; d = subprocess.Popen(tied.tied(['sleep', '600'], signal.{number.name}))"
+    )
+    program += "; print(d.pid, flush=True); d.wait()"
+    environment = os.environ | {"PYTHONPATH": str(Path(real_slurm.__file__).parent)}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        daemon = int(process.stdout.readline())
+        assert wait_until(lambda: b"sleep" in Path(f"/proc/{daemon}/cmdline").read_bytes().split(b"\0")[0])
+        process.kill()
+    assert wait_until(lambda: not is_alive(daemon))
 
 
 @pytest.mark.filterwarnings("ignore")  # of the packages with the schemas

@@ -23,7 +23,7 @@ from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 from surefoot.profile.flops import Flops, count_flops
 from surefoot.profile.profile import interval, measure_variant, rank
-from surefoot.profile.result import VariantGain, _suggestion
+from surefoot.profile.result import VariantGain, _suggestion, write_profile
 from surefoot.profile.trace import memory_line
 from surefoot.profile.variants import NAMES, stepping, variants
 from surefoot.run.run import unchanged
@@ -150,6 +150,17 @@ def test_what_is_written_can_be_read(of_slow_data: tuple[sf.profile.Profile, Pat
     assert "waiting for data" in text
     assert (place / "memory.svg").read_text().startswith("<?xml")
     assert sorted(path.name for path in place.iterdir()) == sorted(Path(name).name for name in found.files)
+
+
+def test_pictures_of_an_earlier_profile_are_removed_without_matplotlib(
+    of_slow_data: tuple[sf.profile.Profile, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("memory.png", "memory.svg", "mine.png"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr("surefoot.profile.result.is_installed", lambda module: False)
+    written = write_profile(of_slow_data[0], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.png", "profile.json", "profile.txt"]
+    assert not any("memory" in name for name in written.files)
 
 
 def test_a_run_that_was_profiled_trains_to_the_same_bits(of_slow_data: tuple[sf.profile.Profile, Path]) -> None:

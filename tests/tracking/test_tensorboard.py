@@ -17,8 +17,10 @@ from torch import nn
 
 import surefoot as sf
 from small_runs import Augmented, build
+from surefoot.tracking.external.registry import numbers_in
+from surefoot.tracking.jsonl import stream_records
 from surefoot.tracking.panels_file import panel_to_dict
-from surefoot.tracking.tensorboard import render_panel
+from surefoot.tracking.tensorboard import TensorBoard, render_panel
 
 COUNTS = ((8, 2), (0, 3))
 CAT = sf.report.encode_png(torch.rand(3, 6, 4))
@@ -145,3 +147,66 @@ def test_a_broken_package_is_one_note_for_auto_and_a_refusal_for_true(
     assert reason.startswith("  the import fails: ModuleNotFoundError: ")
     assert cure == '  type: pip install "surefoot[tensorboard]"'
     assert not (tmp_path / "other").exists()
+
+
+# --- sessions without TensorBoard -------------------------------------------------------------------------------------
+
+
+def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
+    events = read(run)
+    return {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def recorded(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """What the curves are by metrics.jsonl, in the precision of TensorBoard."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for record in stream_records(run / "metrics.jsonl"):
+        if record["kind"] in ("train", "eval", "final_eval"):
+            for name, number in numbers_in(record).items():
+                curves.setdefault(name, []).append((record["step"], float(np.float32(number))))
+    return curves
+
+
+@pytest.mark.parametrize("without", ["False", "deleted"])
+def test_what_a_session_without_tensorboard_leaves_out_is_written_by_the_next_one(tmp_path: Path, without: str) -> None:
+    run, changes = tmp_path / "run", {"check_state": False, "early_stopping": None}
+    with pytest.raises(RuntimeError, match="died"):  # after step 4 was saved, and later steps recorded
+        build(run, log_every="1 steps", loss=died(22), **changes).train()
+    build(run, log_every="4 steps", stop_after="16 steps", tensorboard=without != "False", **changes).train()
+    if without == "deleted":
+        for file in (run / "tensorboard").iterdir():
+            file.unlink()
+    build(run, stop_after="20 steps", **changes).train()
+    assert scalars(run) == recorded(run)
+    assert [step for step, _ in scalars(run)["train/loss"]] == [1, 2, 3, 4, 8, 12, 16, 18]
+    build(run, stop_after="24 steps", **changes).train()  # nothing to add
+    assert scalars(run) == recorded(run)
+    newest = max((run / "tensorboard").iterdir())
+    assert newest.stat().st_size < sum(file.stat().st_size for file in (run / "tensorboard").iterdir()) / 2
+
+
+def test_pictures_that_no_record_has_stay_when_points_are_written_again(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"panels_fn": panels, "schedule": sf.schedules.constant(), "early_stopping": None}
+    for length, tensorboard in (("4 steps", True), ("6 steps", True), ("8 steps", False), ("9 steps", True)):
+        build(tmp_path / "run", length=length, tensorboard=tensorboard, **changes).train()
+    events = read(tmp_path / "run")
+    assert [image.step for image in events.Images("panels/wrong")] == [4, 6, 9]
+    assert scalars(tmp_path / "run") == recorded(tmp_path / "run")
+
+
+def test_a_torn_event_file_is_read_up_to_its_last_event(tmp_path: Path) -> None:
+    run, changes = tmp_path / "run", {"check_state": False, "early_stopping": None}
+    build(run, stop_after="8 steps", **changes).train()
+    (file,) = (run / "tensorboard").iterdir()
+    file.write_bytes(file.read_bytes()[:-5])
+    build(run, stop_after="12 steps", tensorboard=False, **changes).train()
+    build(run, stop_after="16 steps", **changes).train()
+    assert scalars(run) == recorded(run)
+
+
+def test_event_files_are_not_read_if_every_session_wrote_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: dict[str, Any] = {"check_state": False, "early_stopping": None}
+    monkeypatch.delattr(TensorBoard, "_differing")
+    for stop in ("8 steps", "12 steps", "16 steps"):
+        build(tmp_path / "run", stop_after=stop, **changes).train()
+    assert scalars(tmp_path / "run") == recorded(tmp_path / "run")

@@ -95,6 +95,7 @@ def is_elsewhere(before: Fingerprints, now: Fingerprints) -> bool:
 
 
 def refuse_changes(changes: Sequence[Change], *, accepted: Collection[str], where: str) -> None:
+    """Raise `CheckpointError` for the changes whose names are not all in `accepted`; `where` is the step in words."""
     if refused := [change for change in changes if not set(change.names) <= set(accepted)]:
         names = ",".join(dict.fromkeys(name for change in refused for name in change.names))
         also = f"; also {'; '.join(shortened([change.text for change in refused[1:]], 2))}" * (len(refused) > 1)

@@ -39,6 +39,7 @@ class Disk:
             os.fsync(handle)
 
     def flush_directory(self, path: Path) -> None:
+        """Flush a directory's entries to the disk. No effect on Windows. Raises `OSError` if the disk cannot."""
         if sys.platform != "win32":
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             try:

@@ -144,6 +144,7 @@ class Writers:
         self.board.send("begin", {"step": self.step})
 
     def entries(self) -> Entries:
+        """Wait for the other ranks; return length and hash of their files. Raises `CheckpointError` if one could not write."""
         merged, failed = Entries(), ""
         while self.awaited:
             rank = self.awaited.pop(0)

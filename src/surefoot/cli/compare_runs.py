@@ -23,6 +23,7 @@ from surefoot.config.paths import local_path
 from surefoot.config.tree import layered
 from surefoot.errors import ConfigError, SurefootError, first_line
 from surefoot.recipes.program import build_run, in_directory, program_again, program_and_config
+from surefoot.report.figures import remove_pictures
 from surefoot.run.signals import Signals, to_terminal
 from surefoot.tracking.console import TextWriter
 from surefoot.tracking.format import counted
@@ -163,6 +164,7 @@ def _trained(plan: Planned, path: Path) -> list[Compared]:
 
 
 def compare_existing(options: Compare) -> None:
+    """Compare finished or running runs, and write the comparison to --out if it is set. Raises `ConfigError` for a run named twice."""
     _refuse_comparisons(options.what)
     paths = [find_run(name) for name in options.what]
     if len({path.resolve() for path in paths}) < len(paths):
@@ -226,7 +228,7 @@ def _tell(comparison: Comparison, directory: RunDirectory, *, more: Sequence[str
     comparison = replace(comparison, notes=[*comparison.notes, *more])
     for name, written in (("json", as_json), ("tsv", tsv), ("md", markdown)):
         directory.write_text(f"comparison.{name}", written(comparison))
-    suffixes = ["md", "tsv", "json"]
-    if is_installed("matplotlib"):
-        suffixes = [*(file.suffix[1:] for file in draw(comparison, directory.path / "comparison")), *suffixes]
+    path = directory.path / "comparison"
+    pictures = draw(comparison, path) if is_installed("matplotlib") else remove_pictures(path)
+    suffixes = [*(file.suffix[1:] for file in pictures), "md", "tsv", "json"]
     TextWriter(None).put(f"{text(comparison)}\nwritten: {directory.path}/comparison.{', .'.join(suffixes)}{over}\n")

@@ -151,6 +151,7 @@ def build_variant(plan: planned.Planned, directory: Path, name: str) -> Run:
 
 
 def main() -> None:
+    """Be the process of one variant. The arguments are the parent's process id, the typed command, train or look, directory and variant."""
     parent, typed, what, directory, name = sys.argv[1:]
     die_with(int(parent))
     sys.argv = [typed, "compare", directory]  # the command that resumes the run, for environment.json and messages

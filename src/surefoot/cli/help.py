@@ -80,6 +80,7 @@ def flags_of(
 
 
 def settings_page(flags: Sequence[Flag]) -> str:
+    """Format the flags in their groups, below the most used ones."""
     by_name = {flag.name: flag for flag in flags}
     first = [by_name[name] for name in MOST_USED if name in by_name]
     groups: dict[str, list[Flag]] = {"most used": first} if len(first) > 1 else {}

@@ -167,6 +167,7 @@ def option_names(kind: type[Any]) -> list[str]:
 
 
 def print_options(kind: type[Any], verb: str, *, but: Collection[str] = ()) -> None:
+    """Print the arguments and flags of a subcommand, except the names in `but`."""
     flags = [flag for flag in flags_of(kind, switches=True) if flag.name not in but]
     parts = {
         "arguments": [flag for flag in flags if flag.metavar],

@@ -175,6 +175,7 @@ def draw(comparison: Comparison, path: Path) -> list[Path]:
 
 
 def charts(comparison: Comparison) -> list[Chart]:
+    """Return the curves of all variants: training loss and score in one chart, or two charts if the score is not a loss."""
     groups = {row.name: [run for run in comparison.runs if run.variant.group == row.name] for row in comparison.rows}
     loss = "training loss" if any(run.trained.loss for run in comparison.runs) else ""
     score = comparison.score or ""

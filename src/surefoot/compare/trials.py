@@ -48,6 +48,7 @@ class Standing:
     eta_s: float | None = None
 
     def take(self, record: Record, *, score: str | None) -> None:
+        """Update step, loss, score and remaining seconds from a record; other kinds change only the step."""
         self.step = int(record["step"])
         if record["kind"] == "train":
             self.loss = record.get("loss_applied", record.get("loss"))
@@ -98,6 +99,7 @@ class Trials:
         self.running: dict[str, Trial] = {}
 
     def start(self, name: str) -> None:
+        """Start the process of a variant, with its output appended to the variant's log. It dies with this process."""
         path = self.directory.path
         for folder in (RESULTS, LOGS):
             make_no_follow(path / folder)

@@ -17,6 +17,7 @@ NEVER = sys.maxsize
 
 _Unit = Literal["steps", "epochs", "%", "seconds"]
 _CHEAP = 0.01  # fraction of an interval
+_EARLY_RECORD = 10  # a step
 _MOST_SAMPLES = 1 << 62  # sample positions are 64-bit integers
 _FORM = re.compile(r"([0-9][0-9_]{0,17}(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*(%|[a-z]+)", re.ASCII | re.IGNORECASE)
 _UNITS: dict[str, tuple[_Unit, int]] = {
@@ -53,7 +54,7 @@ class Every:
     """An event that recurs every `period` steps or every `seconds`; never if both are None.
 
     Each multiple of a fractional period is rounded up to a step separately, so the interval does not drift. `seconds_if_cheap`
-    replaces `seconds` while the last event took under 1% of `seconds_if_cheap`.
+    replaces `seconds` while the last event took under 1% of `seconds_if_cheap`. `early` is one more step with an event.
 
     >>> passes = every("1 epochs", length=Length(steps=8, samples_per_epoch=25, batch_size=10))
     >>> [done for done in range(1, 9) if passes.due(done)]
@@ -63,6 +64,7 @@ class Every:
     period: tuple[int, int] | None = None  # numerator, denominator
     seconds: float | None = None
     seconds_if_cheap: float | None = None
+    early: int | None = None
 
     def interval_s(self, *, cost_s: float) -> float | None:
         """Return the interval in seconds after an event that took `cost_s` seconds; None if the interval is not a time.
@@ -80,7 +82,8 @@ class Every:
         if self.period is None:
             return False
         numerator, denominator = self.period
-        return step_done * denominator // numerator > (step_done - 1) * denominator // numerator
+        ends_period = step_done * denominator // numerator > (step_done - 1) * denominator // numerator
+        return ends_period or step_done == self.early
 
     def count(self, after: int, until: int) -> int:
         """Return the number of periods completed after step `after`, up to and including step `until`.
@@ -169,7 +172,8 @@ def every(text: str | None, *, length: Length, time: bool = False, setting: str 
 def log_interval(text: str, *, length: Length, setting: str = "log_every") -> Every:
     """Return the interval of records; "auto" is every 50 steps, or 5% of the run if that is shorter.
 
-    If the run's length is in epochs, "auto" is shortened so that every epoch ends with a record.
+    If the run's length is in epochs, "auto" is shortened so that every epoch ends with a record. "auto" adds a record after step
+    10, so that a run with slow steps soon shows a loss.
 
     >>> log_interval("auto", length=Length(steps=200, samples_per_epoch=100, batch_size=10)).described()
     '10 steps'
@@ -182,7 +186,7 @@ def log_interval(text: str, *, length: Length, setting: str = "log_every") -> Ev
     if length.in_epochs:
         epoch = Fraction(length.samples_per_epoch, length.batch_size)
         period = epoch / ceil(epoch / period) if epoch > period else epoch * (period // epoch)
-    return Every(period=period.as_integer_ratio())
+    return Every(period=period.as_integer_ratio(), early=_EARLY_RECORD if period > _EARLY_RECORD else None)
 
 
 def save_interval(text: str, *, length: Length, setting: str = "save_every") -> Every:

@@ -6,6 +6,9 @@ from importlib.util import find_spec
 
 from surefoot.errors import ConfigError, first_line
 
+TRACKERS = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic"), "trackio": ("trackio",)}
+"""The imported modules of each tracker. Its module in surefoot has the tracker's name; the class name is capitalized."""
+
 EXTRAS = {
     "text": ("tokenizers",),
     "translation": ("sacrebleu", "babel"),
@@ -16,7 +19,7 @@ EXTRAS = {
     "hub": ("pyarrow", "datasets"),
     "hf": ("transformers", "peft"),
     "remote": ("fsspec",),
-    "trackers": ("wandb", "mlflow", "sqlalchemy", "alembic", "trackio"),
+    "trackers": tuple(module for modules in TRACKERS.values() for module in modules),
     "search": ("optuna",),
     "slurm": ("submitit",),
     "quant": ("bitsandbytes", "torchao"),

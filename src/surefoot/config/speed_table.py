@@ -81,6 +81,25 @@ TABLE: Mapping[tuple[str, str], tuple[str, Sequence[Row]]] = {
         Row("convolution", (128, 128), (16384, 131072), (1, 1), {"bf16": 1.32, "channels last": 1.16, "bf16, channels last": 1.78}),
         Row("convolution", (512, 512), (16384, 16384), (1, 1), {"bf16": 0.85, "channels last": 0.88, "bf16, channels last": 0.82}),
     )),
+    ("avx512_bf16", "2.13"): ("2026-11-23", (
+        Row("linear", (1024, 1024), (128, 256), (1, 1), {"bf16": 1.59}),
+        Row("linear", (512, 2048), (512, 1024), (1, 1), {"bf16": 1.71}),
+        Row("attention", (64, 64), (520, 520), (65, 65), {"bf16": 1.01}),
+        Row("attention", (128, 128), (780, 2056), (65, 257), {"bf16": 1.32}),
+        Row("attention", (128, 384), (1028, 2056), (65, 257), {"bf16": 1.32}),
+        Row("attention", (256, 768), (1032, 4112), (129, 1025), {"bf16": 1.65}),
+        Row("attention", (384, 768), (1028, 4112), (257, 1025), {"bf16": 1.40}),
+        Row("encoder-decoder", (128, 128), (1024, 1024), (41, 41), {"bf16": 1.26}),
+        Row("encoder-decoder", (128, 128), (4096, 4096), (61, 61), {"bf16": 1.28}),
+        Row("encoder-decoder", (256, 512), (2048, 4096), (17, 61), {"bf16": 1.40}),
+        Row("convolution, channels last", (128, 128), (4096, 4096), (1, 1), {"bf16": 1.15}),
+        Row("convolution, channels last", (128, 128), (50176, 200704), (1, 1), {"bf16": 1.45}),
+        Row("convolution, channels last", (128, 256), (131072, 200704), (1, 1), {"bf16": 1.45}),
+        Row("convolution, channels last", (512, 512), (16384, 16384), (1, 1), {"bf16": 1.18}),
+        Row("convolution", (32, 128), (50176, 131072), (1, 1), {"bf16": 1.30, "channels last": 1.18, "bf16, channels last": 1.72}),
+        Row("convolution", (128, 128), (16384, 131072), (1, 1), {"bf16": 1.37, "channels last": 1.18, "bf16, channels last": 1.72}),
+        Row("convolution", (512, 512), (16384, 16384), (1, 1), {"bf16": 1.16, "channels last": 0.85, "bf16, channels last": 1.05}),
+    )),
 }
 # fmt: on
 

@@ -155,8 +155,8 @@ class TrainSettings(Declared):
     sample_every: str | None = setting(None, check=every, cadence=True)
     """How often a sample is shown. None: only at the end."""
     log_every: str = setting("auto", check=log_interval, cadence=True, group="records")
-    """How often a record is written; the host waits for the device only then. Any value but auto also prints each record. auto: every 50
-    steps, or 5% of the run if that is shorter, so that epochs end with a record."""
+    """How often a record is written; the host waits for the device only then. Any value but auto also prints each record. auto: after step
+    10, then every 50 steps, or 5% of the run if that is shorter, so that epochs end with a record."""
     layer_stats_every: str | None = setting("200 steps", check=every, cadence=True)
     """How often per-layer statistics of gradients, weights and updates are recorded. These steps copy the weights. None: never."""
     trackers: str | Sequence[str] | None = setting(None, observer=True)

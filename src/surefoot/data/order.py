@@ -43,6 +43,7 @@ class Cut:
         self.pieces = -(-plan.batch_size // micro_batch_size)
 
     def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
+        """Return sample ids and epochs of each micro-batch of a step. The last ones may be shorter or empty."""
         ids, epochs = self.plan.ids(step)
         if self.pieces == 1:
             return ((ids, epochs),)

@@ -164,6 +164,7 @@ class Workers:
             atexit.register(self.close)
 
     def next(self) -> Any:
+        """Return the next batch. A worker that takes long is named; its error is raised here, also its death."""
         worker = self.taken % self.workers  # the loader reads from the workers in turn
         for waits in count(1):
             try:

@@ -31,6 +31,7 @@ def history_in(path: Path | str) -> History:
 
 
 def description_of(run: Path) -> RunDescription:
+    """Return settings, kinds of models and progress of a run from its files alone; missing files leave None."""
     files = read_run(run)
     script, last = files.config.script, files.sessions[-1] if files.sessions else Session()
     return RunDescription(
@@ -64,6 +65,7 @@ class RecordCollector:
             self.add(record)
 
     def add(self, record: Record) -> None:
+        """Keep a record. Beyond the limit of its kind, the older half is thinned. Samples are dropped."""
         kind = record["kind"]
         if kind == "sample":
             return
@@ -76,6 +78,7 @@ class RecordCollector:
             records[:older] = thinned(records[:older])
 
     def history(self, described: RunDescription) -> History:
+        """Return the collected records by kind, with the description of their run."""
         train, scores, layers, data, events, resumed = (
             tuple(self.kinds.get(kind, ()))
             for kind in ("train", "eval", "layer_stats", "data_check", "event", "resume")

@@ -171,6 +171,7 @@ class Fsdp:
 
     @contextmanager
     def whole(self, models: Iterable[nn.Module]) -> Iterator[None]:
+        """Gather all weights of these models inside the block. Collective."""
         wanted = set(models)
         with ExitStack() as last_first:
             for sharded_model in [*self.models.values(), *self.model_copies]:

@@ -70,6 +70,7 @@ class Heartbeat:
         self.threads: list[threading.Thread] = []
 
     def start(self) -> None:
+        """Start to send beats and to watch the store; after `silent_s` seconds without an answer the store counts as lost."""
         self.store.set_timeout(timedelta(seconds=self.silent_s))
         self.threads = [
             threading.Thread(target=self._live, name="surefoot heartbeat", daemon=True),
@@ -79,6 +80,8 @@ class Heartbeat:
             thread.start()
 
     def follow(self, lines: Lines) -> None:
+        """Watch the connections to other ranks in a thread. A rank whose connection closes counts as dead at once."""
+
         def note(rank: int) -> None:
             self.dead.add(rank)
             self.wake.set()

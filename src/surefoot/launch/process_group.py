@@ -46,6 +46,7 @@ class Group:
         self.mailbox.set(SPEAKER, "launcher")
 
     def start(self) -> None:
+        """Start one process per rank with torchrun's variables; ranks above 0 write to log files."""
         for rank in range(self.size):
             values = {  # torchrun's variables, and the launcher's process id
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", cores_each(self.size)),

@@ -158,6 +158,7 @@ class Attention(nn.Module):
     def forward(
         self, x_BTC: Tensor, rotation: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None
     ) -> Tensor:
+        """Return causal self-attention of x_BTC, in its shape. With `cache`, x_BTC continues the cached tokens."""
         batch, time, width = x_BTC.shape
         parts_BTHD = self.qkv(x_BTC).view(batch, time, 3 * self.heads, width // self.heads)
         if rotation is None:

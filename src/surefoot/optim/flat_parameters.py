@@ -96,6 +96,7 @@ class FlatAdamW:
         return gradients
 
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+        """Update all groups in one kernel each, or not at all where `found_inf` is 1. Changed groups go the usual way."""
         with torch.no_grad():
             for group, flat in zip(optimizer.param_groups, self.groups, strict=True):
                 if not group.get(APART) and not flat.is_of(optimizer) and not flat.take_over(optimizer):

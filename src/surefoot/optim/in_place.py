@@ -153,6 +153,7 @@ class Restoring:
 
     @torch.no_grad()
     def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+        """Step, and restore parameters and state on the device if `found_inf` is 1. This needs a copy of both."""
         bad = found_inf > 0
         members = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
         befores = [parameter.detach().clone() for _, parameter in members]

@@ -30,6 +30,7 @@ class Declaration:
 
     @property
     def known(self) -> list[str]:
+        """The names of settings that this optimizer takes, common ones included."""
         return [
             "lr",
             "weight_decay",

@@ -45,12 +45,10 @@ def measure(parts: RunComponents) -> Measurement:
             timed_pass(parts.task, parts.state, micro_batch)
         activation_bytes = peak_memory.memory_bytes
     times: list[float] = []
-    while len(times) < 2 or (
-        len(times) < 10 and sum(times) < _MEASURED_S
-    ):  # other programs only add time: take the least
+    while len(times) < 2 or (len(times) < 10 and sum(times) < _MEASURED_S):
         took_s, targets = timed_pass(parts.task, parts.state, micro_batch)
         times.append(took_s)
-    return Measurement(targets, activation_bytes, min(times))
+    return Measurement(targets, activation_bytes, min(times))  # other programs only add time
 
 
 def memory_and_time(parts: RunComponents, measured: Measurement) -> list[str]:

@@ -13,6 +13,7 @@ from surefoot.errors import ConfigError
 from surefoot.memory import in_words
 from surefoot.profile.flops import Flops
 from surefoot.profile.trace import MemoryLine, Operator, draw
+from surefoot.report.figures import remove_pictures
 from surefoot.tracking.format import measured_time, shortened, text_table, with_unit
 
 _LITTLE = 0.02  # smaller gains count as noise
@@ -126,7 +127,8 @@ class Profile:
 def write_profile(profile: Profile, directory: Path) -> Profile:
     """Write all files except the existing trace; pictures need matplotlib. Returns the profile with the names of its files."""
     title = f"memory of a step of {profile.what}"
-    pictures = draw(profile.memory, directory / "memory", title=title) if is_installed("matplotlib") else []
+    path = directory / "memory"
+    pictures = draw(profile.memory, path, title=title) if is_installed("matplotlib") else remove_pictures(path)
     text, numbers = directory / "profile.txt", directory / "profile.json"
     saved = replace(profile, files=tuple(map(str, (text, numbers, directory / "trace.json.gz", *pictures))))
     try:

@@ -58,6 +58,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Count the seconds of the block as a phase, and not in the phase around it."""
         self.enter(name)
         try:
             yield

@@ -84,6 +84,7 @@ class Program:
         return function if self.config in typing.get_type_hints(function).values() else None
 
     def run(self, *config: Any) -> "Run":
+        """Build the run. Raises `ConfigError` if the user's function returns something else."""
         from surefoot.run.run import Run
 
         run = self.build(*config)

@@ -60,6 +60,7 @@ class ModuleHooks:
 
     @contextmanager
     def attach(self) -> Iterator[None]:
+        """Record inputs and outputs of all modules inside the block. With several models, names begin with the model's name."""
         with ExitStack() as hooks:
             models = self.step.state.models
             modules = {

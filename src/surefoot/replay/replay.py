@@ -140,6 +140,7 @@ def records_of(out: Path) -> list[Record]:
 def report_cost(
     start: int, until: int, damaged: Sequence[Damage], known: Sequence[Record], say: Callable[[str], None]
 ) -> None:
+    """Report damaged checkpoints, and how many steps are executed again. Their seconds follow from recorded speeds, if there are any."""
     for damage in damaged:
         say(f"warning: {damage}: an older checkpoint is used")
     steps, each_s = until - start, pace_s(known)

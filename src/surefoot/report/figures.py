@@ -60,6 +60,13 @@ def write(figure: Any, path: Path) -> list[Path]:
     return [write_file(path.with_name(f"{path.name}.{kind}"), picture) for kind, picture in pictures.items()]
 
 
+def remove_pictures(path: Path) -> list[Path]:
+    """Remove PATH.png and PATH.svg, which an earlier command drew of other numbers. Returns an empty list: no picture exists."""
+    for kind in _WITHOUT_DATE:
+        path.with_name(f"{path.name}.{kind}").unlink(missing_ok=True)
+    return []
+
+
 def write_file(path: Path, content: bytes) -> Path:
     """Write a file atomically and return its path. Raises `ConfigError` if the write fails."""
     try:

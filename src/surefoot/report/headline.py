@@ -33,6 +33,7 @@ class Headline:
 
 
 def state_of(run: ReportedRun) -> State:
+    """Return how a run ended, or that it is running. A run that recorded no end and has no process is dead."""
     recorded = run.recorded
     first = next(iter((recorded.over or "").split()), "")
     if (state := _ENDS.get(first.rstrip(":"))) is not None:

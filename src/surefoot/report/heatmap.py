@@ -140,6 +140,7 @@ class Layers:
     never_updated: list[str] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
+        """Add a record of layer statistics. Beyond the maximum of columns, neighbors are joined by their maximum."""
         table = {kind: _numbers(record.get(kind)) for kind in _KINDS}
         weights, updates = table.pop("weight_norm"), table.pop("update_norm")
         table["ratio"] = {
@@ -160,6 +161,7 @@ class Layers:
         self.in_last = 1
 
     def maps(self) -> list[HeatMap]:
+        """Return a heat map of each measured quantity, with layers as rows and steps as columns."""
         several = f" Each column is the maximum over {self.size} measured steps." if self.size > 1 else ""
         kinds: list[tuple[str, str, Unit, str]] = [
             ("grad_norm", "Gradient norm of each layer", "number", "Before clipping. Lighter is larger."),

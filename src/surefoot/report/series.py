@@ -65,6 +65,7 @@ class Recorded:
     over: str | None = None  # the last event, if no record followed
 
     def add(self, record: Record) -> None:
+        """Add a record to the series of its kind."""
         self.count += 1
         step, kind = record["step"], record["kind"]
         self.last_step = max(self.last_step, step)

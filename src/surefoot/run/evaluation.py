@@ -103,6 +103,7 @@ class Evaluations:
             parts.checkpointing.save_requested = True
 
     def sample(self) -> None:
+        """Write samples of the model to all sinks. A model that overflows is a warning. Collective."""
         assert self.parts.settings.sample_fn is not None
         if not self.parts.world.is_main:  # all ranks gather sharded weights
             self.parts.evaluator.sample(lambda _: "")

@@ -116,6 +116,7 @@ class Periodic:
             raise diverged(self.parts, self._packed, protected=self._best)
 
     def save(self) -> None:
+        """Save a checkpoint and protect the best one from pruning. Collective."""
         assert self.parts.checkpointing is not None
         self._keep_directory()
         self.stop_requests.saved()
@@ -123,6 +124,7 @@ class Periodic:
             self.parts.checkpointing.save(self._packed, protected=self._best)
 
     def watch(self, index: int) -> Watch:
+        """Return the watch of a step: layer statistics if due, and the check of the state in the first steps."""
         due = self.parts.timetable.every["layer_stats_every"].due(index + 1)
         watch: Watch = Watched(index, self.layers) if due else UNWATCHED
         if self.state_check is not None and index < self.state_check.steps:

@@ -134,6 +134,7 @@ class Session:
             raise SystemExit(128 + self.stop_requests.ended_by) from problem
 
     def release(self) -> None:
+        """Close sinks and directory, wait for the writer, and restore settings and signal handlers, even if one of these fails."""
         with ExitStack() as last_first:  # calls all functions even if one fails
             if self.parts.directory is not None:
                 last_first.callback(self.parts.directory.close)
@@ -187,6 +188,7 @@ class Session:
     # --- the loop ------------------------------------------------------------------------------------------------
 
     def steps(self, *, opened: bool) -> Iterator[Step]:
+        """Return the loop over the remaining steps; an earlier loop is closed. If `opened`, the caller updates."""
         if self.running is not None:
             self.running.close()
         self.periodic.catch_up()

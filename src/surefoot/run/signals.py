@@ -33,6 +33,7 @@ class Signals:
         self.answering: _Answering | None = None
 
     def install(self) -> None:
+        """Install handlers of stop signals and SIGUSR1. No effect outside the main thread, where Python permits none."""
         if threading.current_thread() is not threading.main_thread():
             return
         self.answering = _Answering(

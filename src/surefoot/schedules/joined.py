@@ -25,6 +25,7 @@ class Joined:
         return self.first.warmup
 
     def resolved(self, length: Length) -> "Joined":
+        """Return the schedule with both parts resolved to steps. Raises `ConfigError` with the step where they join."""
         at, before, after = self._cut(length)
         try:
             return Joined(self.first.resolved(before), self.second.resolved(after), at)

@@ -87,6 +87,7 @@ class Console:
         self.activity_start: float | None = None  # None after the line of the current activity
 
     def write(self, record: Record) -> None:
+        """Print a record: training records at most every `_BETWEEN_S` seconds, unless `every_record` is set."""
         self.what = ""
         step = record["step"]
         match record["kind"]:
@@ -166,6 +167,7 @@ class RankLog(StringIO):
         self.flush()
 
     def flush(self) -> None:
+        """Append the text to the rank's log. Without a path, the text stays in memory up to a limit, then is dropped."""
         if self.path is None and self.tell() <= _MOST:
             return
         text = self.getvalue()

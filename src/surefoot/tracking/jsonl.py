@@ -44,6 +44,7 @@ class AppendedFile:
         return not is_named(self.path, self.file)
 
     def make_again(self) -> None:
+        """Create the deleted file again, with its content."""
         deleted, start = self.file, 0
         self.file = self._opened()
         self.file.truncate(0)
@@ -166,6 +167,11 @@ def stream_records(path: Path, *, size_bytes: int | None = None) -> Iterator[Rec
                 continue
             if later == len(steps) or record["step"] <= steps[later] or record["kind"] == "event":
                 yield record
+
+
+def resume_count(path: Path) -> int:
+    """Return how often a run was resumed, by its records."""
+    return len(_resumed(path, None)[0])
 
 
 def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], int]:

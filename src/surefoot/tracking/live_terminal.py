@@ -122,6 +122,7 @@ class Terminal:
             self._draw()
 
     def close(self) -> None:
+        """Print the last row and erase the live line."""
         self._print_row()
         self.guests.close()
         if self.drawn or self.unfinished:
@@ -129,6 +130,7 @@ class Terminal:
         self.train, self.phrase, self.drawn, self.unfinished = None, "", False, False
 
     def give_way(self, text: str) -> None:
+        """Erase the live line, because another program prints `text` at this position."""
         if self.drawn:
             self.writer.put(_ERASE)
         self.drawn = False

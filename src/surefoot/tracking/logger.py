@@ -36,7 +36,8 @@ class Journal:
         if tensorboard:
             from surefoot.tracking.tensorboard import TensorBoard
 
-            self.board = TensorBoard(directory.path / "tensorboard", from_step=step, unit=unit)
+            metrics = None if saved is None else directory.metrics
+            self.board = TensorBoard(directory.path / "tensorboard", from_step=step, unit=unit, metrics=metrics)
             self.sinks.append(self.board)
         if saved is None:
             return
@@ -82,6 +83,7 @@ class Journal:
                 self.failed_sinks.discard(id(sink))
 
     def close(self) -> None:
+        """Close all sinks in reverse order; a failing one is a warning."""
         for tracker in self.trackers:  # the trackers finish concurrently
             tracker.ask_to_close()
         with ExitStack() as last_first:

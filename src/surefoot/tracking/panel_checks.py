@@ -46,6 +46,7 @@ def check_count(parts: Sized, what: str) -> None:
 
 
 def check_png(text: Any) -> None:
+    """Raise `ConfigError` if a text is not a PNG file in base64, or if the image is too large."""
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)
     except (AttributeError, ValueError) as problem:

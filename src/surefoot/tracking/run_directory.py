@@ -156,6 +156,7 @@ class RunDirectory:
         self.write_bytes(name, text.encode())
 
     def write_bytes(self, name: str, data: bytes) -> None:
+        """Write a file atomically. Raises `CheckpointError` if the write fails."""
         target = self.path / name
         try:
             write_whole(target, data)
@@ -165,6 +166,7 @@ class RunDirectory:
             self.small_files[name] = data
 
     def add_session(self, session: dict[str, Any]) -> None:
+        """Append a session to environment.json. A file that cannot be read is kept as environment.damaged.json."""
         file = self.path / "environment.json"
         earlier: tuple[Session, ...] = ()
         if file.exists():
@@ -205,6 +207,7 @@ def machine(device: torch.device, *, deterministic: bool) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
+    """Return versions, machine, command line and git commit of this process."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),

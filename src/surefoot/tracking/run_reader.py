@@ -96,6 +96,7 @@ class RunFiles:
 
 
 def read_run(path: Path) -> RunFiles:
+    """Read a run's files without loading weights. A file that cannot be read is a problem in the result, not an error."""
     problems: list[str] = []
 
     @contextmanager

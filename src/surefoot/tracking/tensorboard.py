@@ -5,17 +5,17 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw
 
-from surefoot.config.paths import make_no_follow
+from surefoot.config.paths import make_no_follow, open_regular
 from surefoot.tracking.external.registry import numbers_in
 from surefoot.tracking.format import compact
-from surefoot.tracking.jsonl import AppendedFile
+from surefoot.tracking.jsonl import AppendedFile, resume_count, stream_records
 from surefoot.tracking.record import Record
 
 _CELL = 28  # pixels per matrix cell
@@ -73,6 +73,9 @@ def _tiles(pngs: list[bytes]) -> Image.Image:
 
 _files = itertools.count()  # file numbers of this process
 _NO_CURVES = {"layer_stats", "data_check", "event"}  # kinds with nested values or texts
+_NOT_RECORDED = ("panels/", "_hparams_/")  # tags whose values are not in metrics.jsonl
+_LONGEST_EVENT = 1 << 27  # bytes
+_FILES = "events.out.tfevents.*"
 
 
 def event_format() -> tuple[Any, Any, Any]:
@@ -84,46 +87,94 @@ def event_format() -> tuple[Any, Any, Any]:
 
 
 class TensorBoard:
-    """A TensorBoard event directory; `from_step` is the resumed step, and TensorBoard hides later points of older sessions."""
+    """A TensorBoard event directory; `from_step` is the resumed step, and TensorBoard hides later points of older sessions.
 
-    def __init__(self, directory: Path, *, from_step: int, unit: str = "targets") -> None:
+    A resume gives `metrics`, the path of metrics.jsonl. Its records are written again if earlier sessions did not write them here.
+    """
+
+    def __init__(self, directory: Path, *, from_step: int, unit: str = "targets", metrics: Path | None = None) -> None:
         # no writer thread of torch: on a full disk that thread prints a traceback and loses later events
         event_pb2, summary_pb2, self.writer = event_format()
         self.directory, self.summary, self.event = directory, summary_pb2.Summary, event_pb2.Event
+        self.start = event_pb2.SessionLog.START
         self.targets = {f"train/targets{rate}": f"train/{unit}{rate}" for rate in ("", "_per_s")}
         make_no_follow(directory)
-        name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{socket.gethostname()}.{os.getpid()}.{next(_files)}"
+        earlier = sorted(directory.glob(_FILES))  # the order in which TensorBoard reads them
+        first = from_step + 1  # of the steps whose points TensorBoard drops
+        again = list[Any]()
+        if metrics is not None and len(earlier) != resume_count(metrics) + 1:  # a session wrote no file here
+            first, again = self._differing(earlier, metrics, from_step=from_step)
+        number = (
+            f"{socket.gethostname()}.{os.getpid()}.{next(_files):04d}"  # TensorBoard reads files in the order of names
+        )
+        name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{number}"
         self.appended = AppendedFile(directory / name)
         self._append(self.event(wall_time=time.time(), file_version="brain.Event:2"))
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._append(self.event(wall_time=time.time(), step=from_step + 1, session_log=start))
+        start = event_pb2.SessionLog(status=self.start)
+        self._append(self.event(wall_time=time.time(), step=first, session_log=start))
+        for event in again:
+            self._append(event)
+        if metrics is not None and first <= from_step:
+            for record in stream_records(metrics):
+                if first <= record["step"] <= from_step:
+                    self.write(record)
 
     def write(self, record: Record) -> None:
         """Write a record: values under its kind at its step, panel images, and the outcome of the run as hparams."""
         match record["kind"]:
-            case "sample":
-                from torch.utils.tensorboard.summary import text
-
-                self._add(text("sample", f"```\n{record['text']}\n```").value, record)  # type: ignore[no-untyped-call]
             case "panels":
                 self._add_pictures(record)
             case "outcome":
                 self._add_outcome(record)
             case kind if kind not in _NO_CURVES:
-                numbers = numbers_in(record).items()
-                self._add(
-                    [
-                        self.summary.Value(tag=self.targets.get(name, name), simple_value=value)
-                        for name, value in numbers
-                    ],
-                    record,
-                )
+                self._add(self._values(record), record)
             case _:
                 self.appended.append(b"")  # nothing new; only waiting bytes are written
 
     def close(self) -> None:
         """Close the file; raise `OSError` if values are lost."""
         self.appended.close()
+
+    def _values(self, record: Record) -> Any:
+        if record["kind"] == "sample":
+            from torch.utils.tensorboard.summary import text
+
+            return text("sample", f"```\n{record['text']}\n```").value  # type: ignore[no-untyped-call]
+        numbers = numbers_in(record).items()
+        return [self.summary.Value(tag=self.targets.get(name, name), simple_value=value) for name, value in numbers]
+
+    def _differing(self, files: list[Path], metrics: Path, *, from_step: int) -> tuple[int, list[Any]]:
+        """Return the first step at which files and records differ, and the later events that no record has."""
+        drawn = dict[tuple[int, str], int]()  # hashes by step and first tag, because the values may not fit in memory
+        unrecorded = list[Any]()
+        for event in (event for file in files for event in self._events(file)):
+            if event.session_log.status == self.start:
+                drawn = {key: number for key, number in drawn.items() if key[0] < event.step}
+                unrecorded = [each for each in unrecorded if each.step < event.step]
+            elif event.summary.value and event.step <= from_step:
+                tag = event.summary.value[0].tag
+                if tag.startswith(_NOT_RECORDED):
+                    unrecorded.append(event)
+                else:
+                    drawn[event.step, tag] = hash(event.summary.SerializeToString())
+        first = from_step + 1
+        for record in stream_records(metrics):
+            if record["step"] > from_step or record["kind"] in _NO_CURVES or not (values := self._values(record)):
+                continue
+            content = self.summary(value=values).SerializeToString()
+            if drawn.pop((record["step"], values[0].tag), None) != hash(content):
+                first = min(first, record["step"])
+        first = min([first, *(step for step, _ in drawn)])
+        return first, [event for event in unrecorded if event.step >= first]
+
+    def _events(self, file: Path) -> Iterator[Any]:
+        with open_regular(file) as opened:
+            # a length of 8 bytes and its checksum of 4, the event, and the event's checksum of 4
+            while len(head := opened.read(12)) == 12:
+                length = int.from_bytes(head[:8], "little")
+                if length > _LONGEST_EVENT or len(content := opened.read(length + 4)) < length + 4:
+                    return  # torn by a kill
+                yield self.event.FromString(content[:-4])
 
     def _add_pictures(self, record: Record) -> None:
         values = []

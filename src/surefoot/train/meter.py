@@ -115,6 +115,7 @@ class Meter:
         return {"rows": self.table(), **{f"logged/{name}": table for name, table in self.logged_table().items()}}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Restore the rows and logged values since the last record from a checkpoint's tensors."""
         self.rows = [
             (int(index), None, 0, None, None, None) if rest[-1].isnan() else (int(index), *rest)
             for index, *rest in tensors["rows"]

@@ -81,6 +81,7 @@ class Watch:
         return watched_loss
 
     def problems(self) -> list[str]:
+        """Return what would be wrong on several ranks, as one error text each; empty if nothing is."""
         errors = self.outside_problems() + [
             f"{weight} is used outside a call of {part}, and FSDP gathers it only for that call\n"
             f"  do not shard {part} separately: name other blocks (--fsdp.blocks), or use --parallel ddp"
@@ -100,6 +101,7 @@ class Watch:
         return errors
 
     def outside_problems(self) -> list[str]:
+        """Return the error text for a model used outside its call; empty if every use is inside."""
         if not self.outside:
             return []
         uses = [f"{what} in {where}" for where, what in self.outside.items()]

@@ -143,7 +143,7 @@ class RunSettings(TrainSettings):
     """Function from a batch of one sample to text, for `surefoot replay`. If None, shapes and values are printed."""
     predict_example: str | None = setting(None, observer=True)
     """Input in the `surefoot predict` command that the run prints at its end; "" if the command needs no input."""
-    data_summary: Sequence[str] = setting((), observer=True)
+    data_summary: Sequence[str] = setting((), observer=True, shared=False)
     """Lines on the data that `surefoot plan` prints; the start of a run prints the first line."""
     accept_change: str | Sequence[str] | None = setting(
         None, check=_accept_change, one_session=True, after="check_state"

@@ -158,6 +158,7 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
 
 
 def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[Problem]:
+    """Return the first problems; the last of them counts the others, which `of` names."""
     every = list(problems)
     first = every[:_SHOWN]
     if len(every) > _SHOWN:

@@ -21,6 +21,7 @@ _EVALUATE = " (evaluate a checkpoint to compute its metrics again)"
 
 
 def file_facts(files: Files) -> list[str]:
+    """Describe the checked files, one line each: checkpoints, and the part of metrics.jsonl that a checkpoint covers."""
     manifests = [checkpoint.manifest for checkpoint in files.checkpoints.values()]
     number = sum(len(manifest.files) + 1 for manifest in manifests)
     size = in_words(sum(length for manifest in manifests for length, _ in manifest.files.values()))
@@ -36,6 +37,7 @@ def file_facts(files: Files) -> list[str]:
 
 
 def record_facts(files: Files) -> str:
+    """Describe in one line what the checks of the records have proved."""
     fact = "the records: in order; their speeds agree with their times"
     every = sum(checkpoint.step > 0 for checkpoint in files.checkpoints.values())  # no records exist before step 0
     timed = sum(has_times(files.log, checkpoint) for checkpoint in files.checkpoints.values() if checkpoint.step > 0)
@@ -54,6 +56,7 @@ def unproved_lines(files: Files) -> list[str]:
 
 
 def window_facts(outcome: Outcome) -> list[str]:
+    """Describe the executed steps and, if they differ by rounding, the largest differences. Empty if nothing was compared."""
     reached, how = _reached(outcome), "bit for bit" if outcome.exact else "up to rounding"
     of = "" if len(outcome.records) == outcome.met_records else f" of {outcome.met_records:,}"
     parts = [f"{len(outcome.records):,}{of} record{'s' * (outcome.met_records != 1)}"] if outcome.records else []

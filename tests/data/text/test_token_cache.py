@@ -310,3 +310,24 @@ def test_the_directory_is_the_usual_one_of_each_system(monkeypatch: pytest.Monke
     assert user_cache("gpt2") == Path("/c/Local/surefoot/gpt2")
     monkeypatch.setenv("XDG_CACHE_HOME", "/fast")
     assert user_cache("gpt2") == Path("/fast/surefoot/gpt2")
+
+
+def test_a_cache_that_is_switched_off_reads_and_writes_nothing(work: list[str], directory: Path) -> None:
+    text = TextCache(TRAINING, HELD_OUT, enabled=False)
+    text.encoded(text.trained_tokenizer(vocab_size=270))
+    assert (work, text.directory, directory.exists()) == (ALL, None, False)
+    for _ in range(2):
+        text = TextCache(TRAINING, HELD_OUT)
+        text.encoded(text.trained_tokenizer(vocab_size=270))
+        assert text.directory == directory
+    work.clear()
+    text = TextCache(TRAINING, HELD_OUT, enabled=False)
+    text.encoded(text.trained_tokenizer(vocab_size=270))
+    assert (work, text.directory) == (ALL, None)
+
+
+def test_the_directory_of_a_cache_that_cannot_be_written_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
+    text = TextCache(TRAINING, HELD_OUT)
+    text.trained_tokenizer(vocab_size=270)
+    assert text.directory is None

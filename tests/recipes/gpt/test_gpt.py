@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 import surefoot as sf
 from surefoot.config.tree import layered
+from surefoot.data.text import token_cache
 from surefoot.recipes import gpt
 from surefoot.recipes.gpt.corpus import corpus as read_corpus
 from surefoot.recipes.program import find_program
@@ -199,6 +200,24 @@ def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(
     trained(asked)
     own = dataclasses.replace(asked.data, tokenizer="bpe", vocab_size=300)
     assert gpt.build(dataclasses.replace(asked, data=own, run_dir=None)).parts.files["tokenizer.json"] != held
+
+
+def test_a_run_names_the_directory_that_keeps_its_tokens_and_resumes_without_one(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_cache, "MIN_CHARACTERS", 1000)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    settings: dict[str, Any] = {"run_dir": str(tmp_path / "run"), "stop_after": "3 steps"}
+    first = trained(config(path, **settings))
+    assert (
+        first.parts.settings.data_summary[0] == f"text of {path}, with tokens kept in {tmp_path}/cache/surefoot/tokens"
+    )
+    shutil.rmtree(tmp_path / "cache")
+    resumed = trained(config(path, **settings | {"data.cache": False, "stop_after": None}))
+    assert resumed.parts.settings.data_summary[0] == f"text of {path}"
+    assert resumed.state.step == 6
+    assert not (tmp_path / "cache").exists()
+    assert "cache" not in json.dumps(resumed.parts.identity)
 
 
 def test_a_vocabulary_for_weights_that_have_one_is_refused(path: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from surefoot.tracking.record import Record
 from waiting import HANG_S, HangLimit
 
 THERE = tuple(
-    name for name, packages in registry.PACKAGES.items() if all(find_spec(package) is not None for package in packages)
+    name for name, packages in registry.TRACKERS.items() if all(find_spec(package) is not None for package in packages)
 )
 TOLD = ("train/loss", "val/accuracy")  # one curve of each kind
 

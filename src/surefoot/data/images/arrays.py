@@ -68,6 +68,7 @@ def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 
 def cifar_arrays(path: Path) -> Arrays:
+    """Read CIFAR-10's binary files as uint8 images and int64 labels. Raises `DataError` if a file is missing."""
     missing = [name for name in (*TRAINING_FILES, TEST_FILE) if not (path / name).is_file()]
     if missing:
         raise DataError(f"{path} lacks files of CIFAR-10: {', '.join(missing)}\n  unpack cifar-10-binary.tar.gz again")

@@ -164,6 +164,7 @@ def fitting(files: Files, *, size: int | None, channels: int | None, crop: Crop)
 
 
 def readable_files(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]]:
+    """Return the files that Pillow can decode, and the paths of the others. Raises `DataError` if none can be decoded."""
 
     def sound(path: Path) -> bool:
         try:

@@ -67,6 +67,7 @@ def refuse_script_read_again() -> None:
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
+    """Return the tokens of each text. Raises `RefusedTextError`, with the text's index, if one cannot be encoded."""
     try:
         return tokenizer.encode_all(texts)
     except DataError:

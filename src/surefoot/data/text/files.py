@@ -38,6 +38,7 @@ def is_utf_16(data: bytes) -> bool:
 
 
 def check_parts(training: int, held_out: int, val_fraction: float, *, what: str, cure: str) -> None:
+    """Raise `DataError` if a split leaves no text for training or validation. `what` is the counted unit, `cure` a fraction to try."""
     if not 0 < val_fraction < 1 or not training or not held_out:
         raise DataError(
             f"val_fraction = {val_fraction} of {training + held_out} {what} leaves {training} for training and "

@@ -37,14 +37,17 @@ Arrays = dict[str, np.ndarray]
 class TextCache:
     """The tokenizers and tokens of one text, divided into training and validation documents. They are read, or made and written.
 
+    If `enabled` is False, nothing is read or written. `directory` is None until an entry was read or written in it.
+
     >>> from surefoot.tokenizers import ByteTokenizer
     >>> TextCache(["ab"], ["c"]).encoded(ByteTokenizer())[0].tolist()
     [97, 98, 256]
     """
 
-    def __init__(self, training: Sequence[str], held_out: Sequence[str]) -> None:
+    def __init__(self, training: Sequence[str], held_out: Sequence[str], *, enabled: bool = True) -> None:
         self.training, self.held_out = training, held_out
-        self.is_long = sum(map(len, training)) + sum(map(len, held_out)) >= MIN_CHARACTERS
+        self.enabled = enabled and sum(map(len, training)) + sum(map(len, held_out)) >= MIN_CHARACTERS
+        self.directory: Path | None = None
 
     def trained_tokenizer(self, *, vocab_size: int) -> BPETokenizer:
         """Return a tokenizer trained on the training documents."""
@@ -77,16 +80,18 @@ class TextCache:
 
     def _cached(self, key: Sequence[str], make: Callable[[], Arrays]) -> Arrays:
         directory = user_cache("tokens")
-        if not (self.is_long and directory.is_absolute() and self._key):  # relative: there is no home directory
+        if not (self.enabled and directory.is_absolute() and self._key):  # relative: there is no home directory
             return make()
         path = directory / f"{_hash([*self._key, *key])}{_SUFFIX}"
         arrays = None
         with suppress(OSError):
             arrays = _read(path)
+            self.directory = directory if arrays is not None else self.directory
         if arrays is None:
             arrays = make()
             with suppress(OSError):
-                _write(path, arrays)
+                if _write(path, arrays):
+                    self.directory = directory
         return arrays
 
 
@@ -137,12 +142,12 @@ def _read(path: Path) -> Arrays | None:
     return load(content)
 
 
-def _write(path: Path, arrays: Arrays) -> None:
+def _write(path: Path, arrays: Arrays) -> bool:
     from safetensors.numpy import save
 
     content = save(arrays)
     if len(content) > MAX_BYTES // 2:
-        return
+        return False
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _refuse_foreign(path.parent.stat())
     handle, partial = tempfile.mkstemp(suffix=_PARTIAL, dir=path.parent)  # other processes may write the same entry
@@ -155,6 +160,7 @@ def _write(path: Path, arrays: Arrays) -> None:
         Path(partial).unlink(missing_ok=True)
         raise
     _delete_old(path.parent)
+    return True
 
 
 def _delete_old(directory: Path) -> None:

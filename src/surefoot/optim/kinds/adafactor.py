@@ -57,6 +57,7 @@ class Adafactor(Optimizer):
         return update.mul_((scale * state["step"].rsqrt().clamp_(max=group["lr"])).div_(excess))
 
     def first_state(self, parameter: Tensor) -> dict[str, Any]:
+        """Return zero variances: by row and by column of a matrix, and whole for a vector."""
         step = torch.zeros((), dtype=torch.float32, device=parameter.device)
         if parameter.ndim < 2:
             return {"step": step, "variance": torch.zeros_like(parameter, requires_grad=False)}

@@ -84,6 +84,7 @@ class AdamW8bit(Optimizer):
         replace(state[f"{key}_largest"], largest, found_inf=found_inf)
 
     def first_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return zero moments, as 8-bit codes with their scales if the parameter has at least `SMALLEST` elements."""
         state = {"step": torch.zeros((), dtype=torch.float32, device=parameter.device)}
         for key in ("exp_avg", "exp_avg_sq"):
             state[key] = zeros = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)

@@ -30,6 +30,7 @@ class Lion(Optimizer):
 
     @by_group
     def step(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
+        """Move parameters along the sign of the interpolated momentum, except where `found_inf` is 1. https://arxiv.org/abs/2302.06675"""
         gradients = present(parameters)
         momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         beta1, beta2 = group["betas"]

@@ -64,6 +64,7 @@ class MuonWithAdamW(Optimizer):
         super().__init__(own, {"lr": lr})
 
     def hand_over(self) -> None:
+        """Give groups, state and gradients to the inner Muon and AdamW; a parameter of more than two dimensions becomes a matrix."""
         for part in self.parts:
             part.state.clear()
         inner_groups = [(part, inner) for part in self.parts for inner in part.param_groups]
@@ -82,6 +83,7 @@ class MuonWithAdamW(Optimizer):
                     matrix.grad = None
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step Muon and AdamW; return the closure's loss, or None without a closure."""
         loss = loss_of(closure)
         self.hand_over()
         for part in self.parts:
@@ -115,6 +117,7 @@ class BatchedMuon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Orthogonalize matrices of one shape together and update them. Parameters without a gradient stay."""
         loss, found_inf = loss_of(closure), vars(self).get("found_inf")
         members = [(each, group) for group in self.param_groups for each in group["params"] if each.grad is not None]
         if not members:

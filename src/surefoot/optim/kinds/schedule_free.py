@@ -36,6 +36,7 @@ class ScheduleFree(Optimizer):
 
     @by_group
     def step(self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
+        """Update the fast weights `z` and the parameters between them and their average, except where `found_inf` is 1."""
         states = [self.state[parameter] for parameter in parameters]
         gradients = present(parameters)
         squares, fast = [state["exp_avg_sq"] for state in states], [state["z"] for state in states]
@@ -66,6 +67,7 @@ class ScheduleFree(Optimizer):
         subtract(fast, updates, rate=rate, found_inf=found_inf)
 
     def first_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return a copy of the parameter as `z`, and zeros for the squares, the step and the sum of weights."""
         return {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
             "weight_sum": torch.zeros((), dtype=torch.float32, device=parameter.device),
@@ -98,6 +100,7 @@ class ScheduleFreeAverage:
 
     @torch.no_grad()
     def refresh(self, live: nn.Module) -> None:
+        """Compute the averaged weights from `z` if a step was taken since the last call, and copy the buffers of `live`."""
         if self._moved:
             for parameter, average, weight in self._pairs:
                 fast = self.optimizer.state.get(parameter, {}).get("z")

@@ -25,6 +25,8 @@ class Data:
     """Vocabulary size of a trained bpe tokenizer. Default: 2048."""
     val_fraction: float = 0.05
     """Fraction of the text for validation: whole documents, or the end of a single document."""
+    cache: bool = True
+    """Keep the trained tokenizer and the tokens of a long text in ~/.cache/surefoot/tokens, so that the next start reads them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,7 +78,7 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
 
     documents = sf.data.stdlib_documents() if path is None else sf.data.load_documents(path)
     training, held_out = sf.data.split_documents(documents, val_fraction=data.val_fraction)
-    text = TextCache(training, held_out)
+    text = TextCache(training, held_out, enabled=data.cache)
     match name:
         case None | "bpe":
             size = _VOCABULARY if data.vocab_size is None else data.vocab_size
@@ -99,7 +99,9 @@ def corpus(data: Data, *, saved: Path | None = None, init: str | Path | None = N
                 f"{named.vocab_size} tokens, {sha256(named.to_json().encode()).hexdigest()[:16]}",
             )
     origin = "text of Python's standard library (data.path is not set)" if path is None else f"text of {path}"
-    return Corpus(*text.encoded(tokenizer), tokenizer, chosen, about=(origin, _describe_split(documents, held_out)))
+    encoded = text.encoded(tokenizer)
+    origin += "" if text.directory is None else f", with tokens kept in {text.directory}"
+    return Corpus(*encoded, tokenizer, chosen, about=(origin, _describe_split(documents, held_out)))
 
 
 def promised_vocabulary(data: Data) -> int | None:

@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from surefoot.config.extras import refuse_missing
+from surefoot.config.extras import TRACKERS, refuse_missing
 from surefoot.config.paths import read_regular, write_whole
 from surefoot.config.tree import nearest
 from surefoot.errors import ConfigError
 from surefoot.tracking.record import Record
-
-PACKAGES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic"), "trackio": ("trackio",)}
-"""The imported packages of each tracker. The module has the tracker's name; the class name is capitalized."""
 
 _USUAL = ("runs", "outputs", "experiments")  # common parent directories that are not project names
 _LONGEST = 100  # characters of a name; Weights & Biases allows 128
@@ -29,9 +26,9 @@ def trackers_of(trackers: str | Sequence[str] | None, *, out: str | Path | None)
     """
     names = tuple(name.strip() for name in (trackers.split(",") if isinstance(trackers, str) else trackers or ()))
     for name in names:
-        if name not in PACKAGES:
-            meant = nearest(name, PACKAGES)
-            cure = f"did you mean {meant}?" if meant else f"available: {', '.join(PACKAGES)}"
+        if name not in TRACKERS:
+            meant = nearest(name, TRACKERS)
+            cure = f"did you mean {meant}?" if meant else f"available: {', '.join(TRACKERS)}"
             cure = "TensorBoard has its own setting, --tensorboard True" if name == "tensorboard" else cure
             raise ConfigError(f"no tracker {name!r}: {cure}")
     if len(set(names)) < len(names):
@@ -46,8 +43,8 @@ def trackers_of(trackers: str | Sequence[str] | None, *, out: str | Path | None)
 
 def refuse_missing_trackers(names: Sequence[str]) -> None:
     """Raise one `ConfigError` for all trackers whose packages are not installed."""
-    packages = [package for name in names for package in PACKAGES[name]]
-    refuse_missing(f"trackers = {','.join(names)}", *packages, instead="omit the tracker")
+    modules = [module for name in names for module in TRACKERS[name]]
+    refuse_missing(f"trackers = {','.join(names)}", *modules, instead="omit the tracker")
 
 
 def project_and_name(out: Path) -> tuple[str, str]:
