@@ -2,6 +2,7 @@
 
 from collections import UserDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ _OPAQUE = "combine the samples in Run(collate_fn=...), and count the targets of 
 def collate(samples: Sequence[Any]) -> Any:
     """Return one batch: tensors are stacked, numbers become tensors, texts a list, and containers are combined part by part.
 
-    Three kinds are not torch's: the parts of a dataclass are combined, a list of numbers in a mapping or dataclass is one row of a
-    tensor, and a part that is None in all samples stays None.
+    Three rules are not torch's. The parts of a dataclass are combined. A list of numbers in a mapping or dataclass is one row of a
+    tensor. A part that is None in all samples stays None.
 
     >>> batch = collate([{"ids": [1, 2], "name": "a"}, {"ids": [3, 4], "name": "b"}])
     >>> batch["ids"].tolist(), batch["name"]
@@ -49,13 +50,15 @@ def collate(samples: Sequence[Any]) -> Any:
     return default_collate(list(samples))
 
 
-def why_not(samples: Sequence[Any], ids: Sequence[int]) -> tuple[str, str] | None:
+def why_not(samples: Sequence[Any], ids: Sequence[int], *, otherwise: str) -> str:
     """Return why samples cannot be combined, and what to write instead. `ids` are the numbers of the samples.
 
-    >>> why_not([torch.ones(2), torch.ones(3)], [7, 9])[0]
-    'dataset[i] is a tensor of shape (2) in sample 7, and a tensor of shape (3) in sample 9'
+    >>> print(why_not([torch.ones(2), torch.ones(3)], [7, 9], otherwise="").splitlines()[0])
+    dataset[i] is a tensor of shape (2) in sample 7, and a tensor of shape (3) in sample 9
     """
-    return _difference(samples, ids, "dataset[i]") or _unknown(samples[0])
+    with suppress(Exception):  # a list of lists may be no tensor
+        return _difference(samples, ids, "dataset[i]") or _unknown(samples[0]) or otherwise
+    return otherwise
 
 
 def _as_rows(column: Sequence[Any]) -> Sequence[Any]:
@@ -66,11 +69,11 @@ def _as_rows(column: Sequence[Any]) -> Sequence[Any]:
     return [torch.tensor(part) if isinstance(part, list) else part for part in column] if is_numbers else column
 
 
-def _difference(samples: Sequence[Any], ids: Sequence[int], name: str) -> tuple[str, str] | None:
+def _difference(samples: Sequence[Any], ids: Sequence[int], name: str) -> str | None:
     first, texts = samples[0], [_described(sample) for sample in samples]
     if odd := next((index for index, text in enumerate(texts) if text != texts[0]), None):
         cure = _PAD if "shape" in texts[0] and "shape" in texts[odd] else _CURE
-        return f"{name} is {texts[0]} in sample {ids[0]}, and {texts[odd]} in sample {ids[odd]}", cure
+        return f"{name} is {texts[0]} in sample {ids[0]}, and {texts[odd]} in sample {ids[odd]}\n  {cure}"
     is_named = isinstance(first, Mapping) or has_fields(first)
     parts = [] if is_opaque(first) else [children(sample) or {} for sample in samples]
     for key in parts[0] if parts else ():
@@ -90,12 +93,12 @@ def _described(sample: Any) -> str:
     return name if parts is None else f"{name} with the parts {', '.join(parts) or '(none)'}"
 
 
-def _unknown(sample: Any) -> tuple[str, str] | None:
+def _unknown(sample: Any) -> str | None:
     for leaf in leaves(sample, into_opaque=False):
         if isinstance(leaf, Picture):
-            return "a sample holds a PIL image", _PICTURE
+            return f"a sample holds a PIL image\n  {_PICTURE}"
         if is_opaque(leaf):
-            return f"a sample holds a {type(leaf).__name__}, which only its own library can combine", _OPAQUE
+            return f"a sample holds a {type(leaf).__name__}, which only its own library can combine\n  {_OPAQUE}"
         if not isinstance(leaf, Tensor | np.ndarray | np.generic | bool | int | float | complex | str | bytes | None):
-            return f"a sample holds a {type(leaf).__name__}, which does not become a tensor by itself", _CURE
+            return f"a sample holds a {type(leaf).__name__}, which does not become a tensor by itself\n  {_CURE}"
     return None

@@ -144,8 +144,8 @@ def read(dataset: Any, sample: int, *, step: int) -> Any:
 def rows(batch: Any, *, samples: int | None = None) -> int:
     """Return the size of the first dimension of the first tensor in a nested batch.
 
-    Raises `DataError` without such a tensor, if a graph or another object with its own `to` comes first, or if the batch consists of
-    `samples` samples and its tensors have different sizes of which the first is another number: nodes, not graphs.
+    Raises `DataError` if no such tensor exists, or if a graph or another object with its own `to` comes first. Also raises it if the
+    tensors differ in size and the first has not `samples` rows: its rows are nodes, for example.
     """
     first = next(
         (leaf for leaf in leaves(batch, into_opaque=False) if isinstance(leaf, Tensor) or is_opaque(leaf)), None

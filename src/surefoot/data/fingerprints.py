@@ -69,7 +69,7 @@ def hash_of_hugging_face(dataset: Any) -> str:
 
 
 def spaced(first: Any, count: int) -> list[int]:
-    """Return the evenly spaced indices of at most 2,000 of `count` samples, or about 16 MiB; `first` is the first of them."""
+    """Return evenly spaced indices of `count` samples like `first`: at most 2,000, or about 16 MiB."""
     size_bytes = max(1, sum(map(len, _pieces(first, {}))))
     chosen = min(count, max(3, min(2_000, _MAX_BYTES // size_bytes)))
     return [int(index) for index in np.linspace(0, count - 1, chosen)]

@@ -9,7 +9,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from surefoot.data.collate import collate as default_batch
 from surefoot.data.dataset_checks import rows
 from surefoot.data.gathering import by_sample, first_few, gather_fn, sample_count
 from surefoot.data.nested import Movable, children, rebuilt
@@ -71,6 +70,8 @@ class Feed:
                 f"collate_fn is given, but {type(dataset).__name__} builds whole batches itself: omit collate_fn"
             )
         self.gather = gather_fn(dataset) if collate is None else None
+        if collate is None:
+            from surefoot.data.collate import collate as default_batch
         # workers pin their own batches, but not the dataclasses in them
         self.pins = device.type == "cuda" and (self.gather is not None or workers > 0)
         self.reading = Reading(single, self.plan, seed=seed, collate_fn=collate or default_batch)

@@ -21,11 +21,11 @@ from surefoot.config.paths import local_path
 from surefoot.data.fingerprints import hash_of, spaced
 from surefoot.data.text.documents import reading_tables
 from surefoot.data.text.files import no_such
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import ConfigError, DataError, first_line
 
 _SUFFIXES = (".parquet", ".arrow", ".feather")  # of the files in a directory
 _BLOCKS = 16  # of neighboring rows that the fingerprint reads: each may decode a row group
-_MIN_DECODED, _MAX_DECODED_FRACTION = 64, 0.25  # more row groups per row read, and reading is slow
+_DECODED = 64  # row groups decoded for fewer than 4 rows each: reading is slow
 
 
 @known_keywords
@@ -49,10 +49,9 @@ class Table:
 
     def __init__(self, source: Any, *, columns: Sequence[str] | None = None, max_cache_bytes: int = 1 << 28) -> None:
         refuse_missing("sf.data.Table", "pyarrow")
-        if max_cache_bytes < 0 or isinstance(columns, str):
+        if isinstance(columns, str):
             raise ConfigError(
-                f"Table: columns = {columns!r}, max_cache_bytes = {max_cache_bytes}\n"
-                "  give a list of names and a number of bytes: columns=['tokens'], max_cache_bytes=1 << 28"
+                f"Table: columns = {columns!r} is one text\n  give a list of names: columns=[{columns!r}]"
             )
         self.source, self.columns, self.max_cache_bytes = source, columns, max_cache_bytes
         pieces = _pieces(source, columns)
@@ -61,7 +60,7 @@ class Table:
         self._schema = pieces[0][2] if pieces else None
         self._readers = {field.name: _reader(field.type) for field in self._schema or ()}
         self._decoded: OrderedDict[int, Any] = OrderedDict()
-        self._reads, self._decodings, self._is_slow = 0, 0, False
+        self._reads = self._decodings = 0
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -103,10 +102,7 @@ class Table:
 
     @cached_property
     def _hash(self) -> str:
-        if not len(self):
-            return hash_of([])
-        count = len(spaced(self[0], len(self)))
-        block = -(-count // _BLOCKS)
+        block = -(-len(spaced(self[0], len(self))) // _BLOCKS) if len(self) else 0
         firsts = np.linspace(0, len(self) - block, _BLOCKS).astype(int).tolist()
         return hash_of([self[row] for row in sorted({first + row for first in firsts for row in range(block)})])
 
@@ -118,22 +114,19 @@ class Table:
         if index not in self._decoded:
             self._decoded[index] = piece.decode()
             self._decodings += 1
-            self._warn_if_slow(piece)
+            if self._decodings % _DECODED == 0:
+                reads, self._reads = self._reads, 0
+                if reads < 4 * _DECODED:  # Python shows equal warnings once
+                    warnings.warn(
+                        f"{piece.path}: most rows decode a row group again, because their order is random\n"
+                        "  write an Arrow file once, and train on the table that it returns: table.write_arrow('train.arrow')\n"
+                        f"  or raise max_cache_bytes (now {self.max_cache_bytes}), if all rows fit into the memory of each worker",
+                        stacklevel=3,
+                    )
             while len(self._decoded) > 1 and sum(each.nbytes for each in self._decoded.values()) > self.max_cache_bytes:
                 self._decoded.popitem(last=False)
         self._decoded.move_to_end(index)
         return self._decoded[index]
-
-    def _warn_if_slow(self, group: "_RowGroup") -> None:
-        if self._decodings % _MIN_DECODED or self._is_slow or self._decodings < _MAX_DECODED_FRACTION * self._reads:
-            return
-        self._is_slow = True
-        warnings.warn(
-            f"{group.path}: {self._decodings} of {self._reads} rows decoded a row group again, because their order is random\n"
-            "  write an Arrow file once, and train on the table that it returns: table.write_arrow('train.arrow')\n"
-            f"  or raise max_cache_bytes (now {self.max_cache_bytes}), if all row groups fit into the memory of each worker",
-            stacklevel=4,
-        )
 
 
 @dataclass(frozen=True)
@@ -154,33 +147,39 @@ Piece = tuple[Any, int, Any]  # a mapped record batch, or a row group to decode;
 def _pieces(source: Any, columns: Sequence[str] | None) -> list[Piece]:
     import pyarrow
 
-    if not isinstance(source, str | os.PathLike | list | tuple):
-        if type(source).__module__.startswith("pandas"):
-            table = pyarrow.Table.from_pandas(source, preserve_index=False)
-        else:
-            table = source if isinstance(source, pyarrow.Table) else pyarrow.table(source)
+    paths = source if isinstance(source, list | tuple) else [source]
+    if not all(isinstance(path, str | os.PathLike) for path in paths):
+        try:
+            is_pandas = type(source).__module__.startswith("pandas")  # whose index is no column
+            table = pyarrow.Table.from_pandas(source, preserve_index=False) if is_pandas else pyarrow.table(source)
+        except (TypeError, ValueError) as problem:
+            raise DataError(
+                f"a {type(source).__name__} is no table: {first_line(problem)}\n"
+                "  give a path, a pyarrow.Table or a DataFrame; a list of samples is a data set by itself"
+            ) from problem
         return _batches(table.to_batches(), table.schema, "the table", columns)
-    paths = [local_path(path, setting="source") for path in (source if isinstance(source, list | tuple) else [source])]
-    files = [file for path in paths for file in _files(path)]
+    files = [file for path in paths for file in _files(local_path(path, setting="source"))]
     pieces = list[Piece]()
     for file in files:
         with reading_tables(file):
             for piece in _pieces_of(file, columns):
-                if pieces and not piece[2].equals(pieces[0][2]):
+                pieces.append(piece)
+                if not piece[2].equals(pieces[0][2]):
+                    now, first = (
+                        ", ".join(f"{field.name} ({field.type})" for field in each[2]) for each in (piece, pieces[0])
+                    )
                     raise DataError(
-                        f"{file} has other columns than {files[0]}: {_columns(piece[2])}, not {_columns(pieces[0][2])}\n"
+                        f"{file} has other columns than {files[0]}: {now}, not {first}\n"
                         "  name the columns that all files have: Table(paths, columns=[...])"
                     )
-                pieces.append(piece)
     return pieces
 
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
-        if not files:
-            raise DataError(f"no table in the directory {path}: no file ends in {', '.join(_SUFFIXES)}")
-        return files
+        if files := sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file()):
+            return files
+        raise DataError(f"no table in the directory {path}: no file ends in {', '.join(_SUFFIXES)}")
     if not path.is_file():
         raise no_such(path)
     return [path]
@@ -196,26 +195,21 @@ def _pieces_of(path: Path, columns: Sequence[str] | None) -> list[Piece]:
         # neither threads nor buffers: workers are forked
         file = pyarrow.parquet.ParquetFile(path, memory_map=True, pre_buffer=False)
         schema = _select(file.schema_arrow, path, columns)
-        return [
-            (_RowGroup(path, file, index, schema.names), file.metadata.row_group(index).num_rows, schema)
-            for index in range(file.num_row_groups)
-        ]
+        groups = [_RowGroup(path, file, index, schema.names) for index in range(file.num_row_groups)]
+        return [(group, file.metadata.row_group(group.index).num_rows, schema) for group in groups]
     mapped, allocated = pyarrow.memory_map(str(path)), pyarrow.total_allocated_bytes()
-    if magic == b"ARROW1":
-        reader = pyarrow.ipc.open_file(mapped)
-        batches = [reader.get_batch(index) for index in range(min(1, reader.num_record_batches))]
-        is_mapped = pyarrow.total_allocated_bytes() - allocated <= sum(batch.nbytes for batch in batches) // 2
-        batches += [reader.get_batch(index) for index in range(1, reader.num_record_batches if is_mapped else 0)]
-    else:  # the stream format, of the cache of `datasets`
-        reader, is_mapped = pyarrow.ipc.open_stream(mapped), True
-        batches = list(reader)
-    if not is_mapped:
+    if magic != b"ARROW1":  # the stream format, of the cache of `datasets`
+        reader = pyarrow.ipc.open_stream(mapped)
+        return _batches(list(reader), reader.schema, path, columns)
+    reader = pyarrow.ipc.open_file(mapped)
+    first = [reader.get_batch(index) for index in range(min(1, reader.num_record_batches))]
+    if pyarrow.total_allocated_bytes() - allocated > sum(batch.nbytes for batch in first) // 2:
         raise DataError(
             f"{path} is compressed, so its rows cannot be memory-mapped\n"
             "  write it uncompressed: pyarrow.feather.write_feather(table, path, compression='uncompressed'),\n"
             "  or keep it in memory: Table(pyarrow.feather.read_table(path))"
         )
-    return _batches(batches, reader.schema, path, columns)
+    return _batches([*map(reader.get_batch, range(reader.num_record_batches))], reader.schema, path, columns)
 
 
 def _batches(batches: Sequence[Any], schema: Any, where: Path | str, columns: Sequence[str] | None) -> list[Piece]:
@@ -233,29 +227,20 @@ def _select(schema: Any, where: Path | str, columns: Sequence[str] | None) -> An
     return pyarrow.schema([schema.field(name) for name in (schema.names if columns is None else columns)])
 
 
-def _columns(schema: Any) -> str:
-    return ", ".join(f"{field.name} ({field.type})" for field in schema)
-
-
 def _reader(kind: Any) -> Callable[[Any], Any]:
-    read = _value_reader(kind)
-    return lambda scalar: read(scalar) if scalar.is_valid else None
-
-
-def _value_reader(kind: Any) -> Callable[[Any], Any]:
     from pyarrow import FixedShapeTensorType, types
 
     if _is_number(kind):
         dtype = torch.from_numpy(np.empty(0, kind.to_pandas_dtype())).dtype
-        return lambda scalar: torch.tensor(scalar.as_py(), dtype=dtype)
+        return lambda scalar: torch.tensor(scalar.as_py(), dtype=dtype) if scalar.is_valid else None
     if types.is_struct(kind):
         readers = {field.name: _reader(field.type) for field in kind}
-        return lambda scalar: {name: read(scalar[name]) for name, read in readers.items()}
+        return lambda scalar: {name: read(scalar[name]) for name, read in readers.items()} if scalar.is_valid else None
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _row if _is_number(kind.value_type) else partial(_nested, read=_reader(kind.value_type))
     if isinstance(kind, FixedShapeTensorType):
-        return lambda scalar: torch.from_numpy(np.array(scalar.to_numpy()))
-    return lambda scalar: scalar.as_py()
+        return lambda scalar: torch.from_numpy(np.array(scalar.to_numpy())) if scalar.is_valid else None
+    return lambda scalar: scalar.as_py()  # None if it is null
 
 
 def _is_number(kind: Any) -> bool:
@@ -264,14 +249,17 @@ def _is_number(kind: Any) -> bool:
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
-def _row(scalar: Any) -> Tensor:
-    numbers = scalar.values
+def _row(scalar: Any) -> Tensor | None:
+    if (numbers := scalar.values) is None:
+        return None
     if numbers.null_count:
         raise ValueError("a list of numbers has an empty (null) entry: fill it before, or leave the row out")
     return torch.from_numpy(np.array(numbers.to_numpy(zero_copy_only=False)))
 
 
 def _nested(scalar: Any, *, read: Callable[[Any], Any]) -> Any:
+    if scalar.values is None:
+        return None
     parts = [read(part) for part in scalar.values]
-    is_block = bool(parts) and all(isinstance(part, Tensor) and part.shape == parts[0].shape for part in parts)
-    return torch.stack(parts) if is_block else parts
+    shapes = {part.shape if isinstance(part, Tensor) else None for part in parts}
+    return torch.stack(parts) if len(shapes) == 1 and None not in shapes else parts

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from surefoot.data.collate import collate, why_not
 from surefoot.data.dataset_checks import read
 from surefoot.data.gathering import first_few, read_many_fn
 from surefoot.data.order import MicroBatches
@@ -90,12 +89,13 @@ class Reading(Dataset[Any]):
         except SurefootError:
             raise
         except Exception as problem:
-            why, cure = f"{type(problem).__name__}: {first_line(problem)}", "correct Run(collate_fn=...)"
+            from surefoot.data.collate import collate, why_not
+
+            why = f"{type(problem).__name__}: {first_line(problem)}\n  correct Run(collate_fn=...)"
             if self.collate is collate:
-                with suppress(Exception):
-                    why, cure = why_not(samples, ids.tolist()) or (why, "combine them in Run(collate_fn=...)")
+                why = why_not(samples, ids.tolist(), otherwise=why)
             raise DataError(
-                f"samples {first_few(ids)} of step {step} cannot be put into one batch\n  {why}\n  {cure}"
+                f"samples {first_few(ids)} of step {step} cannot be put into one batch\n  {why}"
             ) from problem
 
     def _read_samples(self, ids: list[int], epochs: list[int], step: int, seed: Callable[[int], None]) -> list[Any]:
