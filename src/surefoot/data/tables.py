@@ -24,6 +24,13 @@ from surefoot.data.text.files import no_such
 from surefoot.errors import ConfigError, DataError, first_line
 
 _SUFFIXES = (".parquet", ".arrow", ".feather")  # of the files in a directory
+_NUMBERS = {
+    "bool",
+    "halffloat",
+    "float",
+    "double",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+}
 _BLOCKS = 16  # of neighboring rows that the fingerprint reads: each may decode a row group
 _DECODED = 64  # row groups decoded for fewer than 4 rows each: reading is slow
 
@@ -119,8 +126,7 @@ class Table:
                 if reads < 4 * _DECODED:  # Python shows equal warnings once
                     warnings.warn(
                         f"{piece.path}: most rows decode a row group again, because their order is random\n"
-                        "  write an Arrow file once, and train on the table that it returns: table.write_arrow('train.arrow')\n"
-                        f"  or raise max_cache_bytes (now {self.max_cache_bytes}), if all rows fit into the memory of each worker",
+                        "  write an Arrow file once, and train on the table that it returns: table.write_arrow('train.arrow')",
                         stacklevel=3,
                     )
             while len(self._decoded) > 1 and sum(each.nbytes for each in self._decoded.values()) > self.max_cache_bytes:
@@ -141,10 +147,8 @@ class _RowGroup:
             return self.file.read_row_group(self.index, columns=self.names, use_threads=False).combine_chunks()
 
 
-Piece = tuple[Any, int, Any]  # a mapped record batch, or a row group to decode; the number of rows; the schema
-
-
-def _pieces(source: Any, columns: Sequence[str] | None) -> list[Piece]:
+# Each piece: a mapped record batch, or a row group to decode; its number of rows; its schema.
+def _pieces(source: Any, columns: Sequence[str] | None) -> list[tuple[Any, int, Any]]:
     import pyarrow
 
     paths = source if isinstance(source, list | tuple) else [source]
@@ -154,20 +158,18 @@ def _pieces(source: Any, columns: Sequence[str] | None) -> list[Piece]:
             table = pyarrow.Table.from_pandas(source, preserve_index=False) if is_pandas else pyarrow.table(source)
         except (TypeError, ValueError) as problem:
             raise DataError(
-                f"a {type(source).__name__} is no table: {first_line(problem)}\n"
+                f"a {type(source).__name__} cannot be read as a table: {first_line(problem)}\n"
                 "  give a path, a pyarrow.Table or a DataFrame; a list of samples is a data set by itself"
             ) from problem
         return _batches(table.to_batches(), table.schema, "the table", columns)
     files = [file for path in paths for file in _files(local_path(path, setting="source"))]
-    pieces = list[Piece]()
+    pieces = list[tuple[Any, int, Any]]()
     for file in files:
         with reading_tables(file):
             for piece in _pieces_of(file, columns):
                 pieces.append(piece)
                 if not piece[2].equals(pieces[0][2]):
-                    now, first = (
-                        ", ".join(f"{field.name} ({field.type})" for field in each[2]) for each in (piece, pieces[0])
-                    )
+                    now, first = ({field.name: str(field.type) for field in each[2]} for each in (piece, pieces[0]))
                     raise DataError(
                         f"{file} has other columns than {files[0]}: {now}, not {first}\n"
                         "  name the columns that all files have: Table(paths, columns=[...])"
@@ -185,8 +187,7 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
-def _pieces_of(path: Path, columns: Sequence[str] | None) -> list[Piece]:
-    import pyarrow
+def _pieces_of(path: Path, columns: Sequence[str] | None) -> list[tuple[Any, int, Any]]:
     import pyarrow.parquet
 
     with path.open("rb") as opened:
@@ -212,41 +213,35 @@ def _pieces_of(path: Path, columns: Sequence[str] | None) -> list[Piece]:
     return _batches([*map(reader.get_batch, range(reader.num_record_batches))], reader.schema, path, columns)
 
 
-def _batches(batches: Sequence[Any], schema: Any, where: Path | str, columns: Sequence[str] | None) -> list[Piece]:
+def _batches(
+    batches: Sequence[Any], schema: Any, where: Path | str, columns: Sequence[str] | None
+) -> list[tuple[Any, int, Any]]:
     selected = _select(schema, where, columns)
     return [(batch.select(selected.names), batch.num_rows, selected) for batch in batches if batch.num_rows]
 
 
 def _select(schema: Any, where: Path | str, columns: Sequence[str] | None) -> Any:
-    import pyarrow
-
     if len({*schema.names}) < len(schema.names):
-        raise DataError(f"{where} has two columns of the same name: {', '.join(schema.names)}")
+        raise DataError(f"{where} has two columns of the same name: {', '.join(schema.names)}\n  rename one")
     if unknown := [name for name in columns or () if name not in schema.names]:
         raise DataError(f"{where} has no column {unknown[0]!r}; available: {', '.join(schema.names)}")
-    return pyarrow.schema([schema.field(name) for name in (schema.names if columns is None else columns)])
+    return schema.empty_table().select(schema.names if columns is None else [*columns]).schema
 
 
 def _reader(kind: Any) -> Callable[[Any], Any]:
     from pyarrow import FixedShapeTensorType, types
 
-    if _is_number(kind):
+    if str(kind) in _NUMBERS:
         dtype = torch.from_numpy(np.empty(0, kind.to_pandas_dtype())).dtype
         return lambda scalar: torch.tensor(scalar.as_py(), dtype=dtype) if scalar.is_valid else None
     if types.is_struct(kind):
         readers = {field.name: _reader(field.type) for field in kind}
         return lambda scalar: {name: read(scalar[name]) for name, read in readers.items()} if scalar.is_valid else None
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return _row if _is_number(kind.value_type) else partial(_nested, read=_reader(kind.value_type))
+        return _row if str(kind.value_type) in _NUMBERS else partial(_nested, read=_reader(kind.value_type))
     if isinstance(kind, FixedShapeTensorType):
         return lambda scalar: torch.from_numpy(np.array(scalar.to_numpy())) if scalar.is_valid else None
     return lambda scalar: scalar.as_py()  # None if it is null
-
-
-def _is_number(kind: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
 def _row(scalar: Any) -> Tensor | None:
