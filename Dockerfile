@@ -9,7 +9,7 @@
 #
 #   docker run --rm --gpus all --shm-size 8g --user "$(id -u):$(id -g)" -v "$PWD/runs:/training/runs" surefoot train gpt --run-dir runs/first
 # This base image was never pulled in a test: the image was built on another one, of Debian 12 with Python 3.11.
-ARG BASE=python:3.12-slim
+ARG BASE=python:3.11-slim
 FROM ${BASE}
 
 # torch.compile needs a C++ compiler

@@ -58,13 +58,13 @@ pictures: .venv/ready  ## every picture of README and docs, from runs made for i
 	PATH="$(CURDIR)/$(BIN):$$PATH" DATA="$(abspath $(DATA))" benchmarks/pictures.sh $(ONLY)
 
 release: .venv/ready  ## build the files of a release, check them, try the wheel, then tag it here; docs/releasing.md has the rest
-	@test -z "$$(git status --porcelain)" || { printf '%s\n' "error: the clone has changes that are not committed" \
+	@status=$$(git status --porcelain --untracked-files=all) && test -z "$$status" || { printf '%s\n' "error: the clone has changes that are not committed" \
 	  "  a tag names a commit, and the files would hold more than that commit" "  type: git status" >&2; exit 1; }
 	@! git rev-parse --quiet --verify "refs/tags/v$(VERSION)" >/dev/null || { printf '%s\n' "error: the tag v$(VERSION) exists" \
 	  "  a version is released once" "  set the next version in src/surefoot/__init__.py: see docs/releasing.md" >&2; exit 1; }
 	rm -rf dist
 	$(BIN)/python -m build
-	RELEASE=1 DIST="$(CURDIR)/dist" $(BIN)/python -m pytest --exitfirst tests/test_package.py
+	SUREFOOT_RELEASE=1 SUREFOOT_DIST="$(CURDIR)/dist" $(BIN)/python -m pytest --exitfirst tests/test_package.py
 	git tag --annotate "v$(VERSION)" --message "surefoot $(VERSION)"
 	@echo "v$(VERSION) is tagged and nothing is published yet: docs/releasing.md names the two commands that publish it"
 

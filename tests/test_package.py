@@ -1,6 +1,7 @@
 """What is released: versions agree, the files are complete, `make release` refuses, and README's commands work from the wheel.
 
-`make release` runs this file with DIST, the directory of the files that will be published, and RELEASE, which permits no skip.
+`make release` runs this file with SUREFOOT_DIST, the directory of the files that will be published, and SUREFOOT_RELEASE, which
+permits no skip.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import surefoot as sf
 
 ROOT = Path(__file__).parents[1]
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
-IS_RELEASE = "RELEASE" in os.environ
+IS_RELEASE = "SUREFOOT_RELEASE" in os.environ
 README = (ROOT / "README.md").read_text()
 
 # --- changelog, citation and version ----------------------------------------------------------------------------------
@@ -147,8 +148,8 @@ def test_what_fails_leaves_no_tag(fails: str, clone: Clone) -> None:
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the source archive and the wheel that is built from it."""
-    if "DIST" in os.environ:
-        return Path(os.environ["DIST"])
+    if "SUREFOOT_DIST" in os.environ:
+        return Path(os.environ["SUREFOOT_DIST"])
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
@@ -220,9 +221,9 @@ class Installed(NamedTuple):
         """Run a script of the environment in the folder; return all that it prints."""
         ours = (
             "PYTHONPATH",
-            "PYTHONDONTWRITEBYTECODE",
+            "PYTHONDONTWRITEBYTECODE",  # with bytecode, only the first start compiles torch
             "VIRTUAL_ENV",
-        )  # with bytecode, only the first start compiles torch
+        )
         environment = {name: value for name, value in os.environ.items() if name not in ours}
         process = subprocess.run(
             [self.scripts / command[0], *command[1:]],

@@ -33,6 +33,17 @@ def loss(model: Any, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
+class OwnCrossEntropy(nn.CrossEntropyLoss):
+    """A user's name for torch's loss."""
+
+
+class Claiming:
+    __module__ = "torch.nn.functional"
+
+    def __call__(self, model: Any, batch: Any) -> Tensor:
+        return loss(model, batch)
+
+
 def build(**changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": lambda: nn.Linear(4, 3),
@@ -69,6 +80,18 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
         sf.ConfigError,
         "loss is torch's nn.CrossEntropyLoss",
         r"return nn.CrossEntropyLoss\(...\)\(model",
+    ),
+    "a subclass of a loss of torch": (
+        {"loss": OwnCrossEntropy()},
+        sf.ConfigError,
+        "loss is torch's nn.CrossEntropyLoss",
+        r"return nn.CrossEntropyLoss\(...\)\(model",
+    ),
+    "a callable that claims to be torch's": (
+        {"loss": Claiming()},
+        sf.ConfigError,
+        "loss is torch's F.Claiming",
+        r"return F.Claiming\(model",
     ),
     "a number as loss": ({"loss": 3}, sf.ConfigError, "loss = 3: 3 is not a callable", r"def loss\(model, batch\)"),
     "a name as loss": ({"loss": "mse"}, sf.ConfigError, "loss = 'mse'", r"surefoot calls loss\(model, batch\)"),
@@ -407,6 +430,16 @@ def test_a_rank_that_was_lost_has_no_frames_of_where_this_one_waited() -> None:
     except RuntimeError as problem:
         lost.__cause__ = problem
     assert not errors.comes_of_user(lost)
+
+
+def test_an_uncaught_refusal_cannot_steer_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    refusal = sf.ConfigError("a text of a run: \x1b[2J")
+    with pytest.raises(SystemExit):
+        sys.excepthook(sf.ConfigError, refusal, None)
+    assert capsys.readouterr().err == "error: a text of a run: \ufffd[2J\n"
 
 
 @pytest.mark.parametrize(("local_rank", "waited_s"), [("0", []), ("1", [10.0])])

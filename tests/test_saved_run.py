@@ -195,6 +195,15 @@ def test_on_the_command_line_a_scripts_run_without_best_is_told_the_keyword(
     assert advice == '  use --checkpoint newest, or train a run with best="min val/loss"'
 
 
+@pytest.mark.parametrize("quoted", ['"script"', "'script'"])
+def test_the_kind_of_a_run_is_read_as_toml(quoted: str, of_script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = of_script / "config.toml"
+    config.write_text(config.read_text().replace('kind = "script"', f"kind = {quoted}"))
+    with pytest.raises(SystemExit):
+        main(["export", str(of_script), "--checkpoint", "best"])
+    assert capsys.readouterr().err.endswith('best="min val/loss"\n')
+
+
 def test_a_saved_run_shows_its_path_step_and_status(of_script: Path, tmp_path: Path) -> None:
     assert repr(sf.load(of_script)) == str(sf.load(of_script)) == f"SavedRun({of_script}: step 4, finished)"
     (of_script / "metrics.jsonl").rename(of_script / "aside")

@@ -46,6 +46,7 @@ _PROSE = (
     "alone",
 )
 _NAMESPACES = {"optimizer": "optim", "schedule": "schedules"}  # --schedule.name cosine is sf.schedules.cosine(...)
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # terminal control characters
 _speech = {"flags": False}  # True: messages name command-line flags; False: keyword arguments
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
@@ -192,6 +193,15 @@ def first_line(problem: BaseException) -> str:
     return (str(problem).splitlines() or [""])[0]
 
 
+def visible(text: str) -> str:
+    """Replace terminal control characters, because a model may generate any text.
+
+    >>> visible("so it\\x1b[2J goes\\n")
+    'so it\ufffd[2J goes\\n'
+    """
+    return _CONTROL.sub("\ufffd", text.replace("\r\n", "\n"))
+
+
 def error_lines(problem: BaseException) -> str:
     """Return an exception's message with the prefix "error:" on each line that is not indented."""
     return "\n".join(line if line.startswith(" ") else f"error: {line}" for line in str(problem).splitlines() or [""])
@@ -220,7 +230,7 @@ def line_of_user(trace: TracebackType | None) -> str:
 def print_uncaught(problem: BaseException, trace: TracebackType | None, others: Hook) -> None:
     """Print an uncaught error without a traceback if `is_refusal` is True. Otherwise call the hook `others`."""
     if is_refusal(problem, others) and sys.stderr is not None:
-        print(error_lines(problem) + line_of_user(trace), file=sys.stderr)
+        print(visible(error_lines(problem) + line_of_user(trace)), file=sys.stderr)
     else:
         others = others.others if isinstance(others, _Refusals) else others
         others(type(problem), problem, trace)

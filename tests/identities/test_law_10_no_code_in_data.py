@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import pickle
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +25,7 @@ from surefoot.checkpoint.format import DamageError, write
 from surefoot.checkpoint.reader import read, read_manifest, verify
 from surefoot.cli.main import main
 from surefoot.data.text.shards import TokenShards, write_shards
-from surefoot.errors import DataError
+from surefoot.errors import CheckpointError, DataError, speaking_in_flags
 from surefoot.tracking.jsonl import records
 from surefoot.verify.verdict import Verdict
 from written_runs import written
@@ -286,6 +289,21 @@ def test_what_a_checkpoint_holds_is_safetensors_and_json(tmp_path: Path) -> None
     for path in store.path(1).glob("*.safetensors"):
         data = path.read_bytes()
         assert isinstance(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]), dict)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
+def test_a_pipe_in_place_of_the_settings_is_not_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "config.toml"
+    os.mkfifo(pipe)
+
+    def write_late() -> None:
+        with suppress(OSError):
+            pipe.write_text('kind = "script"')  # opens as soon as somebody reads, so that no reader hangs
+
+    threading.Thread(target=write_late, daemon=True).start()
+    newest: Any = SimpleNamespace(saved=SimpleNamespace(best_step=None))
+    with speaking_in_flags(), pytest.raises(CheckpointError, match='--best "min val/loss"'):
+        Store(tmp_path / "checkpoints").best_step(newest)
 
 
 ESCAPE = "\x1b[2J"  # clears a terminal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -152,13 +153,21 @@ def test_what_is_written_can_be_read(of_slow_data: tuple[sf.profile.Profile, Pat
     assert sorted(path.name for path in place.iterdir()) == sorted(Path(name).name for name in found.files)
 
 
-def test_pictures_of_an_earlier_profile_are_removed_without_matplotlib(
-    of_slow_data: tuple[sf.profile.Profile, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("installed", [False, True])
+def test_without_a_working_matplotlib_pictures_of_an_earlier_profile_are_removed(
+    installed: bool,
+    of_slow_data: tuple[sf.profile.Profile, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name in ("memory.png", "memory.svg", "mine.png"):
         (tmp_path / name).touch()
-    monkeypatch.setattr("surefoot.profile.result.is_installed", lambda module: False)
+    monkeypatch.setattr("surefoot.report.figures.is_installed", lambda module: installed)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # its import fails
     written = write_profile(of_slow_data[0], tmp_path)
+    note = "note: no pictures: a picture needs matplotlib\n  the import fails: ModuleNotFoundError: "
+    assert capsys.readouterr().err.startswith(note) is installed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.png", "profile.json", "profile.txt"]
     assert not any("memory" in name for name in written.files)
 

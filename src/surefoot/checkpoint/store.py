@@ -19,7 +19,7 @@ from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.checkpoint.format import Checkpoint, Damage, DamageError, Others, size_bytes, write
 from surefoot.checkpoint.manifest import MANIFEST
 from surefoot.checkpoint.reader import read, read_manifest, read_together
-from surefoot.config.paths import local_path
+from surefoot.config.paths import is_of_script, local_path
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, ConfigError
 
@@ -110,12 +110,11 @@ class Store:
     def best_step(self, newest: Checkpoint) -> int:
         """Return the best step according to the checkpoint `newest`; raise `CheckpointError` if no best step is recorded."""
         if newest.saved.best_step is None:
-            files = self.directory.parent.glob("config.toml")  # none in a directory of checkpoints alone
-            by_script = any('kind = "script"' in file.read_text("utf-8", "replace") for file in files)
+            flag = "best=" if is_of_script(self.directory.parent) else "--best "
             raise CheckpointError(
                 f"{self.directory.parent} has no best checkpoint\n"
                 "  no metric selected one: the run was trained without `best`, or was never evaluated\n"
-                f'  use --checkpoint newest, or train a run with {"best=" if by_script else "--best "}"min val/loss"'
+                f'  use --checkpoint newest, or train a run with {flag}"min val/loss"'
             )
         return newest.saved.best_step
 

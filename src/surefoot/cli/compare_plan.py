@@ -181,7 +181,7 @@ def _configurations(
     kind, in_file = program.config, file_values(options.config)
     assert kind is not None
     known, configurations = list[dict[str, str]](), list[tuple[Any, dict[str, str]]]()
-    problems, wrong, alike = dict[str, str](), 0, ConfigError()
+    problems, wrong, last = dict[str, str](), 0, ConfigError()
 
     def add(text: dict[str, str]) -> Any:
         varied = (part for setting, value in text.items() for part in typed(kind, setting, value))
@@ -206,11 +206,11 @@ def _configurations(
             if not text:
                 raise
             wrong += 1
-            alike = problem
+            last = problem
             problems.setdefault(first_line(problem), " ".join(f"{name}={value}" for name, value in text.items()))
     if problems:
         if len(problems) == 1 and wrong == len(texts) > 1:
-            raise alike
+            raise last
         lines = [f"{combination}: {message}" for message, combination in problems.items()]
         raise ConfigError("\n  ".join(some_of(lines)) + "\n  nothing was trained")
     return known, configurations

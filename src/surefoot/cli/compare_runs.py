@@ -18,12 +18,11 @@ from surefoot.compare.search import Search
 from surefoot.compare.trained import Compared, Trained, read_run
 from surefoot.compare.trials import Trials, outcome_of
 from surefoot.compare.variants import Variant, flags, run_labels
-from surefoot.config.extras import is_installed
 from surefoot.config.paths import local_path
 from surefoot.config.tree import layered
 from surefoot.errors import ConfigError, SurefootError, first_line
 from surefoot.recipes.program import build_run, in_directory, program_again, program_and_config
-from surefoot.report.figures import remove_pictures
+from surefoot.report.figures import draw_beside
 from surefoot.run.signals import Signals, to_terminal
 from surefoot.tracking.console import TextWriter
 from surefoot.tracking.format import counted
@@ -229,6 +228,6 @@ def _tell(comparison: Comparison, directory: RunDirectory, *, more: Sequence[str
     for name, written in (("json", as_json), ("tsv", tsv), ("md", markdown)):
         directory.write_text(f"comparison.{name}", written(comparison))
     path = directory.path / "comparison"
-    pictures = draw(comparison, path) if is_installed("matplotlib") else remove_pictures(path)
+    pictures = draw_beside(lambda: draw(comparison, path), path)
     suffixes = [*(file.suffix[1:] for file in pictures), "md", "tsv", "json"]
     TextWriter(None).put(f"{text(comparison)}\nwritten: {directory.path}/comparison.{', .'.join(suffixes)}{over}\n")

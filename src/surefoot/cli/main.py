@@ -16,9 +16,9 @@ from surefoot.errors import (
     SurefootError,
     error_lines,
     speaking_in_flags,
+    visible,
     wait_for_first_rank,
 )
-from surefoot.tracking.format import visible
 
 VERBS = (
     *("train", "plan", "find-lr", "find-batch-size", "profile", "resume", "submit", "evaluate", "predict", "compare"),

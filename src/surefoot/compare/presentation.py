@@ -10,9 +10,10 @@ from typing import Any
 from surefoot.compare.results import Comparison
 from surefoot.compare.trained import Compared, Row
 from surefoot.compare.variants import flags, short_names
+from surefoot.errors import visible
 from surefoot.report import figures
 from surefoot.report.charts import Chart, Line
-from surefoot.tracking.format import as_typed, duration, in_line, number, shortened, text_table, visible
+from surefoot.tracking.format import as_typed, duration, in_line, number, shortened, text_table
 
 Point = tuple[int, float]  # step, value
 _POINTS = 200  # maximum points of a curve; longer curves are averaged to reduce noise

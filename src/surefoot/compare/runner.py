@@ -11,8 +11,9 @@ from surefoot.compare.search import Search
 from surefoot.compare.trained import refuse_missing_score, watched
 from surefoot.compare.trials import Outcome, Standing, Trial, Trials, is_over
 from surefoot.compare.variants import Direction
+from surefoot.errors import visible
 from surefoot.tracking.console import TextWriter, can_redraw
-from surefoot.tracking.format import duration, in_line, number, shortened, visible
+from surefoot.tracking.format import duration, in_line, number, shortened
 from surefoot.tracking.run_reader import read_run
 
 _LOOK_S = 0.2

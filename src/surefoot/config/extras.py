@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 
 from surefoot.errors import ConfigError, first_line
@@ -52,7 +53,9 @@ def refuse_missing(purpose: str, *modules: str, instead: str | None = None) -> N
     """
     if missing := [module for module in modules if not is_installed(module)]:
         verb = "is" if len(missing) == 1 else "are"
-        raise _refusal(purpose, missing, f"{', '.join(missing)} {verb} not installed", instead)
+        extras = ",".join(extra for extra, own in EXTRAS.items() if not set(own).isdisjoint(missing))
+        cause = f"{', '.join(missing)} {verb} not installed"
+        raise _refusal(purpose, missing, cause, instead, cure=f'pip install "surefoot[{extras}]"')
 
 
 @contextmanager
@@ -63,12 +66,12 @@ def needed_for(purpose: str, *modules: str, instead: str | None = None) -> Itera
         yield
     except Exception as problem:  # a package built for another torch may raise any exception
         cause = f"the import fails: {type(problem).__name__}: {first_line(problem)}"
-        raise _refusal(purpose, modules, cause, instead) from problem
+        packages = packages_distributions()
+        names = dict.fromkeys(name for module in modules for name in packages.get(module, [module]))
+        cure = f"pip install --force-reinstall {' '.join(names)}"  # the extra is installed: pip would do nothing
+        raise _refusal(purpose, modules, cause, instead, cure=cure) from problem
 
 
-def _refusal(purpose: str, modules: Sequence[str], cause: str, instead: str | None) -> ConfigError:
-    extras = ",".join(extra for extra, own in EXTRAS.items() if not set(own).isdisjoint(modules))
+def _refusal(purpose: str, modules: Sequence[str], cause: str, instead: str | None, *, cure: str) -> ConfigError:
     other = "" if instead is None else f"; to do without: {instead}"
-    return ConfigError(
-        f'{purpose} needs {", ".join(modules)}\n  {cause}{other}\n  type: pip install "surefoot[{extras}]"'
-    )
+    return ConfigError(f"{purpose} needs {', '.join(modules)}\n  {cause}{other}\n  type: {cure}")

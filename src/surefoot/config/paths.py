@@ -6,6 +6,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -71,6 +72,17 @@ def read_regular(path: Path, *, limit: int = _SMALL_BYTES) -> bytes:
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"larger than {limit:,} bytes, and surefoot never writes such a file", str(path))
     return data
+
+
+def is_of_script(run: Path) -> bool:
+    """Return True if the config.toml of a run can be read and says that a script built the run."""
+    import tomllib
+
+    with suppress(OSError, ValueError, RecursionError):
+        match tomllib.loads(read_regular(run / "config.toml").decode()):
+            case {"program": {"kind": "script"}}:
+                return True
+    return False
 
 
 def file_text(path: Path) -> str:

@@ -225,7 +225,9 @@ def _select(schema: Any, where: Path | str, columns: Sequence[str] | None) -> An
         raise DataError(f"{where} has two columns of the same name: {', '.join(schema.names)}\n  rename one")
     if unknown := [name for name in columns or () if name not in schema.names]:
         raise DataError(f"{where} has no column {unknown[0]!r}; available: {', '.join(schema.names)}")
-    return schema.empty_table().select(schema.names if columns is None else [*columns]).schema
+    for name in [] if columns is None else {*schema.names} - {*columns}:
+        schema = schema.remove(schema.get_field_index(name))
+    return schema
 
 
 def _reader(kind: Any) -> Callable[[Any], Any]:
@@ -238,23 +240,21 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         readers = {field.name: _reader(field.type) for field in kind}
         return lambda scalar: {name: read(scalar[name]) for name, read in readers.items()} if scalar.is_valid else None
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return _row if str(kind.value_type) in _NUMBERS else partial(_nested, read=_reader(kind.value_type))
+        read = _row if str(kind.value_type) in _NUMBERS else partial(_nested, read=_reader(kind.value_type))
+        return lambda scalar: read(scalar) if scalar.is_valid else None
     if isinstance(kind, FixedShapeTensorType):
         return lambda scalar: torch.from_numpy(np.array(scalar.to_numpy())) if scalar.is_valid else None
     return lambda scalar: scalar.as_py()  # None if it is null
 
 
-def _row(scalar: Any) -> Tensor | None:
-    if (numbers := scalar.values) is None:
-        return None
+def _row(scalar: Any) -> Tensor:
+    numbers = scalar.values
     if numbers.null_count:
         raise ValueError("a list of numbers has an empty (null) entry: fill it before, or leave the row out")
     return torch.from_numpy(np.array(numbers.to_numpy(zero_copy_only=False)))
 
 
 def _nested(scalar: Any, *, read: Callable[[Any], Any]) -> Any:
-    if scalar.values is None:
-        return None
     parts = [read(part) for part in scalar.values]
     shapes = {part.shape if isinstance(part, Tensor) else None for part in parts}
     return torch.stack(parts) if len(shapes) == 1 and None not in shapes else parts

@@ -16,7 +16,7 @@ from surefoot.diagnose import (
 from surefoot.diagnose.finding import SEVERITIES, Check, Finding, Healthy, Unknown, Verdict, worst_first, wrapped
 from surefoot.diagnose.history import History
 from surefoot.diagnose.statistics import FEWEST
-from surefoot.tracking.format import visible
+from surefoot.errors import visible
 
 CHECKS: Sequence[Check] = (
     divergence.diverged,

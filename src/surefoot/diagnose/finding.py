@@ -6,7 +6,7 @@ from textwrap import TextWrapper
 from typing import Any, Literal
 
 from surefoot.diagnose.history import History
-from surefoot.tracking.format import visible
+from surefoot.errors import visible
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")

@@ -166,8 +166,8 @@ def linear_cross_entropy(
     """
     refuse_misfits(hidden, head_weight, targets)
     settings: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    many = targets.numel() * len(head_weight) >= WORTH_PIECES
-    in_pieces = many and hidden.is_cpu and not torch.compiler.is_compiling()
+    is_large = targets.numel() * len(head_weight) >= WORTH_PIECES
+    in_pieces = is_large and hidden.is_cpu and not torch.compiler.is_compiling()
     if in_pieces and torch.is_grad_enabled():
         counted = targets != ignore_index
         total = summed_cross_entropy(hidden[counted], head_weight, targets[counted], label_smoothing=label_smoothing)

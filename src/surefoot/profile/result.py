@@ -8,12 +8,11 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from surefoot.config.extras import is_installed
 from surefoot.errors import ConfigError
 from surefoot.memory import in_words
 from surefoot.profile.flops import Flops
 from surefoot.profile.trace import MemoryLine, Operator, draw
-from surefoot.report.figures import remove_pictures
+from surefoot.report.figures import draw_beside
 from surefoot.tracking.format import measured_time, shortened, text_table, with_unit
 
 _LITTLE = 0.02  # smaller gains count as noise
@@ -128,7 +127,7 @@ def write_profile(profile: Profile, directory: Path) -> Profile:
     """Write all files except the existing trace; pictures need matplotlib. Returns the profile with the names of its files."""
     title = f"memory of a step of {profile.what}"
     path = directory / "memory"
-    pictures = draw(profile.memory, path, title=title) if is_installed("matplotlib") else remove_pictures(path)
+    pictures = draw_beside(lambda: draw(profile.memory, path, title=title), path)
     text, numbers = directory / "profile.txt", directory / "profile.json"
     saved = replace(profile, files=tuple(map(str, (text, numbers, directory / "trace.json.gz", *pictures))))
     try:

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from surefoot.errors import visible
 from surefoot.replay.tensor_stats import Tally
-from surefoot.tracking.format import in_line, number, shortened, text_table, visible
+from surefoot.tracking.format import in_line, number, shortened, text_table
 
 
 @dataclass(frozen=True)

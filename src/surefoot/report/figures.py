@@ -1,14 +1,15 @@
 """Pictures of charts, drawn with matplotlib for the report and other subcommands."""
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from surefoot.config.extras import needed_for
+from surefoot.config.extras import is_installed, needed_for
 from surefoot.config.paths import write_whole
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, visible
 from surefoot.report.charts import Axis, Chart, axes, format_tick, ticks
 
 # Okabe and Ito 2008, distinguishable with every color vision: https://jfly.uni-koeln.de/color/ (yellow is too pale for lines)
@@ -32,6 +33,7 @@ def drawing() -> Iterator[None]:
     """Set matplotlib's options inside the block. matplotlib is imported here because its import creates loggers."""
     with needed_for("a picture", "matplotlib"):
         import matplotlib as mpl
+        import matplotlib.figure  # the part that draws
 
     with mpl.rc_context(_SETTINGS):
         yield
@@ -58,6 +60,19 @@ def write(figure: Any, path: Path) -> list[Path]:
         figure.savefig(rendered, format=kind, dpi=_DPI, metadata=metadata)
         pictures[kind] = rendered.getvalue()
     return [write_file(path.with_name(f"{path.name}.{kind}"), picture) for kind, picture in pictures.items()]
+
+
+def draw_beside(draw: Callable[[], list[Path]], path: Path) -> list[Path]:
+    """Call `draw`, which writes PATH.png and PATH.svg beside the result of a long command, and return the pictures.
+
+    Without matplotlib, older pictures are removed. If the drawing fails, a note is printed too.
+    """
+    if is_installed("matplotlib"):
+        try:
+            return draw()
+        except ConfigError as problem:
+            print(visible(f"note: no pictures: {problem}"), file=sys.stderr)
+    return remove_pictures(path)
 
 
 def remove_pictures(path: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.diagnose.finding import Finding
+from surefoot.errors import visible
 from surefoot.report import tables
 from surefoot.report.charts import Axis, Chart, Line, Unit, axes, format_tick, format_value, ticks
 from surefoot.report.headline import State, state_of, verdict
@@ -21,7 +22,6 @@ from surefoot.report.run_charts import charts
 from surefoot.report.series import ReportedRun
 from surefoot.report.several_runs import page_values
 from surefoot.tracking.commands import commands
-from surefoot.tracking.format import visible
 from surefoot.tracking.panels import ConfusionMatrix, Curves, TextHeatmap
 from surefoot.tracking.panels_file import Panels
 from surefoot.tracking.run_reader import surefoot_version

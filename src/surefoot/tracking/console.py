@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from surefoot.config.paths import make_no_follow, open_no_follow
-from surefoot.tracking.format import duration, in_line, number, visible
+from surefoot.errors import visible
+from surefoot.tracking.format import duration, in_line, number
 from surefoot.tracking.record import OWN, Record, Sink, scores_in
 
 _SHOWN = ("loss", "loss_applied", "skipped", "lr", "grad_norm", "clip_fraction", "targets_per_s")

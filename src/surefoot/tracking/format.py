@@ -1,21 +1,12 @@
 """Formatting of values, times, sizes and names as text."""
 
-import re
 import textwrap
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # terminal control characters
+from surefoot.errors import visible
+
 _LETTERS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-
-
-def visible(text: str) -> str:
-    """Replace terminal control characters, because a model may generate any text.
-
-    >>> visible("so it\\x1b[2J goes\\n")
-    'so it\ufffd[2J goes\\n'
-    """
-    return _CONTROL.sub("\ufffd", text.replace("\r\n", "\n"))
 
 
 def in_line(name: str) -> str:

@@ -11,8 +11,9 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from surefoot.errors import visible
 from surefoot.tracking.console import Console, Screen, TextWriter, can_redraw
-from surefoot.tracking.format import compact, duration, in_line, number, visible, wrapped
+from surefoot.tracking.format import compact, duration, in_line, number, wrapped
 from surefoot.tracking.record import OWN, Record, scores_in
 
 if TYPE_CHECKING:

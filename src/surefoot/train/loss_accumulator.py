@@ -91,7 +91,10 @@ def check_loss(loss: Any, *, setting: str) -> None:
     cls = function if isinstance(function, type) else type(function)
     is_module = issubclass(cls, nn.Module)
     if getattr(getattr(cls, "forward", function), "__module__", "") in _TORCH_LOSSES:
-        name = f"nn.{cls.__name__}" if is_module else f"F.{function.__name__}"
+        names = (
+            base.__name__ for base in cls.__mro__ if base.__module__ in _TORCH_LOSSES
+        )  # cls may be the user's subclass
+        name = f"nn.{next(names, cls.__name__)}" if is_module else f"F.{getattr(function, '__name__', cls.__name__)}"
         raise ConfigError(
             f"{setting} is torch's {name}, a function of (outputs, targets)\n"
             "  surefoot calls loss(model, batch), so that the loss can call the model\n"

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from surefoot.errors import CheckpointError, DataError
-from surefoot.tracking.format import visible
+from surefoot.errors import CheckpointError, DataError, visible
 
 Kind = Literal["damaged", "inconsistent", "data", "differs"]
 DIFFERS = 8  # exit status: replayed steps gave other results

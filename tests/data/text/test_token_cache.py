@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import surefoot as sf
+from forked import Forked
 from surefoot.config.paths import user_cache
 from surefoot.data.text import files, token_cache
 from surefoot.data.text.token_cache import TextCache
@@ -242,21 +244,40 @@ def test_a_directory_that_cannot_be_written_or_is_full_costs_only_time(
 
 
 def test_two_processes_may_make_the_same_entry_at_once(
-    directory: Path, fresh: tuple[str, list[np.ndarray]], work: list[str]
+    directory: Path, fresh: tuple[str, list[np.ndarray]], work: list[str], tmp_path: Path
 ) -> None:
     ready, go = os.pipe()
-    children = []
-    for _ in range(2):
-        if (child := os.fork()) == 0:
+
+    def as_child() -> None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not exist after a fork
+        os.close(go)
+        os.read(ready, 1)  # until the writing end is closed
+        assert is_same(start(), fresh)
+
+    with (tmp_path / "output").open("w") as output:
+        children = [Forked(as_child, stdout=output, stderr=subprocess.STDOUT) for _ in range(2)]
+        with children[0], children[1]:
             os.close(go)
-            os.read(ready, 1)  # until the writing end is closed
-            os._exit(0 if is_same(start(), fresh) else 1)
-        children.append(child)
-    os.close(go)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+            assert [child.wait() for child in children] == [0, 0], (tmp_path / "output").read_text()
+    os.close(ready)
     assert {path.suffix for path in directory.iterdir()} == {".tokens"}
     assert is_same(start(), fresh)
     assert work == []
+
+
+def test_what_cannot_be_written_is_not_copied_first(
+    directory: Path, fresh: tuple[str, list[np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[object] = []
+    monkeypatch.setattr("safetensors.numpy.save", saved.append)
+    with monkeypatch.context() as patched:
+        patched.setattr(token_cache, "MAX_BYTES", 100)
+        assert is_same(start(), fresh)
+    assert not directory.exists()
+    directory.mkdir(parents=True)
+    directory.chmod(0o777)
+    assert is_same(start(), fresh)
+    assert saved == []
 
 
 def test_the_least_recently_used_entries_and_abandoned_files_go(

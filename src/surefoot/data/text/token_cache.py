@@ -44,9 +44,9 @@ class TextCache:
     [97, 98, 256]
     """
 
-    def __init__(self, training: Sequence[str], held_out: Sequence[str], *, enabled: bool = True) -> None:
-        self.training, self.held_out = training, held_out
-        self.enabled = enabled and sum(map(len, training)) + sum(map(len, held_out)) >= MIN_CHARACTERS
+    def __init__(self, training: Sequence[str], val: Sequence[str], *, enabled: bool = True) -> None:
+        self.training, self.val = training, val
+        self.enabled = enabled and sum(map(len, training)) + sum(map(len, val)) >= MIN_CHARACTERS
         self.directory: Path | None = None
 
     def trained_tokenizer(self, *, vocab_size: int) -> BPETokenizer:
@@ -64,18 +64,18 @@ class TextCache:
         def encode() -> Arrays:
             return {
                 "training": encode_documents(self.training, tokenizer),
-                "held_out": encode_documents(self.held_out, tokenizer),
+                "val": encode_documents(self.val, tokenizer),
             }
 
         is_slow = isinstance(tokenizer, BPETokenizer)  # others encode as fast as a file is read
         arrays = self._cached(["tokens", tokenizer.to_json()], encode) if is_slow else encode()
-        return arrays["training"], arrays["held_out"]
+        return arrays["training"], arrays["val"]
 
     @cached_property
     def _key(self) -> list[str]:
         # empty: our source cannot be read, and nothing is cached
         with suppress(OSError):
-            return [*_versions(), _hash(self.training), _hash(self.held_out)]
+            return [*_versions(), _hash(self.training), _hash(self.val)]
         return []
 
     def _cached(self, key: Sequence[str], make: Callable[[], Arrays]) -> Arrays:
@@ -145,11 +145,11 @@ def _read(path: Path) -> Arrays | None:
 def _write(path: Path, arrays: Arrays) -> bool:
     from safetensors.numpy import save
 
-    content = save(arrays)
-    if len(content) > MAX_BYTES // 2:
+    if sum(array.nbytes for array in arrays.values()) > MAX_BYTES // 2:
         return False
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _refuse_foreign(path.parent.stat())
+    content = save(arrays)  # a copy of all bytes
     handle, partial = tempfile.mkstemp(suffix=_PARTIAL, dir=path.parent)  # other processes may write the same entry
     try:
         with open(handle, "wb") as file:

@@ -36,7 +36,7 @@ class Tracker:
         self.log = self.directory / f"{name}.log"
         project, run = project_and_name(out)
         self.waiting: deque[bytes] = deque()
-        self.begun_line = self.received = b""  # the rests of a partly written line and of a partly read line
+        self.unsent_line = self.received = b""  # the rests of a partly written line and of a partly read line
         self.problem: str | None = None
         self.is_reported = False
         self.until = math.inf  # the deadline of the tracker process
@@ -109,15 +109,15 @@ class Tracker:
     def _push(self) -> None:
         if self.process is None or self.process.stdin is None:
             return
-        while self.begun_line or self.waiting:
-            self.begun_line = self.begun_line or self.waiting.popleft()
+        while self.unsent_line or self.waiting:
+            self.unsent_line = self.unsent_line or self.waiting.popleft()
             try:
-                self.begun_line = self.begun_line[os.write(self.process.stdin.fileno(), self.begun_line) :]
+                self.unsent_line = self.unsent_line[os.write(self.process.stdin.fileno(), self.unsent_line) :]
             except BlockingIOError:
                 return
             except OSError:  # the process has ended; its last message or its exit status is read next
                 self.waiting.clear()
-                self.begun_line = b""
+                self.unsent_line = b""
 
     def _hear(self) -> None:
         if self.process is None or self.process.stdout is None:
