@@ -117,7 +117,7 @@ PARTS = (
         " step. At the end of the step, they become the mean over the passes.",
         (
             Line("state.buffers.start_pass()"),
-            Line("result = loss(task.forward, micro_batch.batch)", lambda seen: f"mean loss {short(result_of(seen))}"),
+            Line("result = watched_loss(task.forward, micro_batch.batch)", lambda seen: f"mean loss {short(result_of(seen))}"),
         ),
     ),
     Part(
@@ -166,7 +166,7 @@ PARTS = (
     Part(
         "Update",
         "AdamW's fused kernel receives `skipped`. If it is 1, the kernel changes no bit of weights and moments.",
-        (Line("trained.skip.apply(trained.optimizer, skipped)"), Line("state.buffers.finish(skipped)"), Line("clear(state.parameters)")),
+        (Line("trained.skip.apply(trained.optimizer, skipped"), Line("state.buffers.finish(skipped)"), Line("clear(state.parameters)")),
     ),
     Part(
         "Meter row",

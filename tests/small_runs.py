@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+import with_closures
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.tracking.jsonl import records
 
@@ -132,6 +133,8 @@ def session(spec: dict[str, Any]) -> None:
         changes["plateau"] = sf.ReduceLROnPlateau(**spec["plateau"])
     if "early_stopping" in spec:
         changes["early_stopping"] = sf.EarlyStopping(**spec["early_stopping"])
+    if "optimizer" in spec:
+        changes |= {"optimizer": with_closures.source(spec["optimizer"]), "length": "12 steps"}
     if "operation" in spec:
         changes["disk"] = KilledBeforeOperation(spec["operation"], spec.get("path", ""))
     if "pass" in spec:

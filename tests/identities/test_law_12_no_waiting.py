@@ -26,7 +26,8 @@ from surefoot.train.loop import Step, steps
 from surefoot.train.step_watch import UNWATCHED
 
 STEPS = 10
-ALLOWED = ("read_on_cpu", "step_unless_on_cpu")  # the second: some of torch's optimizers read their own counters
+# some of torch's optimizers read their own counters; those with a closure read by design
+ALLOWED = ("read_on_cpu", "step_unless_on_cpu", "step_with_closure")
 READING_OPERATORS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique2"}
 READING_METHODS = {
     *("item", "tolist", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__"),
@@ -142,6 +143,7 @@ def micro_batches() -> list[list[MicroBatch]]:
         {"optimizer": sf.optim.sgd(lr=0.1, momentum=0.9)},
         {"optimizer": lambda groups: torch.optim.RMSprop(groups, lr=1e-2)},
         {"optimizer": lambda groups: torch.optim.NAdam(groups, lr=1e-2)},
+        {"optimizer": torch.optim.LBFGS},
         {"optimizer": sf.optim.lion(1e-3)},
         {"optimizer": sf.optim.adafactor()},
         {"optimizer": sf.optim.muon(1e-3)},

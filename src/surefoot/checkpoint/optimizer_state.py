@@ -13,6 +13,7 @@ from surefoot.checkpoint.tensor_file import Stored, equal_bits
 from surefoot.distributed.shards import Rows, name_of, rows_of, rows_of_state
 from surefoot.errors import CheckpointError
 from surefoot.optim.flat_parameters import APART
+from surefoot.optim.kinds.kind import inner_optimizers
 
 _OWN = "own"  # key in the optimizer's plain state; all other keys contain a slash
 
@@ -21,9 +22,13 @@ def optimizer_tensors(
     optimizer: Optimizer, names: Mapping[Tensor, str], *, include_unsharded: bool = True
 ) -> tuple[Named, dict[str, Any], dict[str, Rows]]:
     """Return copies of state tensors (PARAMETER/KEY), plain state, and row ranges. `include_unsharded`: see `model_tensors`."""
-    # state that all parameters share has keys that are not tensors
-    states = [(parameter, state) for parameter, state in optimizer.state.items() if isinstance(parameter, Tensor)]
-    entries = {f"{name_of(owner, names)}/{key}": (owner, state[key]) for owner, state in states for key in state}
+    entries = {
+        f"{name_of(owner, names)}/{prefix}{key}": (owner, value)
+        for prefix, each in _with_inner(optimizer).items()
+        for owner, state in each.state.items()
+        if isinstance(owner, Tensor)  # state that all parameters share has other keys
+        for key, value in state.items()
+    }
     local = {
         name: (value, rows_of_state(of, value)) for name, (of, value) in entries.items() if isinstance(value, Tensor)
     }
@@ -38,8 +43,9 @@ def load_optimizer(optimizer: Optimizer, tensors: Saved, plain: Mapping[str, Any
     parameters = {name: parameter for parameter, name in names.items()}
     parameters |= {name_of(each, names): each for group in optimizer.param_groups for each in group["params"]}
     own = plain[_OWN]
-    optimizer.state.clear()
-    optimizer.state.update(own["state"])
+    for prefix, each in _with_inner(optimizer).items():
+        each.state.clear()
+        each.state.update(own["state"] if not prefix else own.get(prefix, {}))
     entries = {**tensors, **{key: value for key, value in plain.items() if key != _OWN}}
     _load_entries(optimizer, entries, parameters)
     if own["more"] or type(optimizer).load_state_dict is not Optimizer.load_state_dict:
@@ -54,30 +60,52 @@ def load_optimizer(optimizer: Optimizer, tensors: Saved, plain: Mapping[str, Any
             )
 
 
+def _with_inner(optimizer: Optimizer) -> dict[str, Optimizer]:
+    """Return an optimizer and its inner optimizers by the prefix of their entries. torch's `state_dict` omits the inner ones."""
+    is_custom = type(optimizer).state_dict is not Optimizer.state_dict  # it may save them itself
+    return {"": optimizer} | {f"{name}:": each for name, each in inner_optimizers(optimizer).items() if not is_custom}
+
+
 def _load_entries(optimizer: Optimizer, entries: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
+    optimizers = _with_inner(optimizer)
     for key, value in entries.items():
         name, _, entry = key.rpartition("/")
         if name not in parameters:
             raise CheckpointError(
                 f"cannot resume: optimizer state for {name} is saved, but this optimizer does not train it"
             )
-        parameter, restored = parameters[name], value
+        prefix = next((each for each in optimizers if each and entry.startswith(each)), "")
+        state, entry = optimizers[prefix].state, entry.removeprefix(prefix)
+        parameter = parameters[name]
+        restored = _on_device(value, parameter.device)
         if isinstance(value, Tensor | Stored):
             read = read_rows(value, rows_of(parameter) if value.shape else None)  # a scalar is equal on every rank
-            now = optimizer.state[parameter].get(entry)
+            now = state[parameter].get(entry)
             if isinstance(now, Tensor) and now.device == parameter.device and equal_bits(now, read):
                 continue
             restored = read.to(parameter.device, copy=True)
             if restored.shape == parameter.shape:  # fused kernels need state in the parameter's memory format
                 restored = torch.empty_like(parameter, dtype=restored.dtype, requires_grad=False).copy_(restored)
-        optimizer.state[parameter][entry] = restored
+        state[parameter][entry] = restored
+
+
+def _on_device(nested: Any, device: torch.device) -> Any:
+    """Return nested lists with their tensors on a device, such as the directions of LBFGS."""
+    if isinstance(nested, dict):
+        return {key: _on_device(each, device) for key, each in nested.items()}
+    if isinstance(nested, list | tuple):
+        return type(nested)(_on_device(each, device) for each in nested)
+    return nested.to(device) if isinstance(nested, Tensor) else nested
 
 
 def _own_state(optimizer: Optimizer) -> dict[str, Any]:
     of_torch = type(optimizer).state_dict is Optimizer.state_dict and not optimizer._optimizer_state_dict_post_hooks
     named = {} if of_torch else optimizer.state_dict()  # torch's state_dict would import the compiler and add nothing
-    state = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
-    return {_OWN: {"state": state, "more": {k: v for k, v in named.items() if k not in ("state", "param_groups")}}}
+    shared = {
+        prefix or "state": {key: value for key, value in each.state.items() if not isinstance(key, Tensor)}
+        for prefix, each in _with_inner(optimizer).items()
+    }
+    return {_OWN: shared | {"more": {k: v for k, v in named.items() if k not in ("state", "param_groups")}}}
 
 
 def group_numbers(optimizer: Optimizer) -> list[dict[str, Any]]:

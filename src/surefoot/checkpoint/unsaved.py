@@ -31,6 +31,7 @@ from surefoot.checkpoint.optimizer_state import group_numbers
 from surefoot.distributed.shards import held_of, plain_tensors
 from surefoot.errors import first_line
 from surefoot.metrics.contract import torchmetrics_in
+from surefoot.optim.kinds.kind import inner_optimizers
 
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
 _MAX_ENTRIES, _MAX_OBJECTS = 10_000, 100_000  # of a longer container only the length is compared
@@ -221,6 +222,8 @@ class Observation:
 
     def _optimizer(self, path: str, optimizer: Optimizer) -> None:
         self.visited |= {id(optimizer): optimizer, id(optimizer.state): optimizer.state}
+        for name, inner in inner_optimizers(optimizer).items():  # its state is saved too
+            self._optimizer(f"{path}.{name}", inner)
         for index, (group, saved) in enumerate(zip(optimizer.param_groups, group_numbers(optimizer), strict=True)):
             rest = {name: each for name, each in group.items() if name not in _OF_OPTIMIZERS | saved.keys()}
             self._attributes(f"{path}.param_groups[{index}]", rest)

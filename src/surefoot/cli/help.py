@@ -59,7 +59,7 @@ def flags_of(
 
     >>> from surefoot.recipes.gpt.config import Data
     >>> [(flag.typed, flag.default) for flag in flags_of(Data, prefix="data.")][-1]
-    ('--data.val-fraction', 0.05)
+    ('--data.cache', True)
     """
     hints, texts = typing.get_type_hints(kind, include_extras=True), _texts_of(kind)
     for field in dataclasses.fields(kind):

@@ -14,3 +14,4 @@ from .optimizers import nadam as nadam
 from .optimizers import radam as radam
 from .optimizers import schedule_free as schedule_free
 from .optimizers import sgd as sgd
+from .user_optimizer import with_closure as with_closure

@@ -45,7 +45,7 @@ class StraightToKernel:
     states: list[_GroupState] = field(default_factory=list)
     description: str = "inside the fused AdamW kernel"
 
-    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+    def apply(self, optimizer: Optimizer, found_inf: Tensor, step: Any = None) -> None:  # noqa: ARG002
         with torch.no_grad():
             moved_on = torch.rsub(found_inf, 1.0)
             for index in range(len(optimizer.param_groups)):

@@ -2,30 +2,32 @@
 
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from surefoot.distributed.shards import holders
 from surefoot.distributed.world import World
-from surefoot.errors import ConfigError, first_line, line_of_user
+from surefoot.errors import ConfigError
 from surefoot.optim.adamw_fused import StraightToKernel
 from surefoot.optim.clipping import Clip, Clipping, clipping_of, present
 from surefoot.optim.ema import ModelCopy
 from surefoot.optim.flat_parameters import FlatAdamW, none_shared, worth_it
-from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
+from surefoot.optim.kinds.kind import Built, inner_optimizers, kind_named, kind_of, refuse_shards
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.optim.param_groups import Group, final_layer, own_parameters, with_rates
-from surefoot.optim.skip_step import Skip, skipping
+from surefoot.optim.skip_step import Skip, parameter_bytes, skipping
 
-Built = Callable[[list[dict[str, Any]]], Optimizer]
+if TYPE_CHECKING:
+    from surefoot.optim.closure_step import Evaluate
+
+Source = OptimizerSpec | Built | Optimizer  # what `Run(optimizer=)` takes for one model
 
 
 @dataclass
@@ -38,6 +40,7 @@ class RunOptimizer:
     clipping: Clipping
     bad_in_a_row: Tensor  # on the device; above Task.max_bad_steps, all later updates are skipped
     gradients: Callable[[], list[Tensor]]  # for the norm, the clipping and the update
+    takes_closure: bool = False
 
     def set_rate(self, factor: float, *, momentum: float | None) -> None:
         """Set each group's learning rate to `factor` times its base value, and its momentum (or Adam's beta1)."""
@@ -47,6 +50,19 @@ class RunOptimizer:
                 group.update(
                     {"momentum": momentum} if "momentum" in group else {"betas": (momentum, *group["betas"][1:])}
                 )
+
+
+def optimizer_identity(plan: "TrainingPlan", optimizer: Optimizer) -> dict[str, Any]:
+    """Return the settings of an optimizer that a resume compares."""
+    spec = plan.spec
+    if isinstance(spec, OptimizerSpec):  # the learning rates of all parameters, also of frozen ones
+        rates = [spec.lr * factor for factor in sorted(set(plan.factors.values()) - {0.0}, reverse=True)]
+        return spec.to_dict() | ({"learning_rates": rates} if spec.lr_multipliers else {})
+    defaults, *groups = (
+        {key: value for key, value in numbers.items() if isinstance(value, bool | int | float | str | tuple)}
+        for numbers in (optimizer.defaults, *optimizer.param_groups)
+    )
+    return {"name": type(optimizer).__name__, **defaults, "groups": groups}
 
 
 def base_groups(optimizers: Iterable[RunOptimizer]) -> tuple[dict[str, Any], ...]:
@@ -77,7 +93,7 @@ def refuse_without_momentum(optimizers: Iterable[RunOptimizer]) -> None:
 class TrainingPlan:
     """The parameter groups, clipping and averaging of one model, decided while the model holds unsharded parameters."""
 
-    spec: OptimizerSpec | Built
+    spec: Source
     factors: dict[str, float]  # learning-rate factor by parameter name
     groups: list[Group]
     clipped: list[nn.Parameter]
@@ -129,14 +145,26 @@ def clipped_parameters(clip: Clip, model: nn.Module, parameters: Iterable[nn.Par
 
 
 def run_optimizer(
-    plan: TrainingPlan, models: Mapping[str, nn.Module], *, clip: Clip, world: World, before: RunOptimizer | None
+    plan: TrainingPlan,
+    models: Mapping[str, nn.Module],
+    *,
+    clip: Clip,
+    world: World,
+    before: RunOptimizer | None,
+    evaluate: "Evaluate",
 ) -> RunOptimizer:
-    """Build the optimizer of a plan; the parameters of `before` keep their optimizer state, bit for bit."""
+    """Build the optimizer of a plan; the parameters of `before` keep their optimizer state, bit for bit.
+
+    `evaluate` repeats the evaluation of a training step, for an optimizer with a closure.
+    """
     spec, parameters = plan.spec, plan.parameters
     with without_compiler():
-        optimizer = (
-            build_optimizer(spec, plan.groups) if isinstance(spec, OptimizerSpec) else _from_factory(spec, plan.groups)
-        )
+        if isinstance(spec, OptimizerSpec):
+            optimizer, takes_closure = build_optimizer(spec, plan.groups), False
+        else:
+            from surefoot.optim.user_optimizer import build_user_optimizer
+
+            optimizer, takes_closure = build_user_optimizer(spec, plan.groups, is_rebuilt=before is not None)
     if holders(parameters) is not None:
         refuse_shards(kind_of(optimizer), name=type(optimizer).__name__)
     for group in optimizer.param_groups:
@@ -146,6 +174,14 @@ def run_optimizer(
     if before is not None:
         carry_over(before.optimizer, optimizer, parameters=set(parameters))
         clipping.remembered, bad_step_latch = before.clipping.remembered, before.bad_in_a_row
+    if takes_closure:
+        from surefoot.optim.closure_step import ClosureStep, refuse_clip
+
+        refuse_clip(name := type(optimizer).__name__, clip)
+        closed = ClosureStep(name, 2 * parameter_bytes(optimizer), evaluate)
+        own = closed.gradients
+        closed.trained = trained = RunOptimizer(optimizer, parameters, closed, clipping, bad_step_latch, own, True)
+        return trained
     skip = skipping(optimizer, device)
     gradients: Callable[[], list[Tensor]] = partial(present, parameters)
     by_group = clip[0] != "adaptive"  # adaptive clipping reads parameters, which flat groups hide
@@ -155,20 +191,6 @@ def run_optimizer(
         skip = FlatAdamW(optimizer, skip)
         gradients = skip.gradients
     return RunOptimizer(optimizer, parameters, skip, clipping, bad_step_latch, gradients)
-
-
-def _from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
-    try:
-        return factory([{"params": group.parameters} for group in groups])
-    except (ValueError, TypeError, IndexError) as problem:
-        *_, (frame, _) = traceback.walk_tb(problem.__traceback__)
-        if not frame.f_globals["__name__"].startswith("torch.optim"):
-            raise
-        raise ConfigError(
-            f"optimizer: the factory's optimizer rejects its settings: {first_line(problem)}\n"
-            "  use valid values, such as betas at least 0 and below 1, lr and eps at least 0"
-            + line_of_user(problem.__traceback__)
-        ) from None
 
 
 def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parameter]) -> None:
@@ -188,7 +210,16 @@ def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parame
         )
     for group, numbers in zip(after.param_groups, groups, strict=True):
         group.update(numbers[0] if numbers else {})
-    after.state.update(before.state)
+    if isinstance(before, LBFGS) and before.state:
+        raise ConfigError(
+            "LBFGS cannot train parameters that are unfrozen during training\n"
+            "  its state is vectors over all parameters, as many as there were\n"
+            "  set requires_grad before Run(...), or use another optimizer, such as surefoot.optim.adamw(...)"
+        )
+    for now, then in zip(
+        (after, *inner_optimizers(after).values()), (before, *inner_optimizers(before).values()), strict=True
+    ):
+        now.state.update(then.state)
     after._optimizer_step_pre_hooks = before._optimizer_step_pre_hooks
     after._optimizer_step_post_hooks = before._optimizer_step_post_hooks
 

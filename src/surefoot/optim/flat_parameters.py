@@ -9,6 +9,7 @@ decay and momentum do not change the parameter without a gradient. The same appl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +96,7 @@ class FlatAdamW:
                 gradients.append(flat.gradients)
         return gradients
 
-    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+    def apply(self, optimizer: Optimizer, found_inf: Tensor, step: Any = None) -> None:  # noqa: ARG002
         """Update all groups in one kernel each, or not at all where `found_inf` is 1. Changed groups go the usual way."""
         with torch.no_grad():
             for group, flat in zip(optimizer.param_groups, self.groups, strict=True):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, first_line
 
 _FUSED = ("cpu", "cuda")  # device types on which the kernel is known to honor the flag
 _NO_MOMENTUM: Any = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "is_first_step": False}
@@ -122,6 +122,16 @@ def loss_of(closure: Callable[[], Any] | None) -> Any:
         return None if closure is None else closure()
 
 
+def explain_missing_closure(optimizer: Optimizer, problem: Exception) -> None:
+    """Raise `ConfigError` if a failed `optimizer.step()` complained of a missing closure."""
+    if "closure" in f"{type(problem).__name__} {problem}".lower():
+        raise ConfigError(
+            f"{type(optimizer).__name__}.step() needs a closure: {first_line(problem)}\n"
+            "  its signature gives the closure a default, so the run passed none\n"
+            "  write optimizer=surefoot.optim.with_closure(...) around the function that builds it"
+        ) from problem
+
+
 def made_steps(counters: Sequence[Tensor], *, found_inf: Tensor | None) -> None:
     add_to_each(counters, torch.ones_like(counters[0]), found_inf=found_inf)
 
@@ -152,7 +162,7 @@ class Restoring:
         )
 
     @torch.no_grad()
-    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+    def apply(self, optimizer: Optimizer, found_inf: Tensor, step: Any = None) -> None:  # noqa: ARG002
         """Step, and restore parameters and state on the device if `found_inf` is 1. This needs a copy of both."""
         bad = found_inf > 0
         members = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
@@ -162,7 +172,11 @@ class Restoring:
             for state in (optimizer.state.get(parameter, {}) for _, parameter in members)
         ]
         numbers = [_numbers(group) for group in optimizer.param_groups]
-        optimizer.step()
+        try:
+            optimizer.step()
+        except Exception as problem:
+            explain_missing_closure(optimizer, problem)
+            raise
         if numbers != [_numbers(group) for group in optimizer.param_groups]:
             raise self._refused("values in its parameter groups")
         for (group, parameter), before, state in zip(members, befores, states, strict=True):

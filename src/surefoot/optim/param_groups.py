@@ -67,6 +67,11 @@ def parameter_groups(
             full_name = f"{path}.{name}" if path else name
             if parameter in grouped or not (parameter.requires_grad if trained is None else full_name in trained):
                 continue
+            if isinstance(module, EMBEDDINGS) and module.sparse:
+                raise ConfigError(
+                    f"model: {path or type(model).__name__} has sparse=True, and a run cannot sum, clip or check sparse gradients\n"
+                    f"  write nn.{type(module).__name__}(..., sparse=False), and an optimizer for dense gradients"
+                )
             grouped.add(parameter)
             is_matrix = not (is_bias_or_norm(module, name, parameter) or is_embedding(module))
             spared = bool(weight_decay) and decay != "all" and not is_matrix

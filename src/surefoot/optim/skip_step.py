@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from surefoot.errors import ConfigError
 from surefoot.optim.adamw_fused import straight_to_kernel
-from surefoot.optim.in_place import Restoring, fused_sgd_writes, read_on_cpu
+from surefoot.optim.in_place import Restoring, explain_missing_closure, fused_sgd_writes, read_on_cpu
 from surefoot.optim.kinds.kind import kind_of, shapes_of, state_bytes
 
 _LARGE = 1e38  # the sum of two smaller float32 values does not overflow
@@ -26,8 +26,11 @@ class Skip(Protocol):
     def description(self) -> str:
         """A phrase that describes the method and its cost."""
 
-    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
-        """Take a step if `found_inf` (float32, on the device) is 0; if it is 1, change no bit."""
+    def apply(self, optimizer: Optimizer, found_inf: Tensor, step: Any = None) -> None:
+        """Take a step if `found_inf` (float32, on the device) is 0; if it is 1, change no bit.
+
+        Only `ClosureStep` uses the training step: it evaluates this step's loss again, and may set `found_inf` to 1.
+        """
 
 
 def should_skip(
@@ -66,10 +69,10 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
     'inside the fused AdamW kernel'
     """
     name = type(optimizer).__name__
-    if isinstance(optimizer, torch.optim.LBFGS):
+    if isinstance(optimizer, torch.optim.SparseAdam):
         raise ConfigError(
-            "LBFGS evaluates the loss several times within a step; surefoot's step evaluates it once\n"
-            "  use another optimizer, such as surefoot.optim.adamw(...)"
+            "SparseAdam takes only sparse gradients, which a run cannot sum, clip or check\n"
+            "  use surefoot.optim.adam(...), and nn.Embedding without sparse=True"
         )
     sgd = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
     if not all(fused_sgd_writes(each) for group in sgd if group.get("fused") for each in group["params"]):
@@ -106,7 +109,7 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
             "SGD with dampening computes its first step differently, and the host does not know"
             f" whether {device.type} skipped it\n  leave dampening out: a smaller lr does the same"
         )
-    return Restoring(name, parameter_bytes=sum(math.prod(shape) * item for shape, item in shapes_of(optimizer, 1)))
+    return Restoring(name, parameter_bytes=parameter_bytes(optimizer))
 
 
 def update_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
@@ -122,11 +125,17 @@ def update_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
     kind = kind_of(optimizer)
     if kind is not None and kind.update_bytes is not None:
         return kind.update_bytes([shape for shape, _ in shapes_of(optimizer, 1)], shards)
+    from surefoot.optim.closure_step import ClosureStep  # which few runs need
+
+    if isinstance(skip, ClosureStep):
+        return skip.copied_bytes + (state_bytes(optimizer) or 0)
     if not isinstance(skip, Restoring):
         return 0
-    return sum(math.prod(shape) * item for shape, item in shapes_of(optimizer, shards)) + (
-        state_bytes(optimizer, shards=shards) or 0
-    )
+    return parameter_bytes(optimizer, shards) + (state_bytes(optimizer, shards=shards) or 0)
+
+
+def parameter_bytes(optimizer: Optimizer, shards: int = 1) -> int:
+    return sum(math.prod(shape) * item for shape, item in shapes_of(optimizer, shards))
 
 
 @dataclass(frozen=True)
@@ -135,7 +144,7 @@ class InsideKernel:
 
     description: str
 
-    def apply(self, optimizer: Any, found_inf: Tensor) -> None:
+    def apply(self, optimizer: Any, found_inf: Tensor, step: Any = None) -> None:  # noqa: ARG002
         """Step with `found_inf` as an attribute, which the kernel reads on the device: 1.0 changes nothing."""
         optimizer.found_inf = found_inf
         try:
@@ -154,7 +163,7 @@ class PartByPart:
     def description(self) -> str:
         return ", and ".join(dict.fromkeys(skip.description for _, skip in self.parts))
 
-    def apply(self, optimizer: Any, found_inf: Tensor) -> None:
+    def apply(self, optimizer: Any, found_inf: Tensor, step: Any = None) -> None:  # noqa: ARG002
         optimizer.hand_over()
         for part, skip in self.parts:
             skip.apply(part, found_inf)
@@ -167,11 +176,15 @@ class BranchOnCpu:
 
     description: str
 
-    def apply(self, optimizer: Optimizer, found_inf: Tensor) -> None:
+    def apply(self, optimizer: Optimizer, found_inf: Tensor, step: Any = None) -> None:  # noqa: ARG002
         step_unless_on_cpu(optimizer, found_inf)
 
 
 def step_unless_on_cpu(optimizer: Optimizer, found_inf: Tensor) -> None:
     """Call `optimizer.step` unless the flag, a CPU tensor, is set."""
     if read_on_cpu(found_inf) == 0:
-        optimizer.step()
+        try:
+            optimizer.step()
+        except Exception as problem:
+            explain_missing_closure(optimizer, problem)
+            raise

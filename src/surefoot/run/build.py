@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch.optim import Optimizer
-
 from surefoot.checkpoint.changes import change_names
 from surefoot.config.parallel import Strategy, strategy_for
 from surefoot.config.paths import local_path
@@ -19,8 +17,7 @@ from surefoot.distributed.consistency import check_same_on_all_ranks, comparable
 from surefoot.distributed.ddp import spread
 from surefoot.distributed.world import World, joined
 from surefoot.errors import CheckpointError, in_user_syntax
-from surefoot.optim.build import TrainingPlan, base_groups, refuse_without_momentum
-from surefoot.optim.optimizers import OptimizerSpec
+from surefoot.optim.build import base_groups, optimizer_identity, refuse_without_momentum
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import Models, Plan, RunComponents
@@ -62,6 +59,11 @@ def build(settings: RunSettings) -> RunComponents:
     state = assembly.built_state(
         models.by_name, models.decisions, clip=clipping(settings.clip), ema=settings.ema, world=world
     )
+    if any(trained.takes_closure for trained in state.optimizers.values()):
+        from surefoot.optim.closure_step import refuse_closures
+
+        scaled, is_compiled = models.precision.loss_scale is not None, models.compiling.on
+        refuse_closures(state.optimizers.values(), scaled=scaled, compiled=is_compiled)
     plan = replace(plan, schedule=bound(plan.schedule, base_groups(state.optimizers.values())))
     if console is not None:
         for line in [*models.notes, *assembly.notes(state.optimizers, settings.schedule or constant())]:
@@ -225,7 +227,9 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
             "evaluate_every": times.every["evaluate_every"].described(),
             "scored": scored,
         }
-    optimizers = {name: _optimizer(each, state.optimizers[name].optimizer) for name, each in models.decisions.items()}
+    optimizers = {
+        name: optimizer_identity(each, state.optimizers[name].optimizer) for name, each in models.decisions.items()
+    }
     resolved = {
         "init_from": None
         if settings.init_from is None
@@ -244,15 +248,3 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
         "data": {"plan": pipeline.plan.to_dict(), **fingerprint(pipeline.dataset)},
     }
     return identity_of(settings, resolved)
-
-
-def _optimizer(plan: TrainingPlan, optimizer: Optimizer) -> dict[str, Any]:
-    spec = plan.spec
-    if isinstance(spec, OptimizerSpec):  # the learning rates of all parameters, also of frozen ones
-        rates = [spec.lr * factor for factor in sorted(set(plan.factors.values()) - {0.0}, reverse=True)]
-        return spec.to_dict() | ({"learning_rates": rates} if spec.lr_multipliers else {})
-    defaults, *groups = (
-        {key: value for key, value in numbers.items() if isinstance(value, bool | int | float | str | tuple)}
-        for numbers in (optimizer.defaults, *optimizer.param_groups)
-    )
-    return {"name": type(optimizer).__name__, **defaults, "groups": groups}

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -15,7 +15,7 @@ from surefoot.distributed.ddp import synchronized
 from surefoot.distributed.shards import holders
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, first_line
-from surefoot.optim.build import Built, RunOptimizer, TrainingPlan, clipped_parameters, run_optimizer
+from surefoot.optim.build import RunOptimizer, Source, TrainingPlan, clipped_parameters, run_optimizer
 from surefoot.optim.clipping import Clip, clear
 from surefoot.optim.ema import Ema, EmaModel, ModelCopy, copy_model
 from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
@@ -27,7 +27,7 @@ from surefoot.run.components import Models
 from surefoot.schedules.joined import AnySchedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.batch_norm_buffers import BatchStatistics
-from surefoot.train.loop import State
+from surefoot.train.loop import State, Step, forward_backward
 from surefoot.train.precision import FORMATS
 from surefoot.train.run_settings import Model
 
@@ -92,7 +92,7 @@ def with_synchronized_norms(models: Mapping[str, nn.Module], sizes: Batching) ->
 
 def decided(
     models: Mapping[str, nn.Module],
-    optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built],
+    optimizer: Source | Mapping[str, Source],
     *,
     clip: Clip,
     ema: float | None,
@@ -100,10 +100,10 @@ def decided(
     """Return the training plan of each model by name. Freezes parameters with learning rate 0, and copies models for averaging."""
     named = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(models, optimizer)
     for spec in named.values():
-        if not (isinstance(spec, OptimizerSpec) or callable(spec)):
+        if not (isinstance(spec, OptimizerSpec | Optimizer) or callable(spec)):
             raise ConfigError(
-                f"optimizer: {type(spec).__name__} is neither an optimizer specification nor a function that builds an optimizer\n"
-                "  pass surefoot.optim.adamw(lr=...), or lambda groups: torch.optim.AdamW(groups, lr=...); the run builds the groups"
+                f"optimizer: {type(spec).__name__} is neither an optimizer specification nor a class or function that builds an optimizer\n"
+                "  pass surefoot.optim.adamw(lr=...), or functools.partial(torch.optim.AdamW, lr=...); the run supplies the parameters"
             )
     foreign = [name for name in named if name not in models]
     if foreign or not named:
@@ -120,7 +120,7 @@ def decided(
 def _decided(
     name: str,
     models: Mapping[str, nn.Module],
-    spec: OptimizerSpec | Built,
+    spec: Source,
     *,
     clip: Clip,
     trained: set[str] | None = None,
@@ -189,7 +189,10 @@ def built_state(
     state = State(models, {}, {}, buffers=BatchStatistics(models.values(), world=world))
 
     def build(name: str, plan: TrainingPlan) -> None:
-        state.optimizers[name] = run_optimizer(plan, models, clip=clip, world=world, before=state.optimizers.get(name))
+        before = state.optimizers.get(name)
+        state.optimizers[name] = run_optimizer(
+            plan, models, clip=clip, world=world, before=before, evaluate=evaluated_again
+        )
         if (average := _averages(models[name], plan, state.optimizers[name].optimizer, ema)) is not None:
             state.ema_models[name] = average
 
@@ -212,6 +215,15 @@ def built_state(
         sharded=any(holders(trained.parameters) is not None for trained in state.optimizers.values()),
     )
     return state
+
+
+def evaluated_again(step: Step) -> tuple[Tensor, Tensor | float]:
+    """Repeat the evaluation of a step at the current weights, with its samples and seeds, and record nothing."""
+    again = Step(step.index, step.micro_batches, step._task, step.state)
+    assert step._pending is not None  # in its update
+    mean = forward_backward(again, step._pending[2])
+    assert again._pending is not None
+    return mean, again._pending[1]
 
 
 def _averages(model: nn.Module, plan: TrainingPlan, optimizer: Optimizer, ema: float | None) -> EmaModel | None:

@@ -102,6 +102,8 @@ def _compile_choice(parts: "Components") -> tuple[bool, bool, str]:
     on = COMPILE.get(parts.device.type)
     if parts.task.loss is None:
         return False, True, "the training step is custom"
+    if any(trained.takes_closure for trained in parts.state.optimizers.values()):
+        return False, True, "the optimizer evaluates a closure"
     if isinstance(parts.pipeline.plan, Buckets):
         return False, True, "batches by tokens change shape in almost every step"
     if on is None or parts.parallel.kind == "fsdp":

@@ -4,11 +4,13 @@ Each micro-batch starts from the buffers at the start of the step. The step then
 over all micro-batches and other buffers to the last value. A skipped step restores all buffers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 if TYPE_CHECKING:
     from surefoot.distributed.world import World
@@ -19,8 +21,9 @@ class BatchStatistics:
 
     def __init__(self, models: Iterable[nn.Module] = (), *, world: "World | None" = None) -> None:
         self.world = world if world is not None and world.size > 1 else None
+        # backward passes in training mode do not read the statistics of norms, so a graph may outlive their change
         self.owners = [
-            (module, name)
+            (module, name, isinstance(module, _NormBase))
             for model in models
             for module in model.modules()
             for name, buffer in module._buffers.items()
@@ -35,10 +38,10 @@ class BatchStatistics:
         if not self.owners:
             return
         if not self.before:
-            self.before = [buffer.detach().clone() for buffer in self.tensors()]
+            self.before = [buffer.clone() for buffer in self.tensors()]
         else:
             for buffer, before in zip(self.tensors(), self.before, strict=True):
-                buffer.detach().copy_(before)
+                buffer.copy_(before)
 
     def end_pass(self, *, counted: bool = True) -> None:
         """Add the buffer changes of one forward and backward pass. Set `counted` to False for a micro-batch without targets."""
@@ -46,9 +49,7 @@ class BatchStatistics:
             return
         self.passes += 1
         changes = [
-            torch.where(now == before, 0.0, now.detach() - before)
-            if now.is_floating_point()
-            else now  # inf - inf is NaN
+            torch.where(now == before, 0.0, now - before) if now.is_floating_point() else now  # inf - inf is NaN
             for now, before in zip(self.tensors(), self.before, strict=True)
         ]
         if self.passes > 1:
@@ -57,6 +58,18 @@ class BatchStatistics:
                 for before, change in zip(self.changes, changes, strict=True)
             ]
         self.changes = changes
+
+    @contextmanager
+    def repeated(self) -> Iterator[None]:
+        """Discard the changes of passes inside the block, which repeat the passes so far at other weights."""
+        now = [buffer.clone() for buffer in self.tensors()]
+        before, changes, passes = self.before, self.changes, self.passes
+        try:
+            yield
+        finally:
+            for buffer, numbers in zip(self.tensors(), now, strict=True):
+                buffer.copy_(numbers)
+            self.before, self.changes, self.passes = before, changes, passes
 
     def finish(self, skipped: Tensor) -> None:
         """Set each buffer to its mean over the passes, or restore the buffer if `skipped` (a device tensor) is 1.0."""
@@ -69,8 +82,8 @@ class BatchStatistics:
             for buffer, before, change in zip(self.tensors(), self.before, self.changes, strict=True):
                 # averages changes, so that an unchanged buffer keeps its bits: (x + x + x) / 3 may differ from x
                 averaged = self.passes > 1 and buffer.is_floating_point()
-                after = torch.where(change == 0, before, before + change / self.passes) if averaged else buffer.detach()
-                buffer.detach().copy_(torch.where(applied, after, before))
+                after = torch.where(change == 0, before, before + change / self.passes) if averaged else buffer
+                buffer.copy_(torch.where(applied, after, before))
         self.before, self.changes, self.passes = [], [], 0
 
     def _finish_together(self, world: "World", applied: Tensor) -> None:
@@ -90,7 +103,7 @@ class BatchStatistics:
                 moved = (before + mean).to(before.dtype)
             else:
                 moved = before + mean.round().to(before.dtype)
-            buffer.detach().copy_(torch.where(applied, torch.where(mean == 0, before, moved), before))
+            buffer.copy_(torch.where(applied, torch.where(mean == 0, before, moved), before))
 
     def _own_changes(self) -> list[Tensor]:
         if not self.passes:
@@ -107,8 +120,10 @@ class BatchStatistics:
     def undo(self) -> None:
         """Restore the buffers that were changed by passes without an update."""
         for buffer, before in zip(self.tensors(), self.before, strict=False):
-            buffer.detach().copy_(before)
+            buffer.copy_(before)
         self.before, self.changes, self.passes = [], [], 0
 
     def tensors(self) -> list[Tensor]:
-        return [buffer for module, name in self.owners if (buffer := module._buffers[name]) is not None]
+        """Return aliases to write to. Writing counts as a change for autograd, except in norms."""
+        every = ((module._buffers[name], is_norm) for module, name, is_norm in self.owners)
+        return [buffer.data if is_norm else buffer.detach() for buffer, is_norm in every if buffer is not None]

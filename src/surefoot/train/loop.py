@@ -94,7 +94,7 @@ class Step:
     skipped: Tensor | None = None  # 1.0 if the update was not applied, else 0.0
     metrics: dict[str, float] = field(default_factory=dict)  # filled if this step was evaluated
     _logged: dict[str, Any] = field(default_factory=dict, repr=False)
-    _pending: tuple[Tensor, Tensor | float] | None = field(default=None, repr=False)  # loss, factor of unused gradients
+    _pending: tuple[Tensor, Tensor | float, Loss] | None = field(default=None, repr=False)  # mean, factor of gradients
     _watch: Watch = field(default=UNWATCHED, repr=False)
 
     def log(self, **values: Tensor | float | Mean) -> None:
@@ -184,7 +184,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     if loss is None:
         raise ConfigError("the run was built without a loss: call forward_backward(step, loss)")
     sums = LossSum(ranks.nominal or sum(micro_batch.count for micro_batch in step.micro_batches) or 1)
-    scale, loss = task.precision.loss_scale, step._watch.over(loss, step.micro_batches)
+    scale, watched_loss = task.precision.loss_scale, step._watch.over(loss, step.micro_batches)
     state.trainable.follow(in_step=True)
     for micro_batch in step.micro_batches:
         seed_generators(fold(task.key, step.index, micro_batch.index))
@@ -193,7 +193,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
             continue
         state.buffers.start_pass()
         with task.precision.autocast():
-            result = loss(task.forward, micro_batch.batch)
+            result = watched_loss(task.forward, micro_batch.batch)
         part, further = sums.add(result, micro_batch.count)
         del result  # frees other outputs before the backward pass
         add_each(step._logged, further)
@@ -206,7 +206,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     total, total_count = ranks.summed(total, sums.counted)
     factor = correction(sums.nominal, total_count, like=total)
     mean = total if total_count is None else total * factor
-    step._pending = (mean, factor)
+    step._pending = (mean, factor, loss)
     if step.loss is None:
         step.loss, step.target_count = mean, sums.plain if total_count is None else total_count
     return mean
@@ -221,15 +221,15 @@ def update(step: Step, *names: str) -> None:
     state, scale = step.state, step._task.precision.loss_scale
     if step._pending is None:
         raise ConfigError("update(step) has no gradient to use: call forward_backward(step) first")
-    (loss, factor), step._pending = step._pending, None
+    (loss, factor, _), updated = step._pending, names or state.optimizers
     factor = factor if scale is None else factor / scale.scale
-    step._watch.before(names or state.optimizers, factor)
-    skipped = reduce(torch.maximum, [_update_one(step, name, loss, factor) for name in names or state.optimizers])
-    step._watch.after(names or state.optimizers)
+    step._watch.before(updated, factor)
+    skipped = reduce(torch.maximum, [_update_one(step, name, loss, factor) for name in updated])
+    step._watch.after(updated)
     if scale is not None:  # after all gradients with this scale were used
         scale.update(skipped > 0)
     step.grad_norm = reduce(torch.hypot, step.grad_norms.values())
-    step.skipped = skipped if step.skipped is None else torch.maximum(step.skipped, skipped)
+    step._pending, step.skipped = None, skipped if step.skipped is None else torch.maximum(step.skipped, skipped)
     state.buffers.finish(skipped)
     clear(state.parameters)
 
@@ -244,7 +244,7 @@ def _update_one(step: Step, name: str, loss: Tensor, factor: Tensor | float) -> 
     momentum = None if task.momentum is None else task.momentum(step.index)
     trained.set_rate(task.factors(step.index) * step.state.lr_factor, momentum=momentum)
     step.lr = trained.optimizer.param_groups[0]["lr"] if step.lr is None else step.lr
-    trained.skip.apply(trained.optimizer, skipped)
+    trained.skip.apply(trained.optimizer, skipped, step)
     if name in step.state.ema_models:
         step.state.ema_models[name].update(1.0 - skipped)
     return skipped

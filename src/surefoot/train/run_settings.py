@@ -12,8 +12,7 @@ from surefoot.config.parallel import Kind, Strategy
 from surefoot.config.setting import ordered, setting
 from surefoot.config.train_settings import TrainSettings
 from surefoot.errors import ConfigError
-from surefoot.optim.build import Built
-from surefoot.optim.optimizers import OptimizerSpec
+from surefoot.optim.build import Source
 from surefoot.schedules.joined import AnySchedule
 from surefoot.tracking.record import refuse_own
 from surefoot.train.evaluate import Split
@@ -109,10 +108,8 @@ class RunSettings(TrainSettings):
     """Number of targets in a batch, computed on the host. If None, the size of the first dimension is used."""
     count_unit: str = setting("targets", check=_unit, observer=True)
     """Name of the targets in the console, the report page and TensorBoard, such as "tokens"."""
-    optimizer: OptimizerSpec | Built | Mapping[str, OptimizerSpec | Built] = setting(
-        identity=True, after="workers", group="optimization"
-    )
-    """Optimizer such as `surefoot.optim.adamw(...)`, a function from parameter groups to a `torch.optim.Optimizer`, or several by name."""
+    optimizer: Source | Mapping[str, Source] = setting(identity=True, after="workers", group="optimization")
+    """Optimizer such as `surefoot.optim.adamw(...)`, a class or function that builds a `torch.optim.Optimizer`, or several by name."""
     schedule: AnySchedule | None = setting(None, check=_schedule, identity=True)
     """Learning-rate factor over the run, such as `surefoot.schedules.cosine(...)`. If None, the factor is constant."""
     plateau: ReduceLROnPlateau | None = setting(None, check=_rule, identity=True)

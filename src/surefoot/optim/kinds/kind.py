@@ -20,6 +20,8 @@ Shape = tuple[int, ...]
 Shapes = Sequence[tuple[Shape, int]]  # per parameter: its shape on this rank, and its bytes per element
 StateBytes = Callable[[Any, Shapes], int]
 
+Built = Callable[[list[dict[str, Any]]], Optimizer]  # a class or function of the user
+
 NUMBER_BY_NUMBER = "element by element"
 
 
@@ -74,6 +76,12 @@ def kind_named(name: str) -> OptimizerKind:
 def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
     """Return the kind of an optimizer, or None for an unknown class; a subclass is unknown, since its code may differ."""
     return next((kind for kind in all_kinds() if kind.cls is type(optimizer)), None)
+
+
+def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
+    """Return the optimizers that an optimizer has as attributes, such as SAM's `base_optimizer`."""
+    inner = {name: each for name, each in vars(optimizer).items() if isinstance(each, Optimizer)}
+    return inner | {f"{name}.{deep}": each for name in inner for deep, each in inner_optimizers(inner[name]).items()}
 
 
 def state_bytes(optimizer: Any, *, shards: int = 1) -> int | None:

@@ -66,5 +66,11 @@ KINDS = (
         why_whole="it would orthogonalize each rank's rows separately; surefoot.optim.muon(...) gathers them",
     ),
     _unnamed_kind(optim.Adafactor, why_whole="its row and column means, and its step sizes, need whole matrices"),
-    _unnamed_kind(optim.LBFGS, why_whole="it compares whole gradients"),
+    OptimizerKind(
+        cls=optim.LBFGS,  # `history_size` pairs, a direction and a gradient
+        state_bytes=lambda lbfgs, shapes: copies(2 * lbfgs.param_groups[0]["history_size"] + 2)(lbfgs, shapes),
+        shardable=False,
+        on_shards="it compares whole gradients",
+        skip="copies",
+    ),
 )

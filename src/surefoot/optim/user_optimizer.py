@@ -1,0 +1,170 @@
+"""Optimizers of the user: built by a class or function from parameter groups, or built already."""
+
+import inspect
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from surefoot.distributed.shards import holders
+from surefoot.errors import ConfigError, first_line, line_of_user
+from surefoot.optim.kinds.kind import Built, inner_optimizers, kind_of
+from surefoot.optim.param_groups import Group
+
+
+@dataclass(frozen=True)
+class WithClosure:
+    """A function that builds an optimizer whose `step` gets a closure; see `with_closure`."""
+
+    build: Built
+
+    def __call__(self, groups: list[dict[str, Any]]) -> Optimizer:
+        return self.build(groups)
+
+
+def with_closure(build: Built) -> WithClosure:
+    """Declare that the optimizer that `build` returns evaluates the loss in its `step(closure)`.
+
+    LBFGS needs no declaration, and neither does a `step` whose argument `closure` has no default. Many implementations of SAM
+    write `step(self, closure=None)`, and need one. The closure repeats the step's evaluation at the current weights: all
+    micro-batches on all ranks, with the same random numbers. It sets the gradients and returns the loss.
+
+    >>> from functools import partial
+    >>> with_closure(partial(torch.optim.SGD, lr=0.1))([{"params": [nn.Parameter(torch.ones(1))]}]).defaults["lr"]
+    0.1
+    """
+    return WithClosure(build)
+
+
+def takes_closure(optimizer: Optimizer) -> bool:
+    """Return whether `optimizer.step` needs a closure: for LBFGS, and if an argument called `closure` has no default.
+
+    >>> weight = nn.Parameter(torch.ones(1))
+    >>> takes_closure(torch.optim.LBFGS([weight])), takes_closure(torch.optim.SGD([weight]))
+    (True, False)
+    """
+    name, _self, *arguments = type(optimizer).__name__, *inspect.signature(type(optimizer).step).parameters.values()
+    of_caller = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    required = [each.name for each in arguments if each.default is each.empty and each.kind not in of_caller]
+    if others := [each for each in required if "closure" not in each]:
+        raise ConfigError(
+            f"optimizer: {name}.step needs the argument {others[0]}, but a run calls step() or step(closure)\n"
+            f"  write a subclass whose step(self, closure=None) supplies {others[0]}"
+        )
+    return bool(required) or isinstance(optimizer, LBFGS)
+
+
+def build_user_optimizer(
+    source: Built | Optimizer, groups: Sequence[Group], *, is_rebuilt: bool
+) -> tuple[Optimizer, bool]:
+    """Return the optimizer that the user built, or that a class or function builds, and whether its step gets a closure."""
+    optimizer = (
+        take_instance(source, groups, is_rebuilt=is_rebuilt)
+        if isinstance(source, Optimizer)
+        else from_factory(source, groups)
+    )
+    refuse_other_groups(optimizer)
+    if kind_of(optimizer) is None:
+        MemoryKeeper(optimizer)
+    return optimizer, isinstance(source, WithClosure) or takes_closure(optimizer)
+
+
+class MemoryKeeper:
+    """Hooks that keep parameters in their memory, where averages read them, if a `step` assigns `parameter.data`."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.tensors: list[tuple[nn.Parameter, Tensor]] = []
+        optimizer.register_step_pre_hook(self.before)
+        optimizer.register_step_post_hook(self.after)
+
+    def before(self, optimizer: Optimizer, *_: Any) -> None:
+        self.tensors = [(each, each.data) for group in optimizer.param_groups for each in group["params"]]
+
+    def after(self, *_: Any) -> None:
+        for parameter, tensor in self.tensors:
+            if parameter.data_ptr() != tensor.data_ptr():
+                tensor.copy_(parameter.data)
+                parameter.data = tensor
+
+
+def take_instance(optimizer: Optimizer, groups: Sequence[Group], *, is_rebuilt: bool) -> Optimizer:
+    """Return an optimizer that the user built, if it trains exactly the parameters of the groups. Its groups keep their settings."""
+    name, lr = type(optimizer).__name__, optimizer.param_groups[0]["lr"]
+    instead = f"  pass what builds one: optimizer=functools.partial({name}, lr={float(lr):g})"
+    parameters = [each for group in groups for each in group.parameters]
+    own = [each for group in optimizer.param_groups for each in group["params"]]
+    if is_rebuilt or holders(parameters) is not None:
+        why = "parameters were unfrozen during training" if is_rebuilt else "FSDP replaces the parameters by shards"
+        raise ConfigError(f"optimizer: a {name} that is already built cannot be rebuilt\n  {why}\n{instead}")
+    members, names = {*own}, [each for group in groups for each in group.names]
+    missing = [each for each, parameter in zip(names, parameters, strict=True) if parameter not in members]
+    strange = [each for each in members.difference(parameters) if each.requires_grad]
+    if missing or strange:
+        what = f"does not train {missing[0]}" if missing else "trains parameters that are not the model's"
+        raise ConfigError(
+            f"optimizer: the {name} that is already built {what}\n"
+            "  it must have the parameters of the nn.Module that is passed as model=; a function as model= builds another one\n"
+            f"{instead}" + ", or freeze what it leaves out by requires_grad_(False)" * bool(missing)
+        )
+    wrong = [each for each in own for entry in optimizer.state.get(each, {}).values() if _is_elsewhere(entry, each)]
+    if wrong:
+        raise ConfigError(
+            f"optimizer: the {name} that is already built has its state on another device than {wrong[0].device}\n"
+            f"  the run moved the model there\n{instead}, or move the model before you build it"
+        )
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"])  # a scheduler, or an earlier run, changed `lr`
+    return optimizer
+
+
+def _is_elsewhere(state: Any, parameter: nn.Parameter) -> bool:
+    return isinstance(state, Tensor) and state.ndim > 0 and state.device != parameter.device
+
+
+def refuse_other_groups(optimizer: Optimizer) -> None:
+    """Raise `ConfigError` for an inner optimizer that does not share the parameter groups."""
+    for name, inner in inner_optimizers(optimizer).items():
+        if not all(any(own is outer for outer in optimizer.param_groups) for own in inner.param_groups):
+            raise ConfigError(
+                f"optimizer: {type(optimizer).__name__}.{name} has parameter groups of its own\n"
+                "  learning rates of a schedule and a checkpoint would not reach it\n"
+                f"  write self.param_groups = self.{name}.param_groups in __init__"
+            )
+
+
+def from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
+    """Return the optimizer that a class or function builds from parameter groups; explain why it could not."""
+    name = getattr(factory, "__name__", type(factory).__name__)
+    try:
+        optimizer = factory([{"params": group.parameters} for group in groups])
+    except (ValueError, TypeError, IndexError, AttributeError) as problem:
+        *_, (frame, _) = traceback.walk_tb(problem.__traceback__)
+        if problem.__traceback__ is not None and problem.__traceback__.tb_next is None:  # not even called
+            raise ConfigError(
+                f"optimizer: {first_line(problem)}\n"
+                "  a run calls it with the parameter groups alone\n"
+                f"  supply the rest: functools.partial({name}, lr=1e-3)"
+            ) from None
+        if "'dict' object" in str(problem):
+            raise ConfigError(
+                f"optimizer: {name} takes each parameter group for a parameter: {first_line(problem)}\n"
+                '  it gets [{"params": [...]}], as torch.optim does\n'
+                '  write groups[0]["params"] for the list of parameters' + line_of_user(problem.__traceback__)
+            ) from None
+        if not frame.f_globals["__name__"].startswith("torch.optim"):
+            raise
+        raise ConfigError(
+            f"optimizer: the factory's optimizer rejects its settings: {first_line(problem)}\n"
+            "  use valid values, such as betas at least 0 and below 1, lr and eps at least 0"
+            + line_of_user(problem.__traceback__)
+        ) from None
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            f"optimizer: {name} returned a {type(optimizer).__name__}, not a torch.optim.Optimizer\n"
+            "  a run needs its param_groups, state and step()\n"
+            "  return an instance of a subclass of torch.optim.Optimizer"
+        )
+    return optimizer

@@ -1,0 +1,256 @@
+"""Any class, function or instance of a `torch.optim.Optimizer` as `Run(optimizer=)`. (5 s)"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import surefoot as sf
+from rank_processes import Ranks
+from surefoot.errors import ConfigError
+from surefoot.plan.summary import parameters_by_group
+from with_closures import Batch, batches, bits, build, data, loss, losses, net, weights
+
+
+class HeavyBall(torch.optim.Optimizer):
+    """As in somebody's package: parameters move through `.data`, and a list in the state counts on the host."""
+
+    def __init__(self, params: Any, lr: float = 0.1, beta: float = 0.9) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for each in group["params"]:
+                state = self.state[each]
+                state["ball"] = state.get("ball", 0) * group["beta"] + each.grad
+                state.setdefault("norms", []).append(float(each.grad.norm()))
+                each.data = each.data - group["lr"] * state["ball"]
+
+
+MAKERS: dict[str, Any] = {
+    "Adagrad": torch.optim.Adagrad,
+    "Adadelta": torch.optim.Adadelta,
+    "Adamax": torch.optim.Adamax,
+    "Adam": torch.optim.Adam,
+    "AdamW by partial": partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1),
+    "ASGD": partial(torch.optim.ASGD, t0=2),
+    "NAdam": torch.optim.NAdam,
+    "RAdam": torch.optim.RAdam,
+    "RMSprop": partial(torch.optim.RMSprop, momentum=0.9, centered=True),
+    "Rprop": torch.optim.Rprop,
+    "SGD by lambda": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, dampening=0.5),
+    "Adafactor": torch.optim.Adafactor,
+    "of a package": HeavyBall,
+    "groups of one's own": lambda groups: torch.optim.SGD(
+        [{"params": [each], "lr": 0.1 / (1 + each.ndim)} for each in groups[0]["params"]], lr=0.1
+    ),
+}
+EVERY = pytest.mark.parametrize("name", MAKERS)
+
+
+def plain(model: nn.Module, optimizer: torch.optim.Optimizer, steps: list[Batch], factors: list[float]) -> list[float]:
+    values, rates = [], [group["lr"] for group in optimizer.param_groups]
+    for batch, factor in zip(steps, factors, strict=True):
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * factor
+        optimizer.zero_grad()
+        value = loss(model, batch)
+        value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        values.append(float(value.detach()))
+    return values
+
+
+@EVERY
+def test_a_run_is_the_plain_loop_to_the_bit(name: str) -> None:
+    run = build(MAKERS[name], schedule=sf.schedules.linear(warmup="2 steps"))
+    model = build(sf.optim.sgd(0.1)).state.model
+    factors = [run.parts.task.factors(step) for step in range(8)]
+    expected = plain(model, MAKERS[name]([{"params": [*model.parameters()]}]), batches(), factors)
+
+    assert losses(run) == expected
+    assert all(map(torch.equal, weights(run.state.model), weights(model)))
+
+
+@EVERY
+def test_a_resumed_run_has_the_same_bits_and_a_bad_step_changes_none(name: str, tmp_path: Path) -> None:
+    inputs, labels = data()
+    inputs[5, 0] = torch.nan
+
+    def session(**changes: Any) -> sf.Run:
+        return build(MAKERS[name], train_data=(inputs, labels), ema=0.9, **changes)
+
+    whole, skipped, states = session(), [], []
+    with whole:
+        states.append(bits(whole))
+        for step in whole:
+            states.append(bits(whole))
+            skipped.append(float(step.skipped))  # type: ignore[arg-type]
+    session(run_dir=tmp_path / "run", stop_after="4 steps").train()
+    resumed = session(run_dir=tmp_path / "run")
+    resumed.train()
+
+    assert sum(skipped) == 2  # once in an epoch of four steps
+    bad = skipped.index(1.0)
+    assert all(states[bad][key] == states[bad + 1][key] for key in states[bad] if not key.startswith("state/"))
+    expected, now = states[-1], bits(resumed)
+    assert [key for key in expected if key != "state/meter/rows" and expected[key] != now[key]] == []
+
+
+def test_several_models_each_with_a_class() -> None:
+    def joint_loss(models: Any, batch: Any) -> Tensor:
+        return loss(lambda inputs: models["head"](models["trunk"](inputs)), batch)
+
+    makers = {"trunk": lambda: nn.Linear(4, 8), "head": lambda: nn.Linear(8, 3)}
+    one = build(torch.optim.Adagrad, model=makers, loss=joint_loss)
+    each = build(
+        {"trunk": torch.optim.Adagrad, "head": partial(torch.optim.Adagrad, lr=1e-2)}, model=makers, loss=joint_loss
+    )
+
+    assert losses(one) == losses(each)
+    assert parameters_by_group(one.parts)[0].startswith(
+        "Adagrad of trunk: a bad step is skipped by not calling Adagrad"
+    )
+
+
+# --- an optimizer that is already built ---------------------------------------------------------------------------
+
+
+def seeded() -> nn.Module:
+    torch.manual_seed(5)
+    return net()
+
+
+def test_an_instance_over_the_parameters_of_the_model_is_taken() -> None:
+    model, twin = seeded(), seeded()
+    optimizer = torch.optim.SGD(
+        [{"params": [model[0].weight], "lr": 0.3}, {"params": [model[0].bias, *model[2].parameters()]}],  # type: ignore[index]
+        lr=0.1,
+        momentum=0.9,
+    )
+    run = build(optimizer, model=model, schedule=sf.schedules.linear(warmup="2 steps"))
+    factors = [run.parts.task.factors(step) for step in range(8)]
+    groups = [{"params": [twin[0].weight], "lr": 0.3}, {"params": [twin[0].bias, *twin[2].parameters()]}]  # type: ignore[index]
+    expected = plain(twin, torch.optim.SGD(groups, lr=0.1, momentum=0.9), batches(), factors)
+
+    assert losses(run) == expected
+    assert run.state.optimizers["model"].optimizer is optimizer
+    assert [line.split("lr ")[1] for line in parameters_by_group(run.parts)[1:]] == [
+        "0.3, weight decay 0: 0.weight",
+        "0.1, weight decay 0: 0.bias ... 2.bias",
+    ]
+    again = build(optimizer, model=model)  # in a notebook: the rates are the base rates, not the last ones
+    assert [group["lr"] for group in again.state.optimizers["model"].optimizer.param_groups] == [0.3, 0.1]
+
+
+def test_an_instance_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    def session(**changes: Any) -> sf.Run:
+        model = seeded()
+        run = build(torch.optim.Adam(model.parameters(), lr=1e-2), model=model, **changes)
+        run.train()
+        return run
+
+    whole = session()
+    session(run_dir=tmp_path / "run", stop_after="4 steps")
+    resumed = session(run_dir=tmp_path / "run")
+    assert all(map(torch.equal, weights(resumed.state.model), weights(whole.state.model)))
+
+
+def test_parameters_that_the_model_has_frozen_may_be_in_an_instance_or_not() -> None:
+    for parts in (lambda model: model, lambda model: model[2]):
+        model = seeded()
+        model[0].requires_grad_(False)  # type: ignore[index]
+        frozen = weights(model[0])  # type: ignore[index]
+        run = build(torch.optim.SGD(parts(model).parameters(), lr=0.1, momentum=0.9), model=model)
+        run.train()
+        assert all(map(torch.equal, weights(model[0]), frozen))  # type: ignore[index]
+
+
+def instance_on_a_rank() -> list[Tensor]:
+    model = seeded()
+    run = build(torch.optim.NAdam(model.parameters(), lr=1e-2), model=model, micro_batch_size=4)
+    run.train()
+    return weights(run.state.model)
+
+
+def test_an_instance_on_two_ranks_is_one_process(ranks: Ranks) -> None:
+    torch.testing.assert_close(ranks(2, instance_on_a_rank), [instance_on_a_rank()] * 2, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("build_model", "members", "match"),
+    [
+        (
+            seeded,
+            lambda model: seeded().parameters(),
+            r"(?s)SGD that is already built does not train 0\.weight.*partial",
+        ),
+        (lambda: seeded, lambda model: model().parameters(), r"(?s)does not train 0\.weight.*a function as model="),
+        (seeded, lambda model: model[2].parameters(), r"(?s)does not train 0\.weight.*requires_grad_\(False\)"),
+        (
+            seeded,
+            lambda model: [*model.parameters(), *seeded().parameters()],
+            "trains parameters that are not the model's",
+        ),
+    ],
+)
+def test_an_instance_of_other_parameters_is_refused_with_what_to_write(
+    build_model: Any, members: Any, match: str
+) -> None:
+    model = build_model()
+    with pytest.raises(ConfigError, match=match):
+        build(torch.optim.SGD(members(model), lr=0.1), model=model)
+
+
+def test_an_instance_is_not_rebuilt_when_parameters_are_unfrozen() -> None:
+    model = seeded()
+    model[0].requires_grad_(False)  # type: ignore[index]
+    run = build(torch.optim.SGD(model[2].parameters(), lr=0.1), model=model)  # type: ignore[index]
+
+    def train() -> None:
+        with run:
+            for _ in run:
+                model[0].requires_grad_(True)  # type: ignore[index]
+
+    with pytest.raises(
+        ConfigError, match=r"(?s)already built cannot be rebuilt.*unfrozen.*functools\.partial\(SGD, lr=0\.1\)"
+    ):
+        train()
+
+
+# --- what does not fit ---------------------------------------------------------------------------------------------
+
+
+class NeedsRate(torch.optim.SGD):
+    def __init__(self, params: Any, rate: float) -> None:
+        super().__init__(params, lr=rate)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "match"),
+    [
+        (NeedsRate, r"(?s)missing 1 required positional argument: 'rate'.*functools\.partial\(NeedsRate"),
+        (lambda params: torch.optim.SGD([each for each in params if each.ndim > 1]), r"(?s)'ndim'.*groups\[0\]"),
+        (lambda params: "adam", "returned a str, not a torch.optim.Optimizer"),
+        (partial(torch.optim.AdamW, lr=-1.0), "rejects its settings: Invalid learning rate"),
+        (torch.optim.SparseAdam, r"(?s)SparseAdam takes only sparse gradients.*sf|surefoot\.optim\.adam"),
+        ("adamw", r"(?s)str is neither an optimizer specification nor a class or function.*functools\.partial"),
+    ],
+)
+def test_what_builds_no_optimizer_is_refused_with_what_to_write(optimizer: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        build(optimizer)
+
+
+def test_a_sparse_embedding_is_refused_by_name() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3))
+
+    with pytest.raises(ConfigError, match=r"(?s)model: 0 has sparse=True.*nn\.Embedding\(\.\.\., sparse=False\)"):
+        build(torch.optim.Adagrad, model=model)
