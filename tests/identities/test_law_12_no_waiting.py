@@ -104,6 +104,14 @@ def counted_loss(model: Any, batch: Any) -> Any:
     return sf.losses.cross_entropy(outputs, batch[1]), {"accuracy": right}
 
 
+def logits(model: Any, batch: Any) -> Any:
+    return model(batch[0]), batch[1]
+
+
+def loss_of_logits(model: Any, features: Any) -> Tensor:
+    return F.cross_entropy(*features)
+
+
 def build(train: Any, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": Net,
@@ -155,6 +163,8 @@ def micro_batches() -> list[list[MicroBatch]]:
         {"clip": "auto 0.9", "loss": counted_loss, "precision": "fp16"},
         {"clip": "off", "micro_batch_size": 8},
         {"loss": counted_loss, "ema": 0.9},
+        {"loss": sf.losses.whole_batch(logits, loss_of_logits)},
+        {"loss": sf.losses.whole_batch(logits, loss_of_logits), "precision": "fp16"},
         {"precision": "bf16"},
         {"precision": "fp16"},
         {"precision": "fp16", "loss": counted_loss, "clip": "value 0.1", "ema": 0.9},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+from forked import Forked
 
 CLASSES, SAMPLES, BATCHES = 7, 97, 20  # 19 batches of 5, and one of 2
 TOP_3 = partial(sf.metrics.top_k_accuracy, k=3)
@@ -241,3 +244,152 @@ def test_the_confusion_matrix_stands_in_the_records_and_sums_to_the_split(tmp_pa
     values = run.evaluate()
     assert values["val/accuracy"] == sum(matrix[index][index] for index in range(CLASSES)) / SAMPLES
     assert "val/confusion" not in values
+
+
+def with_accuracy(model: Any, batch: Any) -> Any:
+    logits = model(batch[0])
+    return F.cross_entropy(logits, batch[1]), {"accuracy": sf.metrics.accuracy(logits, batch[1])}
+
+
+def measured(out: Path, **changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {"log_every": "2 steps", "save_every": "3 steps", "report": False, "run_dir": out}
+    settings |= {
+        "model": Counting,
+        "loss": with_accuracy,
+        "train_data": data(),
+        "batch_size": 24,
+        "micro_batch_size": 8,
+    }
+    settings |= {"length": "6 steps", "optimizer": sf.optim.sgd(lr=1e-2), "check_state": False, "console": False}
+    return sf.Run(**(settings | changes))
+
+
+def train_records(out: Path) -> list[Any]:
+    """A resumed run writes the records after its checkpoint again."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    rows = [(line["step"], line["loss"], line["accuracy"]) for line in lines if line["kind"] == "train"]
+    return [*{row[0]: row for row in rows}.values()]
+
+
+def test_training_metrics_are_those_of_the_training_batches_and_cost_no_pass(tmp_path: Path) -> None:
+    """The reference computes the accuracy of every batch before its update."""
+    reference, right, run = Counting(), list[int](), measured(tmp_path / "measured")
+    with run:
+        reference.load_state_dict(run.state.model.state_dict())
+        calls = run.state.model.calls
+        for step in run:
+            with torch.no_grad():
+                guesses = [reference(part.batch[0]).argmax(1) for part in step.micro_batches]
+            right.append(
+                sum(int((each == part.batch[1]).sum()) for each, part in zip(guesses, step.micro_batches, strict=True))
+            )
+            reference.load_state_dict(run.state.model.state_dict())
+        assert run.state.model.calls - calls == 6 * 3
+    accuracies = [accuracy for _, _, accuracy in train_records(tmp_path / "measured")]
+    assert accuracies == pytest.approx([(right[step] + right[step + 1]) / 48 for step in (0, 2, 4)])
+
+
+def test_training_metrics_of_a_killed_run_are_those_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    """The checkpoint of step 3 lies between two records."""
+
+    def killed() -> None:
+        with measured(tmp_path / "killed") as run:
+            for step in run:
+                if step.index == 4:
+                    assert run.parts.checkpointing is not None
+                    run.parts.checkpointing.writer.wait()
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    measured(tmp_path / "whole").train()
+    with open(os.devnull, "w") as nowhere:
+        process = Forked(killed, stdout=nowhere)
+        process.stdin.close()
+    assert process.wait() == -signal.SIGKILL
+    assert (tmp_path / "killed" / "checkpoints" / "step-00000003").exists()
+    measured(tmp_path / "killed").train()
+    assert train_records(tmp_path / "killed") == train_records(tmp_path / "whole")
+
+
+def test_a_function_of_scikit_learn_scores_the_whole_split() -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
+
+    def recall(outputs: Tensor, targets: Tensor) -> float:
+        return float(sklearn.recall_score(targets, outputs.argmax(1), average="macro"))
+
+    values = sf.evaluate(model(), sf.Split(data(), metrics=sf.metrics.whole_split(recall), batch_size=5))
+    inputs, labels = data()
+    with torch.no_grad():
+        guesses = model().layer(inputs).argmax(1)
+    each = [float((guesses[labels == label] == label).double().mean()) for label in range(CLASSES)]
+    assert values["recall"] == pytest.approx(sum(each) / CLASSES)
+    for metric in (sklearn.recall_score, partial(sklearn.recall_score, average="macro")):
+        with pytest.raises(
+            sf.ConfigError, match=r"(?s)recall_score takes \(targets, predictions\).*lambda outputs, targets"
+        ):
+            sf.Split(data(), metrics=metric)
+        with pytest.raises(sf.ConfigError, match=r"turns precision into recall"):
+            sf.metrics.whole_split(metric)
+
+
+def rows_last(outputs: Tensor, targets: Tensor) -> sf.Mean:
+    return sf.metrics.accuracy(outputs.T, targets)
+
+
+def a_number(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.argmax(1) == targets).float().mean()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "settings", "message"),
+    [
+        (
+            sf.metrics.accuracy,
+            {"best": "min val/eror"},
+            r"cannot monitor 'val/eror': available metrics: val/accuracy, val/loss$",
+        ),
+        ((), {"best": "min val/eror"}, r"cannot monitor 'val/eror': available metrics: val/loss$"),
+        (
+            sf.metrics.accuracy,
+            {"early_stopping": sf.EarlyStopping("max val/acc", patience=3)},
+            "cannot monitor 'val/acc': available",
+        ),
+        ((), {"plateau": sf.ReduceLROnPlateau("min val/los", patience=3)}, "cannot monitor 'val/los': available"),
+        (rows_last, {}, "split 'val': accuracy: outputs of shape"),
+        (a_number, {}, "(?s)split 'val': the metric 'a_number' returned a Tensor, .*return surefoot.Mean.*whole_split"),
+    ],
+)
+def test_wrong_metrics_and_names_are_refused_before_the_first_step(metrics: Any, settings: Any, message: str) -> None:
+    run = sf.Run(
+        model=model,
+        loss=plain,
+        train_data=data(),
+        batch_size=24,
+        length="6 steps",
+        optimizer=sf.optim.sgd(lr=0.1),
+        splits={"val": sf.Split(data(), metrics=metrics)},
+        evaluate_every="5 steps",
+        console=False,
+        **settings,
+    )
+    with pytest.raises(sf.ConfigError, match=message):
+        run.train()
+    assert run.state.step == 0
+
+
+def test_the_check_of_metrics_passes_one_batch_and_changes_no_bit() -> None:
+    def trained(**changes: Any) -> tuple[int, list[Tensor]]:
+        split = sf.Split(data(), metrics=[sf.metrics.accuracy, *metrics()[2:]], batch_size=5)
+        settings: dict[str, Any] = {
+            "model": model,
+            "loss": plain,
+            "train_data": data(),
+            "batch_size": 24,
+            "length": "2 steps",
+        }
+        run = sf.Run(**settings, splits={"val": split}, optimizer=sf.optim.sgd(lr=0.1), console=False, **changes)
+        run.train()
+        return run.state.model.calls, [each.detach() for each in run.state.model.parameters()]
+
+    checked, unchecked = trained(best="max val/largest"), trained(best="max val/largest", check_state=False)
+    assert checked[0] - unchecked[0] == 1
+    assert all(torch.equal(one, other) for one, other in zip(checked[1], unchecked[1], strict=True))

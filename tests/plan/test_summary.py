@@ -279,7 +279,7 @@ def test_a_contrastive_loss_that_is_cut_is_warned_of_with_its_figures(capsys: py
         f"warning: the loss of a batch is {whole:.6g}, but {halves:.6g} for its two halves combined (with counts 5 and 5)"
     )
     assert "count_fn=lambda batch" in text
-    assert "leave micro_batch_size out" in text
+    assert "sf.losses.whole_batch" in text
 
 
 @pytest.mark.parametrize("loss", [contrastive, None])

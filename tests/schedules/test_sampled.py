@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,10 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 import surefoot as sf
+from forked import Forked
 from in_one import in_one
 from surefoot.config.durations import Length
+from surefoot.plan.summary import learning_rates
 from surefoot.schedules.joined import bound
 
 STEPS = 12
@@ -72,6 +77,16 @@ SCHEDULERS = {
     "its own lowest rate": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS, eta_min=0.01),
     "its own rates and momentum": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=STEPS),
     "cyclic": lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=3),
+    "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "restarts": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 4, T_mult=2),
+    "in sequence": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4), lr_scheduler.ExponentialLR(optimizer, 0.9)],
+        [4],
+    ),
+    "chained": lambda optimizer: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(optimizer, 0.1, total_iters=4), lr_scheduler.MultiStepLR(optimizer, [3, 7])]
+    ),
 }
 
 
@@ -186,10 +201,125 @@ def test_an_optimizer_whose_momentum_cannot_move_is_refused_by_name(optimizer: A
         trained(optimizer=optimizer, schedule=sf.schedules.one_cycle(momentum_range=(0.8, 0.9)))
 
 
+@in_one
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: from_function(lambda: 1.0), r"(?s)function of one argument, step: too many .*write sf.schedules.from_function\("),
+        (lambda: from_function(3), r"from_function\(int\)"),
+        (lambda: from_scheduler(lr_scheduler.StepLR), "(?s)one argument, optimizer: missing .*'step_size'.*lambda optimizer"),
+        (lambda: from_scheduler(SCHEDULERS["relative"](torch.optim.SGD([torch.zeros(1)]))), r"from_scheduler\(StepLR\)"),
+        (lambda: from_function(lambda step: 1 / (3 - step)), "(?s)<lambda> failed at step 3: ZeroDivisionError.*every step"),
+        (lambda: from_function(lambda step: "0.5"), "gives the factor '0.5' at step 0"),
+        (lambda: from_scheduler(lambda optimizer: lr_scheduler.StepLR(optimizer=optimizer)), "(?s)is built: TypeError.*all arguments"),
+        (
+            lambda: from_scheduler(lambda optimizer: lr_scheduler.ChainedScheduler([lr_scheduler.ReduceLROnPlateau(optimizer)])),
+            r"(?s)ChainedScheduler does not support.*Run\(plateau=sf.ReduceLROnPlateau",
+        ),
+        (lambda: lr_scheduler.ReduceLROnPlateau(torch.optim.SGD([torch.zeros(1)])), r"(?s)on a metric .*write plateau=sf.Red"),
+        (lambda: lr_scheduler.ReduceLROnPlateau, r"(?s)on a metric .*write plateau=sf.Red"),
+        (lambda: sf.ReduceLROnPlateau("min val/loss", patience=3), r"(?s)on a metric .*write plateau=sf.Red"),
+        (lambda: sf.schedules.cosine, r"(?s)schedule = cosine is a function.*call it: schedule=sf.schedules.cosine\(...\)"),
+        (lambda: lr_scheduler.StepLR, r"(?s)StepLR is a plain function.*from_scheduler\(fn\)"),
+    ],
+)  # fmt: skip
+def test_a_likely_mistake_is_refused_with_what_to_write(build: Any, message: str) -> None:
+    with pytest.raises(sf.ConfigError, match=message):
+        trained(optimizer=sf.optim.adamw(LR), schedule=build())
+
+
+def of_two(models: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return squares(models["first"], batch) + squares(models["second"], batch)
+
+
+@in_one
+@pytest.mark.parametrize("name", ["relative", "in sequence", "its own rates and momentum"])
+def test_several_optimizers_share_one_schedule(name: str) -> None:
+    """As in a plain loop, in which one torch optimizer has both groups."""
+    optimizers = {"first": sf.optim.adam(LR), "second": sf.optim.adam(LR)}
+    models = {"first": zeros, "second": zeros}
+    settings: dict[str, Any] = {"train_data": data(), "batch_size": 8, "length": f"{STEPS} steps", "console": False}
+    schedule = from_scheduler(SCHEDULERS[name])
+    run = sf.Run(model=models, loss=of_two, optimizer=optimizers, schedule=schedule, **settings)
+    run.train()
+    expected = plain_loop(lambda weights: torch.optim.Adam(weights, lr=LR), SCHEDULERS[name])
+    for model in run.state.models.values():
+        torch.testing.assert_close(model.weight.detach(), expected, rtol=1e-5, atol=1e-7)
+    mixed = {"first": sf.optim.sgd(LR, momentum=0.9), "second": sf.optim.adam(LR / 10)}
+    cycle = from_scheduler(SCHEDULERS["its own rates and momentum"])
+    with pytest.raises(sf.ConfigError, match=r"(?s)all optimizers: pass cycle_momentum=False"):
+        sf.Run(model=models, loss=of_two, optimizer=mixed, schedule=cycle, **settings).train()
+
+
+def test_a_killed_run_ends_with_the_same_bits_and_plan_replay_and_verify_know_the_rates(tmp_path: Path) -> None:
+    def build(name: str, **changes: Any) -> sf.Run:
+        settings: dict[str, Any] = {
+            "model": zeros, "loss": squares, "train_data": data(), "batch_size": 8, "length": f"{STEPS} steps",
+            "optimizer": sf.optim.adamw(LR), "schedule": from_scheduler(SCHEDULERS["its own rates and momentum"]),
+            "save_every": "3 steps", "log_every": "1 steps", "console": False, "report": False, "run_dir": tmp_path / name,
+        }  # fmt: skip
+        return sf.Run(**(settings | changes))
+
+    def killed() -> None:
+        with build("killed") as run:
+            for step in run:
+                if step.index == 7:
+                    assert run.parts.checkpointing is not None
+                    run.parts.checkpointing.writer.wait()
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    build("whole").train()
+    with open(os.devnull, "w") as nowhere:
+        process = Forked(killed, stdout=nowhere)
+        process.stdin.close()
+    assert process.wait() == -signal.SIGKILL
+    assert (tmp_path / "killed" / "checkpoints" / "step-00000003").exists()
+    other = from_scheduler(SCHEDULERS["relative"])
+    with pytest.raises(sf.CheckpointError, match=r"cannot resume .*schedule.factors was"):
+        build("killed", schedule=other).train()
+    resumed = build("killed")
+    resumed.train()
+    whole = sf.load(build("whole"))
+    assert torch.equal(resumed.state.model.weight, whole.load_model(zeros()).weight)
+
+    rates = []
+    optimizer = torch.optim.AdamW([torch.zeros(1)], lr=LR)
+    scheduler = SCHEDULERS["its own rates and momentum"](optimizer)
+    with warnings.catch_warnings(action="ignore"):
+        for _ in range(STEPS):
+            rates.append(optimizer.param_groups[0]["lr"])
+            scheduler.step() if len(rates) < STEPS else None
+    planned = "\n".join(learning_rates(build("whole").parts))
+    assert all(f"{rates[step]:.4g}" in planned for step in (0, STEPS // 2, STEPS - 1))
+    assert [each["lr"] for each in whole.records("train")] == pytest.approx(rates)
+    assert f"learning rate {rates[5]:.3g}"[:18] in str(whole.replay(step=5))
+    assert "learning rates of 12 records: they match the schedule" in str(whole.verify())
+
+
+NAMES = (
+    "get_constant_schedule_with_warmup",
+    "get_linear_schedule_with_warmup",
+    "get_cosine_schedule_with_warmup",
+    "get_cosine_with_hard_restarts_schedule_with_warmup",
+    "get_polynomial_decay_schedule_with_warmup",
+    "get_inverse_sqrt_schedule",
+    "get_wsd_schedule",
+)
+
+
 @pytest.mark.slow
 def test_schedulers_of_transformers_are_reproduced() -> None:
+    """Each trains what a plain loop with it trains; importing transformers takes seconds."""
     transformers = pytest.importorskip("transformers")
-    schedule = from_scheduler(lambda optimizer: transformers.get_cosine_schedule_with_warmup(optimizer, 3, STEPS))
-    factor = schedule.factors(LENGTH)
+    arguments = {name: {"num_warmup_steps": 3, "num_training_steps": STEPS} for name in NAMES}
+    for name in ("get_constant_schedule_with_warmup", "get_inverse_sqrt_schedule"):
+        arguments[name].pop("num_training_steps")
+    arguments["get_wsd_schedule"] |= {"num_decay_steps": 4}
+    for name in NAMES:
 
-    assert [factor(step) for step in (0, 1, 3)] == pytest.approx([0.0, 1 / 3, 1.0])
+        def scheduler(optimizer: Any, name: str = name) -> Any:
+            return getattr(transformers, name)(optimizer, **arguments[name])
+
+        found = trained(optimizer=sf.optim.adam(LR), schedule=from_scheduler(scheduler))
+        expected = plain_loop(lambda weights: torch.optim.Adam(weights, lr=LR), scheduler)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7, msg=name)

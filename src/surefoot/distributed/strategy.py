@@ -36,6 +36,10 @@ class Ranks(Protocol):
     """The provisional divisor of losses, equal on every rank; None if this process knows all counts of a step."""
 
     @property
+    def world(self) -> "World | None":
+        """The ranks that share a step; None for a single process."""
+
+    @property
     def local_times(self) -> float | None:
         """The constant factor in this rank's own gradient before the last pass of a step. None if that gradient is unavailable."""
 
@@ -68,6 +72,7 @@ class Alone:
     """The exchange of a single process, which computes all micro-batches."""
 
     nominal: float | None = None
+    world: "World | None" = None
     local_times: float | None = 1.0
 
     def start_pass(self, *, counted: bool, last: bool) -> bool:  # noqa: ARG002

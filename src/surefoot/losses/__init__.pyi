@@ -1,3 +1,4 @@
+from .coupled import whole_batch as whole_batch
 from .dense import cross_entropy as cross_entropy
 from .dense import linear_cross_entropy as linear_cross_entropy
 from .mixing import MixedBatch as MixedBatch

@@ -57,8 +57,10 @@ def whole_split(function: Callable[[Any, Any], Any]) -> WholeSplitMetric:
     """
     if not callable(function):
         raise ConfigError(
-            f"whole_split({function!r}): the argument must be a function of (outputs, targets)\n  write: whole_split(f1_score)"
+            f"whole_split({function!r}): the argument must be a function of (outputs, targets)\n"
+            "  write: whole_split(lambda outputs, targets: f1_score(targets, outputs.argmax(1)))"
         )
+    _refuse_sklearn(function)
     return _FunctionMetric(function, name_of(function))
 
 
@@ -84,6 +86,7 @@ def named_metrics(metrics: Any) -> list[tuple[str, Metric]]:
     for _, metric in named:
         if not is_metric(metric):
             _refuse(metric)
+        _refuse_sklearn(metric)
     return named
 
 
@@ -203,6 +206,18 @@ def join_batches(parts: Sequence[Any]) -> Any:
 
 def _finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _refuse_sklearn(metric: Any) -> None:
+    while isinstance(metric, partial):
+        metric = metric.func
+    if str(getattr(metric, "__module__", "")).startswith("sklearn."):
+        name = name_of(metric)
+        raise ConfigError(
+            f"Split: scikit-learn's {name} takes (targets, predictions), but a metric of the whole split gets (outputs, targets)\n"
+            "  the two would be exchanged, which turns precision into recall, for example\n"
+            f"  write: metrics={{'{name}': sf.metrics.whole_split(lambda outputs, targets: {name}(targets, outputs.argmax(1)))}}"
+        )
 
 
 def _updates(metric: Any) -> bool:

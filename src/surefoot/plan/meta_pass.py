@@ -18,6 +18,7 @@ from surefoot.optim.clipping import clear
 from surefoot.run.components import RunComponents
 from surefoot.train.loss_accumulator import scalar
 from surefoot.train.precision import FORMATS
+from surefoot.train.step_watch import CoupledLoss
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def dry_pass(parts: RunComponents, *, rows: int | None = None, weights_narrow: b
     products, convolutions and attention count, by torch's own formulas. Causal attention counts in full. Raises `ConfigError` if
     the loss needs tensor values.
     """
-    batch, samples = _first_batch(parts, rows)
+    (batch, samples), world = _first_batch(parts, rows), parts.world
     narrow = torch.bfloat16 if weights_narrow else FORMATS[parts.run_state.precision.name].autocast
     clear(parts.state.parameters)
     for parameter in parts.state.parameters:
@@ -52,7 +53,10 @@ def dry_pass(parts: RunComponents, *, rows: int | None = None, weights_narrow: b
         ) from problem
     finally:
         clear(parts.state.parameters)
-    return Pass(samples, kept_bytes, max_bytes, (float(forward), float(total - forward)))
+    encodes_twice = isinstance(parts.task.loss, CoupledLoss) and parts.pipeline.sizes.pieces > (
+        world.on_meta or world.ranks
+    )
+    return Pass(samples, kept_bytes, max_bytes, (float(forward * (1 + encodes_twice)), float(total - forward)))
 
 
 def _leaves(casts: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:

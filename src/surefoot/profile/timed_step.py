@@ -14,6 +14,7 @@ from torch.autograd.profiler import record_function
 from surefoot.data.loader import Feed, MicroBatch
 from surefoot.distributed.strategy import Alone
 from surefoot.train.loop import State, Step, Task, forward_backward, update
+from surefoot.train.step_watch import LossWatch
 
 REST = "rest"
 RANGE = "surefoot: "  # prefix of a phase's range in a trace
@@ -116,13 +117,13 @@ class Stepping:
                 if isinstance(task.forward, dict)
                 else _with_timed_forward(task.forward, watch, afterwards)
             )
-            loss, ranks = _in_phase("loss", task.loss, watch), _timed_ranks(task.ranks, watch)
+            loss_watch, ranks = LossWatch(lambda loss: _in_phase("loss", loss, watch)), _timed_ranks(task.ranks, watch)
             state = replace(self.plain_state, buffers=_timed_buffers(self.plain_state.buffers, watch))
             watch.start()
             if micro_batches is None:
                 with watch.phase("waiting"):
                     micro_batches = self.feed.micro_batches(self.next)
-            step = Step(self.next, micro_batches, replace(task, forward=forward, loss=loss, ranks=ranks), state)
+            step = Step(self.next, micro_batches, replace(task, forward=forward, ranks=ranks), state, _watch=loss_watch)
             forward_backward(step)
             with watch.phase("optimizer"):
                 update(step)

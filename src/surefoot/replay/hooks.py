@@ -15,6 +15,7 @@ from surefoot.replay.findings import OfModule
 from surefoot.replay.tensor_stats import Tally, bad_rows, floating, tally
 from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import Loss, Step, forward_backward
+from surefoot.train.step_watch import LossWatch
 
 
 @dataclass(frozen=True)
@@ -131,13 +132,14 @@ class ModuleHooks:
 
 def trace_step(step: Step, loss: Loss) -> ModuleHooks:
     """Compute and keep the gradients of a step, with hooks on the plain models and without an update."""
-    hooks, task = ModuleHooks(step), step._task
+    hooks, task, watch = ModuleHooks(step), step._task, step._watch
     step._task = replace(task, forward=sole_or_all(step.state.models), ranks=Alone())
+    step._watch = LossWatch(hooks.wrap_loss)
     try:
         with hooks.attach():
-            forward_backward(step, hooks.wrap_loss(loss))
+            forward_backward(step, loss)
     finally:
-        step._task = task
+        step._task, step._watch = task, watch
     return hooks
 
 

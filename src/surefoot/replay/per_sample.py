@@ -16,6 +16,7 @@ from surefoot.replay.tensor_stats import wide_norm
 from surefoot.seeding import fold, seed_generators
 from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import Step, forward_backward
+from surefoot.train.step_watch import CoupledLoss
 
 Mode = Literal["evaluation", "training"]
 """"training": as in the step, but with running statistics, since one sample has no batch statistics."""
@@ -27,7 +28,9 @@ class Probe:
     def __init__(self, step: Step, micro_batch: MicroBatch, put_back: Callable[..., None]) -> None:
         self.step, self.micro_batch, self.put_back = step, micro_batch, put_back
         self.count = len(micro_batch.sample_ids)
-        self.can_cut = self.count > 0 and select_rows(micro_batch.batch, [0], of=self.count) is not None
+        # a loss of the whole batch has no value for one sample
+        is_mean = not isinstance(step._task.loss, CoupledLoss)
+        self.can_cut = is_mean and self.count > 0 and select_rows(micro_batch.batch, [0], of=self.count) is not None
         # a loss scale could make a sample's gradient overflow while the mean gradient is finite
         plain = replace(step._task.precision, loss_scale=None)
         self.task = replace(step._task, forward=sole_or_all(step.state.models), ranks=Alone(), precision=plain)

@@ -73,6 +73,12 @@ class Evaluations:
         if message is not None:
             self.parts.say(message)
 
+    def check_metrics(self) -> None:
+        """Raise before the first step what the first evaluation would raise, from one batch of each split. Collective."""
+        watch, feedback = self.parts.run_state.watch, self.parts.run_state.feedback
+        monitored = [] if watch is None else [watch.score]
+        self.parts.evaluator.check_metrics(monitored + ([] if feedback is None else [feedback.plateau.score]))
+
     def due_at_start(self) -> bool:
         """Return True if `evaluate_at_start` is set and no earlier session recorded this evaluation. Collective."""
         parts = self.parts

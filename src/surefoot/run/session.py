@@ -218,6 +218,8 @@ class Session:
                     stop=self.stop_requests.stop_requested if self.periodic.alone else lambda: False
                 )
             self.run_state.clock.enter("data_wait")
+        elif not self.state.step and parts.settings.check_state:
+            self.evaluations.check_metrics()
         self.feed.start(self.state.step, stop=parts.length.steps)
         self.periodic.started()
         self.run_state.clock.start()

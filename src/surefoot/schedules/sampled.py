@@ -18,6 +18,8 @@ from surefoot.config.keywords import known_keywords
 from surefoot.errors import ConfigError, first_line
 from surefoot.schedules.curves import Factors
 
+_PLATEAU = 'to lower the learning rate if a metric stops improving: Run(plateau=sf.ReduceLROnPlateau("min val/loss", patience=3))'
+
 Table = Sequence[float]
 Groups = tuple[Mapping[str, Any], ...]
 
@@ -64,7 +66,7 @@ class Sampled:
     def _tables(self) -> tuple[Table, Table | None]:
         steps = self.steps or 1
         if self.shape == "from_function":
-            return array("d", [_factor(self.source(step), step, _name(self.source)) for step in range(steps)]), None
+            return array("d", [_factor_of(self.source, step) for step in range(steps)]), None
         return _tables_of_scheduler(self.source, self.groups, steps)
 
 
@@ -78,6 +80,7 @@ def from_function(fn: Callable[[int], float]) -> Sampled:
     >>> [factor(step) for step in range(3)]
     [1.0, 0.5, 0.25]
     """
+    _refuse_uncallable("from_function", fn, argument="step", example="lambda step: 0.5 ** (step / 1000)")
     return Sampled("from_function", fn)
 
 
@@ -95,7 +98,22 @@ def from_scheduler(factory: Callable[[Any], Any]) -> Sampled:
     >>> [factor(step) for step in range(4)]
     [1.0, 1.0, 0.5, 0.5]
     """
+    example = "lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=1000)"
+    _refuse_uncallable("from_scheduler", factory, argument="optimizer", example=example)
     return Sampled("from_scheduler", factory)
+
+
+def _refuse_uncallable(name: str, source: Any, *, argument: str, example: str) -> None:
+    try:
+        inspect.signature(source).bind(argument)
+    except ValueError:
+        return  # a function that is written in C may have no signature
+    except TypeError as problem:
+        raise ConfigError(
+            f"{name}({_name(source)}): it must be a function of one argument, {argument}: {problem}\n"
+            "  the run calls it to compute the factor of every step before training\n"
+            f"  write sf.schedules.{name}({example})"
+        ) from problem
 
 
 def _looked_up(table: Table) -> Factors:
@@ -107,10 +125,21 @@ def _name(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
+def _factor_of(fn: Callable[[int], Any], step: int) -> float:
+    try:
+        value = fn(step)
+    except Exception as problem:
+        raise ConfigError(
+            f"schedule: {_name(fn)} failed at step {step}: {type(problem).__name__}: {first_line(problem)}\n"
+            "  it is called with every step of the run, and returns a factor on the learning rate"
+        ) from problem
+    return _factor(value, step, _name(fn))
+
+
 def _factor(value: Any, step: int, name: str) -> float:
     try:
-        factor = float(value)
-    except (TypeError, ValueError):
+        factor = math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
         factor = math.nan
     if not -1e-9 <= factor < math.inf:  # a recursion may end just below 0
         raise ConfigError(
@@ -139,8 +168,15 @@ def _tables_of_scheduler(factory: Callable[[Any], Any], groups: Groups, steps: i
     with warnings.catch_warnings(action="ignore"):  # torch warns if the optimizer does not step
         try:
             scheduler = factory(optimizer)
-        except (ValueError, KeyError) as problem:
-            raise _failed(name, problem, when="when it is built") from problem
+        except Exception as problem:  # of the user's code, or of a scheduler that misses arguments
+            advice = (
+                "pass all arguments: from_scheduler(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1000))"
+            )
+            if len({("momentum" in group, "betas" in group) for group in groups}) > 1:
+                advice = "it gets the parameter groups of all optimizers: pass cycle_momentum=False if these differ in momentum or betas"
+            if "ReduceLROnPlateau" in str(problem):  # within a ChainedScheduler or a SequentialLR
+                advice = _PLATEAU
+            raise _failed(name, problem, advice, when="when it is built") from problem
         name = type(scheduler).__name__
         advance = _advance(scheduler, optimizer)
         for step in range(steps):
@@ -148,7 +184,8 @@ def _tables_of_scheduler(factory: Callable[[Any], Any], groups: Groups, steps: i
                 if step:
                     advance()
             except Exception as problem:  # for example OneCycleLR with too few total_steps
-                raise _failed(name, problem, when=f"at step {step} of {steps}") from problem
+                advice = "its step() is called once per optimizer step, not once per epoch"
+                raise _failed(name, problem, advice, when=f"at step {step} of {steps}") from problem
             factors = [own["lr"] / group["lr"] for own, group in zip(optimizer.param_groups, groups, strict=True)]
             if any(not math.isclose(factor, factors[0], rel_tol=1e-9, abs_tol=1e-12) for factor in factors):
                 raise ConfigError(
@@ -173,11 +210,11 @@ def _momentum(group: Mapping[str, Any]) -> float:
     return float(group["betas"][0] if "betas" in group else group.get("momentum", 0.0))
 
 
-def _failed(name: str, problem: BaseException, *, when: str) -> ConfigError:
-    return ConfigError(
-        f"schedule: {name} failed {when}: {first_line(problem)}\n"
-        "  its step() is called once per optimizer step, not once per epoch"
+def _failed(name: str, problem: BaseException, advice: str, *, when: str) -> ConfigError:
+    text = (
+        first_line(problem) if isinstance(problem, ValueError) else f"{type(problem).__name__}: {first_line(problem)}"
     )
+    return ConfigError(f"schedule: {name} failed {when}: {text}\n  {advice}")
 
 
 def _advance(scheduler: Any, optimizer: Any) -> Callable[[], Any]:
@@ -194,8 +231,7 @@ def _advance(scheduler: Any, optimizer: Any) -> Callable[[], Any]:
     ]
     if needed:
         raise ConfigError(
-            f"schedule: {name}.step() needs {needed[0]}, but a schedule depends on the step alone\n"
-            '  to lower the learning rate if a metric stops improving: Run(plateau=sf.ReduceLROnPlateau("min val/loss", patience=3))'
+            f"schedule: {name}.step() needs {needed[0]}, but a schedule depends on the step alone\n  {_PLATEAU}"
         )
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ConfigError(

@@ -29,7 +29,7 @@ HELD: set[Path] = set()  # directories locked by runs of this process
 _MAX_CRASHES = 10
 _OTHER_FORMAT = (
     "another version of surefoot wrote {} (format {}; this version reads"
-    f" {' and '.join(map(str, FORMATS))}): install that version, or train a new run in another directory"
+    f" {FORMATS[0]} to {FORMATS[-1]}): install that version, or train a new run in another directory"
 )
 _DARWIN = sys.platform == "darwin"
 _FLOCK = "qqihh" if _DARWIN else "hhqqi0q"  # struct flock in fcntl.h

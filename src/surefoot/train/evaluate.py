@@ -1,12 +1,12 @@
 """Metrics of a split, computed in one epoch and independent of the batch size and of the run's other work."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from surefoot.config.keywords import known_keywords
 from surefoot.data.dataset_checks import check_split
@@ -15,12 +15,13 @@ from surefoot.distributed.world import World, device_called
 from surefoot.errors import ConfigError, DivergedError
 from surefoot.mean import Mean
 from surefoot.metrics.contract import Metric, named_metrics, refuse_twice
-from surefoot.metrics.multiple_choice import ChoiceBatch, eagerly
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
-from surefoot.train.loss_accumulator import check_loss, loss_parts
+from surefoot.train.loss_accumulator import check_loss
 from surefoot.train.metric_results import Results
 from surefoot.train.precision import Precision
 from surefoot.train.precision import precision as chosen_precision
+from surefoot.train.split_passes import SplitPasses
+from surefoot.train.step_watch import CoupledLoss
 
 Loss = Callable[[Any, Any], Any]
 _BATCH_SIZE = 16  # if the split names none; changes no metric
@@ -70,10 +71,11 @@ def evaluate_batches(
     loss: Loss | None,
     precision: Precision,
     seed: int,
+    group: int | None = None,
     stop: Callable[[], bool] = lambda: False,
     world: World | None = None,
 ) -> dict[str, Any]:
-    """Return the loss and every metric over all batches, by name.
+    """Return the loss and every metric over all batches, by name. A coupled loss is the mean over groups of `group` samples.
 
     The function waits for the device once, at the end, unless `predict` waits or a metric needs the whole split. Module
     modes and random generators are restored. A loss without its own count is weighted by the batch's count. Raises
@@ -82,8 +84,9 @@ def evaluate_batches(
     same metrics.
     """
     rank, ranks = (0, 1) if world is None else (world.rank, world.size)
-    results, diverged = Results(split.metrics, precision.device, world), None
-    with _evaluating(model, seed) as begin, _Passes(model, split, loss) as passes:
+    diverged: DivergedError | None = None
+    with _evaluating(model, seed) as begin, _passes(model, split, loss) as passes:
+        results = Results(split.metrics, precision.device, world, passes.coupled_loss(precision, group))
         for index, batch in enumerate(batches):
             if stop():
                 raise EvaluationStoppedError
@@ -95,7 +98,7 @@ def evaluate_batches(
                 if ranks == 1:
                     raise
                 diverged = problem  # the other ranks continue, and may wait for this one to gather weights
-    return results.values(diverged)
+        return results.values(diverged)
 
 
 def metric_by_batch(
@@ -107,22 +110,46 @@ def metric_by_batch(
     loss: Loss | None,
     precision: Precision,
     seed: int,
+    group: int | None = None,  # noqa: ARG001
 ) -> list[Mean] | None:
     """Return one metric of each batch as a `Mean` with its count. Returns None if no metric has that name.
 
     The mean over batches equals the split's metric only if the metric is a mean over samples; BLEU, for example, is not.
     """
     means: list[Mean] = []
-    with _evaluating(model, seed) as begin, _Passes(model, split, loss) as passes:
+    with _evaluating(model, seed) as begin, _passes(model, split, loss) as passes:
         for index, batch in enumerate(batches):
             begin(index)
-            results = Results(split.metrics, precision.device, None)
+            results = Results(split.metrics, precision.device, None, passes.coupled_loss(precision))
             with precision.autocast():
                 results.add(*passes.of(batch), is_padding=False)
             if (mean := results.mean(metric, samples=len(batch.sample_ids))) is None:
                 return None
             means.append(mean)
     return [Mean(float(mean.total), float(mean.count)) for mean in means]
+
+
+def names_of_metrics(
+    model: Any,
+    batch: MicroBatch,
+    split: Split,
+    *,
+    loss: Loss | None,
+    precision: Precision,
+    seed: int,
+    group: int | None,
+) -> set[str] | None:
+    """Return the names of a split's metrics, from one of its batches. Returns None if the whole split decides over some names.
+
+    Raises what the first evaluation would raise, such as `ConfigError` for a metric that returns no `Mean`.
+    """
+    with _evaluating(model, seed) as begin, _passes(model, split, loss) as passes, precision.autocast():
+        begin(0)
+        results = Results(split.metrics, precision.device, None, passes.coupled_loss(precision, group))
+        results.add(*passes.of(batch), is_padding=False)
+        if results.objects or results.whole_split:  # a metric may return several values
+            return None
+        return {*results.sums, *split.derived, *(["loss"] if results.coupled_loss is not None else [])}
 
 
 def evaluate(
@@ -150,6 +177,11 @@ def evaluate(
             "  write: evaluate(model, split, loss=loss), or Split(data, metrics=sf.metrics.accuracy)"
         )
     check_loss(loss, setting="loss")
+    if split.loss and isinstance(loss, CoupledLoss):
+        raise ConfigError(
+            "evaluate: the loss couples the samples of a batch, so its value depends on a run's batch_size\n"
+            "  write: Split(data, loss=False, metrics=...); or use run.evaluate(), or sf.load(run_dir).evaluate()"
+        )
     check_split("split", split.data, seed=seed)
     used_device = device_called(device)
     used_precision = chosen_precision(precision, used_device)
@@ -169,73 +201,9 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
 
 
-class _Passes:
-    def __init__(self, model: Any, split: Split, loss: Loss | None) -> None:
-        self.model, self.loss, self.predict = model, loss if split.loss else None, split.predict
-        self.needs_pair = bool(named_metrics(split.metrics))
-        self.last_call: tuple[Any, Tensor, int] | None = None  # input, output and the output's version
-        self.hook: Any = None
-
-    def __enter__(self) -> "_Passes":
-        # a loss that returns no pair may call `model(inputs)`; the hook saves a second call
-        can_hook = isinstance(self.model, nn.Module) and not isinstance(self.model, torch.jit.ScriptModule)
-        if can_hook and self.needs_pair and self.loss is not None and self.predict is None:
-            self.hook = self.model.register_forward_hook(self._note_call, with_kwargs=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.hook is not None:
-            self.hook.remove()
-
-    def of(self, batch: MicroBatch) -> tuple[dict[str, Mean], tuple[Any, Any] | None]:
-        pair = None if self.predict is None or not self.needs_pair else self._predicted(batch.batch)
-        means: dict[str, Mean] = {}
-        if self.loss is not None:
-            mean, beside, loss_pair = loss_parts(self.loss(self.model, batch.batch))
-            means = {"loss": _counted(mean, batch.count), **beside}
-            pair = loss_pair if pair is None and self.needs_pair else pair
-        if self.needs_pair and pair is None:
-            pair = self._default_pair(batch.batch)
-        self.last_call = None
-        return means, pair
-
-    def _predicted(self, batch: Any) -> tuple[Any, Any]:
-        assert self.predict is not None
-        pair = self.predict(self.model, batch)
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise ConfigError(
-                f"Split: predict returned {type(pair).__name__}, but metrics need outputs and targets\n"
-                "  write: return outputs, targets"
-            )
-        return pair
-
-    def _default_pair(self, batch: Any) -> tuple[Any, Any]:
-        if not isinstance(batch, list | tuple) or len(batch) != 2 or isinstance(self.model, dict):
-            which = "several models" if isinstance(self.model, dict) else f"a batch of type {type(batch).__name__}"
-            raise ConfigError(
-                f"Split: the metrics need (outputs, targets), which have no default for {which}\n"
-                "  return them from the loss: return loss, (outputs, targets)\n"
-                "  or from the split: Split(data, metrics=..., predict=lambda model, batch: (outputs, targets))"
-            )
-        inputs, targets = batch
-        if self.last_call is not None:
-            last_inputs, output, version = self.last_call
-            if last_inputs is inputs and output._version == version:
-                return output, targets
-        with eagerly() if isinstance(batch, ChoiceBatch) else nullcontext():
-            return self.model(inputs), targets
-
-    def _note_call(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        alone = len(inputs) == 1 and not named and isinstance(output, Tensor)
-        self.last_call = (inputs[0], output, output._version) if alone else None
-
-
-def _counted(mean: Any, count: int) -> Mean:
-    if isinstance(mean, Tensor) and mean.ndim > 0:
-        raise ConfigError(f"the loss is not a scalar but a tensor of shape {tuple(mean.shape)}: return its mean")
-    if isinstance(mean, Mean):
-        return mean
-    return Mean(mean.detach().double() * count if count else 0.0, count)
+def _passes(model: Any, split: Split, loss: Loss | None) -> SplitPasses:
+    needs_pair = bool(named_metrics(split.metrics))
+    return SplitPasses(model, loss if split.loss else None, predict=split.predict, needs_pair=needs_pair)
 
 
 @contextmanager

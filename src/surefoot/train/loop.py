@@ -24,7 +24,7 @@ from surefoot.seeding import fold, seed_generators
 from surefoot.tracking.record import Phase, refuse_own
 from surefoot.train.batch_norm_buffers import BatchStatistics
 from surefoot.train.loss_accumulator import LossSum
-from surefoot.train.step_watch import UNWATCHED, Watch
+from surefoot.train.step_watch import UNWATCHED, Watch, in_step
 
 if TYPE_CHECKING:
     from surefoot.config.train_settings import TrainSettings
@@ -184,8 +184,8 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     if loss is None:
         raise ConfigError("the run was built without a loss: call forward_backward(step, loss)")
     sums = LossSum(ranks.nominal or sum(micro_batch.count for micro_batch in step.micro_batches) or 1)
-    scale, watched_loss = task.precision.loss_scale, step._watch.over(loss, step.micro_batches)
     state.trainable.follow(in_step=True)
+    scale, watched_loss = task.precision.loss_scale, step._watch.over(in_step(loss, step), step.micro_batches)
     for micro_batch in step.micro_batches:
         seed_generators(fold(task.key, step.index, micro_batch.index))
         counted, last = micro_batch.count > 0, micro_batch is step.micro_batches[-1]

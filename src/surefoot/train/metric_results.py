@@ -34,7 +34,14 @@ from surefoot.metrics.contract import (
 class Results:
     """The loss and the metrics of a split, updated batch by batch. Padding batches are not counted."""
 
-    def __init__(self, metrics: Any, device: torch.device, world: World | None) -> None:
+    def __init__(
+        self,
+        metrics: Any,
+        device: torch.device,
+        world: World | None,
+        coupled_loss: Callable[[list[Any]], float] | None = None,
+    ) -> None:
+        self.coupled_loss = coupled_loss  # of the features of all batches
         self.world = world if world is not None and world.size > 1 else None
         self.device, self.prefixed = device, isinstance(metrics, Mapping)
         self.functions: list[tuple[str, MetricFunction]] = []
@@ -52,10 +59,13 @@ class Results:
         self.only_pair: Any = None  # of the first batch, dropped at the second
         self.padding: list[bool] = []
 
-    def add(self, means: dict[str, Mean], pair: tuple[Any, Any] | None, *, is_padding: bool) -> None:
-        """Add a batch: the means of its loss, and (outputs, targets) for the metrics."""
-        if pair is not None:
-            self.collected.append([_on_cpu(metric.per_batch(*pair)) for _, metric in self.whole_split])
+    def add(
+        self, means: dict[str, Mean], pair: tuple[Any, Any] | None, features: Any = None, *, is_padding: bool
+    ) -> None:
+        """Add a batch: the means of its loss, (outputs, targets) for the metrics, and the features of a coupled loss."""
+        if pair is not None or self.coupled_loss is not None:
+            batch = [] if pair is None else [_on_cpu(metric.per_batch(*pair)) for _, metric in self.whole_split]
+            self.collected.append([*batch, _on_cpu(features)] if self.coupled_loss is not None else batch)
             self.padding.append(is_padding)
             self.only_pair = pair if len(self.padding) == 1 and self.world is not None else None
         if is_padding:
@@ -98,15 +108,17 @@ class Results:
         return Mean(value * samples, samples) if isinstance(value, int | float) else None
 
     def _of_whole_split(self) -> dict[str, Any]:
-        if not self.whole_split or (self.world is None and not self.collected):
+        if not (self.whole_split or self.coupled_loss) or (self.world is None and not self.collected):
             return {}
         batches = self.collected
         if self.world is not None:
             batches = _collected_in_order(self.world, self.collected, self.padding)
 
         def computed() -> dict[str, Any]:
-            values: dict[str, Any] = {}
-            for (name, metric), parts in zip(self.whole_split, zip(*batches, strict=True), strict=True):
+            values, columns = dict[str, Any](), list(zip(*batches, strict=True))
+            if self.coupled_loss is not None:
+                values["loss"] = self.coupled_loss(list(columns.pop()))
+            for (name, metric), parts in zip(self.whole_split, columns, strict=True):
                 own = by_name(metric.whole(*join_batches(parts)), name, prefixed=self.prefixed)
                 refuse_twice([*values, *own])
                 values |= own
@@ -132,9 +144,8 @@ class Results:
                 metric.update(outputs, targets)
 
 
-def _on_cpu(pair: tuple[Any, Any]) -> tuple[Any, Any]:
-    on_cpu: tuple[Any, Any] = pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), pair)
-    return on_cpu
+def _on_cpu(values: Any) -> Any:
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), values)
 
 
 def _on_host(values: Any) -> Any:

@@ -26,6 +26,7 @@ from surefoot.train.loop import State, Step, Task, forward_backward
 from surefoot.train.module_usage import Watch
 from surefoot.train.precision import Precision
 from surefoot.train.scratch import eagerly, preserved
+from surefoot.train.step_watch import LossWatch
 
 _SHOWN = 3
 
@@ -106,7 +107,7 @@ def _passed(
 ) -> list[str]:
     forward = sole_or_all({name: Called(model, partial(watch.through, model)) for name, model in models.items()})
     settings = TrainSettings(length="1 steps", batch_size=len(micro_batch.sample_ids))
-    task = Task(forward, watch.over(loss), 0, precision, factors=lambda _: 1.0, settings=settings)
+    task = Task(forward, loss, 0, precision, factors=lambda _: 1.0, settings=settings)
     used: set[Tensor] = set()
 
     def note(parameter: Tensor) -> None:
@@ -122,7 +123,7 @@ def _passed(
         }
         for parameter in trained.values():
             hooks.callback(parameter.register_post_accumulate_grad_hook(note).remove)  # type: ignore[no-untyped-call]
-        forward_backward(Step(0, [micro_batch], task, State(dict(models), {})))
+        forward_backward(Step(0, [micro_batch], task, State(dict(models), {}), _watch=LossWatch(watch.over)))
         return [name for name, parameter in trained.items() if parameter.requires_grad and parameter not in used]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from surefoot import schedules
 from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.config.parallel import Kind, Strategy
 from surefoot.config.setting import ordered, setting
@@ -29,20 +30,32 @@ Model = nn.Module | Callable[[], nn.Module]
 
 
 def _schedule(value: Any, *, setting: str) -> None:
+    if isinstance(value, ReduceLROnPlateau) or "ReduceLROnPlateau" in (_name(value), _name(type(value))):
+        raise ConfigError(
+            f"{setting} is a ReduceLROnPlateau, which depends on a metric and not on the step\n"
+            '  write plateau=sf.ReduceLROnPlateau("min val/loss", patience=3)'
+        )
+    if _name(value) in dir(schedules) and getattr(schedules, _name(value)) is value:
+        raise ConfigError(
+            f"{setting} = {_name(value)} is a function\n  call it: {setting}=sf.schedules.{_name(value)}(...)"
+        )
     if callable(value):
         raise ConfigError(
-            f"{setting} = {getattr(value, '__name__', type(value).__name__)} is a plain function, which is ambiguous\n"
+            f"{setting} = {_name(value) or type(value).__name__} is a plain function, which is ambiguous\n"
             "  write sf.schedules.from_function(fn) if fn(step) returns a factor for the learning rate, or\n"
             "  sf.schedules.from_scheduler(fn) if fn(optimizer) returns a torch or transformers scheduler"
         )
     if hasattr(value, "step"):
         raise ConfigError(
             f"{setting} is a {type(value).__name__} of another optimizer; a run builds its own\n"
-            f"  write sf.schedules.from_scheduler(lambda optimizer: {type(value).__name__}(optimizer, ...)), or\n"
-            "  plateau=sf.ReduceLROnPlateau(...) if it needs a metric"
+            f"  write sf.schedules.from_scheduler(lambda optimizer: {type(value).__name__}(optimizer, ...))"
         )
     if not isinstance(value, AnySchedule):
         raise ConfigError(f"{setting} = {value!r} is not a schedule: use surefoot.schedules.cosine(...), for example")
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value, "__name__", ""))
 
 
 def _rule(value: Any, *, setting: str) -> None:

@@ -1,6 +1,6 @@
 """Evaluation of a run's splits and samples between steps. Evaluation does not change the run."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import Any, TypeVar
@@ -14,11 +14,13 @@ from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.strategy import Ranks
 from surefoot.errors import ConfigError
 from surefoot.mean import Mean
+from surefoot.metrics.contract import WholeSplitMetric, named_metrics
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.compile import Compiling, sole_or_all
-from surefoot.train.evaluate import Split, evaluate_batches, evaluation_mode, metric_by_batch
+from surefoot.train.evaluate import Split, evaluate_batches, evaluation_mode, metric_by_batch, names_of_metrics
 from surefoot.train.loop import Loss, State
 from surefoot.train.precision import Precision
+from surefoot.train.scratch import eagerly
 
 Made = TypeVar("Made")
 
@@ -98,8 +100,31 @@ class Evaluator:
         neighbors = self.pipeline.split(split.data, batch_size=-(-sample_count(split.data) // batches))
         return metric_by_batch(self._forward(), neighbors, split, metric=wanted, **self._how())
 
+    def check_metrics(self, monitored: Iterable[str]) -> None:
+        """Raise what the first evaluation would raise for metrics and monitored names, from one batch of a split. Collective.
+
+        No batch is passed if that could not tell: for a split with `predict`, which may take long, and for metrics that only the whole
+        split computes.
+        """
+        for name, split in self.splits.items():
+            own = [each.partition("/")[2] for each in monitored if each.startswith(f"{name}/")]
+            certain = {*split.derived, *(["loss"] if split.loss and self.loss is not None else [])}
+            metrics = [metric for _, metric in named_metrics(split.metrics)]
+            of_whole_split = [metric for metric in metrics if isinstance(metric, WholeSplitMetric)]
+            can_tell = len(metrics) > len(of_whole_split) or (not certain.issuperset(own) and not of_whole_split)
+            if split.predict is not None or not can_tell:
+                continue
+            for batch in self.pipeline.split(split.data, batch_size=split.batch_size, max_batches=1):
+                with _naming(name), eagerly():
+                    names = names_of_metrics(sole_or_all(self.models()), batch, split, **self._how())
+                if names is not None and (unknown := next((each for each in own if each not in names), None)):
+                    available = ", ".join(f"{name}/{each}" for each in sorted(names))
+                    raise ConfigError(f"cannot monitor '{name}/{unknown}': available metrics: {available}")
+
     def _how(self) -> dict[str, Any]:
-        return {"loss": self.loss, "precision": self.precision, "seed": self.pipeline.seed}
+        sizes = self.pipeline.sizes
+        group = sizes.batch_size if sizes.unit == "samples" else None
+        return {"loss": self.loss, "precision": self.precision, "seed": self.pipeline.seed, "group": group}
 
     def leave_out_end(self) -> None:
         """Remove the splits that are evaluated at the end, so that a choice between runs does not depend on them."""

@@ -28,7 +28,7 @@ from surefoot.train.evaluate import Split, metric_by_batch
 from surefoot.train.loop import Loss, State, Step, Task, forward_backward
 from surefoot.train.precision import FORMATS
 from surefoot.train.scratch import eagerly, preserved
-from surefoot.train.step_watch import UNWATCHED, Watch
+from surefoot.train.step_watch import UNWATCHED, CoupledLoss, Watch
 
 _MAX_WEIGHT_BYTES = 2 << 30  # above this, no loss is compared at a resume, since it needs the weights of step 0
 
@@ -148,6 +148,7 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     parts.doing("checking the training step")
     pipeline, task, models, loss = parts.pipeline, parts.task, parts.state.models, parts.task.loss
     unknown: dict[str, None] = {}
+    functions = [loss.encode_fn, loss.loss_fn] if isinstance(loss, CoupledLoss) else [loss]
     hashed = partial(hashes_of_samples, seed=pipeline.seed, gather=pipeline.collate is None, unknown=unknown)
     fingerprint: dict[str, Any] = {
         "machine": parts.machine(),
@@ -159,7 +160,9 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
         "draws": False,
         "failed": False,
         "sources": {
-            "loss": text_hashes([*(loss.modules() if isinstance(loss, torch.nn.Module) else [loss]), pipeline.count]),
+            "loss": text_hashes(
+                [*(loss.modules() if isinstance(loss, torch.nn.Module) else functions), pipeline.count]
+            ),
             "model": text_hashes({type(part): None for model in models.values() for part in model.modules()}),
             "collate": text_hashes([pipeline.collate]),
             "data": text_hashes(all_within(pipeline.dataset)),
@@ -200,6 +203,8 @@ def loss_contract(parts: Components) -> tuple[bool, str]:
     """
     if parts.task.loss is None:
         return True, "not checked: this run has no loss function"
+    if isinstance(parts.task.loss, CoupledLoss):
+        return True, "not checked: the loss is one of the whole batch, for any micro-batch size"
     batch = parts.pipeline.first()
     halves = None if batch is None else _halves(batch, parts)
     if not all(parts.world.gathered(halves is not None)) or batch is None or halves is None:
@@ -224,8 +229,8 @@ def loss_contract(parts: Components) -> tuple[bool, str]:
         f"the loss of a batch is {together:.6g}, but {halved:.6g} for its two halves combined"
         f" (with counts {halves[0].count} and {halves[1].count})\n"
         "  either the loss is not a mean over the counted targets: pass Run(count_fn=lambda batch: ...),\n"
-        "  or return surefoot.Mean(total, count); or it couples samples of a batch (a contrastive loss) and depends on the\n"
-        "  micro-batch size: leave micro_batch_size out (--micro-batch-size), and train in one process"
+        "  or return surefoot.Mean(total, count); or it couples samples of a batch (a contrastive loss), so that it\n"
+        "  depends on the micro-batch size: write Run(loss=sf.losses.whole_batch(encode_fn, loss_fn))"
     )
 
 

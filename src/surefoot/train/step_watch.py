@@ -1,7 +1,8 @@
-"""The interface of step measurements (`Watch`), and `UNWATCHED`, which measures nothing and is used for most steps."""
+"""The loss that a step calls: `in_step` prepares a coupled loss. A `Watch` measures the step and may wrap the loss."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -9,6 +10,27 @@ if TYPE_CHECKING:
     from surefoot.data.loader import MicroBatch
 
 Loss = Callable[[Any, Any], Any]
+
+
+@runtime_checkable
+class CoupledLoss(Protocol):
+    """A loss over the features of the whole batch, such as `sf.losses.whole_batch` returns."""
+
+    encode_fn: Callable[[Any, Any], Any]
+    loss_fn: Callable[[Any, Any], Any]
+
+    def __call__(self, model: Any, batch: Any) -> Any:
+        """Return the loss of one batch by itself."""
+
+
+def in_step(loss: Loss, step: Any) -> Loss:
+    """Return the loss that a step calls for each micro-batch. A coupled loss sees the whole batch before the first call."""
+    if not isinstance(loss, CoupledLoss):
+        return loss
+    from surefoot.train.gradient_cache import CachedLoss
+
+    return CachedLoss(loss.encode_fn, loss.loss_fn, step)
+
 
 Named = dict[str, Tensor]  # device scalars by parameter name
 
@@ -32,6 +54,23 @@ class Unwatched:
     def over(self, loss: Loss, micro_batches: "Sequence[MicroBatch]") -> Loss:  # noqa: ARG002
         """Return the loss unchanged."""
         return loss
+
+    def before(self, names: Iterable[str], factor: Tensor | float) -> None:
+        """Do nothing."""
+
+    def after(self, names: Iterable[str]) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class LossWatch:
+    """An observer that wraps the loss and measures nothing else."""
+
+    wrap: Callable[[Loss], Loss]
+
+    def over(self, loss: Loss, micro_batches: "Sequence[MicroBatch]") -> Loss:  # noqa: ARG002
+        """Return the wrapped loss."""
+        return self.wrap(loss)
 
     def before(self, names: Iterable[str], factor: Tensor | float) -> None:
         """Do nothing."""

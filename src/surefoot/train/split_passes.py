@@ -1,0 +1,102 @@
+"""The forward pass over a batch of a split: the means of its loss, and the outputs and targets of its metrics."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.data.loader import MicroBatch
+from surefoot.errors import ConfigError
+from surefoot.mean import Mean
+from surefoot.metrics.multiple_choice import ChoiceBatch, eagerly
+from surefoot.train.loss_accumulator import loss_parts
+from surefoot.train.precision import Precision
+from surefoot.train.step_watch import CoupledLoss, Loss
+
+
+class SplitPasses:
+    """The passes over the batches of a split. `needs_pair`: there are metrics, which need (outputs, targets)."""
+
+    def __init__(
+        self, model: Any, loss: Loss | None, *, predict: Callable[[Any, Any], tuple[Any, Any]] | None, needs_pair: bool
+    ) -> None:
+        self.model, self.loss, self.predict, self.needs_pair = model, loss, predict, needs_pair
+        self.last_call: tuple[Any, Tensor, int] | None = None  # input, output and the output's version
+        self.hook: Any = None
+
+    def __enter__(self) -> "SplitPasses":
+        # a loss that returns no pair may call `model(inputs)`; the hook saves a second call
+        can_hook = isinstance(self.model, nn.Module) and not isinstance(self.model, torch.jit.ScriptModule)
+        if can_hook and self.needs_pair and self.loss is not None and self.predict is None:
+            self.hook = self.model.register_forward_hook(self._note_call, with_kwargs=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.hook is not None:
+            self.hook.remove()
+
+    def coupled_loss(self, precision: Precision, group: int | None = None) -> Callable[[list[Any]], float] | None:
+        """Return what computes a coupled loss from the features of all batches, or None for a mean over samples."""
+        if not isinstance(self.loss, CoupledLoss):
+            return None
+        from surefoot.train.gradient_cache import loss_of_groups
+
+        return partial(loss_of_groups, self.loss.loss_fn, self.model, precision=precision, group=group)
+
+    def of(self, batch: MicroBatch) -> tuple[dict[str, Mean], tuple[Any, Any] | None, Any]:
+        """Return the means of the loss, (outputs, targets), and the features of a coupled loss. Calls the model once without `predict`."""
+        pair = None if self.predict is None or not self.needs_pair else self._predicted(batch.batch)
+        means, features = dict[str, Mean](), None
+        if isinstance(self.loss, CoupledLoss):
+            features = self.loss.encode_fn(self.model, batch.batch)
+            is_pair = isinstance(features, tuple) and len(features) == 2
+            pair = features if pair is None and self.needs_pair and is_pair else pair
+        elif self.loss is not None:
+            mean, beside, loss_pair = loss_parts(self.loss(self.model, batch.batch))
+            means = {"loss": _counted(mean, batch.count), **beside}
+            pair = loss_pair if pair is None and self.needs_pair else pair
+        if self.needs_pair and pair is None:
+            pair = self._default_pair(batch.batch)
+        self.last_call = None
+        return means, pair, features
+
+    def _predicted(self, batch: Any) -> tuple[Any, Any]:
+        assert self.predict is not None
+        pair = self.predict(self.model, batch)
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ConfigError(
+                f"Split: predict returned {type(pair).__name__}, but metrics need outputs and targets\n"
+                "  write: return outputs, targets"
+            )
+        return pair
+
+    def _default_pair(self, batch: Any) -> tuple[Any, Any]:
+        if not isinstance(batch, list | tuple) or len(batch) != 2 or isinstance(self.model, dict):
+            which = "several models" if isinstance(self.model, dict) else f"a batch of type {type(batch).__name__}"
+            raise ConfigError(
+                f"Split: the metrics need (outputs, targets), which have no default for {which}\n"
+                "  return them from the loss: return loss, (outputs, targets)\n"
+                "  or from the split: Split(data, metrics=..., predict=lambda model, batch: (outputs, targets))"
+            )
+        inputs, targets = batch
+        if self.last_call is not None:
+            last_inputs, output, version = self.last_call
+            if last_inputs is inputs and output._version == version:
+                return output, targets
+        with eagerly() if isinstance(batch, ChoiceBatch) else nullcontext():
+            return self.model(inputs), targets
+
+    def _note_call(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        alone = len(inputs) == 1 and not named and isinstance(output, Tensor)
+        self.last_call = (inputs[0], output, output._version) if alone else None
+
+
+def _counted(mean: Any, count: int) -> Mean:
+    if isinstance(mean, Tensor) and mean.ndim > 0:
+        raise ConfigError(f"the loss is not a scalar but a tensor of shape {tuple(mean.shape)}: return its mean")
+    if isinstance(mean, Mean):
+        return mean
+    return Mean(mean.detach().double() * count if count else 0.0, count)

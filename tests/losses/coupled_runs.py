@@ -1,0 +1,168 @@
+"""SimCLR and CLIP in small, for tests in one process and on several ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import surefoot as sf
+
+SAMPLES, FEATURES, WIDTH = 48, 6, 5
+
+
+def nt_xent(first: Tensor, second: Tensor, temperature: float = 0.5) -> Tensor:
+    """Chen et al. 2020, equation 1: each view is to be told from all others by its partner."""
+    views = F.normalize(torch.cat([first, second]), dim=1)
+    logits = views @ views.T / temperature
+    logits = logits.masked_fill(torch.eye(len(views), dtype=torch.bool, device=views.device), -torch.inf)
+    return F.cross_entropy(logits, torch.arange(len(views), device=views.device).roll(len(first)))
+
+
+class Encoder(nn.Sequential):
+    def __init__(self, dropout: float = 0.0, norm: bool = False) -> None:
+        middle = [nn.BatchNorm1d(8)] if norm else []
+        super().__init__(nn.Linear(FEATURES, 8), *middle, nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, WIDTH))
+
+
+def two_views(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    first, second = model(torch.cat(batch)).chunk(2)
+    return first, second
+
+
+def views_loss(model: Any, features: Any) -> Tensor:
+    return nt_xent(*features)
+
+
+def ordered_loss(model: Any, features: Any) -> Tensor:
+    """Each sample has a weight by its place in the batch."""
+    first, second = features
+    return views_loss(model, features) + (torch.arange(len(first)) * (first * second).sum(1)).mean()
+
+
+class TwoTowers(nn.Module):
+    """CLIP's shape: two encoders and a learned scale of the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.text = (
+            nn.Linear(FEATURES, WIDTH),
+            nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, WIDTH)),
+        )
+        self.log_scale = nn.Parameter(torch.tensor([1.5]))  # FSDP shards no scalar
+
+    def forward(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return F.normalize(self.image(images), dim=1), F.normalize(self.text(texts), dim=1), self.log_scale.exp()[0]
+
+
+def of_both(scale: Tensor, images: Tensor, texts: Tensor) -> Any:
+    """Radford et al. 2021, figure 3."""
+    logits = scale * images @ texts.T
+    targets = torch.arange(len(logits), device=logits.device)
+    right = sf.Mean((logits.argmax(1) == targets).sum(), len(targets))
+    return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2, {"accuracy": right}
+
+
+def towers(model: Any, batch: Any) -> Any:
+    return model(*batch)
+
+
+def clip_loss(model: Any, features: Any) -> Any:
+    images, texts, scale = features
+    assert scale.ndim == 0
+    return of_both(scale, images, texts)
+
+
+def towers_alone(model: Any, batch: Any) -> Any:
+    images, texts, _ = model(*batch)
+    return {"images": images, "texts": texts, "labels": torch.arange(len(images))}
+
+
+def clip_loss_with_its_parameter(model: Any, features: Any) -> Any:
+    assert not features["labels"].requires_grad
+    return of_both(model.log_scale.exp()[0], features["images"], features["texts"])
+
+
+def data(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shared, *noise = (torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64) for _ in range(3))
+    first, second = ((shared + 0.3 * each).to(dtype) for each in noise)
+    return first, second
+
+
+def build(kind: str = "clip", *, double: bool = True, **changes: Any) -> sf.Run:
+    torch.set_default_dtype(torch.float64 if double else torch.float32)
+    model, encode_fn, loss_fn = {
+        "simclr": (Encoder, two_views, views_loss),
+        "ordered": (Encoder, two_views, ordered_loss),
+        "dropout": (lambda: Encoder(0.3), two_views, views_loss),
+        "norm": (lambda: Encoder(0.3, norm=True), two_views, views_loss),
+        "clip": (TwoTowers, towers, clip_loss),
+        "parameter": (TwoTowers, towers_alone, clip_loss_with_its_parameter),
+    }[kind]
+    settings: dict[str, Any] = {
+        "model": model,
+        "loss": sf.losses.whole_batch(encode_fn, loss_fn),
+        "train_data": data(torch.get_default_dtype()),
+        "batch_size": 24,
+        "length": "3 steps",
+        "optimizer": sf.optim.sgd(lr=0.1),
+        "device": "cpu",
+        "precision": "fp32",
+        "console": False,
+        "report": False,
+    }
+    return sf.Run(**(settings | changes))
+
+
+def trained(kind: str = "clip", **changes: Any) -> dict[str, Any]:
+    """Losses, norms and what is logged in each step, and all weights and buffers at the end."""
+    run = build(kind, **changes)
+    steps: list[Any] = []
+    with run:
+        for step in run:
+            assert step.loss is not None
+            assert step.grad_norm is not None
+            logged = run.parts.run_state.meter.logged[-1][1].get("accuracy", sf.Mean(0.0, 0))
+            of_ranks = run.parts.world.gathered([float(logged.total), float(logged.count)])
+            right, of = (sum(each) for each in zip(*of_ranks, strict=True))
+            numbers = [step.loss, step.grad_norm, step.target_count, right / max(of, 1)]
+            steps.append([float(number) for number in numbers])
+        scores = run.evaluate() if run.splits else {}
+    return {"steps": steps, "weights": weights(run), "scores": scores}
+
+
+def trained_with(kind: str, **changes: Any) -> dict[str, Any]:
+    """As `trained`, with a split whose batches are cut elsewhere; for ranks, which take JSON alone."""
+    first, second = (each[:40] for each in data())
+    if changes.pop("few", False):  # of eight micro-batches five have no target
+        changes["count_fn"] = lambda batch: len(batch[0]) * int(batch[0][0, 0] > 0.3)
+    strategy = changes.pop("strategy", None)
+    if strategy is not None:
+        unused = changes.pop("find_unused_parameters", False)
+        changes["parallel"] = getattr(sf, strategy)(find_unused_parameters=unused)
+    predict = vectors if kind in ("clip", "parameter") else None
+    split = sf.Split((first, second), metrics=retrieval, batch_size=7, predict=predict)
+    return trained(kind, splits={"val": split}, **changes)
+
+
+def vectors(model: Any, batch: Any) -> Any:
+    images, texts, _ = model(*batch)
+    return images, texts
+
+
+@sf.metrics.whole_split
+def retrieval(first: Tensor, second: Tensor) -> dict[str, float]:
+    """How often the nearest second vector is the right one."""
+    return {"top_1": float((first @ second.T).argmax(1).eq(torch.arange(len(first))).double().mean())}
+
+
+def weights(run: sf.Run) -> dict[str, Tensor]:
+    from torch.distributed.tensor import DTensor
+
+    return {
+        name: (each.full_tensor() if isinstance(each, DTensor) else each).detach().clone()
+        for name, each in run.state.models["model"].state_dict().items()
+    }
