@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from surefoot.data.dataset_checks import rows
 from surefoot.data.gathering import by_sample, first_few, gather_fn, sample_count
@@ -28,6 +29,7 @@ class MicroBatch:
     """The index of the micro-batch within its step."""
     sample_ids: Ids
     epochs: Ids
+    """The epoch of each sample; draws with replacement are numbered instead (see `data/orders.py`)."""
     is_padding: bool = False
     """True if the batch only equalizes the number of forward passes on all ranks; the results are dropped."""
 
@@ -64,12 +66,14 @@ class Feed:
         self.count = count
         self.plan = plan if isinstance(plan, MicroBatches) else Cut(plan, micro_batch_size or plan.batch_size)
         self.own, self.shared = own or range(self.plan.pieces), own is not None
-        single = by_sample(dataset)
+        single, gather = by_sample(dataset), gather_fn(dataset)
+        if collate is default_collate and gather is not None:  # of a `DataLoader`: the same batches
+            collate = None
         if collate is not None and not hasattr(single, "__getitem__"):
             raise ConfigError(
                 f"collate_fn is given, but {type(dataset).__name__} builds whole batches itself: omit collate_fn"
             )
-        self.gather = gather_fn(dataset) if collate is None else None
+        self.gather = gather if collate is None else None
         if collate is None:
             from surefoot.data.collate import collate as default_batch
         # workers pin their own batches, but not the dataclasses in them

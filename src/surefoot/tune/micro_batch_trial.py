@@ -15,7 +15,6 @@ from surefoot.data.buckets import Buckets
 from surefoot.data.loader import MicroBatch
 from surefoot.data.nested import tensors
 from surefoot.data.order import Ids
-from surefoot.data.pipeline import data_plan
 from surefoot.errors import first_line
 from surefoot.memory import peak, tensor_bytes
 from surefoot.optim.clipping import clear
@@ -34,7 +33,7 @@ _LOOKED_AT = 200  # micro-batches among which the largest is searched for, if si
 
 class _FixedPlan:
     def __init__(self, chosen: Sequence[tuple[Ids, Ids]], samples: int) -> None:
-        self.chosen, self.samples, self.pieces = chosen, samples, len(chosen)
+        self.chosen, self.samples, self.pieces, self.steps = chosen, samples, len(chosen), 1
 
     def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
         assert step == 0
@@ -121,7 +120,7 @@ class Trial:
     def _micro_batches(self, size: int) -> tuple[list[MicroBatch], list[MicroBatch]]:
         # micro-batches for timing and for memory; in buckets, memory is measured with the largest and the longest
         pipeline, sizes = self.parts.pipeline, Batching(size, size, self.target.unit)
-        plan = data_plan(pipeline.dataset, seed=pipeline.seed, samples=pipeline.plan.samples, sizes=sizes)
+        plan = pipeline.plan_with(sizes)
         if isinstance(plan, Buckets):
             longest = plan.longest
             checked = [plan.micro_batches(step)[0] for step in range(min(plan.steps, _LOOKED_AT))]
