@@ -66,14 +66,12 @@ class Feed:
         self.count = count
         self.plan = plan if isinstance(plan, MicroBatches) else Cut(plan, micro_batch_size or plan.batch_size)
         self.own, self.shared = own or range(self.plan.pieces), own is not None
-        single, gather = by_sample(dataset), gather_fn(dataset)
-        if collate is default_collate and gather is not None:  # of a `DataLoader`: the same batches
-            collate = None
+        single, collate = by_sample(dataset), None if collate is default_collate else collate
         if collate is not None and not hasattr(single, "__getitem__"):
             raise ConfigError(
                 f"collate_fn is given, but {type(dataset).__name__} builds whole batches itself: omit collate_fn"
             )
-        self.gather = gather if collate is None else None
+        self.gather = gather_fn(dataset) if collate is None else None
         if collate is None:
             from surefoot.data.collate import collate as default_batch
         # workers pin their own batches, but not the dataclasses in them

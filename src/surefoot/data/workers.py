@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from surefoot.data.dataset_checks import read
 from surefoot.data.gathering import first_few, read_many_fn
@@ -92,7 +92,7 @@ class Reading(Dataset[Any]):
             from surefoot.data.collate import collate, why_not
 
             why = f"{type(problem).__name__}: {first_line(problem)}\n  correct Run(collate_fn=...)"
-            if self.collate in (collate, default_collate):
+            if self.collate is collate:
                 why = why_not(samples, ids.tolist(), otherwise=why)
             raise DataError(
                 f"samples {first_few(ids)} of step {step} cannot be put into one batch\n  {why}"
