@@ -209,7 +209,7 @@ def test_no_more_than_one_tensor_is_in_memory(
     chunk = 4096
     for module in (tensor_file, weight_files):
         monkeypatch.setattr(module, "CHUNK_BYTES", chunk)
-    monkeypatch.setattr("surefoot.checkpoint.reader.CHUNK_BYTES", chunk)
+    monkeypatch.setattr("surefoot.checkpoint.source.CHUNK_BYTES", chunk)
     with peak(torch.device("cpu")):
         sf.load(tmp_path / "run").export(layout=layout)  # what is imported by both is no tensor
     tracemalloc.start()

@@ -24,6 +24,7 @@ from rank_processes import forks, on_ranks
 from small_runs import FEATURES, Augmented, build
 from surefoot.checkpoint import Store
 from surefoot.checkpoint.filesystem import Disk
+from surefoot.checkpoint.tensor_file import stored_in
 from surefoot.tracking.jsonl import records
 
 pytestmark = forks
@@ -85,6 +86,10 @@ def pieces(run_dir: Path, step: int) -> int:
     found = [file.name for file in path.glob("model*.safetensors")]
     assert found == ["model.safetensors"] or all("-of-" in name for name in found)
     assert len(list(path.glob("ema*.safetensors"))) == len(list(path.glob("optimizer*.safetensors"))) == len(found)
+    if step > 0:  # the frozen weight is in the first checkpoint, whatever ranks wrote it
+        (base,) = json.loads((path / "manifest.json").read_text())["bases"]
+        assert (base["step"], base["tensors"]) == (0, {"ema": ["frozen"], "model": ["frozen"]})
+        assert not any("frozen" in stored_in(path / name) for name in found)
     return len(found)
 
 

@@ -3,7 +3,8 @@
 A save is cut off, or made to fail, at each of its operations on files in turn; in a power cut all that was
 not flushed is lost, kept or torn, in many combinations, by a small model of a file system. Then always: the
 newest intact checkpoint is the old or the new one; those that the save had no business with are intact; the
-next save succeeds, and leaves no litter. 19 seconds.
+next save succeeds, and leaves no litter. Checkpoints whose frozen tensors are in older ones are intact as long as they are
+there. 19 seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ from medium import NEEDS_ROOM, Faulty, Killed, Medium, failing, killed, killed_f
 from surefoot.checkpoint import Checkpoint, Store
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.checkpoint.format import Damage
-from surefoot.checkpoint.reader import verify
+from surefoot.checkpoint.manifest import Base
+from surefoot.checkpoint.reader import read_manifest, verify
 from surefoot.errors import CheckpointError
 from waiting import wait_until
 
@@ -76,11 +78,32 @@ class Scene:
     bystanders: list[Checkpoint]
     known: set[int] = field(default_factory=set)
     pruned: list[Checkpoint] = field(default_factory=list)
+    saved: Checkpoint | None = None  # what is saved as `after`, where that is less
+    damaged: str = ""
+
+    def save(self, disk: Any) -> None:
+        self.store(disk).save(self.saved or self.after)
 
     def store(self, disk: Any) -> Store:
         store = Store(self.root, keep_last=KEEP, disk=disk)
         store.intact |= self.known
         return store
+
+
+def with_trunk(step: int, version: int) -> Checkpoint:
+    """A checkpoint with a frozen trunk, of which there are several versions."""
+    plain = contents(step)
+    trunk = torch.randn(4, 2, generator=torch.Generator().manual_seed(version))
+    return replace(plain, files={**plain.files, "model": {**plain.files["model"], "trunk": trunk}})
+
+
+def referring(checkpoint: Checkpoint, base: int, disk: Any, root: Path) -> Checkpoint:
+    """The same checkpoint as it is saved where another one has its trunk."""
+    model = {name: tensor for name, tensor in checkpoint.tensors("model").items() if name != "trunk"}
+    digest = read_manifest(Store(root).path(base), disk=disk).sha256
+    return replace(
+        checkpoint, files={**checkpoint.files, "model": model}, bases=[Base(base, digest, {"model": ["trunk"]})]
+    )
 
 
 def flip(disk: Any, path: Path) -> None:
@@ -98,6 +121,14 @@ def scene(name: str, disk: Any, root: Path) -> Scene:
     if name == "the first":
         return Scene(disk, root, None, contents(0), [])
     store = Store(root, keep_last=KEEP, disk=disk)
+    if name == REFERRING:  # the trunk has changed at steps 2 and 5; 4 needs 2, and both are pruned now
+        for step, base in enumerate((0, 0, 2, 2, 2, 5)):
+            plain = with_trunk(step, base)
+            store.save(plain if base == step else referring(plain, base, disk, root))
+        assert store.steps() == [0, 2, 4, 5]
+        before, after = with_trunk(5, 5), with_trunk(6, 5)
+        gone, saved = [with_trunk(4, 2), with_trunk(2, 2)], referring(after, 5, disk, root)
+        return Scene(disk, root, before, after, [with_trunk(0, 0), before], {4, 5}, gone, saved)
     for step in (0, 1, 2, 3):
         store.save(contents(step))
     match name:
@@ -109,15 +140,18 @@ def scene(name: str, disk: Any, root: Path) -> Scene:
             return Scene(disk, root, contents(3), contents(3, version=1), [contents(0), contents(2)], {2, 3})
         case "one in the place of a damaged one":
             flip(disk, store.path(3) / "model.safetensors")
-            return Scene(disk, root, contents(2), contents(3, version=1), [contents(0), contents(2)], {2})
+            start = Scene(disk, root, contents(2), contents(3, version=1), [contents(0), contents(2)], {2})
+            return replace(start, damaged=store.path(3).name)
     raise AssertionError(name)
 
 
+REFERRING = "one that refers to an older one, and prunes one that another had referred to"
 SCENES = [
     "the first",
     "the next, which prunes one, past the litter of a kill",
     "another of the same step",
     "one in the place of a damaged one",
+    REFERRING,
 ]
 
 
@@ -130,6 +164,8 @@ def assert_law(scene: Scene, disk: Any, *, saved: bool | None = None) -> None:
     assert all(damage.path.name in str(damage) for damage in damaged)
     for bystander in scene.bystanders + (scene.pruned if is_old else []):
         assert same(store.at(bystander.step), bystander)
+    intact = [path for _, path in store.all() if path.name.startswith("step-") and path.name != scene.damaged]
+    assert not [problem for path in intact for problem in verify(path, disk=disk)]
     store.save(contents(9))
     newest, damaged = newest_intact(store)
     assert same(newest, contents(9))
@@ -146,7 +182,7 @@ def every_fault(name: str, fault: Callable[[str], None], **how: Any) -> Iterator
     at = 0
     while True:
         at += 1
-        fresh = Scene(medium.copied(), ROOT, start.before, start.after, start.bystanders, start.known, start.pruned)
+        fresh = replace(start, disk=medium.copied())
         faulty = Faulty(fresh.disk, fault, at=at, **how)
         yield fresh, faulty
         if faulty.operations < at:
@@ -161,7 +197,7 @@ def every_fault(name: str, fault: Callable[[str], None], **how: Any) -> Iterator
 def test_a_save_killed_before_any_operation_leaves_the_old_or_the_new_checkpoint(name: str) -> None:
     for scene, disk in every_fault(name, killed, for_good=True):
         try:
-            scene.store(disk).save(scene.after)
+            scene.save(disk)
         except Killed:
             assert_law(scene, scene.disk)
         else:
@@ -175,7 +211,7 @@ def test_after_a_power_cut_the_old_or_the_new_checkpoint_is_found_whatever_was_n
     fates: list[Callable[[], float]] = [lambda: 0.0, lambda: 1.0, *[generator.random] * 30]
     for scene, disk in every_fault(name, killed, for_good=True):
         try:
-            scene.store(disk).save(scene.after)
+            scene.save(disk)
         except Killed:
             saved = None
         else:
@@ -190,14 +226,14 @@ def test_a_kill_then_another_then_a_power_cut_leave_the_old_or_the_new_checkpoin
     generator = random.Random(name)
     for scene, disk in every_fault(name, killed, for_good=True):
         with suppress(Killed):
-            scene.store(disk).save(scene.after)
+            scene.save(disk)
         at, once_more = 0, True
         while once_more:
             at += 1
             found = scene.disk.copied_with_pending()
             again = Faulty(found, killed, at=at, for_good=True)
             with suppress(Killed):
-                scene.store(again).save(scene.after)
+                scene.save(again)
             for fate in (lambda: 0.0, generator.random, generator.random):
                 assert_law(scene, found.after_power_cut(fate))
             once_more = again.happened
@@ -214,7 +250,7 @@ def test_a_save_failing_at_any_operation_says_so_and_leaves_the_old_checkpoint(
     for scene, disk in every_fault(name, failing(number), for_good=for_good, only=only):
         said = ""
         try:
-            scene.store(disk).save(scene.after)
+            scene.save(disk)
         except CheckpointError as error:
             said = str(error)
         assert not scene.disk.open, "a file is left open"
@@ -264,6 +300,55 @@ def test_any_flipped_bit_and_any_lost_or_added_byte_is_found_and_named(name: str
     found, damaged = newest_intact(store)
     assert same(found, contents(1))
     assert str(damaged[0]) == f"checkpoint step-00000002 is damaged ({name}: missing)"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
+def test_any_flipped_byte_of_a_base_is_found_and_named_by_what_refers_to_it(name: str) -> None:
+    medium, root = Medium(), Path("/checkpoints")
+    store = Store(root, disk=medium)
+    store.save(with_trunk(0, 0))
+    store.save(with_trunk(1, 1))
+    for step in (2, 3):
+        store.save(referring(with_trunk(step, 0), 0, medium, root))
+    file = medium.file(store.path(0) / name)
+    whole = bytes(file.data)
+    for place in range(len(whole)):
+        file.data = bytearray(whole)
+        file.data[place] ^= 1 << place % 8
+        found, damaged = newest_intact(store)
+        assert same(found, with_trunk(1, 1)), "it does not need that base"
+        assert [damage.path for damage in damaged] == [store.path(3), store.path(2)]
+        assert all("step-00000000" in str(damage) and name.partition(".")[0] in str(damage) for damage in damaged)
+        assert all("step-00000000" in " ".join(verify(store.path(step), disk=medium)) for step in (2, 3))
+        assert verify(store.path(1), disk=medium) == []
+    file.data = bytearray(whole)
+    assert same(store.at(3), with_trunk(3, 0))
+    flip(medium, store.path(0) / "optimizer.safetensors")  # nothing refers to this
+    assert same(store.at(3), with_trunk(3, 0))
+    medium.remove(store.path(0) / name)
+    damaged = newest_intact(store)[1]
+    assert [str(damage).partition(" is damaged")[0] for damage in damaged] == [
+        f"checkpoint step-0000000{n}" for n in (3, 2)
+    ]
+    assert "missing" in str(damaged[0])
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"])
+def test_any_flipped_byte_of_a_checkpoint_that_refers_to_another_is_found_and_named(name: str) -> None:
+    medium, root = Medium(), Path("/checkpoints")
+    store = Store(root, disk=medium)
+    store.save(with_trunk(0, 0))
+    for step in (1, 2):
+        store.save(referring(with_trunk(step, 0), 0, medium, root))
+    file = medium.file(store.path(2) / name)
+    whole = bytes(file.data)
+    for place in range(len(whole)):
+        file.data = bytearray(whole)
+        file.data[place] ^= 1 << place % 8
+        found, damaged = newest_intact(store)
+        assert same(found, with_trunk(1, 0))
+        assert [damage.path for damage in damaged] == [store.path(2)]
+        assert name in str(damaged[0])
 
 
 def test_a_file_that_cannot_be_read_is_damage_and_the_next_older_checkpoint_is_used(tmp_path: Path) -> None:
@@ -326,8 +411,8 @@ def test_a_process_killed_at_any_operation_of_a_save_leaves_the_old_or_the_new_c
         at += 1
         root = tmp_path / f"{at}" / "checkpoints"
         start = scene(name, Disk(), root)
-        store = start.store(Faulty(Disk(), killed_for_real, at=at, for_good=False))
-        status = os.waitpid(forked(partial(store.save, start.after)), 0)[1]
+        disk = Faulty(Disk(), killed_for_real, at=at, for_good=False)
+        status = os.waitpid(forked(partial(start.save, disk)), 0)[1]
         assert status in {0, signal.SIGKILL}
         assert_law(start, Disk(), saved=True if status == 0 else None)
     assert at > 15

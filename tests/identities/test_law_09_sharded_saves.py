@@ -11,6 +11,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from medium import NEEDS_ROOM, Faulty, Killed, Medium, failing, killed
 from sharded_saves import Messages, of_rank, save_by_turns, whole
 from surefoot.checkpoint import Checkpoint, Store
 from surefoot.checkpoint.filesystem import Disk
-from surefoot.checkpoint.reader import opened, verify
+from surefoot.checkpoint.manifest import Base
+from surefoot.checkpoint.reader import opened, read_manifest, verify
 from surefoot.checkpoint.writer import Board, Writer, save_leading
 from surefoot.errors import CheckpointError
 
@@ -206,6 +208,28 @@ def test_a_flipped_byte_or_a_missing_piece_is_named_and_the_next_older_checkpoin
     found, damaged = Store(tmp_path).newest_intact() or (None, [])
     assert same(found, whole(1))
     assert [str(damage) for damage in damaged] == [f"checkpoint step-00000002 is damaged ({file}.safetensors: missing)"]
+
+
+def test_a_checkpoint_that_refers_to_pieces_is_read_with_them_and_damage_of_any_is_named(tmp_path: Path) -> None:
+    first, then = Store(tmp_path), whole(2)
+    save_by_turns([first, Store(tmp_path)], whole(1))
+    weight = whole(1).tensors("model")["weight"]
+    base = Base(1, read_manifest(first.path(1)).sha256, {"model": ["weight"]})
+    files = {**then.files, "model": {"mean": then.tensors("model")["mean"]}}
+    first.save(replace(then, files=files, bases=[base]))
+    expected = replace(then, files={**files, "model": {**files["model"], "weight": weight}})
+    assert same(first.at(2), expected)
+    assert same(opened(first.path(2)), expected)
+    for piece in ("00001-of-00002", "00002-of-00002"):
+        path = first.path(1) / f"model.{piece}.safetensors"
+        data = path.read_bytes()
+        for place in range(0, len(data), 5):
+            path.write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
+            with pytest.raises(CheckpointError, match=rf"step-00000001/model.{piece}.safetensors: hash differs"):
+                first.at(2)
+        path.write_bytes(data)
+    (first.path(1) / "optimizer.00001-of-00002.safetensors").unlink()  # nothing refers to this
+    assert same(first.at(2), expected)
 
 
 def test_ranks_that_do_not_see_the_same_directory_are_told_what_is_wrong(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
     model.safetensors, ...   named tensors, one file for each entry of `Checkpoint.files`
     model.00001-of-00002.safetensors, ...   rows of sharded tensors, one file per rank (`manifest.py`)
     state.json               all other state
-    manifest.json            the step, and the size and SHA-256 of each file; written last (`manifest.py`)
+    manifest.json            the step, the size and SHA-256 of each file, and the older checkpoints that have its frozen
+                             tensors (`frozen.py`); written last (`manifest.py`)
 
 The format has no pickle, so that a checkpoint cannot execute code. `reader.py` reads and checks the files.
 """
@@ -13,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from surefoot.checkpoint.filesystem import DISK, Disk
-from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Manifest, Pieces, as_json, piece_file, to_bytes
+from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Base, Manifest, Pieces, as_json, piece_file, to_bytes
 from surefoot.checkpoint.state_json import SavedState, typed_state
 from surefoot.checkpoint.tensor_file import NAMES, Stored, file_of
 from surefoot.errors import CheckpointError, first_line
@@ -38,7 +39,8 @@ class Checkpoint:
 
     `log` has the length in bytes and the SHA-256 of metrics.jsonl at this step. Tensors to write must be contiguous on the
     host, share no memory, and stay unchanged until the write ends. `pieces` has this rank's rows of sharded tensors.
-    Tensors read from disk are complete; a `Stored` tensor is loaded on demand.
+    `bases` are older checkpoints with the tensors that `files` lacks. Tensors read from disk are complete, including those
+    of `bases`; a `Stored` tensor is loaded on demand.
 
     >>> import torch
     >>> Checkpoint(step=3, files={"model": {"weight": torch.ones(2)}}).tensors("model")
@@ -51,6 +53,7 @@ class Checkpoint:
     log: tuple[int, str] | None = None
     pieces: Pieces | None = None
     directory: Path | None = field(default=None, compare=False)  # the source of a checkpoint that was read
+    bases: Sequence[Base] = ()
 
     @cached_property
     def saved(self) -> SavedState:
@@ -81,9 +84,9 @@ class Damage:
 class DamageError(CheckpointError):
     """An error for an unusable checkpoint. `damage` has the path and the problem."""
 
-    def __init__(self, path: Path, problem: str) -> None:
+    def __init__(self, path: Path, problem: str, *, cure: str = "") -> None:
         self.damage = Damage(path, problem)
-        super().__init__(f"{self.damage}: {path}")
+        super().__init__(f"{self.damage}: {path}" + f"\n  {cure}" * bool(cure))
 
 
 class Others(Protocol):
@@ -99,10 +102,11 @@ class Others(Protocol):
         """Wait until no rank writes to the checkpoint of a failed save."""
 
 
-def write(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK, others: Others | None = None) -> None:
-    """Write a checkpoint into a new directory, and flush all files. The manifest is written last and marks a complete checkpoint.
+def write(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK, others: Others | None = None) -> str:
+    """Write a checkpoint into a new directory, and flush all files; return the SHA-256 of the manifest.
 
-    Raises `CheckpointError` for values that JSON changes (a tuple or a NaN in `state`), and `OSError` if the disk fails.
+    The manifest is written last and marks a complete checkpoint. It names the `bases` of tensors that `files` lacks. Raises
+    `CheckpointError` for values that JSON changes (a tuple or a NaN in `state`), and `OSError` if the disk fails.
     """
     pieces = checkpoint.pieces
     state = _state_bytes(checkpoint.state if pieces is None else {**checkpoint.state, SHARDED: as_json(pieces)})
@@ -117,9 +121,23 @@ def write(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK, others:
     if absent := [file for file in files if file not in entries]:
         raise CheckpointError(f"no rank has written {absent[0]}")
     entries[STATE] = _write_file([memoryview(state)], directory / STATE, disk=disk)
-    manifest = to_bytes(Manifest(checkpoint.step, entries, checkpoint.log))
-    _write_file([memoryview(manifest)], directory / MANIFEST, disk=disk)
+    manifest = to_bytes(Manifest(checkpoint.step, entries, checkpoint.log, _needed_bases(checkpoint)))
+    digest = _write_file([memoryview(manifest)], directory / MANIFEST, disk=disk)[1]
     disk.flush_directory(directory)
+    return digest
+
+
+def _needed_bases(checkpoint: Checkpoint) -> list[Base]:
+    """Return the bases without tensors that the checkpoint itself has, as after it was read."""
+    sharded = {} if checkpoint.pieces is None else checkpoint.pieces.shapes
+    own = {file: {*checkpoint.files.get(file, ()), *sharded.get(file, ())} for file in {*checkpoint.files, *sharded}}
+    bases = []
+    for base in checkpoint.bases:
+        lacking = {
+            file: [each for each in names if each not in own.get(file, ())] for file, names in base.tensors.items()
+        }
+        bases.append(replace(base, tensors={file: names for file, names in lacking.items() if names}))
+    return [base for base in bases if base.tensors]
 
 
 def write_tensors(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK) -> Entries:

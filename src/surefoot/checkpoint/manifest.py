@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -81,33 +81,54 @@ def _shapes(file: str, entry: Any) -> dict[str, tuple[int, ...]]:
 
 FORMAT_VERSION = 5
 FORMAT_OF_PIECES = 6  # for sharded tensors, which readers of format 5 would miss
-FORMATS = (FORMAT_VERSION, FORMAT_OF_PIECES)
+FORMAT_OF_BASES = 7  # for tensors in older checkpoints, which readers of formats 5 and 6 would miss
+FORMATS = (FORMAT_VERSION, FORMAT_OF_PIECES, FORMAT_OF_BASES)
 MANIFEST, STATE = "manifest.json", "state.json"
 TENSORS = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)\.safetensors")
 
 
 @dataclass(frozen=True)
+class Base:
+    """An older checkpoint that has tensors of this one: the SHA-256 of its manifest, and names of tensors by file."""
+
+    step: int
+    sha256: str
+    tensors: Mapping[str, Sequence[str]]
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.tensors.values()))
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """The expected files of a checkpoint: (bytes, SHA-256) of each file, and of metrics.jsonl at `step`."""
+    """The expected files of a checkpoint: (bytes, SHA-256) of each file, and of metrics.jsonl at `step`.
+
+    Each of `bases` has the tensors of the checkpoint that its own files lack. `sha256` is the hash of the manifest's bytes.
+    """
 
     step: int
     files: Mapping[str, tuple[int, str]]
     log: tuple[int, str] | None
+    bases: Sequence[Base] = ()
+    sha256: str = field(default="", compare=False, repr=False)
 
 
 def to_bytes(manifest: Manifest) -> bytes:
     """Return the manifest as canonical JSON. Equivalent JSON with other bytes counts as damage.
 
     >>> from_bytes(to_bytes(Manifest(7, {"state.json": (3, "ab")}, None)))
-    Manifest(step=7, files={'state.json': (3, 'ab')}, log=None)
+    Manifest(step=7, files={'state.json': (3, 'ab')}, log=None, bases=())
     """
     pieces = any(_PIECE.fullmatch(file.removesuffix(".safetensors")) for file in manifest.files)
     body: dict[str, Any] = {
         "files": {file: {"bytes": length, "sha256": digest} for file, (length, digest) in manifest.files.items()},
-        "format_version": FORMAT_OF_PIECES if pieces else FORMAT_VERSION,
+        "format_version": FORMAT_OF_BASES if manifest.bases else FORMAT_OF_PIECES if pieces else FORMAT_VERSION,
         "metrics": None if manifest.log is None else {"bytes": manifest.log[0], "sha256": manifest.log[1]},
         "step": manifest.step,
     }
+    if manifest.bases:
+        body["bases"] = [{"sha256": e.sha256, "step": e.step, "tensors": dict(e.tensors)} for e in manifest.bases]
     return _canonical(body | {"sha256": sha256(_canonical(body)).hexdigest()})
 
 
@@ -122,12 +143,14 @@ def from_bytes(data: bytes) -> Manifest:
     match body:
         case {"format_version": int(version)} if version not in FORMATS:
             raise ValueError(
-                f"has format {version}, of another version of surefoot: this version reads {FORMAT_VERSION} and {FORMAT_OF_PIECES}"
+                f"has format {version}, of another version of surefoot: this version reads {FORMAT_VERSION} to {FORMAT_OF_BASES}"
             )
         case {"files": dict(files), "metrics": log, "step": int(step)} if step >= 0 and STATE in files:
             if foreign := [file for file in files if file != STATE and not TENSORS.fullmatch(file)]:
                 raise ValueError(f"{foreign[0]!r} is not a checkpoint file")
-            return Manifest(step, {file: _entry(files[file]) for file in files}, None if log is None else _entry(log))
+            bases = tuple(_base(entry, step) for entry in body.get("bases", []))
+            log = None if log is None else _entry(log)
+            return Manifest(step, {file: _entry(files[file]) for file in files}, log, bases, sha256(data).hexdigest())
     raise ValueError("has no step or no files")
 
 
@@ -140,3 +163,13 @@ def _entry(entry: Any) -> tuple[int, str]:
         case {"bytes": int(length), "sha256": str(digest)} if length >= 0:
             return length, digest
     raise ValueError(f"{entry!r} is not a length and a hash")
+
+
+def _base(entry: Any, own_step: int) -> Base:
+    match entry:
+        case {"sha256": str(digest), "step": int(step), "tensors": dict(tensors)} if 0 <= step < own_step:
+            if all(
+                isinstance(names, list) and all(isinstance(name, str) for name in names) for names in tensors.values()
+            ):
+                return Base(step, digest, tensors)
+    raise ValueError(f"{entry!r:.80} does not name an older checkpoint and its tensors")

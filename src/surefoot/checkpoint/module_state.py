@@ -40,13 +40,32 @@ def live_state(model: nn.Module) -> tuple[Named, dict[str, Any]]:
     return tensors, extra
 
 
-def model_tensors(model: nn.Module, *, include_unsharded: bool = True) -> ModelState:
-    """Return a host copy of a model's state. Without `include_unsharded`, only this rank's shards are copied."""
+def frozen_names(model: nn.Module) -> set[str]:
+    """Return the names of a model's frozen parameters in its state; a wrapper subclass has several names."""
+    frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
+    state = saved_state(model) if frozen else {}
+    return {inner for name, value in state.items() if id(value) in frozen for inner in plain_tensors(name, value)}
+
+
+def local_tensors(model: nn.Module, names: Collection[str]) -> dict[str, tuple[Tensor, Rows | None]]:
+    """Return this rank's parts of some of a model's tensors, without copies; tied tensors once, under their first name."""
+    unique: dict[int, str] = {}
+    live = live_state(model)[0]
+    for name, value in live.items():
+        unique.setdefault(id(value), name)
+    return {name: held_of(live[name]) for name in unique.values() if name in names}
+
+
+def model_tensors(model: nn.Module, *, include_unsharded: bool = True, without: Collection[str] = ()) -> ModelState:
+    """Return a host copy of a model's state. Without `include_unsharded`, only this rank's shards are copied.
+
+    Tensors named in `without` are left out.
+    """
     live, extra = live_state(model)
     first = {id(value): name for name, value in reversed(live.items())}
-    local = {name: held_of(live[name]) for name in live if first[id(live[name])] == name}
+    aliases = {name: first[id(value)] for name, value in live.items() if first[id(value)] != name}
+    local = {name: held_of(live[name]) for name in live if name not in aliases and name not in without}
     tensors = {name: host_copy(each) for name, (each, rows) in local.items() if include_unsharded or rows is not None}
-    aliases = {name: first[id(value)] for name, value in live.items() if name not in local}
     return ModelState(tensors, aliases, extra, {name: rows for name, (_, rows) in local.items() if rows is not None})
 
 

@@ -1,11 +1,13 @@
-"""Reading of checkpoints, with every byte checked against the manifest: complete or by rows, on one rank or several."""
+"""Reading of checkpoints, with every byte checked against the manifest: complete or by rows, on one rank or several.
+
+Tensors that are in older checkpoints (`Manifest.bases`) are read and checked there, and belong to the result like all others.
+"""
 
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -21,19 +23,18 @@ from surefoot.checkpoint.manifest import (
     TENSORS,
     Manifest,
     Pieces,
-    from_bytes,
     from_json,
     logical_name,
     piece_file,
 )
+from surefoot.checkpoint.source import Source, bases_of, files_of_bases, pieces_of
 from surefoot.checkpoint.state_json import UNREADABLE, parse_state
-from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, stored_in
+from surefoot.checkpoint.tensor_file import Stored, stored_in
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, first_line, passed_others
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_MANIFEST_BYTES = 16 << 20  # far above the size of any manifest; larger files are not read
 
 
 @contextmanager
@@ -66,39 +67,43 @@ def read(directory: Path, *, only: Collection[str] | None = None, disk: Disk = D
     `only` names the entries of `Checkpoint.files` to read and check. The state is always read. An unknown name raises a
     plain `CheckpointError`.
     """
-    return _join_files(_Source(directory, disk), only, _load)
+    return _join_files(Source(directory, disk), only, _load)
 
 
 def opened(directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK) -> Checkpoint:
     """Return a checkpoint with unchecked tensors on disk. `only` selects entries as in `read`."""
-    return _join_files(_Source(directory, disk), only, _open)
+    return _join_files(Source(directory, disk), only, _open)
 
 
-def check(directory: Path, files: Collection[str], *, disk: Disk = DISK) -> list[str]:
-    """Return all problems in some files of a checkpoint, as lines with file names. Files are read in chunks."""
-    source, problems = _Source(directory, disk), list[str]()
-    for file in files:
-        try:
-            deque(source.chunks(file), maxlen=0)
-        except DamageError as error:
-            problems.append(error.damage.problem)
+def verify(directory: Path, *, disk: Disk = DISK, checked: dict[Path, list[str]] | None = None) -> list[str]:
+    """Return all problems in a checkpoint, as lines with file names. An intact checkpoint gives an empty list.
+
+    `checked` remembers the problems of files that several checkpoints share.
+    """
+    problems, checked = list[str](), {} if checked is None else checked
+    try:
+        source = Source(directory, disk)
+        problems += _check([(source, file) for file in source.manifest.files])
+        for base, file in files_of_bases(source, None):
+            if (path := base.directory / file) not in checked:
+                checked[path] = _check([(base, file)])
+            problems += checked[path]
+    except DamageError as error:
+        problems.append(error.damage.problem)
     return problems
 
 
-def verify(directory: Path, *, disk: Disk = DISK) -> list[str]:
-    """Return all problems in a checkpoint, as lines with file names. An intact checkpoint gives an empty list."""
-    try:
-        return check(directory, _Source(directory, disk).manifest.files, disk=disk)
-    except DamageError as error:
-        return [error.damage.problem]
-
-
 def read_manifest(directory: Path, *, disk: Disk = DISK) -> Manifest:
-    """Return the manifest after a check of its hash and of all file sizes. No tensor is read."""
-    source = _Source(directory, disk)
-    for file in source.manifest.files:
-        source.check_length(file)
+    """Return the manifest after a check of its hash, of its bases, and of all file sizes. No tensor is read."""
+    source = Source(directory, disk)
+    for each, file in [*((source, file) for file in source.manifest.files), *files_of_bases(source, None)]:
+        each.check_length(file)
     return source.manifest
+
+
+def read_bases(directory: Path, *, disk: Disk = DISK) -> set[int]:
+    """Return the steps of the older checkpoints with tensors of this one. Only the manifest is read."""
+    return {base.step for base in Source(directory, disk).manifest.bases}
 
 
 def read_together(
@@ -110,8 +115,10 @@ def read_together(
         manifest = read_manifest(directory, disk=disk)
         if step is not None and manifest.step != step:
             raise DamageError(directory, f"{MANIFEST}: is for step {manifest.step}")
-        by_size = sorted(files_of(manifest, only), key=lambda file: (-manifest.files[file][0], file))
-        problems = check(directory, by_size[world.rank :: world.size], disk=disk)
+        source = Source(directory, disk)
+        files = [*((source, file) for file in files_of(manifest, only)), *files_of_bases(source, only)]
+        files.sort(key=lambda each: (-each[0].manifest.files[each[1]][0], each[0].directory, each[1]))
+        problems = _check(files[world.rank :: world.size])
         contents = opened(directory, only=only, disk=disk)
     except DamageError as error:
         problems = [error.damage.problem]
@@ -128,46 +135,18 @@ def files_of(manifest: Manifest, only: Collection[str] | None = None) -> list[st
     return [file for file in manifest.files if file == STATE or logical_name(file.removesuffix(".safetensors")) in only]
 
 
-class _Source:
-    def __init__(self, directory: Path, disk: Disk) -> None:
-        self.directory, self.disk = directory, disk
-        with self.damage_in(MANIFEST):
-            size = disk.size(directory / MANIFEST)
-            if size > _MANIFEST_BYTES:
-                raise ValueError(f"{size} bytes long, too long for a manifest")
-            self.manifest = from_bytes(disk.read(directory / MANIFEST, start=0, length=size))
-
-    @contextmanager
-    def damage_in(self, file: str) -> Iterator[None]:
+def _check(files: Iterable[tuple[Source, str]]) -> list[str]:
+    problems = []
+    for source, file in files:
         try:
-            yield
-        except FileNotFoundError as problem:
-            raise DamageError(self.directory, f"{file}: missing") from problem
-        except OSError as problem:
-            raise DamageError(self.directory, f"{file}: cannot be read: {problem.strerror or problem}") from problem
-        except (ValueError, RecursionError) as problem:
-            raise DamageError(self.directory, f"{file}: {reason_of(problem)}") from problem
-
-    def check_length(self, file: str) -> int:
-        with self.damage_in(file):
-            length = self.disk.size(self.directory / file)
-        if length != (saved := self.manifest.files[file][0]):
-            raise DamageError(self.directory, f"{file}: {length} bytes long, but {saved} bytes were saved")
-        return length
-
-    def chunks(self, file: str) -> Iterator[bytes]:
-        length, digest = self.check_length(file), sha256()
-        with self.damage_in(file):
-            for start in range(0, length, CHUNK_BYTES):
-                chunk = self.disk.read(self.directory / file, start=start, length=min(CHUNK_BYTES, length - start))
-                digest.update(chunk)
-                yield chunk
-        if digest.hexdigest() != self.manifest.files[file][1]:
-            raise DamageError(self.directory, f"{file}: hash differs")
+            deque(source.chunks(file), maxlen=0)  # reads the file in chunks
+        except DamageError as error:
+            problems.append(error.damage.problem)
+    return problems
 
 
 def _join_files(
-    source: _Source, only: Collection[str] | None, parts_of: Callable[[_Source, str], Mapping[str, Tensor | Stored]]
+    source: Source, only: Collection[str] | None, parts_of: Callable[[Source, str], Mapping[str, Tensor | Stored]]
 ) -> Checkpoint:
     with source.damage_in(STATE):
         state = parse_state(b"".join(source.chunks(STATE)))
@@ -175,15 +154,28 @@ def _join_files(
         pieces = from_json(state.pop(SHARDED, None))
     files: dict[str, dict[str, Tensor | Stored]] = {}
     for name, names_of_files in _wanted_files(source, pieces, only).items():
-        parts: dict[str, list[Any]] = {}
-        for file in names_of_files:
-            for tensor, part in parts_of(source, file).items():
-                parts.setdefault(tensor, []).append(part)
-        files[name] = {tensor: _join(each) for tensor, each in parts.items()}
+        files[name] = _join_pieces(source, names_of_files, parts_of)
         for tensor, shape in ({} if pieces is None else pieces.shapes.get(name, {})).items():
             if tensor not in files[name] or tuple(files[name][tensor].shape) != shape:
                 raise DamageError(source.directory, f"{name}: its pieces do not form {tensor} {list(shape)}")
-    return Checkpoint(source.manifest.step, files, state, source.manifest.log, directory=source.directory)
+    for base, entry in bases_of(source, files):
+        for name in entry.tensors.keys() & files.keys():
+            stored = _join_pieces(base, pieces_of(base, name), parts_of)
+            if lost := [tensor for tensor in entry.tensors[name] if tensor not in stored]:
+                raise base.damage(f"{name}: lacks {lost[0]}")
+            files[name] |= {tensor: stored[tensor] for tensor in entry.tensors[name]}
+    manifest = source.manifest
+    return Checkpoint(manifest.step, files, state, manifest.log, directory=source.directory, bases=manifest.bases)
+
+
+def _join_pieces(
+    source: Source, files: Sequence[str], parts_of: Callable[[Source, str], Mapping[str, Tensor | Stored]]
+) -> dict[str, Tensor | Stored]:
+    parts: dict[str, list[Any]] = {}
+    for file in files:
+        for tensor, part in parts_of(source, file).items():
+            parts.setdefault(tensor, []).append(part)
+    return {tensor: _join(each) for tensor, each in parts.items()}
 
 
 def _check_complete(state: Mapping[str, Any], manifest: Manifest) -> None:
@@ -195,7 +187,7 @@ def _check_complete(state: Mapping[str, Any], manifest: Manifest) -> None:
                 raise ValueError(f"{key} lacks {name or 'model'}")
 
 
-def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] | None) -> dict[str, list[str]]:
+def _wanted_files(source: Source, pieces: Pieces | None, only: Collection[str] | None) -> dict[str, list[str]]:
     there = [match["name"] for file in source.manifest.files if (match := TENSORS.fullmatch(file))]
     spread, count = ({}, 1) if pieces is None else (pieces.shapes, pieces.count)
     names = [logical_name(file) if logical_name(file) in spread else file for file in there]
@@ -215,15 +207,15 @@ def _wanted_files(source: _Source, pieces: Pieces | None, only: Collection[str] 
     }
 
 
-def _load(source: _Source, file: str) -> dict[str, Tensor]:
+def _load(source: Source, file: str) -> dict[str, Tensor]:
     data = b"".join(source.chunks(file))
     try:
         return safetensors.torch.load(data)
     except Exception as problem:  # a foreign file can make the parser raise anything
-        raise DamageError(source.directory, f"{file}: not a safetensors file: {reason_of(problem)}") from problem
+        raise source.damage(f"{file}: not a safetensors file: {reason_of(problem)}") from problem
 
 
-def _open(source: _Source, file: str) -> dict[str, Stored]:
+def _open(source: Source, file: str) -> dict[str, Stored]:
     with source.damage_in(file):
         return stored_in(source.directory / file, disk=source.disk)
 

@@ -18,7 +18,7 @@ from typing import Any
 from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.checkpoint.format import Checkpoint, Damage, DamageError, Others, size_bytes, write
 from surefoot.checkpoint.manifest import MANIFEST
-from surefoot.checkpoint.reader import read, read_manifest, read_together
+from surefoot.checkpoint.reader import read, read_bases, read_manifest, read_together
 from surefoot.config.paths import is_of_script, local_path
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, ConfigError
@@ -36,8 +36,8 @@ class Store:
     """The checkpoints in one directory, for one writing process and any number of reading processes.
 
     A save keeps the newest `keep_last` checkpoints that this process has written or read completely (not damaged ones).
-    Step 0, `protected` steps, and steps for which `keep_every` returns True are kept too. `guard` runs before each rename
-    or removal, and may raise `OSError`.
+    Step 0, `protected` steps, steps for which `keep_every` returns True, and checkpoints with tensors of kept ones are kept
+    too. `guard` runs before each rename or removal, and may raise `OSError`.
     """
 
     def __init__(
@@ -54,6 +54,8 @@ class Store:
         self.directory = local_path(directory, setting="directory")
         self.keep_last, self.keep_every, self.guard, self.disk = keep_last, keep_every, guard, disk
         self.intact: set[int] = set()
+        self.digests: dict[int, str] = {}  # SHA-256 of the manifests that this process has written
+        self._bases: dict[int, set[int]] = {}
 
     def path(self, step: int) -> Path:
         """Return the path of a step's checkpoint directory, which may not exist."""
@@ -128,7 +130,7 @@ class Store:
         target = self.path(checkpoint.step)
         try:
             self._prepare(checkpoint)
-            write(checkpoint, directory=self.partial(checkpoint.step), disk=self.disk, others=others)
+            digest = write(checkpoint, directory=self.partial(checkpoint.step), disk=self.disk, others=others)
             self.intact.discard(checkpoint.step)
             self.guard()  # check again, since the write took a while
             if target.name in self.disk.names(self.directory):
@@ -144,6 +146,8 @@ class Store:
                 raise self.not_saved(checkpoint.step, problem) from problem
             raise
         self.intact.add(checkpoint.step)
+        self.digests[checkpoint.step] = digest
+        self._bases.pop(checkpoint.step, None)
         if remains := self._prune(checkpoint.step, protected):
             lines = [f"{target} is saved, but files that are no longer needed cannot be removed"]
             lines += [f"{path}: {problem.strerror or problem}" for path, problem in remains[:3]]
@@ -188,19 +192,37 @@ class Store:
         steps = self.steps()
         counted = sorted(self.intact.intersection(steps) - {0})
         remains = _Remains()
-        for step in steps if len(counted) >= self.keep_last else []:
-            if self.keep_every(step) or step >= counted[-self.keep_last] or step in {0, saved, *protected}:
+        since = counted[-self.keep_last] if len(counted) >= self.keep_last else 0
+        old = [
+            step for step in steps if step < since and step not in {0, saved, *protected} and not self.keep_every(step)
+        ]
+        bases = set[int]().union(*(self._bases_of(step) for step in steps if old and step not in old))
+        for step in reversed(old):  # a base goes after the checkpoints that refer to it
+            if step in bases:
                 continue
             try:
                 self.guard()
+                if any(step in self._bases_of(later) for later in old):
+                    self.disk.flush_directory(self.directory)
                 self.disk.rename(self.path(step), self.directory / f".deleted-{self.path(step).name}")
                 self.intact.discard(step)
             except OSError as problem:
                 remains.append((self.path(step), problem))
+                bases |= self._bases_of(step)
         try:
             return remains + self._clear()
         except OSError as problem:
             return [*remains, (self.directory, problem)]
+
+    def _bases_of(self, step: int) -> set[int]:
+        if step not in self._bases:
+            try:
+                self._bases[step] = read_bases(self.path(step), disk=self.disk)
+            except DamageError as error:
+                if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+                    return {each for each in self.steps() if each < step}  # its manifest may be readable again later
+                return set()
+        return self._bases[step]
 
     def _remove(self, directory: Path) -> None:
         self.guard()

@@ -2,16 +2,23 @@
 
 import time
 from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.checkpoint.format import Checkpoint
+from surefoot.checkpoint.manifest import Base
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.writer import Writer
 from surefoot.config.train_settings import Timetable
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError
 from surefoot.tracking.run_directory import RunDirectory
+from surefoot.train.state_dict import Bases
 
+if TYPE_CHECKING:
+    from surefoot.checkpoint.frozen import Frozen, FrozenTensors
+
+Packing = Callable[[Bases], Checkpoint]
 _RETRY_S = 30.0  # wait after a failed save
 
 
@@ -39,6 +46,7 @@ class Checkpointing:
         self.writer = Writer(
             self.store, rank=world.rank, mail=world.mailbox("checkpoint") if world.size > 1 else None, now=now
         )
+        self.frozen: FrozenTensors | None = None  # of a run with frozen parameters
         self.save_requested = False  # because of a new best score or a signal
         self.started_step: int | None = None  # step of the newest save, finished or not
         self.started_at, self.longest_s = now(), 0.0
@@ -60,12 +68,12 @@ class Checkpointing:
         every_s = every.interval_s(cost_s=self.copying_s + self.writer.took_s)
         return (every_s is not None and since_s >= every_s) or (self.writer.failure is not None and since_s >= _RETRY_S)
 
-    def save(self, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
+    def save(self, packed: Packing, *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
         """Copy the state and write it in the background. Warns if the previous save failed. All ranks call `save` after the same step."""
         self.save_requested, self.started_at = False, self.now()
         self.wait()
         waited_s = self.now() - self.started_at
-        checkpoint = packed()
+        checkpoint = packed(self._bases)
         self.writer.submit(checkpoint, protected=protected)
         self.started_step, self.copying_s = checkpoint.step, self.now() - self.started_at - waited_s
         if wait:
@@ -82,7 +90,7 @@ class Checkpointing:
                 f"WARNING: NOT SAVED: {self.writer.failure}\n  training continues, and the next attempt to save is in {_RETRY_S:.0f} s"
             )
 
-    def finish(self, step: int, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...] = ()) -> None:
+    def finish(self, step: int, packed: Packing, *, protected: tuple[int, ...] = ()) -> None:
         """Save the state after `step` steps and wait until it is on disk. Raises `CheckpointError` if the save fails. Collective."""
         self.writer.wait()
         owed = self.started_step != step or self.writer.failure is not None or self.save_requested
@@ -94,8 +102,11 @@ class Checkpointing:
                 raise failure or CheckpointError(reason)
         self.wait()
 
-    def resumed(self, step: int) -> None:
-        self.started_step = self.writer.saved = step
+    def resumed(self, checkpoint: Checkpoint, frozen: "Frozen") -> None:
+        """Continue after a checkpoint that was restored; `frozen` are its frozen tensors."""
+        self.started_step = self.writer.saved = checkpoint.step
+        if frozen:
+            self._frozen_tensors().resumed(checkpoint, frozen)
 
     def lost(self) -> bool:
         self.writer.wait()
@@ -115,3 +126,14 @@ class Checkpointing:
         """Wait for pending saves and return a step's checkpoint. Raises `CheckpointError` if it is damaged or absent. Collective."""
         self.writer.wait()
         return self.store.at(step, only=only, world=self.world if self.world.size > 1 else None)
+
+    def _bases(self, step: int, frozen: "Frozen") -> list[Base]:
+        stored = self._frozen_tensors()
+        stored.saved(self.writer.saved if self.writer.failure is None else None)
+        return stored.bases(step, frozen)
+
+    def _frozen_tensors(self) -> "FrozenTensors":
+        from surefoot.checkpoint.frozen import FrozenTensors
+
+        self.frozen = self.frozen or FrozenTensors(self.store, self.world)
+        return self.frozen

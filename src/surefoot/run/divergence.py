@@ -1,17 +1,15 @@
 """The end of a diverged run: a checkpoint of the last good step, and an error with the likely cause."""
 
-from collections.abc import Callable
-
-from surefoot.checkpoint.format import Checkpoint
 from surefoot.errors import DivergedError
 from surefoot.replay.on_divergence import inspect_diverged_step
 from surefoot.run import messages
+from surefoot.run.checkpointing import Packing
 from surefoot.run.components import RunComponents
 from surefoot.tracking import commands
 from surefoot.train import error_causes
 
 
-def diverged(parts: RunComponents, packed: Callable[[], Checkpoint], *, protected: tuple[int, ...]) -> DivergedError:
+def diverged(parts: RunComponents, packed: Packing, *, protected: tuple[int, ...]) -> DivergedError:
     """Inspect the first non-finite step and return the error to raise. Saves the state if it is unchanged since that step. Collective."""
     meter, in_a_row = parts.run_state.meter, list(parts.run_state.meter.skipped_in_a_row)
     first = in_a_row[0] if in_a_row else parts.state.step

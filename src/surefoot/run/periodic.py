@@ -17,6 +17,7 @@ from surefoot.tracking.logger import Journal
 from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import State, Step
 from surefoot.train.meter import derived
+from surefoot.train.state_dict import Bases
 from surefoot.train.step_watch import UNWATCHED, Watch
 
 if TYPE_CHECKING:
@@ -244,11 +245,11 @@ class Periodic:
         watch = self.run_state.watch
         return () if watch is None or watch.step is None else (watch.step,)
 
-    def _packed(self) -> Checkpoint:
+    def _packed(self, bases: Bases | None = None) -> Checkpoint:
         owed = self.evaluations
         self.run_state.meter.collect(self.parts.world)
         self.state.trainable.follow()  # an evaluation after the last step may have frozen parameters
-        contents = self.parts.packed(evaluation_due=owed.due, ended=owed.ended, first_scores=owed.first)
+        contents = self.parts.packed(bases, evaluation_due=owed.due, ended=owed.ended, first_scores=owed.first)
         return replace(contents, log=self.journal.state())
 
 

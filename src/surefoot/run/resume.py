@@ -56,7 +56,8 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
     else:
         _go_on(parts, parts.checkpointing, checkpoint)
         now = OpenedRun(checkpoint, state_check=_state_check(parts))
-        parts.checkpointing.resumed(checkpoint.step)
+        frozen = state_dict.frozen_tensors(parts.state, main=parts.world.is_main)
+        parts.checkpointing.resumed(checkpoint, frozen)
         if parts.finished and not checkpoint.saved.evaluation_due and _evaluated_at_end(parts, checkpoint):
             return replace(now, is_over=True)
         accepted = parts.fingerprints["accepted"][len(checkpoint.saved.fingerprints["accepted"]) :]
@@ -71,7 +72,7 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
             "machine": parts.machine(),
             **environment(),
             "data": parts.identity["data"],
-            "workers": parts.settings.workers,
+            "workers": parts.pipeline.workers,
             "count_unit": parts.settings.count_unit,
         }
         parts.directory.add_session(about | ({"accepted_changes": accepted} if accepted else {}))

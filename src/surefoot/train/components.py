@@ -37,7 +37,7 @@ from surefoot.train.run_identity import (
 )
 from surefoot.train.run_settings import RunSettings
 from surefoot.train.scorer import Evaluator
-from surefoot.train.state_dict import RunState, packed
+from surefoot.train.state_dict import Bases, RunState, packed
 
 
 @dataclass(kw_only=True)
@@ -91,12 +91,21 @@ class Components:
         return self.state.step >= self.length.steps or self.out_of_patience
 
     def packed(
-        self, *, evaluation_due: bool = False, ended: bool = False, first_scores: Mapping[str, float] | None = None
+        self,
+        bases: Bases | None = None,
+        *,
+        evaluation_due: bool = False,
+        ended: bool = False,
+        first_scores: Mapping[str, float] | None = None,
     ) -> Checkpoint:
-        """Return a checkpoint's contents: a copy of the run state, and the facts that identify the run and the machine."""
+        """Return a checkpoint's contents: a copy of the run state, and the facts that identify the run and the machine.
+
+        Frozen tensors that older checkpoints have are left out if `bases` names these checkpoints.
+        """
         return packed(
             self.run_state,
             main=self.world.is_main,
+            bases=bases,
             identity=self.identity,
             architecture=self.architecture,
             splits=self.split_identity,

@@ -1,14 +1,14 @@
 """Conversion of a run's state at one step to a checkpoint and back."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from surefoot.checkpoint import module_state
 from surefoot.checkpoint.format import Checkpoint
-from surefoot.checkpoint.manifest import Pieces, bounds
+from surefoot.checkpoint.manifest import Base, Pieces, bounds
 from surefoot.checkpoint.nested_state import host_copy, join_state, pack_state, restore_object
 from surefoot.checkpoint.optimizer_state import group_numbers, load_group_numbers, load_optimizer, optimizer_tensors
 from surefoot.checkpoint.reader import interprets
@@ -21,6 +21,11 @@ from surefoot.train.model_weights import file_name, load_models, models_of
 from surefoot.train.patience import Feedback, Watch
 from surefoot.train.precision import Precision
 from surefoot.train.timer import Clock
+
+if TYPE_CHECKING:
+    from surefoot.checkpoint.frozen import Frozen
+
+Bases = Callable[[int, "Frozen"], Collection[Base]]  # `FrozenTensors.bases`
 
 
 @dataclass
@@ -62,18 +67,22 @@ class RunState:
     updated_parameters: set[str] = field(default_factory=set)  # parameters with a nonzero gradient in any watched step
 
 
-def packed(run_state: RunState, *, main: bool = True, **facts: Any) -> Checkpoint:
+def packed(run_state: RunState, *, main: bool = True, bases: Bases | None = None, **facts: Any) -> Checkpoint:
     """Copy the run state to the host as a checkpoint. Waits for the device.
 
     Each rank copies the rows that it saves; rank 0 (`main`) also copies replicated state. `facts` describe the run as JSON.
+    `bases` returns the older checkpoints of the frozen tensors that are left out. Without `bases`, all tensors are copied.
     """
     state = run_state.state
     for name, average in state.ema_models.items():
         average.refresh(state.models[name])
-    models = {
-        file_name(kind, name): module_state.model_tensors(each, include_unsharded=main)
-        for kind, name, each in models_of(state)
-    }
+    frozen = {} if bases is None else frozen_tensors(state, main=main)
+    used = list(bases(state.step, frozen)) if frozen and bases is not None else []
+    models = {}
+    for kind, name, each in models_of(state):
+        file = file_name(kind, name)
+        without = {tensor for base in used for tensor in base.tensors.get(file, ())}
+        models[file] = module_state.model_tensors(each, include_unsharded=main, without=without)
     by_file = {file: each.tensors for file, each in models.items()}
     rows = {file: each.rows for file, each in models.items()}
     optimizer: dict[str, Any] = {}
@@ -111,7 +120,18 @@ def packed(run_state: RunState, *, main: bool = True, **facts: Any) -> Checkpoin
         seen=sorted(run_state.updated_parameters),
         user_state=user_state,
     )
-    return Checkpoint(state.step, files, saved.to_json(), pieces=pieces)
+    return Checkpoint(state.step, files, saved.to_json(), pieces=pieces, bases=used)
+
+
+def frozen_tensors(state: State, *, main: bool) -> "Frozen":
+    """Return the frozen parameters that this rank saves, by file and name: of models, and of their averages."""
+    files = {}
+    frozen = {name: module_state.frozen_names(model) for name, model in state.models.items()}
+    for kind, name, model in models_of(state):
+        tensors = module_state.local_tensors(model, frozen[name]) if frozen[name] else {}
+        if own := {key: each for key, each in tensors.items() if main or each[1] is not None}:
+            files[file_name(kind, name)] = own
+    return files
 
 
 def _divided(

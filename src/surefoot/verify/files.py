@@ -99,8 +99,9 @@ def program_notes(path: Path) -> list[str]:
 def _checkpoints(store: Store) -> tuple[dict[int, StoredStep], list[Problem]]:
     checkpoints: dict[int, StoredStep] = {}
     problems: list[Problem] = []
+    shared: dict[Path, list[str]] = {}  # problems of the files that several checkpoints refer to
     for step, path in sorted(store.all()):
-        wrong = wrong_in(path)
+        wrong = wrong_in(path, checked=shared)
         try:
             if not wrong:
                 stored = StoredStep(path, read_manifest(path), opened(path))

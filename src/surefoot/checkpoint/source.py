@@ -1,0 +1,102 @@
+"""The files of one checkpoint on disk, checked against its manifest, and the older checkpoints that have its frozen tensors."""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+
+from surefoot.checkpoint.filesystem import Disk
+from surefoot.checkpoint.format import DamageError, reason_of
+from surefoot.checkpoint.manifest import MANIFEST, STATE, Base, from_bytes, logical_name
+from surefoot.checkpoint.tensor_file import CHUNK_BYTES
+
+_MANIFEST_BYTES = 16 << 20  # far above the size of any manifest; larger files are not read
+
+
+class Source:
+    """The files of a checkpoint. Damage is damage of the checkpoint `of` that needs them, if they are a base."""
+
+    def __init__(self, directory: Path, disk: Disk, *, of: Path | None = None) -> None:
+        self.directory, self.disk, self.of = directory, disk, of
+        with self.damage_in(MANIFEST):
+            size = disk.size(directory / MANIFEST)
+            if size > _MANIFEST_BYTES:
+                raise ValueError(f"{size} bytes long, too long for a manifest")
+            self.manifest = from_bytes(disk.read(directory / MANIFEST, start=0, length=size))
+
+    @contextmanager
+    def damage_in(self, file: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as problem:
+            raise self.damage(f"{file}: missing") from problem
+        except OSError as problem:
+            raise self.damage(f"{file}: cannot be read: {problem.strerror or problem}") from problem
+        except (ValueError, RecursionError) as problem:
+            raise self.damage(f"{file}: {reason_of(problem)}") from problem
+
+    def damage(self, problem: str) -> DamageError:
+        return (
+            DamageError(self.directory, problem)
+            if self.of is None
+            else DamageError(self.of, f"{self.directory.name}/{problem}")
+        )
+
+    def check_length(self, file: str) -> int:
+        with self.damage_in(file):
+            length = self.disk.size(self.directory / file)
+        if length != (saved := self.manifest.files[file][0]):
+            raise self.damage(f"{file}: {length} bytes long, but {saved} bytes were saved")
+        return length
+
+    def chunks(self, file: str) -> Iterator[bytes]:
+        length, digest = self.check_length(file), sha256()
+        with self.damage_in(file):
+            for start in range(0, length, CHUNK_BYTES):
+                chunk = self.disk.read(self.directory / file, start=start, length=min(CHUNK_BYTES, length - start))
+                digest.update(chunk)
+                yield chunk
+        if digest.hexdigest() != self.manifest.files[file][1]:
+            raise self.damage(f"{file}: hash differs")
+
+
+def bases_of(source: Source, only: Collection[str] | None) -> Iterator[tuple[Source, Base]]:
+    """Yield the older checkpoints with tensors of the entries in `only`; raise `DamageError` if one has changed."""
+    for base in source.manifest.bases:
+        if only is None or base.tensors.keys() & set(only):
+            yield _find_base(source, base), base
+
+
+def _find_base(source: Source, base: Base) -> Source:
+    name, why = f"step-{base.step:08d}", "is missing"
+    beside = dict.fromkeys([source.directory.parent, source.directory.resolve().parent])  # `directory` may be a link
+    for directory in [parent / each for parent in beside for each in (name, f".replaced-{name}")]:
+        if source.disk.is_directory(directory):
+            try:
+                candidate = Source(directory, source.disk, of=source.directory)
+            except DamageError as error:
+                why = f"is damaged: {error.damage.problem.partition('/')[2]}"
+            else:
+                if candidate.manifest.sha256 == base.sha256:
+                    return candidate
+                why = "is another checkpoint than at the save"
+    raise DamageError(
+        source.directory,
+        f"{name}, which has {base.count} of its frozen tensors, {why}",
+        cure=f"copy the {name} of the same run into {source.directory.parent}",
+    )
+
+
+def files_of_bases(source: Source, only: Collection[str] | None) -> list[tuple[Source, str]]:
+    return [
+        (base, file)
+        for base, entry in bases_of(source, only)
+        for name in entry.tensors
+        if only is None or name in only
+        for file in pieces_of(base, name)
+    ]
+
+
+def pieces_of(source: Source, name: str) -> list[str]:
+    files = [file.removesuffix(".safetensors") for file in source.manifest.files if file != STATE]
+    return [f"{file}.safetensors" for file in sorted(files) if logical_name(file) == name]

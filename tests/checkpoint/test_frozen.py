@@ -1,0 +1,443 @@
+"""Frozen parameters are written once: by the first checkpoint, and again only if their bits have changed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot.checkpoint import Checkpoint, Store
+from surefoot.checkpoint.filesystem import Disk
+from surefoot.checkpoint.frozen import FrozenTensors
+from surefoot.checkpoint.manifest import Base, Manifest, from_bytes, to_bytes
+from surefoot.checkpoint.reader import read, read_bases, verify
+from surefoot.distributed.world import World
+from surefoot.errors import CheckpointError
+
+LAST = 8
+Body = Callable[[int, nn.Module], None]
+
+
+class Net(nn.Module):
+    """A frozen trunk, a frozen table that is tied to a second name, a buffer and a trained head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.head = nn.Linear(6, 40), nn.Linear(40, 1)
+        self.table = nn.Parameter(torch.randn(5, 3))
+        self.again = self.table
+        self.register_buffer("passes", torch.zeros(()))
+        self.requires_grad_(False)
+        self.head.requires_grad_(True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.passes += 1
+        return self.head(torch.tanh(self.trunk(x))) + self.table.sum()
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def build(run_dir: Path | None, **changes: Any) -> sf.Run:
+    generator = torch.Generator().manual_seed(3)
+    x, y = torch.randn(32, 6, generator=generator), torch.randn(32, 1, generator=generator)
+    settings: dict[str, Any] = {"length": f"{LAST} steps", "save_every": "2 steps", "keep_last": 2, "ema": 0.9}
+    settings |= {
+        "model": Net,
+        "console": False,
+        "report": False,
+        "device": "cpu",
+        "batch_size": 4,
+        "tensorboard": False,
+    }
+    return sf.Run(
+        loss=loss,
+        train_data=(x, y),
+        optimizer=sf.optim.adamw(lr=0.05),
+        run_dir=run_dir,
+        **settings | changes,
+    )
+
+
+def train(run: sf.Run, body: Body = lambda _, __: None) -> sf.Run:
+    with run:
+        for step in run:
+            body(step.index + 1, run.state.model)
+    return run
+
+
+def path(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def own(run: Path, step: int, file: str = "model") -> set[str]:
+    """The tensors that a checkpoint itself has."""
+    return set(load_file(path(run, step) / f"{file}.safetensors"))
+
+
+def tensors(run: Path, step: int) -> dict[str, Tensor]:
+    checkpoint = Store(run / "checkpoints").at(step)
+    return {f"{file}/{name}": each for file in checkpoint.files for name, each in checkpoint.tensors(file).items()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    skip = "state/meter"  # has times
+    return {k for k in a if not k.startswith(skip)} == {k for k in b if not k.startswith(skip)} and all(
+        torch.equal(a[name], b[name]) for name in a if not name.startswith(skip)
+    )
+
+
+HEAD = {"head.weight", "head.bias", "passes"}
+FROZEN = {"trunk.weight", "trunk.bias", "table"}
+
+
+def test_a_checkpoint_has_what_changes_and_refers_to_the_first_one_for_the_rest(tmp_path: Path) -> None:
+    train(build(tmp_path))
+    assert own(tmp_path, 0) == own(tmp_path, 0, "ema") == HEAD | FROZEN
+    for step in (6, 8):
+        assert own(tmp_path, step) == own(tmp_path, step, "ema") == HEAD
+        assert read_bases(path(tmp_path, step)) == {0}
+        assert json.loads((path(tmp_path, step) / "manifest.json").read_text())["format_version"] == 7
+        assert verify(path(tmp_path, step)) == []
+        read_tensors = tensors(tmp_path, step)
+        first = tensors(tmp_path, 0)
+        assert all(
+            torch.equal(read_tensors[f"{file}/{n}"], first[f"model/{n}"]) for n in FROZEN for file in ("model", "ema")
+        )
+    assert json.loads((path(tmp_path, 0) / "manifest.json").read_text())["format_version"] == 5
+    assert sf.load(build(tmp_path)).verify().exit_status == 0
+
+
+def test_a_run_without_frozen_parameters_refers_to_nothing(tmp_path: Path) -> None:
+    train(build(tmp_path, model=lambda: nn.Linear(6, 1), length="2 steps"))
+    assert read_bases(path(tmp_path, 2)) == set()
+    assert json.loads((path(tmp_path, 2) / "manifest.json").read_text())["format_version"] == 5
+
+
+def unfreeze(step: int, model: nn.Module) -> None:
+    if step == 3:
+        model.get_submodule("trunk").requires_grad_(True)
+
+
+def freeze(step: int, model: nn.Module) -> None:
+    if step in (1, 3):
+        model.get_submodule("trunk").requires_grad_(step == 1)
+
+
+def rewrite(step: int, model: nn.Module) -> None:
+    if step == 3:  # as loops of momentum encoders do, unseen by torch's version counters
+        model.get_parameter("trunk.weight").data.mul_(0.5)
+        model.get_parameter("trunk.bias").data = model.get_parameter("trunk.bias").data + 1.0
+
+
+def rewrite_always(step: int, model: nn.Module) -> None:
+    model.get_parameter("trunk.weight").data.mul_(0.99)
+
+
+WAYS: list[tuple[Body, set[str], int]] = [
+    (unfreeze, {"trunk.weight", "trunk.bias"}, -1),
+    (freeze, {"trunk.weight", "trunk.bias"}, 4),
+    (rewrite, {"trunk.weight", "trunk.bias"}, 4),
+    (rewrite_always, {"trunk.weight"}, -1),
+]
+
+
+@pytest.mark.parametrize("keep_last", [1, 9])
+@pytest.mark.parametrize(("body", "changed", "base"), WAYS, ids=[way[0].__name__ for way in WAYS])
+def test_what_changes_later_is_written_and_a_resume_at_any_save_ends_in_the_same_bits(
+    body: Body, changed: set[str], base: int, keep_last: int, tmp_path: Path
+) -> None:
+    """`base`: the checkpoint to which later ones refer for what changed before it."""
+    whole = train(build(tmp_path / "whole", keep_last=keep_last), body).state.model.state_dict()
+    assert own(tmp_path / "whole", 8) == HEAD | (changed if base < 0 else set())
+    expected = {0} if base < 0 else {0, base}
+    assert read_bases(path(tmp_path / "whole", 8)) == expected
+    assert Store(tmp_path / "whole" / "checkpoints").steps() == (
+        [0, 2, 4, 6, 8] if keep_last == 9 else sorted({*expected, 8})
+    )
+    last = tensors(tmp_path / "whole", 8)
+    assert all(torch.equal(last[f"model/{name}"], whole[name]) for name in HEAD | FROZEN)
+    for killed in (2, 5) if keep_last == 9 else (6,):
+        parts = tmp_path / f"parts-{killed}"
+        train(build(parts, keep_last=keep_last, stop_after=f"{killed} steps"), body)
+        train(build(parts, keep_last=keep_last), body)
+        assert same(tensors(parts, 8), last)
+        assert own(parts, 8) == own(tmp_path / "whole", 8)
+    assert not [
+        problem
+        for step in Store(tmp_path / "whole" / "checkpoints").steps()
+        for problem in verify(path(tmp_path / "whole", step))
+    ]
+
+
+def test_every_use_of_a_run_follows_the_reference(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(build(run, ema=None, keep_last=9))
+    frozen, last = tensors(run, 0), tensors(run, 8)
+    model = sf.load(run).load_model(Net())
+    assert all(torch.equal(model.get_parameter(name), frozen[f"model/{name}"]) for name in FROZEN)
+    exported = load_file(sf.load(run).export(tmp_path / "out").directory / "model.safetensors")
+    assert exported.keys() == HEAD | FROZEN
+    assert all(torch.equal(exported[name], last[f"model/{name}"]) for name in exported)
+    averaged = sf.load(run).load_model(Net(), checkpoint="average 3").state_dict()
+    head = sum(tensors(run, step)["model/head.weight"].double() for step in (4, 6, 8)) / 3
+    assert torch.equal(averaged["head.weight"], torch.as_tensor(head).float())
+    assert all(torch.equal(averaged[name], frozen[f"model/{name}"]) for name in FROZEN)
+    for source in (run, path(run, 8)):
+        started = train(build(None, init_from=str(source), length="1 step", ema=None)).state.model.state_dict()
+        assert all(torch.equal(started[name], frozen[f"model/{name}"]) for name in FROZEN)
+    Store(tmp_path / "other").save(read(path(run, 8)))  # one that was read is whole wherever it is saved
+    assert verify(tmp_path / "other" / "step-00000008") == []
+    assert read_bases(tmp_path / "other" / "step-00000008") == set()
+
+
+def test_a_lost_or_changed_base_is_named_by_every_use_of_a_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(build(run, ema=None))
+    uses: dict[str, Callable[[], Any]] = {
+        "resume": lambda: train(build(run, ema=None, length="10 steps")),
+        "load_model": lambda: sf.load(run).load_model(Net()),
+        "export": lambda: sf.load(run).export(tmp_path / "out"),
+        "init_from": lambda: train(build(None, init_from=str(run), ema=None)),
+        "init_from a checkpoint": lambda: train(build(None, init_from=str(path(run, 8)), ema=None)),
+    }
+    file = path(run, 0) / "model.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    for use in uses.values():
+        with pytest.raises(
+            CheckpointError, match=r"step-00000008 is damaged \(step-00000000/model.safetensors: hash differs\)"
+        ):
+            use()
+    problems = [str(problem) for problem in sf.load(run).verify(windows=0).problems]
+    assert sum("step-00000000/model.safetensors: hash differs" in problem for problem in problems) == 2
+    file.write_bytes(data)
+    path(run, 0).rename(tmp_path / "lost")
+    why = r"step-00000008 is damaged \(step-00000000, which has 3 of its frozen tensors, is missing\)"
+    for use in uses.values():
+        with pytest.raises(CheckpointError, match=why) as error:
+            use()
+        assert len(str(error.value).splitlines()) <= 5
+    train(build(tmp_path / "another", ema=None, seed=1, length="2 steps"))
+    shutil.copytree(path(tmp_path / "another", 0), path(run, 0))
+    with pytest.raises(
+        CheckpointError, match="step-00000000, which has 3 of its frozen tensors, is another checkpoint"
+    ):
+        Store(run / "checkpoints").at(8)
+    shutil.rmtree(path(run, 0))
+    (tmp_path / "lost").rename(path(run, 0))
+    for use in uses.values():
+        use()
+
+
+def test_a_checkpoint_copied_alone_says_what_it_lacks_and_where_to_put_it(tmp_path: Path) -> None:
+    train(build(tmp_path / "run", ema=None))
+    there = tmp_path / "there"
+    shutil.copytree(path(tmp_path / "run", 8), there / "best")
+    with pytest.raises(CheckpointError) as error:
+        read(there / "best")
+    assert str(error.value) == (
+        "checkpoint best is damaged (step-00000000, which has 3 of its frozen tensors, is missing):"
+        f" {there / 'best'}\n  copy the step-00000000 of the same run into {there}"
+    )
+    shutil.copytree(path(tmp_path / "run", 0), there / "step-00000000")
+    assert read(there / "best").tensors("model").keys() == HEAD | FROZEN
+    (tmp_path / "link").symlink_to(path(tmp_path / "run", 8))
+    assert read(tmp_path / "link").tensors("model").keys() == HEAD | FROZEN
+
+
+def test_an_older_checkpoint_is_used_only_if_it_does_not_need_the_damaged_base(tmp_path: Path) -> None:
+    train(build(tmp_path, keep_last=9), rewrite_always_until_4)
+    assert [read_bases(path(tmp_path, step)) for step in (2, 4, 6, 8)] == [{0}, {0}, {0, 4}, {0, 4}]
+    os.remove(path(tmp_path, 4) / "model.safetensors")
+    checkpoint, damaged = Store(tmp_path / "checkpoints").newest_intact() or pytest.fail("nothing")
+    assert checkpoint.step == 2
+    assert [damage.path.name[-1] for damage in damaged] == ["8", "6", "4"]
+    assert str(damaged[0]) == "checkpoint step-00000008 is damaged (step-00000004/model.safetensors: missing)"
+
+
+def rewrite_always_until_4(step: int, model: nn.Module) -> None:
+    if step <= 4:
+        rewrite_always(step, model)
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["lost", "replaced"])
+def test_a_base_that_was_lost_during_the_run_is_written_again(replaced: bool, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    if replaced:
+        train(build(tmp_path / "another", seed=1, length="1 step"))
+
+    def lose(step: int, _: nn.Module) -> None:
+        if step == 3:
+            shutil.rmtree(path(run, 0))
+            if replaced:
+                shutil.copytree(path(tmp_path / "another", 0), path(run, 0))
+
+    train(build(run, keep_last=9), lose)
+    assert own(run, 4) == HEAD | FROZEN
+    assert [read_bases(path(run, step)) for step in (4, 6, 8)] == [set(), {4}, {4}]
+    assert verify(path(run, 8)) == []
+
+
+def test_a_save_that_failed_is_no_base(tmp_path: Path) -> None:
+    class Full(Disk):
+        full = False
+
+        def append(self, handle: int, data: memoryview) -> None:
+            if self.full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().append(handle, data)
+
+    disk = Full()
+
+    def fill(step: int, model: nn.Module) -> None:
+        rewrite(step, model)
+        run.parts.checkpointing.writer.wait()
+        disk.full = step == 4  # a save follows the loop's body
+
+    run = build(tmp_path, disk=disk, keep_last=9)
+    train(run, fill)
+    assert Store(tmp_path / "checkpoints").steps() == [0, 2, 6, 8]
+    assert own(tmp_path, 6) == HEAD | {"trunk.weight", "trunk.bias"}
+    assert read_bases(path(tmp_path, 8)) == {0, 6}
+
+
+def test_a_checkpoint_written_twice_is_not_its_own_base(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    frozen = FrozenTensors(store, World(torch.device("cpu")))
+    weight, head = torch.randn(4), torch.randn(2)
+    for step in (0, 3, 3, 5):
+        bases = frozen.bases(step, {"model": {"weight": (weight, None)}})
+        left_out = {name for base in bases for name in base.tensors["model"]}
+        model = {name: each for name, each in {"weight": weight, "head": head}.items() if name not in left_out}
+        store.save(Checkpoint(step, {"model": model}, bases=bases))
+        frozen.saved(step)
+        if step == 0:
+            weight = weight + 1.0
+    assert "weight" in load_file(tmp_path / "step-00000003" / "model.safetensors")
+    assert read_bases(tmp_path / "step-00000005") == {3}
+    assert torch.equal(store.at(5).tensors("model")["weight"], weight)
+
+
+FINGERPRINTS = FrozenTensors(Store("unused"), World(torch.device("cpu")))
+
+
+def test_nothing_is_pruned_that_a_manifest_may_name_which_cannot_be_read_now(tmp_path: Path) -> None:
+    class Failing(Disk):
+        def read(self, path: Path, *, start: int, length: int) -> bytes:
+            if path == tmp_path / "step-00000003" / "manifest.json":
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().read(path, start=start, length=length)
+
+    weight = {"model": {"weight": torch.ones(2)}}
+    for step in (1, 2, 3, 4):
+        Store(tmp_path, keep_last=9).save(Checkpoint(step, weight))
+    for disk, left in ((Failing(), [1, 2, 3, 4, 5]), (Disk(), [3, 4, 5])):
+        store = Store(tmp_path, keep_last=3, disk=disk)
+        store.intact |= {3, 4}
+        store.save(Checkpoint(5, weight))
+        assert store.steps() == left
+
+
+def test_tensors_of_a_save_that_failed_are_not_taken_as_stored(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    frozen, weight = FrozenTensors(store, World(torch.device("cpu"))), torch.randn(4)
+    store.save(Checkpoint(2, {"model": {"weight": weight}}))
+    for changed, saved in ((weight, 2), (weight + 1.0, None)):
+        assert frozen.bases(2, {"model": {"weight": (changed, None)}}) == []
+        frozen.saved(saved)
+    assert frozen.bases(3, {"model": {"weight": (weight, None)}})[0].step == 2
+    assert frozen.bases(3, {"model": {"weight": (weight + 1.0, None)}}) == []
+
+
+@pytest.mark.parametrize("base", [-1, 3, 4, "0"])
+def test_a_manifest_that_refers_to_no_older_checkpoint_is_damaged(base: Any) -> None:
+    manifest = Manifest(3, {"state.json": (1, "ab")}, None, [Base(base, "ab", {"model": ["weight"]})])
+    with pytest.raises(ValueError, match="does not name an older checkpoint and its tensors"):
+        from_bytes(to_bytes(manifest))
+
+
+def fingerprint(tensor: Tensor) -> list[Any]:
+    return FINGERPRINTS._fingerprints({"model": {"weight": (tensor, None)}})["model", "weight"]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8, torch.bool, torch.complex64]
+)
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 7), (2, 3, 4)])
+def test_a_fingerprint_changes_with_any_bit_and_with_order_and_shape(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tensor = (torch.randn(shape, generator=generator) * 3).to(dtype)
+    data = tensor.contiguous().reshape(-1).view(torch.uint8)
+    before = fingerprint(tensor)
+    assert fingerprint(tensor.clone()) == before
+    fingerprints = {tuple(before)}
+    flips = range(0 if dtype == torch.bool else 8 * len(data))
+    for bit in flips:
+        data[bit // 8] ^= 1 << bit % 8
+        fingerprints.add(tuple(fingerprint(data.view(dtype).reshape(shape))))
+        data[bit // 8] ^= 1 << bit % 8
+    assert len(fingerprints) == len(flips) + 1
+    assert fingerprint(tensor.reshape(*shape, 1)) != before
+    if tensor.numel() > 4 and dtype != torch.bool:
+        assert fingerprint(tensor.flatten().flip(0).reshape(shape)) != before
+    if dtype.is_floating_point:
+        assert fingerprint(-tensor) != before
+
+
+def test_a_fingerprint_depends_on_values_and_not_on_layout_or_memory() -> None:
+    tensor = torch.randn(6, 4, 3, 3)
+    assert fingerprint(tensor.to(memory_format=torch.channels_last)) == fingerprint(tensor)
+    halves = torch.arange(9, dtype=torch.bfloat16)
+    assert fingerprint(halves[1:]) == fingerprint(halves[1:].clone())  # of another alignment
+    assert fingerprint(torch.zeros(0, 3)) != fingerprint(torch.zeros(3, 0))
+    before = torch.get_rng_state()
+    fingerprint(tensor)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_changes_that_cancel_in_plain_sums_change_a_fingerprint() -> None:
+    tensor = torch.randn(3 << 18)
+    before = fingerprint(tensor)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(20):
+        i, j = torch.randint(len(tensor), (2,), generator=generator).tolist()
+        other = tensor.clone()
+        other[[i, j]] = other[[j, i]]
+        assert fingerprint(other) != before
+        other = tensor.clone()
+        other[[i, j]] *= -1.0
+        assert fingerprint(other) != before
+
+
+def test_a_sharded_tensor_is_left_out_only_if_no_rank_has_changed_its_rows(tmp_path: Path) -> None:
+    class Ranks(World):
+        """Two ranks, of which the other one has the same rows of `same` only."""
+
+        def gathered(self, value: Any) -> list[Any]:
+            return [value, [["model", "same"]]]
+
+    store, world = Store(tmp_path), Ranks(torch.device("cpu"))
+    frozen = FrozenTensors(store, world)
+    rows: Any = object()
+    tensors = {name: torch.randn(3) for name in ("same", "changed", "replicated")}
+    live = {"model": {name: (each, None if name == "replicated" else rows) for name, each in tensors.items()}}
+    assert frozen.bases(0, live) == []
+    store.save(Checkpoint(0, {"model": tensors}))
+    frozen.saved(0)
+    (base,) = frozen.bases(2, live)
+    assert base.tensors == {"model": ["replicated", "same"]}
