@@ -10,6 +10,7 @@ import json
 import os
 import random
 import signal
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import surefoot as sf
 import with_closures
@@ -41,6 +43,17 @@ class Augmented:
     def __getitem__(self, sample: int) -> tuple[Tensor, Tensor]:
         noise = random.random() + float(np.random.rand()) + torch.rand(FEATURES)
         return self.inputs[sample] + 0.1 * noise, self.labels[sample]
+
+
+class Batches:
+    """A batch sampler that draws anew in each epoch: 9 batches of 6 to 12 samples, some of them twice."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(9):
+            yield torch.randint(SAMPLES, (random.randint(6, 12),)).tolist()
+
+    def __len__(self) -> int:
+        return 9
 
 
 class Net(nn.Sequential):
@@ -84,7 +97,7 @@ def train(run: sf.Run, ids: Path | None = None) -> None:
     seen = run.register_state("seen", {"labels": 0, "noise": torch.zeros(())})
     with run:
         for step in run:
-            seen["labels"] += int(sum(int(part.batch[1].sum()) for part in step.micro_batches))
+            seen["labels"] += int(sum(int(part.batch[1].sum()) for part in step.micro_batches if part.count))
             seen["noise"] += torch.rand(())  # the body's random numbers belong to its step too
             if ids is not None:
                 with ids.open("a") as file:
@@ -129,6 +142,10 @@ def session(spec: dict[str, Any]) -> None:
     """One start of the run in `spec["run_dir"]`, killed where `spec` says."""
     run_dir = Path(spec["run_dir"])
     changes: dict[str, Any] = {"workers": spec.get("workers", 0), **spec.get("changes", {})}
+    if "weights" in spec:
+        changes["order"] = sf.data.Weighted(spec["weights"])
+    if "batches" in spec:
+        changes |= {"train_data": DataLoader(Augmented(), batch_sampler=Batches()), "batch_size": None}  # type: ignore[arg-type]
     if "plateau" in spec:
         changes["plateau"] = sf.ReduceLROnPlateau(**spec["plateau"])
     if "early_stopping" in spec:

@@ -14,7 +14,8 @@ import numpy as np
 
 from growing.told import Clock, Told
 from surefoot.data.buckets import Buckets
-from surefoot.data.order import MixtureOrder, Order
+from surefoot.data.mixture import MixtureOrder
+from surefoot.data.order import Order
 
 BATCH, TOKENS = 64, 4096
 COUNTED = 1_000_000  # samples of which memory is counted, which takes time

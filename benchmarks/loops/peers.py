@@ -45,6 +45,9 @@ PEERS = (
     Peer("plain, fused AdamW", "plain", "fused", within=1e-5),
     # its norm is summed in another order
     Peer("surefoot", "with_surefoot", "surefoot", like=fused, within=1e-5, spares=True, package="surefoot"),
+    Peer(
+        "surefoot DataLoader", "with_surefoot", "from_loader", like=fused, within=1e-5, spares=True, package="surefoot"
+    ),
     Peer("Ignite", "with_ignite", "ignite", package="pytorch-ignite"),
     Peer("Fabric", "with_lightning", "fabric", package="lightning"),
     Peer("Accelerate", "with_accelerate", "accelerate", package="accelerate"),

@@ -32,7 +32,7 @@ from write_settings import settings_table, texts_of  # noqa: E402
 ORDER = re.findall(
     r"\w+",
     """
-    model loss train_data init_from seed length stop_after time_limit early_stopping batch_size micro_batch_size collate_fn
+    model loss train_data init_from seed length stop_after time_limit early_stopping batch_size micro_batch_size order collate_fn
     count_fn count_unit workers optimizer schedule plateau clip ema max_bad_steps precision channels_last compile
     activation_checkpointing activation_checkpointing_modules device deterministic splits evaluate_every evaluate_at_start best sample_fn
     sample_every log_every layer_stats_every derived trackers panels_fn tensorboard report console run_dir save_every keep_last keep_every

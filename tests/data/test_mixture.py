@@ -10,8 +10,7 @@ from torch.utils.data import TensorDataset
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.gathering import gather_fn
 from surefoot.data.loader import Feed
-from surefoot.data.mixture import Mixture
-from surefoot.data.order import MixtureOrder
+from surefoot.data.mixture import Mixture, MixtureOrder
 from surefoot.data.text.windows import TrainWindows
 from surefoot.errors import ConfigError, DataError
 

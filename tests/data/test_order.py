@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from in_one import in_one
-from surefoot.data.order import InOrder, MixtureOrder, Order, folded, permutation, quotas
+from surefoot.data.mixture import MixtureOrder, quotas
+from surefoot.data.order import InOrder, Order, folded, permutation
 from surefoot.errors import ConfigError
 from surefoot.seeding import fold
 

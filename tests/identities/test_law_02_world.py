@@ -43,6 +43,16 @@ CASES: dict[str, dict[str, Any]] = {
         for optimizer in ("adamw", "sgd")
         for micro_batch_size in (4, 8)
     },
+    **{
+        f"order {name}": {"function": "trained", "steps": 6, "ema": None, "micro_batch_size": 6, **changes}
+        for name, changes in {
+            "sequential": {"order": "sequential", "batch_size": 24},
+            "lanes": {"order": "lanes", "batch_size": 24},  # the fifth step has five samples, for rank 0
+            "weighted": {"order": [0.1 + sample % 5 for sample in range(world_runs.SAMPLES)], "batch_size": 24},
+            "listed": {"listed": True},
+        }.items()
+    },
+    "word_lm": {"function": "of_word_lm"},
     "bad": {"function": "trained", "bad": 97, "steps": 4},  # a sample of rank 1
     "gradients": {"function": "first_gradients"},
     "few targets": {"function": "with_few_targets", "counts_itself": False},
@@ -184,6 +194,24 @@ def test_loops_of_ones_own_are_the_same_on_two_ranks(came_to: CameTo) -> None:
     for name in ("sam", "gan"):
         (alone,) = came_to(1, name)
         assert max(largest(together, alone) for together in came_to(2, name)) < 1e-9
+
+
+@pytest.mark.parametrize("order", ["sequential", "lanes", "weighted", "listed"])
+def test_every_order_is_the_same_on_two_ranks(came_to: CameTo, order: str) -> None:
+    (alone,) = came_to(1, f"order {order}")
+    for together in came_to(2, f"order {order}"):
+        assert [[ids for _, ids in step if ids] for step in of_steps(together, "samples")] == [
+            [ids for _, ids in step if ids] for step in of_steps(alone, "samples")
+        ]
+        assert of_steps(together, "mask") == of_steps(alone, "mask")
+        assert of_steps(together, "loss") == pytest.approx(of_steps(alone, "loss"), abs=1e-9)
+        assert largest(together["weights"], alone["weights"]) < 1e-9
+
+
+def test_a_state_carried_in_lanes_is_the_same_on_two_ranks(came_to: CameTo) -> None:
+    (alone,) = came_to(1, "word_lm")
+    for together in came_to(2, "word_lm"):
+        assert largest(together, alone) < 1e-9
 
 
 def test_of_several_models_one_may_be_used_on_some_ranks_only_where_that_is_allowed(came_to: CameTo) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import surefoot as sf
 from surefoot.optim.clipping import Clipping
@@ -40,6 +41,14 @@ class Augmented:
         noise = random.random() + float(np.random.rand()) + torch.rand(FEATURES)
         inputs = (self.inputs[sample] + 0.1 * noise).to(torch.get_default_dtype())
         return inputs * (float("nan") if sample == self.bad else 1.0), self.labels[sample], sample
+
+
+class Batches:
+    """A batch sampler: 4 batches of 21 to 24 samples in each epoch."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for size in (24, 21, 23, 22):
+            yield torch.randperm(SAMPLES)[:size].tolist()
 
 
 class Net(nn.Module):
@@ -78,6 +87,10 @@ def built(
 ) -> sf.Run:
     torch.set_default_dtype(torch.float64 if double else torch.float32)
     data = Augmented(bad)
+    if isinstance(changes.get("order"), list):
+        changes["order"] = sf.data.Weighted(changes["order"])
+    if changes.pop("listed", False):
+        changes |= {"train_data": DataLoader(data, batch_sampler=Batches(), num_workers=1), "batch_size": None}  # type: ignore[arg-type]
     held_out = data.inputs[:37].to(torch.get_default_dtype()), data.labels[:37], torch.arange(37)
     settings: dict[str, Any] = {
         "model": Net,
@@ -113,7 +126,7 @@ def trained(**changes: Any) -> dict[str, Any]:
             assert step.loss is not None
             assert step.grad_norm is not None
             assert step.skipped is not None
-            masks = float(run.parts.run_state.meter.logged[-1][1]["mask"].total)
+            masks = float(run.parts.run_state.meter.logged[-1][1].get("mask", sf.Mean(0, 0)).total)
             told = world.gathered({"samples": own, "mask": masks})
             everybody = sorted(piece for other in told for piece in other["samples"])
             seen.append(
@@ -416,14 +429,7 @@ def of_two_models_with(*, strategy: Any, sometimes: bool) -> dict[str, Tensor] |
 
 def of_example(*, name: str, **changes: Any) -> dict[str, Any]:
     """A loop of one's own from the examples: several models, or several passes a step."""
-    import importlib.util
-
-    path = Path(__file__).parents[2] / "examples" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = example(name)
     torch.set_default_dtype(torch.float64)
     settings = {
         "length": "6 steps",
@@ -440,3 +446,27 @@ def of_example(*, name: str, **changes: Any) -> dict[str, Any]:
         for model, module in run.state.models.items()
         for name, held in module.state_dict().items()
     }
+
+
+def of_word_lm() -> dict[str, Tensor]:
+    """Weights and carried state of the LSTM in lanes, over the end of an epoch; lanes of 5 and 6 windows."""
+    module = example("word_lm")
+    torch.set_default_dtype(torch.float64)
+    words = torch.randint(50, (43 * module.WINDOW + 1,), generator=torch.Generator().manual_seed(0))
+    settings = {"model": lambda: module.LSTM(50), "train_data": module.Windows(words), "splits": {}, "run_dir": None}
+    run = module.build(batch_size=8, micro_batch_size=2, length="8 steps", console=False, **settings)
+    module.train(run)
+    return weights(run) | {"carried": run.loss.state.clone()}
+
+
+def example(name: str) -> Any:
+    """A file of examples/ as a module."""
+    import importlib.util
+
+    path = Path(__file__).parents[2] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -46,7 +46,7 @@ class Batching:
         return {name: size if self.unit == "samples" else f"{size} tokens" for name, size in both.items()}
 
 
-def batching(batch_size: int | str, micro_batch_size: int | str | None) -> Batching:
+def batching(batch_size: int | str | None, micro_batch_size: int | str | None) -> Batching:
     """Parse sizes in samples (64) or tokens ("4096 tokens"). If `micro_batch_size` is None, a step is one micro-batch. Raises
     `ConfigError` with the nearest valid sizes.
 
@@ -73,7 +73,7 @@ def batching(batch_size: int | str, micro_batch_size: int | str | None) -> Batch
     return Batching(total, piece, unit)
 
 
-def one_each(batch_size: int | str, *, ranks: int) -> int | str:
+def one_each(batch_size: int | str | None, *, ranks: int) -> int | str:
     """Return the micro-batch size that gives each rank one micro-batch per step. Raises `ConfigError` if the ranks do not divide the
     batch.
 
@@ -97,7 +97,12 @@ def _divisors_beside(number: int, total: int) -> tuple[int, int]:
     return below, min((size for size in divisors if size > number), default=total)
 
 
-def _parsed(name: str, size: int | str) -> tuple[int, Literal["samples", "tokens"]]:
+def _parsed(name: str, size: int | str | None) -> tuple[int, Literal["samples", "tokens"]]:
+    if size is None:
+        raise ConfigError(
+            f"{name} is not set: a step needs a number of samples, over all micro-batches and processes\n"
+            f"  write {name}=64, for example; only a DataLoader as train_data brings its own"
+        )
     if isinstance(size, bool) or not isinstance(size, int | str):
         raise ConfigError(f'{name} = {size!r}: expected a whole number of samples, or text such as "4096 tokens"')
     if isinstance(size, int) or (size.strip().isascii() and size.strip().isdigit()):

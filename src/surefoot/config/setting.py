@@ -3,6 +3,7 @@ torch."""
 
 import dataclasses
 import inspect
+import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
@@ -52,7 +53,7 @@ def setting(
 
 
 def default(value: Any) -> Any:
-    """Change the default of an inherited setting; its check, text and role stay the same."""
+    """Change the default of an inherited setting; its check, text and role stay the same. Its type may lose members, such as None."""
     return dataclasses.field(default=value)
 
 
@@ -69,8 +70,11 @@ class Declared:
                 raise TypeError(f"{where} is not declared by setting(...), which states its role in a resume")
             if name in inherited:
                 owner = next(kind for kind in cls.__mro__[1:] if name in inspect.get_annotations(kind))
-                hints = [_evaluated(kind, hint) for kind, hint in ((cls, annotation), (owner, inherited[name].type))]
-                if is_declared or not isinstance(own, dataclasses.Field) or hints[0] != hints[1]:
+                hints = [
+                    _members(_evaluated(kind, hint))
+                    for kind, hint in ((cls, annotation), (owner, inherited[name].type))
+                ]
+                if is_declared or not isinstance(own, dataclasses.Field) or not hints[0] <= hints[1]:
                     raise TypeError(f"{where}: only the default of an inherited setting may change, by default(...)")
                 own.metadata = inherited[name].metadata
 
@@ -82,6 +86,10 @@ class Declared:
                 f"  set it there: {kind}(..., {name}={value!r})"
             )
         super().__setattr__(name, value)
+
+
+def _members(hint: Any) -> set[Any]:
+    return set(typing.get_args(hint)) if typing.get_origin(hint) in (types.UnionType, typing.Union) else {hint}
 
 
 def _evaluated(owner: type, annotation: Any) -> Any:

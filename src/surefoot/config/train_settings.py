@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from surefoot.config.durations import Every, Length, every, log_interval, planned, save_interval, seconds
+from surefoot.config.order import Order, check_order
 from surefoot.config.setting import Check, Declared, cadences, ordered, setting
 from surefoot.config.tree import field_hints, type_problem
 from surefoot.errors import ConfigError
@@ -111,15 +112,19 @@ class TrainSettings(Declared):
     """End this session after this length, such as "1 epochs"; the schedule stays, and the run can resume. None: train to the end."""
     time_limit: str | None = setting(None, check=seconds, one_session=True, shared=False)
     """Save and end the session before this time has passed, such as "90 min". None: no limit."""
-    batch_size: int | str = setting(identity=True, group="batches")
-    """Samples per step over all micro-batches and processes. "4096 tokens" counts tokens with padding, if samples differ in length."""
+    batch_size: int | str | None = setting(None, identity=True, group="batches")
+    """Samples per step over all micro-batches and processes. "4096 tokens" counts tokens with padding, if samples differ in length. None:
+    as the DataLoader says; other data need a value."""
     micro_batch_size: int | str | None = setting(None, identity=True)
     """Samples (or tokens) per forward and backward pass; divides batch_size. Smaller sizes mean more gradient accumulation. None: one pass
     per process."""
-    workers: int = setting(
-        0, check=number("the number of processes that read samples, 0 or more", min_value=0), per_rank=True
+    order: Order | None = setting(None, check=check_order, identity=True, by_fingerprint=True)
+    """Order of the training samples: "shuffled" (a permutation per epoch), "sequential", "lanes" (contiguous, for a carried state), or
+    `sf.data.Weighted(weights)`. None: shuffled, or as the DataLoader says."""
+    workers: int | None = setting(
+        None, check=number("the number of processes that read samples, 0 or more", min_value=0), per_rank=True
     )
-    """Processes that load samples; 0 loads them in the training process. Does not change results."""
+    """Processes that load samples; 0 loads them in the training process. Does not change results. None: 0, or as the DataLoader says."""
     clip: str = setting("off", check=clipping, identity=True, group="optimization")
     """Gradient clipping: "norm 1.0" (global norm), "value 0.5" (each element), "adaptive 0.01" (each unit), "auto 0.9" (quantile of recent
     norms) or "off"."""

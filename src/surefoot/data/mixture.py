@@ -1,4 +1,4 @@
-"""Weighted mixture of several data sets."""
+"""Weighted mixture of several data sets, and the order of its samples."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,12 @@ from torch import Tensor
 from surefoot.config.keywords import known_keywords
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.gathering import Gather, by_sample, gather_fn
-from surefoot.data.order import Ids, quotas
-from surefoot.errors import DataError
+from surefoot.data.nested import children, is_opaque, rebuilt
+from surefoot.data.order import Blocks, Ids, by_epoch
+from surefoot.errors import ConfigError, DataError
+from surefoot.seeding import fold, stream_key
+
+_SLOTS = 1000  # samples per block of a mixture; the proportions are exact in each block
 
 
 @known_keywords
@@ -81,6 +85,61 @@ class Mixture:
             ) from problem
 
 
+class MixtureOrder:
+    """Order that mixes several sources in fixed proportions; each source has its own order and epochs.
+
+    Every shuffled block of 1,000 samples has the exact quota of each source (largest remainder). A sample id is the offset of the
+    source plus the index within the source. An epoch of the mixture has as many samples as all sources together.
+    """
+
+    def __init__(self, seed: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int) -> None:
+        self.samples, self.batch_size = sum(sizes), batch_size
+        self.key, self.slot_key = stream_key(seed, "order"), stream_key(seed, "mixture")
+        self.sizes, self.weights = list(sizes), list(weights)
+        self.quotas = np.array(quotas(weights))
+        self.source_of_slot = np.repeat(np.arange(len(self.quotas)), self.quotas)
+        self.first_slots, self.offsets = np.cumsum(self.quotas) - self.quotas, np.cumsum(self.sizes) - self.sizes
+        self.blocks = Blocks(self._at, batch_size)
+
+    def ids(self, step: int) -> tuple[Ids, Ids]:
+        return self.blocks.step(step)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"order": "mixture", "sizes": self.sizes, "weights": self.weights}
+
+    def _at(self, positions: Ids) -> tuple[Ids, Ids]:
+        blocks, slots = np.divmod(positions, _SLOTS)
+        shuffled = by_epoch(self.slot_key, _SLOTS, blocks, slots)
+        sources = self.source_of_slot[shuffled]
+        # index within the source: the quotas of all earlier blocks, plus the index within this block
+        places = blocks * self.quotas[sources] + shuffled - self.first_slots[sources]
+        ids, epochs = np.empty_like(positions), np.empty_like(positions)
+        for source in np.unique(sources):
+            here, size = sources == source, self.sizes[source]
+            epochs[here], offsets = np.divmod(places[here], size)
+            ids[here] = self.offsets[source] + by_epoch(fold(self.key, int(source)), size, epochs[here], offsets)
+        return ids, epochs
+
+
+def quotas(weights: Sequence[float]) -> list[int]:
+    """Divide 1,000 slots among the sources by the largest remainder method; ties go to the earlier source.
+
+    >>> quotas([1, 1, 1])
+    [334, 333, 333]
+    """
+    if not weights or not all(0 < weight < float("inf") for weight in weights):
+        raise ConfigError(f"mixture weights {list(weights)} must all be positive and finite")
+    exact = [weight / sum(weights) * _SLOTS for weight in weights]
+    slots = [int(share) for share in exact]
+    for index in sorted(range(len(exact)), key=lambda index: slots[index] - exact[index])[: _SLOTS - sum(slots)]:
+        slots[index] += 1
+    if 0 in slots:
+        raise ConfigError(
+            f"mixture weights {list(weights)}: the smallest is below 1 sample in {_SLOTS}; raise it or remove its data set"
+        )
+    return slots
+
+
 def _checked_size(name: str, dataset: Any) -> int:
     try:
         return check_samples(dataset, seed=0)
@@ -92,8 +151,7 @@ def _interleave(batches: Sequence[Any], order: Tensor) -> Any:
     first = batches[0]
     if isinstance(first, Tensor):
         return torch.cat(list(batches)).index_select(0, order.to(first.device, non_blocking=True))
-    if isinstance(first, Mapping):
-        return {key: _interleave([batch[key] for batch in batches], order) for key in first}
-    if isinstance(first, list | tuple):
-        return type(first)(_interleave(parts, order) for parts in zip(*batches, strict=True))
+    if not is_opaque(first) and (names := children(first)) is not None:
+        parts = [children(batch) or {} for batch in batches]
+        return rebuilt(first, [_interleave([part[name] for part in parts], order) for name in names])
     raise TypeError(f"expected tensors, found a {type(first).__name__}")

@@ -9,8 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.errors import ConfigError
-from surefoot.seeding import fold, stream_key
+from surefoot.seeding import stream_key
 
 Ids = NDArray[np.int64]
 
@@ -18,7 +17,6 @@ _ROUNDS = 6
 _ROUNDS_SMALL = 10  # for at most six bits, which mix less per round: all orders become equally likely
 # positions computed per NumPy call: after a jump, and for consecutive steps
 _FIRST_SAMPLES, _BLOCK_SAMPLES = 512, 16384
-_SLOTS = 1000  # samples per block of a mixture; the proportions are exact in each block
 
 
 @runtime_checkable
@@ -28,8 +26,25 @@ class MicroBatches(Protocol):
     samples: int
     pieces: int
 
+    @property
+    def steps(self) -> int | None:
+        """The steps of an epoch, if every epoch begins with a step. None: every step is full, and may span two epochs."""
+
     def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
         """Return (sample ids, epochs) for each micro-batch of a step, with one entry per sample."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the parameters of the order as JSON values, without the seed."""
+
+
+class Plan(Protocol):
+    """Map from a step to its samples; `samples` is the size of an epoch."""
+
+    samples: int
+    batch_size: int
+
+    def ids(self, step: int) -> tuple[Ids, Ids]:
+        """Return the ids and epochs of the samples of a step."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the parameters of the order as JSON values, without the seed."""
@@ -38,8 +53,8 @@ class MicroBatches(Protocol):
 class Cut:
     """Plan that cuts each step of another plan into micro-batches; the last micro-batch of a step may be smaller."""
 
-    def __init__(self, plan: "Plan", micro_batch_size: int) -> None:
-        self.plan, self.size, self.samples = plan, micro_batch_size, plan.samples
+    def __init__(self, plan: Plan, micro_batch_size: int, *, steps: int | None = None) -> None:
+        self.plan, self.size, self.samples, self.steps = plan, micro_batch_size, plan.samples, steps
         self.pieces = -(-plan.batch_size // micro_batch_size)
 
     def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
@@ -55,7 +70,7 @@ class Cut:
 
 
 def samples_of(plan: MicroBatches, steps: Sequence[int]) -> int:
-    if isinstance(plan, Cut):
+    if isinstance(plan, Cut) and plan.steps is None:
         return plan.plan.batch_size * len(steps)
     return sum(len(ids) for step in steps for ids, _ in plan.micro_batches(step))
 
@@ -63,15 +78,17 @@ def samples_of(plan: MicroBatches, steps: Sequence[int]) -> int:
 class Order:
     """Order with one permutation of all samples per epoch; every step is full and may span two epochs.
 
+    If `num_samples` is given, an epoch has the first samples of a permutation, or of several permutations.
+
     >>> order = Order(0, samples=5, batch_size=5)
     >>> sorted(order.ids(7)[0].tolist()), order.ids(7)[1].tolist()
     ([0, 1, 2, 3, 4], [7, 7, 7, 7, 7])
     """
 
-    def __init__(self, seed: int, *, samples: int, batch_size: int) -> None:
-        self.samples, self.batch_size = samples, batch_size
+    def __init__(self, seed: int, *, samples: int, batch_size: int, num_samples: int | None = None) -> None:
+        self.size, self.samples, self.batch_size = samples, num_samples or samples, batch_size
         self.key = stream_key(seed, "order")
-        self.blocks = _Blocks(self._at, batch_size)
+        self.blocks = Blocks(self._at, batch_size)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
         return self.blocks.step(step)
@@ -81,43 +98,10 @@ class Order:
 
     def _at(self, positions: Ids) -> tuple[Ids, Ids]:
         epochs, offsets = np.divmod(positions, self.samples)
-        return _by_epoch(self.key, self.samples, epochs, offsets), epochs
-
-
-class MixtureOrder:
-    """Order that mixes several sources in fixed proportions; each source has its own order and epochs.
-
-    Every shuffled block of 1,000 samples has the exact quota of each source (largest remainder). A sample id is the offset of the
-    source plus the index within the source. An epoch of the mixture has as many samples as all sources together.
-    """
-
-    def __init__(self, seed: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int) -> None:
-        self.samples, self.batch_size = sum(sizes), batch_size
-        self.key, self.slot_key = stream_key(seed, "order"), stream_key(seed, "mixture")
-        self.sizes, self.weights = list(sizes), list(weights)
-        self.quotas = np.array(quotas(weights))
-        self.source_of_slot = np.repeat(np.arange(len(self.quotas)), self.quotas)
-        self.first_slots, self.offsets = np.cumsum(self.quotas) - self.quotas, np.cumsum(self.sizes) - self.sizes
-        self.blocks = _Blocks(self._at, batch_size)
-
-    def ids(self, step: int) -> tuple[Ids, Ids]:
-        return self.blocks.step(step)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"order": "mixture", "sizes": self.sizes, "weights": self.weights}
-
-    def _at(self, positions: Ids) -> tuple[Ids, Ids]:
-        blocks, slots = np.divmod(positions, _SLOTS)
-        shuffled = _by_epoch(self.slot_key, _SLOTS, blocks, slots)
-        sources = self.source_of_slot[shuffled]
-        # index within the source: the quotas of all earlier blocks, plus the index within this block
-        places = blocks * self.quotas[sources] + shuffled - self.first_slots[sources]
-        ids, epochs = np.empty_like(positions), np.empty_like(positions)
-        for source in np.unique(sources):
-            here, size = sources == source, self.sizes[source]
-            epochs[here], offsets = np.divmod(places[here], size)
-            ids[here] = self.offsets[source] + _by_epoch(fold(self.key, int(source)), size, epochs[here], offsets)
-        return ids, epochs
+        if self.samples != self.size:
+            passes, offsets = np.divmod(offsets, self.size)
+            epochs = epochs * -(-self.samples // self.size) + passes
+        return by_epoch(self.key, self.size, epochs, offsets), epochs
 
 
 class InOrder:
@@ -143,9 +127,6 @@ class InOrder:
         return {"order": "in order", "samples": self.samples}
 
 
-Plan = Order | MixtureOrder | InOrder  # maps a step to its samples; `samples` is the size of an epoch
-
-
 def permutation(key: int, size: int, positions: Ids) -> Ids:
     """Apply the pseudorandom permutation of range(size) with key `key` to positions.
 
@@ -156,25 +137,6 @@ def permutation(key: int, size: int, positions: Ids) -> Ids:
     [0, 1, 2, 3, 4, 5]
     """
     return _permute(size, positions, _round_keys(np.array([key], dtype=np.uint64), size), np.zeros_like(positions))
-
-
-def quotas(weights: Sequence[float]) -> list[int]:
-    """Divide 1,000 slots among the sources by the largest remainder method; ties go to the earlier source.
-
-    >>> quotas([1, 1, 1])
-    [334, 333, 333]
-    """
-    if not weights or not all(0 < weight < float("inf") for weight in weights):
-        raise ConfigError(f"mixture weights {list(weights)} must all be positive and finite")
-    exact = [weight / sum(weights) * _SLOTS for weight in weights]
-    slots = [int(share) for share in exact]
-    for index in sorted(range(len(exact)), key=lambda index: slots[index] - exact[index])[: _SLOTS - sum(slots)]:
-        slots[index] += 1
-    if 0 in slots:
-        raise ConfigError(
-            f"mixture weights {list(weights)}: the smallest is below 1 sample in {_SLOTS}; raise it or remove its data set"
-        )
-    return slots
 
 
 def folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -190,7 +152,9 @@ def folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.ui
     return mixed ^ (mixed >> np.uint64(31))
 
 
-class _Blocks:
+class Blocks:
+    """The ids of consecutive steps, computed for many steps at once by `at(positions)`."""
+
     def __init__(self, at: Callable[[Ids], tuple[Ids, Ids]], batch_size: int) -> None:
         self.at, self.batch_size = at, batch_size
         self.first, self.ids, self.epochs = 0, np.empty(0, np.int64), np.empty(0, np.int64)
@@ -205,7 +169,8 @@ class _Blocks:
         return self.ids[begin : begin + self.batch_size], self.epochs[begin : begin + self.batch_size]
 
 
-def _by_epoch(key: int, size: int, epochs: Ids, offsets: Ids) -> Ids:
+def by_epoch(key: int, size: int, epochs: Ids, offsets: Ids) -> Ids:
+    """Return the samples at these offsets of the permutations of these epochs."""
     first, last = int(epochs.min()), int(epochs.max())
     own_keys = folded(np.full(last - first + 1, key, np.uint64), np.arange(first, last + 1, dtype=np.uint64))
     return _permute(size, offsets, _round_keys(own_keys, size), epochs - first)

@@ -9,18 +9,44 @@ import numpy as np
 
 from surefoot.config.batch_size import Batching, batching, one_each
 from surefoot.data.buckets import Buckets, Lengthy
+from surefoot.data.gathering import sample_count
 from surefoot.data.loader import Feed, MicroBatch, in_order
-from surefoot.data.mixture import Mixture
-from surefoot.data.order import Cut, MicroBatches, MixtureOrder, Order, Plan
+from surefoot.data.mixture import Mixture, MixtureOrder
+from surefoot.data.order import Cut, MicroBatches, Order, Plan
 from surefoot.distributed.strategy import refuse_ranks
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import untouched
 
+_FEW_SHAPES = 2  # a full batch, and the last of an epoch
+
+
+@dataclass(frozen=True)
+class TrainData:
+    """The training data set and how it is read, by the settings of the run or by its `DataLoader`."""
+
+    dataset: Any
+    order: Any  # a name of `config.order`, `Weighted`, or an order of a DataLoader (see `data/orders.py`)
+    batch_size: int | str | None
+    workers: int
+    collate: Callable[[list[Any]], Any] | None
+    about: str = ""  # what was taken from a DataLoader, and what was not
+
+    @property
+    def lists_batches(self) -> bool:
+        """True if a sampler lists the batches; `batch_size` is then the largest batch."""
+        return isinstance(self.order, MicroBatches)
+
+    def size_for(self, micro_batch_size: int | str | None) -> int | str | None:
+        """Return the batch size; listed batches are rounded up to whole micro-batches, which then may be smaller."""
+        size, piece = self.batch_size, micro_batch_size
+        if not self.lists_batches or not isinstance(size, int) or not isinstance(piece, int) or piece < 1:
+            return size
+        return -(-size // piece) * piece
+
 
 def planned_sizes(
-    train: Any,
-    batch_size: int | str,
+    data: TrainData,
     micro_batch_size: int | str | None,
     *,
     ranks: int = 1,
@@ -30,10 +56,16 @@ def planned_sizes(
 
     If `micro_batch_size` is None, each rank reads one micro-batch per step. `began` is the first micro-batch size of a resumed run.
     """
+    train = data.dataset
     if micro_batch_size is None:
-        micro_batch_size = began or one_each(batch_size, ranks=ranks)
+        micro_batch_size = began
+    if micro_batch_size is None and data.lists_batches and isinstance(data.batch_size, int):
+        micro_batch_size = -(-data.batch_size // ranks)
+    batch_size = data.size_for(micro_batch_size)
+    if micro_batch_size is None:
+        micro_batch_size = one_each(batch_size, ranks=ranks)
     sizes = batching(batch_size, micro_batch_size)
-    refuse_ranks(ranks, pieces=sizes.pieces, batch_size=batch_size, is_resumed=began is not None)
+    refuse_ranks(ranks, pieces=sizes.pieces, batch_size=batch_size or 0, is_resumed=began is not None)
     if sizes.unit == "samples":
         return sizes
     if not isinstance(train, Lengthy):
@@ -44,8 +76,19 @@ def planned_sizes(
     return sizes.of_equal_samples(train.lengths) if isinstance(train.lengths, int) else sizes
 
 
-def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroBatches:
-    """Return the plan of samples: one permutation per epoch, a weighted mixture, or batches of similar length."""
+def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batching) -> MicroBatches:
+    """Return the plan of samples: a permutation per epoch or another `order`, a weighted mixture, or batches of similar length."""
+    if order != "shuffled":
+        own = "batches sized in tokens" if sizes.unit == "tokens" else "a Mixture" if isinstance(train, Mixture) else ""
+        if own:
+            raise ConfigError(
+                f"order = {order if isinstance(order, str) else type(order).__name__}: {own} can only be shuffled\n"
+                "  the lengths or the weights decide which samples share a step\n"
+                f"  leave out order, or give {'batch_size in samples' if sizes.unit == 'tokens' else 'one data set'}"
+            )
+        from surefoot.data.orders import plan_order
+
+        return plan_order(order, seed=seed, samples=samples, sizes=sizes)
     if sizes.unit == "tokens":
         lengths = np.asarray(train.lengths)
         is_valid = lengths.ndim in (1, 2) and len(lengths) == samples and lengths.dtype.kind in "iu"
@@ -63,30 +106,52 @@ def data_plan(train: Any, *, seed: int, samples: int, sizes: Batching) -> MicroB
 
 def steps_of_epoch(plan: MicroBatches, sizes: Batching) -> tuple[int, int]:
     """Return the size of an epoch and of a step in samples, or in steps if the samples per step vary."""
-    return (plan.steps, 1) if isinstance(plan, Buckets) else (plan.samples, sizes.batch_size)
+    return (plan.samples, sizes.batch_size) if plan.steps is None else (plan.steps, 1)
 
 
-def refuse_compiled(plan: MicroBatches, *, compiled: bool) -> None:
+def refuse_compiled(plan: MicroBatches, data: TrainData, *, compiled: bool) -> None:
     """Raise `ConfigError` if compiled code would get a new shape in almost every step."""
-    if compiled and isinstance(plan, Buckets):
+    if compiled and (isinstance(plan, Buckets) or (data.lists_batches and data.order.kinds > _FEW_SHAPES)):
+        whose = "batches sized in tokens" if isinstance(plan, Buckets) else f"the batches of {data.order.name}"
         raise ConfigError(
-            "compile: batches sized in tokens change shape in almost every step, and each shape would be compiled\n"
+            f"compile: {whose} change shape in almost every step, and each shape would be compiled\n"
             "  omit --compile, or give batch_size in samples"
         )
 
 
 @dataclass(frozen=True)
 class DataPipeline:
-    """The training data set, its sample plan, and the settings of the reader."""
+    """The training data, its sample plan, and the settings of the reader."""
 
-    dataset: Any
+    data: TrainData
     plan: MicroBatches
     sizes: Batching
     seed: int
     world: World
-    workers: int
     count: Callable[[Any], int] | None
-    collate: Callable[[list[Any]], Any] | None
+
+    @property
+    def dataset(self) -> Any:
+        return self.data.dataset
+
+    @property
+    def workers(self) -> int:
+        return self.data.workers
+
+    @property
+    def collate(self) -> Callable[[list[Any]], Any] | None:
+        return self.data.collate
+
+    @property
+    def order_text(self) -> str:
+        """The name of an order that replaces the permutations, after a comma; "" if nothing replaces them."""
+        order = str(self.plan.to_dict()["order"])
+        return f", {order}" if order in ("sequential", "lanes", "weighted") else ""
+
+    def plan_with(self, sizes: Batching) -> MicroBatches:
+        """Return the plan of the same data and order with other sizes."""
+        samples = sample_count(self.dataset)
+        return data_plan(self.dataset, order=self.data.order, seed=self.seed, samples=samples, sizes=sizes)
 
     def feed(self, *, workers: int, say: Callable[[str], None] = print) -> Feed:
         """Return this rank's feed, not yet started; the caller must seed the global generators after each read."""
@@ -120,8 +185,19 @@ class DataPipeline:
             finally:
                 feed.close()
 
-    def split(self, dataset: Any, *, batch_size: int | None, max_batches: int | None = None) -> Iterator[MicroBatch]:
-        """Yield the batches of a split once, divided among ranks; with `max_batches`, every rank reads the same batches."""
+    def split(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int | None,
+        max_batches: int | None = None,
+        workers: int | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> Iterator[MicroBatch]:
+        """Yield the batches of a split once, divided among ranks; with `max_batches`, every rank reads the same batches.
+
+        If `workers` or `collate` is None, the split is read as the training data are.
+        """
         rows = self.sizes.micro_batch_size
         if isinstance(self.plan, Buckets):  # rows that fit even if all have the maximal length
             rows = max(1, rows // int(self.plan.longest.max()))
@@ -130,9 +206,9 @@ class DataPipeline:
             batch_size=batch_size or rows,
             seed=self.seed,
             device=self.world.device,
-            workers=self.workers,
+            workers=self.workers if workers is None else workers,
             count=self.count,
-            collate=self.collate,
+            collate=collate or self.collate,
             max_batches=max_batches,
             rank=self.world.rank if max_batches is None else 0,
             ranks=self.world.size if max_batches is None else 1,

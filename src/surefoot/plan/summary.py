@@ -37,13 +37,13 @@ def sections(parts: RunComponents) -> list[Section]:
     """Return the sections of a preview: parameters, batches, learning rates, memory and time, and the choices for "auto" settings."""
     where = _directory(parts)  # an existing run has a fixed precision
     auto = settle_choices(parts)
-    measured, costs = None, list[str]()
+    measured, costs, about = None, list[str](), parts.pipeline.data.about
     if parts.task.loss is not None:
         with untouched(), parts.numerics():
             measured = measure(parts)
             costs = [*memory_and_time(parts, measured), *evaluation_time(parts)]
     all_sections = [
-        Section("data", list(parts.settings.data_summary)),
+        Section("data", [*parts.settings.data_summary, *([f"from {about}"] if about else [])]),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("parameters by optimizer group", parameters_by_group(parts)),
         Section("batches", batch_arithmetic(parts, measured)),
@@ -117,7 +117,7 @@ def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list
         f"{sizes.batch_size:,} {unit} per step = {counted(ranks, 'rank')}"
         f" x {each} micro-batch{'es' * (each > 1)} x {size:,}",
         *([f"{plan.padded_fraction():.1%} of the tokens are padding"] if isinstance(plan, Buckets) else []),
-        f"{plan.samples:,} samples per epoch = {per_epoch:,.2f} steps; "
+        f"{plan.samples:,} samples per epoch = {per_epoch:,.2f} steps{parts.pipeline.order_text}; "
         f"{length.steps:,} steps = {length.epochs:,.2f} epochs",
         *([together] if parts.settings.sync_batch_norm else []),
         *(

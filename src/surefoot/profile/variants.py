@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from surefoot.config.batch_size import Batching
 from surefoot.config.tree import nearest
 from surefoot.data.buckets import Buckets
-from surefoot.data.pipeline import DataPipeline, data_plan
+from surefoot.data.pipeline import DataPipeline
 from surefoot.errors import ConfigError
 from surefoot.optim.build import RunOptimizer
 from surefoot.optim.skip_step import skipping
@@ -128,8 +128,7 @@ def _micro_batches(parts: RunComponents) -> list[Variant]:
 
     def build(size: int) -> Stepping:
         cut = Batching(sizes.batch_size, size, sizes.unit)
-        plan = data_plan(pipeline.dataset, seed=pipeline.seed, samples=pipeline.plan.samples, sizes=cut)
-        return stepping(parts, pipeline=replace(pipeline, plan=plan, sizes=cut))
+        return stepping(parts, pipeline=replace(pipeline, plan=pipeline.plan_with(cut), sizes=cut))
 
     flag = "--micro-batch-size {}" if sizes.unit == "samples" else '--micro-batch-size "{} tokens"'
     return [

@@ -221,7 +221,11 @@ class RecipeSettings(TrainSettings):
             spec = self.schedule.spec()
         except sf.ConfigError:  # reported by the check of the schedule
             spec = None
-        checked(lambda: check_settings(self, schedule=spec), self.strategy, lambda: self.steering("min any/score"))
+        checked(
+            lambda: check_settings(self, schedule=spec, batch_size=self.batch_size),
+            self.strategy,
+            lambda: self.steering("min any/score"),
+        )
 
     def run_settings(self, monitor: str | None) -> dict[str, Any]:
         """Return the keywords of `Run` for these settings. `monitor` is the recipe's metric, or None if nothing is evaluated."""

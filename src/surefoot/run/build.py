@@ -34,16 +34,17 @@ from surefoot.train.components import printed
 from surefoot.train.loop import State, Task
 from surefoot.train.patience import feedback, watched
 from surefoot.train.precision import precision as chosen_precision
-from surefoot.train.run_settings import RunSettings
+from surefoot.train.run_settings import RunSettings, read_train_data
 from surefoot.train.scorer import Evaluator
 from surefoot.train.state_dict import RunState
 
 
 def build(settings: RunSettings) -> RunComponents:
     """Build the components of a run without writing files. Raises `ConfigError` or `DataError` for invalid settings or data. Collective."""
-    check_settings(settings, schedule=settings.schedule)
+    data = read_train_data(settings)
+    check_settings(settings, schedule=settings.schedule, batch_size=data.size_for(settings.micro_batch_size))
     world, parallel = join_world(settings)
-    plan = plan_data(settings, world)
+    plan = plan_data(settings, data, world)
     log = None if world.is_main else RankLog()
     console: Screen | None = None
     if settings.console:
@@ -80,29 +81,27 @@ def join_world(settings: RunSettings) -> tuple[World, Strategy]:
     return world, strategy_for(parallel, ranks=world.on_meta or world.ranks)
 
 
-def plan_data(settings: RunSettings, world: World) -> Plan:
+def plan_data(settings: RunSettings, data: data_pipeline.TrainData, world: World) -> Plan:
     """Plan the samples of each step, the timetable, and the splits to evaluate. Collective."""
-    train, seed, batch_size = settings.train_data, settings.seed, settings.batch_size
+    seed, batch_size = settings.seed, None if data.lists_batches else data.batch_size
     out = None if settings.run_dir is None else local_path(settings.run_dir, setting="run_dir")
     began = None
     if out is not None:
         why, began = world.from_main((other_format(out), began_with(out, batch_size)) if world.is_main else None)
         if why is not None:
             raise CheckpointError(why)
-    sizes = data_pipeline.planned_sizes(train, batch_size, settings.micro_batch_size, ranks=world.ranks, began=began)
-    samples = check_samples(train, seed=seed, batch_size=sizes.batch_size)
-    order = data_pipeline.data_plan(train, seed=seed, samples=samples, sizes=sizes)
-    data_pipeline.refuse_compiled(order, compiled=settings.compile is True)
-    samples_per_epoch, samples_per_step = data_pipeline.steps_of_epoch(order, sizes)
+    sizes = data_pipeline.planned_sizes(data, settings.micro_batch_size, ranks=world.ranks, began=began)
+    samples = check_samples(data.dataset, seed=seed, batch_size=sizes.batch_size)
+    plan = data_pipeline.data_plan(data.dataset, order=data.order, seed=seed, samples=samples, sizes=sizes)
+    data_pipeline.refuse_compiled(plan, data, compiled=settings.compile is True)
+    samples_per_epoch, samples_per_step = data_pipeline.steps_of_epoch(plan, sizes)
     times = timetable(settings, samples_per_epoch=samples_per_epoch, batch_size=samples_per_step)
     splits = settings.splits or {}
     for name, split in splits.items():
         check_split(name, split.data, seed=seed)
     steering = [name for name, split in splits.items() if not split.at_end]
     return Plan(
-        data_pipeline.DataPipeline(
-            train, order, sizes, seed, world, settings.workers, settings.count_fn, settings.collate_fn
-        ),
+        data_pipeline.DataPipeline(data, plan, sizes, seed, world, settings.count_fn),
         times,
         (settings.schedule or constant()).resolved(times.length),
         watch=watched(settings.best, settings.early_stopping, splits=steering),

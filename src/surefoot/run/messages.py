@@ -47,14 +47,15 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     about = {
         "model": _models(parts),
         "data": "".join(f"{line}; " for line in parts.settings.data_summary[:1])
-        + f"{plan.samples:,} samples per epoch; {length.steps:,} steps are {length.epochs:.2f} epochs",
-        "plan": f"{sizes.batch_size:,} {sizes.unit} per step{cut}{padded}; {start}",
+        + f"{plan.samples:,} samples per epoch{parts.pipeline.order_text}; {length.steps:,} steps are {length.epochs:.2f} epochs",
+        "data from": parts.pipeline.data.about,
+        "plan": f"{'up to ' * parts.pipeline.data.lists_batches}{sizes.batch_size:,} {sizes.unit} per step{cut}{padded}; {start}",
         "update": f"{_optimizers(parts)}; clip {parts.settings.clip}",
         "precision": f"{precision}{', compiled' * parts.compiled}",
         "adds": _added(parts),
         "device": f"{f'{world.size} ranks ({how}) on {device.type}' if world.size > 1 else device}{threads}",
     }
-    lines = [wrapped(f"{label:<{_LABEL}}{text}", indent=_LABEL) for label, text in about.items()]
+    lines = [wrapped(f"{label:<{_LABEL}}{text}", indent=_LABEL) for label, text in about.items() if text]
     run_dir = parts.directory.path if parts.directory else "not set, so nothing is saved"
     lines += [*(wrapped(in_user_syntax(line)) for line in chosen.lines(parts)), f"{'run_dir':<{_LABEL}}{run_dir}"]
     if parts.directory is not None:

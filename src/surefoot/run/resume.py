@@ -72,7 +72,7 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
             "machine": parts.machine(),
             **environment(),
             "data": parts.identity["data"],
-            "workers": parts.settings.workers,
+            "workers": parts.pipeline.workers,
             "count_unit": parts.settings.count_unit,
         }
         parts.directory.add_session(about | ({"accepted_changes": accepted} if accepted else {}))

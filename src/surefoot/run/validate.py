@@ -17,8 +17,11 @@ from surefoot.train.precision import precision as chosen_precision
 _MANY = 10_000  # assumed steps per epoch before the data size is known
 
 
-def check_settings(settings: TrainSettings, *, schedule: AnySchedule | None) -> None:
-    """Raise one `ConfigError` with all problems of a run's settings that do not depend on the size of the data."""
+def check_settings(settings: TrainSettings, *, schedule: AnySchedule | None, batch_size: int | str | None) -> None:
+    """Raise one `ConfigError` with all problems of a run's settings that do not depend on the size of the data.
+
+    `batch_size` is the setting, or the batch size of a `DataLoader`.
+    """
     problems = problems_of(settings)
     wrong = {problem.split()[0] for problem in problems}
 
@@ -29,8 +32,8 @@ def check_settings(settings: TrainSettings, *, schedule: AnySchedule | None) -> 
             except ConfigError as problem:
                 problems.append(str(problem))
 
-    check("batch_size", by=lambda: batching(settings.batch_size, settings.micro_batch_size))
-    check("length", by=lambda: _check_length(settings, schedule))
+    check("batch_size", by=lambda: batching(batch_size, settings.micro_batch_size))
+    check("length", by=lambda: _check_length(settings, schedule, batch_size))
     check("trackers", by=lambda: trackers_of(settings.trackers, out=settings.run_dir))
     if settings.tensorboard is True and settings.run_dir is None:
         problems.append(
@@ -49,9 +52,9 @@ def check_settings(settings: TrainSettings, *, schedule: AnySchedule | None) -> 
         raise ConfigError("\n".join(dict.fromkeys(problems)))  # a device problem occurs in several checks
 
 
-def _check_length(settings: TrainSettings, schedule: AnySchedule | None) -> None:
+def _check_length(settings: TrainSettings, schedule: AnySchedule | None, batch_size: int | str | None) -> None:
     try:
-        sizes = batching(settings.batch_size, settings.micro_batch_size)
+        sizes = batching(batch_size, settings.micro_batch_size)
     except ConfigError:  # reported by the check of batch_size
         return
     size = 1 if sizes.unit == "tokens" else sizes.batch_size

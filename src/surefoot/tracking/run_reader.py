@@ -156,11 +156,11 @@ def read_state(path: Path, step: int) -> SavedState | None:
         return None
 
 
-def began_with(path: Path, batch_size: int | str) -> int | str | None:
-    """Return the micro-batch size of an existing run with the same batch size, else None."""
+def began_with(path: Path, batch_size: int | str | None) -> int | str | None:
+    """Return the micro-batch size of an existing run with the same batch size (None: any), else None."""
     state = newest_state(path)[1]
     described: Mapping[str, Any] = {} if state is None else state.identity
-    return described.get("micro_batch_size") if described.get("batch_size") == batch_size else None
+    return described.get("micro_batch_size") if batch_size in (None, described.get("batch_size")) else None
 
 
 def newest_state(path: Path) -> tuple[int, SavedState | None]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from surefoot.config.keywords import known_keywords
 from surefoot.data.dataset_checks import check_split
@@ -42,7 +43,10 @@ class Split:
     (inputs, targets). The default calls the model only once per batch. The run's loss is evaluated too unless `loss` is
     false. `derived` maps names to functions of all means of this split, such as `perplexity`. `batch_size` affects memory
     and speed, but no metric. If `at_end` is true, the split is evaluated once, after the last step, with the best
-    checkpoint's weights if one exists.
+    checkpoint's weights if one exists. `workers` and `collate_fn` are by default those of the run.
+
+    `data` may be a `DataLoader` of a map-style data set. The split then has its data set, batch size, workers and
+    collate function, and evaluates every sample once, in order.
     """
 
     data: Any
@@ -52,8 +56,14 @@ class Split:
     predict: Callable[[Any, Any], tuple[Any, Any]] | None = None
     derived: Mapping[str, Callable[[Mapping[str, float]], float]] = field(default_factory=dict)
     at_end: bool = False
+    workers: int | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.data, DataLoader):
+            from surefoot.data.torch_loader import read_split_loader
+
+            vars(self).update(read_split_loader(self.data, self.batch_size, self.workers, self.collate_fn))
         if self.batch_size is not None and self.batch_size < 1:
             raise ConfigError(f"Split(batch_size={self.batch_size}): batch_size must be 1 or more")
         refuse_twice([name for name, _ in named_metrics(self.metrics)] + ["loss"] * self.loss + [*self.derived])
@@ -185,7 +195,14 @@ def evaluate(
     check_split("split", split.data, seed=seed)
     used_device = device_called(device)
     used_precision = chosen_precision(precision, used_device)
-    batches = in_order(split.data, batch_size=split.batch_size or _BATCH_SIZE, seed=seed, device=used_device)
+    batches = in_order(
+        split.data,
+        batch_size=split.batch_size or _BATCH_SIZE,
+        seed=seed,
+        device=used_device,
+        workers=split.workers or 0,
+        collate=split.collate_fn,
+    )
     with used_precision.numerics():
         values = evaluate_batches(model.to(used_device), batches, split, loss=loss, precision=used_precision, seed=seed)
     metrics = numbers(values)

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.utils.data import DataLoader
 
 from surefoot import schedules
 from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.config.parallel import Kind, Strategy
 from surefoot.config.setting import ordered, setting
 from surefoot.config.train_settings import TrainSettings
+from surefoot.data.pipeline import TrainData
 from surefoot.errors import ConfigError
 from surefoot.optim.build import Source
 from surefoot.schedules.joined import AnySchedule
@@ -110,13 +112,12 @@ class RunSettings(TrainSettings):
     """`loss(model, batch)` returns a scalar mean or an `sf.Mean`, alone or in a tuple with `(outputs, targets)` or a dictionary of
     `sf.Mean`. If None, your code runs the steps."""
     train_data: Any = setting(identity=True, by_fingerprint=True)
-    """Training data: a map-style data set, a `TensorDataset`, a tuple of tensors, a `Mixture`, or `sf.data.TrainWindows` of tokens."""
+    """Training data: a map-style data set, a `DataLoader` of one, a `TensorDataset`, a tuple of tensors, a `Mixture`, or
+    `sf.data.TrainWindows` of tokens."""
     early_stopping: EarlyStopping | None = setting(None, check=_rule, identity=True, after="time_limit")
     """Rule that ends the run if a metric stops improving."""
-    collate_fn: Callable[[list[Any]], Any] | None = setting(
-        None, identity=True, by_fingerprint=True, after="micro_batch_size"
-    )
-    """Function that collates a list of samples into a batch, as in `DataLoader`."""
+    collate_fn: Callable[[list[Any]], Any] | None = setting(None, identity=True, by_fingerprint=True, after="order")
+    """Function that collates a list of samples into a batch, as in `DataLoader`. None: torch's `default_collate`, or the DataLoader's."""
     count_fn: Callable[[Any], int] | None = setting(None, identity=True, by_fingerprint=True)
     """Number of targets in a batch, computed on the host. If None, the size of the first dimension is used."""
     count_unit: str = setting("targets", check=_unit, observer=True)
@@ -161,3 +162,14 @@ class RunSettings(TrainSettings):
     """Parts ("loss", "model", "collate", "data", "optimizer") that may compute differently from this session on."""
     disk: Disk = setting(DISK, per_rank=True)
     """Object that writes checkpoints; tests pass one that fails."""
+
+
+def read_train_data(settings: RunSettings) -> TrainData:
+    """Return the training data as the settings describe them, or as a `DataLoader` does."""
+    if isinstance(settings.train_data, DataLoader):
+        from surefoot.data.torch_loader import read_loader
+
+        names = ("seed", "batch_size", "order", "workers", "collate_fn")
+        return read_loader(settings.train_data, **{name: getattr(settings, name) for name in names})
+    order, workers = settings.order or "shuffled", settings.workers or 0
+    return TrainData(settings.train_data, order, settings.batch_size, workers, settings.collate_fn)

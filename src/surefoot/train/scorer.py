@@ -6,10 +6,11 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from surefoot.data.gathering import sample_count
+from surefoot.data.loader import MicroBatch
+from surefoot.data.nested import tensors
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.strategy import Ranks
 from surefoot.errors import ConfigError
@@ -61,7 +62,7 @@ class Evaluator:
             split = self.splits[name]
             # `predict` may call the model any number of times, so it gets whole weights
             with _naming(name), nullcontext() if split.predict is None else self.ranks.whole(models):
-                batches = self.pipeline.split(split.data, batch_size=split.batch_size)
+                batches = self._batches(split, batch_size=split.batch_size)
                 values = evaluate_batches(forward, batches, split, stop=stop, world=self.pipeline.world, **self._how())
             values |= {metric: function(values) for metric, function in split.derived.items()}
             metrics |= {f"{name}/{metric}": value for metric, value in values.items()}
@@ -73,7 +74,7 @@ class Evaluator:
         took_s, samples, batch_size = 0.0, 0, split.batch_size
         if batch_size is not None and self.precision.device.type == "cpu":  # a sample takes as long in a smaller batch
             batch_size = -(-batch_size // 4)
-        for batch in self.pipeline.split(split.data, batch_size=batch_size, max_batches=3):
+        for batch in self._batches(split, batch_size=batch_size, max_batches=3):
             start_s = perf_counter()
             with _naming(name):
                 metric_by_batch(forward, [batch], split, metric="loss", **self._how())  # others may need more
@@ -85,22 +86,29 @@ class Evaluator:
     def training_samples(self, names: Sequence[str]) -> float:
         """Return the estimated number of training samples with the same total size as these splits. Runs no forward pass."""
 
-        def values(data: Any) -> int:
-            (batch,) = self.pipeline.split(data, batch_size=1, max_batches=1)
-            return max(
-                (leaf.numel() for leaf in pytree.tree_leaves(batch.batch) if isinstance(leaf, Tensor)), default=1
-            )
+        def values(split: Split) -> int:
+            (batch,) = self._batches(split, batch_size=1, max_batches=1)
+            return max((tensor.numel() for tensor in tensors(batch.batch)), default=1)
 
         with untouched():
-            total = sum(sample_count(self.splits[name].data) * values(self.splits[name].data) for name in names)
-            return total / max(1, values(self.pipeline.dataset)) if total else 0.0
+            total = sum(sample_count(self.splits[name].data) * values(self.splits[name]) for name in names)
+            return total / max(1, values(Split(self.pipeline.dataset))) if total else 0.0
 
     def metric_by_batch(self, metric: str, *, batches: int) -> list[Mean] | None:
         """Return "SPLIT/METRIC" of each batch, for at most `batches` batches. Returns None if a batch has no such metric."""
         name, _, wanted = metric.partition("/")
         split = self.splits[name]
-        neighbors = self.pipeline.split(split.data, batch_size=-(-sample_count(split.data) // batches))
+        neighbors = self._batches(split, batch_size=-(-sample_count(split.data) // batches))
         return metric_by_batch(self._forward(), neighbors, split, metric=wanted, **self._how())
+
+    def _batches(self, split: Split, *, batch_size: int | None, max_batches: int | None = None) -> Iterator[MicroBatch]:
+        return self.pipeline.split(
+            split.data,
+            batch_size=batch_size,
+            max_batches=max_batches,
+            workers=split.workers,
+            collate=split.collate_fn,
+        )
 
     def check_metrics(self, monitored: Iterable[str]) -> None:
         """Raise what the first evaluation would raise for metrics and monitored names, from one batch of a split. Collective.
@@ -116,7 +124,7 @@ class Evaluator:
             can_tell = len(metrics) > len(of_whole_split) or (not certain.issuperset(own) and not of_whole_split)
             if split.predict is not None or not can_tell:
                 continue
-            for batch in self.pipeline.split(split.data, batch_size=split.batch_size, max_batches=1):
+            for batch in self._batches(split, batch_size=split.batch_size, max_batches=1):
                 with _naming(name), eagerly():
                     names = names_of_metrics(sole_or_all(self.models()), batch, split, **self._how())
                 if names is not None and (unknown := next((each for each in own if each not in names), None)):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -115,7 +116,7 @@ def _deadly_bytes(device: torch.device, *, limit_bytes: int, standing_bytes: int
 
 def _target(run: Run, batch_size: int | str | None) -> Batching:
     own = run.parts.pipeline.sizes
-    sizes = own if batch_size is None else planned_sizes(run.parts.pipeline.dataset, batch_size, None)
+    sizes = own if batch_size is None else planned_sizes(replace(run.parts.pipeline.data, batch_size=batch_size), None)
     if sizes.unit != own.unit:
         raise ConfigError(
             f"batch_size = {batch_size} is in {sizes.unit}, but the run's own batch_size is in {own.unit}\n"

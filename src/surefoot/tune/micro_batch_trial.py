@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_iter
 
 from surefoot.config.batch_size import Batching
 from surefoot.data.buckets import Buckets
 from surefoot.data.loader import MicroBatch
+from surefoot.data.nested import tensors
 from surefoot.data.order import Ids
-from surefoot.data.pipeline import data_plan
 from surefoot.errors import first_line
 from surefoot.memory import peak, tensor_bytes
 from surefoot.optim.clipping import clear
@@ -34,7 +33,7 @@ _LOOKED_AT = 200  # micro-batches among which the largest is searched for, if si
 
 class _FixedPlan:
     def __init__(self, chosen: Sequence[tuple[Ids, Ids]], samples: int) -> None:
-        self.chosen, self.samples, self.pieces = chosen, samples, len(chosen)
+        self.chosen, self.samples, self.pieces, self.steps = chosen, samples, len(chosen), 1
 
     def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
         assert step == 0
@@ -103,7 +102,7 @@ class Trial:
                 self._step(self.measured_task, [micro_batch] * twice)
             # all batches of a step are loaded before its first pass; on an accelerator also those of the next step
             copies = pieces * (1 if self.parts.device.type == "cpu" else 2)
-            batch_bytes = tensor_bytes(tensor for tensor in tree_iter(micro_batch.batch) if isinstance(tensor, Tensor))
+            batch_bytes = tensor_bytes(tensors(micro_batch.batch))
             peak_bytes = max(peak_bytes, usage.memory_bytes + copies * batch_bytes)
         memory_bytes = self.standing_bytes() + peak_bytes
         if memory_bytes > limit_bytes:
@@ -121,7 +120,7 @@ class Trial:
     def _micro_batches(self, size: int) -> tuple[list[MicroBatch], list[MicroBatch]]:
         # micro-batches for timing and for memory; in buckets, memory is measured with the largest and the longest
         pipeline, sizes = self.parts.pipeline, Batching(size, size, self.target.unit)
-        plan = data_plan(pipeline.dataset, seed=pipeline.seed, samples=pipeline.plan.samples, sizes=sizes)
+        plan = pipeline.plan_with(sizes)
         if isinstance(plan, Buckets):
             longest = plan.longest
             checked = [plan.micro_batches(step)[0] for step in range(min(plan.steps, _LOOKED_AT))]

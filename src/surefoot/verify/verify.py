@@ -9,7 +9,6 @@ from typing import Literal
 
 from surefoot.checkpoint.changes import CHANGES
 from surefoot.checkpoint.reader import interpreted
-from surefoot.data.buckets import Buckets
 from surefoot.errors import CheckpointError, ConfigError, DataError, first_line
 from surefoot.replay.replay import pace_s
 from surefoot.run.components import RunComponents
@@ -188,7 +187,7 @@ def _replay_windows(
 
 
 def _check_targets(parts: RunComponents, files: Files, outcomes: Sequence[Outcome]) -> list[Problem]:
-    of_samples = parts.pipeline.count is None and not isinstance(parts.pipeline.plan, Buckets)
+    of_samples = parts.pipeline.count is None and parts.pipeline.plan.steps is None
     if not outcomes or not of_samples or any(outcome.loss_counts for outcome in outcomes):
         return []
     return consistency.shortened(consistency.targets(files.log, float(parts.pipeline.sizes.batch_size)))

@@ -1,0 +1,416 @@
+"""A `DataLoader` as training data or in a split: what is taken, what is named, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+import surefoot as sf
+from surefoot.data.workers import Workers
+
+SAMPLES = 48
+X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(SAMPLES) % 3
+
+
+class Rows(Dataset[tuple[Tensor, Tensor]]):
+    """A map-style data set."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return X[index], Y[index]
+
+
+class Stream(IterableDataset[int]):
+    """What a map-style loader does not hold."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+class OwnBatches(DataLoader[Any]):
+    """A loader whose batches are not those of its data set."""
+
+    def __iter__(self) -> Any:
+        for inputs, labels in super().__iter__():
+            yield inputs + 1, labels
+
+
+class Backwards(SequentialSampler):
+    """A sampler that nobody knows."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(SAMPLES - 1, -1, -1))
+
+
+class OwnGenerator(Backwards):
+    """One that cannot be read again."""
+
+    generator = torch.Generator()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(SAMPLES, generator=self.generator).tolist())
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def twice(samples: list[Any]) -> list[Tensor]:
+    """A collate function."""
+    return [torch.stack([inputs for inputs, _ in samples]) * 2, torch.stack([label for _, label in samples])]
+
+
+def loader(data: Any = None, **settings: Any) -> DataLoader[Any]:
+    size = {} if "batch_sampler" in settings else {"batch_size": 8}
+    return DataLoader(Rows() if data is None else data, **size | settings)  # type: ignore[arg-type]
+
+
+def build(data: Any, **changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {
+        "model": lambda: nn.Linear(4, 3),
+        "loss": loss,
+        "train_data": data,
+        "length": "2 epochs",
+        "optimizer": sf.optim.sgd(lr=0.1),
+        "device": "cpu",
+        "console": False,
+    }
+    return sf.Run(**settings | changes)
+
+
+def ids(run: sf.Run) -> list[list[int]]:
+    """What each step reads."""
+    plan = run.parts.pipeline.plan
+    return [
+        np.concatenate([ids for ids, _ in plan.micro_batches(step)]).tolist() for step in range(run.parts.length.steps)
+    ]
+
+
+def weights(run: sf.Run) -> Tensor:
+    run.train()
+    return torch.cat([each.detach().flatten() for each in run.state.model.parameters()])
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [sample for batch in batches for sample in batch]
+
+
+def test_a_port_of_an_unshuffled_loader_trains_what_the_plain_loop_trains() -> None:
+    run = build(loader())
+    model = nn.Linear(4, 3)
+    model.load_state_dict(run.state.model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        for batch in loader():
+            optimizer.zero_grad()
+            loss(model, batch).backward()
+            optimizer.step()
+    expected = torch.cat([each.detach().flatten() for each in model.parameters()])
+    assert torch.equal(weights(run), expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_is_the_same_run_as_its_settings(workers: int) -> None:
+    given = loader(shuffle=True, collate_fn=twice, num_workers=workers)
+    settings: dict[str, Any] = {"batch_size": 8, "collate_fn": twice}
+    assert build(given).parts.pipeline.workers == workers
+    assert torch.equal(weights(build(given)), weights(build(Rows(), **settings)))
+    agreeing = settings | {"workers": workers, "order": "shuffled"}
+    assert ids(build(given, **agreeing)) == ids(build(Rows(), **settings))
+
+
+def test_rows_of_tensors_are_gathered_and_not_read_one_by_one() -> None:
+    run = build(loader(TensorDataset(X, Y), shuffle=True))
+    assert run.parts.pipeline.feed(workers=0).gather is not None
+    assert torch.equal(weights(run), weights(build((X, Y), batch_size=8)))
+
+
+def test_rows_of_tensors_are_gathered_in_a_split_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = scored(sf.Split((X, Y), metrics=confident))
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("read one by one")
+
+    split = sf.Split(loader(TensorDataset(X, Y)), metrics=confident)
+    monkeypatch.setattr(TensorDataset, "__getitem__", refuse)
+    assert scored(split) == expected
+
+
+def test_every_sampler_is_an_addressed_order() -> None:
+    shuffled = ids(build(Rows(), batch_size=8))
+    assert ids(build(loader())) == ids(build(Rows(), batch_size=8, order="sequential"))
+    assert ids(build(loader(sampler=RandomSampler(Rows())))) == shuffled
+    assert ids(build(loader(batch_sampler=BatchSampler(RandomSampler(Rows()), 8, drop_last=False)))) == shuffled
+    part = [3, 7, 40, 41, 2, 9, 10, 11]
+    of_part = build(loader(sampler=SubsetRandomSampler(part)))
+    assert sorted(ids(of_part)[0]) == [*range(8)]
+    assert sorted(of_part.parts.pipeline.dataset.indices) == sorted(part)
+    some = ids(build(loader(sampler=RandomSampler(Rows(), num_samples=16))))
+    assert [len({*flat(some[start : start + 2])}) for start in (0, 2)] == [16, 16]
+    with_replacement = build(loader(sampler=RandomSampler(Rows(), replacement=True, num_samples=4000)))
+    counts = np.bincount(flat(ids(with_replacement)), minlength=SAMPLES)
+    expected = counts.sum() / SAMPLES
+    assert ((counts - expected) ** 2 / expected).sum() < 47 + 5 * 94**0.5  # five standard deviations
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_a_weighted_sampler_gives_its_distribution(replacement: bool) -> None:
+    weight = [0.0] * 24 + [1.0] * 24
+    sampler = WeightedRandomSampler(weight, 16, replacement=replacement)
+    run = build(loader(sampler=sampler), length="100 epochs")
+    assert len(ids(run)) == 200  # an epoch has num_samples draws
+    order = sf.data.Weighted(weight, num_samples=16, replacement=replacement)
+    assert ids(run) == ids(build(Rows(), batch_size=8, order=order, length="100 epochs"))
+    counts = np.bincount(flat(ids(run)), minlength=SAMPLES)
+    assert not counts[:24].any()
+    assert ((counts[24:] - 1600 / 24) ** 2 / (1600 / 24)).sum() < 23 + 5 * 46**0.5
+    epochs = [flat(ids(run)[start : start + 2]) for start in range(0, 200, 2)]
+    assert all(len({*epoch}) == 16 for epoch in epochs) is not replacement
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_loader_of_one_rank_gives_the_batch_of_all(shuffle: bool) -> None:
+    samplers = [DistributedSampler(Rows(), 2, rank, shuffle=shuffle) for rank in range(2)]
+    run = build(loader(sampler=samplers[0]))
+    assert run.parts.pipeline.sizes.batch_size == 16
+    assert "batch_size 16 (8 for each of 2 replicas)" in run.parts.pipeline.data.about
+    if shuffle:
+        assert ids(run) == ids(build(Rows(), batch_size=16))
+    else:
+        of_ranks = [[batch.tolist() for batch in DataLoader(range(SAMPLES), 8, sampler=each)] for each in samplers]  # type: ignore[arg-type]
+        assert [sorted(batch) for batch in ids(run)[:3]] == [sorted(a + b) for a, b in zip(*of_ranks, strict=True)]
+
+
+def test_the_batches_of_an_unknown_sampler_are_the_steps() -> None:
+    run = build(loader(sampler=Backwards(Rows()), drop_last=True, batch_size=9))
+    batches = [[*reversed(range(max(0, stop - 9), stop))] for stop in range(SAMPLES, 0, -9)]
+    assert ids(run) == batches * 2
+    listed = build(loader(batch_sampler=[[1, 2, 3], [4, 5]]), micro_batch_size=2)
+    assert ids(listed) == [[1, 2, 3], [4, 5]] * 2
+    assert listed.parts.pipeline.sizes.batch_size == 4  # the largest batch, in micro-batches of 2
+    assert torch.isfinite(weights(listed)).all()
+
+
+NAMED: dict[str, dict[str, Any]] = {
+    "drop_last (no sample is dropped)": {"drop_last": True},
+    "generator (seed= seeds the order)": {"generator": torch.Generator(), "shuffle": True},
+    "worker_init_fn (each sample is seeded)": {"worker_init_fn": print},
+    "timeout (a hanging worker is named, and the run waits)": {"timeout": 3, "num_workers": 1},
+    "multiprocessing_context (fork on Linux)": {"multiprocessing_context": "fork", "num_workers": 1},
+    "prefetch_factor (2 micro-batches per worker)": {"prefetch_factor": 4, "num_workers": 1},
+    "in_order=False (steps come in order)": {"in_order": False, "num_workers": 1},
+    "pin_memory_device (device=)": {"pin_memory_device": "cuda"},
+}
+
+
+@pytest.mark.parametrize("text", NAMED)
+def test_what_is_not_taken_is_named(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    about = build(loader(**NAMED[text])).parts.pipeline.data.about
+    assert about.endswith(f"; not taken: {text}")
+    with build(loader(**NAMED[text]), console=True, length="1 steps"):
+        pass
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"data from {about}" in shown
+
+
+def test_what_is_taken_or_changes_nothing_is_not_named() -> None:
+    given = loader(num_workers=1, pin_memory=True, persistent_workers=True, prefetch_factor=2, collate_fn=twice)
+    assert build(given).parts.pipeline.data.about == "a DataLoader; order: sequential, as its SequentialSampler"
+    assert build(Rows(), batch_size=8).parts.pipeline.data.about == ""
+
+
+def test_plan_names_the_order_and_what_is_not_taken() -> None:
+    from surefoot.plan.summary import sections
+
+    text = "\n".join(map(str, sections(build(loader(shuffle=True, drop_last=True)).parts)))
+    assert "surefoot's permutation of each epoch, not that of its RandomSampler; not taken: drop_last" in text
+    assert "6.00 steps, lanes; 12 steps" in "\n".join(
+        map(str, sections(build(Rows(), batch_size=8, order="lanes").parts))
+    )
+
+
+UNTAKEN = "\n  both would decide the same, and neither is ignored silently\n  leave out {}, or pass the data set: loader.dataset"
+REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
+    "batch_size": (loader, {"batch_size": 4}, "batch_size = 4, but the DataLoader has batch_size = 8" + UNTAKEN),
+    "workers": (loader, {"workers": 2}, "workers = 2, but the DataLoader has num_workers = 0" + UNTAKEN),
+    "collate_fn": (
+        loader,
+        {"collate_fn": twice},
+        "collate_fn = twice, but the DataLoader has collate_fn = default_collate" + UNTAKEN,
+    ),
+    "order": (
+        loader,
+        {"order": "lanes"},
+        "order = 'lanes', but the DataLoader has the order: sequential, as its SequentialSampler" + UNTAKEN,
+    ),
+    "batch_size of batches": (
+        lambda: loader(batch_sampler=[[1, 2], [3]]),
+        {"batch_size": 2},
+        "batch_size = 2, but the DataLoader has batch_size = 2, the largest batch of its list" + UNTAKEN,
+    ),
+    "batch_size of replicas": (
+        lambda: loader(sampler=DistributedSampler(Rows(), 2, 0)),
+        {"batch_size": 8},
+        "batch_size = 8, but the DataLoader has batch_size = 16 (8 for each of 2 replicas)" + UNTAKEN,
+    ),
+    "no batches": (
+        lambda: loader(batch_size=None),
+        {},
+        "train_data is a DataLoader with batch_size=None, so its data set returns whole batches",
+    ),
+    "its own batches": (
+        lambda: OwnBatches(Rows(), batch_size=8),
+        {},
+        "train_data is a OwnBatches, a DataLoader with its own __iter__, which surefoot would not call",
+    ),
+    "another data set": (
+        lambda: loader(sampler=RandomSampler(range(5))),  # type: ignore[arg-type]
+        {},
+        "the DataLoader's RandomSampler numbers 5 samples, but its data set has 48",
+    ),
+    "its own generator": (
+        lambda: loader(sampler=OwnGenerator(Rows())),
+        {},
+        "train_data is a DataLoader whose BatchSampler lists other batches when it is read again",
+    ),
+    "too few weights": (
+        lambda: loader(sampler=WeightedRandomSampler([1.0, 2.0], 8)),
+        {},
+        "order = Weighted(...) has 2 weights, but the data set has 48 samples",
+    ),
+    "compiled lists": (
+        lambda: loader(batch_sampler=[[1], [1, 2], [1, 2, 3]]),
+        {"compile": True},
+        "compile: the batches of list change shape in almost every step",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_loader_that_cannot_be_taken_is_refused(name: str) -> None:
+    make, changes, text = REFUSED[name]
+    with pytest.raises(sf.ConfigError) as caught:
+        build(make(), **changes)
+    assert str(caught.value).startswith(text.format(name.split(maxsplit=1)[0]))
+    assert len(str(caught.value).splitlines()) <= 3
+
+
+def test_a_loader_of_a_stream_is_its_stream() -> None:
+    with pytest.raises(sf.DataError, match="Stream can only be iterated"):
+        build(DataLoader(Stream(), batch_size=4))
+
+
+ORDERS: list[tuple[Any, dict[str, Any], type[sf.SurefootError], str]] = [
+    (Rows(), {"order": "random"}, sf.ConfigError, "order = 'random' is not an order of samples\n  choose one of shuffled,"),
+    (Rows(), {"order": 3}, sf.ConfigError, "order = 3 is not an order of samples"),
+    (Rows(), {"order": "lanes", "batch_size": 49}, sf.ConfigError, "order = lanes: a step has batch_size = 49 lanes"),
+    (Rows(), {"order": sf.data.Weighted([1])}, sf.ConfigError, r"order = Weighted\(...\) has 1 weights, but"),
+    (Rows(), {"batch_size": None}, sf.ConfigError, "batch_size is not set: .*\n.*only a DataLoader"),
+    (
+        sf.data.Mixture({"a": (Rows(), 1.0)}),
+        {"order": "lanes"},
+        sf.ConfigError,
+        "order = lanes: a Mixture can only be shuffled",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "changes", "kind", "text"), ORDERS)
+def test_an_order_that_does_not_fit_is_refused(
+    data: Any, changes: dict[str, Any], kind: type[sf.SurefootError], text: str
+) -> None:
+    with pytest.raises(kind, match=text):
+        build(data, **{"batch_size": 8} | changes)
+
+
+def test_batches_in_tokens_are_shuffled_only() -> None:
+    class Lengthy(Rows):
+        lengths = np.arange(1, SAMPLES + 1)
+
+    with pytest.raises(sf.ConfigError, match="order = sequential: batches sized in tokens can only be shuffled"):
+        build(Lengthy(), batch_size="64 tokens", order="sequential")
+
+
+# --- splits ----------------------------------------------------------------------------------------------------------
+
+
+def confident(outputs: Tensor, _: Tensor) -> sf.Mean:
+    return sf.Mean(outputs.amax(1).sum(), len(outputs))
+
+
+def scored(split: sf.Split, **changes: Any) -> dict[str, float]:
+    return build(Rows(), batch_size=8, splits={"val": split}, **changes).evaluate()
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_split_of_a_loader_is_the_split_of_its_data_set(shuffle: bool) -> None:
+    expected = scored(sf.Split(Rows(), metrics=confident, batch_size=5))
+    split = sf.Split(loader(shuffle=shuffle, batch_size=5, drop_last=True, num_workers=1), metrics=confident)
+    assert (split.batch_size, split.workers) == (5, 1)
+    assert scored(split) == expected
+    model = build(Rows(), batch_size=8).state.model
+    assert sf.evaluate(model, split, loss=loss, device="cpu") == sf.evaluate(
+        model, sf.Split(Rows(), metrics=confident, batch_size=5), loss=loss, device="cpu"
+    )
+
+
+def test_a_split_has_its_own_collate_function_and_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    init = Workers.__init__
+
+    def counted(self: Workers, *arguments: Any, workers: int, **named: Any) -> None:
+        started.append(workers)
+        init(self, *arguments, workers=workers, **named)
+
+    monkeypatch.setattr(Workers, "__init__", counted)
+    plain, doubled = scored(sf.Split(Rows(), metrics=confident)), scored(sf.Split(loader(collate_fn=twice)))
+    assert scored(sf.Split(loader(), metrics=confident), collate_fn=twice) == plain  # its own default_collate
+    assert scored(sf.Split(Rows()), collate_fn=twice) == doubled  # without its own: the run's
+    assert not started
+    assert scored(sf.Split(Rows(), metrics=confident, workers=1)) == plain
+    assert started == [1]
+
+
+def test_a_split_takes_the_part_and_the_data_that_its_sampler_reads() -> None:
+    part = [1, 5, 7]
+    assert scored(sf.Split(loader(sampler=SubsetRandomSampler(part)))) == scored(sf.Split(Subset(Rows(), part)))
+    of_ranks = loader(sampler=DistributedSampler(Rows(), 4, 1))
+    assert scored(sf.Split(of_ranks)) == scored(sf.Split(Rows()))
+
+
+@pytest.mark.parametrize(
+    ("data", "changes", "text"),
+    [
+        (lambda: loader(sampler=WeightedRandomSampler([1.0] * SAMPLES, 8)), {}, "with a WeightedRandomSampler, which may"),
+        (lambda: loader(batch_sampler=[[1, 1]]), {}, "with a list, which may read a sample twice"),
+        (loader, {"batch_size": 3}, "Split: batch_size = 3, but the DataLoader has batch_size = 8"),
+        (loader, {"workers": 3}, "Split: workers = 3, but the DataLoader has num_workers = 0"),
+        (loader, {"collate_fn": twice}, "Split: collate_fn = twice, but the DataLoader has collate_fn = default_collate"),
+        (lambda: OwnBatches(Rows()), {}, r"Split\(data\) is a OwnBatches"),
+    ],
+)  # fmt: skip
+def test_a_split_of_a_loader_that_reads_otherwise_is_refused(data: Any, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(sf.ConfigError, match=text):
+        sf.Split(data(), **changes)
