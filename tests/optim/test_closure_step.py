@@ -1,4 +1,4 @@
-"""Optimizers that evaluate the loss through a closure: equal to plain loops, undone, saved, refused. (10 s)"""
+"""Optimizers that evaluate the loss through a closure: equal to plain loops, undone, saved, refused. (6 s)"""
 
 from __future__ import annotations
 
@@ -314,6 +314,7 @@ def test_the_momentum_of_an_inner_optimizer_is_saved(tmp_path: Path) -> None:
     assert again.base_optimizer.param_groups is again.param_groups
 
 
+@pytest.mark.fast("[23]-lbfgs")
 @pytest.mark.parametrize("name", ["lbfgs", "sam"])
 @pytest.mark.parametrize("kills", [[23], pytest.param([4, 30, 21], marks=pytest.mark.slow)], ids=str)
 def test_killed_inside_a_closure_a_run_ends_with_the_same_bits(
@@ -345,6 +346,7 @@ def on_a_rank(name: str, micro_batch_size: int) -> dict[str, Any]:
     return {"losses": values, "state": run.state.model.state_dict(), "size": run.world_size}
 
 
+@pytest.mark.fast("lbfgs", "sam")
 @EVERY
 def test_two_ranks_are_one_process(name: str, ranks: Ranks) -> None:
     alone = on_a_rank(name, 4)

@@ -1,4 +1,4 @@
-"""Any class, function or instance of a `torch.optim.Optimizer` as `Run(optimizer=)`. (5 s)"""
+"""Any class, function or instance of a `torch.optim.Optimizer` as `Run(optimizer=)`. (3 s)"""
 
 from __future__ import annotations
 
