@@ -124,7 +124,7 @@ def older(of_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str
     config = Path("run/config.toml")
     config.write_text("floor = 0.1  # default\n" + config.read_text())
     return (
-        "another version of surefoot wrote run (format 3; this version reads 5 and 6): install that version,"
+        "another version of surefoot wrote run (format 3; this version reads 5 to 7): install that version,"
         " or train a new run in another directory"
     )
 
