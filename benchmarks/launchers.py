@@ -2,12 +2,13 @@
 
     python benchmarks/launchers.py [--only "Ray Train" Slurm ...] [--write]
 
-Each file starts examples/launch/train.py. When 100 steps are saved, the process of rank 0 gets SIGKILL. Where the launcher does
-not start the processes again, the same command is typed again. The step in a line is that of the last record before. Weights
-are compared with those of a run of two processes under `surefoot train --nproc 2` that nobody disturbed. The files for
-Kubernetes, Kubeflow and SkyPilot are checked against their schemas; besides, their commands run here with the variables that
-they get there, without Kubernetes or a cloud. A launcher or a schema that is not installed is a line that says so. With --write
-the result is appended to benchmarks/results/launchers.txt.
+Each file starts examples/launch/train.py, which waits here from about step 150 on until a process is killed. When 100 steps
+are saved, the process of rank 0 gets SIGKILL. Where the launcher does not start the processes again, the same command is
+typed again. The step in a line is that of the last record before. Weights are compared with those of a run of two processes
+under `surefoot train --nproc 2` that nobody disturbed. The files for Kubernetes, Kubeflow and SkyPilot are checked against
+their schemas; besides, their commands run here with the variables that they get there, without Kubernetes or a cloud. A
+launcher or a schema that is not installed is a line that says so. With --write the result is appended to
+benchmarks/results/launchers.txt.
 """
 
 from __future__ import annotations

@@ -27,6 +27,19 @@ from waiting import wait_until
 EXAMPLES = Path(__file__).parents[1] / "examples" / "launch"
 PROGRAM = f"{EXAMPLES / 'train.py'}:build"
 KILLED_AFTER = 100  # steps that are saved
+_WAITING = """
+
+import time
+from pathlib import Path
+
+loss_of_points, calls = loss, iter(range(300))  # two micro-batches in each step of a process
+
+
+def loss(model, batch):
+    while next(calls, None) is None and Path(__file__).with_name("hold").exists():
+        time.sleep(0.01)
+    return loss_of_points(model, batch)
+"""
 _MOST_STARTS = 3
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "unknown")
 
@@ -44,7 +57,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Launcher:
-    """How a file of the examples is started, and what that needs."""
+    """How a file of the examples is started, and what that needs. `command` takes the directory of `waiting_examples`."""
 
     name: str
     file: str
@@ -61,15 +74,25 @@ def reference(directory: Path) -> tuple[str, dict[str, str]]:
     return weights(directory / "run")
 
 
+def waiting_examples(directory: Path) -> Path:
+    """A copy of the examples. Its training waits from about step 150 on until the file that is returned is removed."""
+    shutil.copytree(EXAMPLES, directory / "launch")
+    with (directory / "launch" / "train.py").open("a") as program:
+        program.write(_WAITING)
+    hold = directory / "launch" / "hold"
+    hold.touch()
+    return hold
+
+
 def killed(launcher: Launcher, directory: Path, *, undisturbed: tuple[str, dict[str, str]]) -> Outcome:
     """Start a file of the examples, kill rank 0 in its midst, and start it again unless it goes on by itself."""
-    run_dir, log = directory / "run", directory / "log"
+    run_dir, log, hold = directory / "run", directory / "log", waiting_examples(directory)
     shell = slurm(directory) if launcher.on_slurm else nullcontext(_environment(directory))
     with shell as environment:
-        killed_at = _start(launcher.command(run_dir), log, environment, watch=run_dir)
+        killed_at = _start(launcher.command(directory), log, environment, watch=run_dir, hold=hold)
         starts = 1
         while starts < _MOST_STARTS and not is_finished(run_dir):
-            _start(launcher.command(run_dir), log, environment)
+            _start(launcher.command(directory), log, environment)
             starts += 1
         sessions = json.loads((run_dir / "environment.json").read_text())["sessions"]
         same = is_finished(run_dir) and weights(run_dir) == undisturbed
@@ -83,8 +106,15 @@ def slurm(directory: Path) -> Iterator[dict[str, str]]:
         yield _environment(directory) | of_cluster
 
 
-def _start(command: list[str], log: Path, environment: Mapping[str, str], *, watch: Path | None = None) -> int:
-    """Wait until a command and its job have ended. Kill rank 0 of the run in `watch` in its midst, and return the step."""
+def _start(
+    command: list[str],
+    log: Path,
+    environment: Mapping[str, str],
+    *,
+    watch: Path | None = None,
+    hold: Path | None = None,
+) -> int:
+    """Wait until a command and its job have ended. Kill rank 0 of the run in `watch` in its midst, then remove `hold`. Return the step."""
     killed_at = 0
     with log.open("a") as out:
         process = subprocess.Popen(
@@ -103,6 +133,8 @@ def _start(command: list[str], log: Path, environment: Mapping[str, str], *, wat
             assert not is_over(), log.read_text()
             os.kill(first_rank(watch), signal.SIGKILL)
             killed_at = last_step(watch)
+        if hold is not None:
+            hold.unlink()
         assert wait_until(is_over), log.read_text()
     finally:
         with suppress(ProcessLookupError):
@@ -118,17 +150,21 @@ def _exit_status(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _shell(name: str, *further: str) -> Callable[[Path], list[str]]:
-    return lambda run_dir: [*further, str(EXAMPLES / name), PROGRAM, "--run-dir", str(run_dir)]
+    def command(directory: Path) -> list[str]:
+        program = f"{directory / 'launch' / 'train.py'}:build"
+        return [*further, str(directory / "launch" / name), program, "--run-dir", str(directory / "run")]
+
+    return command
 
 
-def _mpirun(run_dir: Path) -> list[str]:
+def _mpirun(directory: Path) -> list[str]:
     port = real_slurm.free_ports(1)[0]
-    return ["env", f"MASTER_PORT={port}", *_shell("mpirun.sh", "bash")(run_dir)]
+    return ["env", f"MASTER_PORT={port}", *_shell("mpirun.sh", "bash")(directory)]
 
 
 def _nodes(name: str) -> Callable[[Path], list[str]]:
     script = str(Path(__file__).with_name("nodes.py"))
-    return lambda run_dir: [sys.executable, script, str(EXAMPLES / name), str(run_dir)]
+    return lambda directory: [sys.executable, script, str(directory / "launch" / name), str(directory / "run")]
 
 
 def _without(module: str) -> Callable[[], str | None]:
@@ -147,7 +183,8 @@ LAUNCHERS = (
     Launcher("torchrun", "torchrun.sh", _shell("torchrun.sh", "bash"), lambda: None, restarts=True),
     Launcher("mpirun", "mpirun.sh", _mpirun, _no_mpirun),
     Launcher(
-        "submitit, on this machine", "submitit.sh", lambda run_dir: [*_shell("submitit.sh", "bash")(run_dir), "--local"],
+        "submitit, on this machine", "submitit.sh",
+        lambda directory: [*_shell("submitit.sh", "bash")(directory), "--local"],
         _without("submitit"),
     ),
     Launcher(
@@ -156,7 +193,8 @@ LAUNCHERS = (
     ),
     Launcher("Slurm", "slurm.sh", _shell("slurm.sh", "sbatch", *SMALL), real_slurm.missing, on_slurm=True),
     Launcher(
-        "Ray Train", "ray_job.py", lambda run_dir: [sys.executable, str(EXAMPLES / "ray_job.py"), str(run_dir)],
+        "Ray Train", "ray_job.py",
+        lambda directory: [sys.executable, str(directory / "launch" / "ray_job.py"), str(directory / "run")],
         _without("ray"), restarts=True,
     ),
     Launcher("Kubernetes' variables", "kubernetes.yaml", _nodes("kubernetes.yaml"), _without("yaml"), restarts=True),

@@ -179,6 +179,7 @@ NEEDS = [
     ("slurm", ["submit", *BYTES, "--hours=1", "--run-dir=run"]),
     ("quant", ["train", *BYTES, "--run-dir=run", "--optimizer.name=adamw8bit"]),
 ]
+ON_PAPER = [["gpt", "--preset=gpt2-124m"], ["gpt"], ["translation", "--preset=base"], ["translation"]]
 WITHOUT_CODE = {"hf", "remote"}  # extras of which no file of ours imports anything
 
 
@@ -207,6 +208,15 @@ def test_whatever_needs_an_extra_names_the_line_to_type_and_writes_nothing(tmp_p
         assert line is not None, text
         assert extra in line[1].split(","), text
         assert written == [], words
+
+
+def test_a_plan_on_paper_of_a_recipe_needs_the_core_alone(tmp_path: Path) -> None:
+    plans = with_the_core_alone(
+        lambda: [typed("plan", *words, "--world-size=8", "--parallel=ddp") for words in ON_PAPER], tmp_path
+    )
+    for words, (status, text) in zip(ON_PAPER, plans, strict=True):
+        assert status == 0, (words, text)
+        assert "not read: the settings give" in text
 
 
 def test_each_extra_whose_packages_we_import_has_a_command_that_needs_it() -> None:

@@ -50,6 +50,17 @@ def test_the_changelog_has_the_form_of_keep_a_changelog() -> None:
     assert [line for line in CHANGELOG.splitlines() if len(line) > 100] == []
 
 
+def test_a_line_of_prose_in_a_page_has_at_most_100_characters() -> None:
+    pages = {
+        *ROOT.glob("*.md"),
+        *(page for room in ("docs", "examples", "benchmarks") for page in (ROOT / room).rglob("*.md")),
+    }
+    for page in pages - {*(ROOT / "docs" / "reference").glob("api*"), *(ROOT / "docs" / "reference" / "api").iterdir()}:
+        prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        lines = [line for line in prose.splitlines() if len(line) > 100 and not line.startswith(("    ", "|"))]
+        assert [line for line in lines if not re.fullmatch(r"!?\[.*\]\(\S+\)", line)] == [], page
+
+
 def test_changelog_and_citation_have_the_version_of_the_source() -> None:
     _, newest, *_ = sections()
     assert newest.split(" - ")[0] == sf.__version__

@@ -124,7 +124,7 @@ def older(of_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str
     config = Path("run/config.toml")
     config.write_text("floor = 0.1  # default\n" + config.read_text())
     return (
-        "another version of surefoot wrote run (format 3; this version reads 5 and 6): install that version,"
+        "another version of surefoot wrote run (format 3; this version reads 5 to 7): install that version,"
         " or train a new run in another directory"
     )
 
@@ -169,6 +169,13 @@ def test_a_model_is_given_the_weights_that_are_asked_for(of_script: Path, weight
     assert model is own
     assert not model.training
     assert all(torch.equal(tensor, found[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_class_that_needs_arguments_is_refused_with_what_to_write(of_script: Path) -> None:
+    with pytest.raises(
+        sf.ConfigError, match=r"load_model\(Linear\): missing a required argument(.|\n)*lambda: Linear\("
+    ):
+        sf.load(of_script).load_model(torch.nn.Linear)
 
 
 @pytest.mark.parametrize(

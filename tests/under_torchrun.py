@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-_PIDS, _SILENT_S = "PIDS", "SILENT_S"
+_PIDS, _SILENT_S, _FIRST_RANK_S = "PIDS", "SILENT_S", "FIRST_RANK_S"
 
 
 @dataclass
@@ -70,14 +70,19 @@ def torchrun(
     max_restarts: int = 0,
     file: Path | None = None,
     silent_s: float = 4,
+    first_rank_s: float = 600,
 ) -> Iterator[Torchrun]:
-    """torchrun, with ranks that run `surefoot` with some arguments, or a file; what it says is in `directory`."""
+    """torchrun, with ranks that run `surefoot` with some arguments, or a file; what it says is in `directory`.
+
+    first_rank_s: how long rank 1 leaves its error to rank 0, which is slow on a busy machine. torchrun ends the wait.
+    """
     from tied import tied
 
     directory.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
     command += [f"--max-restarts={max_restarts}", str(file or __file__), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", _PIDS: str(directory), _SILENT_S: str(silent_s)}
+    environment[_FIRST_RANK_S] = str(first_rank_s)
     with (directory / "said").open("w") as said:
         process = subprocess.Popen(tied(command), stdout=said, stderr=subprocess.STDOUT, env=environment)
     group = Torchrun(process, directory)
@@ -99,9 +104,8 @@ def be_a_rank() -> int:
     from surefoot import errors
     from surefoot.distributed import rendezvous
     from surefoot.distributed.heartbeat import Heartbeat
-    from waiting import HANG_S
 
-    errors.FIRST_RANK_S = HANG_S  # rank 0 is slow on a busy machine: rank 1 waits until torchrun ends it
+    errors.FIRST_RANK_S = float(os.environ[_FIRST_RANK_S])
     silent_s = float(os.environ[_SILENT_S])
     setattr(rendezvous, "Heartbeat", partial(Heartbeat, every_s=silent_s / 20, silent_s=silent_s))  # noqa: B010  # another type
     return torchrun

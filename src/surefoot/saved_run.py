@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -233,6 +234,16 @@ class SavedRun:
                 raise ConfigError(f"name = {name!r}: no model has this name; available: {', '.join(models)}")
             model = models[name] if self.built is None else deepcopy(models[name])
         elif not isinstance(model, Module):
+            with suppress(ValueError):  # a class that is written in C may have no signature
+                try:
+                    signature(model).bind()
+                except TypeError as problem:
+                    model_name = getattr(model, "__name__", type(model).__name__)
+                    raise ConfigError(
+                        f"load_model({model_name}): {problem}\n"
+                        "  the class or function is called without arguments\n"
+                        f"  write load_model(lambda: {model_name}(...)), with the arguments of the trained model"
+                    ) from problem
             model = model()
         return load_weights(model, contents, name=name, device=device, weights=weights)
 

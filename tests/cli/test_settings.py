@@ -131,13 +131,14 @@ def test_the_file_of_a_run_gives_the_same_settings(name: str, flags: list[str]) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_configuration_of_a_script_is_the_preset_it_names_and_its_file_gives_it(name: str) -> None:
+def test_a_configuration_of_a_script_names_no_preset_and_commands_start_from_tiny(name: str) -> None:
     program = find_program(name)
-    config = program.config()
-    if config.preset is not None:
-        assert (
-            config == program_settings(program, ProgramOptions(what=name), ["--preset", config.preset], verb="train")[0]
-        )
+    assert program.config is not None
+    config, options = program.config(), ProgramOptions(what=name)
+    assert config == program_settings(program, options, ["--preset", "None"], verb="train")[0]
+    named = program_settings(program, options, ["--preset", "tiny"], verb="train")[0]
+    assert named == program_settings(program, options, [], verb="train")[0]
+    assert (config.preset, named.preset) == (None, "tiny")
     assert read_again(name, program.config_text(config, {}, program.described)) == config
 
 

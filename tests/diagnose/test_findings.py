@@ -602,6 +602,14 @@ def test_a_loss_that_stays_where_it_is_good_is_no_error(started_at: float, sever
     assert ("pretrained weights with little left to learn" in " ".join(finding.causes)) == (severity == "warning")
 
 
+def test_overfitting_names_the_best_checkpoint_only_if_the_run_keeps_one() -> None:
+    values = history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9]))
+    keeping, without = (RunDescription(keeps_best=keeps_best) for keeps_best in (True, False))
+    first = [found("overfitting", replace(values, described=each)).try_[0] for each in (keeping, without)]
+    assert 'evaluate(checkpoint="best")' in first[0]
+    assert first[1].startswith("Run(best='min ")
+
+
 def test_overfitting_tells_what_other_scores_did() -> None:
     accuracy = [0.5, 0.6, 0.7, 0.72, 0.74, 0.76]
     finding = found("overfitting", history(train(), scores([3.0, 2.0, 1.5, 1.6, 1.7, 1.9], accuracy=accuracy)))

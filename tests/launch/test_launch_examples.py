@@ -22,7 +22,6 @@ from launched import (
     OVER,
     PROGRAM,
     SCHEMAS,
-    SMALL,
     Launcher,
     is_alive,
     is_finished,
@@ -30,6 +29,7 @@ from launched import (
     reference,
     slurm,
     steps_saved,
+    waiting_examples,
     weights,
 )
 from nodes import NODES
@@ -54,8 +54,11 @@ def test_a_run_whose_rank_is_killed_under_a_launcher_ends_with_the_bits_of_one_l
     if reason := launcher.missing():
         pytest.skip(reason)
     outcome = killed(launcher, tmp_path, undisturbed=undisturbed)
-    assert 0 < outcome.killed_at < 800, "it was killed in its midst"
-    assert outcome.starts == (1 if launcher.restarts else 2), outcome.log
+    assert 0 < outcome.killed_at <= 150, "it was killed in its midst, while its loss waited"
+    if launcher.restarts:
+        assert outcome.starts == 1, outcome.log
+    else:  # on a busy machine, submitit's controller may start before its folder exists, and fail: it is started once more
+        assert outcome.starts >= 2, outcome.log
     assert outcome.sessions == 2, outcome.log
     assert outcome.same_bits, outcome.log
 
@@ -66,12 +69,13 @@ def test_a_real_slurm_requeues_a_job_that_it_signals_and_the_job_ends_with_the_s
 ) -> None:
     if reason := real_slurm.missing():
         pytest.skip(reason)
-    run_dir = tmp_path / "run"
+    run_dir, hold = tmp_path / "run", waiting_examples(tmp_path)
+    (launcher,) = (launcher for launcher in LAUNCHERS if launcher.name == "Slurm")
     with slurm(tmp_path) as environment:
-        command = ["sbatch", *SMALL, str(EXAMPLES / "slurm.sh"), PROGRAM, "--run-dir", str(run_dir)]
-        subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True)
+        subprocess.run(launcher.command(tmp_path), env=environment, cwd=tmp_path, check=True, capture_output=True)
         assert wait_until(lambda: steps_saved(run_dir) >= 100)
         subprocess.run(["scancel", "--signal=TERM", "1"], env=environment, check=True)  # as before a job's time limit
+        hold.unlink()
         assert wait_until(lambda: real_slurm.state(environment, 1) in OVER)
         shown = real_slurm.ask(environment, "scontrol", "show", "job", "1")
     assert "Restarts=1" in shown

@@ -93,7 +93,7 @@ def test_a_refusal_before_ranks_meet_is_said_once(tmp_path: Path) -> None:
 
 
 def test_ranks_whose_torchrun_is_killed_while_they_meet_end(tmp_path: Path) -> None:
-    with torchrun(tmp_path / "p", "late-on-rank-1", silent_s=300) as group:
+    with torchrun(tmp_path / "p", "late-on-rank-1", silent_s=300, first_rank_s=1) as group:
         pids = [group.pid(0), group.pid(1)]
         assert wait_until(lambda: _is_waiting(pids[0]), limit_s=HANG_S), group.said
         group.process.kill()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,6 +105,29 @@ def pass_of(**changes: Any) -> Any:
     with on_meta(1):
         run = mlp_run(**changes)
     return dry_pass(run.parts, rows=rows, weights_narrow=weights_narrow)
+
+
+@dataclass
+class Fields:
+    x: Tensor
+    y: Tensor
+
+
+class Encoding(UserDict[str, Tensor]):
+    def to(self, device: torch.device) -> Encoding:
+        self.data = {name: part.to(device) for name, part in self.data.items()}
+        return self
+
+
+@pytest.mark.parametrize("rows", [None, 40])
+def test_a_pass_is_the_same_for_every_kind_of_batch(rows: int | None) -> None:
+    samples = [(torch.randn(32), torch.tensor(3)) for _ in range(20)]
+    plain = pass_of(train_data=samples, rows=rows)
+    assert plain.samples == (rows or ROWS)
+    loss = lambda model, batch: F.cross_entropy(model(batch.x), batch.y)  # noqa: E731
+    assert pass_of(train_data=[Fields(*sample) for sample in samples], loss=loss, rows=rows) == plain
+    loss = lambda model, batch: F.cross_entropy(model(batch["x"]), batch["y"])  # noqa: E731
+    assert pass_of(train_data=[Encoding(x=x, y=y) for x, y in samples], loss=loss, rows=rows) == plain
 
 
 def test_arithmetic_is_two_for_each_number_forward_and_backward_for_inputs_and_weights() -> None:

@@ -7,6 +7,7 @@ from .images.load import load_images as load_images
 from .mixture import Mixture as Mixture
 from .orders import Weighted as Weighted
 from .streams.stream import Stream as Stream
+from .tables import Table as Table
 from .text.files import encode_documents as encode_documents
 from .text.files import load_documents as load_documents
 from .text.files import split_documents as split_documents

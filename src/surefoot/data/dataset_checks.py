@@ -8,8 +8,9 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from surefoot.data.fingerprints import hash_of, hash_of_list, parts_of
-from surefoot.data.gathering import Gather, Gathers, gather_fn, is_tensors, leaves, sample_count, tensors_of
+from surefoot.data.fingerprints import hash_of, hash_of_hugging_face, hash_of_list, parts_of
+from surefoot.data.gathering import Gather, Gathers, gather_fn, is_hugging_face, is_tensors, sample_count, tensors_of
+from surefoot.data.nested import is_opaque, leaves, tensors
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
@@ -81,10 +82,22 @@ def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | 
         return "a Tensor", "give a tuple of tensors whose rows are samples: (inputs, targets), or (inputs,)"
     if isinstance(dataset, str | Path):
         cure = "load it first: surefoot.data.load_documents(path), load_images(path), load_pairs(path), or torch.load(path)"
+        if Path(dataset).suffix in (".parquet", ".arrow", ".feather"):
+            cure = "give its rows: surefoot.data.Table(path)"
         return f"the path {str(dataset)!r}", cure
+    package, name = type(dataset).__module__.partition(".")[0], type(dataset).__name__
+    if package in ("pyarrow", "pandas", "polars") and name in ("Table", "RecordBatch", "DataFrame"):
+        return f"a {name} of {package}", "give its rows: surefoot.data.Table(table)"
     if isinstance(dataset, Mapping) and all(isinstance(part, Tensor) for part in dataset.values()):
         cure = "give a tuple of the tensors, (inputs, targets), or an object with __getitem__(index) and __len__()"
         return "a dictionary of tensors", cure
+    if isinstance(dataset, Mapping) and dataset and all(isinstance(key, str) for key in dataset):
+        names = [*dataset]
+        which = f"a {type(dataset).__name__} of {', '.join(names[:4])}{' ...' * (len(names) > 4)}"
+        return (
+            which,
+            f"give one of its entries: data[{names[0]!r}], and others as splits={{{names[-1]!r}: sf.Split(...)}}",
+        )
     if isinstance(dataset, tuple) and parts and all(arrays) and not is_tensors(dataset):
         tensors = "tensors and " if any(isinstance(part, Tensor) for part in parts) else ""
         return f"a tuple of {tensors}NumPy arrays", "convert them to tensors: tuple(map(torch.as_tensor, arrays))"
@@ -136,15 +149,26 @@ def read(dataset: Any, sample: int, *, step: int) -> Any:
         ) from problem
 
 
-def rows(batch: Any) -> int:
-    """Return the size of the first dimension of the first tensor in a nested batch."""
-    tensor = next((leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)), None)
-    if tensor is None or tensor.ndim == 0:
-        raise DataError(
-            f"a batch of type {type(batch).__name__} has no tensor with a first dimension, so its samples cannot be counted\n"
-            "  give a function that counts the values in a batch over which the loss is a mean: Run(count_fn=...)"
-        )
-    return len(tensor)
+def rows(batch: Any, *, samples: int | None = None) -> int:
+    """Return the size of the first dimension of the first tensor in a nested batch.
+
+    Raises `DataError` if no such tensor exists, or if a graph or another object with its own `to` comes first. Also raises it if the
+    tensors differ in size and the first has not `samples` rows: its rows are nodes, for example.
+    """
+    first = next(
+        (leaf for leaf in leaves(batch, into_opaque=False) if isinstance(leaf, Tensor) or is_opaque(leaf)), None
+    )
+    if not isinstance(first, Tensor) or first.ndim == 0:
+        why = f"begins with a {type(first).__name__}" if is_opaque(first) else "has no tensor with a first dimension"
+    elif samples in (None, len(first)) or {len(part) for part in tensors(batch) if part.ndim} == {len(first)}:
+        return len(first)
+    else:
+        why = f"has {samples} samples, but its tensors have {len(first)} rows and other numbers of rows"
+    raise DataError(
+        f"a batch of type {type(batch).__name__} {why}, so its samples cannot be counted\n"
+        "  give a function that counts the values in a batch over which the loss is a mean: Run(count_fn=...),\n"
+        "  for example count_fn=lambda batch: batch.num_graphs, or the number of its labels"
+    )
 
 
 def fingerprint(dataset: Any) -> dict[str, Any]:
@@ -167,8 +191,10 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {"type": type(dataset).__name__}
     if hasattr(dataset, "__len__"):  # the parent of a subset may lack a length
         fields["samples"] = sample_count(dataset)
-    if tensors := tensors_of(dataset):
-        fields["sha256"] = hash_of(tensors)
+    if parts_in_memory := tensors_of(dataset):
+        fields["sha256"] = hash_of(parts_in_memory)
+    elif is_hugging_face(dataset) and len(dataset):
+        fields["sha256"] = hash_of_hugging_face(dataset)
     elif type(dataset) in (list, tuple, dict, np.ndarray) and len(dataset):
         samples = sorted(dataset.items(), key=lambda pair: str(pair[0])) if isinstance(dataset, dict) else dataset
         fields["sha256"] = hash_of_list(samples)

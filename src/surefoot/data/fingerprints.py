@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from surefoot.data.gathering import by_sample, gather_fn
+from surefoot.data.nested import children, is_opaque
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _MAX_BYTES = 1 << 24  # limit of hashed bytes per tensor, and per list of samples
@@ -55,9 +56,23 @@ def hash_of(value: Any, unknown: dict[str, None] | None = None) -> str:
 
 def hash_of_list(samples: Sequence[Any]) -> str:
     """Return a hash of evenly spaced samples, including the first and the last: at most 2,000 samples or about 16 MiB."""
-    size_bytes = max(1, sum(map(len, _pieces(samples[0], {}))))
-    count = min(len(samples), max(3, min(2_000, _MAX_BYTES // size_bytes)))
-    return hash_of([samples[index] for index in np.linspace(0, len(samples) - 1, count).astype(int).tolist()])
+    return hash_of([samples[index] for index in spaced(samples[0], len(samples))])
+
+
+def hash_of_hugging_face(dataset: Any) -> str:
+    """Return a hash of evenly spaced rows of a `datasets.Dataset` as they are stored, before any format or transform.
+
+    The data set's own fingerprint depends on the files of its cache and their times, and on functions that may have none.
+    """
+    stored = dataset.with_format("arrow", columns=dataset.format["columns"])
+    return hash_of(stored[spaced(stored[0].to_pylist(), len(stored))].to_pylist())
+
+
+def spaced(first: Any, count: int) -> list[int]:
+    """Return evenly spaced indices of `count` samples like `first`: at most 2,000, or about 16 MiB."""
+    size_bytes = max(1, sum(map(len, _pieces(first, {}))))
+    chosen = min(count, max(3, min(2_000, _MAX_BYTES // size_bytes)))
+    return [int(index) for index in np.linspace(0, count - 1, chosen)]
 
 
 def hashes_of_samples(dataset: Any, *, seed: int, gather: bool, unknown: dict[str, None]) -> dict[str, str]:
@@ -143,7 +158,9 @@ def _parts_of_value(value: Any) -> Sequence[Any] | None:
         return list(value.flat)
     if is_dataclass(value) and not isinstance(value, type):
         return [getattr(value, field.name) for field in fields(value)]
-    return value if isinstance(value, Sequence) else None
+    if isinstance(value, Sequence):
+        return value
+    return [part for pair in (children(value) or {}).items() for part in pair] if is_opaque(value) else None
 
 
 def _stride(shape: Sequence[int], size_bytes: int) -> int:

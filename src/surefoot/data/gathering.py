@@ -1,6 +1,6 @@
 """Data sets that build a whole micro-batch in one call: tensors in memory, and classes with a method `gather`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -58,19 +58,22 @@ def by_sample(dataset: Any) -> Any:
     return TensorDataset(*dataset) if is_tensors(dataset) else dataset
 
 
-def leaves(batch: Any) -> Iterator[Any]:
-    """Yield the leaves of nested lists, tuples and dictionaries in order.
+def is_hugging_face(dataset: Any, kind: str = "Dataset") -> bool:
+    """Return True for a `datasets.Dataset`, or another class of that package; a user's module may be named `datasets` too."""
+    module = {"Dataset": "datasets.arrow_dataset", "DatasetDict": "datasets.dataset_dict"}[kind]
+    return any((each.__module__, each.__name__) == (module, kind) for each in type(dataset).__mro__)
 
-    >>> list(leaves({"x": [1, 2], "y": (3, {"z": "a"})}))
-    [1, 2, 3, 'a']
+
+def read_many_fn(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
+    """Return the function that reads several samples at once from a Hugging Face data set or a `Subset` of one, or None.
+
+    With the format "torch", 64 samples of 128 tokens take 1.2 ms at once, and 13.5 ms one by one (`datasets` 5.2). A transform may
+    draw random numbers, so its samples are read one by one, each under its own seed.
     """
-    if isinstance(batch, list | tuple):
-        for part in batch:
-            yield from leaves(part)
-    elif not isinstance(batch, Tensor) and isinstance(batch, Mapping):
-        yield from leaves(tuple(batch.values()))
-    else:
-        yield batch
+    if type(dataset) is Subset and (read := read_many_fn(dataset.dataset)) is not None:
+        return lambda ids: read([dataset.indices[sample] for sample in ids])
+    is_plain = is_hugging_face(dataset) and dataset.format["type"] != "custom"
+    return dataset.__getitems__ if is_plain else None
 
 
 def first_few(ids: Ids) -> str:

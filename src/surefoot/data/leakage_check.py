@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Subset
 
-from surefoot.data.gathering import gather_fn, leaves, sample_count, tensors_of
+from surefoot.data.gathering import gather_fn, sample_count, tensors_of
+from surefoot.data.nested import has_fields, leaves, tensors
 from surefoot.data.order import Ids
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
@@ -173,7 +174,7 @@ def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
 
 
 def _of_tensors(batch: Any) -> Batch:
-    arrays = [part.detach().cpu().contiguous() for part in leaves(batch) if isinstance(part, Tensor)]
+    arrays = [part.detach().cpu().contiguous() for part in tensors(batch)]
     return rows_as_bytes(*(part.view(len(part), -1).view(torch.uint8).numpy() for part in arrays)), _target(batch)
 
 
@@ -189,8 +190,9 @@ def _bytes(leaf: Any) -> bytes:
 
 def _target(sample: Any) -> Ids | None:
     label: Any = None
-    if isinstance(sample, Mapping):
-        label = next((sample[name] for name in ("target", "targets", "label", "labels") if name in sample), None)
+    named = vars(sample) if has_fields(sample) else sample
+    if isinstance(named, Mapping):
+        label = next((named[name] for name in ("target", "targets", "label", "labels") if name in named), None)
     elif isinstance(sample, list | tuple) and len(sample) > 1:
         label = sample[1]
     if isinstance(label, Tensor) and not label.is_floating_point():  # NumPy has no bfloat16

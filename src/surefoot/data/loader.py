@@ -1,8 +1,10 @@
 """Reader that loads the micro-batches of each step from a data set to the device."""
 
+import inspect
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from torch.utils.data import default_collate
 
 from surefoot.data.dataset_checks import rows
 from surefoot.data.gathering import by_sample, first_few, gather_fn, sample_count
+from surefoot.data.nested import Movable, children, rebuilt
 from surefoot.data.order import Cut, Ids, InOrder, MicroBatches, Plan
 from surefoot.data.workers import Collate, Reading, Workers
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
@@ -60,7 +63,7 @@ class Feed:
         say: Callable[[str], None] = print,
     ) -> None:
         self.device, self.workers, self.puts_back, self.say = device, workers, puts_back, say
-        self.count = count or rows
+        self.count = count
         self.plan = plan if isinstance(plan, MicroBatches) else Cut(plan, micro_batch_size or plan.batch_size)
         self.own, self.shared = own or range(self.plan.pieces), own is not None
         single, collate = by_sample(dataset), None if collate is default_collate else collate
@@ -69,8 +72,11 @@ class Feed:
                 f"collate_fn is given, but {type(dataset).__name__} builds whole batches itself: omit collate_fn"
             )
         self.gather = gather_fn(dataset) if collate is None else None
-        self.pins = self.gather is not None and device.type == "cuda"  # workers pin their own batches
-        self.reading = Reading(single, self.plan, seed=seed, collate=collate or default_collate)
+        if collate is None:
+            from surefoot.data.collate import collate as default_batch
+        # workers pin their own batches, but not the dataclasses in them
+        self.pins = device.type == "cuda" and (self.gather is not None or workers > 0)
+        self.reading = Reading(single, self.plan, seed=seed, collate_fn=collate or default_batch)
         self.ahead: list[MicroBatch] | None = None  # on CUDA: the next step, whose copies are in flight
         self.reads: Workers | None = None
         self.step, self.stop = 0, -1
@@ -118,9 +124,15 @@ class Feed:
                 batch = self._read(step, substitute, *pieces[substitute])
             # protect the plan's arrays; only after gathering, because torch warns about read-only arrays
             ids.flags.writeable = epochs.flags.writeable = False
+            targets = self._count(batch, ids) if len(ids) else 0  # on the host, before a batch may move itself
             there = batch if self.device.type == "cpu" else to_device(batch, self.device, pin=self.pins)
-            micro_batches.append(MicroBatch(there, self.count(batch) if len(ids) else 0, index, ids, epochs))
+            micro_batches.append(MicroBatch(there, targets, index, ids, epochs))
         return micro_batches
+
+    def _count(self, batch: Any, ids: Ids) -> int:
+        if self.count is not None:
+            return self.count(batch)
+        return rows(batch) if self.gather is not None else rows(batch, samples=len(ids))
 
     def _read(self, step: int, index: int, ids: Ids, epochs: Ids) -> Any:
         if not len(ids):  # an empty micro-batch at the end of an epoch
@@ -182,17 +194,33 @@ def in_order(
 
 
 def to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
-    """Copy the tensors of nested lists, tuples and dictionaries to the device asynchronously.
+    """Copy the tensors of a nested batch to the device asynchronously; objects with a method `to` move themselves.
 
-    If `pin` is true, host tensors are first copied to page-locked memory, because copies from pageable memory block on CUDA.
+    If `pin` is true, host tensors are first copied to page-locked memory, because copies from pageable memory block on CUDA. A part
+    with a method `pin_memory` does both itself.
     """
     if device.type == "cpu":
         return batch
     if isinstance(batch, Tensor):
-        return (batch.pin_memory() if pin and batch.is_cpu else batch).to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {key: to_device(value, device, pin=pin) for key, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        parts = [to_device(value, device, pin=pin) for value in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    return batch
+        return (batch.pin_memory() if pin and batch.is_cpu and not batch.is_pinned() else batch).to(
+            device, non_blocking=True
+        )
+    if isinstance(batch, Movable) and not isinstance(batch, type):
+        own: Any = copy(batch)  # `to` may change the object, which a data set may still hold
+        own = own.pin_memory() if pin and isinstance(own, Pinnable) else own
+        return own.to(device, non_blocking=True) if _takes_non_blocking(own.to) else own.to(device)
+    parts = children(batch)
+    return batch if parts is None else rebuilt(batch, [to_device(part, device, pin=pin) for part in parts.values()])
+
+
+@runtime_checkable
+class Pinnable(Protocol):
+    """A batch that copies itself to page-locked memory, such as a `PackedSequence` or a graph."""
+
+    def pin_memory(self) -> Any:
+        """Return the copy."""
+
+
+def _takes_non_blocking(method: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(method).parameters
+    return "non_blocking" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())

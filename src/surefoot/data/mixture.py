@@ -12,6 +12,7 @@ from torch import Tensor
 from surefoot.config.keywords import known_keywords
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.gathering import Gather, by_sample, gather_fn
+from surefoot.data.nested import children, is_opaque, rebuilt
 from surefoot.data.order import Blocks, Ids, by_epoch
 from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import fold, stream_key
@@ -150,8 +151,7 @@ def _interleave(batches: Sequence[Any], order: Tensor) -> Any:
     first = batches[0]
     if isinstance(first, Tensor):
         return torch.cat(list(batches)).index_select(0, order.to(first.device, non_blocking=True))
-    if isinstance(first, Mapping):
-        return {key: _interleave([batch[key] for batch in batches], order) for key in first}
-    if isinstance(first, list | tuple):
-        return type(first)(_interleave(parts, order) for parts in zip(*batches, strict=True))
+    if not is_opaque(first) and (names := children(first)) is not None:
+        parts = [children(batch) or {} for batch in batches]
+        return rebuilt(first, [_interleave([part[name] for part in parts], order) for name in names])
     raise TypeError(f"expected tensors, found a {type(first).__name__}")

@@ -50,6 +50,14 @@ class Plan(Protocol):
         """Return the parameters of the order as JSON values, without the seed."""
 
 
+@runtime_checkable
+class Arriving(Protocol):
+    """A data set whose rows arrive one after another (`data/streams/tape.py`)."""
+
+    def arrival(self, batch_size: int) -> Plan:
+        """Return the order of its rows."""
+
+
 class Cut:
     """Plan that cuts each step of another plan into micro-batches; the last micro-batch of a step may be smaller."""
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from surefoot.data.fingerprints import all_within
 from surefoot.data.gathering import sample_count
 from surefoot.data.loader import Feed, MicroBatch, in_order
 from surefoot.data.mixture import Mixture, MixtureOrder
-from surefoot.data.order import Cut, MicroBatches, Order, Plan
+from surefoot.data.order import Arriving, Cut, MicroBatches, Order, Plan
 from surefoot.distributed.strategy import refuse_ranks
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DataError
@@ -23,14 +23,6 @@ from surefoot.seeding import untouched
 
 if TYPE_CHECKING:
     from surefoot.data.streams.tape import Tape
-
-
-@runtime_checkable
-class Arriving(Protocol):
-    """A data set whose rows arrive one after another (`data/streams/tape.py`)."""
-
-    def arrival(self, batch_size: int) -> Plan:
-        """Return the order of its rows."""
 
 
 _FEW_SHAPES = 2  # a full batch, and the last of an epoch
@@ -103,18 +95,17 @@ def tape_of(settings: Any, data: TrainData, world: World, *, run_dir: Path | Non
 
 def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batching) -> MicroBatches:
     """Return the plan of samples: a permutation per epoch or another `order`, a weighted mixture, or batches of similar length."""
+    name = order if isinstance(order, str) else type(order).__name__
     if isinstance(train, Arriving):
         if order not in ("shuffled", "sequential"):
-            raise ConfigError(
-                f"order = {order if isinstance(order, str) else type(order).__name__}: a stream has the order of its source\n"
-                "  leave out order, and order the rows in the source"
-            )
+            text = f"order = {name}: a stream has the order of its source"
+            raise ConfigError(f"{text}\n  leave out order, and order the rows in the source")
         return Cut(train.arrival(sizes.batch_size), sizes.micro_batch_size)
     if order != "shuffled":
         own = "batches sized in tokens" if sizes.unit == "tokens" else "a Mixture" if isinstance(train, Mixture) else ""
         if own:
             raise ConfigError(
-                f"order = {order if isinstance(order, str) else type(order).__name__}: {own} can only be shuffled\n"
+                f"order = {name}: {own} can only be shuffled\n"
                 "  the lengths or the weights decide which samples share a step\n"
                 f"  leave out order, or give {'batch_size in samples' if sizes.unit == 'tokens' else 'one data set'}"
             )
@@ -134,11 +125,6 @@ def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batchin
     if isinstance(train, Mixture):
         plan = MixtureOrder(seed, sizes=train.sizes, weights=train.weights, batch_size=sizes.batch_size)
     return Cut(plan, sizes.micro_batch_size)
-
-
-def steps_of_epoch(plan: MicroBatches, sizes: Batching) -> tuple[int, int]:
-    """Return the size of an epoch and of a step in samples, or in steps if the samples per step vary."""
-    return (plan.samples, sizes.batch_size) if plan.steps is None else (plan.steps, 1)
 
 
 def refuse_compiled(plan: MicroBatches, data: TrainData, *, compiled: bool) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from surefoot.data.dataset_checks import read
-from surefoot.data.gathering import first_few
+from surefoot.data.gathering import first_few, read_many_fn
 from surefoot.data.order import MicroBatches
 from surefoot.errors import ConfigError, DataError, SurefootError, behind, comes_of_user, first_line
 from surefoot.seeding import GeneratorWatch, fold, seed_generators, seed_torch, stream_key, untouched
@@ -42,8 +42,9 @@ class Reading(Dataset[Any]):
     and all generators are seeded from then on. Code that restores the generators after its draws is not detected.
     """
 
-    def __init__(self, dataset: Any, plan: MicroBatches, *, seed: int, collate: Collate) -> None:
-        self.dataset, self.plan, self.collate = dataset, plan, collate
+    def __init__(self, dataset: Any, plan: MicroBatches, *, seed: int, collate_fn: Collate) -> None:
+        self.dataset, self.plan, self.collate = dataset, plan, collate_fn
+        self.read_many = read_many_fn(dataset)
         self.sample_key, self.collate_key = stream_key(seed, "augment"), stream_key(seed, "collate")
         self.undrawn: GeneratorWatch | None = GeneratorWatch()  # None from the first draw on
 
@@ -81,22 +82,33 @@ class Reading(Dataset[Any]):
         ids, epochs = self.plan.micro_batches(step)[index]
         if not len(ids):
             return None
-        samples, of_epoch, key = [], -1, 0
-        for sample, epoch in zip(ids.tolist(), epochs.tolist(), strict=True):
-            if epoch != of_epoch:  # almost always one epoch per batch: fold its key once
-                of_epoch, key = epoch, fold(self.sample_key, epoch)
-            seed(fold(key, sample))
-            samples.append(read(self.dataset, sample, step=step))
+        samples = self._read_samples(ids.tolist(), epochs.tolist(), step, seed)
         seed(fold(self.collate_key, step, index))
         try:
             return self.collate(samples)
         except SurefootError:
             raise
         except Exception as problem:
+            from surefoot.data.collate import collate, why_not
+
+            why = f"{type(problem).__name__}: {first_line(problem)}\n  correct Run(collate_fn=...)"
+            if self.collate is collate:
+                why = why_not(samples, ids.tolist(), otherwise=why)
             raise DataError(
-                f"samples {first_few(ids)} of step {step} cannot be put into one batch: "
-                f"{type(problem).__name__}: {first_line(problem)}\n  make their shapes equal, or combine them in Run(collate_fn=...)"
+                f"samples {first_few(ids)} of step {step} cannot be put into one batch\n  {why}"
             ) from problem
+
+    def _read_samples(self, ids: list[int], epochs: list[int], step: int, seed: Callable[[int], None]) -> list[Any]:
+        if self.read_many is not None:
+            with suppress(Exception):  # reading one by one names the sample
+                return self.read_many(ids)
+        samples, of_epoch, key = [], -1, 0
+        for sample, epoch in zip(ids, epochs, strict=True):
+            if epoch != of_epoch:  # almost always one epoch per batch: fold its key once
+                of_epoch, key = epoch, fold(self.sample_key, epoch)
+            seed(fold(key, sample))
+            samples.append(read(self.dataset, sample, step=step))
+        return samples
 
 
 def _check_temporary_directory() -> None:

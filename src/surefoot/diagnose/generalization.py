@@ -61,7 +61,7 @@ def overfitting(history: History) -> Verdict:
             "a model that is too large for the number of samples, without dropout or weight decay",
         ),
         try_=(
-            f"{described.evaluate_best()}  (step {best:,}, if the best checkpoint is by min {split}/loss)",
+            f"{described.evaluate_best(f'{split}/loss')}  (step {best:,} is the best by min {split}/loss)",
             described.typed("early_stopping.patience", 3)
             if described.program == "recipe"
             else f'Run(early_stopping=sf.EarlyStopping("min {split}/loss", patience=3))',

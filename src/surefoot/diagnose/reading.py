@@ -44,6 +44,7 @@ def description_of(run: Path) -> RunDescription:
         processors=last.get("processors"),
         memory_bytes=last.get("memory_bytes"),
         saved_step=files.step,
+        keeps_best=files.state is None or files.state.monitor is not None,
     )
 
 

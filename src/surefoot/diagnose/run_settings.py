@@ -30,6 +30,7 @@ class RunDescription:
     processors: int | None = None
     memory_bytes: int | None = None  # the machine's memory
     saved_step: int = 0  # step of the newest checkpoint, which may be ahead of the records
+    keeps_best: bool = True
 
     @property
     def steps(self) -> int | None:
@@ -128,7 +129,10 @@ class RunDescription:
     def replay(self, step: int | str) -> str:
         return self._typed_or_called(f"replay {self.name} --step {step}", f"load(run).replay({step})")
 
-    def evaluate_best(self) -> str:
+    def evaluate_best(self, score: str) -> str:
+        """Return the command or code that evaluates the best checkpoint, or the setting that keeps one by `score`."""
+        if not self.keeps_best:
+            return self.typed("best", f"min {score}")
         return self._typed_or_called(f"evaluate {self.name} --checkpoint best", 'load(run).evaluate(checkpoint="best")')
 
     def profile(self) -> str:

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils._pytree import tree_map_only
 
+from surefoot.data.nested import map_tensors, tensors
 from surefoot.errors import ConfigError, DataError, first_line
 from surefoot.mean import Mean
 from surefoot.memory import peak, tensor_bytes
@@ -113,7 +114,7 @@ def _count_pass(
         engine.run_backward(
             (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
         )
-    read = tensor_bytes(tensor for tensor in tree_iter(batch) if isinstance(tensor, Tensor))
+    read = tensor_bytes(tensors(batch))
     return kept_bytes, peak_memory.memory_bytes + read, forward, counted.flops, mode.casts
 
 
@@ -130,7 +131,7 @@ def _first_batch(parts: RunComponents, rows: int | None) -> tuple[Any, int]:
     def resized(tensor: Tensor) -> Tensor:
         return tensor.new_empty((rows, *tensor.shape[1:])) if tensor.ndim and len(tensor) == sample_count else tensor
 
-    return tree_map_only(Tensor, resized, micro_batch.batch), rows
+    return map_tensors(resized, micro_batch.batch), rows
 
 
 def _functions(functional: str, top: str, of_tensor: str) -> set[Any]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from surefoot.data.loader import MicroBatch
+from surefoot.data.nested import tensors
 from surefoot.errors import ConfigError
 from surefoot.models.attention import in_one_tile
 from surefoot.models.gpt import GPT
@@ -91,7 +92,7 @@ def count_flops(task: Task, state: State, micro_batches: list[MicroBatch], feed:
             once = _by_phase(plain, state, micro_batches, feed)
     formula, model = None, state.models.get("model")
     if isinstance(model, GPT):
-        inputs = (micro_batch.batch[0] for micro_batch in micro_batches)
+        inputs = (next(tensors(micro_batch.batch)) for micro_batch in micro_batches)
         formula = sum(gpt_flops(model, tokens=input_ids.numel(), length=input_ids.shape[1]) for input_ids in inputs)
     return Flops(once, sum(done.values()) - sum(once.values()), formula)
 

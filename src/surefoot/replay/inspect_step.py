@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.data.loader import MicroBatch
+from surefoot.data.nested import named_tensors
 from surefoot.distributed.shards import holders, saved_state
 from surefoot.errors import ConfigError
 from surefoot.optim.clipping import gradient_norm
 from surefoot.replay.findings import First, Look, OfMicroBatch, OfParameter, OfSample
 from surefoot.replay.hooks import Event, ModuleHooks, parameters_of, trace_step
 from surefoot.replay.per_sample import Probe
-from surefoot.replay.tensor_stats import Tally, bad_rows, describe_sample, named_tensors, tally, wide_norm
+from surefoot.replay.tensor_stats import Tally, bad_rows, describe_sample, tally, wide_norm
 from surefoot.train.loop import Step
 from surefoot.train.scratch import preserved
 

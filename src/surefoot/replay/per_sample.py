@@ -9,9 +9,10 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from surefoot.data.loader import MicroBatch
+from surefoot.data.nested import select_rows
 from surefoot.distributed.strategy import Alone
 from surefoot.replay.hooks import parameters_of, value_of
-from surefoot.replay.tensor_stats import rows, wide_norm
+from surefoot.replay.tensor_stats import wide_norm
 from surefoot.seeding import fold, seed_generators
 from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import Step, forward_backward
@@ -29,14 +30,14 @@ class Probe:
         self.count = len(micro_batch.sample_ids)
         # a loss of the whole batch has no value for one sample
         is_mean = not isinstance(step._task.loss, CoupledLoss)
-        self.can_cut = is_mean and self.count > 0 and rows(micro_batch.batch, [0], of=self.count) is not None
+        self.can_cut = is_mean and self.count > 0 and select_rows(micro_batch.batch, [0], of=self.count) is not None
         # a loss scale could make a sample's gradient overflow while the mean gradient is finite
         plain = replace(step._task.precision, loss_scale=None)
         self.task = replace(step._task, forward=sole_or_all(step.state.models), ranks=Alone(), precision=plain)
 
     def batch(self, chosen: Sequence[int]) -> Any:
         full = self.micro_batch.batch
-        return full if len(chosen) == self.count else rows(full, chosen, of=self.count)
+        return full if len(chosen) == self.count else select_rows(full, chosen, of=self.count)
 
     def loss(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
         """Return the mean loss of the chosen samples; None without targets, or if a batch of that size fails."""

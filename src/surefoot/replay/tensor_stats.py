@@ -1,13 +1,14 @@
-"""Statistics of tensors, and batches of chosen samples."""
+"""Statistics of tensors, and a description of a sample."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from surefoot.data.nested import named_tensors
 
 _TOGETHER = 1 << 22  # values per float64 computation
 _VALUES = 6  # values of a tensor in a description
@@ -113,34 +114,6 @@ def floating(nested: Any) -> list[Tensor]:
     [2]
     """
     return [leaf for leaf in pytree.tree_leaves(nested) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-
-
-def rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
-    """Return a batch of the chosen samples, or None if rows do not correspond to samples.
-
-    Rows correspond to samples if every tensor (in nested tuples, lists and dictionaries) has size `of` in its first
-    dimension. Values other than tensors belong to all samples.
-
-    >>> rows((torch.tensor([[1, 1], [2, 2]]), torch.tensor([5, 6])), [1], of=2)
-    (tensor([[2, 2]]), tensor([6]))
-    >>> rows(torch.zeros(7, 2), [1], of=2) is None
-    True
-    """
-    tensors = named_tensors(batch)
-    if not tensors or any(tensor.ndim == 0 or len(tensor) != of for _, tensor in tensors):
-        return None
-    index = torch.tensor(list(chosen))
-    return pytree.tree_map_only(Tensor, lambda tensor: tensor.index_select(0, index.to(tensor.device)), batch)
-
-
-def named_tensors(batch: Any) -> list[tuple[str, Tensor]]:
-    """Return the tensors in a batch, each with the Python expression that accesses the tensor.
-
-    >>> [name for name, _ in named_tensors({"x": torch.zeros(1), "y": (torch.zeros(1), 2)})]
-    ["batch['x']", "batch['y'][0]"]
-    """
-    leaves = pytree.tree_leaves_with_path(batch)
-    return [(f"batch{pytree.keystr(path)}", leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def describe_sample(batch: Any) -> str:

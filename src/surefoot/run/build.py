@@ -96,8 +96,9 @@ def plan_data(settings: RunSettings, data: data_pipeline.TrainData, world: World
     samples = check_samples(data.dataset, seed=seed, batch_size=sizes.batch_size) if tape is None else tape.samples
     plan = data_pipeline.data_plan(data.dataset, order=data.order, seed=seed, samples=samples, sizes=sizes)
     data_pipeline.refuse_compiled(plan, data, compiled=settings.compile is True)
-    samples_per_epoch, samples_per_step = data_pipeline.steps_of_epoch(plan, sizes)
-    times = timetable(settings, samples_per_epoch=samples_per_epoch, batch_size=samples_per_step)
+    # sizes of an epoch and of a step in samples, or in steps if the samples per step vary
+    of_epoch, of_step = (plan.samples, sizes.batch_size) if plan.steps is None else (plan.steps, 1)
+    times = timetable(settings, samples_per_epoch=of_epoch, batch_size=of_step)
     splits = settings.splits or {}
     for name, split in splits.items():
         check_split(name, split.data, seed=seed)

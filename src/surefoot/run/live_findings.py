@@ -160,6 +160,7 @@ def live_findings_of(parts: RunComponents, configuration: str | None, *, resumed
         name="RUN" if directory is None else str(directory.path),
         processors=os.cpu_count(),
         memory_bytes=machine_memory_bytes(),
+        keeps_best=parts.run_state.watch is not None,
     )
     command = None if directory is None else diagnose_command(directory.path)
     return LiveFindings(described, say=parts.say, command=command, earlier=earlier)

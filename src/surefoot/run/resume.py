@@ -19,7 +19,7 @@ from surefoot.run import messages
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import RunComponents
 from surefoot.tracking.run_directory import RunDirectory, environment
-from surefoot.tracking.run_reader import refuse_other_format
+from surefoot.tracking.run_reader import read_records, refuse_other_format
 from surefoot.train import state_dict
 from surefoot.train.auto_precision import AutoChoices, settle_choices
 from surefoot.train.model_weights import file_name, model_state, refuse_lossy
@@ -202,6 +202,11 @@ def _at_beginning(parts: RunComponents, saving: Checkpointing, checkpoint: Check
     return True
 
 
+def _is_untrained(parts: RunComponents, checkpoint: Checkpoint) -> bool:
+    assert parts.directory is not None
+    return checkpoint.step == 0 and not any(each["kind"] == "train" for each in read_records(parts.directory.path))
+
+
 @interprets
 def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
     from surefoot.checkpoint.changes import Change, find_changes, is_elsewhere, refuse_changes
@@ -213,7 +218,13 @@ def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
     data = [{"data": json.loads(json.dumps(each["data"]))} for each in (checkpoint.saved.identity, parts.identity)]
     if data_changes := differences(*data):  # `continue_from` ignores them
         changes.insert(0, Change(("data",), f"the training data set has changed: {data_changes[0]}"))
-    refuse_changes(changes, accepted=parts.accept_change, where=parts.where(checkpoint))
+    if parts.world.from_main(
+        parts.world.is_main and _is_untrained(parts, checkpoint)
+    ):  # a mistake that was mended at once
+        refused = [change for change in changes if "model" in change.names]  # the weights of step 0 are the old model's
+    else:
+        refused = changes
+    refuse_changes(refused, accepted=parts.accept_change, where=parts.where(checkpoint))
     for line in [] if parts.finished else [*notes, *(f"accepted: {change.text}" for change in changes)]:
         parts.say(f"note: {line}")
     fingerprints, accepted = dict(now), list(before["accepted"])

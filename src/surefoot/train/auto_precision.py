@@ -11,12 +11,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from surefoot.config import speed_table
 from surefoot.config.speed_table import COMPILE, Choice, Facts, look_up
 from surefoot.data.buckets import Buckets
+from surefoot.data.nested import tensors
 from surefoot.train.precision import Precision, instruction_set, precision
 
 if TYPE_CHECKING:  # at run time these modules import clocks
@@ -183,8 +183,7 @@ def _own_numbers(part: nn.Module) -> int:
 
 # Rows of a layer's input, and positions per row of tokens; None for unmeasured shapes.
 def _sizes(layers: str, micro_batch: "MicroBatch | None") -> tuple[int, int] | None:
-    leaves = [] if micro_batch is None else pytree.tree_leaves(micro_batch.batch)
-    first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
+    first = None if micro_batch is None else next(tensors(micro_batch.batch), None)
     match (layers, None if first is None else first.is_floating_point(), () if first is None else tuple(first.shape)):
         case ("linear", True, (samples, _)):
             return samples, 1

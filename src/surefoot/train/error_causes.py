@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError as RecomputedOtherwise
 
 from surefoot.data.loader import MicroBatch
+from surefoot.data.nested import tensors
 from surefoot.errors import ConfigError, DataError, SurefootError
 from surefoot.train.loop import Step
 
@@ -104,8 +104,8 @@ def strange_samples(micro_batches: Sequence[MicroBatch]) -> list[int]:
 def _ids_where(micro_batches: Sequence[MicroBatch], where: Callable[[torch.Tensor], torch.Tensor | None]) -> list[int]:
     ids: set[int] = set()
     for micro_batch in micro_batches:
-        for tensor in pytree.tree_leaves(micro_batch.batch):
-            if isinstance(tensor, torch.Tensor) and tensor.ndim > 0 and len(tensor) == len(micro_batch.sample_ids):
+        for tensor in tensors(micro_batch.batch):
+            if tensor.ndim > 0 and len(tensor) == len(micro_batch.sample_ids):
                 places = where(tensor.reshape(len(tensor), -1))
                 rows = [] if places is None else places.any(dim=1).nonzero().flatten().tolist()
                 ids.update(int(micro_batch.sample_ids[row]) for row in rows)

@@ -6,11 +6,11 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from surefoot.data.gathering import sample_count
 from surefoot.data.loader import MicroBatch
+from surefoot.data.nested import tensors
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.strategy import Ranks
 from surefoot.errors import ConfigError
@@ -88,9 +88,7 @@ class Evaluator:
 
         def values(split: Split) -> int:
             (batch,) = self._batches(split, batch_size=1, max_batches=1)
-            return max(
-                (leaf.numel() for leaf in pytree.tree_leaves(batch.batch) if isinstance(leaf, Tensor)), default=1
-            )
+            return max((tensor.numel() for tensor in tensors(batch.batch)), default=1)
 
         with untouched():
             total = sum(sample_count(self.splits[name].data) * values(self.splits[name]) for name in names)

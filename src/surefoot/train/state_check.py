@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from surefoot.checkpoint.nested_state import NotPutBackError, refuse_unsaved, same
 from surefoot.checkpoint.unsaved import Observation, changes
@@ -17,6 +16,7 @@ from surefoot.config.user_code import text_hashes
 from surefoot.data.dataset_checks import rows
 from surefoot.data.fingerprints import hash_of, hashes_of_samples
 from surefoot.data.loader import MicroBatch
+from surefoot.data.nested import select_rows
 from surefoot.distributed.shards import held_of, holders
 from surefoot.distributed.strategy import Alone
 from surefoot.distributed.world import World
@@ -250,11 +250,10 @@ def _mean(parts: Components, batch: MicroBatch, seed: int) -> Mean:
 
 def _halves(micro_batch: MicroBatch, parts: Components) -> list[MicroBatch] | None:
     size, count = len(micro_batch.sample_ids), parts.pipeline.count or rows
-    leaves, nest = pytree.tree_flatten(micro_batch.batch)
-    if size < 2 or any(not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != size for leaf in leaves):
-        return None
     halves = []
-    for half in (slice(0, size // 2), slice(size // 2, size)):
-        batch = pytree.tree_unflatten([leaf[half] for leaf in leaves], nest)
+    for half in (range(size // 2), range(size // 2, size)):
+        batch = select_rows(micro_batch.batch, half, of=size)
+        if size < 2 or batch is None:
+            return None
         halves.append(MicroBatch(batch, count(batch), 0, micro_batch.sample_ids[half], micro_batch.epochs[half]))
     return halves

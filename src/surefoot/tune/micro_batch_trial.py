@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_iter
 
 from surefoot.config.batch_size import Batching
 from surefoot.data.buckets import Buckets
 from surefoot.data.loader import MicroBatch
+from surefoot.data.nested import tensors
 from surefoot.data.order import Ids
 from surefoot.errors import first_line
 from surefoot.memory import peak, tensor_bytes
@@ -102,7 +102,7 @@ class Trial:
                 self._step(self.measured_task, [micro_batch] * twice)
             # all batches of a step are loaded before its first pass; on an accelerator also those of the next step
             copies = pieces * (1 if self.parts.device.type == "cpu" else 2)
-            batch_bytes = tensor_bytes(tensor for tensor in tree_iter(micro_batch.batch) if isinstance(tensor, Tensor))
+            batch_bytes = tensor_bytes(tensors(micro_batch.batch))
             peak_bytes = max(peak_bytes, usage.memory_bytes + copies * batch_bytes)
         memory_bytes = self.standing_bytes() + peak_bytes
         if memory_bytes > limit_bytes:

@@ -448,4 +448,5 @@ def test_published_presets_have_the_published_sizes(name: str, millions: float) 
 
 def test_the_names_of_presets_are_those_that_help_shows() -> None:
     hint = typing.get_type_hints(translation.Config)["preset"]
-    assert {*typing.get_args(hint)} == {*translation.PRESETS}
+    names, _ = typing.get_args(hint)
+    assert {*typing.get_args(names)} == {*translation.PRESETS}

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -139,26 +140,35 @@ def _lines(path: Path) -> Iterator[bytes]:
 def _rows(path: Path, *, column: str, start: int) -> Iterator[str]:
     with needed_for(f"the Parquet file {path}", "pyarrow"):
         import pyarrow.parquet
+    with reading_tables(path), pyarrow.parquet.ParquetFile(path) as file:
+        schema, row = file.schema_arrow, 0
+        if column not in schema.names:
+            raise DataError(f"{path} has no column {column!r}; available: {', '.join(schema.names)}{_HINT}")
+        if str(schema.field(column).type) not in ("string", "large_string", "string_view"):
+            raise DataError(f"{path}: column {column!r} holds {schema.field(column).type}, not text{_HINT}")
+        for group in range(file.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            if row + rows <= start:
+                row += rows
+                continue
+            for batch in file.iter_batches(1024, row_groups=[group], columns=[column]):
+                for text in batch.column(0).to_pylist():
+                    if row >= start:
+                        yield _check_text(text, column, f"{path}, row {row}")
+                    row += 1
+
+
+@contextmanager
+def reading_tables(path: Path) -> Iterator[None]:
+    """Convert errors of pyarrow to a `DataError` with the path."""
+    import pyarrow
+
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            schema, row = file.schema_arrow, 0
-            if column not in schema.names:
-                raise DataError(f"{path} has no column {column!r}; available: {', '.join(schema.names)}{_HINT}")
-            if str(schema.field(column).type) not in ("string", "large_string", "string_view"):
-                raise DataError(f"{path}: column {column!r} holds {schema.field(column).type}, not text{_HINT}")
-            for group in range(file.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
-                if row + rows <= start:
-                    row += rows
-                    continue
-                for batch in file.iter_batches(1024, row_groups=[group], columns=[column]):
-                    for text in batch.column(0).to_pylist():
-                        if row >= start:
-                            yield _check_text(text, column, f"{path}, row {row}")
-                        row += 1
+        yield
     except (pyarrow.lib.ArrowException, OSError) as problem:
+        kind = "Parquet" if path.suffix == _PARQUET else "an Arrow or Parquet file"
         raise DataError(
-            f"{path} is damaged, or is not Parquet: {(first_line(problem) or type(problem).__name__)[:200]}\n  was it copied completely?"
+            f"{path} is damaged, or is not {kind}: {(first_line(problem) or type(problem).__name__)[:200]}\n  was it copied completely?"
         ) from problem
 
 

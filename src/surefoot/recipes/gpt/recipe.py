@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,17 +41,21 @@ def loss_heatmap(model: Any, corpus: texts.Corpus, *, context: int) -> "sf.repor
     )
 
 
-def check(config: Config) -> list[Any]:
-    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all problems."""
+def check(config: Config, *, reads_data: bool = True) -> list[Any]:
+    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all problems. With `reads_data`, missing
+    data and packages that read them are problems too."""
+    of_data = (
+        lambda: texts.refuse_missing_library(config.data, init=config.init_from),
+        lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
+    )
     return checked(
         lambda: network_shape(config, vocab_size=257),  # the vocabulary size is unknown until the text is read
         config.optimizer.spec,
         config.schedule.spec,
         config.check,
         lambda: texts.refuse_foreign_vocabulary(config.data),
-        lambda: texts.refuse_missing_library(config.data, init=config.init_from),
         lambda: asked_questions.named_files(config.multiple_choice or (), taken=("val", "val_all", "cloze")),
-        lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
+        *(of_data if reads_data else ()),
     )
 
 
@@ -132,7 +136,7 @@ def outline(config: Config) -> "sf.Run | None":
     vocab_size, context = texts.promised_vocabulary(config.data), config.model.context
     if vocab_size is None or config.init_from is not None:
         return None
-    _, optimizer, schedule, *_ = check(replace(config, preset="tiny"))  # the data of another preset may be absent
+    _, optimizer, schedule, *_ = check(config, reads_data=False)
     network = network_shape(config, vocab_size=vocab_size)
     import numpy as np
 

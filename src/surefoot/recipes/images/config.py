@@ -55,10 +55,10 @@ class Changes:
 class Config(RecipeSettings):
     """Train a classifier on images."""
 
-    preset: Literal["tiny", "fashion-mnist", "fashion-mnist-fast", "cifar10", "imagenet"] = setting(
-        "tiny", observer=True, after="", group="what is trained"
+    preset: Literal["tiny", "fashion-mnist", "fashion-mnist-fast", "cifar10", "imagenet"] | None = setting(
+        None, observer=True, after="", group="what is trained"
     )
-    """A complete configuration to start from. Files and flags override it."""
+    """A complete configuration to start from. Files and flags override it. Commands start from tiny."""
     run_dir: str | Path | None = default("runs/images")
     length: str = default("30 epochs")
     batch_size: int | str = default(64)
@@ -96,7 +96,7 @@ _RESNET: dict[str, Any] = {  # as ResNets were first trained
 }
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {},
+    "tiny": {"preset": "tiny"},  # images.Config() names no preset
     "fashion-mnist": {
         "data.classes": _FASHION,
         "augmentation.crop_padding": 1,

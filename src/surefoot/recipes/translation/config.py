@@ -83,10 +83,10 @@ class Model:
 class Config(RecipeSettings):
     """Train a translator."""
 
-    preset: Literal["tiny", "multi30k", "multi30k-fast", "base", "big"] = setting(
-        "tiny", observer=True, after="", group="what is trained"
+    preset: Literal["tiny", "multi30k", "multi30k-fast", "base", "big"] | None = setting(
+        None, observer=True, after="", group="what is trained"
     )
-    """A complete configuration to start from. Files and flags override it."""
+    """A complete configuration to start from. Files and flags override it. Commands start from tiny."""
     run_dir: str | Path | None = default("runs/translation")
     length: str = default("900 steps")
     batch_size: int | str = default("2048 tokens")
@@ -112,7 +112,7 @@ class Config(RecipeSettings):
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {},
+    "tiny": {"preset": "tiny"},  # translation.Config() names no preset
     # the best shape for small data in Wu et al. 2021 (https://arxiv.org/abs/2105.14462), with a wider MLP
     "multi30k": {
         "data.vocab_size": 5000,

@@ -19,17 +19,21 @@ from surefoot.recipes.translation.predict import Predict, Search, answers, corpu
 _EXAMPLES = 3  # example translations of a sample
 
 
-def check(config: Config) -> list[Any]:
-    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all problems."""
+def check(config: Config, *, reads_data: bool = True) -> list[Any]:
+    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all problems. With `reads_data`, missing
+    data and packages are problems too."""
     phrases = ["babel"] if config.data.path is None and config.preset not in MEANT_FOR else []
+    of_data = (
+        lambda: refuse_missing("the recipe translation", "tokenizers", "sacrebleu", *phrases),
+        lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
+    )
     return checked(
         lambda: network_shape(config, source=300, target=300),  # the sizes are unknown until the text is read
         _as_usual(config.optimizer).spec,
         config.schedule.spec,
         config.check,
         lambda: _refuse_wrong(config),
-        lambda: refuse_missing("the recipe translation", "tokenizers", "sacrebleu", *phrases),
-        lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
+        *(of_data if reads_data else ()),
     )
 
 
@@ -112,7 +116,7 @@ def outline(config: Config) -> "sf.Run | None":
     """Return the run without its data, to compute memory and time. Returns None if initial weights determine the vocabulary size."""
     if config.init_from is not None:
         return None
-    _, optimizer, schedule, *_ = check(replace(config, preset="tiny"))  # the data of another preset may be absent
+    _, optimizer, schedule, *_ = check(config, reads_data=False)
     vocab_size = texts.promised_vocabulary(config.data.vocab_size)
     network = network_shape(config, source=None if config.data.shared_vocab else vocab_size, target=vocab_size)
     length = min(_USUAL, config.data.max_source_tokens, config.data.max_target_tokens)

@@ -1,0 +1,104 @@
+"""The batch of a list of samples, as torch's `default_collate` builds it, for more kinds of samples and with other errors."""
+
+from collections import UserDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from surefoot.data.fingerprints import Picture
+from surefoot.data.nested import children, has_fields, is_opaque, leaves, rebuilt
+
+_PAD = "make the shapes equal, or pad in Run(collate_fn=...), for example with torch.nn.utils.rnn.pad_sequence"
+_CURE = "change it in the data set, or combine the samples in Run(collate_fn=...)"
+_PICTURE = (
+    "convert images in the data set: torch.from_numpy(np.array(image)), or torchvision's pil_to_tensor(image);\n"
+    "  Hugging Face data sets do it by dataset.with_format('torch')"
+)
+_OPAQUE = "combine the samples in Run(collate_fn=...), and count the targets of a batch in Run(count_fn=...)"
+
+
+def collate(samples: Sequence[Any]) -> Any:
+    """Return one batch: tensors are stacked, numbers become tensors, texts a list, and containers are combined part by part.
+
+    Three rules are not torch's. The parts of a dataclass are combined. A list of numbers in a mapping or dataclass is one row of a
+    tensor. A part that is None in all samples stays None.
+
+    >>> batch = collate([{"ids": [1, 2], "name": "a"}, {"ids": [3, 4], "name": "b"}])
+    >>> batch["ids"].tolist(), batch["name"]
+    ([[1, 2], [3, 4]], ['a', 'b'])
+    """
+    first = samples[0]
+    if first is None and all(sample is None for sample in samples):
+        return None
+    if has_fields(first):
+        parts = [[*(children(sample) or {}).values()] for sample in samples]
+        return rebuilt(first, [collate(_as_rows(column)) for column in zip(*parts, strict=True)])
+    if isinstance(first, Mapping):
+        if any(sample.keys() != first.keys() for sample in samples):
+            raise ValueError("the keys of the samples differ")
+        batch = {key: collate(_as_rows([sample[key] for sample in samples])) for key in first}
+        # a `BatchEncoding` also holds the encoding of its own text, which is not that of the batch
+        return type(first)(batch) if isinstance(first, UserDict) else rebuilt(first, [*batch.values()])
+    if isinstance(first, list | tuple):
+        columns = [collate(column) for column in zip(*samples, strict=True)]
+        return rebuilt(first, columns) if hasattr(first, "_fields") else columns
+    return default_collate(list(samples))
+
+
+def why_not(samples: Sequence[Any], ids: Sequence[int], *, otherwise: str) -> str:
+    """Return why samples cannot be combined, and what to write instead. `ids` are the numbers of the samples.
+
+    >>> print(why_not([torch.ones(2), torch.ones(3)], [7, 9], otherwise="").splitlines()[0])
+    dataset[i] is a tensor of shape (2) in sample 7, and a tensor of shape (3) in sample 9
+    """
+    with suppress(Exception):  # a list of lists may be no tensor
+        return _difference(samples, ids, "dataset[i]") or _unknown(samples[0]) or otherwise
+    return otherwise
+
+
+def _as_rows(column: Sequence[Any]) -> Sequence[Any]:
+    inner = column[0]
+    while isinstance(inner, list) and inner:
+        inner = inner[0]
+    is_numbers = isinstance(column[0], list) and isinstance(inner, bool | int | float | list)
+    return [torch.tensor(part) if isinstance(part, list) else part for part in column] if is_numbers else column
+
+
+def _difference(samples: Sequence[Any], ids: Sequence[int], name: str) -> str | None:
+    first, texts = samples[0], [_described(sample) for sample in samples]
+    if odd := next((index for index, text in enumerate(texts) if text != texts[0]), None):
+        cure = _PAD if "shape" in texts[0] and "shape" in texts[odd] else _CURE
+        return f"{name} is {texts[0]} in sample {ids[0]}, and {texts[odd]} in sample {ids[odd]}\n  {cure}"
+    is_named = isinstance(first, Mapping) or has_fields(first)
+    parts = [] if is_opaque(first) else [children(sample) or {} for sample in samples]
+    for key in parts[0] if parts else ():
+        column = [own[key] for own in parts]
+        if (difference := _difference(_as_rows(column) if is_named else column, ids, f"{name}{key}")) is not None:
+            return difference
+    return None
+
+
+def _described(sample: Any) -> str:
+    if isinstance(sample, Tensor | np.ndarray):
+        return f"a tensor of shape ({', '.join(map(str, sample.shape))})"
+    if isinstance(sample, bool | int | float | np.number | np.bool_):
+        return "a number"
+    parts = None if is_opaque(sample) else children(sample)
+    name = "None" if sample is None else f"a {type(sample).__name__}"
+    return name if parts is None else f"{name} with the parts {', '.join(parts) or '(none)'}"
+
+
+def _unknown(sample: Any) -> str | None:
+    for leaf in leaves(sample, into_opaque=False):
+        if isinstance(leaf, Picture):
+            return f"a sample holds a PIL image\n  {_PICTURE}"
+        if is_opaque(leaf):
+            return f"a sample holds a {type(leaf).__name__}, which only its own library can combine\n  {_OPAQUE}"
+        if not isinstance(leaf, Tensor | np.ndarray | np.generic | bool | int | float | complex | str | bytes | None):
+            return f"a sample holds a {type(leaf).__name__}, which does not become a tensor by itself\n  {_CURE}"
+    return None

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from collections import UserDict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from surefoot.data.collate import collate
+from surefoot.data.loader import Feed
+from surefoot.data.order import Order
+from surefoot.errors import DataError
+
+Pair = namedtuple("Pair", "x y")
+
+
+@dataclass
+class Sample:
+    x: Tensor
+    ids: list[int]
+    mask: Tensor | None = None
+
+
+class Encoding(UserDict[str, Any]):
+    def __init__(self, data: dict[str, Any] | None = None, encodings: str | None = None) -> None:
+        super().__init__(data)
+        self.encodings = encodings
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [1, 2],
+        [1.5, 2.5],
+        [True, False],
+        ["a", "b"],
+        [np.float32(1), np.float32(2)],
+        [np.ones(2), np.zeros(2)],
+        [(torch.ones(2), 1), (torch.zeros(2), 2)],
+        [[torch.ones(2), [1, 2]], [torch.zeros(2), [3, 4]]],
+        [{"x": torch.ones(2), "y": {"z": "a"}}, {"x": torch.ones(2), "y": {"z": "b"}}],
+        [Pair(1, torch.ones(1)), Pair(2, torch.ones(1))],
+    ],
+)
+def test_a_batch_is_that_of_torch(samples: list[Any]) -> None:
+    ours, theirs = collate(samples), default_collate(samples)
+    assert str(ours) == str(theirs)
+    assert type(ours) is type(theirs)
+
+
+def test_dataclasses_are_combined_field_by_field() -> None:
+    batch = collate([Sample(torch.ones(2), [1, 2]), Sample(torch.zeros(2), [3, 4])])
+    assert isinstance(batch, Sample)
+    assert (batch.x.tolist(), batch.ids.tolist(), batch.mask) == ([[1, 1], [0, 0]], [[1, 2], [3, 4]], None)
+
+
+def test_a_list_of_numbers_in_a_mapping_is_a_row() -> None:
+    batch = collate([{"ids": [1, 2, 3], "box": [[0.5, 1], [2, 3]]}] * 2)
+    assert batch["ids"].tolist() == [[1, 2, 3]] * 2
+    assert batch["box"].shape == (2, 2, 2)
+
+
+def test_a_batch_encoding_stays_one_without_the_text_of_its_first_sample() -> None:
+    batch = collate([Encoding({"ids": [1]}, "first"), Encoding({"ids": [2]}, "second")])
+    assert isinstance(batch, Encoding)
+    assert (batch["ids"].tolist(), batch.encodings) == ([[1], [2]], None)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        (torch.ones(2), torch.ones(3), r"dataset\[i\] is a tensor of shape \(2\) in sample 0, and .*\(3\) in sample 1"),
+        ({"x": [1]}, {"x": [1, 2]}, r"\['x'\] is a tensor of shape \(1\).*\n.*collate_fn.*pad_sequence"),
+        ((1, torch.ones(2)), (1, torch.ones(2, 2)), r"\[1\] is a tensor of shape \(2\) .* \(2, 2\)"),
+        (Sample(torch.ones(1), [1]), Sample(torch.ones(2), [1]), r"dataset\[i\]\.x is a tensor of shape"),
+        ({"x": None}, {"x": 1}, r"\['x'\] is None in sample 0, and a number in sample 1"),
+        ({"x": 1}, {"x": 1, "y": 2}, r"parts \['x'\] in sample 0, .*\['x'\], \['y'\] in sample 1"),
+        ((1, 2), (1, 2, 3), r"a tuple with the parts \[0\], \[1\] in sample 0"),
+        (
+            (Image.new("L", (2, 2)), 1),
+            (Image.new("L", (2, 2)), 1),
+            r"a PIL image\n.*torch.from_numpy\(np.array\(image\)\)",
+        ),
+        ({"x": object()}, {"x": object()}, r"a object, which does not become a tensor"),
+    ],
+)
+def test_samples_that_do_not_fit_are_named_with_both_shapes_and_the_cure(first: Any, second: Any, text: str) -> None:
+    feed = Feed([first, second], Order(0, samples=2, batch_size=2), seed=0, device=torch.device("cpu"))
+    feed.start(next(step for step in range(9) if Order(0, samples=2, batch_size=2).ids(step)[0][0] == 0))
+    with pytest.raises(DataError, match=text) as caught:
+        feed.micro_batches(feed.step)
+    assert len(str(caught.value).splitlines()) <= 5

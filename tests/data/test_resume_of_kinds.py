@@ -1,0 +1,244 @@
+"""Every kind of data set, sample and batch: killed in a step, the run is resumed to the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence, pad_sequence
+
+import surefoot as sf
+from rank_processes import forks, on_ranks
+
+datasets = pytest.importorskip("datasets")
+pyarrow = pytest.importorskip("pyarrow")
+
+SAMPLES, FEATURES, CLASSES = 14, 4, 3
+INPUTS = torch.randn(SAMPLES, FEATURES, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(SAMPLES) % CLASSES
+COLUMNS = {"x": INPUTS.tolist(), "y": LABELS.tolist(), "name": [f"row {row}" for row in range(SAMPLES)]}
+Point = namedtuple("Point", "x y")
+
+
+@dataclass(frozen=True)
+class Sample:
+    x: Tensor
+    y: int
+    mask: Tensor | None = None
+
+
+class Rows:
+    """Samples that `make` builds from a row's inputs and label."""
+
+    def __init__(self, make: Callable[[Tensor, int], Any]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, sample: int) -> Any:
+        return self.make(INPUTS[sample], int(LABELS[sample]))
+
+
+class Graphs:
+    """A batch of graphs as their libraries have it: nodes of all graphs in one tensor, and a way to move of its own."""
+
+    def __init__(self, samples: list[tuple[Tensor, int]]) -> None:
+        self.nodes = torch.cat([inputs.repeat(1 + label, 1) for inputs, label in samples])
+        self.labels = torch.cat([torch.full((1 + label,), label) for _, label in samples])
+        self.num_graphs = len(samples)
+
+    def to(self, device: torch.device) -> Graphs:
+        self.nodes, self.labels = self.nodes.to(device), self.labels.to(device)
+        return self
+
+
+def noisy(batch: dict[str, list[Any]]) -> dict[str, Any]:
+    x = torch.tensor(batch["x"])
+    return {"x": x + 0.1 * torch.rand(x.shape), "y": torch.tensor(batch["y"])}
+
+
+def padded(samples: list[Tensor]) -> tuple[Tensor, Tensor]:
+    return pad_sequence(samples, batch_first=True), torch.tensor([len(sample) % CLASSES for sample in samples])
+
+
+def encoded(x: Tensor, y: int) -> Any:
+    from transformers import BatchEncoding
+
+    return BatchEncoding({"x": x, "y": y})
+
+
+def of_mapping(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def of_fields(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch.x), batch.y)
+
+
+def of_padded(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0].mean(dim=1)), batch[1])
+
+
+def of_graphs(model: nn.Module, batch: Graphs) -> Tensor:
+    return F.cross_entropy(model(batch.nodes), batch.labels)
+
+
+def of_packed(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch.data), batch.data.argmax(dim=1) % CLASSES)
+
+
+def hugging_face(directory: Path) -> Any:
+    """A data set on disk: its columns are memory-mapped."""
+    path = directory / "hugging_face"
+    if not path.exists():
+        datasets.disable_progress_bars()
+        datasets.Dataset.from_dict(COLUMNS).save_to_disk(path)
+    return datasets.load_from_disk(path)
+
+
+def table(directory: Path, *, name: str) -> sf.data.Table:
+    import pyarrow.parquet
+
+    columns = pyarrow.table(COLUMNS).cast(
+        pyarrow.schema({"x": pyarrow.list_(pyarrow.float32()), "y": "int64", "name": "string"})
+    )
+    if not (directory / "rows.parquet").exists():
+        pyarrow.parquet.write_table(columns, directory / "rows.parquet", row_group_size=4)
+    if name == "memory":
+        return sf.data.Table(columns, columns=["x", "y"])
+    in_groups = sf.data.Table(directory / "rows.parquet", max_cache_bytes=0)
+    return in_groups if name == "parquet" else in_groups.write_arrow(directory / "rows.arrow")
+
+
+KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "hugging face": lambda at: {"train_data": hugging_face(at), "loss": of_mapping},
+    "hugging face, in tensors": lambda at: {
+        "train_data": hugging_face(at).with_format("torch").select(range(1, SAMPLES)),
+        "loss": of_mapping,
+    },
+    "hugging face, transformed": lambda at: {"train_data": hugging_face(at).with_transform(noisy), "loss": of_mapping},
+    "arrow in memory": lambda at: {"train_data": table(at, name="memory"), "loss": of_mapping},
+    "arrow file": lambda at: {"train_data": table(at, name="arrow"), "loss": of_mapping},
+    "parquet": lambda at: {"train_data": table(at, name="parquet"), "loss": of_mapping},
+    "dataclass": lambda _: {"train_data": Rows(Sample), "loss": of_fields},
+    "named tuple": lambda _: {"train_data": Rows(Point), "loss": of_fields},
+    "BatchEncoding": lambda _: {"train_data": Rows(encoded), "loss": of_mapping},
+    "shapes that differ": lambda _: {
+        "train_data": Rows(lambda x, y: x.repeat(1 + y, 1)),
+        "collate_fn": padded,
+        "loss": of_padded,
+    },
+    "packed sequences": lambda _: {
+        "train_data": Rows(lambda x, y: x.repeat(1 + y, 1)),
+        "collate_fn": lambda samples: pack_sequence(samples, enforce_sorted=False),
+        "count_fn": lambda batch: len(batch.data),
+        "loss": of_packed,
+    },
+    "graphs": lambda _: {
+        "train_data": Rows(lambda x, y: (x, y)),
+        "collate_fn": Graphs,
+        "count_fn": lambda batch: len(batch.nodes),
+        "loss": of_graphs,
+    },
+}
+
+
+def build(kind: str, directory: Path, **changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {
+        "model": lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, CLASSES)),
+        "batch_size": 4,
+        "micro_batch_size": 2,
+        "length": "7 steps",
+        "optimizer": sf.optim.adamw(lr=1e-2),
+        "save_every": "2 steps",
+        "log_every": "1 steps",
+        "layer_stats_every": None,
+        "console": False,
+        "report": False,
+    }
+    return sf.Run(**(settings | KINDS[kind](directory) | changes))
+
+
+def session(kind: str, directory: Path, name: str, *, workers: int, killed_at: int | None) -> None:
+    """One start of a run, killed in its n-th pass."""
+    passes = iter(range(1_000))
+    loss = KINDS[kind](directory)["loss"]
+
+    def counted(model: nn.Module, batch: Any) -> Tensor:
+        if model.training and torch.is_grad_enabled() and next(passes) == killed_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return loss(model, batch)
+
+    with build(kind, directory, loss=counted, run_dir=directory / name, workers=workers, check_state=False) as run:
+        for step in run:
+            with (directory / f"{name}.ids").open("a") as file:
+                file.write(json.dumps([step.index, [part.sample_ids.tolist() for part in step.micro_batches]]) + "\n")
+
+
+def outcome(directory: Path, name: str) -> Any:
+    newest = max((directory / name / "checkpoints").glob("step-*"))
+    records = map(json.loads, (directory / name / "metrics.jsonl").read_text().splitlines())
+    return (
+        newest.name,
+        {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")},
+        {record["step"]: record["loss"] for record in records if record["kind"] == "train"},
+        dict(map(json.loads, (directory / f"{name}.ids").read_text().splitlines())),
+    )
+
+
+FAST = ("hugging face", "hugging face, transformed", "parquet", "dataclass", "graphs")
+
+
+@forks
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in FAST)) for kind in KINDS])
+def test_a_killed_run_is_resumed_to_the_same_bits(kind: str, tmp_path: Path) -> None:
+    def sessions(_: int) -> None:
+        session(kind, tmp_path, "uninterrupted", workers=0, killed_at=None)
+
+    def killed(_: int) -> None:
+        session(kind, tmp_path, "killed", workers=2, killed_at=9)
+
+    def resumed(_: int) -> None:
+        session(kind, tmp_path, "killed", workers=2 * (kind == "parquet"), killed_at=None)
+
+    KINDS[kind](tmp_path)  # writes files
+    assert on_ranks(1, sessions) == [0]
+    assert on_ranks(1, killed) == [-signal.SIGKILL]
+    assert on_ranks(1, resumed) == [0]
+    assert outcome(tmp_path, "killed") == outcome(tmp_path, "uninterrupted")
+
+
+@pytest.mark.parametrize("kind", ["graphs", "packed sequences"])
+def test_the_gradient_of_graphs_does_not_depend_on_how_the_batch_is_cut(kind: str, tmp_path: Path) -> None:
+    """Law 1, for a mean over nodes or tokens, of which each sample has another number."""
+
+    def trained(micro_batch_size: int) -> Tensor:
+        run = build(
+            kind,
+            tmp_path,
+            model=lambda: nn.Linear(FEATURES, CLASSES).double(),
+            loss=loss,
+            optimizer=sf.optim.sgd(lr=0.5),
+            micro_batch_size=micro_batch_size,
+        )
+        run.train()
+        return torch.cat([parameter.detach().flatten() for parameter in run.state.model.parameters()])
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        inputs = batch.nodes if kind == "graphs" else batch.data
+        return F.cross_entropy(model(inputs.double()), inputs.argmax(dim=1) % CLASSES)
+
+    for size in (1, 2):
+        torch.testing.assert_close(trained(size), trained(4), rtol=1e-9, atol=1e-12)

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import pickle
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Subset
+
+import surefoot as sf
+from surefoot.data.dataset_checks import check_samples, fingerprint
+from surefoot.data.gathering import read_many_fn
+from surefoot.data.loader import in_order
+from surefoot.errors import ConfigError, DataError
+from surefoot.train.run_identity import differences
+
+datasets = pytest.importorskip("datasets")
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+pandas = pytest.importorskip("pandas")
+
+CPU = torch.device("cpu")
+COLUMNS = {"x": [[0.5 * row, 1.0] for row in range(10)], "y": [*range(10)], "name": [f"row {row}" for row in range(10)]}
+
+
+@pytest.fixture
+def table() -> Any:
+    return pyarrow.table(COLUMNS)
+
+
+@pytest.fixture
+def path(table: Any, tmp_path: Path) -> Path:
+    parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=4)
+    return tmp_path / "rows.parquet"
+
+
+def hugging_face() -> Any:
+    return datasets.Dataset.from_dict(COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pyarrow.array([7], "uint8"), torch.tensor(7, dtype=torch.uint8)),
+        (pyarrow.array([0.5], "float32"), torch.tensor(0.5)),
+        (pyarrow.array([True]), torch.tensor(True)),
+        (pyarrow.array([[1, 2]], pyarrow.list_(pyarrow.int32())), torch.tensor([1, 2], dtype=torch.int32)),
+        (pyarrow.array([[1, 2]], pyarrow.list_(pyarrow.float64(), 2)), torch.tensor([1, 2], dtype=torch.float64)),
+        (pyarrow.array([[True, False]]), torch.tensor([True, False])),
+        (pyarrow.array([[[1, 2], [3, 4]]]), torch.tensor([[1, 2], [3, 4]])),
+        (pyarrow.array([[[1], [3, 4]]]), [torch.tensor([1]), torch.tensor([3, 4])]),
+        (
+            pyarrow.FixedShapeTensorArray.from_numpy_ndarray(np.arange(6).reshape(1, 2, 3)),
+            torch.arange(6).reshape(2, 3),
+        ),
+        (pyarrow.array(["a"]), "a"),
+        (pyarrow.array(["a"]).dictionary_encode(), "a"),
+        (pyarrow.array([b"a"]), b"a"),
+        (pyarrow.array([["a", "b"]]), ["a", "b"]),
+        (pyarrow.array([{"p": 1, "q": "a"}]), {"p": torch.tensor(1), "q": "a"}),
+        *[
+            (pyarrow.array([None], kind), None)
+            for kind in (
+                "int64",
+                "string",
+                pyarrow.list_(pyarrow.int8()),
+                pyarrow.list_(pyarrow.string()),
+                pyarrow.struct({"p": pyarrow.int8()}),
+                pyarrow.fixed_shape_tensor(pyarrow.int8(), [2]),
+            )
+        ],
+        (pyarrow.array([date(2026, 1, 2)]), date(2026, 1, 2)),
+    ],
+)
+def test_a_value_has_the_type_of_its_column(column: Any, expected: Any, tmp_path: Path) -> None:
+    table = sf.data.Table(pyarrow.table({"c": column}))
+    written = table.write_arrow(tmp_path / "c.arrow")
+    for read in (table[0]["c"], written[0]["c"]):
+        assert type(read) is type(expected)
+        torch.testing.assert_close(read, expected) if isinstance(expected, torch.Tensor) else None
+        assert str(read) == str(expected)
+
+
+@pytest.mark.parametrize("kind", ["memory", "parquet", "arrow", "stream", "both", "directory", "pandas", "pickled"])
+def test_rows_are_the_same_in_every_kind_of_table(kind: str, table: Any, path: Path) -> None:
+    def stream() -> Path:
+        with pyarrow.ipc.new_stream(path.parent / "stream.arrow", table.schema) as writer:
+            writer.write_table(table, max_chunksize=3)
+        return path.parent / "stream.arrow"
+
+    rows = {
+        "memory": lambda: sf.data.Table(table),
+        "parquet": lambda: sf.data.Table(str(path), max_cache_bytes=0),
+        "arrow": lambda: sf.data.Table(path).write_arrow(path.parent / "rows.arrow"),
+        "stream": lambda: sf.data.Table(stream()),
+        "both": lambda: sf.data.Table([path, stream()]),
+        "directory": lambda: sf.data.Table(path.parent),
+        "pandas": lambda: sf.data.Table(table.to_pandas().iloc[::-1].iloc[::-1]),
+        "pickled": lambda: pickle.loads(pickle.dumps(sf.data.Table(path))),
+    }[kind]()
+    order = [9, 0, 5, 3, 4, 8, 1]
+    assert str([rows[row] for row in order]) == str([sf.data.Table(table)[row] for row in order])
+    assert len(rows) == (20 if kind == "both" else 10)
+    if kind == "both":
+        assert str(rows[13]) == str(rows[3])
+    else:  # a run may go on with an Arrow file that was written from Parquet
+        assert fingerprint(rows) == fingerprint(sf.data.Table(table))
+    with pytest.raises(IndexError):
+        rows[len(rows)]
+
+
+def test_the_fingerprint_does_not_depend_on_the_path_but_on_the_rows(table: Any, tmp_path: Path) -> None:
+    def of(row: int, directory: str) -> Any:
+        changed = table.set_column(1, "y", pyarrow.array([7 * (index == row) + index for index in range(10)]))
+        (tmp_path / directory).mkdir()
+        parquet.write_table(changed, tmp_path / directory / "t.parquet", row_group_size=2 + row % 3)
+        return fingerprint(sf.data.Table(tmp_path / directory / "t.parquet"))
+
+    prints = [of(-1, "a"), of(-1, "b"), *(of(row, f"changed-{row}") for row in range(10))]
+    assert prints[0] == prints[1]
+    assert len({each["sha256"] for each in prints}) == 11
+
+
+def test_a_large_table_decodes_few_row_groups_for_its_fingerprint(tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"x": np.arange(100_000)}), tmp_path / "t.parquet", row_group_size=1_000)
+    table = sf.data.Table(tmp_path / "t.parquet", max_cache_bytes=0)
+    table.fingerprint()
+    assert table._decodings <= 34
+
+
+def test_random_rows_of_parquet_say_what_to_write_and_rows_in_order_do_not(tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"x": np.arange(2_000)}), tmp_path / "t.parquet", row_group_size=10)
+    table = sf.data.Table(tmp_path / "t.parquet", max_cache_bytes=0)
+    assert [int(table[row]["x"]) for row in range(2_000)] == [*range(2_000)]
+    order = np.random.default_rng(0).permutation(2_000).tolist() * 2
+    with pytest.warns(UserWarning, match=r"table\.write_arrow\('train\.arrow'\)"):
+        assert [int(table[row]["x"]) for row in order] == order
+
+
+def test_decoded_row_groups_are_limited(path: Path) -> None:
+    table = sf.data.Table(path, max_cache_bytes=0)
+    assert [len(table._decoded) for row in (0, 5, 9, 0) if table[row]] == [1, 1, 1, 1]
+    table = sf.data.Table(path)
+    assert [len(table._decoded) for row in (0, 5, 9, 0) if table[row]] == [1, 2, 3, 3]
+    assert table._decodings == 3
+
+
+@pytest.mark.parametrize(
+    ("build", "text"),
+    [
+        (lambda path: sf.data.Table(path, columns=["z"]), r"no column 'z'; available: x, y, name"),
+        (lambda path: sf.data.Table(path, columns="x"), r"columns = 'x'.*\n  give a list of names: columns=\['x'\]"),
+        (lambda path: sf.data.Table(path.with_name("none.parquet")), r"no file or directory .*none\.parquet"),
+        (lambda path: sf.data.Table("s3://bucket/t.parquet"), r"is a URL"),
+        (lambda path: sf.data.Table(damaged(path)), r"damaged\.parquet is damaged, or is not Parquet"),
+        (lambda path: sf.data.Table(compressed(path)), r"is compressed.*\n.*compression='uncompressed'"),
+        (
+            lambda path: sf.data.Table([path, other(path)]),
+            r"other\.parquet has other columns .* \{'z': 'int64'\}, not \{'x'",
+        ),
+        (lambda path: sf.data.Table(path.parent / "empty"), r"no table in the directory"),
+        (
+            lambda _: sf.data.Table([{"x": 1}, {"x": 2}]),
+            r"a list cannot be read as a table.*\n.*a list of samples is a data set",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_named(build: Any, text: str, path: Path) -> None:
+    (path.parent / "empty").mkdir()
+    with pytest.raises((DataError, ConfigError), match=text) as caught:
+        build(path)
+    assert len(str(caught.value).splitlines()) <= 5
+
+
+def damaged(path: Path) -> Path:
+    path.with_name("damaged.parquet").write_bytes(path.read_bytes()[:-40] + bytes(40))
+    return path.with_name("damaged.parquet")
+
+
+def compressed(path: Path) -> Path:
+    from pyarrow import feather
+
+    rows = pyarrow.table({"x": np.zeros(10_000)})
+    feather.write_feather(rows, path.with_name("rows.feather"))
+    return path.with_name("rows.feather")
+
+
+def other(path: Path) -> Path:
+    parquet.write_table(pyarrow.table({"z": [1]}), path.with_name("other.parquet"))
+    return path.with_name("other.parquet")
+
+
+def test_without_pyarrow_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("surefoot.config.extras.is_installed", lambda module: module != "pyarrow")
+    with pytest.raises(ConfigError, match=r'pip install "surefoot\[hub\]"'):
+        sf.data.Table("t.parquet")
+
+
+def test_nulls_inside_a_list_are_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        sf.data.Table(pyarrow.table({"x": [[1, None]]}))[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (
+            lambda: datasets.DatasetDict(train=hugging_face(), test=hugging_face()),
+            r"DatasetDict of train, test.*\n.*data\['train'\]",
+        ),
+        (lambda: {"train": [1], "val": [2]}, r"a dict of train, val.*\n.*data\['train'\]"),
+        (lambda: pyarrow.table(COLUMNS), r"a Table of pyarrow.*\n.*surefoot\.data\.Table\(table\)"),
+        (lambda: pandas.DataFrame(COLUMNS), r"a DataFrame of pandas.*\n.*surefoot\.data\.Table\(table\)"),
+        (lambda: "t.parquet", r"the path 't\.parquet'.*\n.*surefoot\.data\.Table\(path\)"),
+    ],
+)
+def test_what_is_not_rows_is_refused_with_what_to_write(data: Any, text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        check_samples(data(), seed=0)
+
+
+@pytest.mark.parametrize("kind", [None, "torch", "numpy", "transformed", "selected", "subset", "split"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_hugging_face_data_are_batches_of_their_rows(kind: str | None, workers: int) -> None:
+    data, indices = hugging_face(), [*range(10)]
+    if kind in ("torch", "numpy"):
+        data = data.with_format(kind, columns=["x", "y"])
+    elif kind == "transformed":
+        data = data.with_transform(lambda rows: {"x": torch.tensor(rows["x"]), "y": torch.tensor(rows["y"])})
+    elif kind == "selected":
+        indices = [3, 1, 8, 9]
+        data = data.select(indices)
+    elif kind == "subset":
+        indices = [3, 1, 8, 9]
+        data = Subset(data, indices)
+    elif kind == "split":
+        data = data.train_test_split(test_size=3, seed=0)["test"]
+        indices = [*data["y"]]
+    assert check_samples(data, seed=0) == len(indices)
+    batches = [each.batch for each in in_order(data, batch_size=3, seed=0, device=CPU, workers=workers)]
+    assert torch.cat([batch["y"] for batch in batches]).tolist() == indices
+    assert torch.cat([batch["x"] for batch in batches]).tolist() == [COLUMNS["x"][index] for index in indices]
+
+
+def test_rows_of_hugging_face_are_read_together_and_one_by_one_where_a_transform_may_draw() -> None:
+    data = hugging_face()
+    together = read_many_fn(data.with_format("torch"))
+    assert together is not None
+    assert str(together([3, 1])) == str([data.with_format("torch")[3], data.with_format("torch")[1]])
+    assert str(read_many_fn(Subset(data, [5, 7]))([1, 0])) == str([data[7], data[5]])
+    assert read_many_fn(data.with_transform(lambda rows: rows)) is None
+    assert read_many_fn([1, 2]) is None
+
+
+def test_the_fingerprint_of_hugging_face_data_is_that_of_their_rows(tmp_path: Path) -> None:
+    data = hugging_face()
+    datasets.disable_progress_bars()
+    for name in ("a", "b"):
+        data.save_to_disk(tmp_path / name)
+    prints = [fingerprint(each) for each in (data, *(datasets.load_from_disk(tmp_path / name) for name in "ab"))]
+    assert prints[0] == prints[1] == prints[2]
+    others = [
+        data.select(range(9)),
+        data.select([*range(8), 9, 8]),
+        data.remove_columns("name"),
+        data.rename_column("x", "z"),
+    ]
+    hashes = {fingerprint(each)["sha256"] for each in (data, *others)}
+    assert len(hashes) == 5
+    assert fingerprint(data.map(lambda row: row)) == prints[0]  # the data set's own fingerprint differs
+
+
+def test_a_run_of_the_first_version_knows_no_hash_of_hugging_face_data() -> None:
+    now = {"data": {"plan": {}, **fingerprint(hugging_face())}}
+    before = {"data": {name: part for name, part in now["data"].items() if name != "sha256"}}
+    assert differences(before, now) == []
+    assert differences(now, {"data": now["data"] | {"sha256": "0"}})
+    tensors = {"data": fingerprint((torch.ones(3),))}
+    assert differences({"data": {"type": "tuple", "samples": 3}}, tensors)
