@@ -167,8 +167,8 @@ class Iterable:
     [
         plain,
         Plain(),
-        Iterable(),
-        sf.data.Stream(plain),
+        pytest.param(Iterable(), marks=pytest.mark.slow),
+        pytest.param(sf.data.Stream(plain), marks=pytest.mark.slow),
         DataLoader(Plain(), batch_size=None),
         pytest.param(DataLoader(Plain(), batch_size=None, num_workers=1), marks=pytest.mark.slow),
     ],
@@ -194,6 +194,7 @@ def test_draws_of_the_source_neither_change_nor_follow_those_of_the_training(uni
     assert train(build(None, drawing, seed=1)) != uninterrupted
 
 
+@pytest.mark.slow
 def test_a_source_that_draws_its_rows_repeats_under_the_seed_of_the_run(tmp_path: Path) -> None:
     def drawing() -> Iterator[dict[str, Any]]:
         while True:
@@ -205,6 +206,7 @@ def test_a_source_that_draws_its_rows_repeats_under_the_seed_of_the_run(tmp_path
     assert resumed + train(build(tmp_path / "b", drawing)) == first
 
 
+@pytest.mark.slow
 def test_a_row_needs_encode_and_decode_if_no_tape_can_hold_it() -> None:
     def sets() -> Iterator[Any]:
         for each in endless():
@@ -240,8 +242,8 @@ def session(ranks: Ranks) -> Callable[..., int]:
     "kill",
     [
         pytest.param({"torn_append": 1}, marks=pytest.mark.slow),
-        {"torn_append": 30, "workers": 2},
-        pytest.param({"source_kills_at": 100}, marks=pytest.mark.slow),
+        pytest.param({"torn_append": 30, "workers": 2}, marks=pytest.mark.slow),
+        {"source_kills_at": 100},
         *(pytest.param({"torn_append": at}, marks=pytest.mark.slow) for at in (2, 3, 8, 12, 33, 47, 68)),
         *(pytest.param({"operation": at}, marks=pytest.mark.slow) for at in (1, 5, 9, 14, 22, 35, 50, 70, 90, 150)),
         *(pytest.param({"pass": at, "workers": 2}, marks=pytest.mark.slow) for at in (1, 9, 33)),
@@ -274,6 +276,7 @@ def test_several_kills_in_one_run(session: Callable[..., int], uninterrupted: li
     assert lines(run_dir) == {each[0]: each for each in uninterrupted}
 
 
+@pytest.mark.slow
 def test_rows_that_a_power_failure_tore_are_read_again(uninterrupted: list[Any], tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     losses = train(build(run_dir, stop_after="9 steps"))
@@ -286,6 +289,7 @@ def test_rows_that_a_power_failure_tore_are_read_again(uninterrupted: list[Any],
     assert Shards(run_dir / "tape").intact()[1] is None
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_of_a_recorded_row_is_an_error_that_names_it(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     train(build(run_dir, length="3 steps"))
@@ -303,6 +307,7 @@ def test_every_flipped_byte_of_a_recorded_row_is_an_error_that_names_it(tmp_path
         build(run_dir, length="3 steps")
 
 
+@pytest.mark.slow
 def test_another_or_no_tape_is_refused(tmp_path: Path) -> None:
     run_dir, other = tmp_path / "run", tmp_path / "other"
     train(build(run_dir, stop_after="9 steps"))
@@ -351,6 +356,7 @@ def on_two_machines(run_dir: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_machines_that_share_no_directory_are_refused(ranks: Ranks, tmp_path: Path) -> None:
     for refused in ranks(2, on_two_machines, run_dir=str(tmp_path / "run")):
         assert "rank 1 cannot see the tape" in refused
@@ -422,7 +428,7 @@ class Skipped:
     ("kind", "how"),
     [
         (Positioned, "its source has loaded the state of row"),
-        (Skipped, "its source has skipped"),
+        pytest.param(Skipped, "its source has skipped", marks=pytest.mark.slow),
         (None, "were read again and discarded"),
     ],
 )
@@ -449,6 +455,7 @@ def test_after_a_resume_the_source_goes_on_behind_the_tape(
         assert int(log.read_text().split()[0]) >= 40
 
 
+@pytest.mark.slow
 def test_a_source_that_gives_other_rows_after_a_resume_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -508,6 +515,7 @@ def test_behind_its_end_a_stream_begins_again_on_the_tape(tmp_path: Path) -> Non
     assert resumed == losses
 
 
+@pytest.mark.slow
 def test_a_declared_number_of_rows_makes_epochs(tmp_path: Path) -> None:
     run = build(tmp_path / "run", stream={"samples": 24}, length="2 epochs", evaluate_every="1 epochs")
     assert run.parts.length.steps == 6
@@ -539,6 +547,7 @@ def heavy() -> Iterator[dict[str, Any]]:
 HEAVY = {"length": "60 steps", "save_every": "5 steps", "stream": {"tape_size": "1 MB"}, "keep_last": 100}
 
 
+@pytest.mark.slow
 def test_old_rows_are_dropped_and_what_needs_them_says_so(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     expected = train(build(None, heavy, length="60 steps"))
@@ -581,6 +590,7 @@ def test_a_full_tape_asks_for_a_checkpoint(tmp_path: Path) -> None:
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) > 3
 
 
+@pytest.mark.slow
 def test_a_stream_that_ends_behind_dropped_rows_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="its second epoch needs the rows before"):
         train(build(tmp_path / "run", lambda: itertools.islice(heavy(), 300), **HEAVY))
@@ -592,6 +602,7 @@ def test_epochs_that_do_not_fit_on_the_tape_are_an_error(tmp_path: Path) -> None
         train(build(tmp_path / "run", heavy, **(HEAVY | {"stream": {"tape_size": "1 MB", "samples": 240}})))
 
 
+@pytest.mark.slow
 def test_the_reader_is_only_some_steps_ahead(tmp_path: Path) -> None:
     """Bounded: the demand and 16 steps, and what was on its way."""
     run = build(tmp_path / "run", heavy, length="1000 steps")
@@ -624,6 +635,7 @@ def test_a_disk_that_fails_is_an_error_and_the_run_goes_on(uninterrupted: list[A
 # --- files and processes -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run = build(tmp_path / "run")
@@ -643,6 +655,7 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not list(tmp_path.glob(f"{PREFIX}*"))
 
 
+@pytest.mark.slow
 def test_a_directory_of_ones_own_holds_the_tape(uninterrupted: list[Any], tmp_path: Path) -> None:
     (tmp_path / "tape").mkdir()
     (tmp_path / "tape" / "mine.json").write_text("{}")
@@ -657,6 +670,7 @@ def test_a_directory_of_ones_own_holds_the_tape(uninterrupted: list[Any], tmp_pa
         build(None, stream=named, length="30 steps").train()
 
 
+@pytest.mark.slow
 def test_only_runs_with_a_stream_have_a_tape_in_their_checkpoints(tmp_path: Path) -> None:
     train(build(tmp_path / "stream", length="4 steps"))
     train(build(tmp_path / "list", stream_runs.Drawn(40), length="4 steps"))
@@ -724,6 +738,7 @@ def test_batches_in_tokens_are_refused() -> None:
         build(None, batch_size="64 tokens", micro_batch_size=None)
 
 
+@pytest.mark.slow
 def test_a_changed_decode_fn_is_named_at_a_resume(tmp_path: Path) -> None:
     train(build(tmp_path / "run", stop_after="6 steps"))
     with pytest.raises(sf.CheckpointError, match="the training data"):
