@@ -1,4 +1,4 @@
-"""Streams on a tape: exact from the tape on, however a run is killed and whatever the source does. About 15 s of CPU."""
+"""Streams on a tape: exact from the tape on, however a run is killed and whatever the source does. About 9 s of CPU."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class Iterable:
     "source",
     [
         plain,
-        Plain(),
+        pytest.param(Plain(), marks=pytest.mark.slow),
         pytest.param(Iterable(), marks=pytest.mark.slow),
         pytest.param(sf.data.Stream(plain), marks=pytest.mark.slow),
         DataLoader(Plain(), batch_size=None),
@@ -179,7 +179,8 @@ def test_every_kind_of_source_is_training_data(source: Any) -> None:
     assert losses == train(build(None, stream={"decode_fn": lambda each: (each["x"], each["y"])}, length="4 steps"))
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 3])
 def test_the_number_of_workers_changes_nothing(workers: int, uninterrupted: list[Any], tmp_path: Path) -> None:
     assert train(build(tmp_path / "run", workers=workers)) == uninterrupted
 
@@ -243,7 +244,7 @@ def session(ranks: Ranks) -> Callable[..., int]:
     [
         pytest.param({"torn_append": 1}, marks=pytest.mark.slow),
         pytest.param({"torn_append": 30, "workers": 2}, marks=pytest.mark.slow),
-        {"source_kills_at": 100},
+        {"source_kills_at": 100, "workers": 2},
         *(pytest.param({"torn_append": at}, marks=pytest.mark.slow) for at in (2, 3, 8, 12, 33, 47, 68)),
         *(pytest.param({"operation": at}, marks=pytest.mark.slow) for at in (1, 5, 9, 14, 22, 35, 50, 70, 90, 150)),
         *(pytest.param({"pass": at, "workers": 2}, marks=pytest.mark.slow) for at in (1, 9, 33)),
@@ -429,7 +430,7 @@ class Skipped:
     [
         (Positioned, "its source has loaded the state of row"),
         pytest.param(Skipped, "its source has skipped", marks=pytest.mark.slow),
-        (None, "were read again and discarded"),
+        pytest.param(None, "were read again and discarded", marks=pytest.mark.slow),
     ],
 )
 def test_after_a_resume_the_source_goes_on_behind_the_tape(
@@ -506,6 +507,7 @@ def test_a_reader_that_is_killed_is_an_error(tmp_path: Path) -> None:
 # --- the end of a stream, and epochs -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_behind_its_end_a_stream_begins_again_on_the_tape(tmp_path: Path) -> None:
     losses = train(build(tmp_path / "run", finite(20), length="6 steps"))
     ids = [sample for _, _, parts in losses for part in parts for sample in part]
