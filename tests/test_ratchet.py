@@ -31,11 +31,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 53_330,  # of .py, .pyi, .html and .css
+    "lines": 53_350,  # of .py, .pyi, .html and .css
     "files": 346,  # of .py
-    "statements": 29_105,  # without docstrings and texts below attributes
-    "files above 260 lines": 6,
-    "lines that `import surefoot.run.run` loads": 21_025,
+    "statements": 29_125,  # without docstrings and texts below attributes
+    "files above 260 lines": 7,
+    "lines that `import surefoot.run.run` loads": 21_035,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid
