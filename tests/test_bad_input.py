@@ -451,7 +451,7 @@ MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
     "min_delta = nan": (2, lambda: stopping(min_delta=float("nan"))),
     "schedule = 'cosine' is not a schedule": (2, lambda: {"schedule": "cosine"}),
     "batch_size = 64.0": (2, lambda: {"batch_size": 64.0}),
-    "SGD is neither an optimizer specification nor": (
+    "the SGD that is already built does not train": (
         2,
         lambda: {"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])},
     ),

@@ -118,7 +118,7 @@ def select_rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
     rows = [part for part in parts if isinstance(part, Tensor)]
     if not rows or any(tensor.ndim == 0 or len(tensor) != of for tensor in rows) or any(map(is_opaque, parts)):
         return None
-    index = torch.tensor(list(chosen))
+    index = torch.tensor(list(chosen), dtype=torch.int64)
 
     def cut(value: Any) -> Any:
         if isinstance(value, Tensor):

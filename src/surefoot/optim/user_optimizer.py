@@ -32,6 +32,7 @@ def with_closure(build: Built) -> WithClosure:
     write `step(self, closure=None)`, and need one. The closure repeats the step's evaluation at the current weights: all
     micro-batches on all ranks, with the same random numbers. It sets the gradients and returns the loss.
 
+    >>> import torch
     >>> from functools import partial
     >>> with_closure(partial(torch.optim.SGD, lr=0.1))([{"params": [nn.Parameter(torch.ones(1))]}]).defaults["lr"]
     0.1
@@ -42,6 +43,7 @@ def with_closure(build: Built) -> WithClosure:
 def takes_closure(optimizer: Optimizer) -> bool:
     """Return whether `optimizer.step` needs a closure: for LBFGS, and if an argument called `closure` has no default.
 
+    >>> import torch
     >>> weight = nn.Parameter(torch.ones(1))
     >>> takes_closure(torch.optim.LBFGS([weight])), takes_closure(torch.optim.SGD([weight]))
     (True, False)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
@@ -118,9 +118,7 @@ def scalar(loss: Any) -> Tensor:
     if isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad:
         return loss
     if not isinstance(loss, Tensor):
-        raise ConfigError(
-            f"the loss returned {type(loss).__name__}, not a tensor: return F.cross_entropy(...), for example"
-        )
+        refuse_other_than_tensor(loss)
     if loss.ndim > 0:
         raise ConfigError(
             f"the loss is not a scalar but a tensor of shape {tuple(loss.shape)}: return its mean,\n"
@@ -128,4 +126,10 @@ def scalar(loss: Any) -> Tensor:
         )
     raise ConfigError(
         "the loss does not depend on any trainable parameter: was it detached, or computed under no_grad?"
+    )
+
+
+def refuse_other_than_tensor(loss: Any) -> NoReturn:
+    raise ConfigError(
+        f"the loss returned {type(loss).__name__}, not a tensor: return F.cross_entropy(...), for example"
     )

@@ -12,7 +12,7 @@ from surefoot.data.loader import MicroBatch
 from surefoot.errors import ConfigError
 from surefoot.mean import Mean
 from surefoot.metrics.multiple_choice import ChoiceBatch, eagerly
-from surefoot.train.loss_accumulator import loss_parts
+from surefoot.train.loss_accumulator import loss_parts, refuse_other_than_tensor
 from surefoot.train.precision import Precision
 from surefoot.train.step_watch import CoupledLoss, Loss
 
@@ -95,8 +95,10 @@ class SplitPasses:
 
 
 def _counted(mean: Any, count: int) -> Mean:
-    if isinstance(mean, Tensor) and mean.ndim > 0:
-        raise ConfigError(f"the loss is not a scalar but a tensor of shape {tuple(mean.shape)}: return its mean")
     if isinstance(mean, Mean):
         return mean
+    if not isinstance(mean, Tensor):
+        refuse_other_than_tensor(mean)
+    if mean.ndim > 0:
+        raise ConfigError(f"the loss is not a scalar but a tensor of shape {tuple(mean.shape)}: return its mean")
     return Mean(mean.detach().double() * count if count else 0.0, count)

@@ -209,16 +209,22 @@ def loss_contract(parts: Components) -> tuple[bool, str]:
     halves = None if batch is None else _halves(batch, parts)
     if not all(parts.world.gathered(halves is not None)) or batch is None or halves is None:
         return True, "not checked: a batch must hold tensors of one length, and two samples or more, to be split in two"
-    means = list[Mean]()
+    means, problem, holds = list[Mean](), None, True
     state, user_state = parts.state, parts.run_state.user_state.objects
     with preserved(state.models, parts.task.loss, user_state, state.parameters) as put_back, parts.numerics():
-        for piece, seed in ((batch, 0), (halves[0], 0), (halves[1], 0)):
-            means.append(_mean(parts, piece, seed))
-            put_back()  # as in a step: each micro-batch starts from the same buffers
-        together, halved = float(means[0].value), float((means[1] + means[2]).value)
-        tolerance = FORMATS[parts.run_state.precision.name].tolerance * max(1.0, abs(together))
-        holds = not math.isfinite(together) or abs(together - halved) <= tolerance
-        if all(parts.world.gathered(holds)):
+        try:
+            for piece, seed in ((batch, 0), (halves[0], 0), (halves[1], 0)):
+                means.append(_mean(parts, piece, seed))
+                put_back()  # as in a step: each micro-batch starts from the same buffers
+            together, halved = float(means[0].value), float((means[1] + means[2]).value)
+            tolerance = FORMATS[parts.run_state.precision.name].tolerance * max(1.0, abs(together))
+            holds = not math.isfinite(together) or abs(together - halved) <= tolerance
+        except Exception as failure:  # the other ranks wait for this one
+            problem = failure
+        hold_everywhere = all(parts.world.gathered(holds))
+        if problem is not None:
+            raise problem
+        if hold_everywhere:
             return True, f"holds: {together:.6g} for a batch, {halved:.6g} for its two halves combined"
         repeated = float(_mean(parts, batch, 1).value)
     if holds:
@@ -250,10 +256,13 @@ def _mean(parts: Components, batch: MicroBatch, seed: int) -> Mean:
 
 def _halves(micro_batch: MicroBatch, parts: Components) -> list[MicroBatch] | None:
     size, count = len(micro_batch.sample_ids), parts.pipeline.count or rows
+    if size < 2:
+        return None
     halves = []
     for half in (range(size // 2), range(size // 2, size)):
         batch = select_rows(micro_batch.batch, half, of=size)
-        if size < 2 or batch is None:
+        if batch is None:
             return None
-        halves.append(MicroBatch(batch, count(batch), 0, micro_batch.sample_ids[half], micro_batch.epochs[half]))
-    return halves
+        with suppress(Exception):  # the first step repeats and explains the error
+            halves.append(MicroBatch(batch, count(batch), 0, micro_batch.sample_ids[half], micro_batch.epochs[half]))
+    return halves if len(halves) == 2 else None

@@ -59,7 +59,7 @@ def test_multi30k_is_read_by_its_own_file_names() -> None:
         "A man in an orange hat starring at something.",
         "Ein Mann mit einem orangefarbenen Hut, der etwas anstarrt.",
     )
-    assert load_pairs(DATA / "multi30k", target="fr").training[0][1].startswith("Deux jeunes hommes")
+    assert load_pairs(DATA / "multi30k", target="fr").train[0][1].startswith("Deux jeunes hommes")
 
 
 def json_line(pair: tuple[str, str], *, inside: bool) -> str:
