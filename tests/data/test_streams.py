@@ -79,7 +79,7 @@ def equal(a: Any, b: Any) -> bool:
         np.float16(2.5),
         [torch.ones(3, dtype=torch.uint8), b"x", torch.ones(1, dtype=torch.float64)],
     ],
-    ids=repr,
+    ids=lambda row: type(row).__name__,
 )
 def test_a_row_comes_back_as_it_was(recorded: Any) -> None:
     assert equal(decode(bytearray(encode(recorded))), recorded)
