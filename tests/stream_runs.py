@@ -129,7 +129,7 @@ def session(spec: dict[str, Any]) -> None:
         changes["disk"] = KilledBeforeOperation(spec["operation"], spec.get("path", ""))
     if "torn_append" in spec:
         changes["disk"] = TornAppend(spec["torn_append"])
-    reader._SENT_BYTES, recorder._AHEAD_STEPS = 1, 1  # two appends per row, whatever the timing
+    reader._SENT_BYTES, recorder._AHEAD_STEPS = 1, 1  # two appends per row
     parent = os.getpid()
 
     def source() -> Iterator[dict[str, Any]]:

@@ -245,7 +245,7 @@ def session(ranks: Ranks) -> Callable[..., int]:
         pytest.param({"torn_append": 1}, marks=pytest.mark.slow),
         pytest.param({"torn_append": 30, "workers": 2}, marks=pytest.mark.slow),
         {"source_kills_at": 100, "workers": 2},
-        *(pytest.param({"torn_append": at}, marks=pytest.mark.slow) for at in (2, 3, 8, 33, 68, 201, 302)),
+        *(pytest.param({"torn_append": at}, marks=pytest.mark.slow) for at in (2, 3, 8, 33, 68, 151, 222)),
         *(pytest.param({"operation": at}, marks=pytest.mark.slow) for at in (1, 5, 9, 14, 22, 35, 50, 70, 90, 150)),
         *(pytest.param({"pass": at, "workers": 2}, marks=pytest.mark.slow) for at in (1, 9, 33)),
         pytest.param({"operation": 3, "path": "tape"}, marks=pytest.mark.slow),
