@@ -9,8 +9,8 @@ and the weights at the end are compared first, and a loop that differs is not ti
 `loops/`: surefoot has everything on, checkpoints too. Peers are an extra: pip install surefoot[peers].
 
 A loop's time is read off the moments at which it asks for data, in windows of 50 steps. In a round each loop trains once, in
-turns; a ratio is that of the medians of the windows of one round. "surefoot DataLoader" is given a shuffled DataLoader, and
-its ratio to the plain loop with fused AdamW is to be at most 1.02.
+turns; a ratio is that of the medians of the windows of one round. "surefoot DataLoader" is given a shuffled DataLoader:
+`loader_port.py` measures it beside the same DataLoader in a plain loop.
 """
 
 from __future__ import annotations
@@ -88,15 +88,6 @@ def table(title: str, found: dict[str, tuple[float, list[float]]]) -> str:
     return "\n".join(lines)
 
 
-def beside_fused(found: dict[str, tuple[float, list[float]]]) -> str | None:
-    """The ratio of a port that passes its DataLoader to the plain loop with fused AdamW over it: the median of the rounds' ratios."""
-    names = "surefoot DataLoader", "plain, fused AdamW"
-    if not found.keys() >= {*names}:
-        return None
-    ratios = [ours / plain for ours, plain in zip(*(found[name][1] for name in names), strict=True)]
-    return f"{names[0]} / {names[1]}: {median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, help="without it 25")
@@ -128,8 +119,6 @@ def main() -> None:
             now=process_time if arguments.cpu else perf_counter,
         )
         print(table(f"{name}, {data}", found), flush=True)
-        if data == "loader" and (line := beside_fused(found)) is not None:
-            print(line, flush=True)
         if case == "mlp/memory" and "surefoot" in found:
             ours = median(found["surefoot"][1])
     if ours is not None:

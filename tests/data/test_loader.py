@@ -152,6 +152,26 @@ def test_what_few_samples_draw_comes_from_their_own_seed():
         assert bit_equal([micro_batch.batch[0]], [torch.stack(expected)])
 
 
+def test_only_the_generator_that_is_drawn_from_is_seeded_for_every_sample(monkeypatch):
+    class Noisy(Augmented):
+        def __getitem__(self, sample):
+            return torch.tensor([np.random.rand()], dtype=torch.float64), sample
+
+    def reseed(bits):
+        seeds.append(bits)
+        type(random._inst).seed(random._inst, bits)
+
+    seeds = []
+    monkeypatch.setattr(random, "seed", reseed)
+    micro_batches = [one for step in fed(Noisy(20), 0, 3, micro_batch_size=8) for one in step]
+    assert seeds == [0, 0, 0, 0]  # before each micro-batch, and once more where the first draw is noticed
+    monkeypatch.undo()
+    for micro_batch in micro_batches:
+        for sample, epoch, drawn in zip(micro_batch.sample_ids, micro_batch.epochs, micro_batch.batch[0], strict=True):
+            seed_generators(fold(stream_key(7, "augment"), int(epoch), int(sample)))
+            assert drawn.item() == np.random.rand()
+
+
 def test_no_sample_is_read_twice_where_none_draws():
     class Counting(Augmented):
         asked = 0

@@ -33,6 +33,8 @@ def collate(samples: Sequence[Any]) -> Any:
     ([[1, 2], [3, 4]], ['a', 'b'])
     """
     first = samples[0]
+    if type(first) is Tensor:
+        return default_collate(list(samples))
     if first is None and all(sample is None for sample in samples):
         return None
     if has_fields(first):

@@ -138,7 +138,7 @@ class Feed:
         if not len(ids):  # an empty micro-batch at the end of an epoch
             return None
         if self.gather is None:
-            return self.reading.here(step, index, puts_back=self.puts_back)
+            return self.reading.here(step, index, ids, epochs, puts_back=self.puts_back)
         try:
             return self.gather(ids, epochs)
         except SurefootError:

@@ -26,6 +26,8 @@ def has_fields(value: Any) -> bool:
 
 def is_opaque(value: Any) -> bool:
     """Return True for an object other than a container that moves itself: its rows need not be its samples."""
+    if type(value) in (list, tuple, dict):  # a test for a protocol takes 8 us
+        return False
     is_open = has_fields(value) or isinstance(value, Tensor | Mapping | type)
     return not is_open and isinstance(value, Movable)
 

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from surefoot.data.dataset_checks import read
+from surefoot.data.dataset_checks import read_each
 from surefoot.data.gathering import first_few, read_many_fn
-from surefoot.data.order import MicroBatches
+from surefoot.data.order import Ids, MicroBatches
 from surefoot.errors import ConfigError, DataError, SurefootError, behind, comes_of_user, first_line
-from surefoot.seeding import GeneratorWatch, fold, seed_generators, seed_torch, stream_key, untouched
+from surefoot.seeding import LazySeeding, fold, seed_generators, stream_key, untouched
 
 Collate = Callable[[list[Any]], Any]
 
@@ -38,51 +38,51 @@ class Reading(Dataset[Any]):
     """A data set of micro-batches, indexed by (step, index within the step).
 
     Every sample is read under its own seed. At first, only torch's generators are seeded, because seeding Python's and NumPy's
-    generators takes longer than a read from memory. If a read draws from Python's or NumPy's generators, the micro-batch is read again,
-    and all generators are seeded from then on. Code that restores the generators after its draws is not detected.
+    generators takes longer than a read from memory. If a read draws from one of these two, the micro-batch is read again, and that
+    generator is seeded too from then on. Code that restores the generators after its draws is not detected.
     """
 
     def __init__(self, dataset: Any, plan: MicroBatches, *, seed: int, collate_fn: Collate) -> None:
         self.dataset, self.plan, self.collate = dataset, plan, collate_fn
         self.read_many = read_many_fn(dataset)
         self.sample_key, self.collate_key = stream_key(seed, "augment"), stream_key(seed, "collate")
-        self.undrawn: GeneratorWatch | None = GeneratorWatch()  # None from the first draw on
+        self.seeding = LazySeeding()
 
     def __getitem__(self, address: tuple[int, int]) -> Any:
         """Return a micro-batch or a `SurefootError`; the loader would wrap a raised error in its traceback."""
         try:
-            return self._read(*address)
+            return self._read(*address, *self.plan.micro_batches(address[0])[address[1]])
         except SurefootError as problem:
             if (cause := behind(problem)) is not None:  # the cause is lost between processes
                 problem.add_note("".join(traceback.format_exception(cause)))
             problem.of_user = comes_of_user(problem)
             return problem
 
-    def here(self, step: int, index: int, *, puts_back: bool) -> Any:
-        """Read the micro-batch in this process on one thread; restore the global generators if `puts_back` is true."""
+    def here(self, step: int, index: int, ids: Ids, epochs: Ids, *, puts_back: bool) -> Any:
+        """Read the micro-batch of these samples in this process on one thread; restore the global generators if `puts_back` is true."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the rounding of sums depends on the number of threads
         try:
             with untouched() if puts_back else nullcontext():
-                return self._read(step, index)
+                return self._read(step, index, ids, epochs)
         finally:
             torch.set_num_threads(threads)
 
-    def _read(self, step: int, index: int) -> Any:
-        if self.undrawn is not None:
-            self.undrawn.begin()
-            with suppress(DataError):  # unseeded draws may cause an error: read again with seeds
-                batch = self._build(step, index, seed=seed_torch)
-                if self.undrawn.untouched():
-                    return batch
-            self.undrawn = None
-        return self._build(step, index, seed=seed_generators)
+    def _read(self, step: int, index: int, ids: Ids, epochs: Ids) -> Any:
+        while self.seeding.undrawn:
+            self.seeding.begin()
+            try:
+                batch = self._build(step, index, ids, epochs, seed=self.seeding.seed_fn())
+            except DataError:  # perhaps of an unseeded draw: read again with all seeds
+                break
+            if not self.seeding.drawn():
+                return batch
+        return self._build(step, index, ids, epochs, seed=seed_generators)
 
-    def _build(self, step: int, index: int, *, seed: Callable[[int], None]) -> Any:
-        ids, epochs = self.plan.micro_batches(step)[index]
+    def _build(self, step: int, index: int, ids: Ids, epochs: Ids, *, seed: Callable[[int], Any]) -> Any:
         if not len(ids):
             return None
-        samples = self._read_samples(ids.tolist(), epochs.tolist(), step, seed)
+        samples = self._read_samples(ids, epochs, step, seed)
         seed(fold(self.collate_key, step, index))
         try:
             return self.collate(samples)
@@ -98,17 +98,15 @@ class Reading(Dataset[Any]):
                 f"samples {first_few(ids)} of step {step} cannot be put into one batch\n  {why}"
             ) from problem
 
-    def _read_samples(self, ids: list[int], epochs: list[int], step: int, seed: Callable[[int], None]) -> list[Any]:
+    def _read_samples(self, ids: Ids, epochs: Ids, step: int, seed: Callable[[int], Any]) -> list[Any]:
+        numbers: list[int] = ids.tolist()
         if self.read_many is not None:
             with suppress(Exception):  # reading one by one names the sample
-                return self.read_many(ids)
-        samples, of_epoch, key = [], -1, 0
-        for sample, epoch in zip(ids, epochs, strict=True):
-            if epoch != of_epoch:  # almost always one epoch per batch: fold its key once
-                of_epoch, key = epoch, fold(self.sample_key, epoch)
-            seed(fold(key, sample))
-            samples.append(read(self.dataset, sample, step=step))
-        return samples
+                return self.read_many(numbers)
+        # all keys first: a loop that does one thing is quicker
+        keys = {epoch: fold(self.sample_key, epoch) for epoch in set(epochs.tolist())}
+        seeds = [fold(keys[epoch], sample) for sample, epoch in zip(numbers, epochs.tolist(), strict=True)]
+        return read_each(self.dataset, numbers, seeds, seed, step=step)
 
 
 def _check_temporary_directory() -> None:
