@@ -20,12 +20,13 @@ from surefoot.data.loader import MicroBatch
 from surefoot.distributed.strategy import Called
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError
+from surefoot.metrics.multiple_choice import eagerly
 from surefoot.optim.clipping import clear
 from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import State, Step, Task, forward_backward
 from surefoot.train.module_usage import Watch
 from surefoot.train.precision import Precision
-from surefoot.train.scratch import eagerly, preserved
+from surefoot.train.scratch import preserved
 from surefoot.train.step_watch import LossWatch
 
 _SHOWN = 3

@@ -16,12 +16,12 @@ from surefoot.distributed.strategy import Ranks
 from surefoot.errors import ConfigError
 from surefoot.mean import Mean
 from surefoot.metrics.contract import WholeSplitMetric, named_metrics
+from surefoot.metrics.multiple_choice import eagerly
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.compile import Compiling, sole_or_all
 from surefoot.train.evaluate import Split, evaluate_batches, evaluation_mode, metric_by_batch, names_of_metrics
 from surefoot.train.loop import Loss, State
 from surefoot.train.precision import Precision
-from surefoot.train.scratch import eagerly
 
 Made = TypeVar("Made")
 

@@ -1,8 +1,7 @@
 """Passes without side effects: all state is restored afterwards."""
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import deepcopy
 from time import perf_counter, process_time
 from typing import Any
@@ -69,11 +68,6 @@ def preserved(
             for parameter, trained, gradient in flags:
                 parameter.requires_grad_(trained)
                 parameter.grad = gradient
-
-
-def eagerly() -> AbstractContextManager[Any]:
-    """Disable `torch.compile` for one pass, without importing torch's compiler."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def timed_pass(task: Task, state: State, micro_batch: MicroBatch) -> tuple[float, int]:

@@ -21,13 +21,14 @@ from surefoot.distributed.shards import held_of, holders
 from surefoot.distributed.strategy import Alone
 from surefoot.distributed.world import World
 from surefoot.mean import Mean
+from surefoot.metrics.multiple_choice import eagerly
 from surefoot.seeding import fold, seed_generators
 from surefoot.train.compile import sole_or_all
 from surefoot.train.components import Components
 from surefoot.train.evaluate import Split, metric_by_batch
 from surefoot.train.loop import Loss, State, Step, Task, forward_backward
 from surefoot.train.precision import FORMATS
-from surefoot.train.scratch import eagerly, preserved
+from surefoot.train.scratch import preserved
 from surefoot.train.step_watch import UNWATCHED, CoupledLoss, Watch
 
 _MAX_WEIGHT_BYTES = 2 << 30  # above this, no loss is compared at a resume, since it needs the weights of step 0
