@@ -33,6 +33,7 @@ class Screen(Sink, Protocol):
     def say(self, text: str) -> None: ...
     def started(self, spent_s: float) -> None: ...
     def doing(self, what: str) -> None: ...
+    def finish(self, draw_chart: Callable[[], str]) -> None: ...
 
 
 @dataclass(eq=False)
@@ -60,6 +61,12 @@ def can_redraw(stream: TextIO | None) -> bool:
     """Return True if a stream is a terminal that can redraw a line; a notebook (`!python train.py`) cannot."""
     plain = os.environ.get("TERM") in ("dumb", "unknown") or "JPY_PARENT_PID" in os.environ
     return stream is not None and stream.isatty() and not plain
+
+
+def in_cell() -> bool:
+    """Return True if standard output is the output of a notebook's cell."""
+    kernel = sys.modules.get("ipykernel.iostream")
+    return kernel is not None and isinstance(sys.stdout, kernel.OutStream)
 
 
 class Console:
@@ -125,6 +132,9 @@ class Console:
         self._print_latest()
         if self.epoch is not None:  # the evaluation of the epoch was aborted
             self._print_scores({"step": self.epoch["step"]})
+
+    def finish(self, draw_chart: Callable[[], str]) -> None:
+        """Draw nothing, because a chart is HTML."""
 
     def _print_scores(self, record: Record) -> None:
         values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from surefoot.errors import visible
-from surefoot.tracking.console import Console, Screen, TextWriter, can_redraw
+from surefoot.tracking.console import Console, Screen, TextWriter, can_redraw, in_cell
 from surefoot.tracking.format import duration, in_line, wrapped
 from surefoot.tracking.record import Record
 from surefoot.tracking.rows import Row, Rows, live_values
@@ -105,6 +105,9 @@ class Terminal:
         if self.drawn or self.unfinished:
             self.writer.put(self._start())
         self.rows.train, self.phrase, self.drawn, self.unfinished = None, "", False, False
+
+    def finish(self, draw_chart: Callable[[], str]) -> None:
+        """Draw nothing, because a chart is HTML."""
 
     def give_way(self, text: str) -> None:
         """Erase the live line, because another program prints `text` at this position."""
@@ -199,7 +202,11 @@ class Terminal:
 
 
 def screen(length: int, stream: TextIO | None = None, *, unit: str = "targets", every_record: bool = False) -> Screen:
-    """Return a `Terminal` if `stream` (default: standard output) can redraw a line, else a `Console`."""
+    """Return a `Notebook` in a notebook's cell, a `Terminal` if `stream` (default: standard output) can redraw a line, else a `Console`."""
+    if stream is None and in_cell():
+        from surefoot.tracking.notebook import Notebook
+
+        return Notebook(length, unit=unit, every_record=every_record)
     kind = Terminal if can_redraw(stream or sys.stdout) else Console
     return kind(length, stream, unit=unit, every_record=every_record)
 
