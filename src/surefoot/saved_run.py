@@ -147,8 +147,8 @@ class SavedRun:
     def dataframe(self, kind: str | None = None) -> pandas.DataFrame:
         """Return the records of one kind such as "train", or all records, as a pandas DataFrame with the step as its index.
 
-        Each value of a record is a column. Needs pandas (extra `notebook`). Raises `ConfigError` as `records` does, and if pandas
-        is not installed.
+        Each value of a record is a column, and its kind if `kind` is None. Needs pandas (extra `notebook`). Raises `ConfigError`
+        as `records` does, and if pandas is not installed.
 
         >>> import tempfile
         >>> directory = Path(tempfile.mkdtemp())
@@ -160,8 +160,9 @@ class SavedRun:
         with needed_for("a DataFrame of records", "pandas", instead='run.records("train")'):
             import pandas
         records = self.records(kind)
-        names = dict.fromkeys(["kind", "step", *(name for record in records for name in record)])
-        return pandas.DataFrame(records, columns=[*names]).set_index("step")
+        names = dict.fromkeys(["step", "kind", *(name for record in records for name in record)])
+        columns = [name for name in names if name != "kind" or kind is None]
+        return pandas.DataFrame(records, columns=columns).set_index("step")
 
     def panels(self) -> Panels | None:
         """Return the panels of the report, or None without panels. Raises `DataError` if surefoot did not write the file."""

@@ -124,6 +124,12 @@ def test_an_epoch_and_its_scores_are_one_row(outputs: list[Output]) -> None:
     ]
 
 
+def test_an_epoch_that_ends_after_its_evaluation_is_the_same_row(outputs: list[Output]) -> None:
+    epoch = {"kind": "epoch", "step": 10, "epoch": 1, "epochs": 3, "loss": 0.25, "epoch_s": 65.0, "is_evaluated": False}
+    view(scores(10), train(10), epoch, scores(20))
+    assert [row[:3] for row in outputs[0].rows[1:]] == [["10", "0.25", "3.3654"], ["20", "0.25", "3.3654"]]
+
+
 def test_training_records_update_at_most_ten_times_a_second_and_the_end_shows_every_row(outputs: list[Output]) -> None:
     clock = [0.0]
     notebook = Notebook(100, every_record=True, now=lambda: clock[0])
@@ -175,9 +181,8 @@ def test_each_session_has_an_output_of_its_own_which_ends_with_the_chart(outputs
         notebook.close()
         notebook.finish(lambda step=step: f"<b>chart {step}</b>")  # type: ignore[misc]
     assert [[row[0] for row in output.rows[1:]] for output in outputs] == [["10"], ["20"]]
-    assert [output.html.endswith(f"</table>\n<b>chart {step}</b>") for step, output in zip((10, 20), outputs)] == [
-        True
-    ] * 2
+    for step, output in zip((10, 20), outputs, strict=True):
+        assert output.html.endswith(f"</table>\n<b>chart {step}</b>")
 
 
 def test_a_chart_that_fails_is_a_warning(outputs: list[Output], capsys: pytest.CaptureFixture[str]) -> None:

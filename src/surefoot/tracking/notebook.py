@@ -4,6 +4,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from html import escape
 from importlib import import_module
 from typing import Any, Protocol
@@ -57,9 +58,10 @@ class Notebook:
         self._add(self.rows.add(record))
         if record["kind"] == "sample":
             self.say(f"--- sample at step {record['step']} ---\n{record['text']}\n---")
-        elif self.rows.train is not None or self.table:  # a record of the start comes before the header
-            if record["kind"] != "train" or self.now() - self.drawn_at >= _BETWEEN_S:
-                self._draw()
+            return
+        is_first = self.rows.train is None and not self.table  # a record of the start comes before the header
+        if not is_first and (record["kind"] != "train" or self.now() - self.drawn_at >= _BETWEEN_S):
+            self._draw()
 
     def say(self, text: str) -> None:
         """Print a message, after the last row of a session that ends."""
@@ -96,6 +98,11 @@ class Notebook:
 
     def _add(self, rows: Iterable[Row]) -> None:
         for row in rows:
+            if (
+                self.table and self.table[-1][0].step == row.step
+            ):  # the epoch ends after its evaluation in a loop of the user
+                before, self.count = self.table.pop()[0], self.count - 1
+                row = replace(row, scores=row.scores or before.scores, epoch=row.epoch or before.epoch)  # noqa: PLW2901
             self.table.append((row, duration(self.now() - self.start_s)))
             self.count += 1
 
