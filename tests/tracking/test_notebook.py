@@ -127,7 +127,7 @@ def test_an_epoch_and_its_scores_are_one_row(outputs: list[Output]) -> None:
 def test_an_epoch_that_ends_after_its_evaluation_is_the_same_row(outputs: list[Output]) -> None:
     epoch = {"kind": "epoch", "step": 10, "epoch": 1, "epochs": 3, "loss": 0.25, "epoch_s": 65.0, "is_evaluated": False}
     view(scores(10), train(10), epoch, scores(20))
-    assert [row[:3] for row in outputs[0].rows[1:]] == [["10", "0.25", "3.3654"], ["20", "0.25", "3.3654"]]
+    assert [row[:3] for row in outputs[0].rows[1:]] == [["10", "0.25", "3.3654"], ["20", "2.4", "3.3654"]]
 
 
 def test_training_records_update_at_most_ten_times_a_second_and_the_end_shows_every_row(outputs: list[Output]) -> None:

@@ -140,11 +140,14 @@ class LiveFindings:
             )
 
 
-def write_page(directory: Path, *, warn: Callable[[str], None]) -> None:
-    """Write the report page of a completed run. A failure is passed to `warn`."""
-    from surefoot.report.write import report_at_end
+def present(parts: RunComponents, *, writes_page: bool) -> None:
+    """Write the report page of a closed session, and draw its chart in a notebook. A failure is printed."""
+    if writes_page and parts.directory is not None:
+        from surefoot.report.write import report_at_end
 
-    report_at_end(directory, warn=warn)
+        report_at_end(parts.directory.path, warn=parts.say)
+    if isinstance(parts.console, Notebook):
+        parts.console.finish(lambda: html_of(parts, chart_only=True) or "")
 
 
 def html_of(parts: RunComponents, *, chart_only: bool = False) -> str | None:

@@ -166,8 +166,7 @@ class Run(RunSettings):
     def evaluate(self, *splits: str) -> dict[str, float]:
         """Evaluate splits, with the averaged weights if the run has them. Return {"SPLIT/METRIC": value}. Collective.
 
-        The default is all splits except those with `at_end`. The run does not change, and nothing is recorded. Raises
-        `ConfigError` for an unknown split.
+        Default: all splits except those with `at_end`. Changes and records nothing. Raises `ConfigError` for an unknown split.
         """
         scoring = self.parts.evaluator
         if unknown := [name for name in splits if name not in scoring.splits]:

@@ -118,8 +118,11 @@ class Session:
         finally:
             self.release()
             self.heartbeat.closed()
-            if self.parts.world.is_main:
-                self._present()
+            writes_page = not self.is_over and self.parts.settings.report and self.parts.directory is not None
+            if self.parts.world.is_main and (writes_page or self.parts.console is not None):
+                from surefoot.run.live_findings import present  # last, after all other files
+
+                present(self.parts, writes_page=writes_page)
         if self.stop_requests.ended_by is not None and (problem is None or of_compiler(problem)):
             if self.stop_requests.ended_by == signal.SIGINT and is_interactive():
                 from surefoot.tracking.notebook import interrupt
@@ -168,20 +171,6 @@ class Session:
             findings = "" if self.live_findings is None else self.live_findings.sentence()
             skipped, stopped_by = self.periodic.skipped, self.stop_requests.stopped_by
             parts.say(messages.ending(parts, evaluations, skipped=skipped, stopped_by=stopped_by, findings=findings))
-
-    def _present(self) -> None:
-        parts = self.parts
-        if not self.is_over and parts.settings.report and parts.directory is not None:
-            from surefoot.run.live_findings import write_page  # last, after all other files
-
-            write_page(parts.directory.path, warn=parts.say)
-        if parts.console is not None:
-            parts.console.finish(self._draw_chart)
-
-    def _draw_chart(self) -> str:
-        from surefoot.run.live_findings import html_of
-
-        return html_of(self.parts, chart_only=True) or ""
 
     def _look_at_data(self) -> None:
         from surefoot.data.leakage_check import first_look

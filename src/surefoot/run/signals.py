@@ -57,11 +57,11 @@ class Signals:
 
     def _on_stop(self, number: int, _frame: FrameType | None) -> None:
         if self.stop is not None:
+            self.say(f"{STOP[number]} again: ending at once; {self.standing()}")
             if number == signal.SIGINT and is_interactive():
                 from surefoot.tracking.notebook import interrupt
 
                 raise interrupt()
-            self.say(f"{STOP[number]} again: ending at once; {self.standing()}")
             os._exit(128 + number)
         self.stop = number
 

@@ -33,7 +33,6 @@ class Screen(Sink, Protocol):
     def say(self, text: str) -> None: ...
     def started(self, spent_s: float) -> None: ...
     def doing(self, what: str) -> None: ...
-    def finish(self, draw_chart: Callable[[], str]) -> None: ...
 
 
 @dataclass(eq=False)
@@ -132,9 +131,6 @@ class Console:
         self._print_latest()
         if self.epoch is not None:  # the evaluation of the epoch was aborted
             self._print_scores({"step": self.epoch["step"]})
-
-    def finish(self, draw_chart: Callable[[], str]) -> None:
-        """Draw nothing, because a chart is HTML."""
 
     def _print_scores(self, record: Record) -> None:
         values = [f"{in_line(name)}={number(value)}" for name, value in scores_in(record).items()]

@@ -106,9 +106,6 @@ class Terminal:
             self.writer.put(self._start())
         self.rows.train, self.phrase, self.drawn, self.unfinished = None, "", False, False
 
-    def finish(self, draw_chart: Callable[[], str]) -> None:
-        """Draw nothing, because a chart is HTML."""
-
     def give_way(self, text: str) -> None:
         """Erase the live line, because another program prints `text` at this position."""
         if self.drawn:

@@ -143,7 +143,7 @@ class Notebook:
 
 
 class Interrupt(KeyboardInterrupt):
-    """The end of a cell that was interrupted. IPython shows no traceback of it."""
+    """The end of a cell that was interrupted. IPython shows no traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return ["interrupted"]  # by a magic command that shows all errors itself
