@@ -39,6 +39,7 @@ def test_each_page_and_each_linked_file_of_the_repository_is_a_page_of_the_site(
 def test_a_notebook_is_a_page_with_its_text_its_code_and_its_outputs(copied: Path) -> None:
     page = (copied / page_of(ROOT, "examples/notebook.ipynb")).read_text()
     assert "\n# Training in a notebook\n" in page
+    assert "[guide](../../guides/notebooks.md)" in page
     assert "python\nrun.train()\n" in page
     assert page.count("{raw} html\n<table>") == 2  # the table of each session, with its chart
     assert page.count("<iframe srcdoc=") == 3

@@ -58,7 +58,7 @@ def test_the_style_of_the_chart_does_not_reach_the_notebook(tmp_path: Path) -> N
 
 
 def test_a_long_run_stays_small_in_a_notebook(tmp_path: Path) -> None:
-    assert len(html_of(finished(tmp_path / "mine", steps=60_000))) < 120_000
+    assert len(html_of(finished(tmp_path / "mine", steps=60_000))) < 50_000
 
 
 def hostile_records(text: str) -> list[dict[str, Any]]:

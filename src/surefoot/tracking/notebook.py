@@ -98,9 +98,8 @@ class Notebook:
 
     def _add(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            if (
-                self.table and self.table[-1][0].step == row.step
-            ):  # the epoch ends after its evaluation in a loop of the user
+            # in a loop of the user an epoch ends after its evaluation
+            if self.table and self.table[-1][0].step == row.step:
                 before, self.count = self.table.pop()[0], self.count - 1
                 row = replace(row, scores=row.scores or before.scores, epoch=row.epoch or before.epoch)  # noqa: PLW2901
             self.table.append((row, duration(self.now() - self.start_s)))
