@@ -55,6 +55,7 @@ def bounds(rows: int, rank: int, count: int) -> tuple[int, int]:
 
 
 def as_json(pieces: Pieces) -> dict[str, Any]:
+    """Return the entry of state.json from which `from_json` restores the counts and shapes, without tensors."""
     return {
         "pieces": pieces.count,
         "shapes": {file: {name: list(shape) for name, shape in each.items()} for file, each in pieces.shapes.items()},

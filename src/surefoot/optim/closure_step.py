@@ -73,6 +73,7 @@ def refuse_closures(trained: Iterable[Any], *, scaled: bool, compiled: bool) -> 
 
 
 def refused(name: str, setting: str, why: str, instead: str) -> ConfigError:
+    """Return the error for a setting that does not fit several evaluations in a step."""
     return ConfigError(
         f"{setting}: {name} evaluates the loss several times in a step, through a closure\n  {why}\n  {instead}"
     )

@@ -126,6 +126,7 @@ def refuse_step(step: int, length: int, *, where: Path) -> None:
 
 
 def records_of(out: Path) -> list[Record]:
+    """Return the records of a run, or an empty list if their file cannot be read."""
     try:
         return records(out / "metrics.jsonl")
     except OSError:
