@@ -31,10 +31,10 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 54_940,  # of .py, .pyi, .html and .css
-    "files": 355,  # of .py
-    "statements": 30_165,  # without docstrings and texts below attributes
-    "files above 260 lines": 7,
+    "lines": 55_225,  # of .py, .pyi, .html and .css
+    "files": 358,  # of .py
+    "statements": 30_390,  # without docstrings and texts below attributes
+    "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 21_160,
     "modules that train/loop.py needs": 30,
 }
