@@ -56,7 +56,7 @@ class StateCheck:
     def check_passes(self, *passes: tuple[Loss | None, MicroBatch | None], after_step: bool = False) -> None:
         """Compare the states after two passes of this rank's micro-batch, once per run. If a pass fails, the step reports the error.
 
-        A container that is empty `after_step` is no state: it passes values from one loss of a step to another.
+        Containers that are empty `after_step` are not state: they pass values from one loss of a step to another.
         """
         for loss, micro_batch in () if self.has_passed else passes:
             able = loss is not None and micro_batch is not None and micro_batch.count > 0
