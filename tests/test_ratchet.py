@@ -31,9 +31,9 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 55_190,  # of .py, .pyi, .html and .css
+    "lines": 55_195,  # of .py, .pyi, .html and .css
     "files": 358,  # of .py
-    "statements": 30_365,  # without docstrings and texts below attributes
+    "statements": 30_366,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 21_130,
     "modules that train/loop.py needs": 30,
