@@ -204,7 +204,7 @@ class Session:
                 f"nothing to do: {self.state.step:,} steps are completed, and stop_after is {parts.timetable.stop_step:,}"
             )
         if self.periodic.state_check is not None and not opened:
-            self.periodic.state_check.check_passes((parts.task.loss, parts.pipeline.first()))
+            self.periodic.state_check.check_beginning(parts.pipeline)
         if self.evaluations.due_at_start():
             self.run_state.clock.start()
             self.run_state.clock.enter("evaluating")
