@@ -277,6 +277,24 @@ def test_several_kills_in_one_run(session: Callable[..., int], uninterrupted: li
     assert lines(run_dir) == {each[0]: each for each in uninterrupted}
 
 
+@pytest.mark.parametrize(
+    ("number", "workers"),
+    [(signal.SIGTERM, 0), *(pytest.param(signal.SIGINT, count, marks=pytest.mark.slow) for count in (0, 2))],
+)
+def test_a_signal_ends_a_run_whose_source_gives_no_row(
+    number: int, workers: int, ranks: Ranks, session: Callable[..., int], uninterrupted: list[Any], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    spec = {"run_dir": str(run_dir), "stalls_at": 50, "workers": workers}
+    place = ranks.start(1, stream_runs.session, spec=spec)
+    assert wait_until(lambda: (tmp_path / "run.waits").exists() or (place / "status-0").exists())
+    os.kill(int((place / "pid-0").read_text()), number)
+    assert ranks.outcomes(place)[0].status == 128 + number
+    assert list(lines(run_dir)) == list(range(6))
+    assert session(run_dir) == 0
+    assert lines(run_dir) == {each[0]: each for each in uninterrupted}
+
+
 @pytest.mark.slow
 def test_rows_that_a_power_failure_tore_are_read_again(uninterrupted: list[Any], tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
@@ -343,6 +361,18 @@ def test_two_ranks_read_the_tape_that_one_of_them_writes(
         for step, alone in zip(first[rank] + second[rank], uninterrupted, strict=True):
             assert step[2] == [alone[2][rank]]
             assert step[1] == pytest.approx(alone[1], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_signal_stops_all_ranks_before_the_same_step(ranks: Ranks, uninterrupted: list[Any], tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    place = ranks.start(2, stream_runs.session, spec={"run_dir": str(run_dir), "stalls_at": 50})
+    assert wait_until(lambda: (tmp_path / "run.waits").exists() or (place / "status-0").exists())
+    os.kill(int((place / "pid-0").read_text()), signal.SIGTERM)
+    assert [outcome.status for outcome in ranks.outcomes(place)] == 2 * [128 + signal.SIGTERM]
+    both = ranks(2, on_rank, run_dir=str(run_dir))
+    assert [step[0] for step in both[0]] == [step[0] for step in both[1]] == list(range(6, 20))
+    assert [step[1] for step in both[0]] == pytest.approx([step[1] for step in uninterrupted[6:]], abs=1e-5)
 
 
 def on_two_machines(run_dir: str) -> str:

@@ -3,11 +3,12 @@
 import signal
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING
 
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.consistency import check_same_on_all_ranks
+from surefoot.errors import StoppedError
 from surefoot.run import crash_report, messages
 from surefoot.run.components import RunComponents
 from surefoot.run.periodic import Periodic
@@ -39,6 +40,8 @@ class Session:
         self.stop_requests = StopRequests(
             parts.world, self.signals, parts.checkpointing, limit_s=parts.timetable.limit_s
         )
+        if parts.pipeline.tape is not None:
+            parts.pipeline.tape.stop_requested = self.stop_requests.on_this_rank
         self.periodic = Periodic(parts, self.stop_requests)
         self.journal, self.evaluations = self.periodic.journal, self.periodic.evaluations
         self.running: Generator[Step] | None = None
@@ -225,6 +228,7 @@ class Session:
         with (
             closing(self.feed),
             explaining(lambda: Step(self._step, parts.pipeline.again(self._step), parts.task, self.state)),
+            suppress(StoppedError),  # while it waited for a row of a stream
         ):
             yield from steps(
                 parts.task,
