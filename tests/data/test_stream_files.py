@@ -16,7 +16,7 @@ from surefoot.data.streams import reader
 from surefoot.data.streams.reader import COMPARED
 from surefoot.data.streams.recorder import Recorder
 from surefoot.data.streams.rows import decode, encode
-from surefoot.data.streams.shards import ENTRY, DroppedError, Shards, chained
+from surefoot.data.streams.shards import ENTRY, ZERO, DroppedError, Shards, chained
 from surefoot.data.streams.stream import Stream
 from surefoot.data.streams.tape import Tape
 from surefoot.data.streams.writer import TapeWriter
@@ -44,7 +44,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def append(writer: TapeWriter, rows: range) -> None:
     for number in rows:
-        encoded = encode([number, bytes(100)])
+        encoded = encode([number, bytes(150)])
         entry = ENTRY.pack(writer.end + len(encoded), chained(writer.digest, encoded))
         writer.append(memoryview(entry), memoryview(encoded))
 
@@ -92,6 +92,11 @@ def test_the_end_is_written_behind_rows_that_are_on_the_disk(tmp_path: Path) -> 
     assert ends_at_flush == [False, False]
     tape = tape_of(tmp_path)
     assert (tape.wait(ROWS - 1), tape.wait(ROWS), tape.length) == (True, False, ROWS)
+    writer.close()
+    last = max(tmp_path.glob("rows-*.bin"))
+    last.write_bytes(last.read_bytes()[:-1] + b"\x01")
+    TapeWriter(tmp_path, head=BATCH, limit_bytes=8_000).cut_damaged(0)
+    assert not (tmp_path / "end.json").exists(), "the cut rows are read again"
 
 
 def test_every_flipped_byte_of_a_tape_is_an_error(tmp_path: Path) -> None:
@@ -160,13 +165,17 @@ def dropped_by_run(directory: Path, saved_step: Any, *, demanded: int = ROWS) ->
 
 
 def test_dropped_rows_are_those_before_a_step_and_this_step_is_named(tmp_path: Path) -> None:
-    run, tape = dropped_by_run(tmp_path, lambda: 10)
+    run, tape = dropped_by_run(tmp_path, lambda: 9)
     kept, first = tape.first_kept(), tape.first_step(BATCH)
-    assert 2 * BATCH < kept <= 10 * BATCH
+    assert 2 * BATCH < kept <= 9 * BATCH
+    assert kept % BATCH, "a step is there in part"
     assert first == -(-kept // BATCH)
-    tape.refuse_dropped(first, BATCH)
+    tape.refuse_dropped(first, first + 1, BATCH)
+    tape.refuse_dropped(0, 0, BATCH)  # the first step's rows stay
+    with pytest.raises(DataError, match=r"the rows of step 1 are no longer"):
+        tape.refuse_dropped(0, 1, BATCH)
     with pytest.raises(DataError, match=rf"the rows of step {first - 1} .*tape_size(.|\n)*step {first} or later"):
-        tape.refuse_dropped(first - 1, BATCH)
+        tape.refuse_dropped(first - 1, first + 1, BATCH)
     assert [decode(tape.shards.row(number))[0] for number in (0, BATCH - 1, kept, ROWS - 1)] == [0, 7, kept, 99]
     for number in (BATCH, kept - 1):
         with pytest.raises(DroppedError, match=f"row {number} is no longer on the tape .* before {kept}"):
@@ -257,6 +266,7 @@ def test_a_tape_of_other_rows_or_of_fewer_rows_is_refused(tmp_path: Path) -> Non
     recorded(tmp_path / "short", rows=50).close()
     with pytest.raises(DataError, match=r"which has read 56 rows: it has 50 rows\n"):
         tape_of(tmp_path / "short").require(mine.facts(7, BATCH))
+    assert mine.fingerprint()["sha256"] == chained(ZERO, mine.shards.row(0)).hex()
     assert mine.facts(0, BATCH)["rows"] == BATCH  # the first step's rows are compared by a resume before step 1
 
 
@@ -266,6 +276,21 @@ class Notes:
 
     def put(self, kind: str, message: bytes) -> None:
         self.texts.append(message.decode())
+
+
+class Forgetful:
+    """A source whose states are wrong, but for that of its beginning."""
+
+    position = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(row, itertools.count(self.position))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
 
 
 class Skipped:
@@ -283,16 +308,17 @@ class Skipped:
     ("source", "note"),
     [
         (finite(ROWS), "its first 40 rows were read again and discarded"),
+        (Forgetful(), "its first 40 rows were read again and discarded"),
         (Skipped(), f"its source has skipped {40 - COMPARED} rows"),
         (lambda: (row(number if number < 39 else -1) for number in itertools.count()), "WARNING: the source gives"),
         (finite(39), "WARNING: the source gives"),
     ],
-    ids=["again", "skip", "other row", "shorter"],
+    ids=["again", "wrong state", "skip", "other row", "shorter"],
 )
 def test_the_source_is_compared_with_the_last_rows_of_the_tape(source: Any, note: str) -> None:
     stream, notes = Stream(source), Notes()
     tail = {number: chained(b"", encode(row(number))) for number in range(40 - COMPARED, 40)}
-    rows = reader._advanced(stream, 40, tail, [], notes)  # type: ignore[arg-type]
+    rows = reader._advanced(stream, 40, tail, [[30, {"position": 33}]], notes)  # type: ignore[arg-type]
     assert note in notes.texts[0]
     if "WARNING" not in note:
         assert next(rows)["name"] == "row 40"

@@ -168,13 +168,15 @@ class Tape:
     def in_words(self) -> str:
         """Describe the stream in a few words."""
         epoch = "one epoch is the run" if self.stream.samples is None else f"{self.stream.samples:,} rows per epoch"
-        return f"rows of {self.stream.name} in the order of their arrival, {epoch}; a tape of at most {self.stream.tape_size}"
+        return (
+            f"the stream {self.stream.name} in the order of arrival, {epoch}; a tape of at most {self.stream.tape_size}"
+        )
 
-    def refuse_dropped(self, step: int, batch_size: int) -> None:
-        """Raise `DataError` if the rows of the steps from `step` on are no longer on the tape."""
-        if (first := self.first_step(batch_size)) > step:
+    def refuse_dropped(self, start: int, step: int, batch_size: int) -> None:
+        """Raise `DataError` if rows of the steps from `start` to `step` are no longer on the tape. Those of step 0 always are."""
+        if step and (first := self.first_step(batch_size)) > start:
             raise DataError(
-                f"the rows of step {step} are no longer on the tape {self.directory}: tape_size = {self.stream.tape_size!r}\n"
+                f"the rows of step {max(start, 1)} are no longer on the tape {self.directory}: tape_size = {self.stream.tape_size!r}\n"
                 f"  steps can be repeated from a checkpoint at step {first} or later; a larger tape_size keeps more"
             )
 
