@@ -69,11 +69,7 @@ class Session:
             self.is_over, unit = now.is_over, self.parts.settings.count_unit
             if self.parts.directory is not None and self.parts.world.is_main and not self.is_over:
                 self.journal.open(
-                    self.parts.directory,
-                    step=self.state.step,
-                    saved=now.checkpoint,
-                    unit=unit,
-                    tensorboard=tensorboard,
+                    self.parts.directory, step=self.state.step, saved=now.checkpoint, unit=unit, tensorboard=tensorboard
                 )
                 self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.identity)
             if self.parts.console is not None and self.parts.world.is_main and not self.is_over:

@@ -77,9 +77,8 @@ class StopRequests:
 
     def _stop_wanted(self) -> bool:
         saving_s = 0.0 if self.saving is None else self.saving.longest_s
-        near = self.deadline is not None and self.deadline.near(keep_free_s=2 * saving_s + 1)
-        self.out_of_time = self.out_of_time or near
-        return self.run_stop or near
+        self.out_of_time |= self.deadline is not None and self.deadline.near(keep_free_s=2 * saving_s + 1)
+        return self.run_stop or self.out_of_time
 
     @property
     def _own_signal(self) -> int:

@@ -49,6 +49,7 @@ class Tape:
         self.stream, self.head = stream, head
         self.samples = samples  # of an epoch: as declared, or all that the run reads
         self.recorder: Recorder | None = None  # in the one process that records
+        self.record_in: Callable[[Path], Recorder]  # set for training
         self.say: Callable[[str], None] | None = None
         self.stop_requested: Callable[[], bool] | None = None  # looked at while a step waits for a row
         self.move_to(directory, is_live=is_live)
