@@ -42,6 +42,13 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
         return X[index], Y[index]
 
 
+class NoLength(Dataset[tuple[Tensor, Tensor]]):
+    """A data set that says nothing of its length."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return X[index], Y[index]
+
+
 class Stream(IterableDataset[int]):
     """What a map-style loader does not hold."""
 
@@ -170,6 +177,7 @@ def test_every_sampler_is_an_addressed_order() -> None:
     some = ids(build(loader(sampler=RandomSampler(Rows(), num_samples=16))))
     assert [len({*flat(some[start : start + 2])}) for start in (0, 2)] == [16, 16]
     with_replacement = build(loader(sampler=RandomSampler(Rows(), replacement=True, num_samples=4000)))
+    assert with_replacement.parts.pipeline.plan.samples == 4000
     counts = np.bincount(flat(ids(with_replacement)), minlength=SAMPLES)
     expected = counts.sum() / SAMPLES
     assert ((counts - expected) ** 2 / expected).sum() < 47 + 5 * 94**0.5  # five standard deviations
@@ -233,6 +241,17 @@ def test_what_is_not_taken_is_named(text: str, capsys: pytest.CaptureFixture[str
         pass
     shown = " ".join(capsys.readouterr().out.split())
     assert f"data from {about}" in shown
+
+
+def test_what_a_distributed_sampler_says_of_drops_and_seeds_is_named() -> None:
+    given = {"num_replicas": 1, "rank": 0}
+    for settings, text in (
+        ({"drop_last": True}, "; not taken: drop_last (no sample is dropped)"),
+        ({"seed": 3}, "; not taken: the sampler's seed (seed= of the run)"),
+        ({"seed": 3, "shuffle": False}, "order: sequential, as its DistributedSampler"),
+    ):
+        run = build(loader(sampler=DistributedSampler(Rows(), **given, **settings)))  # type: ignore[arg-type]
+        assert run.parts.pipeline.data.about.endswith(text)
 
 
 def test_what_is_taken_or_changes_nothing_is_not_named() -> None:
@@ -325,6 +344,9 @@ def test_a_loader_of_a_stream_is_its_stream() -> None:
 
 ORDERS: list[tuple[Any, dict[str, Any], type[sf.SurefootError], str]] = [
     (Rows(), {"order": "random"}, sf.ConfigError, "order = 'random' is not an order of samples\n  choose one of shuffled,"),
+    (Rows(), {"order": np.ones(SAMPLES)}, sf.ConfigError, "order = a ndarray is not an order of samples"),
+    (loader(), {"order": torch.ones(SAMPLES), "batch_size": None}, sf.ConfigError, "order = a Tensor is not an order"),
+    (loader(NoLength(), sampler=Backwards(range(SAMPLES))), {"batch_size": None}, sf.DataError, "NoLength does not report its"),
     (Rows(), {"order": 3}, sf.ConfigError, "order = 3 is not an order of samples"),
     (Rows(), {"order": "lanes", "batch_size": 49}, sf.ConfigError, "order = lanes: a step has batch_size = 49 lanes"),
     (Rows(), {"order": sf.data.Weighted([1])}, sf.ConfigError, r"order = Weighted\(...\) has 1 weights, but"),

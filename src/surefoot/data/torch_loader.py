@@ -18,6 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from surefoot.config.order import Order, Weighted
 from surefoot.data.batch_lists import BatchLists
+from surefoot.data.dataset_checks import count_samples
 from surefoot.data.orders import Shuffled
 from surefoot.data.pipeline import TrainData
 from surefoot.errors import ConfigError
@@ -59,7 +60,7 @@ def read_loader(
         return TrainData(loader.dataset, order or "shuffled", size, workers, collate_fn, _untaken(loader)[2:])
     known = _known_order(loader)
     if known is None:
-        lists = BatchLists(seed, _batches(loader), samples=len(loader.dataset))  # type: ignore[arg-type]
+        lists = BatchLists(seed, _batches(loader), samples=count_samples(loader.dataset))
         text = f"the {lists.steps:,} batches per epoch of its {lists.name}"
         known = _Order(loader.dataset, lists, lists.largest, text, f", the largest batch of its {lists.name}")
     if order is not None and order != known.order:
@@ -191,9 +192,12 @@ def _untaken(loader: DataLoader[Any]) -> str:
     batches = loader.batch_sampler
     sampler = batches.sampler if type(batches) is BatchSampler else None
     draws = isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler) and sampler.generator
+    share: Any = sampler if isinstance(sampler, DistributedSampler) else None
+    drops = [each.drop_last for each in (batches, share) if isinstance(each, BatchSampler | DistributedSampler)]
     reasons = {
-        "drop_last (no sample is dropped)": type(batches) is BatchSampler and batches.drop_last,
+        "drop_last (no sample is dropped)": type(batches) is BatchSampler and any(drops),
         "generator (seed= seeds the order)": bool(loader.generator or draws),
+        "the sampler's seed (seed= of the run)": share is not None and share.shuffle and share.seed != 0,
         "worker_init_fn (each sample is seeded)": loader.worker_init_fn is not None,
         "timeout (a hanging worker is named, and the run waits)": loader.timeout > 0,
         "multiprocessing_context (fork on Linux)": loader.multiprocessing_context is not None,
