@@ -102,10 +102,6 @@ class RankLostError(SurefootError):
     exit_status = 7
 
 
-class StoppedError(SurefootError):
-    """A request to stop that came while a step waited for its data. The session catches it, and saves the steps before."""
-
-
 @contextmanager
 def speaking_in_flags() -> Iterator[None]:
     """Make messages inside the block name command-line flags instead of keyword arguments."""

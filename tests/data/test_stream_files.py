@@ -12,6 +12,7 @@ import pytest
 
 from rank_processes import Ranks
 from stream_runs import Disk, finite, row
+from surefoot.data.loader import StoppedError
 from surefoot.data.streams import reader
 from surefoot.data.streams.reader import COMPARED
 from surefoot.data.streams.recorder import Recorder
@@ -20,7 +21,7 @@ from surefoot.data.streams.shards import ENTRY, ZERO, DroppedError, Shards, chai
 from surefoot.data.streams.stream import Stream
 from surefoot.data.streams.tape import Tape
 from surefoot.data.streams.writer import TapeWriter
-from surefoot.errors import ConfigError, DataError, StoppedError
+from surefoot.errors import ConfigError, DataError
 from waiting import HangLimit
 
 BATCH = 8  # rows of a step

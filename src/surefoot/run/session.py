@@ -5,9 +5,8 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING
 
-from surefoot.data.loader import MicroBatch
+from surefoot.data.loader import MicroBatch, StoppedError
 from surefoot.distributed.consistency import check_same_on_all_ranks
-from surefoot.errors import StoppedError
 from surefoot.run import crash_report, messages
 from surefoot.run.components import RunComponents
 from surefoot.run.periodic import Periodic
@@ -36,11 +35,10 @@ class Session:
         self.signals = Signals(lambda: messages.standing(parts), say=say)
         self.settings = ExitStack()
         self.feed = parts.pipeline.feed(workers=parts.pipeline.workers, say=parts.say)
-        self.stop_requests = StopRequests(
-            parts.world, self.signals, parts.checkpointing, limit_s=parts.timetable.limit_s
-        )
-        if parts.pipeline.tape is not None:
-            parts.pipeline.tape.stop_requested = self.stop_requests.on_this_rank
+        saving, limit_s, tape = parts.checkpointing, parts.timetable.limit_s, parts.pipeline.tape
+        self.stop_requests = StopRequests(parts.world, self.signals, saving, limit_s=limit_s)
+        if tape is not None:
+            tape.stop_requested = self.stop_requests.on_this_rank
         self.periodic = Periodic(parts, self.stop_requests)
         self.journal, self.evaluations = self.periodic.journal, self.periodic.evaluations
         self.running: Generator[Step] | None = None

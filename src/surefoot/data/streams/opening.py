@@ -27,19 +27,14 @@ _VISIBLE_S = 5.0  # for which a network file system may hide new files
 PREFIX = "surefoot-tape-"
 
 
-def build_tape(
-    train_data: Any, world: World, *, run_dir: Path | None, length: str, sizes: Batching, seed: int, workers: int
-) -> Tape:
+def build_tape(settings: Any, data: Any, world: World, *, run_dir: Path | None, sizes: Batching) -> Tape:
     """Return the tape of a run: the recorded one, read only, or a new one in a temporary directory. Collective.
 
     Raises `ConfigError` for a length in epochs if the stream declares no number of rows, and `DataError` if its first rows cannot
     be recorded, or differ when they are read again.
     """
-    stream, planned_length, batch_size = (
-        as_stream(train_data),
-        planned(length, samples_per_epoch=1, batch_size=1),
-        sizes.batch_size,
-    )
+    stream, batch_size, length, seed = as_stream(data.dataset), sizes.batch_size, settings.length, settings.seed
+    planned_length = planned(length, samples_per_epoch=1, batch_size=1)
     if sizes.unit == "tokens":
         raise ConfigError(
             f"batch_size = {batch_size} tokens: the lengths of a stream's rows are not known beforehand\n"
@@ -50,7 +45,7 @@ def build_tape(
             f"length = {length!r}: the number of rows of a stream is not known beforehand\n"
             '  write length="1000 steps", or declare the rows of an epoch: train_data=sf.data.Stream(source, samples=...)'
         )
-    record_in = partial(Recorder, stream, batch_size=batch_size, seed=seed, workers=workers)
+    record_in = partial(Recorder, stream, batch_size=batch_size, seed=seed, workers=data.workers)
     recorder: Recorder | None = None
 
     def begin() -> tuple[str, bool, int]:

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Subset
 
+from surefoot.data.loader import StoppedError
 from surefoot.data.order import Ids
 from surefoot.data.streams.recorder import HALTED, Recorder
 from surefoot.data.streams.rows import decode
 from surefoot.data.streams.shards import ZERO, Shards, json_of
 from surefoot.data.streams.stream import Stream
-from surefoot.errors import DataError, StoppedError
+from surefoot.errors import DataError
 
 _PAUSE_S = 0.0005, 0.02  # first and longest time between two looks at the files
 _SLOW_S = 20.0  # before a message that a row is awaited
