@@ -31,9 +31,9 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 55_239,  # of .py, .pyi, .html and .css
+    "lines": 55_256,  # of .py, .pyi, .html and .css
     "files": 358,  # of .py
-    "statements": 30_394,  # without docstrings and texts below attributes
+    "statements": 30_402,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 21_133,
     "modules that train/loop.py needs": 30,

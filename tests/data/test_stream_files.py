@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rank_processes import Ranks
-from stream_runs import Disk, finite, row
+from stream_runs import Disk, build, finite, row
 from surefoot.data.loader import StoppedError
 from surefoot.data.streams import reader
 from surefoot.data.streams.reader import COMPARED
@@ -330,3 +330,10 @@ def test_the_writer_of_a_fork_is_left_alone(tmp_path: Path) -> None:
     run.pid = os.getpid() + 1  # as in a forked process
     run.close()
     assert run.writer.lock is not None
+
+
+def test_an_empty_stream_is_refused_by_name() -> None:
+    with pytest.raises(
+        DataError, match=r"(?s)the stream is empty: its source ended before its first row.*generator function"
+    ):
+        build(None, finite(0))

@@ -136,8 +136,14 @@ class Tape:
         return True
 
     def beginning(self) -> "Subset[Any]":
-        """Return the rows of the first step, which stay on the tape."""
-        return Subset(self, range(self.head if self.wait(self.head - 1) else self.length or 0))  # type: ignore[arg-type]
+        """Return the rows of the first step, which stay on the tape. Raises `DataError` for an empty stream."""
+        rows = self.head if self.wait(self.head - 1) else self.length
+        if not rows:
+            raise DataError(
+                "the stream is empty: its source ended before its first row\n"
+                "  check the path, and any filter; an iterator that was read once gives no more rows: give a generator function"
+            )
+        return Subset(self, range(rows))  # type: ignore[arg-type]
 
     def facts(self, step: int, batch_size: int) -> dict[str, Any]:
         """Return the number of rows that the first `step` steps have read (at least the first step's), and their hash."""
