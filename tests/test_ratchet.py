@@ -31,11 +31,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 55_256,  # of .py, .pyi, .html and .css
+    "lines": 55_260,  # of .py, .pyi, .html and .css
     "files": 358,  # of .py
-    "statements": 30_402,  # without docstrings and texts below attributes
+    "statements": 30_404,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 21_133,
+    "lines that `import surefoot.run.run` loads": 21_138,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid

@@ -209,11 +209,11 @@ def test_a_full_tape_wants_a_checkpoint_that_releases_rows(tmp_path: Path) -> No
 def test_a_full_tape_still_takes_the_row_that_a_step_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorder, "_is_full", lambda recorder: True)
     monkeypatch.setattr(reader, "_SENT_BYTES", 1)
-    tape, limit = tape_of(tmp_path, is_live=True), HangLimit(60)
+    tape, limit = tape_of(tmp_path, is_live=True), HangLimit()
     tape.recorder = Recorder(tape.stream, tmp_path, batch_size=BATCH, seed=0, workers=0)
     tape.stop_requested = lambda: limit.is_over
     try:
-        assert tape.wait(20)
+        assert tape.wait(row=20)
         assert tape.shards.look() == 21
     finally:
         tape.close()
@@ -233,13 +233,13 @@ def test_behind_a_stop_no_row_is_appended_and_every_reader_stops_at_it(tmp_path:
     tape.recorder = Recorder(tape.stream, tmp_path, batch_size=BATCH, seed=0, workers=0)
     other = tape_of(tmp_path, is_live=True)  # of another rank
     try:
-        assert tape.wait(9)
+        assert tape.wait(row=9)
         tape.stop_requested = lambda: True
         with pytest.raises(StoppedError):
-            tape.wait(10)
-        assert other.wait(9)  # it arrived before
+            tape.wait(row=10)
+        assert other.wait(row=9)  # it arrived before
         with pytest.raises(StoppedError):
-            other.wait(10)
+            other.wait(row=10)
     finally:
         tape.close()
     assert not (tmp_path / "end.json").exists()
