@@ -31,7 +31,7 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 55_260,  # of .py, .pyi, .html and .css
+    "lines": 55_261,  # of .py, .pyi, .html and .css
     "files": 358,  # of .py
     "statements": 30_404,  # without docstrings and texts below attributes
     "files above 260 lines": 5,

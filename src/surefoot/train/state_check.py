@@ -38,8 +38,9 @@ _MAX_WEIGHT_BYTES = 2 << 30  # above this, no loss is compared at a resume, sinc
 class StateCheck:
     """A check that checkpoints contain all state that the first two steps of a new run change.
 
-    A value that the second of two equal passes changes is state. A value that only the first pass changes is a cache. They
-    follow a pass of step 0, and use step 1 if it is read, so that a value carried from step 0 is state.
+    A value that the second of two equal passes changes is state. A value that only the first pass changes is a cache. The
+    two passes use step 1, and follow a pass of step 0: a hidden state may begin anew in step 0. In a user's own steps, all
+    passes use step 0.
     `user_state` holds the objects of `run.register_state`. The checks are collective and raise `ConfigError`.
     """
 
@@ -65,8 +66,7 @@ class StateCheck:
     ) -> None:
         """Compare the states after two passes of this rank's micro-batch, once per run. If a pass fails, the step reports the error.
 
-        The two passes follow another one of the micro-batch, and use `then` if every rank has it.
-
+        The two passes follow another pass of the micro-batch. They use `then` if every rank has one, otherwise the same micro-batch.
         Containers that are empty `after_step` are not state: they pass values from one loss of a step to another.
         """
         for loss, micro_batch in () if self.has_passed else passes:
