@@ -20,6 +20,7 @@ import surefoot as sf
 from small_runs import KilledBeforeOperation
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.data.streams import reader, recorder
+from surefoot.data.streams.tape import Tape
 
 FEATURES = 6
 
@@ -134,6 +135,8 @@ def session(spec: dict[str, Any]) -> None:
 
     def source() -> Iterator[dict[str, Any]]:
         for each in endless():
+            if each["name"] == f"row {spec.get('stalls_at')}":
+                threading.Event().wait()
             if each["name"] == f"row {spec.get('source_kills_at')}":
                 os.kill(parent, signal.SIGKILL)  # the run, from the process that reads
             yield each
@@ -146,5 +149,14 @@ def session(spec: dict[str, Any]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return loss(model, batch)
 
+    wait, ids = Tape.wait, run_dir.with_suffix(f".ids{os.environ.get('RANK', '').strip('0')}")
+
+    def noted_wait(tape: Tape, at: int) -> bool:
+        if at >= spec["stalls_at"] and os.getpid() == parent:  # not in a loader worker
+            ids.with_suffix(".waits").touch()
+        return wait(tape, at)
+
+    if "stalls_at" in spec:
+        Tape.wait = noted_wait  # type: ignore[method-assign]
     run = build(run_dir, source, stream=spec.get("stream"), loss=killing_loss, check_state=False, **changes)
-    train(run, run_dir.with_suffix(".ids"))
+    train(run, ids)

@@ -31,11 +31,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 55_225,  # of .py, .pyi, .html and .css
+    "lines": 55_300,  # of .py, .pyi, .html and .css
     "files": 358,  # of .py
-    "statements": 30_390,  # without docstrings and texts below attributes
+    "statements": 30_440,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 21_160,
+    "lines that `import surefoot.run.run` loads": 21_180,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid

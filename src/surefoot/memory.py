@@ -126,7 +126,7 @@ def parsed_bytes(text: str, *, setting: str) -> int:
     >>> parsed_bytes("8GB", setting="memory"), parsed_bytes("1.5 KiB", setting="memory")
     (8000000000, 1536)
     """
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", text.strip(), re.ASCII | re.IGNORECASE)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", str(text), re.ASCII | re.IGNORECASE)
     if match is None or match[2].upper() not in _UNITS or float(match[1]) == 0:
         raise ConfigError(f'{setting} = {text!r}: write it with a unit, as in "8GB", "512 MB" or "1.5 GiB"')
     return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -281,6 +281,27 @@ def test_what_the_losses_of_a_users_own_steps_remember_is_refused(tmp_path: Path
     assert (first.seen, second.seen) == (1, 1)
 
 
+@pytest.mark.parametrize("emptied", [True, False])
+def test_what_one_loss_of_a_step_passes_to_the_next_is_no_state(emptied: bool, tmp_path: Path) -> None:
+    passed: dict[str, Tensor] = {}
+    run = build(tmp_path / "run", loss=None)
+
+    def first(model: Any, batch: Any) -> Tensor:
+        passed[f"outputs {len(passed)}"] = outputs = model(batch[0])
+        return torch.as_tensor(outputs.square().mean())
+
+    def second(model: Any, batch: Any) -> Tensor:
+        if emptied:
+            passed.clear()
+        return torch.as_tensor(model(batch[0]).mean())
+
+    if emptied:
+        make_steps(run, first, second)
+        return
+    with pytest.raises(sf.ConfigError, match="passed changes in every pass"):
+        make_steps(run, first, second)
+
+
 @dataclass(slots=True)
 class Slots:
     n: int = 0
@@ -434,6 +455,40 @@ def test_what_a_loss_depends_on_is_refused_where_it_has_no_name(tmp_path: Path) 
         sf.ConfigError, match=r"state that the loss depends on \([0-9.]+, then [0-9.]+\) changes in every pass"
     ):
         build(tmp_path / "run", loss=lambda model, batch: loss(model, batch) / next(numbers)).train()
+
+
+class Carried(Net):
+    """Adds what it computed for the batch before, except in the first step of the data."""
+
+    carried: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x[:, :-1])
+        total = y if self.carried is None else y + self.carried * x[:, -1:]
+        self.carried = total.detach()
+        return total
+
+
+class CarriedByLoss:
+    def __init__(self) -> None:
+        self.carried = torch.zeros(8, CLASSES)
+
+    def __call__(self, model: Any, batch: Any) -> Tensor:
+        y = model(batch[0][:, :-1]) + self.carried * batch[0][:, -1:]
+        self.carried = y.detach()
+        return F.cross_entropy(y, batch[1])
+
+
+@pytest.mark.parametrize("where", ["model", "loss"])
+def test_a_value_that_is_carried_from_step_to_step_is_refused_though_the_first_step_begins_anew(
+    where: str, tmp_path: Path
+) -> None:
+    x, y = data()
+    goes_on = torch.ones(ROWS, 1)
+    goes_on[:8] = 0
+    own = {"model": Carried} if where == "model" else {"loss": CarriedByLoss()}
+    with pytest.raises(sf.ConfigError, match=f"{where}.carried changes in every pass"):
+        build(tmp_path / "run", train_data=(torch.cat([x, goes_on], 1), y), order="sequential", **own).train()
 
 
 # --- where it is looked for ------------------------------------------------------------------------------------------
@@ -628,14 +683,14 @@ def test_looking_leaves_no_trace(tmp_path: Path) -> None:
     with pytest.raises(sf.ConfigError, match=r"model\.array"):
         run.train()
     seen = file.read_text().split("\n--\n")
-    assert len(seen) == 3
+    assert len(seen) == 4  # three passes
     assert seen[0] == before != seen[1]
     assert everything(run.state.models["model"]) + str(own.seen) == before  # type: ignore[arg-type]
     assert (random.getstate(), torch.get_rng_state().tolist()) == generators
 
 
 def test_what_a_kept_loss_learns_in_a_pass_is_put_back_before_the_next(tmp_path: Path) -> None:
-    """Or the two passes would differ, and a run that is looked at would end otherwise than one that is not."""
+    """Or the passes would differ, and a run that is looked at would end otherwise than one that is not."""
     own = Loss()
     run = build(tmp_path / "run", loss=own)
     run.register_state("loss", own)

@@ -65,6 +65,13 @@ def test_a_list_of_numbers_in_a_mapping_is_a_row() -> None:
     assert batch["box"].shape == (2, 2, 2)
 
 
+def test_a_list_of_numpy_numbers_in_a_mapping_is_a_row_too() -> None:
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    batch = collate([{"x": list(row), "seen": [np.True_]} for row in rows])
+    assert torch.equal(batch["x"], torch.from_numpy(rows))
+    assert batch["seen"].tolist() == [[True], [True]]
+
+
 def test_a_batch_encoding_stays_one_without_the_text_of_its_first_sample() -> None:
     batch = collate([Encoding({"ids": [1]}, "first"), Encoding({"ids": [2]}, "second")])
     assert isinstance(batch, Encoding)

@@ -259,6 +259,7 @@ class NeedsRate(torch.optim.SGD):
         (lambda params: "adam", "returned a str, not a torch.optim.Optimizer"),
         (partial(torch.optim.AdamW, lr=-1.0), "rejects its settings: Invalid learning rate"),
         (torch.optim.SparseAdam, r"(?s)SparseAdam takes only sparse gradients.*sf|surefoot\.optim\.adam"),
+        (sf.optim.adamw, r"(?s)received the function adamw itself.*write optimizer=sf\.optim\.adamw\(lr=1e-3\)"),
         ("adamw", r"(?s)str is neither an optimizer specification nor a class or function.*functools\.partial"),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 
 from rank_processes import Outcome, Ranks
 from small_runs import build, loss, train
+from surefoot.run.signals import Signals
 from waiting import wait_until
 
 
@@ -113,3 +114,18 @@ def test_a_time_limit_leaves_room_for_the_longest_step(tmp_path: Path) -> None:
     run.train()
     assert time.monotonic() - begun < 6
     assert 2 <= run.state.step <= 6
+
+
+def test_a_process_that_the_user_forked_does_not_hold_up_the_end_of_a_run() -> None:
+    """Workers of the user's own loader outlive the run, and have a copy of every socket."""
+    signals = Signals(lambda: "", say=print)
+    signals.install()
+    forked = os.fork()
+    if forked == 0:
+        signal.alarm(20)
+        signal.pause()
+    signals.restore()
+    still_runs = os.waitpid(forked, os.WNOHANG) == (0, 0)
+    os.kill(forked, signal.SIGKILL)
+    os.waitpid(forked, 0)
+    assert still_runs

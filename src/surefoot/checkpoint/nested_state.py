@@ -234,7 +234,7 @@ def refuse_unsaved(names_by_rank: Sequence[Sequence[str]], *, when: str) -> None
             f"{first} changes {when}, and no checkpoint holds it{also}\n"
             "  a killed run would resume without it, and differ from a run that was not killed\n"
             "  use register_buffer, or run.register_state(name, the dict, list, tensor or object that holds it), or a global generator;"
-            " if nothing depends on it: check_state=False (--check-state False)"
+            " if nothing depends on it: --check-state False"
         )
 
 

@@ -185,7 +185,7 @@ class TrainSettings(Declared):
     check_ranks_every: str = setting("1000 steps", check=every, cadence=True)
     """How often ranks compare their weights; each comparison happens at the next record. A difference ends the run."""
     check_state: bool = setting(True, one_session=True, group="checkpoints")
-    """Run the first micro-batch twice at the start, and refuse the model if state changes that no checkpoint saves."""
+    """Run a micro-batch twice at the start, and refuse the model if state changes that no checkpoint saves."""
 
     def train_settings(self) -> dict[str, Any]:
         """Return the settings that every run has, as keywords of `Run`."""

@@ -67,8 +67,12 @@ def _as_rows(column: Sequence[Any]) -> Sequence[Any]:
     inner = column[0]
     while isinstance(inner, list) and inner:
         inner = inner[0]
-    is_numbers = isinstance(column[0], list) and isinstance(inner, bool | int | float | list)
-    return [torch.tensor(part) if isinstance(part, list) else part for part in column] if is_numbers else column
+    is_numbers = isinstance(column[0], list) and isinstance(inner, bool | int | float | np.number | np.bool_ | list)
+    return [_row(part, inner) if isinstance(part, list) else part for part in column] if is_numbers else column
+
+
+def _row(numbers: list[Any], first: Any) -> Tensor:
+    return torch.from_numpy(np.array(numbers)) if isinstance(first, np.generic) else torch.tensor(numbers)
 
 
 def _difference(samples: Sequence[Any], ids: Sequence[int], name: str) -> str | None:

@@ -34,6 +34,10 @@ class MicroBatch:
     """True if the batch only equalizes the number of forward passes on all ranks; the results are dropped."""
 
 
+class StoppedError(SurefootError):
+    """A request to stop that came while a step waited for its data. The session catches it, and saves the steps before."""
+
+
 class Feed:
     """Reader of the micro-batches of consecutive steps; `start(step)` sets the first step.
 

@@ -85,8 +85,7 @@ def tape_of(settings: Any, data: TrainData, world: World, *, run_dir: Path | Non
         return None
     from surefoot.data.streams.opening import build_tape
 
-    how = {"length": settings.length, "seed": settings.seed, "workers": data.workers}
-    return build_tape(data.dataset, world, run_dir=run_dir, sizes=sizes, **how)
+    return build_tape(settings, data, world, run_dir=run_dir, sizes=sizes)
 
 
 def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batching) -> MicroBatches:

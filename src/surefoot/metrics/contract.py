@@ -157,18 +157,19 @@ def by_name(result: Any, name: str, *, prefixed: bool) -> dict[str, Any]:
 def as_recorded(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a metric's result as JSON values for the records; raise `ConfigError` for other types.
 
-    >>> as_recorded({"f1": 1, "of_classes": [0.5, float("nan")]})
+    >>> as_recorded({"f1": torch.tensor(1), "of_classes": [0.5, float("nan")]})
     {'f1': 1.0, 'of_classes': [0.5, None]}
     """
+    plain = {name: pytree.tree_map(_without_arrays, value) for name, value in values.items()}
     recorded = {
         name: float(value) if isinstance(value, int | float) else pytree.tree_map(_finite_or_none, value)
-        for name, value in values.items()
+        for name, value in plain.items()
     }
     try:
         json.dumps([value for value in recorded.values() if not isinstance(value, float)], allow_nan=False)
     except (TypeError, ValueError) as problem:
         raise ConfigError(
-            f"a metric returned a value that cannot be recorded: {problem}\n  return numbers, lists or strings"
+            f"a metric returned a value that cannot be recorded: {problem}\n  return numbers, tensors, lists or strings"
         ) from problem
     return recorded
 
@@ -202,6 +203,10 @@ def join_batches(parts: Sequence[Any]) -> Any:
         f"whole_split: outputs of type {type(first).__name__} cannot be concatenated over batches\n"
         "  let Split(predict=) return tensors, or lists with one entry per sample"
     )
+
+
+def _without_arrays(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor | np.ndarray | np.generic) else value
 
 
 def _finite_or_none(value: Any) -> Any:

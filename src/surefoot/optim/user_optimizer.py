@@ -150,6 +150,12 @@ def from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
     """Return the optimizer that a class or function builds from parameter groups; explain why it could not."""
     factory = factory.build if isinstance(factory, WithClosure) else factory
     name = getattr(factory, "__name__", type(factory).__name__)
+    if inspect.isfunction(factory) and factory.__module__ == "surefoot.optim.optimizers":
+        raise ConfigError(
+            f"optimizer: received the function {name} itself\n"
+            "  it takes settings, and returns what builds an optimizer from the parameter groups\n"
+            f"  write optimizer=sf.optim.{name}(lr=1e-3)"
+        )
     try:
         optimizer = factory([{"params": group.parameters} for group in groups])
     except (ValueError, TypeError, IndexError, AttributeError) as problem:

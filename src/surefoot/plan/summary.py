@@ -121,7 +121,9 @@ def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list
         f"{sizes.batch_size:,} {unit} per step = {counted(ranks, 'rank')}"
         f" x {each} micro-batch{'es' * (each > 1)} x {size:,}",
         *([f"{plan.padded_fraction():.1%} of the tokens are padding"] if isinstance(plan, Buckets) else []),
-        f"{plan.samples:,} samples per epoch = {per_epoch:,.2f} steps{parts.pipeline.order_text}; "
+        f"{length.steps:,} steps read {plan.samples:,} rows"
+        if tape is not None and tape.stream.samples is None
+        else f"{plan.samples:,} samples per epoch = {per_epoch:,.2f} steps{parts.pipeline.order_text}; "
         f"{length.steps:,} steps = {length.epochs:,.2f} epochs",
         *([] if tape is None else _stream(tape, sizes.batch_size)),
         *([together] if parts.settings.sync_batch_norm else []),

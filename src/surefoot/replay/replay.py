@@ -89,7 +89,7 @@ def replay_step(parts: Components, step: int, *, path: Path, samples: int, say: 
     refuse_own_steps(parts, step=step)
     checkpoint, damaged = nearest_checkpoint(Store(path / "checkpoints"), step)
     if parts.pipeline.tape is not None:
-        parts.pipeline.tape.refuse_dropped(checkpoint.step, parts.pipeline.sizes.batch_size)
+        parts.pipeline.tape.refuse_dropped(checkpoint.step, step, parts.pipeline.sizes.batch_size)
     known = records_of(path)
     report_cost(checkpoint.step, step + 1, damaged, known, notify)
     with execution(parts, checkpoint, records=known) as rerun:

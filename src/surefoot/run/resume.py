@@ -93,7 +93,7 @@ def _begin(parts: RunComponents) -> OpenedRun:
         parts.say(message)
     check, verdict = _state_check(parts), None
     if check is not None and parts.run_state.user_state.is_complete:  # no further state can be registered
-        check.check_passes((parts.task.loss, parts.pipeline.first()))
+        check.check_beginning(parts.pipeline)
     if parts.task.loss is not None and parts.pipeline.sizes.pieces > 1:
         from surefoot.train.state_check import loss_contract
 

@@ -2,10 +2,10 @@
 
 import signal
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING
 
-from surefoot.data.loader import MicroBatch
+from surefoot.data.loader import MicroBatch, StoppedError
 from surefoot.distributed.consistency import check_same_on_all_ranks
 from surefoot.run import crash_report, messages
 from surefoot.run.components import RunComponents
@@ -35,9 +35,10 @@ class Session:
         self.signals = Signals(lambda: messages.standing(parts), say=say)
         self.settings = ExitStack()
         self.feed = parts.pipeline.feed(workers=parts.pipeline.workers, say=parts.say)
-        self.stop_requests = StopRequests(
-            parts.world, self.signals, parts.checkpointing, limit_s=parts.timetable.limit_s
-        )
+        saving, limit_s, tape = parts.checkpointing, parts.timetable.limit_s, parts.pipeline.tape
+        self.stop_requests = StopRequests(parts.world, self.signals, saving, limit_s=limit_s)
+        if tape is not None:
+            tape.stop_requested = self.stop_requests.on_this_rank
         self.periodic = Periodic(parts, self.stop_requests)
         self.journal, self.evaluations = self.periodic.journal, self.periodic.evaluations
         self.running: Generator[Step] | None = None
@@ -204,7 +205,7 @@ class Session:
                 f"nothing to do: {self.state.step:,} steps are completed, and stop_after is {parts.timetable.stop_step:,}"
             )
         if self.periodic.state_check is not None and not opened:
-            self.periodic.state_check.check_passes((parts.task.loss, parts.pipeline.first()))
+            self.periodic.state_check.check_beginning(parts.pipeline)
         if self.evaluations.due_at_start():
             self.run_state.clock.start()
             self.run_state.clock.enter("evaluating")
@@ -222,6 +223,7 @@ class Session:
         with (
             closing(self.feed),
             explaining(lambda: Step(self._step, parts.pipeline.again(self._step), parts.task, self.state)),
+            suppress(StoppedError),  # while it waited for a row of a stream
         ):
             yield from steps(
                 parts.task,

@@ -102,6 +102,7 @@ class _Answering:
     def close(self) -> None:
         signal.set_wakeup_fd(self.previous)
         _wakeup_fds.discard(self.sender.fileno())
+        self.sender.shutdown(socket.SHUT_RDWR)  # closing does not end the thread while a forked process has the socket
         self.sender.close()
         self.thread.join()
         self.receiver.close()

@@ -37,10 +37,7 @@ class StopRequests:
         """Return True if no further step follows. All ranks call this once per step with a fingerprint of their trained parameters."""
         if self.ended_by is not None or self.stop_agreed:
             return True
-        saving_s = 0.0 if self.saving is None else self.saving.longest_s
-        near = self.deadline is not None and self.deadline.near(keep_free_s=2 * saving_s + 1)
-        self.out_of_time = self.out_of_time or near
-        stop_requested = self.run_stop or near
+        stop_requested = self.on_this_rank()
         if self.world.size == 1:
             return stop_requested
         sends_save = self._save_wanted and not self.save_sent
@@ -48,6 +45,12 @@ class StopRequests:
         own = {"signal": self._own_signal, "stop": int(stop_requested), "save": int(sends_save)}
         self._receive(self.agreement.exchange(**own, most=trainable, least=_ABOVE - trainable))
         return self.ended_by is not None or self.stop_agreed
+
+    def on_this_rank(self) -> bool:
+        """Return True if this rank has received a signal or a request to stop, without communication."""
+        saving_s = 0.0 if self.saving is None else self.saving.longest_s
+        self.out_of_time |= self.deadline is not None and self.deadline.near(keep_free_s=2 * saving_s + 1)
+        return self.signals.stop is not None or self.run_stop or self.out_of_time
 
     def same_on_all_ranks(self) -> bool:
         """Return True if all ranks sent the same `trainable` fingerprint. A rank calls this only if its fingerprint changed."""

@@ -17,6 +17,7 @@ from surefoot.data.dataset_checks import rows
 from surefoot.data.fingerprints import hash_of, hashes_of_samples
 from surefoot.data.loader import MicroBatch
 from surefoot.data.nested import select_rows
+from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.shards import held_of, holders
 from surefoot.distributed.strategy import Alone
 from surefoot.distributed.world import World
@@ -38,7 +39,9 @@ _MAX_WEIGHT_BYTES = 2 << 30  # above this, no loss is compared at a resume, sinc
 class StateCheck:
     """A check that checkpoints contain all state that the first two steps of a new run change.
 
-    A value that the second of two equal passes changes is state. A value that only the first pass changes is a cache.
+    A value that the second of two equal passes changes is state. A value that only the first pass changes is a cache. The
+    two passes use step 1, and follow a pass of step 0: a hidden state may begin anew in step 0. In a user's own steps, all
+    passes use step 0.
     `user_state` holds the objects of `run.register_state`. The checks are collective and raise `ConfigError`.
     """
 
@@ -54,14 +57,33 @@ class StateCheck:
     changed: set[str] = field(default_factory=set)  # by the updates of the first step
     steps: int = 2  # number of watched steps
 
-    def check_passes(self, *passes: tuple[Loss | None, MicroBatch | None]) -> None:
-        """Compare the states after two passes of this rank's micro-batch, once per run. If a pass fails, the step reports the error."""
+    def check_beginning(self, pipeline: DataPipeline) -> None:
+        """Compare passes of the run's own loss before step 0, once per run."""
+        if self.task.loss is not None and not self.has_passed:
+            self.check_passes((self.task.loss, pipeline.first()), then=pipeline.first(1))
+
+    def check_passes(
+        self, *passes: tuple[Loss, MicroBatch | None], then: MicroBatch | None = None, after_step: bool = False
+    ) -> None:
+        """Compare the states after two passes of this rank's micro-batch, once per run. If a pass fails, the step reports the error.
+
+        The two passes follow another pass of the micro-batch. They use `then` if every rank has one, otherwise the same micro-batch.
+        Containers that are empty `after_step` are not state: they pass values from one loss of a step to another.
+        """
         for loss, micro_batch in () if self.has_passed else passes:
-            able = loss is not None and micro_batch is not None and micro_batch.count > 0
-            if not all(self.world.gathered(able)) or loss is None or micro_batch is None:
+            able, goes_on = (each is not None and each.count > 0 for each in (micro_batch, then))
+            ranks = self.world.gathered((able, goes_on))
+            if not all(able for able, _ in ranks) or micro_batch is None:
                 return
+            repeated = then if then is not None and all(goes_on for _, goes_on in ranks) else micro_batch
             try:
-                names = self._changed_by_second_pass(loss, micro_batch)
+                values = self._observed(loss).values if after_step else {}
+                empty = {name for name, value in values.items() if type(value) is tuple and value[1:] == (0,)}
+                names = [
+                    name
+                    for name in self._changed_by_last_pass(loss, [micro_batch, repeated, repeated])
+                    if name not in empty
+                ]
             except NotPutBackError:
                 raise
             except Exception:  # in the user's code: the step explains it
@@ -75,7 +97,7 @@ class StateCheck:
         self.changed = {name for each in self.updates for name in changes(*each, exact=self.exact)}
         if step.index:
             refuse_unsaved(self.world.gathered(sorted(changed & self.changed)), when="in every update")
-        self.check_passes(*self.losses)
+        self.check_passes(*self.losses, after_step=True)
         self.losses, self.updates = [], []
 
     def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
@@ -84,29 +106,29 @@ class StateCheck:
 
     def before(self, names: Iterable[str], factor: torch.Tensor | float) -> None:
         self.inner.before(names, factor)
-        self.updates.append([self._observed()])
+        self.updates.append([self._observed(self.task.loss, optimizers=True)])
 
     def after(self, names: Iterable[str]) -> None:
-        self.updates[-1].append(self._observed())
+        self.updates[-1].append(self._observed(self.task.loss, optimizers=True))
         self.inner.after(names)
 
-    def _changed_by_second_pass(self, loss: Loss, micro_batch: MicroBatch) -> list[str]:
+    def _changed_by_last_pass(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> list[str]:
         models, task = self.state.models, replace(self.task, loss=loss)
         if holders(self.state.parameters) is None:  # otherwise all ranks gather weights together
             task = replace(task, ranks=Alone(), forward=sole_or_all(models))
         losses, after = [], []
         with preserved(models, loss, self.user_state, self.state.parameters) as put_back, eagerly():
-            for _ in range(2):
+            for micro_batch in micro_batches:
                 put_back(only_saved=True)
                 batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))  # a loss may write into it
                 losses.append(float(forward_backward(Step(0, [batch], task, State(models, {})))))
-                after.append(Observation(models, loss, user_state=self.user_state))
-        differ = f"state that the loss depends on ({losses[0]:.9g}, then {losses[1]:.9g})"
-        return changes(*after, exact=self.exact) or [differ] * (not same(*losses, exact=self.exact))
+                after.append(self._observed(loss))
+        differ = f"state that the loss depends on ({losses[-2]:.9g}, then {losses[-1]:.9g})"
+        return changes(*after[-2:], exact=self.exact) or [differ] * (not same(*losses[-2:], exact=self.exact))
 
-    def _observed(self) -> Observation:
-        optimizers = {name: trained.optimizer for name, trained in self.state.optimizers.items()}
-        return Observation(self.state.models, self.task.loss, optimizers, user_state=self.user_state)
+    def _observed(self, loss: Loss | None, *, optimizers: bool = False) -> Observation:
+        trained = {name: each.optimizer for name, each in self.state.optimizers.items()} if optimizers else None
+        return Observation(self.state.models, loss, trained, user_state=self.user_state)
 
 
 def first_loss(

@@ -76,8 +76,10 @@ def window_facts(outcome: Outcome) -> list[str]:
     ]
 
 
-def unproved_steps(outcomes: Sequence[Outcome], files: Files, *, end: int, step_s: float | None) -> list[str]:
-    """Return the steps that were not replayed, the cost of their replay, and the facts that no replay proves."""
+def unproved_steps(
+    outcomes: Sequence[Outcome], files: Files, *, since: int, end: int, step_s: float | None
+) -> list[str]:
+    """Return the steps from `since` on that were not replayed, the cost of their replay, and the facts that no replay proves."""
     starts = sorted(files.checkpoints)
     newest = max(starts, default=0)
     wrong = {problem.step for outcome in outcomes for problem in outcome.problems if problem.file == FILE}
@@ -96,7 +98,7 @@ def unproved_steps(outcomes: Sequence[Outcome], files: Files, *, end: int, step_
         f"{', '.join(others)}: not recomputed{_EVALUATE if 'eval' in kinds else ''}": bool(others),
     }
     return [
-        *(_gap(gap, starts, step_s) for gap in gaps([_reached(outcome) for outcome in outcomes], end=end)),
+        *(_gap(gap, starts, step_s) for gap in gaps([Window(0, since), *map(_reached, outcomes)], end=end)),
         *(
             f"steps {outcome.window.start:,} to {outcome.window.stop:,}: the run is still training, and has removed a checkpoint"
             for outcome in outcomes

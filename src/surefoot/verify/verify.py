@@ -61,7 +61,7 @@ def verify(
             verdict.not_proved.append(
                 f"steps 0 to {since:,}: trained by another program, before the change that was accepted at step {since:,}"
             )
-        since = max(since, _check_tape(verdict, parts))
+        since, dropped = max(since, on_tape := _check_tape(verdict, parts, files)), on_tape
         points = {*files.checkpoints, *(int(record["step"]) for record in files.log.of("train"))}
         end, step_s = max(points), pace_s(files.log.of("train"))  # nothing can be compared after the last point
         if steps == "auto":
@@ -88,7 +88,7 @@ def verify(
             each for each in _check_targets(parts, files, outcomes) if (each.step, each.quantity) not in known
         )
         verdict.proved.extend(line for outcome in outcomes for line in sentences.window_facts(outcome))
-        verdict.not_proved.extend(sentences.unproved_steps(outcomes, files, end=end, step_s=step_s))
+        verdict.not_proved.extend(sentences.unproved_steps(outcomes, files, since=dropped, end=end, step_s=step_s))
     covered = sum(outcome.window.steps for outcome in outcomes if outcome.lost is None)
     complete = bool(outcomes) and covered == end and end in files.checkpoints
     return replace(verdict, outcomes=outcomes, hints=sentences.hints(outcomes, files.notes), whole=complete)
@@ -157,8 +157,8 @@ def _data_problem(lines: Sequence[str], what: str) -> Problem:
     return Problem("data", f"{what}: {'; '.join(lines)}", quantity=what)
 
 
-def _check_tape(verdict: Verdict, parts: RunComponents) -> int:
-    """Check all rows of a stream's tape, and return the first step that can be repeated from it."""
+def _check_tape(verdict: Verdict, parts: RunComponents, files: Files) -> int:
+    """Check all rows of a stream's tape, and return the step of the first checkpoint behind which all rows are on it."""
     if (tape := parts.pipeline.tape) is None:
         return 0
     rows, problem = tape.shards.intact()
@@ -167,9 +167,12 @@ def _check_tape(verdict: Verdict, parts: RunComponents) -> int:
     else:
         verdict.proved.append(f"the tape of {rows:,} rows: every row on it matches its hash")
     first = tape.first_step(parts.pipeline.sizes.batch_size)
+    since = min((step for step in files.checkpoints if step >= first), default=max(files.checkpoints))
     if first:
-        verdict.not_proved.append(f"steps 0 to {first:,}: the tape has dropped their rows (tape_size)")
-    return first
+        verdict.not_proved.append(
+            f"steps 0 to {since:,}: cannot be repeated, because the tape has dropped rows of steps before {first:,} (tape_size)"
+        )
+    return since if first else 0
 
 
 def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:

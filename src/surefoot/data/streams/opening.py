@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,14 @@ _VISIBLE_S = 5.0  # for which a network file system may hide new files
 PREFIX = "surefoot-tape-"
 
 
-def build_tape(
-    train_data: Any, world: World, *, run_dir: Path | None, length: str, sizes: Batching, seed: int, workers: int
-) -> Tape:
+def build_tape(settings: Any, data: Any, world: World, *, run_dir: Path | None, sizes: Batching) -> Tape:
     """Return the tape of a run: the recorded one, read only, or a new one in a temporary directory. Collective.
 
     Raises `ConfigError` for a length in epochs if the stream declares no number of rows, and `DataError` if its first rows cannot
     be recorded, or differ when they are read again.
     """
-    stream, planned_length, batch_size = (
-        as_stream(train_data),
-        planned(length, samples_per_epoch=1, batch_size=1),
-        sizes.batch_size,
-    )
+    stream, batch_size, length, seed = as_stream(data.dataset), sizes.batch_size, settings.length, settings.seed
+    planned_length = planned(length, samples_per_epoch=1, batch_size=1)
     if sizes.unit == "tokens":
         raise ConfigError(
             f"batch_size = {batch_size} tokens: the lengths of a stream's rows are not known beforehand\n"
@@ -49,6 +45,7 @@ def build_tape(
             f"length = {length!r}: the number of rows of a stream is not known beforehand\n"
             '  write length="1000 steps", or declare the rows of an epoch: train_data=sf.data.Stream(source, samples=...)'
         )
+    record_in = partial(Recorder, stream, batch_size=batch_size, seed=seed, workers=data.workers)
     recorder: Recorder | None = None
 
     def begin() -> tuple[str, bool, int]:
@@ -60,13 +57,14 @@ def build_tape(
             temporary = tempfile.mkdtemp(prefix=PREFIX)
         else:  # a directory that all machines see
             temporary = str(local_path(stream.directory, setting="directory") / f"{PREFIX}{os.getpid()}")
-        recorder = Recorder(stream, Path(temporary), batch_size=batch_size, seed=seed, workers=workers)
+        recorder = record_in(Path(temporary))
         recorder.saved_step = lambda: 0  # before a session opens the tape, nothing is dropped
         return temporary, True, batch_size
 
     directory, is_live, head = _of_main(world, begin)
     samples = stream.samples or planned_length.steps * batch_size
     tape = Tape(stream, Path(directory), head=min(head, batch_size), samples=samples, is_live=is_live)
+    tape.record_in = record_in
     if recorder is not None:
         tape.recorder = recorder
         weakref.finalize(tape, _end_temporary, recorder, Path(directory), os.getpid())
@@ -87,9 +85,6 @@ def open_tape(
     world: World,
     *,
     run_dir: Path | None,
-    batch_size: int,
-    seed: int,
-    workers: int,
     steps: int,
     facts: Mapping[str, Any] | None,
     saved_step: Callable[[], int | None] | None,
@@ -111,13 +106,13 @@ def open_tape(
                     f"the tape of this run is missing: {own}\n"
                     f"  its checkpoint has read {facts['rows']:,} rows: restore the tape, or start a new run: --run-dir DIR"
                 )
-            recorder = tape.recorder = Recorder(tape.stream, own, batch_size=batch_size, seed=seed, workers=workers)
+            recorder = tape.recorder = tape.record_in(own)
             tape.move_to(own, is_live=True)
             tape.require(facts)
             recorder.cut_damaged(0 if facts is None else facts["rows"])
         recorder.writer.disk, recorder.saved_step = disk, saved_step
-        recorder.stop = steps * batch_size
-        recorder.is_repeated = tape.stream.samples is not None and steps * batch_size > tape.stream.samples
+        recorder.stop = steps * recorder.batch_size
+        recorder.is_repeated = tape.stream.samples is not None and recorder.stop > tape.stream.samples
         return str(own)
 
     _of_main(world, begin)

@@ -19,6 +19,7 @@ from surefoot.data.workers import start_of_process
 from surefoot.errors import DataError, first_line
 
 _AHEAD_STEPS = 16
+HALTED = "the run was stopped"  # the failure that ends the recording of a session, on all ranks before the same step
 _LATE_STEPS = 8  # by which another rank may be behind, if no checkpoint protects the rows
 
 
@@ -74,6 +75,12 @@ class Recorder:
         """Wait until all appended rows are on the disk. Called before each checkpoint is written."""
         with self.writing:
             self.writer.flush()
+
+    def halt(self) -> None:
+        """Append no further row in this session."""
+        with self.writing:
+            if self.failure is None:
+                self._fail(HALTED)
 
     def close(self) -> None:
         """End the reader and the thread. The rows stay."""
@@ -131,7 +138,7 @@ class Recorder:
                 break
             with self.writing:
                 try:
-                    is_over = self.is_closed or self._take(message)
+                    is_over = self.is_closed or self.failure is not None or self._take(message)
                 except Exception as problem:  # training would wait forever for a thread that ended
                     what = f"row {self.writer.rows} cannot be written to the tape {self.writer.directory}"
                     strerror = problem.strerror if isinstance(problem, OSError) else None

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Subset
 
+from surefoot.data.loader import StoppedError
 from surefoot.data.order import Ids
-from surefoot.data.streams.recorder import Recorder
+from surefoot.data.streams.recorder import HALTED, Recorder
 from surefoot.data.streams.rows import decode
 from surefoot.data.streams.shards import ZERO, Shards, json_of
 from surefoot.data.streams.stream import Stream
@@ -49,7 +50,9 @@ class Tape:
         self.stream, self.head = stream, head
         self.samples = samples  # of an epoch: as declared, or all that the run reads
         self.recorder: Recorder | None = None  # in the one process that records
+        self.record_in: Callable[[Path], Recorder]  # set for training
         self.say: Callable[[str], None] | None = None
+        self.stop_requested: Callable[[], bool] | None = None  # looked at while a step waits for a row
         self.move_to(directory, is_live=is_live)
 
     def move_to(self, directory: Path, *, is_live: bool) -> None:
@@ -57,7 +60,7 @@ class Tape:
         self.length: int | None = None  # once the stream has ended
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "recorder": None, "say": None, "shards": Shards(self.directory)}
+        return {**vars(self), "recorder": None, "say": None, "stop_requested": None, "shards": Shards(self.directory)}
 
     def __getitem__(self, row: int) -> Any:
         if not self.wait(row):
@@ -93,8 +96,12 @@ class Tape:
         return self.length
 
     def wait(self, row: int) -> bool:
-        """Wait until a row has arrived; return False if the stream ended before it. Raises `DataError` if the source failed."""
-        if (recorder := self.recorder) is not None and recorder.pid == os.getpid():
+        """Wait until a row has arrived; return False if the stream ended before it.
+
+        Raises `DataError` if the source failed, and `StoppedError` on all ranks if rank 0 is to stop before the row arrives.
+        """
+        recorder = self.recorder if self.recorder is not None and self.recorder.pid == os.getpid() else None
+        if recorder is not None:
             recorder.demand(row + 1)
             while self.say is not None and recorder.notes:
                 self.say(recorder.notes.pop(0))
@@ -107,11 +114,15 @@ class Tape:
                 break
             if self.length is not None and arrived >= self.length:
                 return False
-            failure = None if recorder is None or recorder.pid != os.getpid() else recorder.failure
+            if recorder is not None and self.stop_requested is not None and self.stop_requested():
+                recorder.halt()
+            failure = None if recorder is None else recorder.failure
             if failure is None and (failed := json_of(self.directory / "failed.json")) is not None:
                 failure = str(failed["text"]), str(failed["trace"])
-            if failure is not None:
-                raise failed_source(*failure)
+            if failure is not None:  # no further row is appended
+                if row < self.shards.look():
+                    break
+                raise StoppedError if failure[0] == HALTED else failed_source(*failure)
             if not self.is_live:
                 raise DataError(
                     f"row {row} is not on the tape {self.directory}, which has {arrived} rows\n"
@@ -125,8 +136,14 @@ class Tape:
         return True
 
     def beginning(self) -> "Subset[Any]":
-        """Return the rows of the first step, which stay on the tape."""
-        return Subset(self, range(self.head if self.wait(self.head - 1) else self.length or 0))  # type: ignore[arg-type]
+        """Return the rows of the first step, which stay on the tape. Raises `DataError` for an empty stream."""
+        rows = self.head if self.wait(self.head - 1) else self.length
+        if not rows:
+            raise DataError(
+                "the stream is empty: its source ended before its first row\n"
+                "  check the path, and any filter; an iterator that was read once gives no more rows: give a generator function"
+            )
+        return Subset(self, range(rows))  # type: ignore[arg-type]
 
     def facts(self, step: int, batch_size: int) -> dict[str, Any]:
         """Return the number of rows that the first `step` steps have read (at least the first step's), and their hash."""
@@ -159,13 +176,15 @@ class Tape:
     def in_words(self) -> str:
         """Describe the stream in a few words."""
         epoch = "one epoch is the run" if self.stream.samples is None else f"{self.stream.samples:,} rows per epoch"
-        return f"rows of {self.stream.name} in the order of their arrival, {epoch}; a tape of at most {self.stream.tape_size}"
+        return (
+            f"the stream {self.stream.name} in the order of arrival, {epoch}; a tape of at most {self.stream.tape_size}"
+        )
 
-    def refuse_dropped(self, step: int, batch_size: int) -> None:
-        """Raise `DataError` if the rows of the steps from `step` on are no longer on the tape."""
-        if (first := self.first_step(batch_size)) > step:
+    def refuse_dropped(self, start: int, step: int, batch_size: int) -> None:
+        """Raise `DataError` if rows of the steps from `start` to `step` are no longer on the tape. Those of step 0 always are."""
+        if step and (first := self.first_step(batch_size)) > start:
             raise DataError(
-                f"the rows of step {step} are no longer on the tape {self.directory}: tape_size = {self.stream.tape_size!r}\n"
+                f"the rows of step {max(start, 1)} are no longer on the tape {self.directory}: tape_size = {self.stream.tape_size!r}\n"
                 f"  steps can be repeated from a checkpoint at step {first} or later; a larger tape_size keeps more"
             )
 

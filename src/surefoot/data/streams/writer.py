@@ -97,7 +97,7 @@ class TapeWriter:
             self.append(entries[:cut], rows[:size])
             entries, rows, count = entries[cut:], rows[size:], count - cut // ENTRY.size
         first = max(self.sizes)
-        is_complete = self.sizes[first] >= min(_SHARD_BYTES, self.limit_bytes // _SHARDS)
+        is_complete = first > 0 and self.sizes[first] >= min(_SHARD_BYTES, self.limit_bytes // _SHARDS)
         if self.rows > first and (self.rows == self.head or is_complete):
             self._close_shard()
             self._new_shard()

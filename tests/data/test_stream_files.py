@@ -1,0 +1,339 @@
+"""The files of a tape, without a run: their order on the disk, their hashes, what is dropped, and who may append. (1 s)"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rank_processes import Ranks
+from stream_runs import Disk, build, finite, row
+from surefoot.data.loader import StoppedError
+from surefoot.data.streams import reader
+from surefoot.data.streams.reader import COMPARED
+from surefoot.data.streams.recorder import Recorder
+from surefoot.data.streams.rows import decode, encode
+from surefoot.data.streams.shards import ENTRY, ZERO, DroppedError, Shards, chained
+from surefoot.data.streams.stream import Stream
+from surefoot.data.streams.tape import Tape
+from surefoot.data.streams.writer import TapeWriter
+from surefoot.errors import ConfigError, DataError
+from waiting import HangLimit
+
+BATCH = 8  # rows of a step
+ROWS = 100
+
+
+@pytest.fixture(autouse=True)
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Closes what a test opens."""
+    writers, begin = list[TapeWriter](), TapeWriter._begin_in
+
+    def noted(writer: TapeWriter, directory: Path) -> None:
+        writers.append(writer)
+        begin(writer, directory)
+
+    monkeypatch.setattr(TapeWriter, "_begin_in", noted)
+    yield
+    for writer in writers:
+        writer.close()
+
+
+def append(writer: TapeWriter, rows: range) -> None:
+    for number in rows:
+        encoded = encode([number, bytes(150)])
+        entry = ENTRY.pack(writer.end + len(encoded), chained(writer.digest, encoded))
+        writer.append(memoryview(entry), memoryview(encoded))
+
+
+def recorded(directory: Path, *, limit_bytes: int = 8_000, disk: Disk | None = None, rows: int = ROWS) -> TapeWriter:
+    writer = TapeWriter(directory, head=BATCH, limit_bytes=limit_bytes)
+    writer.disk = disk or writer.disk
+    append(writer, range(rows))
+    return writer
+
+
+def rows_on(directory: Path) -> list[int]:
+    shards = Shards(directory)
+    return [decode(shards.row(number))[0] for number in range(shards.look())]
+
+
+def tape_of(directory: Path, *, rows: int = ROWS, is_live: bool = False) -> Tape:
+    return Tape(Stream(finite(rows)), directory, head=BATCH, samples=rows, is_live=is_live)
+
+
+# --- the disk --------------------------------------------------------------------------------------------------------
+
+
+def test_at_every_moment_each_entry_has_its_row(tmp_path: Path) -> None:
+    class Looking(Disk):
+        def append(self, handle: int, data: memoryview) -> None:
+            super().append(handle, data)
+            shards = Shards(tmp_path)
+            for number in range(max(0, shards.look() - 2), shards.rows):
+                assert decode(shards.row(number))[0] == number
+
+    assert recorded(tmp_path, disk=Looking()).rows == ROWS
+
+
+def test_the_end_is_written_behind_rows_that_are_on_the_disk(tmp_path: Path) -> None:
+    ends_at_flush = []
+
+    class Looking(Disk):
+        def flush(self, handle: int) -> None:
+            ends_at_flush.append((tmp_path / "end.json").exists())
+
+    writer = recorded(tmp_path, disk=Looking())
+    ends_at_flush.clear()
+    writer.finish()
+    assert ends_at_flush == [False, False]
+    tape = tape_of(tmp_path)
+    assert (tape.wait(ROWS - 1), tape.wait(ROWS), tape.length) == (True, False, ROWS)
+    writer.close()
+    last = max(tmp_path.glob("rows-*.bin"))
+    last.write_bytes(last.read_bytes()[:-1] + b"\x01")
+    TapeWriter(tmp_path, head=BATCH, limit_bytes=8_000).cut_damaged(0)
+    assert not (tmp_path / "end.json").exists(), "the cut rows are read again"
+
+
+def test_every_flipped_byte_of_a_tape_is_an_error(tmp_path: Path) -> None:
+    recorded(tmp_path).close()
+    assert Shards(tmp_path).intact() == (ROWS, None)
+    for file in sorted(tmp_path.glob("rows-*")):
+        intact = file.read_bytes()
+        for at in range(0, len(intact), max(1, len(intact) // 5)):
+            file.write_bytes(intact[:at] + bytes([intact[at] ^ 4]) + intact[at + 1 :])
+            assert Shards(tmp_path).intact()[1] is not None, (file, at)
+            if file.suffix == ".bin":
+                with pytest.raises(DataError, match=r"row \d+ of .*rows-\d+\.bin is damaged: its hash differs"):
+                    rows_on(tmp_path)
+        file.write_bytes(intact)
+
+
+def test_a_second_writer_goes_on_behind_the_last_row_and_cuts_at_damage(tmp_path: Path) -> None:
+    recorded(tmp_path, rows=50).close()
+    newest = max(tmp_path.glob("rows-*.bin"))
+    newest.write_bytes(newest.read_bytes() + b"torn")
+    with max(tmp_path.glob("rows-*.idx")).open("ab") as entries:
+        entries.write(bytes(ENTRY.size - 1))  # a torn entry
+    writer = TapeWriter(tmp_path, head=BATCH, limit_bytes=8_000)
+    assert writer.rows == 50
+    append(writer, range(50, 60))
+    writer.close()
+    assert Shards(tmp_path).intact() == (60, None)
+    last = max(tmp_path.glob("rows-*.bin"))
+    last.write_bytes(last.read_bytes()[:-1] + b"\x01")
+    writer = TapeWriter(tmp_path, head=BATCH, limit_bytes=8_000)
+    assert "row 59 of" in str(writer.cut_damaged(40))
+    append(writer, range(59, 70))
+    writer.close()
+    assert Shards(tmp_path).intact() == (70, None)
+    assert rows_on(tmp_path) == list(range(70))
+
+
+def open_writer(directory: str) -> str:
+    try:
+        TapeWriter(Path(directory), head=BATCH, limit_bytes=8_000)
+    except ConfigError as refused:
+        return str(refused)
+    return ""
+
+
+def test_two_processes_never_append_to_one_tape(ranks: Ranks, tmp_path: Path) -> None:
+    writer = recorded(tmp_path, rows=10)
+    assert "another run records into" in open_writer(str(tmp_path))
+    assert "another run records into" in ranks(1, open_writer, directory=str(tmp_path))[0]
+    writer.close()
+    assert ranks(1, open_writer, directory=str(tmp_path)) == [""]
+
+
+# --- the budget ------------------------------------------------------------------------------------------------------
+
+
+def dropped_by_run(directory: Path, saved_step: Any, *, demanded: int = ROWS) -> tuple[Recorder, Tape]:
+    """A full tape of a run that demands rows up to `demanded`."""
+    stream = Stream(finite(ROWS))
+    stream.tape_bytes = 4_000
+    run = Recorder(stream, directory, batch_size=BATCH, seed=0, workers=0)
+    append(run.writer, range(ROWS))
+    run.saved_step, run.demanded = saved_step, demanded
+    run._make_room()
+    return run, tape_of(directory)
+
+
+def test_dropped_rows_are_those_before_a_step_and_this_step_is_named(tmp_path: Path) -> None:
+    run, tape = dropped_by_run(tmp_path, lambda: 9)
+    kept, first = tape.first_kept(), tape.first_step(BATCH)
+    assert 2 * BATCH < kept <= 9 * BATCH
+    assert kept % BATCH, "a step is there in part"
+    assert first == -(-kept // BATCH)
+    tape.refuse_dropped(first, first + 1, BATCH)
+    tape.refuse_dropped(0, 0, BATCH)  # the first step's rows stay
+    with pytest.raises(DataError, match=r"the rows of step 1 are no longer"):
+        tape.refuse_dropped(0, 1, BATCH)
+    with pytest.raises(DataError, match=rf"the rows of step {first - 1} .*tape_size(.|\n)*step {first} or later"):
+        tape.refuse_dropped(first - 1, first + 1, BATCH)
+    assert [decode(tape.shards.row(number))[0] for number in (0, BATCH - 1, kept, ROWS - 1)] == [0, 7, kept, 99]
+    for number in (BATCH, kept - 1):
+        with pytest.raises(DroppedError, match=f"row {number} is no longer on the tape .* before {kept}"):
+            tape[number]
+    assert sum(file.stat().st_size for file in tmp_path.glob("rows-*")) == pytest.approx(run.writer.size_bytes, abs=500)
+
+
+@pytest.mark.parametrize(
+    ("saved_step", "needed_from"),
+    [(lambda: 3, 3 * BATCH), (lambda: None, 0), (None, ROWS - 9 * BATCH)],
+    ids=["checkpoint", "no checkpoint yet", "no checkpoints"],
+)
+def test_no_row_is_dropped_that_a_resume_or_a_late_rank_reads(
+    saved_step: Any, needed_from: int, tmp_path: Path
+) -> None:
+    _, tape = dropped_by_run(tmp_path, saved_step)
+    assert tape.first_kept() <= needed_from
+    assert tape.first_kept() > 0 or needed_from <= 3 * BATCH
+
+
+def test_a_full_tape_wants_a_checkpoint_that_releases_rows(tmp_path: Path) -> None:
+    run, _ = dropped_by_run(tmp_path, lambda: 0)
+    assert run.wants_save
+    run.saved_step = lambda: 12  # the rows are released already
+    assert not run.wants_save
+    run.saved_step, run.demanded = lambda: 0, BATCH  # the current step still needs the oldest shard
+    assert not run.wants_save
+
+
+def test_a_full_tape_still_takes_the_row_that_a_step_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recorder, "_is_full", lambda recorder: True)
+    monkeypatch.setattr(reader, "_SENT_BYTES", 1)
+    tape, limit = tape_of(tmp_path, is_live=True), HangLimit()
+    tape.recorder = Recorder(tape.stream, tmp_path, batch_size=BATCH, seed=0, workers=0)
+    tape.stop_requested = lambda: limit.is_over
+    try:
+        assert tape.wait(row=20)
+        assert tape.shards.look() == 21
+    finally:
+        tape.close()
+
+
+# --- a request to stop -----------------------------------------------------------------------------------------------
+
+
+def test_behind_a_stop_no_row_is_appended_and_every_reader_stops_at_it(tmp_path: Path) -> None:
+    def stalling() -> Iterator[Any]:
+        yield from map(row, range(10))
+        import threading
+
+        threading.Event().wait()
+
+    tape = Tape(Stream(stalling), tmp_path, head=BATCH, samples=ROWS, is_live=True)
+    tape.recorder = Recorder(tape.stream, tmp_path, batch_size=BATCH, seed=0, workers=0)
+    other = tape_of(tmp_path, is_live=True)  # of another rank
+    try:
+        assert tape.wait(row=9)
+        tape.stop_requested = lambda: True
+        with pytest.raises(StoppedError):
+            tape.wait(row=10)
+        assert other.wait(row=9)  # it arrived before
+        with pytest.raises(StoppedError):
+            other.wait(row=10)
+    finally:
+        tape.close()
+    assert not (tmp_path / "end.json").exists()
+    Recorder(tape.stream, tmp_path, batch_size=BATCH, seed=0, workers=0).close()  # the next session
+    assert not (tmp_path / "failed.json").exists()
+
+
+# --- the checkpoint and the source -----------------------------------------------------------------------------------
+
+
+def test_a_tape_of_other_rows_or_of_fewer_rows_is_refused(tmp_path: Path) -> None:
+    recorded(tmp_path / "mine").close()
+    writer = recorded(tmp_path / "other", rows=60)
+    writer.append(  # row 60 differs
+        memoryview(ENTRY.pack(writer.end + 1, chained(writer.digest, b"x"))), memoryview(b"x")
+    )
+    append(writer, range(61, ROWS))
+    writer.close()
+    mine, other = tape_of(tmp_path / "mine"), tape_of(tmp_path / "other")
+    for step in (0, 7, 12):
+        mine.require(mine.facts(step, BATCH))
+    other.require(mine.facts(7, BATCH))
+    with pytest.raises(DataError, match=r"which has read 64 rows: it has 100 rows of another hash"):
+        other.require(mine.facts(8, BATCH))
+    recorded(tmp_path / "short", rows=50).close()
+    with pytest.raises(DataError, match=r"which has read 56 rows: it has 50 rows\n"):
+        tape_of(tmp_path / "short").require(mine.facts(7, BATCH))
+    assert mine.fingerprint()["sha256"] == chained(ZERO, mine.shards.row(0)).hex()
+    assert mine.facts(0, BATCH)["rows"] == BATCH  # the first step's rows are compared by a resume before step 1
+
+
+class Notes:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def put(self, kind: str, message: bytes) -> None:
+        self.texts.append(message.decode())
+
+
+class Forgetful:
+    """A source whose states are wrong, but for that of its beginning."""
+
+    position = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(row, itertools.count(self.position))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
+class Skipped:
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(row, itertools.count(self.first))
+
+    def skip(self, n: int) -> Skipped:
+        return Skipped(n)
+
+
+@pytest.mark.parametrize(
+    ("source", "note"),
+    [
+        (finite(ROWS), "its first 40 rows were read again and discarded"),
+        (Forgetful(), "its first 40 rows were read again and discarded"),
+        (Skipped(), f"its source has skipped {40 - COMPARED} rows"),
+        (lambda: (row(number if number < 39 else -1) for number in itertools.count()), "WARNING: the source gives"),
+        (finite(39), "WARNING: the source gives"),
+    ],
+    ids=["again", "wrong state", "skip", "other row", "shorter"],
+)
+def test_the_source_is_compared_with_the_last_rows_of_the_tape(source: Any, note: str) -> None:
+    stream, notes = Stream(source), Notes()
+    tail = {number: chained(b"", encode(row(number))) for number in range(40 - COMPARED, 40)}
+    rows = reader._advanced(stream, 40, tail, [[30, {"position": 33}]], notes)  # type: ignore[arg-type]
+    assert note in notes.texts[0]
+    if "WARNING" not in note:
+        assert next(rows)["name"] == "row 40"
+
+
+def test_the_writer_of_a_fork_is_left_alone(tmp_path: Path) -> None:
+    run, _ = dropped_by_run(tmp_path, None)
+    run.pid = os.getpid() + 1  # as in a forked process
+    run.close()
+    assert run.writer.lock is not None
+
+
+def test_an_empty_stream_is_refused_by_name() -> None:
+    with pytest.raises(
+        DataError, match=r"(?s)the stream is empty: its source ended before its first row.*generator function"
+    ):
+        build(None, finite(0))
