@@ -31,11 +31,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 55_300,  # of .py, .pyi, .html and .css
-    "files": 358,  # of .py
-    "statements": 30_440,  # without docstrings and texts below attributes
+    "lines": 55_350,  # of .py, .pyi, .html and .css
+    "files": 359,  # of .py
+    "statements": 30_455,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 21_180,
+    "lines that `import surefoot.run.run` loads": 21_234,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid

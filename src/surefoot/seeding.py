@@ -19,7 +19,11 @@ import torch
 from surefoot.errors import ConfigError
 
 _MASK = (1 << 64) - 1
-_PYTHON_AFTER_0, _NUMPY_AFTER_0 = random.Random(0).random(), np.random.RandomState(0).random()
+_AFTER_0 = {
+    "python": random.Random(0).random(),
+    "numpy": np.random.RandomState(0).random(),
+    "torch": torch.rand((), dtype=torch.float64, generator=torch.Generator().manual_seed(0)).item(),
+}  # the first number after seed 0
 _HOLDERS: Counter[tuple[int, int]] = Counter()  # (process, thread) pairs that hold the generators
 _HOLDERS_LOCK = threading.Lock()
 
@@ -82,47 +86,51 @@ def seeded_bits() -> int:
 
 
 class LazySeeding:
-    """Seeding of torch's generators now, and of Python's and NumPy's once they were drawn from: the other seeds take longer than a read.
+    """Seeding of the global generators for each sample, from the first draw on. Seeding takes longer than a read from memory.
 
-    `begin` brings the undrawn generators to a known state. `drawn` tells if one was drawn from since, so that what was read must be
-    read again, and `seed_fn` then seeds it too. A draw is missed with probability 2**-53.
+    `begin` brings the undrawn generators to a known state. `drawn` returns True if code has drawn from one of them since, so that it
+    must be repeated with the function that `seed_fn` then returns. A draw is missed with probability 2**-53.
 
     >>> with untouched():
     ...     seeding = LazySeeding()
     ...     seeding.begin()
     ...     alone = seeding.drawn()
     ...     seeding.begin()
-    ...     alone, random.random() < 1, seeding.drawn(), len(seeding.undrawn)
-    (False, True, True, 1)
+    ...     alone, random.random() < 1, seeding.drawn(), seeding.undrawn
+    (False, True, True, ['numpy'])
     """
 
     def __init__(self) -> None:
-        self.undrawn = ["python", "numpy"]
+        self.undrawn = ["python", "numpy", "torch"]
 
     def begin(self) -> None:
         if "python" in self.undrawn:
             random.seed(0)
         if "numpy" in self.undrawn:
             np.random.seed(0)
+        if "torch" in self.undrawn:
+            if torch.cuda.is_initialized() or _mps():  # type: ignore[no-untyped-call]
+                self.undrawn.remove("torch")
+            else:
+                torch.default_generator.manual_seed(0)
 
     def drawn(self) -> bool:
-        before = len(self.undrawn)
-        if "python" in self.undrawn and random.random() != _PYTHON_AFTER_0:
-            self.undrawn.remove("python")
-        if "numpy" in self.undrawn and np.random.random() != _NUMPY_AFTER_0:  # other NumPy draws take 100 times as long
-            self.undrawn.remove("numpy")
-        return len(self.undrawn) < before
+        # other draws of NumPy take 100 times as long
+        numbers: dict[str, Callable[[], float]] = {
+            "python": random.random,
+            "numpy": np.random.random,
+            "torch": _torch_number,
+        }
+        undrawn = [name for name in self.undrawn if numbers[name]() == _AFTER_0[name]]
+        if is_drawn := undrawn != self.undrawn:
+            self.undrawn = [name for name in undrawn if name != "torch"]  # torch's seed is cheap
+        return is_drawn
 
-    def seed_fn(self) -> Callable[[int], Any]:
-        """Return the function that seeds torch's generators, and each other one that was drawn from, with 64 bits."""
-        if self.undrawn == ["python"]:
-            return _seed_numpy_and_torch
-        if self.undrawn == ["numpy"]:
-            return _seed_python_and_torch
-        if not self.undrawn:
-            return seed_generators
-        has_accelerator = torch.cuda.is_initialized() or _mps()  # type: ignore[no-untyped-call]
-        return seed_torch if has_accelerator else torch.default_generator.manual_seed
+    def seed_fn(self) -> Callable[[int], Any] | None:
+        """Return the function that seeds the drawn generators and torch's with 64 bits, or None if no generator was drawn from."""
+        if "torch" in self.undrawn:
+            return None
+        return _SEED_FNS[tuple(self.undrawn)]
 
 
 @contextmanager
@@ -170,6 +178,10 @@ def _mps() -> bool:
     return torch.backends.mps.is_available()
 
 
+def _torch_number() -> float:
+    return torch.rand((), dtype=torch.float64).item()
+
+
 def _seed_python_and_torch(bits: int) -> None:
     random.seed(bits)
     seed_torch(bits)
@@ -178,3 +190,11 @@ def _seed_python_and_torch(bits: int) -> None:
 def _seed_numpy_and_torch(bits: int) -> None:
     np.random.seed(bits & 0xFFFFFFFF)
     seed_torch(bits)
+
+
+_SEED_FNS = {
+    ("python", "numpy"): seed_torch,
+    ("python",): _seed_numpy_and_torch,
+    ("numpy",): _seed_python_and_torch,
+    (): seed_generators,
+}  # by the names of the generators that nothing was drawn from

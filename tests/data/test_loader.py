@@ -172,7 +172,7 @@ def test_only_the_generator_that_is_drawn_from_is_seeded_for_every_sample(monkey
             assert drawn.item() == np.random.rand()
 
 
-def test_no_sample_is_read_twice_where_none_draws():
+def test_no_sample_is_read_twice_where_none_draws_but_the_first_ones_that_show_it():
     class Counting(Augmented):
         asked = 0
 
@@ -181,8 +181,23 @@ def test_no_sample_is_read_twice_where_none_draws():
             return torch.tensor(sample)
 
     dataset = Counting(20)
+    first = len(fed(dataset, 0, 1)[0][0].batch)
+    assert dataset.asked == 8 + 2 * min(first, 4)
+    dataset.asked = 0
     fed(dataset, 0, 3)
-    assert dataset.asked == 24
+    assert dataset.asked == 24 + 2 * min(first, 4)
+
+
+@pytest.mark.parametrize("read", [torch.initial_seed, lambda: torch.rand((), dtype=torch.float64).item()])
+def test_torch_seeds_are_those_of_the_sample_whether_they_are_drawn_from_or_read(read):
+    class Reads(Augmented):
+        def __getitem__(self, sample):
+            return torch.tensor([float(read())], dtype=torch.float64), sample
+
+    for micro_batch in [one for step in fed(Reads(20), 0, 3, micro_batch_size=8) for one in step]:
+        for sample, epoch, number in zip(micro_batch.sample_ids, micro_batch.epochs, micro_batch.batch[0], strict=True):
+            seed_generators(fold(stream_key(7, "augment"), int(epoch), int(sample)))
+            assert number.item() == float(read())
 
 
 def test_what_collate_draws_is_a_function_of_the_step():

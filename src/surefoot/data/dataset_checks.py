@@ -1,7 +1,7 @@
 """Checks of a data set before training, and the fingerprint of its data."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from surefoot.data.fingerprints import hash_of, hash_of_hugging_face, hash_of_list, parts_of
 from surefoot.data.gathering import Gather, Gathers, gather_fn, is_hugging_face, is_tensors, sample_count, tensors_of
 from surefoot.data.nested import is_opaque, leaves, tensors
+from surefoot.data.reading import read_each
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
@@ -143,25 +144,6 @@ def check_split(name: str, dataset: Any, *, seed: int) -> None:
         raise DataError(f"split {name!r}: {problem}") from problem
 
 
-def read_each(
-    dataset: Any, ids: Sequence[int], seeds: Sequence[int], seed: Callable[[int], Any], *, step: int
-) -> list[Any]:
-    """Return samples, each read after a call of `seed`; raise a `DataError` with the sample and the step if the data set raises."""
-    samples, sample = [], ids[0]
-    try:
-        for sample, bits in zip(ids, seeds, strict=True):
-            seed(bits)
-            samples.append(dataset[sample])
-    except SurefootError:
-        raise
-    except Exception as problem:
-        raise DataError(
-            f"sample {sample} of {type(dataset).__name__} cannot be read (step {step}): {type(problem).__name__}: {first_line(problem)}\n"
-            f"  to reproduce the error: dataset[{sample}]"
-        ) from problem
-    return samples
-
-
 def rows(batch: Any, *, samples: int | None = None) -> int:
     """Return the size of the first dimension of the first tensor in a nested batch.
 
@@ -243,7 +225,7 @@ def _check_repeats(dataset: Any, gather: Gather | None, seed: int, samples: int)
     def read_again(sample: int, reading: int) -> Any:
         if gather is None:
             bits = fold(stream_key(seed, "augment"), 0, sample)
-            return read_each(dataset, [sample], [bits], seed_generators, step=0)[0]
+            return read_each(dataset, [sample], seeds=[bits], seed=seed_generators, step=0)[0]
         seed_generators(reading)
         try:
             return gather(np.array([sample]), np.zeros(1, dtype=np.int64))

@@ -14,7 +14,8 @@ from surefoot.data.dataset_checks import checked_count, rows
 from surefoot.data.gathering import by_sample, first_few, gather_fn, sample_count
 from surefoot.data.nested import Movable, children, rebuilt
 from surefoot.data.order import Cut, Ids, InOrder, MicroBatches, Plan
-from surefoot.data.workers import Collate, Reading, Workers
+from surefoot.data.reading import Collate, Reading
+from surefoot.data.workers import Workers
 from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 
 

@@ -161,6 +161,16 @@ def folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.ui
     return mixed ^ (mixed >> np.uint64(31))
 
 
+def sample_bits(key: int, ids: Ids, epochs: Ids) -> NDArray[np.uint64]:
+    """Return 64 random bits (B,) for each sample and epoch: `fold(key, epoch, sample)`.
+
+    >>> from surefoot.seeding import fold
+    >>> int(sample_bits(7, np.array([3]), np.array([1]))[0]) == fold(7, 1, 3)
+    True
+    """
+    return folded(folded(np.full(len(ids), key, np.uint64), epochs.astype(np.uint64)), ids.astype(np.uint64))
+
+
 class Blocks:
     """The ids of consecutive steps, computed for many steps at once by `at(positions)`."""
 

@@ -1,4 +1,4 @@
-"""Reading of individual samples, in this process or in loader workers; each read is seeded by (seed, epoch, sample)."""
+"""Loader workers: processes that read micro-batches of individual samples."""
 
 import atexit
 import gc
@@ -9,104 +9,24 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from surefoot.data.dataset_checks import read_each
-from surefoot.data.gathering import first_few, read_many_fn
-from surefoot.data.order import Ids, MicroBatches
-from surefoot.errors import ConfigError, DataError, SurefootError, behind, comes_of_user, first_line
-from surefoot.seeding import LazySeeding, fold, seed_generators, stream_key, untouched
-
-Collate = Callable[[list[Any]], Any]
+from surefoot.data.gathering import first_few
+from surefoot.data.reading import Reading
+from surefoot.errors import ConfigError, DataError, SurefootError, first_line
 
 _LEFT_TO_THE_PARENT = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 _WAIT_S = 5.0
 _SOCKET = 107  # the maximal length of a socket path on Linux
 _HANGS_AFTER = 4  # waits of `_WAIT_S` for a worker before a warning; doubled after each warning
-
-
-class Reading(Dataset[Any]):
-    """A data set of micro-batches, indexed by (step, index within the step).
-
-    Every sample is read under its own seed. At first, only torch's generators are seeded, because seeding Python's and NumPy's
-    generators takes longer than a read from memory. If a read draws from one of these two, the micro-batch is read again, and that
-    generator is seeded too from then on. Code that restores the generators after its draws is not detected.
-    """
-
-    def __init__(self, dataset: Any, plan: MicroBatches, *, seed: int, collate_fn: Collate) -> None:
-        self.dataset, self.plan, self.collate = dataset, plan, collate_fn
-        self.read_many = read_many_fn(dataset)
-        self.sample_key, self.collate_key = stream_key(seed, "augment"), stream_key(seed, "collate")
-        self.seeding = LazySeeding()
-
-    def __getitem__(self, address: tuple[int, int]) -> Any:
-        """Return a micro-batch or a `SurefootError`; the loader would wrap a raised error in its traceback."""
-        try:
-            return self._read(*address, *self.plan.micro_batches(address[0])[address[1]])
-        except SurefootError as problem:
-            if (cause := behind(problem)) is not None:  # the cause is lost between processes
-                problem.add_note("".join(traceback.format_exception(cause)))
-            problem.of_user = comes_of_user(problem)
-            return problem
-
-    def here(self, step: int, index: int, ids: Ids, epochs: Ids, *, puts_back: bool) -> Any:
-        """Read the micro-batch of these samples in this process on one thread; restore the global generators if `puts_back` is true."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the rounding of sums depends on the number of threads
-        try:
-            with untouched() if puts_back else nullcontext():
-                return self._read(step, index, ids, epochs)
-        finally:
-            torch.set_num_threads(threads)
-
-    def _read(self, step: int, index: int, ids: Ids, epochs: Ids) -> Any:
-        while self.seeding.undrawn:
-            self.seeding.begin()
-            try:
-                batch = self._build(step, index, ids, epochs, seed=self.seeding.seed_fn())
-            except DataError:  # perhaps of an unseeded draw: read again with all seeds
-                break
-            if not self.seeding.drawn():
-                return batch
-        return self._build(step, index, ids, epochs, seed=seed_generators)
-
-    def _build(self, step: int, index: int, ids: Ids, epochs: Ids, *, seed: Callable[[int], Any]) -> Any:
-        if not len(ids):
-            return None
-        samples = self._read_samples(ids, epochs, step, seed)
-        seed(fold(self.collate_key, step, index))
-        try:
-            return self.collate(samples)
-        except SurefootError:
-            raise
-        except Exception as problem:
-            from surefoot.data.collate import collate, why_not
-
-            why = f"{type(problem).__name__}: {first_line(problem)}\n  correct Run(collate_fn=...)"
-            if self.collate is collate:
-                why = why_not(samples, ids.tolist(), otherwise=why)
-            raise DataError(
-                f"samples {first_few(ids)} of step {step} cannot be put into one batch\n  {why}"
-            ) from problem
-
-    def _read_samples(self, ids: Ids, epochs: Ids, step: int, seed: Callable[[int], Any]) -> list[Any]:
-        numbers: list[int] = ids.tolist()
-        if self.read_many is not None:
-            with suppress(Exception):  # reading one by one names the sample
-                return self.read_many(numbers)
-        # all keys first: a loop that does one thing is quicker
-        keys = {epoch: fold(self.sample_key, epoch) for epoch in set(epochs.tolist())}
-        seeds = [fold(keys[epoch], sample) for sample, epoch in zip(numbers, epochs.tolist(), strict=True)]
-        return read_each(self.dataset, numbers, seeds, seed, step=step)
 
 
 def _check_temporary_directory() -> None:

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from in_one import in_one
-from surefoot.data.images.augmentation import KINDS, Augmentation, augment, below, distort, randaugment, sample_bits
+from surefoot.data.images.augmentation import KINDS, Augmentation, augment, below, distort, randaugment
+from surefoot.data.order import sample_bits
 from surefoot.errors import ConfigError
 from surefoot.seeding import fold, stream_key
 

@@ -94,16 +94,6 @@ def augment(images_BHWC: Pixels, bits_B: Bits, how: Augmentation, *, mean_C: NDA
     return images_BHWC
 
 
-def sample_bits(key: int, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Bits:
-    """Return 64 random bits (B,) for each sample and epoch: `fold(key, epoch, sample)`.
-
-    >>> from surefoot.seeding import fold
-    >>> int(sample_bits(7, np.array([3]), np.array([1]))[0]) == fold(7, 1, 3)
-    True
-    """
-    return folded(folded(np.full(len(ids), key, np.uint64), epochs.astype(np.uint64)), ids.astype(np.uint64))
-
-
 def below(bits_B: Bits, draw: int, bound: int) -> NDArray[np.int64]:
     """Return a random integer in [0, bound) per sample, (B,); different values of `draw` give independent integers."""
     return ((_drawn(bits_B, draw) >> np.uint64(32)) * np.uint64(bound) >> np.uint64(32)).astype(np.int64)

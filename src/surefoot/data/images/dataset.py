@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from surefoot.data.fingerprints import hash_of
-from surefoot.data.images.augmentation import Augmentation, augment, sample_bits
+from surefoot.data.images.augmentation import Augmentation, augment
 from surefoot.data.images.folder import Files, Fitting, open_picture, read_picture
 from surefoot.data.leakage_check import Batch, rows_as_bytes
-from surefoot.data.order import Ids
+from surefoot.data.order import Ids, sample_bits
 from surefoot.errors import DataError
 from surefoot.seeding import fold, seeded_bits, stream_key
 

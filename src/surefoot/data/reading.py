@@ -1,0 +1,137 @@
+"""Reading of individual samples, each under the seed of (seed, epoch, sample)."""
+
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from surefoot.data.fingerprints import hash_of
+from surefoot.data.gathering import first_few, read_many_fn
+from surefoot.data.order import Ids, MicroBatches, sample_bits
+from surefoot.errors import DataError, SurefootError, behind, comes_of_user, first_line
+from surefoot.seeding import LazySeeding, fold, seed_generators, seed_torch, stream_key, untouched
+
+Collate = Callable[[list[Any]], Any]
+SeedFn = Callable[[int], Any]
+
+
+def read_each(
+    dataset: Any, ids: Sequence[int], *, seeds: Sequence[int] = (), seed: Callable[[int], Any] | None = None, step: int
+) -> list[Any]:
+    """Return samples; raise a `DataError` with the sample and the step if the data set raises.
+
+    If `seed` is given, it is called before each read with the next of `seeds`.
+    """
+    samples, sample = [], ids[0]
+    try:
+        if seed is None:
+            for sample in ids:
+                samples.append(dataset[sample])
+            return samples
+        for sample, bits in zip(ids, seeds, strict=True):
+            seed(bits)
+            samples.append(dataset[sample])
+    except SurefootError:
+        raise
+    except Exception as problem:
+        raise DataError(
+            f"sample {sample} of {type(dataset).__name__} cannot be read (step {step}): {type(problem).__name__}: {first_line(problem)}\n"
+            f"  to reproduce the error: dataset[{sample}]"
+        ) from problem
+    return samples
+
+
+class Reading(Dataset[Any]):
+    """A data set of micro-batches, indexed by (step, index within the step).
+
+    Every sample is read under its own seed. At first, no generator is seeded, because seeding takes longer than a read from memory. If
+    a read draws from a generator, the micro-batch is read again, and from then on that generator and torch's are seeded. A data set
+    that uses `torch.initial_seed()` draws from none: torch's generators are also seeded if a few samples differ under two seeds.
+    Code that restores the generators after its draws is not detected.
+    """
+
+    def __init__(self, dataset: Any, plan: MicroBatches, *, seed: int, collate_fn: Collate) -> None:
+        self.dataset, self.plan, self.collate = dataset, plan, collate_fn
+        self.read_many = read_many_fn(dataset)
+        self.sample_key, self.collate_key = stream_key(seed, "augment"), stream_key(seed, "collate")
+        self.seeding, self.reads_seed = LazySeeding(), True  # until a first micro-batch shows that it does not
+
+    def __getitem__(self, address: tuple[int, int]) -> Any:
+        """Return a micro-batch or a `SurefootError`; the loader would wrap a raised error in its traceback."""
+        try:
+            return self._read(*address, *self.plan.micro_batches(address[0])[address[1]])
+        except SurefootError as problem:
+            if (cause := behind(problem)) is not None:  # the cause is lost between processes
+                problem.add_note("".join(traceback.format_exception(cause)))
+            problem.of_user = comes_of_user(problem)
+            return problem
+
+    def here(self, step: int, index: int, ids: Ids, epochs: Ids, *, puts_back: bool) -> Any:
+        """Read the micro-batch of these samples in this process on one thread; restore the global generators if `puts_back` is true."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # the rounding of sums depends on the number of threads
+        try:
+            with untouched() if puts_back else nullcontext():
+                return self._read(step, index, ids, epochs)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _read(self, step: int, index: int, ids: Ids, epochs: Ids) -> Any:
+        while self.seeding.undrawn:
+            self.seeding.begin()
+            try:
+                batch = self._build(step, index, ids, epochs, seed=self.seeding.seed_fn())
+            except DataError:  # perhaps of an unseeded draw: read again with all seeds
+                break
+            if not self.seeding.drawn() and not self._depends_on_seed(step, index, ids, epochs):
+                return batch
+        return self._build(step, index, ids, epochs, seed=seed_generators)
+
+    def _depends_on_seed(self, step: int, index: int, ids: Ids, epochs: Ids) -> bool:
+        """Return True if samples of the first micro-batch depend on torch's seed. Later calls return False."""
+        if not self.reads_seed or "torch" not in self.seeding.undrawn or not len(ids):
+            return False
+        unknown: dict[str, None] = {}
+        with suppress(Exception):  # a batch of four samples may be too small
+            batches = [
+                self._build(step, index, ids[:4], epochs[:4], seed=seed) for seed in (seed_torch, _seed_otherwise)
+            ]
+            self.reads_seed = len({hash_of(batch, unknown) for batch in batches}) > 1 or bool(unknown)
+        if self.reads_seed:
+            self.seeding.undrawn.remove("torch")
+        return self.reads_seed
+
+    def _build(self, step: int, index: int, ids: Ids, epochs: Ids, *, seed: SeedFn | None) -> Any:
+        if not len(ids):
+            return None
+        samples = self._read_samples(ids, epochs, step, seed)
+        if seed is not None:
+            seed(fold(self.collate_key, step, index))
+        try:
+            return self.collate(samples)
+        except SurefootError:
+            raise
+        except Exception as problem:
+            from surefoot.data.collate import collate, why_not
+
+            why = f"{type(problem).__name__}: {first_line(problem)}\n  correct Run(collate_fn=...)"
+            if self.collate is collate:
+                why = why_not(samples, ids.tolist(), otherwise=why)
+            raise DataError(
+                f"samples {first_few(ids)} of step {step} cannot be put into one batch\n  {why}"
+            ) from problem
+
+    def _read_samples(self, ids: Ids, epochs: Ids, step: int, seed: SeedFn | None) -> list[Any]:
+        numbers: list[int] = ids.tolist()
+        if self.read_many is not None:
+            with suppress(Exception):  # reading one by one names the sample
+                return self.read_many(numbers)
+        seeds = () if seed is None else sample_bits(self.sample_key, ids, epochs).tolist()
+        return read_each(self.dataset, numbers, seeds=seeds, seed=seed, step=step)
+
+
+def _seed_otherwise(bits: int) -> None:
+    seed_torch(fold(bits, 1))
