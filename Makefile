@@ -7,7 +7,7 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/surefoot/__init__.
 WORKERS := -n 2 --dist loadfile
 export PYTHONDONTWRITEBYTECODE :=  # else each of the hundreds of processes that tests start would compile the package again
 
-.PHONY: train check site test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-diagnose campaign-mutants campaign-finetune bench pictures prose release clean
+.PHONY: train check site test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-diagnose campaign-mutants campaign-finetune bench notebook pictures prose release clean
 
 train: .venv/train  ## install the core and the tokenizers, then train a GPT on the source of Python's own standard library
 	$(BIN)/surefoot train gpt --run-dir runs/first
@@ -56,6 +56,9 @@ prose:  ## sentences of README, docs, help, docstrings and messages: how long th
 
 site: .venv/ready  ## the documentation as a site in site/: strict, every link checked, read without a network
 	$(BIN)/python docs/build_site.py
+
+notebook: .venv/ready  ## run the cells of examples/notebook.ipynb and write their outputs into it
+	$(BIN)/python docs/run_notebook.py
 
 pictures: .venv/ready  ## every picture of README and docs, from runs made for it; ONLY="resumed report" makes these alone
 	PATH="$(CURDIR)/$(BIN):$$PATH" DATA="$(abspath $(DATA))" benchmarks/pictures.sh $(ONLY)

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import peft
 import transformers
+
 from rank_processes import Ranks
 from tuned_runs import outcome, session, write_chat, write_model
 
@@ -57,8 +58,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kills", type=int, default=100)
     arguments = parser.parse_args()
-    assert peft.LoraConfig  # imported here, so that forked processes have it
-    assert transformers.AutoModelForCausalLM
+    assert callable(peft.get_peft_model)  # imported here, so that forked processes have it
+    assert transformers.__version__
     done = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
@@ -70,6 +71,7 @@ def main() -> None:
             expected = {method: outcome(directory / method) for method in METHODS}
             while sum(len(run["kills"]) for run in done) < arguments.kills:
                 done.append(one_run(ranks, len(done), expected, directory, spec))
+                assert done[-1]["resumed"], done[-1]
                 with RESULTS.open("a") as file:
                     file.write(json.dumps(done[-1] | {"date": time.strftime("%Y-%m-%d")}) + "\n")
     same = sum(run["same_bits"] for run in done)

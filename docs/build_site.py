@@ -7,6 +7,7 @@ sidebar is the list of docs/index.md. A warning of Sphinx, or a link in the buil
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -58,8 +59,14 @@ def copy_pages(root: Path, copied: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         if file.suffix in (".png", ".svg"):
             shutil.copyfile(file, target)
-        elif file.suffix == ".md" or file.is_dir():
-            text = file.read_text(encoding="utf-8") if file.is_file() else _listing(file)
+        elif file.suffix in (".md", ".ipynb") or file.is_dir():
+            text = (
+                _listing(file)
+                if file.is_dir()
+                else _notebook(file)
+                if file.suffix == ".ipynb"
+                else file.read_text("utf-8")
+            )
             pending += [_target(root, path, linked) for linked in _links(text)]
             target.write_text(_with_links(_in_sidebar(root, path, text), root, path), encoding="utf-8")
         else:
@@ -196,10 +203,27 @@ def _listing(directory: Path) -> str:
     return f"# {name}\n\n" + "\n".join(rows) + "\n"
 
 
+def _notebook(file: Path) -> str:
+    """The page of a notebook: its text, its code, and the HTML or else the text of each output."""
+    parts = []
+    for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else _block("python", text))
+        for output in cell.get("outputs", ()):
+            shown = output.get("data", {"text/plain": output.get("text", "")})
+            language, kind = ("{raw} html", "text/html") if "text/html" in shown else ("text", "text/plain")
+            parts.append(_block(language, "".join(shown[kind]).rstrip()))
+    return "\n\n".join(parts) + "\n"
+
+
+def _block(language: str, text: str) -> str:
+    return f"`````````{language}\n{text}\n`````````"
+
+
 def _source(file: Path, path: str) -> str:
     """A page with the text of a file."""
     language = LANGUAGES.get(file.suffix, "text")
-    return f"# {path}\n\n`````````{language}\n{file.read_text(encoding='utf-8')}\n`````````\n"
+    return f"# {path}\n\n{_block(language, file.read_text(encoding='utf-8'))}\n"
 
 
 def main() -> None:

@@ -442,6 +442,7 @@ MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
     "split 'val': Unsized can only be iterated": (3, lambda: splits(data=Unsized())),
     "split 'a/b'": (2, lambda: splits("a/b")),
     "Split(batch_size=0)": (2, lambda: splits(batch_size=0)),
+    "Split(batch_size='8')": (2, lambda: splits(batch_size="8")),
     "two metrics have the name 'accuracy'": (2, lambda: splits(metrics=[sf.metrics.accuracy, sf.metrics.accuracy])),
     "two metrics have the name 'loss'": (2, lambda: splits(metrics=named_loss)),
     "the metric 'accuracy' is a string": (2, lambda: splits(metrics="accuracy")),

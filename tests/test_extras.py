@@ -211,6 +211,25 @@ def test_whatever_needs_an_extra_names_the_line_to_type_and_writes_nothing(tmp_p
         assert written == [], words
 
 
+def dataframe_without_pandas() -> str:
+    import surefoot as sf
+
+    Path("metrics.jsonl").write_text('{"kind": "train", "step": 3, "loss": 2.5}\n')
+    try:
+        sf.load(".").dataframe("train")
+    except sf.ConfigError as refused:
+        return str(refused)
+    return ""
+
+
+def test_records_as_a_dataframe_need_the_extra_notebook(tmp_path: Path) -> None:
+    assert with_the_core_alone(dataframe_without_pandas, tmp_path) == (
+        "a DataFrame of records needs pandas\n"
+        '  pandas is not installed; to do without: run.records("train")\n'
+        '  type: pip install "surefoot[notebook]"'
+    )
+
+
 def test_a_plan_on_paper_of_a_recipe_needs_the_core_alone(tmp_path: Path) -> None:
     plans = with_the_core_alone(
         lambda: [typed("plan", *words, "--world-size=8", "--parallel=ddp") for words in ON_PAPER], tmp_path
@@ -221,7 +240,7 @@ def test_a_plan_on_paper_of_a_recipe_needs_the_core_alone(tmp_path: Path) -> Non
 
 
 def test_each_extra_whose_packages_we_import_has_a_command_that_needs_it() -> None:
-    assert {extra for extra, _ in NEEDS} | WITHOUT_CODE == {*EXTRAS}
+    assert {extra for extra, _ in NEEDS} | WITHOUT_CODE | {"notebook"} == {*EXTRAS}
     source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     for module in (module for extra in WITHOUT_CODE for module in EXTRAS[extra]):
         assert re.search(rf"^\s*(import|from) {module}\b", source, re.MULTILINE) is None

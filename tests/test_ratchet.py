@@ -31,11 +31,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 54_905,  # of .py, .pyi, .html and .css
-    "files": 355,  # of .py
-    "statements": 30_145,  # without docstrings and texts below attributes
-    "files above 260 lines": 7,
-    "lines that `import surefoot.run.run` loads": 21_132,
+    "lines": 56_400,  # of .py, .pyi, .html and .css
+    "files": 367,  # of .py
+    "statements": 31_000,  # without docstrings and texts below attributes
+    "files above 260 lines": 5,
+    "lines that `import surefoot.run.run` loads": 21_130,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid

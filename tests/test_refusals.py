@@ -508,7 +508,8 @@ def test_an_interrupt_where_a_person_types_is_a_keyboard_interrupt(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if where == "notebook":
-        monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=object))
+        shell = types.SimpleNamespace(custom_exceptions=(), CustomTB=None, set_custom_exc=lambda *_: None)
+        monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
     else:
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     with pytest.raises(KeyboardInterrupt), small_runs.build(tmp_path / "run", length="7 steps") as run:  # noqa: PT012

@@ -39,6 +39,7 @@ READING: dict[str, Callable[[sf.SavedRun], object]] = {
     "metrics": lambda run: run.metrics,
     "checkpoints": lambda run: run.checkpoints,
     "records": lambda run: run.records(),
+    "dataframe": lambda run: run.dataframe(),
     "panels": lambda run: run.panels(),
     "diagnose": lambda run: run.diagnose(),
     "report": lambda run: run.report("page.html"),
@@ -154,6 +155,16 @@ def test_a_run_that_was_stopped_says_so_and_where(tmp_path: Path) -> None:
     assert (sf.load(tmp_path / "run").status, sf.load(tmp_path / "run").step) == ("stopped", 3)
 
 
+def test_a_dataframe_has_a_row_for_each_record_and_its_step_as_index(of_script: Path) -> None:
+    pandas, run = pytest.importorskip("pandas"), sf.load(of_script)
+    frame = run.dataframe("train")
+    records = pandas.DataFrame(run.records("train"))
+    assert frame.index.name == "step"
+    assert frame.reset_index().equals(records.drop(columns="kind")[["step", *frame]])
+    assert [*run.dataframe()["kind"]] == [record["kind"] for record in run.records()]
+    assert run.dataframe("sample").empty  # without such records, and with an index
+
+
 def test_records_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(sf.ConfigError, match=r"cannot read .*metrics\.jsonl"):
         sf.load(tmp_path).records()
@@ -239,7 +250,7 @@ def test_weights_that_are_not_there_are_refused(of_script: Path, tmp_path: Path)
         sf.load(of_script).load_model(linear, weights="best")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("use", [*READING.values()], ids=[*READING])
+@pytest.mark.parametrize("use", [*READING.values(), sf.SavedRun._repr_html_], ids=[*READING, "HTML"])
 def test_what_reads_executes_no_program(use: Callable[[sf.SavedRun], object], there: Path) -> None:
     use(sf.load("run"))
     assert not (there / "executed").exists()

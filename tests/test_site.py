@@ -18,6 +18,7 @@ OUTSIDE = (
     "benchmarks/README.md",
     "src/surefoot/train/loop.py",
     "examples/gan.py",
+    "examples/notebook.ipynb",
     "tests/identities",
 )
 
@@ -33,6 +34,16 @@ def test_each_page_and_each_linked_file_of_the_repository_is_a_page_of_the_site(
     pages = [str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]]
     assert len(pages) > 100
     assert [path for path in (*pages, *OUTSIDE) if not (copied / page_of(ROOT, path)).is_file()] == []
+
+
+def test_a_notebook_is_a_page_with_its_text_its_code_and_its_outputs(copied: Path) -> None:
+    page = (copied / page_of(ROOT, "examples/notebook.ipynb")).read_text()
+    assert "\n# Training in a notebook\n" in page
+    assert "[guide](../../guides/notebooks.md)" in page
+    assert "python\nrun.train()\n" in page
+    assert page.count("{raw} html\n<table>") == 2  # the table of each session, with its chart
+    assert page.count("<iframe srcdoc=") == 3
+    assert "text\nmodel      SimpleCNN" in page
 
 
 def test_links_of_the_site_lead_to_its_pages(copied: Path) -> None:

@@ -14,37 +14,8 @@ from typing import Any, TypeGuard
 # A flag with its value in the advice of a message: --precision fp32, --time-limit "9 min", --optimizer.lr 0.1, --run-dir DIR
 _FLAG = re.compile(r"--([a-z][\w-]*)(?:\.([a-z][\w-]*))?(?:[ =](\"[^\"]*\"|'[^']*'|[\w.%*/,]*[\w%*]|\.\.\.))?")
 _COMMANDS = re.compile(r"\b(surefoot|torchrun|srun|pip|py-spy|python[\d.]*) [\w./-]")  # shell commands keep their flags
-_NO_KEYWORD = (
-    "nproc",
-    "nnodes",
-    "max-restarts",
-    "preset",
-    "config",
-    "json",
-    "all",
-    "speedups",
-    "tries",
-    "port",
-    "traceback",
-)
-_PROSE = (
-    "out",
-    "and",
-    "or",
-    "in",
-    "is",
-    "to",
-    "with",
-    "as",
-    "for",
-    "by",
-    "has",
-    "itself",
-    "needs",
-    "takes",
-    "if",
-    "alone",
-)
+_NO_KEYWORD = re.compile("nproc|nnodes|max-restarts|preset|config|json|all|speedups|tries|port|traceback")
+_PROSE = re.compile("out|and|or|in|is|to|with|as|for|by|has|itself|needs|takes|if|alone")
 _NAMESPACES = {"optimizer": "optim", "schedule": "schedules"}  # --schedule.name cosine is sf.schedules.cosine(...)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # terminal control characters
 _speech = {"flags": False}  # True: messages name command-line flags; False: keyword arguments
@@ -165,10 +136,10 @@ def _in_keywords(text: str) -> str:
 
     def keyword(flag: re.Match[str]) -> str:
         name, leaf, value = flag.groups()
-        if name in _NO_KEYWORD:
+        if _NO_KEYWORD.fullmatch(name):
             return flag[0]
         own = (leaf or name).replace("-", "_")
-        if value is None or value in _PROSE:
+        if value is None or _PROSE.fullmatch(value):
             return own + flag[0][flag.end(2 if leaf else 1) - flag.start() :]
         if leaf == "name" and name in _NAMESPACES:
             return f"{name}=sf.{_NAMESPACES[name]}.{value}(...)"

@@ -12,11 +12,13 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot.config.extras import needed_for
 from surefoot.config.paths import local_path
 from surefoot.config.tree import did_you_mean
 from surefoot.errors import CheckpointError, ConfigError, DataError, SurefootError, first_line
 
 if TYPE_CHECKING:
+    import pandas
     from torch import nn
 
     from surefoot.diagnose.finding import Finding
@@ -128,8 +130,7 @@ class SavedRun:
     def records(self, kind: str | None = None) -> list[Record]:
         """Return the records of one kind such as "train", or all records. Records that a resume has replaced are omitted.
 
-        `pandas.DataFrame(run.records("train"))` converts the records to a table. Raises `ConfigError` if the file cannot be read
-        or the kind does not exist.
+        `dataframe` returns them as a table. Raises `ConfigError` if the file cannot be read or the kind does not exist.
         """
         from surefoot.tracking.jsonl import stream_records
         from surefoot.tracking.record import KINDS
@@ -143,6 +144,26 @@ class SavedRun:
         except OSError as problem:
             raise ConfigError(f"cannot read {self.path / 'metrics.jsonl'}: {problem.strerror or problem}") from problem
         return [record for record in lines if kind in (None, record["kind"])]
+
+    def dataframe(self, kind: str | None = None) -> pandas.DataFrame:
+        """Return the records of one kind such as "train", or all records, as a pandas DataFrame with the step as its index.
+
+        Each value of a record is a column, and its kind if `kind` is None. Needs pandas (extra `notebook`). Raises `ConfigError`
+        as `records` does, and if pandas is not installed.
+
+        >>> import tempfile
+        >>> directory = Path(tempfile.mkdtemp())
+        >>> lines = [f'{{"kind": "train", "step": {step}, "loss": {1 / step}}}' for step in (2, 4)]
+        >>> _ = (directory / "metrics.jsonl").write_text(chr(10).join([*lines, ""]))
+        >>> load(directory).dataframe("train")["loss"].to_dict()
+        {2: 0.5, 4: 0.25}
+        """
+        with needed_for("a DataFrame of records", "pandas", instead='run.records("train")'):
+            import pandas
+        records = self.records(kind)
+        names = dict.fromkeys(["step", "kind", *(name for record in records for name in record)])
+        columns = [name for name in names if name != "kind" or kind is None]
+        return pandas.DataFrame(records, columns=columns).set_index("step")
 
     def panels(self) -> Panels | None:
         """Return the panels of the report, or None without panels. Raises `DataError` if surefoot did not write the file."""
@@ -359,6 +380,14 @@ class SavedRun:
             return f"SavedRun({self.path}: step {self.step:,}, {self.status})"
         except SurefootError as problem:
             return f"SavedRun({self.path}: {first_line(problem)})"
+
+    def _repr_html_(self) -> str | None:
+        """Return the course of the run for a notebook's cell, or None if it cannot be read: the cell then shows the `repr`."""
+        from surefoot.report.cell import run_html
+
+        with suppress(SurefootError):
+            return run_html(self._read())
+        return None
 
     def _read(self) -> ReportedRun:
         from surefoot.report.series import read_reported_run

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import surefoot as sf
 from surefoot.checkpoint import Checkpoint, Store
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.checkpoint.frozen import FrozenTensors
-from surefoot.checkpoint.manifest import Base, Manifest, from_bytes, to_bytes
+from surefoot.checkpoint.manifest import MANIFEST, Base, Manifest, from_bytes, to_bytes
 from surefoot.checkpoint.reader import read, read_bases, verify
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError
@@ -367,6 +368,18 @@ def test_a_manifest_that_refers_to_no_older_checkpoint_is_damaged(base: Any) -> 
     manifest = Manifest(3, {"state.json": (1, "ab")}, None, [Base(base, "ab", {"model": ["weight"]})])
     with pytest.raises(ValueError, match="does not name an older checkpoint and its tensors"):
         from_bytes(to_bytes(manifest))
+
+
+@pytest.mark.parametrize("bases", [5, None, {"model": 1}, "model"])
+def test_a_manifest_whose_bases_are_no_list_is_damaged(bases: Any, tmp_path: Path) -> None:
+    directory = Store(tmp_path).path(3)
+    Store(tmp_path).save(Checkpoint(3, {"model": {"weight": torch.ones(2)}}))
+    body = json.loads((directory / MANIFEST).read_text()) | {"bases": bases}
+    del body["sha256"]
+    text = [json.dumps(each, sort_keys=True, indent=1) + "\n" for each in (body, body | {"sha256": ""})]
+    digest = sha256(text[0].encode()).hexdigest()
+    (directory / MANIFEST).write_text(text[1].replace('"sha256": ""', f'"sha256": "{digest}"'))
+    assert verify(directory) == [f"manifest.json: {bases!r} does not list older checkpoints"]
 
 
 def fingerprint(tensor: Tensor) -> list[Any]:

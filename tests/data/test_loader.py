@@ -201,6 +201,14 @@ def test_count_is_a_function_of_the_batch():
     assert [one.count for step in steps for one in step] == [8, 8, 8, 8]
 
 
+@pytest.mark.parametrize("count", [None, -1, float("nan"), "8", torch.ones(2)])
+def test_a_count_that_is_no_number_of_targets_is_refused(count):
+    with pytest.raises(
+        ConfigError, match=r"(?s)count_fn returned .* a number that is at least 0.*count_fn=lambda batch: int"
+    ):
+        fed(made("tuple"), 0, 1, count=lambda _: count)
+
+
 def test_a_batch_without_rows_asks_for_a_count():
     with pytest.raises(DataError, match="count_fn="):
         fed([1.0, 2.0], 0, 1, collate=sum)

@@ -42,6 +42,13 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
         return X[index], Y[index]
 
 
+class NoLength(Dataset[tuple[Tensor, Tensor]]):
+    """A data set that says nothing of its length."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return X[index], Y[index]
+
+
 class Stream(IterableDataset[int]):
     """What a map-style loader does not hold."""
 
@@ -325,6 +332,9 @@ def test_a_loader_of_a_stream_is_its_stream() -> None:
 
 ORDERS: list[tuple[Any, dict[str, Any], type[sf.SurefootError], str]] = [
     (Rows(), {"order": "random"}, sf.ConfigError, "order = 'random' is not an order of samples\n  choose one of shuffled,"),
+    (Rows(), {"order": np.ones(SAMPLES)}, sf.ConfigError, "order = a ndarray is not an order of samples"),
+    (loader(), {"order": torch.ones(SAMPLES), "batch_size": None}, sf.ConfigError, "order = a Tensor is not an order"),
+    (loader(NoLength(), sampler=Backwards(range(SAMPLES))), {"batch_size": None}, sf.DataError, "NoLength does not report its"),
     (Rows(), {"order": 3}, sf.ConfigError, "order = 3 is not an order of samples"),
     (Rows(), {"order": "lanes", "batch_size": 49}, sf.ConfigError, "order = lanes: a step has batch_size = 49 lanes"),
     (Rows(), {"order": sf.data.Weighted([1])}, sf.ConfigError, r"order = Weighted\(...\) has 1 weights, but"),

@@ -441,6 +441,19 @@ def test_two_evaluations_before_an_update_are_refused() -> None:
             sf.update(step)
 
 
+def test_two_evaluations_before_the_second_update_of_a_step_are_refused() -> None:
+    models = {"first": net, "second": net}
+    run = build({"first": sf.optim.sgd(0.1), "second": source("lbfgs")}, model=models, loss=None)
+    with run:
+        step = next(iter(run.steps()))
+        sf.forward_backward(step, lambda models, batch: loss(models["first"], batch))
+        sf.update(step, "first")
+        sf.forward_backward(step, lambda models, batch: loss(models["second"], batch))
+        sf.forward_backward(step, lambda models, batch: models["second"](batch[0]).square().mean())
+        with pytest.raises(ConfigError, match="forward_backward more than once"):
+            sf.update(step, "second")
+
+
 def test_an_inner_optimizer_with_groups_of_its_own_is_refused() -> None:
     class Wrapper(torch.optim.Optimizer):
         def __init__(self, params: Any) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -227,6 +229,11 @@ def test_an_instance_is_not_rebuilt_when_parameters_are_unfrozen() -> None:
 # --- what does not fit ---------------------------------------------------------------------------------------------
 
 
+class NoRate(torch.optim.Optimizer):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+
 class NeedsRate(torch.optim.SGD):
     def __init__(self, params: Any, rate: float) -> None:
         super().__init__(params, lr=rate)
@@ -235,6 +242,9 @@ class NeedsRate(torch.optim.SGD):
 @pytest.mark.parametrize(
     ("optimizer", "match"),
     [
+        (NoRate, r'(?s)NoRate has a parameter group without "lr".*super\(\).__init__\(params, \{"lr": lr\}\)'),
+        (NoRate([nn.Parameter(torch.ones(1))]), 'NoRate has a parameter group without "lr"'),
+        (sf.optim.with_closure(NeedsRate), r"(?s)missing 1 .* 'rate'.*functools\.partial\(NeedsRate"),
         (NeedsRate, r"(?s)missing 1 required positional argument: 'rate'.*functools\.partial\(NeedsRate"),
         (lambda params: torch.optim.SGD([each for each in params if each.ndim > 1]), r"(?s)'ndim'.*groups\[0\]"),
         (lambda params: "adam", "returned a str, not a torch.optim.Optimizer"),
@@ -246,6 +256,38 @@ class NeedsRate(torch.optim.SGD):
 def test_what_builds_no_optimizer_is_refused_with_what_to_write(optimizer: Any, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         build(optimizer)
+
+
+def test_a_closure_is_declared_around_what_builds_an_optimizer() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)received a SGD, not a class or function.*with_closure\(lambda groups"):
+        sf.optim.with_closure(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1))  # type: ignore[arg-type]
+
+
+class Scaled(torch.optim.SGD):
+    """Its constructor keeps one setting to itself, and its step calls a closure if it gets one."""
+
+    def __init__(self, params: Any, scale: float = 1.0, **settings: Any) -> None:
+        super().__init__(params, **settings)
+        self.scale = scale
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if closure is not None:
+            closure()
+        super().step()
+
+
+@pytest.mark.parametrize(
+    ("then", "text"),
+    [
+        (partial(Scaled, scale=2.0), "optimizer.attributes.scale was 1.0, now 2.0"),
+        (partial(Scaled, weight_decay=np.float32(0.5)), "optimizer.weight_decay was 0, now 0.5"),
+        (sf.optim.with_closure(Scaled), "optimizer.closure was absent, now True"),
+    ],
+)
+def test_a_resume_with_another_setting_of_an_optimizer_is_refused(then: Any, text: str, tmp_path: Path) -> None:
+    build(Scaled, run_dir=tmp_path / "run", stop_after="1 steps").train()
+    with pytest.raises(sf.CheckpointError, match=re.escape(text)):
+        build(then, run_dir=tmp_path / "run").train()
 
 
 def test_a_sparse_embedding_is_refused_by_name() -> None:

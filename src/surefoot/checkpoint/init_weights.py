@@ -13,7 +13,7 @@ from surefoot.checkpoint.module_state import EXTRA, ModelState, Saved, copy_into
 from surefoot.checkpoint.reader import read, read_together
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.tensor_file import Stored
-from surefoot.checkpoint.weight_files import WEIGHTS, has_weights, read_weights
+from surefoot.checkpoint.weight_files import INDEX, WEIGHTS, read_weights
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
@@ -67,7 +67,7 @@ def _equal(first: Tensor | Stored, second: Tensor | Stored) -> bool:
 def _sources(path: Path, models: Mapping[str, nn.Module], world: World) -> tuple[dict[str, Saved], str]:
     if not path.exists():
         raise CheckpointError(f"no such file or directory: {path} (--init-from)")
-    if path.is_file() or (has_weights(path) and not (path / MANIFEST).exists()):
+    if path.is_file() or (any((path / name).is_file() for name in (WEIGHTS, INDEX)) and not (path / MANIFEST).exists()):
         tensors = read_weights(path) if path.is_dir() else _read_file(path)
         if len(models) == 1:
             (only,) = models.values()

@@ -55,6 +55,7 @@ def bounds(rows: int, rank: int, count: int) -> tuple[int, int]:
 
 
 def as_json(pieces: Pieces) -> dict[str, Any]:
+    """Return the entry of state.json from which `from_json` restores the counts and shapes, without tensors."""
     return {
         "pieces": pieces.count,
         "shapes": {file: {name: list(shape) for name, shape in each.items()} for file, each in pieces.shapes.items()},
@@ -148,7 +149,9 @@ def from_bytes(data: bytes) -> Manifest:
         case {"files": dict(files), "metrics": log, "step": int(step)} if step >= 0 and STATE in files:
             if foreign := [file for file in files if file != STATE and not TENSORS.fullmatch(file)]:
                 raise ValueError(f"{foreign[0]!r} is not a checkpoint file")
-            bases = tuple(_base(entry, step) for entry in body.get("bases", []))
+            if not isinstance(entries := body.get("bases", []), list):
+                raise ValueError(f"{entries!r:.80} does not list older checkpoints")
+            bases = tuple(_base(entry, step) for entry in entries)
             log = None if log is None else _entry(log)
             return Manifest(step, {file: _entry(files[file]) for file in files}, log, bases, sha256(data).hexdigest())
     raise ValueError("has no step or no files")

@@ -13,6 +13,7 @@ from surefoot.errors import CheckpointError, first_line
 
 
 def shortened(problems: list[str], limit: int = 4) -> Iterable[str]:
+    """Return at most `limit` lines; the last one then counts the lines that are left out."""
     return problems if len(problems) <= limit else [*problems[: limit - 1], f"... and {len(problems) - limit + 1} more"]
 
 

@@ -17,16 +17,7 @@ from torch import Tensor
 
 from surefoot.checkpoint.filesystem import DISK, Disk
 from surefoot.checkpoint.format import SHARDED, Checkpoint, DamageError, reason_of
-from surefoot.checkpoint.manifest import (
-    MANIFEST,
-    STATE,
-    TENSORS,
-    Manifest,
-    Pieces,
-    from_json,
-    logical_name,
-    piece_file,
-)
+from surefoot.checkpoint.manifest import MANIFEST, STATE, TENSORS, Manifest, Pieces, from_json, logical_name, piece_file
 from surefoot.checkpoint.source import Source, bases_of, files_of_bases, pieces_of
 from surefoot.checkpoint.state_json import UNREADABLE, parse_state
 from surefoot.checkpoint.tensor_file import Stored, stored_in

@@ -88,6 +88,7 @@ def _find_base(source: Source, base: Base) -> Source:
 
 
 def files_of_bases(source: Source, only: Collection[str] | None) -> list[tuple[Source, str]]:
+    """Return the files of older checkpoints that a read of the entries in `only` (None: all) needs."""
     return [
         (base, file)
         for base, entry in bases_of(source, only)
@@ -98,5 +99,6 @@ def files_of_bases(source: Source, only: Collection[str] | None) -> list[tuple[S
 
 
 def pieces_of(source: Source, name: str) -> list[str]:
+    """Return the files of an entry: one for each rank if its tensors are sharded."""
     files = [file.removesuffix(".safetensors") for file in source.manifest.files if file != STATE]
     return [f"{file}.safetensors" for file in sorted(files) if logical_name(file) == name]

@@ -174,6 +174,7 @@ def _stretches(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor on the host, without a copy."""
     numbers: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(numbers)
 

@@ -19,14 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.checkpoint.nested_state import (
-    Counted,
-    NotPutBackError,
-    generator_state,
-    reset,
-    reset_tensor,
-    same,
-)
+from surefoot.checkpoint.nested_state import Counted, NotPutBackError, generator_state, reset, reset_tensor, same
 from surefoot.checkpoint.optimizer_state import group_numbers
 from surefoot.distributed.shards import held_of, plain_tensors
 from surefoot.errors import first_line

@@ -105,10 +105,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"cannot read weights from {path}: {reason_of(problem)}") from problem
 
 
-def has_weights(directory: Path) -> bool:
-    return (directory / WEIGHTS).is_file() or (directory / INDEX).is_file()
-
-
 def _write(group: Sequence[Written], path: Path, aliases: Mapping[str, str]) -> None:
     in_order = sorted(group, key=lambda tensor: -tensor.stored.dtype.itemsize)
     layout = {tensor.name: (tensor.stored.dtype, tensor.shape) for tensor in in_order}

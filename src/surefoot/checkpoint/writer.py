@@ -34,12 +34,7 @@ class Writer:
     """
 
     def __init__(
-        self,
-        store: Store,
-        *,
-        rank: int = 0,
-        mail: Mail | None = None,
-        now: Callable[[], float] = time.monotonic,
+        self, store: Store, *, rank: int = 0, mail: Mail | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
         self.store, self.rank, self.mail, self.now = store, rank, mail, now
         self.took_s = 0.0  # duration of the last finished save

@@ -143,6 +143,7 @@ def program_of(plan: Planned, *, run: Path) -> tuple[Program, type[Any]]:
 
 
 def check_baseline(plan: Planned) -> None:
+    """Raise `ConfigError` if the baseline is neither a variant nor a trial of the search."""
     called = group_labels(plan.variants)
     if plan.search is not None:
         called |= {name: name for name in map(trial_name, range(plan.search["trials"]))}

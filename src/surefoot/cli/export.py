@@ -26,8 +26,8 @@ class Export(RunOption):
     weights: Literal["auto", "averaged", "trained"] = "auto"
     """auto exports averaged weights if the run has them, else the trained weights."""
     layout: Literal["auto", "native", "gpt2", "transformers", "peft"] = "auto"
-    """native keeps parameter names. transformers merges the adapter of a finetune run into its weights, and peft writes the adapter alone.
-    auto is transformers for finetune runs, else native. gpt2 writes files for transformers' GPT2LMHeadModel, from gpt runs with --model.family gpt2."""
+    """native keeps parameter names. transformers merges a finetune run's adapter into its weights; peft writes the adapter alone. auto is
+    transformers for finetune runs, else native. gpt2 is for transformers' GPT2LMHeadModel, from gpt runs with --model.family gpt2."""
     max_file: str = "5 GB"
     """Maximum file size. A larger export is split into several files with an index."""
     model: str = "model"

@@ -154,6 +154,7 @@ def verb_options(
 
 
 def only_options(kind: type[T], arguments: Sequence[str], *, verb: str, missing: str = WHICH_RUN) -> T:
+    """Parse the arguments of a verb that takes no settings of a run; refuse all other flags."""
     options, rest = verb_options(kind, arguments, verb=verb, missing=missing)
     refuse_unknown([group for group in by_flag(rest) if group[0]], option_names(kind), verb=verb, flags="options")
     return options

@@ -45,6 +45,7 @@ def among_settings(program: Program) -> tuple[str, ...]:
 
 
 def program_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[Program, T, list[str]]:
+    """Return the recipe or program, the verb's own options, and the arguments that are left for its settings."""
     missing = f"{verb} needs a recipe or a program: surefoot {verb} gpt, or surefoot {verb} FILE.py:build"
     program = find_program(target(kind, arguments, verb=verb, missing=missing))
     return program, *verb_options(kind, arguments, verb=verb, but=among_settings(program), help_goes_on=True)

@@ -39,6 +39,7 @@ def program_settings(
 
 
 def file_values(file: str | None) -> dict[str, Any]:
+    """Return the settings of a TOML file by dotted name; without a file, none."""
     return {} if file is None else values(file_text(local_path(file, setting="--config")), where=file)
 
 

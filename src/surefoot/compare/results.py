@@ -167,10 +167,7 @@ def _of_target(target: float | None, first: Row, *, is_first: bool) -> str:
 
 
 def _of_differences(
-    differences: Mapping[tuple[str, str], Difference],
-    groups: Mapping[str, Sequence[Compared]],
-    *,
-    chosen: bool,
+    differences: Mapping[tuple[str, str], Difference], groups: Mapping[str, Sequence[Compared]], *, chosen: bool
 ) -> list[str]:
     why = " (all pairs, because the best is chosen from the same metrics)" if chosen and len(differences) > 1 else ""
     together = f"{counted(len(differences), 'comparison')}{why}"

@@ -85,6 +85,7 @@ class Board:
 
 
 def screen() -> Lines | Board:
+    """Return a live table on a terminal, otherwise lines."""
     return Board() if can_redraw(sys.stdout) else Lines()
 
 

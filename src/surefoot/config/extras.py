@@ -23,6 +23,7 @@ EXTRAS = {
     "trackers": tuple(module for modules in TRACKERS.values() for module in modules),
     "search": ("optuna",),
     "slurm": ("submitit",),
+    "notebook": ("pandas",),
     "quant": ("bitsandbytes", "torchao"),
 }
 """The modules of each extra in pyproject.toml, by the names that an import uses."""

@@ -62,8 +62,10 @@ else:
 
 
 def check_order(value: Any, *, setting: str) -> None:
-    if not isinstance(value, Weighted) and value not in get_args(Name):
+    """Raise `ConfigError` for anything but a name of an order or `Weighted`."""
+    if not isinstance(value, Weighted) and not (isinstance(value, str) and value in get_args(Name)):
+        text = repr(value) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
         raise ConfigError(
-            f"{setting} = {value!r} is not an order of samples\n"
+            f"{setting} = {text} is not an order of samples\n"
             f"  choose one of {', '.join(get_args(Name))}; in code also {setting}=sf.data.Weighted(weights)"
         )

@@ -125,6 +125,7 @@ def names_of(kind: type[Declared] | Declared, role: Role) -> list[str]:
 
 
 def shared_by_ranks(settings: Declared) -> dict[str, Any]:
+    """Return the settings that must be equal on all ranks, by name."""
     return {
         field.name: getattr(settings, field.name) for field in dataclasses.fields(settings) if field.metadata["shared"]
     }

@@ -1,5 +1,6 @@
 """Checks of a data set before training, and the fingerprint of its data."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -62,17 +63,23 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
             f"{name} can only be iterated, so its samples have no numbers; only train_data by itself may be a stream\n"
             "  read a part of it into a list: list(itertools.islice(data, 1000)), or add __getitem__(index) and __len__()"
         )
-    try:
-        samples = sample_count(dataset)
-    except (TypeError, NotImplementedError) as problem:
-        raise DataError(
-            f"{name} does not report its number of samples, so its epochs cannot be planned\n  add __len__() beside __getitem__(index)"
-        ) from problem
+    samples = count_samples(dataset)
     if samples == 0:
         raise DataError(f"the data set is empty: {name} has 0 samples\n  check the path, and any filter of the samples")
     with untouched():
         _check_repeats(dataset, gather, seed, samples)
     return samples
+
+
+def count_samples(dataset: Any) -> int:
+    """Return the number of samples; raise `DataError` for a data set without a length."""
+    try:
+        return sample_count(dataset)
+    except (TypeError, NotImplementedError) as problem:
+        raise DataError(
+            f"{type(dataset).__name__} does not report its number of samples, so its epochs cannot be planned\n"
+            "  add __len__() beside __getitem__(index)"
+        ) from problem
 
 
 def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | None:
@@ -169,6 +176,21 @@ def rows(batch: Any, *, samples: int | None = None) -> int:
         "  give a function that counts the values in a batch over which the loss is a mean: Run(count_fn=...),\n"
         "  for example count_fn=lambda batch: batch.num_graphs, or the number of its labels"
     )
+
+
+def checked_count(count: Any) -> int:
+    """Return what `count_fn` returned; raise `ConfigError` if it is not a number that is at least 0."""
+    try:
+        is_count = 0 <= float(count) < math.inf and not isinstance(count, str)
+    except (TypeError, ValueError, RuntimeError):
+        is_count = False
+    if not is_count:
+        raise ConfigError(
+            f"count_fn returned {repr(count)[:60]} for a batch, but it must return a number that is at least 0\n"
+            "  the loss is a mean over that many targets\n"
+            "  write, for example, count_fn=lambda batch: int((batch[1] != -100).sum())"
+        )
+    return count  # type: ignore[no-any-return]
 
 
 def fingerprint(dataset: Any) -> dict[str, Any]:

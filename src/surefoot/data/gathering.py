@@ -42,6 +42,7 @@ def gather_fn(dataset: Any) -> Gather | None:
 
 
 def is_tensors(dataset: Any) -> bool:
+    """Return True for a tuple of tensors, whose rows are samples."""
     return isinstance(dataset, tuple) and bool(dataset) and all(isinstance(part, Tensor) for part in dataset)
 
 
@@ -51,10 +52,12 @@ def tensors_of(dataset: Any) -> tuple[Tensor, ...]:
 
 
 def sample_count(dataset: Any) -> int:
+    """Return the length of a data set; a tuple of tensors has as many samples as rows."""
     return len(dataset[0]) if is_tensors(dataset) else len(dataset)
 
 
 def by_sample(dataset: Any) -> Any:
+    """Return a data set that is indexed by sample: a tuple of tensors becomes a `TensorDataset`."""
     return TensorDataset(*dataset) if is_tensors(dataset) else dataset
 
 

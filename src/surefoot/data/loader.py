@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from surefoot.data.dataset_checks import rows
+from surefoot.data.dataset_checks import checked_count, rows
 from surefoot.data.gathering import by_sample, first_few, gather_fn, sample_count
 from surefoot.data.nested import Movable, children, rebuilt
 from surefoot.data.order import Cut, Ids, InOrder, MicroBatches, Plan
@@ -131,7 +131,7 @@ class Feed:
 
     def _count(self, batch: Any, ids: Ids) -> int:
         if self.count is not None:
-            return self.count(batch)
+            return checked_count(self.count(batch))
         return rows(batch) if self.gather is not None else rows(batch, samples=len(ids))
 
     def _read(self, step: int, index: int, ids: Ids, epochs: Ids) -> Any:

@@ -21,6 +21,7 @@ class Movable(Protocol):
 
 
 def has_fields(value: Any) -> bool:
+    """Return True for an instance of a dataclass, and False for the class itself."""
     return is_dataclass(value) and not isinstance(value, type)
 
 
@@ -80,6 +81,7 @@ def leaves(batch: Any, *, into_opaque: bool = True) -> Iterator[Any]:
 
 
 def tensors(batch: Any) -> Iterator[Tensor]:
+    """Yield all tensors in a batch, also those in attributes of objects that move themselves."""
     return (leaf for leaf in leaves(batch) if isinstance(leaf, Tensor))
 
 

@@ -78,6 +78,7 @@ class Cut:
 
 
 def samples_of(plan: MicroBatches, steps: Sequence[int]) -> int:
+    """Return the number of samples in these steps, without computing ids if every step is full."""
     if isinstance(plan, Cut) and plan.steps is None:
         return plan.plan.batch_size * len(steps)
     return sum(len(ids) for step in steps for ids, _ in plan.micro_batches(step))

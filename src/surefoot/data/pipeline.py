@@ -53,11 +53,7 @@ class TrainData:
 
 
 def planned_sizes(
-    data: TrainData,
-    micro_batch_size: int | str | None,
-    *,
-    ranks: int = 1,
-    began: int | str | None = None,
+    data: TrainData, micro_batch_size: int | str | None, *, ranks: int = 1, began: int | str | None = None
 ) -> Batching:
     """Return the batch and micro-batch sizes, in tokens only if samples differ in length.
 

@@ -18,6 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from surefoot.config.order import Order, Weighted
 from surefoot.data.batch_lists import BatchLists
+from surefoot.data.dataset_checks import count_samples
 from surefoot.data.orders import Shuffled
 from surefoot.data.pipeline import TrainData
 from surefoot.errors import ConfigError
@@ -59,7 +60,7 @@ def read_loader(
         return TrainData(loader.dataset, order or "shuffled", size, workers, collate_fn, _untaken(loader)[2:])
     known = _known_order(loader)
     if known is None:
-        lists = BatchLists(seed, _batches(loader), samples=len(loader.dataset))  # type: ignore[arg-type]
+        lists = BatchLists(seed, _batches(loader), samples=count_samples(loader.dataset))
         text = f"the {lists.steps:,} batches per epoch of its {lists.name}"
         known = _Order(loader.dataset, lists, lists.largest, text, f", the largest batch of its {lists.name}")
     if order is not None and order != known.order:

@@ -3,16 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from surefoot.diagnose import (
-    divergence,
-    generalization,
-    gradients,
-    layers,
-    learning_rate,
-    memory,
-    schedule,
-    throughput,
-)
+from surefoot.diagnose import divergence, generalization, gradients, layers, learning_rate, memory, schedule, throughput
 from surefoot.diagnose.finding import SEVERITIES, Check, Finding, Healthy, Unknown, Verdict, worst_first, wrapped
 from surefoot.diagnose.history import History
 from surefoot.diagnose.statistics import FEWEST

@@ -138,6 +138,7 @@ def loss_spikes(history: History) -> Verdict:
 
 
 def skipped_steps(history: History) -> list[int]:
+    """Return the steps that were skipped because of a gradient or loss that was not finite."""
     return sorted({int(step) for record in history.train for step in record.get("skipped_steps") or ()})
 
 

@@ -122,6 +122,7 @@ class Check:
 
 
 def check(name: str, needs: Needs = lambda _: None) -> Callable[[Callable[[History], Verdict]], Check]:
+    """Decorate a function as a `Check`; `needs` raises if the history is too short for the check."""
     return lambda measure: Check(name, needs, measure)
 
 

@@ -124,10 +124,7 @@ def rate_too_high(history: History) -> Verdict:
             signs.append(("warning", rebound))
         elif signs and not quarters.fallen:
             signs.append(("error", f"the loss has not fallen below its start, {quarters.start:.4g}"))
-    well(
-        not signs,
-        "the loss stays below its start" + (f", updates are {ratio:.2g} of the weights" if ratio else ""),
-    )
+    well(not signs, "the loss stays below its start" + (f", updates are {ratio:.2g} of the weights" if ratio else ""))
     # not sufficient evidence: healthy large models have dead units too (Voita et al. 2023, arXiv:2309.04827)
     dead = died(history)
     clipped = level(history.column("clip_fraction").value[-max(1, len(loss) // 2) :])

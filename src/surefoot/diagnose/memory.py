@@ -67,10 +67,7 @@ def _finding(history: History, series: Series, per_step: float, *, device: bool)
         if serious
         else "note",  # allocators and caches of healthy runs grow too, so a distant limit is only a note
         f"{'Device memory' if device else 'Memory'} grows by {with_unit(per_step, 'B')} per step.",
-        (
-            f"{with_unit(series.value[0], 'B')} at step {first_step:,}, {with_unit(now, 'B')} at step {last_step:,}",
-            end,
-        ),
+        (f"{with_unit(series.value[0], 'B')} at step {first_step:,}, {with_unit(now, 'B')} at step {last_step:,}", end),
         causes=(
             "a list that keeps losses or outputs together with their graphs: keep loss.detach(), or log it with step.log(...)",
             "a cache in the data set, copied to every worker",

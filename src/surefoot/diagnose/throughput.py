@@ -125,10 +125,7 @@ def falling_throughput(history: History) -> Verdict:
             "something that grows with the steps: a list in the loss or the loop, hooks that are added repeatedly, a stored history",
             "the machine: other processes, heat, swapped memory",
         ),
-        try_=(
-            history.described.profile(),
-            "check the memory use, and which objects your own code keeps",
-        ),
+        try_=(history.described.profile(), "check the memory use, and which objects your own code keeps"),
         step=int(speed.step[len(speed) // 3]),
         numbers={"before": before, "now": now},
     )

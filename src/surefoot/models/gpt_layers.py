@@ -201,6 +201,7 @@ class MLP(nn.Module):
 
 
 def norm(shape: GPTConfig, *, gains: bool = True) -> nn.LayerNorm | RMSNorm:
+    """Return the normalization of the model's family, over the channels."""
     if shape.family == "gpt2":
         return nn.LayerNorm(shape.width, eps=LAYER_EPSILON)
     return RMSNorm(shape.width, gains=gains)

@@ -161,6 +161,7 @@ class _RMSNormFunction(torch.autograd.Function):
 
 
 def check_context(tokens: int, context: int) -> None:
+    """Raise `ConfigError` for more tokens than the model has positions."""
     check_shape((tokens <= context, f"{tokens} tokens exceed the model's context of {context}"))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
@@ -52,17 +53,24 @@ class RunOptimizer:
                 )
 
 
-def optimizer_identity(plan: "TrainingPlan", optimizer: Optimizer) -> dict[str, Any]:
+def optimizer_identity(plan: "TrainingPlan", trained: RunOptimizer) -> dict[str, Any]:
     """Return the settings of an optimizer that a resume compares."""
-    spec = plan.spec
+    spec, optimizer = plan.spec, trained.optimizer
     if isinstance(spec, OptimizerSpec):  # the learning rates of all parameters, also of frozen ones
         rates = [spec.lr * factor for factor in sorted(set(plan.factors.values()) - {0.0}, reverse=True)]
         return spec.to_dict() | ({"learning_rates": rates} if spec.lr_multipliers else {})
-    defaults, *groups = (
-        {key: value for key, value in numbers.items() if isinstance(value, bool | int | float | str | tuple)}
-        for numbers in (optimizer.defaults, *optimizer.param_groups)
+    own = {} if kind_of(optimizer) else {key: value for key, value in vars(optimizer).items() if key[0] != "_"}
+    kinds = (bool, int, float, str, tuple, np.generic)
+    attributes, defaults, *groups = (
+        {
+            key: each.item() if isinstance(each, np.generic) else each
+            for key, each in numbers.items()
+            if isinstance(each, kinds)
+        }
+        for numbers in (own, optimizer.defaults, *optimizer.param_groups)
     )
-    return {"name": type(optimizer).__name__, **defaults, "groups": groups}
+    of_class = {"name": type(optimizer).__name__} | ({"closure": True} if trained.takes_closure else {})
+    return of_class | ({"attributes": attributes} if attributes else {}) | defaults | {"groups": groups}
 
 
 def base_groups(optimizers: Iterable[RunOptimizer]) -> tuple[dict[str, Any], ...]:

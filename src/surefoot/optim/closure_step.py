@@ -73,6 +73,7 @@ def refuse_closures(trained: Iterable[Any], *, scaled: bool, compiled: bool) -> 
 
 
 def refused(name: str, setting: str, why: str, instead: str) -> ConfigError:
+    """Return the error for a setting that does not fit several evaluations in a step."""
     return ConfigError(
         f"{setting}: {name} evaluates the loss several times in a step, through a closure\n  {why}\n  {instead}"
     )
@@ -82,8 +83,8 @@ def step_with_closure(skip: ClosureStep, optimizer: Any, found_inf: Tensor, step
     """Call `optimizer.step(closure)` unless `found_inf` is 1; return False if the step had to be undone. Waits for the device."""
     if bool(found_inf):
         return True
-    trained, state, loss = skip.trained, step.state, step._pending[0]
-    if step.skipped is None and step.loss is not loss:
+    trained, state, (loss, *_, is_first) = skip.trained, step.state, step._pending
+    if not is_first:
         raise ConfigError(
             f"{skip.name} evaluates the loss again, but this step called forward_backward more than once before update\n"
             "  the closure would repeat only the last call\n  add the losses in one function, and call forward_backward(step, it)"

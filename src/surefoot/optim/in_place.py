@@ -133,6 +133,7 @@ def explain_missing_closure(optimizer: Optimizer, problem: Exception) -> None:
 
 
 def made_steps(counters: Sequence[Tensor], *, found_inf: Tensor | None) -> None:
+    """Add 1 to each step counter, unless `found_inf` is 1."""
     add_to_each(counters, torch.ones_like(counters[0]), found_inf=found_inf)
 
 

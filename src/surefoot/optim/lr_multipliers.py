@@ -130,12 +130,16 @@ def width_scaling(*, base_width: int) -> LRMultipliers:
         )
 
     def factors(model: "nn.Module") -> dict[str, float]:
-        from surefoot.optim.param_groups import final_layer, input_matrices, is_embedding, matrices
+        from surefoot.optim.param_groups import EMBEDDINGS, final_layer, input_matrices, matrices
 
         head, inputs = final_layer(model), set(input_matrices(model))
         names = {parameter: name for name, parameter in model.named_parameters()}
         first_owners = {parameter: owner for owner, parameter in reversed(matrices(model))}
-        hidden = {names[each] for each, owner in first_owners.items() if each not in inputs and not is_embedding(owner)}
+        hidden = {
+            names[each]
+            for each, owner in first_owners.items()
+            if each not in inputs and not isinstance(owner, EMBEDDINGS)
+        }
         if head is None or not hidden:
             raise ConfigError(
                 f"base_width: {type(model).__name__} has no hidden width, which needs at least two layers with a matrix\n"

@@ -73,7 +73,7 @@ def parameter_groups(
                     f"  write nn.{type(module).__name__}(..., sparse=False), and an optimizer for dense gradients"
                 )
             grouped.add(parameter)
-            is_matrix = not (is_bias_or_norm(module, name, parameter) or is_embedding(module))
+            is_matrix = not (is_bias_or_norm(module, name, parameter) or isinstance(module, EMBEDDINGS))
             spared = bool(weight_decay) and decay != "all" and not is_matrix
             rate = 1.0 if rates is None else rates.get(full_name, 1.0)
             title = "no decay" if spared else "decay" if weight_decay else "all"
@@ -198,7 +198,7 @@ def final_layer(model: nn.Module) -> nn.Module | None:
     >>> final_layer(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1), nn.Tanh()))
     Linear(in_features=3, out_features=1, bias=True)
     """
-    return next((owner for owner, _ in reversed(matrices(model)) if not is_embedding(owner)), None)
+    return next((owner for owner, _ in reversed(matrices(model)) if not isinstance(owner, EMBEDDINGS)), None)
 
 
 def own_parameters(module: nn.Module | None) -> set[nn.Parameter]:
@@ -215,12 +215,8 @@ def input_matrices(model: nn.Module) -> list[nn.Parameter]:
     pieces, owned_matrices = _pieces(model), matrices(model)
     outside = list(takewhile(lambda piece: not piece[1], pieces))
     before = {parameter for parameters, _ in outside for parameter in parameters if len(outside) < len(pieces)}
-    inputs = [parameter for owner, parameter in owned_matrices if is_embedding(owner) or parameter in before]
+    inputs = [parameter for owner, parameter in owned_matrices if isinstance(owner, EMBEDDINGS) or parameter in before]
     return inputs or [parameter for _, parameter in owned_matrices[:1]]
-
-
-def is_embedding(owner: nn.Module) -> bool:
-    return isinstance(owner, EMBEDDINGS)
 
 
 def is_bias_or_norm(owner: nn.Module, name: str, parameter: nn.Parameter) -> bool:

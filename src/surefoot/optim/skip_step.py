@@ -135,6 +135,7 @@ def update_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
 
 
 def parameter_bytes(optimizer: Optimizer, shards: int = 1) -> int:
+    """Return the bytes of an optimizer's parameters on the first of `shards` ranks."""
     return sum(math.prod(shape) * item for shape, item in shapes_of(optimizer, shards))
 
 

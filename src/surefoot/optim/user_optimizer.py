@@ -37,6 +37,12 @@ def with_closure(build: Built) -> WithClosure:
     >>> with_closure(partial(torch.optim.SGD, lr=0.1))([{"params": [nn.Parameter(torch.ones(1))]}]).defaults["lr"]
     0.1
     """
+    if not callable(build):
+        raise ConfigError(
+            f"with_closure received a {type(build).__name__}, not a class or function that builds an optimizer\n"
+            "  the run calls it with the parameter groups\n"
+            "  write with_closure(lambda groups: SAM(groups, lr=0.1)), for example"
+        )
     return WithClosure(build)
 
 
@@ -63,12 +69,10 @@ def build_user_optimizer(
     source: Built | Optimizer, groups: Sequence[Group], *, is_rebuilt: bool
 ) -> tuple[Optimizer, bool]:
     """Return the optimizer that the user built, or that a class or function builds, and whether its step gets a closure."""
-    optimizer = (
+    optimizer = source if isinstance(source, Optimizer) else from_factory(source, groups)
+    refuse_groups(optimizer)
+    if isinstance(source, Optimizer):
         take_instance(source, groups, is_rebuilt=is_rebuilt)
-        if isinstance(source, Optimizer)
-        else from_factory(source, groups)
-    )
-    refuse_other_groups(optimizer)
     if kind_of(optimizer) is None:
         MemoryKeeper(optimizer)
     return optimizer, isinstance(source, WithClosure) or takes_closure(optimizer)
@@ -92,8 +96,8 @@ class MemoryKeeper:
                 parameter.data = tensor
 
 
-def take_instance(optimizer: Optimizer, groups: Sequence[Group], *, is_rebuilt: bool) -> Optimizer:
-    """Return an optimizer that the user built, if it trains exactly the parameters of the groups. Its groups keep their settings."""
+def take_instance(optimizer: Optimizer, groups: Sequence[Group], *, is_rebuilt: bool) -> None:
+    """Prepare an optimizer that the user built; refuse one that does not train exactly the parameters of the groups."""
     name, lr = type(optimizer).__name__, optimizer.param_groups[0]["lr"]
     instead = f"  pass what builds one: optimizer=functools.partial({name}, lr={float(lr):g})"
     parameters = [each for group in groups for each in group.parameters]
@@ -119,15 +123,20 @@ def take_instance(optimizer: Optimizer, groups: Sequence[Group], *, is_rebuilt: 
         )
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"])  # a scheduler, or an earlier run, changed `lr`
-    return optimizer
 
 
 def _is_elsewhere(state: Any, parameter: nn.Parameter) -> bool:
     return isinstance(state, Tensor) and state.ndim > 0 and state.device != parameter.device
 
 
-def refuse_other_groups(optimizer: Optimizer) -> None:
-    """Raise `ConfigError` for an inner optimizer that does not share the parameter groups."""
+def refuse_groups(optimizer: Optimizer) -> None:
+    """Raise `ConfigError` for groups without a learning rate, and for an inner optimizer that does not share the groups."""
+    if not all("lr" in group for group in optimizer.param_groups):
+        raise ConfigError(
+            f'optimizer: {type(optimizer).__name__} has a parameter group without "lr"\n'
+            "  a run sets the learning rate of each group in every step\n"
+            '  write super().__init__(params, {"lr": lr}), and read group["lr"] in step()'
+        )
     for name, inner in inner_optimizers(optimizer).items():
         if not all(any(own is outer for outer in optimizer.param_groups) for own in inner.param_groups):
             raise ConfigError(
@@ -139,6 +148,7 @@ def refuse_other_groups(optimizer: Optimizer) -> None:
 
 def from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
     """Return the optimizer that a class or function builds from parameter groups; explain why it could not."""
+    factory = factory.build if isinstance(factory, WithClosure) else factory
     name = getattr(factory, "__name__", type(factory).__name__)
     try:
         optimizer = factory([{"params": group.parameters} for group in groups])

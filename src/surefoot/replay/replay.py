@@ -82,14 +82,7 @@ class Replay:
         }
 
 
-def replay_step(
-    parts: Components,
-    step: int,
-    *,
-    path: Path,
-    samples: int,
-    say: Callable[[str], None] | None,
-) -> Replay:
+def replay_step(parts: Components, step: int, *, path: Path, samples: int, say: Callable[[str], None] | None) -> Replay:
     """Replay and inspect a step, as in `SavedRun.replay`. `parts` must not be open, and its models are changed."""
     notify = say or (lambda _: None)
     refuse_step(step, parts.length.steps, where=path)
@@ -133,6 +126,7 @@ def refuse_step(step: int, length: int, *, where: Path) -> None:
 
 
 def records_of(out: Path) -> list[Record]:
+    """Return the records of a run, or an empty list if their file cannot be read."""
     try:
         return records(out / "metrics.jsonl")
     except OSError:

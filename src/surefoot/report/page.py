@@ -206,7 +206,7 @@ def run_page(
             "left_out": left_out,
         }
 
-    return _render("run.html", common, (fitted(*room) for room in _ROOMS))
+    return render("run.html", common, (fitted(*room) for room in _ROOMS))
 
 
 def runs_page(runs: Sequence[ReportedRun], *, script: str = "", policy: str = POLICY) -> str:
@@ -214,7 +214,7 @@ def runs_page(runs: Sequence[ReportedRun], *, script: str = "", policy: str = PO
     states = [state_of(run) for run in runs]
     common = {"states": states, "script": script, "policy": policy, "state": "", "left_out": ""}
     rooms = (max(20, 300 // len(runs)), 40, 20)
-    return _render("runs.html", common, (page_values(runs, stretches=stretches) for stretches in rooms))
+    return render("runs.html", common, (page_values(runs, stretches=stretches) for stretches in rooms))
 
 
 def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
@@ -228,7 +228,8 @@ def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
     return {"error": str(newest.get("words") or newest.get("error", ""))[:12000], "trace": text[-8000:]}
 
 
-def _render(name: str, common: dict[str, Any], parts: Iterable[dict[str, Any]]) -> str:
+def render(name: str, common: dict[str, Any], parts: Iterable[dict[str, Any]]) -> str:
+    """Render a template with the largest of the `parts` that fits into a page. Control characters are replaced."""
     page, written_at = b"", time.strftime("%Y-%m-%d %H:%M:%S %z")
     for fitted in parts:
         text = environment().get_template(name).render(**common, **fitted, written_at=written_at)

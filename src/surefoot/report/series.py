@@ -9,17 +9,8 @@ from typing import Any, TypeGuard
 from surefoot.errors import ConfigError
 from surefoot.report.curves import Curve
 from surefoot.report.heatmap import Layers
-from surefoot.tracking.record import OWN, Record, scores_in
+from surefoot.tracking.record import OWN, PHASES, Phase, Record, scores_in
 from surefoot.tracking.run_reader import RunFiles, is_running, read_records, read_run, refuse_other_format
-
-PHASES = {
-    "starting": "first steps",
-    "training": "training",
-    "data_wait": "waiting for data",
-    "evaluating": "evaluating",
-    "saving": "saving",
-    "user": "your own code",
-}
 
 _DRAWN = {"loss", "grad_norm", "grad_norm_max", "clip_fraction", "lr", "targets_per_s"}
 _DRAWN |= {"host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes"}
@@ -125,7 +116,7 @@ class Recorded:
             self.sampled_every *= 2
 
     @property
-    def spent_s(self) -> dict[str, float]:
+    def spent_s(self) -> dict[Phase, float]:
         """The seconds of all sessions by phase, from the clock of the run (`train/timer.py`)."""
         return {phase: self.trained_spent_s.get(phase, 0.0) + self.ending_spent_s.get(phase, 0.0) for phase in PHASES}
 

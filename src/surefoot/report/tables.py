@@ -6,7 +6,8 @@ from typing import Any
 
 from surefoot.report.charts import format_value
 from surefoot.report.headline import Headline, State, headline
-from surefoot.report.series import PHASES, ReportedRun
+from surefoot.report.series import ReportedRun
+from surefoot.tracking.record import PHASES
 from surefoot.tracking.run_reader import Session
 
 _LONGEST = 400  # characters of a value

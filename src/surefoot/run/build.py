@@ -229,9 +229,7 @@ def run_identity(settings: RunSettings, plan: Plan, models: Models, state: State
             "evaluate_every": times.every["evaluate_every"].described(),
             "scored": scored,
         }
-    optimizers = {
-        name: optimizer_identity(each, state.optimizers[name].optimizer) for name, each in models.decisions.items()
-    }
+    optimizers = {name: optimizer_identity(each, state.optimizers[name]) for name, each in models.decisions.items()}
     resolved = {
         "init_from": None
         if settings.init_from is None

@@ -91,11 +91,7 @@ def with_synchronized_norms(models: Mapping[str, nn.Module], sizes: Batching) ->
 
 
 def decided(
-    models: Mapping[str, nn.Module],
-    optimizer: Source | Mapping[str, Source],
-    *,
-    clip: Clip,
-    ema: float | None,
+    models: Mapping[str, nn.Module], optimizer: Source | Mapping[str, Source], *, clip: Clip, ema: float | None
 ) -> dict[str, TrainingPlan]:
     """Return the training plan of each model by name. Freezes parameters with learning rate 0, and copies models for averaging."""
     named = optimizer if isinstance(optimizer, Mapping) else dict.fromkeys(models, optimizer)
@@ -118,12 +114,7 @@ def decided(
 
 
 def _decided(
-    name: str,
-    models: Mapping[str, nn.Module],
-    spec: Source,
-    *,
-    clip: Clip,
-    trained: set[str] | None = None,
+    name: str, models: Mapping[str, nn.Module], spec: Source, *, clip: Clip, trained: set[str] | None = None
 ) -> TrainingPlan:
     model, by_spec = models[name], spec if isinstance(spec, OptimizerSpec) else None
     factors = factors_of(model, () if by_spec is None else by_spec.lr_multipliers)

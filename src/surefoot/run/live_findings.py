@@ -1,4 +1,4 @@
-"""The live diagnosis of a run, and the report page at its end.
+"""The live diagnosis of a run, the report page at its end, and its HTML in a notebook.
 
 One line is printed when a finding appears or becomes more severe. Only `surefoot diagnose` prints notes. A resumed run
 does not repeat the findings of earlier sessions. The diagnosis takes at most 1% of the run's time.
@@ -19,6 +19,7 @@ from surefoot.diagnose.run_settings import RunDescription, kinds_of_models
 from surefoot.run.components import RunComponents
 from surefoot.tracking.commands import diagnose_command
 from surefoot.tracking.jsonl import stream_records
+from surefoot.tracking.notebook import Notebook
 from surefoot.tracking.record import Record
 from surefoot.tracking.run_directory import machine_memory_bytes
 
@@ -139,11 +140,31 @@ class LiveFindings:
             )
 
 
-def write_page(directory: Path, *, warn: Callable[[str], None]) -> None:
-    """Write the report page of a completed run. A failure is passed to `warn`."""
-    from surefoot.report.write import report_at_end
+def present(parts: RunComponents, *, writes_page: bool) -> None:
+    """Write the report page of a closed session, and draw its chart in a notebook. A failure is printed."""
+    if writes_page and parts.directory is not None:
+        from surefoot.report.write import report_at_end
 
-    report_at_end(directory, warn=warn)
+        report_at_end(parts.directory.path, warn=parts.say)
+    if isinstance(parts.console, Notebook):
+        parts.console.finish(lambda: html_of(parts, chart_only=True) or "")
+
+
+def html_of(parts: RunComponents, *, chart_only: bool = False) -> str | None:
+    """Return a run as HTML for a notebook's cell, or None without records. A run without a directory is read from the console."""
+    from surefoot.report.cell import chart_frame, run_html
+    from surefoot.report.series import Recorded, ReportedRun, read_reported_run
+    from surefoot.tracking.run_reader import RunFiles, Settings
+
+    console, directory = parts.console, parts.directory
+    if directory is not None and directory.metrics.exists():
+        run = read_reported_run(directory.path)
+    elif isinstance(console, Notebook) and isinstance(console.collector, Recorded):
+        files = RunFiles(Path("run"), Settings({}, {}, {}, {}), (), (), 0, None, ())
+        run = ReportedRun(files, console.collector, {}, (), running=False)
+    else:
+        return None
+    return chart_frame(run) if chart_only else run_html(run)
 
 
 def live_findings_of(parts: RunComponents, configuration: str | None, *, resumed: bool) -> LiveFindings:
@@ -163,4 +184,8 @@ def live_findings_of(parts: RunComponents, configuration: str | None, *, resumed
         keeps_best=parts.run_state.watch is not None,
     )
     command = None if directory is None else diagnose_command(directory.path)
+    if isinstance(parts.console, Notebook) and directory is None and parts.console.collector is None:
+        from surefoot.report.series import Recorded
+
+        parts.console.collector = Recorded()  # the records of all sessions
     return LiveFindings(described, say=parts.say, command=command, earlier=earlier)

@@ -17,6 +17,7 @@ from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.tracking.commands import by_command, resume_command, typed
 from surefoot.tracking.format import duration, number, wrapped
+from surefoot.tracking.record import PHASES
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.auto_precision import AutoChoices
 
@@ -148,15 +149,7 @@ def script_toml(described: dict[str, Any]) -> str:
 
 def _where_the_time_went(parts: RunComponents) -> list[str]:
     spent = parts.run_state.clock.state()["total_s"]
-    names = {
-        "starting": "first steps",
-        "training": "training",
-        "data_wait": "waiting for data",
-        "evaluating": "evaluating",
-        "saving": "saving",
-        "user": "your own code",
-    }
-    times_s = {name: float(spent.get(phase, "0")) for phase, name in names.items()}
+    times_s = {name: float(spent.get(phase, "0")) for phase, name in PHASES.items()}
     parted = [f"{duration(took_s)} {name}" for name, took_s in times_s.items() if took_s >= 1]
     return [f"took {duration(sum(times_s.values()))}: {', '.join(parted)}"] if parted else []
 

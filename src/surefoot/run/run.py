@@ -74,6 +74,12 @@ class Run(RunSettings):
     def __repr__(self) -> str:
         return messages.in_one_line(self.parts) if "parts" in vars(self) else "Run(refused)"
 
+    def _repr_html_(self) -> str | None:
+        """Return the course of the run for a notebook's cell, or None before the first record."""
+        from surefoot.run.live_findings import html_of
+
+        return html_of(self.parts) if "parts" in vars(self) else None
+
     @property
     def state(self) -> State:
         """The models, optimizers and EMA models by name, and the number of completed steps."""
@@ -160,8 +166,7 @@ class Run(RunSettings):
     def evaluate(self, *splits: str) -> dict[str, float]:
         """Evaluate splits, with the averaged weights if the run has them. Return {"SPLIT/METRIC": value}. Collective.
 
-        The default is all splits except those with `at_end`. The run does not change, and nothing is recorded. Raises
-        `ConfigError` for an unknown split.
+        Default: all splits except those with `at_end`. Changes and records nothing. Raises `ConfigError` for an unknown split.
         """
         scoring = self.parts.evaluator
         if unknown := [name for name in splits if name not in scoring.splits]:

@@ -1,7 +1,6 @@
 """One session of a run, with its loader, record files, signal handlers and torch settings. Each resume starts another session."""
 
 import signal
-import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from surefoot.run import crash_report, messages
 from surefoot.run.components import RunComponents
 from surefoot.run.periodic import Periodic
 from surefoot.run.resume import open_run
-from surefoot.run.signals import Signals, to_terminal
+from surefoot.run.signals import Signals, is_interactive, to_terminal
 from surefoot.run.stop_requests import StopRequests
 from surefoot.seeding import hold_generators
 from surefoot.tracking.external.registry import refuse_missing_trackers
@@ -66,11 +65,7 @@ class Session:
             self.is_over, unit = now.is_over, self.parts.settings.count_unit
             if self.parts.directory is not None and self.parts.world.is_main and not self.is_over:
                 self.journal.open(
-                    self.parts.directory,
-                    step=self.state.step,
-                    saved=now.checkpoint,
-                    unit=unit,
-                    tensorboard=tensorboard,
+                    self.parts.directory, step=self.state.step, saved=now.checkpoint, unit=unit, tensorboard=tensorboard
                 )
                 self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.identity)
             if self.parts.console is not None and self.parts.world.is_main and not self.is_over:
@@ -119,14 +114,16 @@ class Session:
         finally:
             self.release()
             self.heartbeat.closed()
-            directory, is_main = self.parts.directory, self.parts.world.is_main
-            if not self.is_over and self.parts.settings.report and directory is not None and is_main:
-                from surefoot.run.live_findings import write_page  # last, after all other files
+            writes_page = not self.is_over and self.parts.settings.report and self.parts.directory is not None
+            if self.parts.world.is_main and (writes_page or self.parts.console is not None):
+                from surefoot.run.live_findings import present  # last, after all other files
 
-                write_page(directory.path, warn=self.parts.say)
+                present(self.parts, writes_page=writes_page)
         if self.stop_requests.ended_by is not None and (problem is None or of_compiler(problem)):
-            if self.stop_requests.ended_by == signal.SIGINT and _is_interactive():
-                raise KeyboardInterrupt from problem  # SystemExit would end the interpreter
+            if self.stop_requests.ended_by == signal.SIGINT and is_interactive():
+                from surefoot.tracking.notebook import interrupt
+
+                raise interrupt() from problem  # SystemExit would end the interpreter
             raise SystemExit(128 + self.stop_requests.ended_by) from problem
 
     def release(self) -> None:
@@ -251,8 +248,3 @@ class Session:
     @property
     def _step(self) -> int:
         return self.state.step if self.feed.latest is None else self.feed.latest
-
-
-def _is_interactive() -> bool:
-    shell = sys.modules.get("IPython")
-    return hasattr(sys, "ps1") or (shell is not None and shell.get_ipython() is not None)

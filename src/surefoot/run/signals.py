@@ -7,12 +7,15 @@ thread answers the first Ctrl-C: it waits for the signal number, which Python wr
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from types import FrameType
 from typing import Any
+
+from surefoot.tracking.console import in_cell
 
 STOP: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}  # names in messages
 
@@ -21,7 +24,7 @@ class Signals:
     """Handlers for SIGINT, SIGTERM and SIGUSR1 between `install` and `restore`, only in the main thread.
 
     The first SIGINT or SIGTERM sets `stop` to its number, and SIGUSR1 sets `save`. The loop reads `stop` and `save` after
-    each step. A second SIGINT or SIGTERM ends the process at once. A thread and the handlers call `say`; see
+    each step. A second SIGINT or SIGTERM ends the process at once, or in a notebook the cell. A thread and the handlers call `say`; see
     `to_terminal`.
     """
 
@@ -55,6 +58,10 @@ class Signals:
     def _on_stop(self, number: int, _frame: FrameType | None) -> None:
         if self.stop is not None:
             self.say(f"{STOP[number]} again: ending at once; {self.standing()}")
+            if number == signal.SIGINT and is_interactive():
+                from surefoot.tracking.notebook import interrupt
+
+                raise interrupt()
             os._exit(128 + number)
         self.stop = number
 
@@ -66,10 +73,19 @@ def to_terminal(fresh_line: str) -> Callable[[str], None]:
     """Return a function that prints `fresh_line` and a text unbuffered, because a signal handler may interrupt a `print`."""
 
     def say(text: str) -> None:
+        if in_cell():  # where standard error looks like a failure
+            print(text)
+            return
         with suppress(OSError):  # in `train.py | tee log` Ctrl-C also ends tee
             os.write(2, f"{fresh_line}{text}\n".encode())
 
     return say
+
+
+def is_interactive() -> bool:
+    """Return True in a notebook, in IPython and at Python's prompt, where no signal may end the interpreter."""
+    shell = sys.modules.get("IPython")
+    return hasattr(sys, "ps1") or (shell is not None and shell.get_ipython() is not None)
 
 
 class _Answering:

@@ -23,12 +23,14 @@ def resume_command(directory: Path) -> str:
 
 
 def replay_command(directory: Path, step: int) -> str:
+    """Return what a user can type, in a shell or in a script, to replay a step."""
     if by_command():
         return f"{typed(Path(sys.argv[0]))} replay {shlex.quote(str(directory))} --step {step}"
     return f"print(surefoot.load(run).replay({step})) in the code that builds the run, instead of training it"
 
 
 def diagnose_command(directory: Path) -> str:
+    """Return the shell command that diagnoses a run, as this installation is called."""
     command = typed(Path(sys.argv[0]) if by_command() else Path(sys.executable).with_name("surefoot"))
     return f"{command} diagnose {shlex.quote(str(directory))}"
 
@@ -43,6 +45,7 @@ def typed(program: Path, name: str | None = None) -> str:
 
 
 def by_command() -> bool:
+    """Return True if this process is the command `surefoot`, and not a user's script."""
     return Path(sys.argv[0]).name == "surefoot"
 
 

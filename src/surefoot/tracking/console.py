@@ -62,6 +62,12 @@ def can_redraw(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty() and not plain
 
 
+def in_cell() -> bool:
+    """Return True if standard output is the output of a notebook's cell."""
+    kernel = sys.modules.get("ipykernel.iostream")
+    return kernel is not None and isinstance(sys.stdout, kernel.OutStream)
+
+
 class Console:
     """Printer of records as lines on a stream, with at most one training line per ten seconds.
 

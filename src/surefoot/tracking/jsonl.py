@@ -65,6 +65,7 @@ class AppendedFile:
 
 
 def is_named(path: Path, file: IO[bytes]) -> bool:
+    """Return True if an open file is still the one at `path`."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
     except FileNotFoundError:

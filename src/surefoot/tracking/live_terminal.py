@@ -12,9 +12,10 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from surefoot.errors import visible
-from surefoot.tracking.console import Console, Screen, TextWriter, can_redraw
-from surefoot.tracking.format import compact, duration, in_line, number, wrapped
-from surefoot.tracking.record import OWN, Record, scores_in
+from surefoot.tracking.console import Console, Screen, TextWriter, can_redraw, in_cell
+from surefoot.tracking.format import duration, in_line, wrapped
+from surefoot.tracking.record import Record
+from surefoot.tracking.rows import Row, Rows, live_values
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -33,13 +34,6 @@ _STYLES = {
     "finished": "bold green",
 }
 _EPOCH = 20  # columns of "epoch 12/30 in 1m05s"
-_WRITTEN: dict[str, Callable[[float], str]] = {  # fields of the live line, in order
-    "eta_s": lambda value: f"eta {duration(value)}",
-    "lr": lambda value: f"lr {value:.3g}".replace("e-0", "e-"),
-    "grad_norm": lambda value: f"norm {value:.3g}".replace("e-0", "e-"),
-    "targets_per_s": lambda value: f"{compact(value)}/s",
-    "clip_fraction": lambda value: f"clipped {value:.2g}",
-}
 
 
 class Terminal:
@@ -56,8 +50,7 @@ class Terminal:
     ) -> None:
         from rich.console import Console  # the import takes 60 ms, and only terminals need rich
 
-        self.unit, self.every_record = unit, every_record  # if true, each training record has a row
-        self.row_due, self.row_step = False, 0  # True if the last training record needs a row; the step of the last row
+        self.unit, self.rows = unit, Rows(every_record)
         self.length, self.now, self.start_s = length, now, now()
         self.stream = stream or sys.stdout
         self.rich = Console(file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -68,11 +61,9 @@ class Terminal:
             "━─".encode(self.stream.encoding or "utf-8")
         except UnicodeEncodeError:
             self.bar = ("#", "-")
-        self.train: Record | None = None  # the last training record
         self.phrase = ""  # the current long activity
         self.columns: list[tuple[str, ...]] | None = None  # titles in the table
         self.names: list[str] = []  # metric names in the table
-        self.epoch: Record | None = None  # the last finished epoch
         self.drawn = self.unfinished = False  # the live line is visible; another writer's line is unfinished
 
     @property
@@ -83,34 +74,19 @@ class Terminal:
     def write(self, record: Record) -> None:
         """Print a record (scores as a row, a sample as text), and redraw the live line."""
         self.phrase = ""
-        match record["kind"]:
-            case "train":
-                self._print_row()
-                self.train = record
-                self.row_due = self.every_record and self.row_step != record["step"]
-            case "epoch":
-                self.epoch, self.row_due = record, True
-                if not record["is_evaluated"]:
-                    self._print_row()
-            case "eval":
-                if self.train is not None and self.train["step"] != record["step"]:
-                    self._print_row()
-                self._print_row(record)
-            case "sample":
-                self._above(f"--- sample at step {record['step']} ---\n{visible(record['text'])}\n---")
+        self._print_rows(self.rows.add(record))
+        if record["kind"] == "sample":
+            self._above(f"--- sample at step {record['step']} ---\n{visible(record['text'])}\n---")
         self._draw()
 
-    def _print_row(self, record: Record | None = None) -> None:
-        if record is None and self.row_due and self.train is not None:
-            record = {"step": self.train["step"]}
-        if record is not None:
-            self.row_due, self.row_step = False, record["step"]
-            self._above(*self._row(record))
+    def _print_rows(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self._above(*self._row(row))
 
     def say(self, text: str) -> None:
         """Print wrapped text above the live line; the first word is colored if it is a severity."""
         if text.startswith(("finished", "stopped")):  # other rows wait: an evaluation of their step may follow
-            self._print_row()
+            self._print_rows(self.rows.rest())
         self._above(*map(self._worded, visible(text).split("\n")))
         self._draw()
 
@@ -124,11 +100,11 @@ class Terminal:
 
     def close(self) -> None:
         """Print the last row and erase the live line."""
-        self._print_row()
+        self._print_rows(self.rows.rest())
         self.guests.close()
         if self.drawn or self.unfinished:
             self.writer.put(self._start())
-        self.train, self.phrase, self.drawn, self.unfinished = None, "", False, False
+        self.rows.train, self.phrase, self.drawn, self.unfinished = None, "", False, False
 
     def give_way(self, text: str) -> None:
         """Erase the live line, because another program prints `text` at this position."""
@@ -149,7 +125,7 @@ class Terminal:
         self.drawn = self.unfinished = False
 
     def _draw(self) -> None:
-        if self.train is None and not self.phrase:
+        if self.rows.train is None and not self.phrase:
             return
         with self.rich.capture() as captured:
             self.rich.print(self._line(), end="")
@@ -163,7 +139,7 @@ class Terminal:
     def _line(self) -> "Text":
         from rich.text import Text
 
-        line, record, room = Text(), self.train, max(1, self.rich.width - _ECHO)
+        line, record, room = Text(), self.rows.train, max(1, self.rich.width - _ECHO)
         spare = room - _BESIDE_BAR - 2 * len(str(self.length)) - 2
         unit = f" {self.unit}/s" if spare > _BAR[1] + len(self.unit) else "/s"  # depends on the width alone
         if record is not None:
@@ -171,7 +147,7 @@ class Terminal:
                 full = round(width * min(1.0, record["step"] / max(1, self.length)))
                 line.append(self.bar[0] * full, "green").append(self.bar[1] * (width - full), "dim").append(" ")
             line.append(f"{record['step']}/{self.length}")
-        values = [(self.phrase, "bold")] if self.phrase else _values(record or {}, unit=unit)
+        values = [(self.phrase, "bold")] if self.phrase else live_values(record or {}, unit=unit)
         for text, style in values:
             gap = _GAP if line else ""
             if len(values) == 1 or line.cell_len + len(gap) + Text(text).cell_len <= room:
@@ -187,18 +163,16 @@ class Terminal:
         style = _STYLES.get(word.rstrip(":"), "cyan" if text.startswith(f"{word}  ") else "")
         return Text.assemble((word, style), text[len(word) :])
 
-    def _row(self, record: Record) -> "list[str | Text]":
+    def _row(self, row: Row) -> "list[str | Text]":
         from rich.cells import cell_len
         from rich.text import Text
 
-        values = {in_line(name): _cell(value) for name, value in scores_in(record).items()}
-        values = values or dict.fromkeys(self.names, "")
+        values = row.scores or dict.fromkeys(self.names, "")
         self.names = [*values]
-        epoch = self.epoch if self.epoch is not None and self.epoch["step"] == record["step"] else None
-        end = f"{_GAP}epoch {epoch['epoch']}/{epoch['epochs']} in {duration(epoch['epoch_s'])}" if epoch else ""
+        end = f"{_GAP}{row.epoch}" if row.epoch else ""
         step = max(5, len(str(self.length)))
         room = self.rich.width - 1 - step - len(_GAP) - _TIME
-        note = len(_GAP) + _EPOCH if self.epoch else 0  # scores take precedence over the epoch
+        note = len(_GAP) + _EPOCH if self.rows.epoch else 0  # scores take precedence over the epoch
         in_one_line, in_two = (
             (("train loss",), *((name,) for name in values)),
             (("train", "loss"), *map(_split, values)),
@@ -218,14 +192,18 @@ class Terminal:
                 lines.append(Text(_GAP.join([ends[0].rjust(step), *names, ends[1].rjust(_TIME)]), "bold"))
             if hidden := [*values][count - 1 :]:
                 lines.append(Text(f"not shown (terminal too narrow): {', '.join(hidden)}", "dim"))
-        texts = [_loss(epoch or self.train or {}), *values.values()][:count]
+        texts = [row.loss, *values.values()][:count]
         cells = [text.rjust(width) for text, width in zip(texts, widths, strict=False)]
-        row = _GAP.join([str(record["step"]).rjust(step), *cells, duration(self.now() - self.start_s).rjust(_TIME)])
-        return [*lines, row + end * (len(row) + len(end) < self.rich.width)]
+        text = _GAP.join([str(row.step).rjust(step), *cells, duration(self.now() - self.start_s).rjust(_TIME)])
+        return [*lines, text + end * (len(text) + len(end) < self.rich.width)]
 
 
 def screen(length: int, stream: TextIO | None = None, *, unit: str = "targets", every_record: bool = False) -> Screen:
-    """Return a `Terminal` if `stream` (default: standard output) can redraw a line, else a `Console`."""
+    """Return a `Notebook` in a notebook's cell, a `Terminal` if `stream` (default: standard output) can redraw a line, else a `Console`."""
+    if stream is None and in_cell():
+        from surefoot.tracking.notebook import Notebook
+
+        return Notebook(length, unit=unit, every_record=every_record)
     kind = Terminal if can_redraw(stream or sys.stdout) else Console
     return kind(length, stream, unit=unit, every_record=every_record)
 
@@ -244,28 +222,6 @@ class _Guest:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
-
-
-def _values(record: Record, *, unit: str) -> list[tuple[str, str]]:
-    skipped, loss = record.get("skipped"), _loss(record)
-    values = [(f"{skipped} skipped", "red")] * bool(skipped) + [(f"loss {loss}", "")] * bool(loss)
-    values += [(write(record[name]).replace("/s", unit), "") for name, write in _WRITTEN.items() if name in record]
-    return values + [(f"{in_line(name)} {number(value)}", "") for name, value in record.items() if name not in OWN]
-
-
-def _loss(record: Record) -> str:
-    loss = record.get("loss_applied", record.get("loss"))
-    return "" if loss is None else number(loss)
-
-
-def _cell(value: float) -> str:
-    """Format a score for a table column.
-
-    >>> _cell(3.36541), _cell(0.000123456), _cell(-1.2345e-100)
-    ('3.3654', '0.000123', '-1.2e-100')
-    """
-    texts = (number(value), f"{value:.3g}", f"{value:.2g}")
-    return next((text for text in texts if len(text) <= _CELL), f"{value:.0e}")
 
 
 def _split(name: str) -> tuple[str, str]:

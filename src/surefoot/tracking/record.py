@@ -10,7 +10,15 @@ Record = dict[str, Any]
 
 
 Phase = Literal["opening", "starting", "training", "data_wait", "evaluating", "saving", "user"]
-PHASES: tuple[Phase, ...] = ("starting", "training", "data_wait", "evaluating", "saving", "user")
+PHASES: dict[Phase, str] = {
+    "starting": "first steps",
+    "training": "training",
+    "data_wait": "waiting for data",
+    "evaluating": "evaluating",
+    "saving": "saving",
+    "user": "your own code",
+}
+"""The phases of a session and their names in messages; "opening" is not timed."""
 
 _SPENT: dict[str, Any] = {f"{phase}_s": float for phase in PHASES}  # seconds since the last record (`train/timer.py`)
 _BY_NAME = dict[str, float]  # values by parameter or module name

@@ -64,8 +64,9 @@ class Split:
             from surefoot.data.torch_loader import read_split_loader
 
             vars(self).update(read_split_loader(self.data, self.batch_size, self.workers, self.collate_fn))
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ConfigError(f"Split(batch_size={self.batch_size}): batch_size must be 1 or more")
+        size = self.batch_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ConfigError(f"Split(batch_size={size!r}): batch_size must be a whole number of samples, 1 or more")
         refuse_twice([name for name, _ in named_metrics(self.metrics)] + ["loss"] * self.loss + [*self.derived])
 
 

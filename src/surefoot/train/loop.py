@@ -94,7 +94,7 @@ class Step:
     skipped: Tensor | None = None  # 1.0 if the update was not applied, else 0.0
     metrics: dict[str, float] = field(default_factory=dict)  # filled if this step was evaluated
     _logged: dict[str, Any] = field(default_factory=dict, repr=False)
-    _pending: tuple[Tensor, Tensor | float, Loss] | None = field(default=None, repr=False)  # mean, factor of gradients
+    _pending: tuple[Tensor, Tensor | float, Loss, bool] | None = field(default=None, repr=False)  # factor of gradients
     _watch: Watch = field(default=UNWATCHED, repr=False)
 
     def log(self, **values: Tensor | float | Mean) -> None:
@@ -206,7 +206,7 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     total, total_count = ranks.summed(total, sums.counted)
     factor = correction(sums.nominal, total_count, like=total)
     mean = total if total_count is None else total * factor
-    step._pending = (mean, factor, loss)
+    step._pending = (mean, factor, loss, step._pending is None)
     if step.loss is None:
         step.loss, step.target_count = mean, sums.plain if total_count is None else total_count
     return mean
@@ -221,7 +221,7 @@ def update(step: Step, *names: str) -> None:
     state, scale = step.state, step._task.precision.loss_scale
     if step._pending is None:
         raise ConfigError("update(step) has no gradient to use: call forward_backward(step) first")
-    (loss, factor, _), updated = step._pending, names or state.optimizers
+    (loss, factor, *_), updated = step._pending, names or state.optimizers
     factor = factor if scale is None else factor / scale.scale
     step._watch.before(updated, factor)
     skipped = reduce(torch.maximum, [_update_one(step, name, loss, factor) for name in updated])

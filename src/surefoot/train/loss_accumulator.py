@@ -130,6 +130,7 @@ def scalar(loss: Any) -> Tensor:
 
 
 def refuse_other_than_tensor(loss: Any) -> NoReturn:
+    """Raise `ConfigError` for a loss that is not a tensor."""
     raise ConfigError(
         f"the loss returned {type(loss).__name__}, not a tensor: return F.cross_entropy(...), for example"
     )

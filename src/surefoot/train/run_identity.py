@@ -20,8 +20,9 @@ def differences(saved: Described, now: Described) -> list[str]:
     """Return a line for each setting whose value differs: its dotted name and both values."""
     before, after = ({key: repr(value) for key, value in flat(settings).items()} for settings in (saved, now))
     pairs = {key: (before.get(key, "absent"), after.get(key, "absent")) for key in {**before, **after}}
-    for key in [key for key, (was, _) in pairs.items() if key.endswith("sha256") and was == "absent"]:
-        if after.get(f"{key.removesuffix('sha256')}type") == "'Dataset'":  # 0.1.0 did not hash Hugging Face data
+    for key in [key for key, (was, _) in pairs.items() if was == "absent"]:
+        is_hugging_face = after.get(f"{key.removesuffix('sha256')}type") == "'Dataset'"
+        if ".attributes." in key or (key.endswith("sha256") and is_hugging_face):  # 0.1.0 recorded neither
             del pairs[key]
     return [f"{key} was {was}, now {now_is}" for key, (was, now_is) in pairs.items() if was != now_is]
 

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from surefoot import schedules
 from surefoot.checkpoint.filesystem import DISK, Disk
+from surefoot.config.order import check_order
 from surefoot.config.parallel import Kind, Strategy
 from surefoot.config.setting import ordered, setting
 from surefoot.config.train_settings import TrainSettings
@@ -166,6 +167,8 @@ class RunSettings(TrainSettings):
 
 def read_train_data(settings: RunSettings) -> TrainData:
     """Return the training data as the settings describe them, or as a `DataLoader` does."""
+    if settings.order is not None:  # before other checks, because an array cannot be compared
+        check_order(settings.order, setting="order")
     if isinstance(settings.train_data, DataLoader):
         from surefoot.data.torch_loader import read_loader
 

@@ -103,11 +103,7 @@ class Evaluator:
 
     def _batches(self, split: Split, *, batch_size: int | None, max_batches: int | None = None) -> Iterator[MicroBatch]:
         return self.pipeline.split(
-            split.data,
-            batch_size=batch_size,
-            max_batches=max_batches,
-            workers=split.workers,
-            collate=split.collate_fn,
+            split.data, batch_size=batch_size, max_batches=max_batches, workers=split.workers, collate=split.collate_fn
         )
 
     def check_metrics(self, monitored: Iterable[str]) -> None:

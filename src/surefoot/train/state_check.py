@@ -109,11 +109,7 @@ class StateCheck:
 
 
 def first_loss(
-    models: Mapping[str, torch.nn.Module],
-    micro_batch: MicroBatch,
-    *,
-    task: Task,
-    user_state: Mapping[str, Any],
+    models: Mapping[str, torch.nn.Module], micro_batch: MicroBatch, *, task: Task, user_state: Mapping[str, Any]
 ) -> tuple[float | None, bool]:
     """Return the uncompiled loss of the first step's first micro-batch, and True if the pass drew random numbers.
 

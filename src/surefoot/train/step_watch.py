@@ -48,28 +48,13 @@ class Watch(Protocol):
         """Measure after the named optimizers have updated parameters or skipped the update."""
 
 
-class Unwatched:
-    """An observer that measures nothing."""
-
-    def over(self, loss: Loss, micro_batches: "Sequence[MicroBatch]") -> Loss:  # noqa: ARG002
-        """Return the loss unchanged."""
-        return loss
-
-    def before(self, names: Iterable[str], factor: Tensor | float) -> None:
-        """Do nothing."""
-
-    def after(self, names: Iterable[str]) -> None:
-        """Do nothing."""
-
-
 @dataclass(frozen=True)
 class LossWatch:
-    """An observer that wraps the loss and measures nothing else."""
+    """An observer that measures nothing, and may wrap the loss."""
 
-    wrap: Callable[[Loss], Loss]
+    wrap: Callable[[Loss], Loss] = lambda loss: loss
 
     def over(self, loss: Loss, micro_batches: "Sequence[MicroBatch]") -> Loss:  # noqa: ARG002
-        """Return the wrapped loss."""
         return self.wrap(loss)
 
     def before(self, names: Iterable[str], factor: Tensor | float) -> None:
@@ -79,4 +64,4 @@ class LossWatch:
         """Do nothing."""
 
 
-UNWATCHED = Unwatched()
+UNWATCHED = LossWatch()

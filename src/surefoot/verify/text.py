@@ -50,6 +50,7 @@ def record_facts(files: Files) -> str:
 
 
 def unproved_lines(files: Files) -> list[str]:
+    """Return a line about records after the newest checkpoint, which no hash covers."""
     after = [line for line in files.log.lines if line.stop > files.log.proved_bytes]
     text = f"{FILE}: {{}}, written after the newest checkpoint: no hash covers this part, only repeated steps do"
     return [text.format(line_numbers(after))] if after and not files.log.problems else []

@@ -148,6 +148,7 @@ def _inputs(dataset: ImageArrays | ImageFiles, images_BHWC: NDArray[np.uint8], b
 
 
 def normalized_with(dataset: Dataset, mean: tuple[float, ...], std: tuple[float, ...]) -> Dataset:
+    """Return a copy that shares the images, with another mean and deviation per channel."""
     other = copy(dataset)
     other.mean, other.std = mean, std
     return other

@@ -157,11 +157,7 @@ def split_documents(documents: Mapping[str, str], *, val_fraction: float) -> tup
     if not held_out:
         held_out.add(min(documents, key=lambda name: (len(documents[name]), name)))
     check_parts(
-        len(documents) - len(held_out),
-        len(held_out),
-        val_fraction,
-        what="documents",
-        cure="0.1, or add documents",
+        len(documents) - len(held_out), len(held_out), val_fraction, what="documents", cure="0.1, or add documents"
     )
     training = [text for name, text in documents.items() if name not in held_out]
     return training, [text for name, text in documents.items() if name in held_out]

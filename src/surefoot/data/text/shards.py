@@ -139,6 +139,7 @@ def write_shard(pieces: Sequence[Tokens], directory: Path, *, number: int, vocab
 
 
 def write_index(shards: Sequence[Shard], directory: Path, *, vocab_size: int) -> TokenShards:
+    """Write the index file, which makes the shards of a directory one data set; return this data set."""
     noted = [vars(shard) for shard in shards]
     index = {"format_version": 1, "dtype": _dtype_name(vocab_size), "vocabulary": vocab_size, "shards": noted}
     write_whole(directory / INDEX, json.dumps(index, indent=1).encode())

@@ -13,13 +13,7 @@ from surefoot.distributed.shards import Shard
 from surefoot.errors import ConfigError
 from surefoot.optim.in_place import loss_of, replace
 from surefoot.optim.kinds.kind import OptimizerKind, Settings, copies
-from surefoot.optim.newton_schulz import (
-    NewtonSchulz,
-    batches,
-    orthogonal,
-    orthogonal_rows,
-    update_bytes,
-)
+from surefoot.optim.newton_schulz import NewtonSchulz, batches, orthogonal, orthogonal_rows, update_bytes
 from surefoot.optim.param_groups import Group, hidden_matrices, split_hidden, with_rates
 
 

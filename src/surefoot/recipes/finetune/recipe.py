@@ -27,7 +27,7 @@ def check(config: Config) -> list[Any]:
         config.check,
         lambda: _refuse_wrong(config),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
-        lambda: None if _begun(config.run_dir) or config.model is None else models.model_directory(config.model),
+        lambda: None if _started_run(config.run_dir) or config.model is None else models.model_directory(config.model),
     )
 
 
@@ -89,7 +89,7 @@ def build(config: Config) -> "sf.Run":
 def outline(config: Config) -> "sf.Run | None":
     """Return the run without its data and weights, to compute memory and time."""
     _, optimizer, schedule, *_ = check(config)
-    is_trained_first = config.model is None and _begun(config.run_dir) is None
+    is_trained_first = config.model is None and _started_run(config.run_dir) is None
     shape = documentation.small_config() if is_trained_first else _base(config).config
     max_tokens = texts.limit(config.data.max_tokens, models.context_of(shape))
     from surefoot.data.text.dialogues import Dialogues
@@ -141,7 +141,7 @@ class Base:
 
 
 def _base(config: Config) -> Base:
-    if (run := _begun(config.run_dir)) is not None:
+    if (run := _started_run(config.run_dir)) is not None:
         return _of_run(config, run)
     if config.model is None:
         directory = documentation.small_model(config.run_dir, seed=config.seed, device=config.device)
@@ -166,7 +166,7 @@ def _name(config: Config) -> str:
     return str(Path(f"{config.run_dir}-base", "export") if config.model is None else config.model)
 
 
-def _begun(run_dir: str | Path | None) -> Path | None:
+def _started_run(run_dir: str | Path | None) -> Path | None:
     return None if run_dir is None or not any(Path(run_dir).glob("checkpoints/step-*")) else Path(run_dir)
 
 

@@ -76,6 +76,7 @@ def recorded_name(model: Model, *, recorded: str | None = None) -> str:
 
 
 def network_identity(model: Model, name: str) -> dict[str, Any]:
+    """Return the settings of a network for a resume to compare; a user's file counts with its hash."""
     return vars(model) | {"name": name} | ({"sha256": digest(name)} if _kind(name) == "file" else {})
 
 

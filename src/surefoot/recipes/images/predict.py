@@ -122,6 +122,7 @@ def _shade(value: float, low: float, high: float) -> str:
 
 
 def saved_metadata(out: str | Path | None) -> Metadata | None:
+    """Return the metadata of a run with checkpoints, or None."""
     return read_metadata(Path(out)) if out is not None and any(Path(out).glob("checkpoints/step-*")) else None
 
 

@@ -185,6 +185,7 @@ def _evaluated(hidden_BTC: Any, head_VC: Any, target_BT: Any) -> "tuple[sf.Mean,
 
 
 def targets_of(batch: Any) -> int:
+    """Return the number of target tokens after the first, without padding."""
     return int((batch[1][:, 1:] != PADDING).sum())
 
 

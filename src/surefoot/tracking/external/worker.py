@@ -117,6 +117,7 @@ def follow(
 
 
 def begin(about: About, state: TrackerState, say: Callable[[str], None]) -> Package:
+    """Start the tracker, whose package is imported only here, in the tracker's own process."""
     module = import_module(f"surefoot.tracking.external.{about.tracker}")
     package: Package = getattr(module, about.tracker.capitalize())(about, state, say)
     return package

@@ -1,0 +1,34 @@
+"""Run the cells of examples/notebook.ipynb in an empty directory, and write their outputs into the file: python docs/run_notebook.py."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+
+NOTEBOOK = Path(__file__).parents[1] / "examples" / "notebook.ipynb"
+
+
+def executed(path: Path) -> Any:
+    """The notebook with new outputs. A cell with the tag `raises-exception` may be interrupted; another error is raised."""
+    notebook = nbformat.read(path, as_version=4)
+    with tempfile.TemporaryDirectory() as directory:
+        resources = {"metadata": {"path": directory}}
+        NotebookClient(notebook, timeout=300, record_timing=False, resources=resources).execute()
+    return notebook
+
+
+def main() -> None:
+    path = Path(sys.argv[1]) if sys.argv[1:] else NOTEBOOK
+    notebook = executed(path)
+    notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+    print(f"{path}: {sum(cell.cell_type == 'code' for cell in notebook.cells)} cells were run")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""A run in a notebook: a display that is updated in place, and an interrupt that ends a cell without a traceback."""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from html import escape
+from importlib import import_module
+from typing import Any, Protocol
+
+from surefoot.errors import first_line, visible
+from surefoot.tracking.format import duration, in_line, text_table
+from surefoot.tracking.record import Record
+from surefoot.tracking.rows import Row, Rows, live_values
+
+_ROWS = 100  # rows of the table; earlier ones are counted
+_BETWEEN_S = 0.1  # seconds between two updates by training records
+
+
+class Collector(Protocol):
+    """A receiver of records in memory."""
+
+    def add(self, record: Record) -> None: ...
+
+
+class Notebook:
+    """The live view in a cell: a table with one row per evaluation, and a bar, in one output that each record updates.
+
+    Messages and samples are ordinary text below the output. Each session of a run has an output of its own.
+    """
+
+    fresh_line = "\n"
+
+    def __init__(
+        self,
+        length: int,
+        *,
+        unit: str = "targets",
+        every_record: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.length, self.unit, self.now, self.start_s = length, unit, now, now()
+        self.rows = Rows(every_record)
+        self.table = deque[tuple[Row, str]](maxlen=_ROWS)  # with the time of each row
+        self.count = 0  # rows, including those that are no longer in the table
+        self.phrase = ""  # the current long activity
+        self.is_started = False
+        self.drawn_at = -_BETWEEN_S
+        self.handle: Any = None  # IPython's handle of the output of this session
+        self.collector: Collector | None = None  # of the records of a run without a directory
+
+    def write(self, record: Record) -> None:
+        """Add a record to the table or the bar, or print a sample."""
+        self.phrase = ""
+        if self.collector is not None:
+            self.collector.add(record)
+        self._add(self.rows.add(record))
+        if record["kind"] == "sample":
+            self.say(f"--- sample at step {record['step']} ---\n{record['text']}\n---")
+            return
+        is_first = self.rows.train is None and not self.table  # a record of the start comes before the header
+        if not is_first and (record["kind"] != "train" or self.now() - self.drawn_at >= _BETWEEN_S):
+            self._draw()
+
+    def say(self, text: str) -> None:
+        """Print a message, after the last row of a session that ends."""
+        if text.startswith(("finished", "stopped")):
+            self._add(self.rows.rest())
+        print(visible(text), flush=True)
+
+    def started(self, spent_s: float) -> None:
+        """Begin to show activities: the output is then below the header of the run."""
+        self.start_s, self.is_started = self.now() - spent_s, True
+
+    def doing(self, what: str) -> None:
+        if in_line(what) != self.phrase:
+            self.phrase = in_line(what)
+            if self.is_started:
+                self._draw()
+
+    def close(self) -> None:
+        """Add the last row, and remove the bar."""
+        self._add(self.rows.rest())
+        self.rows.train, self.phrase, self.is_started = None, "", False
+        if self.handle is not None:
+            self._draw()
+
+    def finish(self, draw_chart: Callable[[], str]) -> None:
+        """Draw the chart of a closed session, as HTML, below its table. A later session has a new output. A failure is printed."""
+        try:
+            if chart := draw_chart():
+                self._draw(chart)
+        except Exception as problem:  # the failure of a picture never breaks a run
+            self.say(f"warning: no chart of the run: {type(problem).__name__}: {first_line(problem)}")
+        self.table.clear()
+        self.handle, self.count = None, 0
+
+    def _add(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            # in a loop of the user an epoch ends after its evaluation
+            if self.table and self.table[-1][0].step == row.step:
+                before, self.count = self.table.pop()[0], self.count - 1
+                row = replace(row, scores=row.scores or before.scores, epoch=row.epoch or before.epoch)  # noqa: PLW2901
+            self.table.append((row, duration(self.now() - self.start_s)))
+            self.count += 1
+
+    def _draw(self, chart: str = "") -> None:
+        self.drawn_at, cells, line = self.now(), self._cells(), self._line()
+        hidden = self.count - len(self.table)
+        note = f"{hidden:,} earlier row{'s' * (hidden > 1)} not shown" if hidden else ""
+        head, *body = [_html_row(row, "td" if index else "th") for index, row in enumerate(cells)] or [""]
+        table = f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>" if head else ""
+        step = None if self.rows.train is None else self.rows.train["step"]
+        bar = "" if step is None else f'<progress value="{step}" max="{self.length}"></progress> '
+        html = [table, note and f"<p>{note}</p>", line and f"<p>{bar}{escape(line)}</p>", chart]
+        plain = "\n".join([*text_table(cells, left=()), *filter(None, (note, line))])
+        bundle = {"text/html": "\n".join(filter(None, html)), "text/plain": plain}
+        if self.handle is not None:
+            self.handle.update(bundle, raw=True)
+        else:
+            self.handle = import_module("IPython.display").display(bundle, raw=True, display_id=True)
+
+    def _cells(self) -> list[list[str]]:
+        rows = [row for row, _ in self.table]
+        names = list(dict.fromkeys(name for row in rows for name in row.scores))
+        epochs = any(row.epoch for row in rows)
+        head = ["step", "train loss", *names, "time", *[""] * epochs]
+        cells = [
+            [str(row.step), row.loss, *(row.scores.get(name, "") for name in names), at, *[row.epoch] * epochs]
+            for row, at in self.table
+        ]
+        return [[visible(cell) for cell in row] for row in (head, *cells)] if rows else []
+
+    def _line(self) -> str:
+        record = self.rows.train
+        steps = [] if record is None else [f"{record['step']:,} of {self.length:,} steps"]
+        values = (
+            [self.phrase] if self.phrase else [text for text, _ in live_values(record or {}, unit=f" {self.unit}/s")]
+        )
+        return visible(" \u00b7 ".join([*steps, *values]))
+
+
+class Interrupt(KeyboardInterrupt):
+    """The end of a cell that was interrupted. IPython shows no traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return ["interrupted"]  # by a magic command that shows all errors itself
+
+
+def interrupt() -> KeyboardInterrupt:
+    """Return the exception that ends a cell, and with it the cells that wait. Outside IPython a `KeyboardInterrupt`.
+
+    IPython shows every exception as a traceback, except those with a handler of their own. Handlers of the user stay.
+    """
+    shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is None:
+        return KeyboardInterrupt()
+    if Interrupt not in shell.custom_exceptions:
+        others, show_other = shell.custom_exceptions, shell.CustomTB
+
+        def show(_shell: Any, kind: Any, problem: Any, trace: Any, tb_offset: Any = None) -> Any:
+            return None if isinstance(problem, Interrupt) else show_other(kind, problem, trace, tb_offset=tb_offset)
+
+        shell.set_custom_exc((*others, Interrupt), show)
+    return Interrupt()
+
+
+def _html_row(cells: Iterable[str], tag: str) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"

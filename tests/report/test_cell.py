@@ -1,0 +1,95 @@
+"""A saved run in a notebook's cell: it shows itself, its chart is that of the page, and nothing of its author runs; 1 second."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import surefoot as sf
+from pages import Elements
+from surefoot.report.write import page_of
+from written_runs import HOSTILE, falling, scores, train, written
+
+
+def html_of(path: Path) -> str:
+    html = sf.load(path)._repr_html_()
+    assert html is not None
+    return html
+
+
+def frame(html: str) -> str:
+    """The page in the frame of a cell."""
+    (attributes,) = [attributes for tag, attributes in Elements(html).found if tag == "iframe"]
+    assert attributes["sandbox"] in (None, "")  # no script, form, popup or access to the notebook
+    assert "src" not in attributes
+    page = attributes["srcdoc"]
+    assert page is not None
+    return page
+
+
+def finished(path: Path, *, steps: int = 600) -> Path:
+    return written(path, [*falling(steps), {"kind": "event", "step": steps, "event": "finished"}])
+
+
+def test_a_run_shows_its_course_its_figures_and_its_chart(tmp_path: Path) -> None:
+    html = html_of(finished(tmp_path / "mine"))
+    text = "".join(Elements(html).text)
+    assert "mine finished: 600 steps; val/loss fell from 2.6576 to 1.1996" in " ".join(text.split())
+    assert re.findall(r"<th>(.*?)</th>", html)[:3] == ["val/loss", "training loss", "steps"]
+    assert "Loss" in "".join(Elements(frame(html)).text)
+
+
+def test_the_chart_is_that_of_the_report(tmp_path: Path) -> None:
+    run = finished(tmp_path / "mine")
+    figure = re.compile(r'<figure class="card wide" id="loss">.*?</figure>', re.DOTALL)
+    (chart,) = figure.findall(frame(html_of(run)))
+    assert figure.findall(page_of([run])) == [chart]
+    assert chart.count("<path ") >= 3
+
+
+def test_the_style_of_the_chart_does_not_reach_the_notebook(tmp_path: Path) -> None:
+    html = html_of(finished(tmp_path / "mine"))
+    assert {tag for tag, _ in Elements(html).found} <= {
+        *("div", "p", "b", "table", "thead", "tbody", "tr", "th", "td", "br", "small", "iframe")
+    }
+
+
+def test_a_long_run_stays_small_in_a_notebook(tmp_path: Path) -> None:
+    assert len(html_of(finished(tmp_path / "mine", steps=60_000))) < 50_000
+
+
+def hostile_records(text: str) -> list[dict[str, Any]]:
+    values = scores(10, loss=1.0) | {f"{text}/loss": 2.0, f"val/{text}": 0.5}
+    return [train(10, **{text: 1.0}), values, {"kind": "event", "step": 10, "event": f"failed: {text}"}]
+
+
+@pytest.mark.parametrize("text", [HOSTILE, "<script>alert(1)</script>", "'\"></iframe><script>alert(1)</script>"])
+def test_nothing_of_a_hostile_run_becomes_markup(text: str, tmp_path: Path) -> None:
+    harmless = written(tmp_path / "name", hostile_records("name"), config='length = "20 steps"\n')
+    hostile = written(tmp_path / "<img src=x onerror=alert(1)>", hostile_records(text), config='length = "20 steps"\n')
+    before, after = html_of(harmless), html_of(hostile)
+
+    def markup(html: str) -> list[tuple[str, list[str]]]:
+        return [(tag, sorted(attributes)) for tag, attributes in Elements(html).found]
+
+    assert markup(after) == markup(before)
+    assert markup(frame(after)) == markup(frame(before))
+    assert "script" not in {tag for tag, _ in markup(frame(after))}
+    policies = [attributes["content"] for tag, attributes in Elements(frame(after)).found if "http-equiv" in attributes]
+    assert [str(policy).partition(";")[0] for policy in policies] == ["default-src 'none'"]
+    assert "alert(1)" in "".join(Elements(after).text)  # the name of the directory is text
+
+
+def test_a_directory_without_a_run_has_its_sentence_instead(tmp_path: Path) -> None:
+    run = sf.load(tmp_path / "missing")
+    assert run._repr_html_() is None
+    assert repr(run).endswith("is not the directory of a run)")
+
+
+def test_a_run_without_records_says_so(tmp_path: Path) -> None:
+    html = html_of(written(tmp_path / "empty", []))
+    assert "nothing was recorded" in html
+    assert "<iframe" not in html
