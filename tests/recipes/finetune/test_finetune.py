@@ -228,6 +228,7 @@ def test_checkpoints_of_adapters_are_small(chat: Path, tmp_path: Path) -> None:
 # --- kills -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fast("lora")
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_stopped_and_resumed_without_the_directory_of_its_model(method: str, chat: Path, tmp_path: Path) -> None:
     """All that a resume needs is in the run's directory."""
@@ -429,6 +430,7 @@ def test_a_template_that_rewrites_earlier_answers_needs_the_last_alone(model: Pa
     finetune.build(config(None, model, chat, **{"data.template": str(file), "data.train_on": "last"}))
 
 
+@pytest.mark.slow
 def test_questions_on_the_standard_library() -> None:
     rows = {row.messages[0]["content"]: row.messages[1]["content"] for row in documentation.questions()}
     assert rows["What is the module fnmatch for?"] == "Filename matching with shell patterns."
