@@ -19,7 +19,21 @@ def executed(path: Path) -> Any:
     with tempfile.TemporaryDirectory() as directory:
         resources = {"metadata": {"path": directory}}
         NotebookClient(notebook, timeout=300, record_timing=False, resources=resources).execute()
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = joined(cell.outputs)
     return notebook
+
+
+def joined(outputs: list[Any]) -> list[Any]:
+    """The outputs with neighboring texts as one: how a kernel cuts its text depends on the time."""
+    merged = list[Any]()
+    for output in outputs:
+        if merged and output.output_type == "stream" and merged[-1].get("name") == output.name:
+            merged[-1].text += output.text
+        else:
+            merged.append(output)
+    return merged
 
 
 def main() -> None:

@@ -28,8 +28,9 @@ API = sorted((ROOT / "docs" / "reference" / "api").glob("*.md"))  # of docstring
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {*API, *DECISIONS})]
 TOP_PAGES = sorted({*ROOT.glob("*.md")} - {*PAGES})
-# by test_readme.py, checkpoint/test_gpt2.py, data/text/test_prepare_shards.py
+# by test_readme.py, checkpoint/test_gpt2.py, data/text/test_prepare_shards.py, test_coming_from.py
 RUN_ELSEWHERE = {"README.md", "your-own-model.md", "evaluating-gpt.md", "token-shards.md"}
+RUN_ELSEWHERE |= {f"from-{library}.md" for library in ("plain-loop", "lightning", "hf-trainer", "accelerate")}
 SMALL = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=16", "--length=6 steps"]
 SMALL += ["--cloze-questions=8", "--sample-tokens=8", "--batch-size=8", "--micro-batch-size=4"]
 OF_TRANSLATION = ["--model.encoder-layers=1", "--model.decoder-layers=1", "--model.width=16", "--model.mlp-width=16"]

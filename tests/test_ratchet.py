@@ -31,9 +31,9 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 56_400,  # of .py, .pyi, .html and .css
+    "lines": 56_405,  # of .py, .pyi, .html and .css
     "files": 367,  # of .py
-    "statements": 31_000,  # without docstrings and texts below attributes
+    "statements": 31_001,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 21_130,
     "modules that train/loop.py needs": 30,

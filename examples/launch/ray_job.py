@@ -17,7 +17,9 @@ HERE = Path(__file__).resolve().parent
 
 def train_worker(settings: dict[str, str]) -> None:
     """Train as one of the workers. Ray sets the variables that torchrun sets, and surefoot reads them."""
-    sys.path.insert(0, str(HERE))  # for the program beside this file; a worker starts in another directory
+    sys.path.insert(
+        0, str(HERE)
+    )  # for the program beside this file; a worker starts in another directory
     import train
 
     train.build(train.Config(run_dir=settings["run_dir"])).train()
@@ -28,7 +30,9 @@ if __name__ == "__main__":
     TorchTrainer(
         train_worker,
         train_loop_config={"run_dir": str(run_dir)},
-        scaling_config=ScalingConfig(num_workers=2, use_gpu=False),  # use_gpu=True: one GPU for each worker
+        scaling_config=ScalingConfig(
+            num_workers=2, use_gpu=False
+        ),  # use_gpu=True: one GPU for each worker
         run_config=RunConfig(
             name=run_dir.name,
             storage_path=str(run_dir.parent / "ray"),  # Ray's own records

@@ -31,7 +31,11 @@ def spirals(samples: int = 1024) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(samples) % 2
     angle = torch.rand(samples, generator=generator).sqrt() * 9
-    points = torch.stack([angle.cos(), angle.sin()], dim=1) * (angle * (1.0 - 2.0 * labels))[:, None] / 5
+    points = (
+        torch.stack([angle.cos(), angle.sin()], dim=1)
+        * (angle * (1.0 - 2.0 * labels))[:, None]
+        / 5
+    )
     return points + 0.05 * torch.randn(samples, 2, generator=generator), labels
 
 

@@ -370,6 +370,15 @@ def test_a_manifest_that_refers_to_no_older_checkpoint_is_damaged(base: Any) -> 
         from_bytes(to_bytes(manifest))
 
 
+def test_a_base_that_lacks_a_tensor_is_damage(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save(Checkpoint(1, {"model": {"weight": torch.ones(2)}}))
+    base = Base(1, store.digests[1], {"model": ["trunk"]})
+    store.save(Checkpoint(3, {"model": {"weight": torch.ones(2)}}, bases=[base]))
+    with pytest.raises(CheckpointError, match=r"step-00000003 is damaged \(step-00000001/model: lacks trunk\)"):
+        read(store.path(3))
+
+
 @pytest.mark.parametrize("bases", [5, None, {"model": 1}, "model"])
 def test_a_manifest_whose_bases_are_no_list_is_damaged(bases: Any, tmp_path: Path) -> None:
     directory = Store(tmp_path).path(3)

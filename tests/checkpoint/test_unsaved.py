@@ -281,6 +281,27 @@ def test_what_the_losses_of_a_users_own_steps_remember_is_refused(tmp_path: Path
     assert (first.seen, second.seen) == (1, 1)
 
 
+@pytest.mark.parametrize("emptied", [True, False])
+def test_what_one_loss_of_a_step_passes_to_the_next_is_no_state(emptied: bool, tmp_path: Path) -> None:
+    passed: dict[str, Tensor] = {}
+    run = build(tmp_path / "run", loss=None)
+
+    def first(model: Any, batch: Any) -> Tensor:
+        passed[f"outputs {len(passed)}"] = outputs = model(batch[0])
+        return torch.as_tensor(outputs.square().mean())
+
+    def second(model: Any, batch: Any) -> Tensor:
+        if emptied:
+            passed.clear()
+        return torch.as_tensor(model(batch[0]).mean())
+
+    if emptied:
+        make_steps(run, first, second)
+        return
+    with pytest.raises(sf.ConfigError, match="passed changes in every pass"):
+        make_steps(run, first, second)
+
+
 @dataclass(slots=True)
 class Slots:
     n: int = 0

@@ -66,6 +66,19 @@ def test_windows_in_a_mixture_are_shifted_by_the_epoch_of_their_own_source():
             assert torch.equal(one.batch[1][row], expected[1][0])
 
 
+def test_batches_whose_rows_are_not_samples_are_not_mixed():
+    class Packed:
+        def __len__(self):
+            return 4
+
+        def gather(self, ids, epochs):
+            return torch.nn.utils.rnn.pack_sequence([torch.full((2,), float(sample)) for sample in ids])
+
+    gather = gather_fn(Mixture({"one": (Packed(), 1), "other": (Packed(), 1)}))
+    with pytest.raises(DataError, match="cannot be put into one batch: expected tensors, found a PackedSequence"):
+        gather(np.array([0, 5]), np.zeros(2, np.int64))
+
+
 def test_a_mixture_of_mixtures_is_gathered():
     inner = Mixture({"few": ((FEW,), 1), "many": ((MANY,), 1)})
     outer = Mixture({"inner": (inner, 1), "other": ((torch.arange(500, 510),), 1)})

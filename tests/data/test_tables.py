@@ -146,6 +146,9 @@ def test_decoded_row_groups_are_limited(path: Path) -> None:
     table = sf.data.Table(path)
     assert [len(table._decoded) for row in (0, 5, 9, 0) if table[row]] == [1, 2, 3, 3]
     assert table._decodings == 3
+    few = sf.data.Table(path, max_cache_bytes=2 * max(group.nbytes for group in table._decoded.values()))
+    assert [few[row] is not None for row in (0, 5, 0, 9, 0)] == [True] * 5
+    assert few._decodings == 3, "the group that was read last stays"
 
 
 @pytest.mark.parametrize(

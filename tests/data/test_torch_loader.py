@@ -177,6 +177,7 @@ def test_every_sampler_is_an_addressed_order() -> None:
     some = ids(build(loader(sampler=RandomSampler(Rows(), num_samples=16))))
     assert [len({*flat(some[start : start + 2])}) for start in (0, 2)] == [16, 16]
     with_replacement = build(loader(sampler=RandomSampler(Rows(), replacement=True, num_samples=4000)))
+    assert with_replacement.parts.pipeline.plan.samples == 4000
     counts = np.bincount(flat(ids(with_replacement)), minlength=SAMPLES)
     expected = counts.sum() / SAMPLES
     assert ((counts - expected) ** 2 / expected).sum() < 47 + 5 * 94**0.5  # five standard deviations
@@ -240,6 +241,17 @@ def test_what_is_not_taken_is_named(text: str, capsys: pytest.CaptureFixture[str
         pass
     shown = " ".join(capsys.readouterr().out.split())
     assert f"data from {about}" in shown
+
+
+def test_what_a_distributed_sampler_says_of_drops_and_seeds_is_named() -> None:
+    given = {"num_replicas": 1, "rank": 0}
+    for settings, text in (
+        ({"drop_last": True}, "; not taken: drop_last (no sample is dropped)"),
+        ({"seed": 3}, "; not taken: the sampler's seed (seed= of the run)"),
+        ({"seed": 3, "shuffle": False}, "order: sequential, as its DistributedSampler"),
+    ):
+        run = build(loader(sampler=DistributedSampler(Rows(), **given, **settings)))  # type: ignore[arg-type]
+        assert run.parts.pipeline.data.about.endswith(text)
 
 
 def test_what_is_taken_or_changes_nothing_is_not_named() -> None:

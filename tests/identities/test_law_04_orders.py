@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import small_runs
 import surefoot as sf
-from identities.world_runs import example
+from identities import world_runs
 from rank_processes import Ranks
 from small_runs import outcome
 from zygote import Zygote
@@ -73,22 +72,16 @@ def test_another_order_is_another_run(tmp_path: Path) -> None:
 
 
 def word_lm(run_dir: str, kill_at: int | None) -> None:
-    """The example, on 43 windows in 8 lanes; killed as it reads its n-th window."""
-    module = example("word_lm")
-    words = torch.randint(50, (43 * module.WINDOW + 1,), generator=torch.Generator().manual_seed(0))
-    read, reads = module.Windows.__getitem__, [0]
+    """The example, killed in a forward pass."""
+    run, passes = world_runs.word_lm(run_dir=run_dir, length="14 steps", report=False, check_state=False), [0]
 
-    def killing(self: Any, index: int) -> Any:
-        reads[0] += 1
-        if reads[0] == kill_at:
+    def count(*_: Any) -> None:
+        passes[0] += 1
+        if passes[0] == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
-        return read(self, index)
 
-    if kill_at is not None:
-        module.Windows.__getitem__ = killing
-    settings = {"model": lambda: module.LSTM(50), "train_data": module.Windows(words), "splits": {}, "run_dir": run_dir}
-    run = module.build(batch_size=8, micro_batch_size=2, length="14 steps", console=False, report=False, **settings)
-    module.train(run)
+    run.state.model.register_forward_pre_hook(count)
+    run.train()
 
 
 def saved_bits(run_dir: Path) -> dict[str, Any]:
@@ -106,7 +99,7 @@ def test_the_state_of_a_word_level_lstm_survives_a_kill(ranks: Ranks, tmp_path: 
         return end.status
 
     assert train("whole") == 0
-    for kill_at in (90, 80):
+    for kill_at in (38, 30):
         assert train("killed", kill_at) == SIGKILLED
     assert train("killed") == 0
     assert saved_bits(tmp_path / "killed") == saved_bits(tmp_path / "whole")

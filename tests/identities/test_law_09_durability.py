@@ -302,6 +302,17 @@ def test_any_flipped_bit_and_any_lost_or_added_byte_is_found_and_named(name: str
     assert str(damaged[0]) == f"checkpoint step-00000002 is damaged ({name}: missing)"
 
 
+def with_each_byte_flipped(store: Store, medium: Medium, path: Path) -> Iterator[Any]:
+    """What is found while one byte of a file is wrong; at the end the file is as it was."""
+    file = medium.file(path)
+    whole = bytes(file.data)
+    for place in range(len(whole)):
+        file.data = bytearray(whole)
+        file.data[place] ^= 1 << place % 8
+        yield newest_intact(store)
+    file.data = bytearray(whole)
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
 def test_any_flipped_byte_of_a_base_is_found_and_named_by_what_refers_to_it(name: str) -> None:
     medium, root = Medium(), Path("/checkpoints")
@@ -310,18 +321,12 @@ def test_any_flipped_byte_of_a_base_is_found_and_named_by_what_refers_to_it(name
     store.save(with_trunk(1, 1))
     for step in (2, 3):
         store.save(referring(with_trunk(step, 0), 0, medium, root))
-    file = medium.file(store.path(0) / name)
-    whole = bytes(file.data)
-    for place in range(len(whole)):
-        file.data = bytearray(whole)
-        file.data[place] ^= 1 << place % 8
-        found, damaged = newest_intact(store)
+    for found, damaged in with_each_byte_flipped(store, medium, store.path(0) / name):
         assert same(found, with_trunk(1, 1)), "it does not need that base"
         assert [damage.path for damage in damaged] == [store.path(3), store.path(2)]
         assert all("step-00000000" in str(damage) and name.partition(".")[0] in str(damage) for damage in damaged)
         assert all("step-00000000" in " ".join(verify(store.path(step), disk=medium)) for step in (2, 3))
         assert verify(store.path(1), disk=medium) == []
-    file.data = bytearray(whole)
     assert same(store.at(3), with_trunk(3, 0))
     flip(medium, store.path(0) / "optimizer.safetensors")  # nothing refers to this
     assert same(store.at(3), with_trunk(3, 0))
@@ -340,12 +345,7 @@ def test_any_flipped_byte_of_a_checkpoint_that_refers_to_another_is_found_and_na
     store.save(with_trunk(0, 0))
     for step in (1, 2):
         store.save(referring(with_trunk(step, 0), 0, medium, root))
-    file = medium.file(store.path(2) / name)
-    whole = bytes(file.data)
-    for place in range(len(whole)):
-        file.data = bytearray(whole)
-        file.data[place] ^= 1 << place % 8
-        found, damaged = newest_intact(store)
+    for found, damaged in with_each_byte_flipped(store, medium, store.path(2) / name):
         assert same(found, with_trunk(1, 0))
         assert [damage.path for damage in damaged] == [store.path(2)]
         assert name in str(damaged[0])

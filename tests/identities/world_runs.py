@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import surefoot as sf
+from gallery import example
 from surefoot.optim.clipping import Clipping
 
 SAMPLES, FEATURES, CLASSES = 101, 6, 3
@@ -450,23 +451,28 @@ def of_example(*, name: str, **changes: Any) -> dict[str, Any]:
 
 def of_word_lm() -> dict[str, Tensor]:
     """Weights and carried state of the LSTM in lanes, over the end of an epoch; lanes of 5 and 6 windows."""
-    module = example("word_lm")
     torch.set_default_dtype(torch.float64)
+    run = word_lm(run_dir=None, length="8 steps")
+    carried = run.parts.run_state.user_state.objects["lanes"]
+    with run:
+        for _ in run:
+            exchange_lanes(carried, run)
+    return weights(run) | {"carried": carried.clone()}
+
+
+def exchange_lanes(carried: Tensor, run: sf.Run) -> None:
+    """Give each rank the state of all lanes, as `docs/guides/data.md` shows: rank 0 saves them."""
+    if run.world_size > 1:
+        parts = [torch.empty_like(part) for part in carried.chunk(run.world_size, dim=1)]
+        torch.distributed.all_gather(parts, carried.chunk(run.world_size, dim=1)[run.rank].contiguous())
+        carried.copy_(torch.cat(parts, dim=1))
+
+
+def word_lm(**changes: Any) -> sf.Run:
+    """The example, on 43 windows in 8 lanes."""
+    module = example("word_lm")
+    module.LANES, module.WORDS = 8, 50
     words = torch.randint(50, (43 * module.WINDOW + 1,), generator=torch.Generator().manual_seed(0))
-    settings = {"model": lambda: module.LSTM(50), "train_data": module.Windows(words), "splits": {}, "run_dir": None}
-    run = module.build(batch_size=8, micro_batch_size=2, length="8 steps", console=False, **settings)
-    module.train(run)
-    return weights(run) | {"carried": run.loss.state.clone()}
-
-
-def example(name: str) -> Any:
-    """A file of examples/ as a module."""
-    import importlib.util
-
-    path = Path(__file__).parents[2] / "examples" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    module.topics = {"text": " ".join(str(word) for word in words.tolist())}
+    run: sf.Run = module.build(micro_batch_size=2, console=False, **changes)
+    return run

@@ -186,16 +186,7 @@ def test_a_batch_that_is_not_of_two_needs_a_pair() -> None:
 )
 def test_a_metric_that_returns_no_mean_of_scalars_is_refused_with_its_split(returned: Any, says: str) -> None:
     metrics = {"share": lambda outputs, targets: returned}
-    run = sf.Run(
-        model=model,
-        loss=plain,
-        train_data=data(),
-        batch_size=5,
-        length="1 step",
-        optimizer=sf.optim.sgd(lr=0.1),
-        splits={"held_out": sf.Split(data(), metrics=metrics, batch_size=5)},
-        console=False,
-    )
+    run = run_of(plain, splits={"held_out": sf.Split(data(), metrics=metrics, batch_size=5)})
     with pytest.raises(sf.ConfigError, match=rf"^split 'held_out': the metric 'share' .*{says}") as refused:
         run.train()
     assert len(str(refused.value).splitlines()) == 3
@@ -211,21 +202,23 @@ def test_a_loss_with_anything_else_beside_it_is_refused(returned: Any) -> None:
         sf.evaluate(model(), sf.Split(data()), loss=wrong)
 
 
+def run_of(loss: Any, **changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {
+        "model": Counting,
+        "loss": loss,
+        "train_data": data(),
+        "batch_size": 24,
+        "micro_batch_size": 8,
+        "length": "6 steps",
+        "optimizer": sf.optim.adamw(lr=1e-2),
+        "check_state": False,  # the model counts its calls
+        "console": False,
+    }
+    return sf.Run(**(settings | changes))
+
+
 def run_with(loss: Any, out: Path | None = None, **changes: Any) -> sf.Run:
-    torch.manual_seed(1)
-    run = sf.Run(
-        model=Counting,
-        loss=loss,
-        train_data=data(),
-        batch_size=24,
-        micro_batch_size=8,
-        length="6 steps",
-        optimizer=sf.optim.adamw(lr=1e-2),
-        run_dir=out,
-        check_state=False,  # the model counts its calls
-        console=False,
-        **changes,
-    )
+    run = run_of(loss, run_dir=out, **changes)
     run.train()
     return run
 
@@ -359,18 +352,8 @@ def a_number(outputs: Tensor, targets: Tensor) -> Tensor:
     ],
 )
 def test_wrong_metrics_and_names_are_refused_before_the_first_step(metrics: Any, settings: Any, message: str) -> None:
-    run = sf.Run(
-        model=model,
-        loss=plain,
-        train_data=data(),
-        batch_size=24,
-        length="6 steps",
-        optimizer=sf.optim.sgd(lr=0.1),
-        splits={"val": sf.Split(data(), metrics=metrics)},
-        evaluate_every="5 steps",
-        console=False,
-        **settings,
-    )
+    splits = {"val": sf.Split(data(), metrics=metrics)}
+    run = run_of(plain, splits=splits, evaluate_every="5 steps", check_state=True, **settings)
     with pytest.raises(sf.ConfigError, match=message):
         run.train()
     assert run.state.step == 0

@@ -223,6 +223,22 @@ def test_a_step_with_an_evaluation_that_is_not_finite_changes_no_bit(name: str, 
     assert all(torch.isfinite(each).all() for each in weights(run.state.model))
 
 
+def test_an_undone_step_is_not_counted_in_the_optimizer_s_own_numbers() -> None:
+    class Counted(Twice):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, lr=0.1)
+            self.taken = 0
+
+        def step(self, closure: Any) -> Tensor:  # type: ignore[override]
+            self.taken += 1
+            return super().step(closure)
+
+    poison = Poisoned(1, {0, 3})
+    run = build(Counted, loss=poison, check_state=False)
+    optimizer: Any = run.state.optimizers["model"].optimizer
+    assert [optimizer.taken for _ in each_step(run, poison)] == [0, 1, 2, 2, 3, 4, 5, 6]
+
+
 @EVERY
 def test_training_goes_on_as_if_an_undone_step_had_not_been(name: str) -> None:
     run, poison = poisoned(name, 1, {2}, model=net)

@@ -210,6 +210,15 @@ def test_an_instance_of_other_parameters_is_refused_with_what_to_write(
         build(torch.optim.SGD(members(model), lr=0.1), model=model)
 
 
+def test_an_instance_with_its_state_on_another_device_is_refused() -> None:
+    model = seeded()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    weight = next(model.parameters())
+    optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight, device="meta")
+    with pytest.raises(ConfigError, match=r"(?s)has its state on another device than cpu.*move the model before"):
+        build(optimizer, model=model)
+
+
 def test_an_instance_is_not_rebuilt_when_parameters_are_unfrozen() -> None:
     model = seeded()
     model[0].requires_grad_(False)  # type: ignore[index]

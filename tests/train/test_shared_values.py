@@ -1,74 +1,27 @@
-"""A value shared by two losses of a step, and gradients of one's own: the examples against plain loops, and killed. (6 s)"""
+"""A value shared by two losses of a step, and gradients of one's own: further laws of the examples, and kills. (6 s)"""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import surefoot as sf
+from gallery import batches, example
 from rank_processes import Ranks
-from surefoot.seeding import fold, seed_generators
 from surefoot.tracking.jsonl import records
 
 SMALL: dict[str, Any] = {"length": "12 steps", "batch_size": 16, "precision": "fp32", "device": "cpu", "console": False}
 
 
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", Path(__file__).parents[2] / f"examples/{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def batches(run: sf.Run) -> list[Any]:
-    """The samples of each step, which no optimizer changes."""
-    with run:
-        return [step.micro_batches[0].batch for step in run.steps()]
-
-
 def state(models: Any) -> dict[str, dict[str, Tensor]]:
     return {name: {key: each.detach() for key, each in model.state_dict().items()} for name, model in models.items()}
-
-
-def test_a_dcgan_with_shared_pictures_is_the_plain_loop_to_the_bit() -> None:
-    dcgan = example("dcgan")
-    run, plain = dcgan.build(**SMALL), dcgan.build(**SMALL)
-    key, steps = plain.parts.task.key, batches(dcgan.build(**SMALL))
-    dcgan.train(run)
-
-    generator, discriminator = plain.state.models["generator"], plain.state.models["discriminator"]
-    of_g, of_d = (
-        torch.optim.Adam(each.parameters(), lr=2e-3, betas=(0.5, 0.999), fused=True)
-        for each in (generator, discriminator)
-    )
-    criterion = nn.BCEWithLogitsLoss()
-    for index, (real,) in enumerate(steps):
-        seed_generators(fold(key, index, 0))
-        noise, ones, zeros = torch.randn(16, dcgan.NOISE, 1, 1), torch.ones(16), torch.zeros(16)
-        discriminator.zero_grad()
-        of_real = criterion(discriminator(real), ones)
-        of_real.backward()
-        fake = generator(noise)
-        of_fake = criterion(discriminator(fake.detach()), zeros)
-        of_fake.backward()
-        of_d.step()
-        generator.zero_grad()
-        criterion(discriminator(fake), ones).backward()
-        of_g.step()
-
-    torch.testing.assert_close(state(run.state.models), state(plain.state.models), rtol=0, atol=0)
-    assert run.state.step == 12
 
 
 def test_pictures_are_generated_once_in_a_step() -> None:
@@ -84,18 +37,18 @@ def test_sharing_changes_no_result_beside_generating_twice() -> None:
     dcgan = example("dcgan")
     shared, twice = dcgan.build(**SMALL, micro_batch_size=8), dcgan.build(**SMALL, micro_batch_size=8)
     dcgan.train(shared)
-    losses = dcgan.Losses()
 
     def generator_loss(models: Any, batch: Any) -> Tensor:
         buffers = [(each, each.clone()) for each in models["generator"].buffers()]
-        fake = models["generator"](torch.randn(len(batch[0]), dcgan.NOISE, 1, 1))
+        fake = models["generator"](torch.randn(len(batch[0]), 8, 1, 1))
         for each, before in buffers:
             each.data.copy_(before)  # its statistics count the pictures once
-        return torch.as_tensor(dcgan.towards(models["discriminator"](fake), 1.0))
+        logits = models["discriminator"](fake)
+        return torch.as_tensor(dcgan.criterion(logits, torch.ones_like(logits)))
 
     with twice:
         for step in twice.steps():
-            sf.forward_backward(step, losses.discriminator)
+            sf.forward_backward(step, dcgan.discriminator_loss)
             sf.update(step, "discriminator")
             sf.forward_backward(step, generator_loss)
             sf.update(step, "generator")

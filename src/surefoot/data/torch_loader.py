@@ -192,9 +192,12 @@ def _untaken(loader: DataLoader[Any]) -> str:
     batches = loader.batch_sampler
     sampler = batches.sampler if type(batches) is BatchSampler else None
     draws = isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler) and sampler.generator
+    share: Any = sampler if isinstance(sampler, DistributedSampler) else None
+    drops = [each.drop_last for each in (batches, share) if isinstance(each, BatchSampler | DistributedSampler)]
     reasons = {
-        "drop_last (no sample is dropped)": type(batches) is BatchSampler and batches.drop_last,
+        "drop_last (no sample is dropped)": type(batches) is BatchSampler and any(drops),
         "generator (seed= seeds the order)": bool(loader.generator or draws),
+        "the sampler's seed (seed= of the run)": share is not None and share.shuffle and share.seed != 0,
         "worker_init_fn (each sample is seeded)": loader.worker_init_fn is not None,
         "timeout (a hanging worker is named, and the run waits)": loader.timeout > 0,
         "multiprocessing_context (fork on Linux)": loader.multiprocessing_context is not None,

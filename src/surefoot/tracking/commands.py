@@ -9,7 +9,8 @@ from pathlib import Path
 
 from surefoot.tracking.run_reader import RunFiles, Session
 
-_TYPED_IN = {"", "-", "-c", "ipykernel_launcher.py"}  # program names of an interactive session or a notebook
+# program names of an interactive session or a notebook
+_TYPED_IN = {"", "-", "-c", "ipykernel_launcher.py", "colab_kernel_launcher.py"}
 _SCRIPT = '# in the script that builds the run:\nprint(surefoot.load(run).evaluate(checkpoint="best"))'
 
 

@@ -53,14 +53,19 @@ class StateCheck:
     changed: set[str] = field(default_factory=set)  # by the updates of the first step
     steps: int = 2  # number of watched steps
 
-    def check_passes(self, *passes: tuple[Loss | None, MicroBatch | None]) -> None:
-        """Compare the states after two passes of this rank's micro-batch, once per run. If a pass fails, the step reports the error."""
+    def check_passes(self, *passes: tuple[Loss | None, MicroBatch | None], after_step: bool = False) -> None:
+        """Compare the states after two passes of this rank's micro-batch, once per run. If a pass fails, the step reports the error.
+
+        Containers that are empty `after_step` are not state: they pass values from one loss of a step to another.
+        """
         for loss, micro_batch in () if self.has_passed else passes:
             able = loss is not None and micro_batch is not None and micro_batch.count > 0
             if not all(self.world.gathered(able)) or loss is None or micro_batch is None:
                 return
             try:
-                names = self._changed_by_second_pass(loss, micro_batch)
+                values = self._observed(loss).values if after_step else {}
+                empty = {name for name, value in values.items() if type(value) is tuple and value[1:] == (0,)}
+                names = [name for name in self._changed_by_second_pass(loss, micro_batch) if name not in empty]
             except NotPutBackError:
                 raise
             except Exception:  # in the user's code: the step explains it
@@ -74,7 +79,7 @@ class StateCheck:
         self.changed = {name for each in self.updates for name in changes(*each, exact=self.exact)}
         if step.index:
             refuse_unsaved(self.world.gathered(sorted(changed & self.changed)), when="in every update")
-        self.check_passes(*self.losses)
+        self.check_passes(*self.losses, after_step=True)
         self.losses, self.updates = [], []
 
     def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
@@ -83,10 +88,10 @@ class StateCheck:
 
     def before(self, names: Iterable[str], factor: torch.Tensor | float) -> None:
         self.inner.before(names, factor)
-        self.updates.append([self._observed()])
+        self.updates.append([self._observed(self.task.loss, optimizers=True)])
 
     def after(self, names: Iterable[str]) -> None:
-        self.updates[-1].append(self._observed())
+        self.updates[-1].append(self._observed(self.task.loss, optimizers=True))
         self.inner.after(names)
 
     def _changed_by_second_pass(self, loss: Loss, micro_batch: MicroBatch) -> list[str]:
@@ -99,13 +104,13 @@ class StateCheck:
                 put_back(only_saved=True)
                 batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))  # a loss may write into it
                 losses.append(float(forward_backward(Step(0, [batch], task, State(models, {})))))
-                after.append(Observation(models, loss, user_state=self.user_state))
+                after.append(self._observed(loss))
         differ = f"state that the loss depends on ({losses[0]:.9g}, then {losses[1]:.9g})"
         return changes(*after, exact=self.exact) or [differ] * (not same(*losses, exact=self.exact))
 
-    def _observed(self) -> Observation:
-        optimizers = {name: trained.optimizer for name, trained in self.state.optimizers.items()}
-        return Observation(self.state.models, self.task.loss, optimizers, user_state=self.user_state)
+    def _observed(self, loss: Loss | None, *, optimizers: bool = False) -> Observation:
+        trained = {name: each.optimizer for name, each in self.state.optimizers.items()} if optimizers else None
+        return Observation(self.state.models, loss, trained, user_state=self.user_state)
 
 
 def first_loss(
