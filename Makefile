@@ -7,7 +7,7 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/surefoot/__init__.
 WORKERS := -n 2 --dist loadfile
 export PYTHONDONTWRITEBYTECODE :=  # else each of the hundreds of processes that tests start would compile the package again
 
-.PHONY: train check site test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-diagnose campaign-mutants bench notebook pictures prose release clean
+.PHONY: train check site test test-cost test-slow test-timing gpu campaign campaign-restarts campaign-diagnose campaign-mutants campaign-finetune bench notebook pictures prose release clean
 
 train: .venv/train  ## install the core and the tokenizers, then train a GPT on the source of Python's own standard library
 	$(BIN)/surefoot train gpt --run-dir runs/first
@@ -44,6 +44,9 @@ campaign-diagnose: .venv/ready  ## short runs with planted faults, each of which
 
 campaign-mutants: .venv/ready  ## 100 small faults in the source, one by one, each of which a test must find; ten minutes
 	$(BIN)/python benchmarks/mutants.py
+
+campaign-finetune: .venv/ready  ## 100 kills of fine-tuning runs, with LoRA and in full; appends likewise
+	$(BIN)/python benchmarks/finetune_kills.py --kills 100
 
 bench: .venv/ready  ## every benchmark in its short form, up to 20 minutes; DATA=DIRECTORY holds the data sets of some
 	$(BIN)/python benchmarks/bench.py $(if $(wildcard $(DATA)),--data $(DATA))

@@ -22,6 +22,7 @@ from in_one import in_one
 from surefoot.cli.main import main
 from surefoot.config.toml import values
 from surefoot.tracking.record import KINDS
+from tuned_runs import write_chat, write_model
 
 ROOT = Path(__file__).parents[1]
 API = sorted((ROOT / "docs" / "reference" / "api").glob("*.md"))  # of docstrings; their examples are doctests
@@ -86,6 +87,10 @@ def test_every_command_works_one_after_the_other(page: Path, tmp_path: Path, mon
     Path("pairs.tsv").write_text("".join(f"cat {place}\tKatze {place}\n" for place in range(400)))
     if page.name == "images.md":
         write_images()
+    if page.name == "fine-tuning.md":
+        pytest.importorskip("transformers", reason="transformers is not installed")
+        write_model(Path("models/base"))
+        write_chat(Path("chat.jsonl"))
     for language, text in blocks(page):
         if language == "toml":
             Path("mine.toml").write_text(text)
@@ -94,7 +99,7 @@ def test_every_command_works_one_after_the_other(page: Path, tmp_path: Path, mon
         on_paper = "--world-size" in command
         trains = command[1:3] in (["train", "gpt"], ["plan", "gpt"]) and not on_paper
         trained_here = trains and not {"--data.tokenizer", "--init-from", "shards"} & set(command)
-        changes = {"gpt": SMALL, "translation": OF_TRANSLATION, "images": OF_IMAGES}
+        changes = {"gpt": SMALL, "translation": OF_TRANSLATION, "images": OF_IMAGES, "finetune": ["--length=2 steps"]}
         small = changes.get(command[2], []) if command[1] in ("train", "plan", "compare", "find-batch-size") else []
         if on_paper:
             small = ["--model.layers=2"]

@@ -177,10 +177,11 @@ NEEDS = [
     ("trackers", ["train", *BYTES, "--run-dir=run", "--trackers=wandb,mlflow,trackio"]),
     ("search", ["compare", *BYTES, "--vary", "optimizer.lr=1e-4..1e-2", "--trials=2", "--out=run"]),
     ("slurm", ["submit", *BYTES, "--hours=1", "--run-dir=run"]),
+    ("hf", ["train", "finetune", "--run-dir=run"]),
     ("quant", ["train", *BYTES, "--run-dir=run", "--optimizer.name=adamw8bit"]),
 ]
 ON_PAPER = [["gpt", "--preset=gpt2-124m"], ["gpt"], ["translation", "--preset=base"], ["translation"]]
-WITHOUT_CODE = {"hf", "remote"}  # extras of which no file of ours imports anything
+WITHOUT_CODE = {"remote"}  # extras of which no file of ours imports anything
 
 
 def what_is_refused() -> list[tuple[int, str, list[str]]]:

@@ -31,9 +31,9 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 55_350,  # of .py, .pyi, .html and .css
-    "files": 359,  # of .py
-    "statements": 30_455,  # without docstrings and texts below attributes
+    "lines": 56_560,  # of .py, .pyi, .html and .css
+    "files": 368,  # of .py
+    "statements": 31_090,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 21_234,
     "modules that train/loop.py needs": 30,

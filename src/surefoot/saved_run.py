@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,7 +200,7 @@ class SavedRun:
         *,
         checkpoint: str | int = "newest",
         weights: Weights = "auto",
-        layout: Layout = "native",
+        layout: Layout = "auto",
         max_file: str = "5 GB",
         model: str = "model",
     ) -> ExportResult:
@@ -208,10 +209,11 @@ class SavedRun:
         `checkpoint` is "newest" (the newest intact checkpoint), "best", or a step. `weights="auto"` selects the averaged weights
         if the run has averaged weights. The layout "native" keeps the model's parameter names. Tied tensors are stored once, and
         the file's metadata lists their other names. The layout "gpt2" stores a `GPT` of the family gpt2 as transformers'
-        GPT2LMHeadModel, with config.json. Weights larger than `max_file` are split into several files with an index. `out`
-        defaults to RUN/export. `model` selects one of several models. The run's tokenizers are copied. The checkpoint's bytes
-        are verified before use. Raises `CheckpointError` if a file cannot be read or written, and `ConfigError` if an argument
-        does not fit the run.
+        GPT2LMHeadModel, with config.json. "transformers" writes the model of a finetune run, with merged adapters, and "peft" its
+        adapter alone. "auto" is "transformers" for finetune runs, otherwise "native". Weights larger than `max_file` are split into
+        several files with an index. `out` defaults to RUN/export. `model` selects one of several models. The run's tokenizers are
+        copied. The checkpoint's bytes are verified before use. Raises `CheckpointError` if a file cannot be read or written, and
+        `ConfigError` if an argument does not fit the run.
         """
         from surefoot.export.export import export
 
@@ -223,7 +225,22 @@ class SavedRun:
             layout=layout,
             max_file=max_file,
             model=model,
+            writes=self._exporting_recipe(),
         )
+
+    def _exporting_recipe(self) -> Callable[..., list[str]] | None:
+        from surefoot.config import toml
+        from surefoot.config.paths import file_text
+
+        path = self.path / "config.toml"
+        described = toml.program(file_text(path), where=str(path)) if path.is_file() else {}
+        if described.get("kind") != "recipe":  # the user's file is not executed
+            return None
+        from surefoot.recipes.program import program_and_config
+
+        program, config = program_and_config(self.path)
+        function = program.names.get("export")
+        return None if function is None else partial(function, config)
 
     # --- need a model or the program -----------------------------------------------------------------------------
 

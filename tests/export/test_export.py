@@ -295,7 +295,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["--layout", "gpt3"], 2, "--layout 'gpt3' is not one of native, gpt2"),
+        (["--layout", "gpt3"], 2, "--layout 'gpt3' is not one of auto, native, gpt2, transformers, peft"),
         (["--weights", "mean"], 2, "--weights 'mean' is not one of auto, averaged, trained"),
         (["--weights", "averaged"], 2, "this run has no averaged weights"),
         (["--max-file", "5 apples"], 2, "max_file = '5 apples': write it with a unit"),

@@ -16,6 +16,7 @@ class Export(RunOption):
 
       surefoot export runs/mine
       surefoot export runs/mine --checkpoint best --layout gpt2 --out mine
+      surefoot export runs/finetune --layout peft
     """
 
     checkpoint: str = "newest"
@@ -24,8 +25,10 @@ class Export(RunOption):
     """Output directory. Default: export/ in the run's directory."""
     weights: Literal["auto", "averaged", "trained"] = "auto"
     """auto exports averaged weights if the run has them, else the trained weights."""
-    layout: Literal["native", "gpt2"] = "native"
-    """native keeps parameter names. gpt2 writes files for transformers' GPT2LMHeadModel, from gpt runs with --model.family gpt2."""
+    layout: Literal["auto", "native", "gpt2", "transformers", "peft"] = "auto"
+    """Files to write: native keeps parameter names. For finetune runs, transformers merges the adapter into the weights, and peft writes
+    it alone. For gpt runs with --model.family gpt2, gpt2 is for transformers' GPT2LMHeadModel. By default (auto), finetune runs have
+    the layout transformers, and others native."""
     max_file: str = "5 GB"
     """Maximum file size. A larger export is split into several files with an index."""
     model: str = "model"

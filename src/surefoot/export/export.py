@@ -1,6 +1,6 @@
 """Export of a run's weights into files that other programs load, from a checkpoint without the training script."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,8 @@ from surefoot.models.gpt_layers import GPTConfig
 from surefoot.tokenizers.bpe import from_json
 
 Weights = Literal["auto", "averaged", "trained"]
-Layout = Literal["native", "gpt2"]
+Layout = Literal["auto", "native", "gpt2", "transformers", "peft"]
+Writes = Callable[..., list[str]]  # `export` of a recipe
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,15 @@ def export(
     *,
     checkpoint: str | int = "newest",
     weights: Weights = "auto",
-    layout: Layout = "native",
+    layout: Layout = "auto",
     max_file: str = "5 GB",
     model: str = "model",
+    writes: Writes | None = None,
 ) -> ExportResult:
-    """Write a checkpoint's weights into files that other programs load; `SavedRun.export` describes the arguments and errors."""
+    """Write a checkpoint's weights into files that other programs load; `SavedRun.export` describes the arguments and errors.
+
+    `writes` is the function of a recipe that writes the layouts transformers and peft.
+    """
     run = local_path(run, setting="run")
     if out is None and (run / "export").is_symlink():
         raise ConfigError(
@@ -74,6 +79,15 @@ def export(
     limit = _checked(run, out, checkpoint, weights, layout, max_file)
     source, damaged = _newest_or_best(Store(run / "checkpoints"), str(checkpoint), weights, model)
     ((file, tensors_of_model),) = source.files.items()
+    averaged = file.partition("-")[0] == "ema"
+    if writes is not None and layout in ("auto", "transformers", "peft"):
+        written = writes(run=run, checkpoint=source, out=out, layout=layout, max_bytes=limit)
+        return ExportResult(out, tuple(written), source.step, averaged, tuple(damaged))
+    if layout in ("transformers", "peft"):
+        raise ConfigError(
+            f"layout = {layout}: {run} was not started by surefoot train finetune\n"
+            "  only this recipe trains a model of transformers\n  type --layout native"
+        )
     tensors = [
         Written(name, each)
         for name, each in tensors_of_model.items()
@@ -88,7 +102,7 @@ def export(
     copied = [each for each in sorted(run.glob("*tokenizer*.json")) if each.is_file() and not each.is_symlink()]
     contents = chain(beside, ((each.name, each.read_bytes()) for each in copied))
     files = write_weights(tensors, out, max_bytes=limit, aliases=aliases, beside=contents)
-    return ExportResult(out, tuple(files), source.step, file.partition("-")[0] == "ema", tuple(damaged))
+    return ExportResult(out, tuple(files), source.step, averaged, tuple(damaged))
 
 
 def _checked(run: Path, out: Path, checkpoint: str | int, weights: str, layout: str, max_file: str) -> int:
@@ -97,7 +111,7 @@ def _checked(run: Path, out: Path, checkpoint: str | int, weights: str, layout: 
         f"checkpoint = {checkpoint!r} must be newest, best or a step": checkpoint in ("newest", "best")
         or _is_step(checkpoint),
         f"weights = {weights!r} must be auto, averaged or trained": weights in get_args(Weights),
-        f"layout = {layout!r} must be native or gpt2": layout in get_args(Layout),
+        f"layout = {layout!r} must be auto, native, gpt2, transformers or peft": layout in get_args(Layout),
     }
     problems = [text for text, holds in accepted.items() if not holds]
     try:

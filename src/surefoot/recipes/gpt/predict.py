@@ -41,10 +41,7 @@ def continuations(
 ) -> Iterator[str]:
     """Yield the continuations of inputs and file lines, or of `otherwise`. The single input "-" is standard input. One input yields pieces
     of text; several yield one JSON object per line. Errors are raised before the first output."""
-    if list(inputs) == ["-"]:
-        inputs = [decode_utf8(b"" if sys.stdin is None else sys.stdin.buffer.read(), "standard input")]
-    from_file = [] if options.file is None else _lines(local_path(options.file, setting="file"))
-    prompts = [*inputs, *from_file] or [otherwise]
+    prompts = prompts_of(inputs, options.file) or [otherwise]
     encoded = [tokenizer.encode(prompt).tolist() for prompt in prompts]
     if [] in encoded:
         raise sf.ConfigError(f"prompt {encoded.index([]) + 1} is empty: write at least one character to continue from")
@@ -78,6 +75,13 @@ def _decode(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:
             pending = []
     if pending:
         yield tokenizer.decode(pending)
+
+
+def prompts_of(inputs: Sequence[str], file: str | None) -> list[str]:
+    """Return the inputs, or standard input for the single input "-", and the lines of a file. Raises `DataError` if it has none."""
+    if list(inputs) == ["-"]:
+        inputs = [decode_utf8(b"" if sys.stdin is None else sys.stdin.buffer.read(), "standard input")]
+    return [*inputs, *([] if file is None else _lines(local_path(file, setting="file")))]
 
 
 def _lines(path: Path) -> list[str]:

@@ -1,0 +1,5 @@
+"""Fine-tuning of language models on conversations."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

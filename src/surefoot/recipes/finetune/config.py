@@ -1,0 +1,84 @@
+"""Settings of the finetune recipe. Imports no torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from surefoot.config.setting import default, ordered, setting
+from surefoot.config.train_settings import number
+from surefoot.recipes.optimizer_settings import RecipeSettings
+
+_COUNT = number("a whole number, 0 or more", min_value=0)
+ALL_LINEAR = ("all-linear",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Conversations, and the tokens that the loss counts."""
+
+    path: str | None = None
+    """A .jsonl file of rows with messages, or with instruction and response. Default: questions on Python's standard library."""
+    val_path: str | None = None
+    """A file of the same form for validation. Default: a part of the training rows."""
+    val_fraction: float = 0.05
+    """Fraction of the rows for validation, chosen by a hash of their first message. 0 evaluates nothing."""
+    template: str | None = None
+    """A file with a chat template in Jinja. Default: the tokenizer's own, or "User: ...", "Assistant: ..." on lines of their own."""
+    max_tokens: int | None = None
+    """Maximum number of tokens of a row. Default: the model's context, at most 1024."""
+    on_long: Literal["cut", "skip", "error"] = "cut"
+    """For longer rows: cut drops their end, and rows whose end is their only answer; skip drops such rows; error refuses them."""
+    train_on: Literal["answers", "last"] = "answers"
+    """Messages that the loss counts: all answers of the assistant, or only the last one. Prompts never count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """Low-rank adapters of peft: https://arxiv.org/abs/2106.09685."""
+
+    rank: int = 16
+    """Rank of the adapters."""
+    alpha: float | None = None
+    """Scale of the adapters: their product is multiplied by alpha / rank. Default: twice the rank."""
+    dropout: float = 0.05
+    """Dropout probability of the adapters' inputs."""
+    target_modules: tuple[str, ...] = ALL_LINEAR
+    """Names, or ends of names, of the adapted layers, such as q_proj v_proj. all-linear adapts all linear layers except the head."""
+
+
+@ordered
+@dataclass(kw_only=True)
+class Config(RecipeSettings):
+    """Fine-tune a language model of transformers on conversations."""
+
+    preset: Literal["tiny", "instruct"] | None = setting(None, observer=True, after="", group="what is trained")
+    """A complete configuration to start from. Files and flags override it. Commands start from tiny."""
+    run_dir: str | Path | None = default("runs/finetune")
+    length: str = default("3 epochs")
+    batch_size: int | str = default("2048 tokens")
+    evaluate_every: str = default("25%")
+    model: str | None = setting(None, observer=True)
+    """Directory of a model of transformers: config.json, .safetensors files and a tokenizer. Default: a small GPT, trained first."""
+    method: Literal["lora", "full"] = setting("lora", identity=True)
+    """lora trains adapters of low rank beside the frozen weights; full trains all weights."""
+    lora: Lora = setting(factory=Lora, identity=True)
+    """The adapters of the method lora."""
+    data: Data = setting(factory=Data, identity=True)
+    sample_tokens: int = setting(64, check=_COUNT, observer=True, after="check_state", group="evaluation")
+    """Maximum number of tokens of the answer that samples show; 0 disables samples."""
+
+
+BEST = "min val/loss"
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {"preset": "tiny"},  # finetune.Config() names no preset
+    "instruct": {  # of a model of billions of parameters on one GPU
+        "data.max_tokens": 2048,
+        "batch_size": "32768 tokens",
+        "micro_batch_size": "4096 tokens",
+        "activation_checkpointing": "blocks",
+        "save_every": "15 min",
+    },
+}
+
+MEANT_FOR = {"instruct": "a model and conversations of your own: --model DIR --data.path FILE.jsonl"}

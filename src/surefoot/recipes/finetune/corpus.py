@@ -1,0 +1,162 @@
+"""The corpus of a finetune run: the tokenizer with its chat template, and conversations as tokens. Imports no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import surefoot as sf
+from surefoot.recipes.finetune.config import Config, Data
+from surefoot.recipes.finetune.conversations import (
+    Conversation,
+    read_conversations,
+    rendered,
+    split_conversations,
+    template_of,
+)
+from surefoot.recipes.optimizer_settings import note
+
+_MAX_TOKENS = 1024  # by default
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Training and validation rows as tokens and as conversations, and the tokenizer."""
+
+    train: Any
+    val: Any  # None: nothing is evaluated
+    rows: list[Conversation]  # for training
+    held_out: list[Conversation]
+    tokenizer: Any
+    max_tokens: int
+    about: str
+    notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def in_words(self) -> list[str]:
+        val = "none" if self.val is None else f"{len(self.val):,}"
+        targets = int(self.train.is_answer.sum())
+        return [
+            self.about,
+            f"{len(self.train):,} conversations for training, {val} for validation, at most {self.max_tokens:,} tokens each",
+            f"{len(self.train.tokens):,} tokens for training, of which {targets:,} are answers; {len(self.tokenizer):,} in the vocabulary",
+            *self.notes,
+        ]
+
+
+def conversations(data: Data, default: list[Conversation] | None) -> tuple[list[Conversation], list[Conversation], str]:
+    """Return training and validation rows, and a line that names them. `default` are the rows without a path."""
+    rows = default if data.path is None else read_conversations(data.path, setting="data.path")
+    assert rows is not None
+    about = (
+        f"conversations of {data.path}"
+        if data.path
+        else "questions on Python's standard library (data.path is not set)"
+    )
+    if data.val_path is not None:
+        return list(rows), read_conversations(data.val_path, setting="data.val_path"), about
+    return *split_conversations(rows, val_fraction=data.val_fraction), about
+
+
+def corpus(config: Config, tokenizer: Any, *, context: int | None, default: list[Conversation] | None) -> Corpus:
+    """Return the conversations of a configuration in tokens. `context` is the model's limit, None if it has none."""
+    data = config.data
+    max_tokens = limit(data.max_tokens, context)
+    training, held_out, about = conversations(data, default)
+    notes = list[str]()
+    train, rows = _encoded(training, tokenizer, data, max_tokens, notes, kind="training")
+    val, scored = _encoded(held_out, tokenizer, data, max_tokens, notes, kind="validation") if held_out else (None, [])
+    for each in notes:
+        note(f"note: {each}")
+    return Corpus(train, val, rows, scored, tokenizer, max_tokens, about, notes)
+
+
+def limit(max_tokens: int | None, context: int | None) -> int:
+    """Return the maximum number of tokens of a row. Raises `ConfigError` if it exceeds the model's context."""
+    if max_tokens is None:
+        return min(context or _MAX_TOKENS, _MAX_TOKENS)
+    if context is not None and max_tokens > context:
+        raise sf.ConfigError(
+            f"data.max_tokens = {max_tokens} is more than the model's context of {context} tokens\n"
+            f"  it has no positions beyond\n  type --data.max-tokens {context}"
+        )
+    return max_tokens
+
+
+def _encoded(
+    rows: Sequence[Conversation], tokenizer: Any, data: Data, max_tokens: int, notes: list[str], *, kind: str
+) -> tuple[Any, list[Conversation]]:
+    from surefoot.data.text.dialogues import Dialogues  # imports torch
+
+    texts = [rendered(tokenizer, row, train_on=data.train_on) for row in rows]
+    encoded = tokenizer([text for text, _ in texts], add_special_tokens=False, return_offsets_mapping=True)
+    taken, used, cut, left_out = [], [], 0, 0
+    for row, (_, spans), ids, offsets in zip(rows, texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        is_answer = [any(first <= start < end for first, end in spans) for start, end_of_token in offsets]
+        is_long = len(ids) > max_tokens
+        if is_long and data.on_long == "error":
+            raise sf.DataError(
+                f"{row.where}: the conversation has {len(ids):,} tokens, and the limit is {max_tokens:,}\n"
+                "  data.on_long is error\n  shorten it, raise --data.max-tokens, or type --data.on-long cut"
+            )
+        if (is_long and data.on_long == "skip") or not any(is_answer[1:max_tokens]):
+            left_out += 1
+            continue
+        cut += is_long
+        taken.append((ids[:max_tokens], is_answer[:max_tokens]))
+        used.append(row)
+    if not taken:
+        raise sf.DataError(
+            f"none of the {len(rows):,} {kind} conversations has an answer within {max_tokens:,} tokens\n"
+            "  longer ones are cut at their end, or skipped (data.on_long)\n"
+            "  raise --data.max-tokens, or shorten the prompts"
+        )
+    if cut or left_out:
+        notes.append(
+            f"{cut:,} of {len(rows):,} {kind} conversations are cut at their end to {max_tokens:,} tokens, and {left_out:,} are left"
+            " out (data.max_tokens, data.on_long)"
+        )
+    return Dialogues(taken, padding=padding_of(tokenizer)), used
+
+
+def padding_of(tokenizer: Any) -> int:
+    """Return a token for padding, which no other token can see: the tokenizer's own, or else its end token, or else 0."""
+    return next((each for each in (tokenizer.pad_token_id, tokenizer.eos_token_id) if each is not None), 0)
+
+
+def load_tokenizer(directory: Path, *, template: str | None) -> Any:
+    """Return the tokenizer of a directory with a chat template. Raises `ConfigError` if it cannot be read, or has no offsets."""
+    from transformers import AutoTokenizer
+
+    from surefoot.errors import first_line
+
+    try:
+        if not (directory / "tokenizer_config.json").is_file():  # else the library builds an empty one
+            raise FileNotFoundError("tokenizer_config.json is missing")
+        tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except Exception as problem:  # the library raises errors of many kinds
+        raise sf.ConfigError(
+            f"{directory} has no tokenizer that transformers reads: {first_line(problem)}\n"
+            "  a model's directory has tokenizer.json and tokenizer_config.json\n"
+            "  save them there: tokenizer.save_pretrained(DIR)"
+        ) from problem
+    if not tokenizer.is_fast:
+        raise sf.ConfigError(
+            f"the tokenizer of {directory}, {type(tokenizer).__name__}, gives no positions of its tokens in a text\n"
+            "  so the loss could not leave out the prompts\n"
+            "  convert it to a tokenizer.json, which the library tokenizers reads"
+        )
+    tokenizer.chat_template = template_of(tokenizer, template)
+    return tokenizer
+
+
+def tokenizer_files(tokenizer: Any) -> dict[str, str]:
+    """Return the files of a tokenizer and its chat template, by name."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory:
+        tokenizer.save_pretrained(directory)
+        return {
+            path.name: path.read_text(encoding="utf-8") for path in sorted(Path(directory).iterdir()) if path.is_file()
+        }

@@ -1,0 +1,112 @@
+"""The default of the recipe, with no download: questions on Python's standard library, and a small GPT that is trained first."""
+
+import ast
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import surefoot as sf
+from surefoot.config.paths import write_whole
+from surefoot.recipes import gpt
+from surefoot.recipes.finetune.conversations import DEFAULT_TEMPLATE, Conversation
+from surefoot.recipes.finetune.corpus import tokenizer_files
+from surefoot.recipes.optimizer_settings import note
+
+_CONTEXT = 256  # tokens of the small GPT
+_LAST = "tokenizer_config.json"  # written when all other files are
+_LONGEST = 400  # characters of an answer
+
+
+def questions() -> list[Conversation]:
+    """Return questions on the modules, classes and functions of Python's standard library, answered by their docstrings."""
+    return [
+        Conversation(
+            [{"role": "user", "content": question}, {"role": "assistant", "content": answer}],
+            f"the documentation of {name}",
+        )
+        for file, source in sf.data.stdlib_documents().items()
+        for name, question, answer in _questions(file, source)
+    ]
+
+
+def _questions(file: str, source: str) -> Iterator[tuple[str, str, str]]:
+    module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    if any(part.startswith("_") for part in module.split(".")):
+        return
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):  # files that only test the parser
+        return
+    if about := _first_paragraph(tree):
+        yield module, f"What is the module {module} for?", about
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        name = f"{module}.{node.name}"
+        if about := _first_paragraph(node):
+            is_class = isinstance(node, ast.ClassDef)
+            yield name, f"What is the class {name}?" if is_class else f"What does {name} do?", about
+
+
+def _first_paragraph(node: ast.Module | ast.FunctionDef | ast.ClassDef) -> str:
+    paragraph = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+    return paragraph if len(paragraph) <= _LONGEST else ""
+
+
+def small_model(run_dir: str | Path | None, *, seed: int, device: str) -> Path:
+    """Train a small GPT by the gpt recipe, in a directory beside `run_dir`, unless it is there. Return its files for transformers."""
+    directory = Path(tempfile.mkdtemp() if run_dir is None else f"{run_dir}-base")
+    if not (directory / "export" / _LAST).is_file():
+        note(f"note: no model is named (--model DIR), so a small GPT is trained first, in {directory}")
+        run = _trained(directory, seed=seed, device=device)
+        if run.rank == 0:
+            sf.load(directory).export(layout="gpt2")
+            _write_tokenizer(directory)
+        run.parts.world.from_main(None)  # the other ranks wait for the files
+    return directory / "export"
+
+
+def small_config() -> Any:
+    """Return the configuration of the small GPT in transformers, with as many tokens as its tokenizer may have."""
+    from transformers import GPT2Config
+
+    shape = gpt.Model(family="gpt2", context=_CONTEXT)
+    return GPT2Config(
+        n_layer=shape.layers, n_head=shape.heads, n_embd=shape.width, n_positions=_CONTEXT, vocab_size=2048
+    )
+
+
+def _trained(directory: Path, *, seed: int, device: str) -> Any:
+    from surefoot.recipes.program import find_program
+
+    config = gpt.Config(
+        run_dir=str(directory),
+        length="250 steps",
+        batch_size=8,
+        seed=seed,
+        device=device,
+        model=gpt.Model(family="gpt2", context=_CONTEXT),
+        cloze_questions=0,
+        val_tokens=32_768,
+    )
+    run = gpt.build(config)
+    program = find_program("gpt")
+    run.configuration = program.config_text(config, {}, program.described)
+    run.train()
+    return run
+
+
+def _write_tokenizer(directory: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    saved = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch, "tokenizer.json")
+        file.write_text(json.dumps(saved["tokenizer"]), encoding="utf-8")
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_file=str(file), eos_token="<|endoftext|>", chat_template=DEFAULT_TEMPLATE
+        )
+    for name, text in sorted(tokenizer_files(tokenizer).items(), key=lambda each: each[0] == _LAST):
+        write_whole(directory / "export" / name, text.encode())

@@ -1,0 +1,104 @@
+"""Answers of a fine-tuned model to prompts, for `surefoot predict`. Imports no torch."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import surefoot as sf
+from surefoot.recipes.finetune.conversations import Message, render
+from surefoot.recipes.gpt.predict import Predict as Continue
+from surefoot.recipes.gpt.predict import prompts_of
+
+_UNLIMITED = 1 << 20  # tokens of a context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict(Continue):
+    """Options for the answer to a prompt."""
+
+    system: str | None = None
+    """Text of a system message before each prompt. Default: none."""
+
+
+def answers(
+    model: Any, tokenizer: Any, inputs: Sequence[str], options: Predict, *, context: int | None
+) -> Iterator[str]:
+    """Yield the answers to inputs and file lines. One input yields pieces of text; several yield one JSON object per line."""
+    prompts = prompts_of(inputs, options.file)
+    if not prompts:
+        raise sf.ConfigError(
+            'predict needs a prompt, which the model answers\n  type surefoot predict RUN "What is a list?"'
+        )
+    first: list[Message] = [] if options.system is None else [{"role": "system", "content": options.system}]
+    encoded = [prompt_tokens(tokenizer, [*first, {"role": "user", "content": prompt}]) for prompt in prompts]
+    longest, limit = max(map(len, encoded)), context or _UNLIMITED
+    if longest >= limit:
+        raise sf.ConfigError(
+            f"a prompt has {longest:,} tokens, and the model takes {limit:,} with the answer\n"
+            "  it was trained with as many positions\n  shorten the prompt"
+        )
+    settings: dict[str, Any] = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "seed")}
+    settings |= {"context": limit, "max_new_tokens": min(options.max_new_tokens, limit - longest)}
+    settings |= {"eos_id": stop_token(tokenizer), "use_cache": True}
+    if len(prompts) == 1 and options.file is None:
+        yield from _pieces(tokenizer, sf.generate.stream(with_logits(model), encoded[0], **settings))
+        yield "\n"
+        return
+    drawn = sf.generate.sample_batch(with_logits(model), encoded, batch_size=options.batch_size, **settings)
+    for prompt, before, after in zip(prompts, encoded, drawn, strict=True):
+        answer = {"prompt": prompt, "answer": decoded(tokenizer, after[len(before) :])}
+        yield json.dumps(answer, ensure_ascii=False) + "\n"
+
+
+def with_logits(model: Any) -> Any:
+    """Return a model of transformers as a module from tokens (B, T) to logits (B, T, V), with a cache."""
+    from torch import Tensor, nn
+    from transformers import DynamicCache
+
+    class Logits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens_BT: Tensor, cache: Any = None) -> Any:
+            return self.model(input_ids=tokens_BT, past_key_values=cache, use_cache=cache is not None).logits
+
+        def new_cache(self, _batch: int) -> Any:
+            return DynamicCache(config=model.config)
+
+    return Logits()
+
+
+def prompt_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+    """Return the tokens of messages by the chat template, with its prompt for an answer."""
+    text = render(tokenizer, messages, "the prompt", prompts_answer=True)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def stop_token(tokenizer: Any) -> int | None:
+    """Return the first special token that the chat template writes after an answer, or else the tokenizer's end token."""
+    question: list[Message] = [{"role": "user", "content": "a"}]
+    before = render(tokenizer, question, "the prompt", prompts_answer=True)
+    text = render(tokenizer, [*question, {"role": "assistant", "content": "b"}], "the prompt")
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    after = tokenizer(text[len(before) :], add_special_tokens=False)["input_ids"] if text.startswith(before) else []
+    end: int | None = next((token for token in after if token in special), tokenizer.eos_token_id)
+    return end
+
+
+def decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """Return the text of an answer, without the template's white space around it."""
+    return str(tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+
+
+def _pieces(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
+    # a character of several bytes may be split over several tokens, and some tokenizers write a space with the next token
+    all_tokens, printed = list[int](), ""
+    for token in tokens:
+        all_tokens.append(token)
+        text = str(tokenizer.decode(all_tokens, skip_special_tokens=True)).lstrip()
+        if text.startswith(printed) and not text.endswith("\ufffd"):
+            yield text[len(printed) :]
+            printed = text
+    yield decoded(tokenizer, all_tokens)[len(printed.rstrip()) :] if all_tokens else ""

@@ -1,0 +1,230 @@
+"""The finetune recipe: from settings to a run that trains a model of transformers on conversations. Imports no torch."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import surefoot as sf
+from surefoot.config.extras import refuse_missing
+from surefoot.config.setting import checked
+from surefoot.errors import refuse_all
+from surefoot.recipes.finetune import corpus as texts
+from surefoot.recipes.finetune import documentation, models
+from surefoot.recipes.finetune.config import BEST, MEANT_FOR, Config, Lora
+from surefoot.recipes.finetune.predict import Predict, answers, decoded, prompt_tokens, stop_token, with_logits
+from surefoot.recipes.gpt.corpus import first_lines
+from surefoot.recipes.optimizer_settings import Optimizer, refuse_default_data
+
+
+def check(config: Config) -> list[Any]:
+    """Validate the settings and return the parts that need no data. Raises `ConfigError` with all problems."""
+    return checked(
+        lambda: refuse_missing("the recipe finetune", "transformers", "peft", "tokenizers"),
+        _as_usual(config).spec,
+        config.schedule.spec,
+        config.check,
+        lambda: _refuse_wrong(config),
+        lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
+        lambda: None if _started_run(config.run_dir) or config.model is None else models.model_directory(config.model),
+    )
+
+
+def build(config: Config) -> "sf.Run":
+    """Build the run of a configuration without starting it."""
+    _, optimizer, schedule, *_ = check(config)
+    base = _base(config)
+    default = documentation.questions() if config.data.path is None else None
+    tokenizer = texts.load_tokenizer(base.tokenizer, template=base.template)
+    corpus = texts.corpus(config, tokenizer, context=models.context_of(base.config), default=default)
+    _refuse_vocabulary(corpus, base)
+
+    def in_words(batch: Any) -> str:
+        inputs_BT, targets_BT = batch
+        answer = [token for token in targets_BT[0].tolist() if token >= 0]
+        prompt = inputs_BT[0, : int((targets_BT[0] >= 0).nonzero()[0]) + 1].tolist()
+        return f"{first_lines(tokenizer.decode(prompt))}\n  -> {first_lines(tokenizer.decode(answer))}"
+
+    example = (corpus.held_out or corpus.rows)[0].messages
+    last = next(nth for nth, message in enumerate(example) if message["role"] == "assistant")
+
+    def sample(model: Any) -> str:
+        prompt = prompt_tokens(tokenizer, example[:last])
+        limit = models.context_of(base.config) or len(prompt) + config.sample_tokens
+        settings: dict[str, Any] = {"context": limit, "temperature": 0.0, "use_cache": True}
+        settings |= {"max_new_tokens": config.sample_tokens, "eos_id": stop_token(tokenizer)}
+        tokens = sf.generate.sample(with_logits(model), prompt, **settings)
+        answer = decoded(tokenizer, tokens[len(prompt) :])
+        return f"{example[last - 1]['content']}\n  reference: {example[last]['content']}\n  output:    {answer}"
+
+    splits = {} if corpus.val is None else {"val": sf.Split(corpus.val, derived={"perplexity": sf.metrics.perplexity})}
+    files = texts.tokenizer_files(tokenizer) | {models.SETTINGS: base.settings}
+    return sf.Run(
+        model=lambda: models.tuned_model(base.config, base.weights, lora=_lora(config), name=base.name),
+        loss=_loss,
+        count_unit="tokens",
+        count_fn=_targets_of,
+        train_data=corpus.train,
+        optimizer=optimizer,
+        schedule=schedule,
+        splits=splits,
+        sample_fn=sample if config.sample_tokens else None,
+        derived={"perplexity": sf.metrics.perplexity},
+        describe_fn=in_words,
+        extra_files=files,
+        predict_example=example[last - 1]["content"],
+        data_summary=corpus.in_words,
+        identity={
+            "model": sha256(base.settings.encode()).hexdigest(),
+            "lora": None
+            if config.method == "full"
+            else vars(config.lora) | {"target_modules": list(config.lora.target_modules)},
+            "data": {"template": tokenizer.chat_template, "max_tokens": corpus.max_tokens},
+        },
+        **config.run_settings(BEST if splits else None),
+    )
+
+
+def outline(config: Config) -> "sf.Run | None":
+    """Return the run without its data and weights, to compute memory and time."""
+    _, optimizer, schedule, *_ = check(config)
+    is_trained_first = config.model is None and _started_run(config.run_dir) is None
+    shape = documentation.small_config() if is_trained_first else _base(config).config
+    max_tokens = texts.limit(config.data.max_tokens, models.context_of(shape))
+    from surefoot.data.text.dialogues import Dialogues
+
+    row = [0] * (max_tokens + 1), [True] * (max_tokens + 1)
+    return sf.Run(
+        model=lambda: models.tuned_model(shape, None, lora=_lora(config)),
+        loss=_loss,
+        count_unit="tokens",
+        train_data=Dialogues([row] * 64, padding=0),
+        optimizer=optimizer,
+        schedule=schedule,
+        data_summary=[f"not read: conversations have {max_tokens:,} tokens here, the most that data.max_tokens allows"],
+        **config.run_settings(None),
+    )
+
+
+def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
+    base, tokenizer, model = _tuned(config, run, checkpoint, device=options.device)
+    return answers(model, tokenizer, inputs, options, context=models.context_of(base.config))
+
+
+def export(config: Config, *, run: Path, checkpoint: Any, out: Path, layout: str, max_bytes: int) -> list[str]:
+    """Write the model of a checkpoint for transformers, or with the layout peft its adapter, and return the names of the files."""
+    base, tokenizer, model = _tuned(config, run, checkpoint, device="cpu")
+    adapter = layout == "peft"
+    return models.write_tuned(model, tokenizer, out, config=base.config, adapter=adapter, max_bytes=max_bytes)
+
+
+def _tuned(config: Config, run: Path, checkpoint: Any, *, device: str) -> "tuple[Base, Any, Any]":
+    from surefoot.train.model_weights import load_weights  # imports torch
+
+    refuse_missing("the recipe finetune", "transformers", "peft", "tokenizers")
+    base = _of_run(config, run)
+    model = models.tuned_model(base.config, None, lora=_lora(config), name=base.name)
+    return base, texts.load_tokenizer(run, template=None), load_weights(model, checkpoint, device=device)
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model that is tuned: its configuration, and the directories of its weights and tokenizer."""
+
+    config: Any
+    settings: str  # the text of its config.json
+    weights: Path | None  # None: a checkpoint of the run has them
+    tokenizer: Path
+    template: str | None  # a file
+    name: str  # of the base model, in the files of an adapter
+
+
+def _base(config: Config) -> Base:
+    if (run := _started_run(config.run_dir)) is not None:
+        return _of_run(config, run)
+    if config.model is None:
+        directory = documentation.small_model(config.run_dir, seed=config.seed, device=config.device)
+    else:
+        directory = models.model_directory(config.model)
+    settings = directory / "config.json"
+    text = settings.read_text(encoding="utf-8")
+    return Base(models.model_config(settings), text, directory, directory, config.data.template, _name(config))
+
+
+def _of_run(config: Config, run: Path) -> Base:
+    file = run / models.SETTINGS
+    if not file.is_file():
+        raise sf.CheckpointError(
+            f"{file} is missing: it describes the model of the run's checkpoints\n"
+            "  the run was written by another recipe, or its files were moved\n  restore it, or choose another --run-dir"
+        )
+    return Base(models.model_config(file), file.read_text(encoding="utf-8"), None, run, None, _name(config))
+
+
+def _name(config: Config) -> str:
+    return str(Path(f"{config.run_dir}-base", "export") if config.model is None else config.model)
+
+
+def _started_run(run_dir: str | Path | None) -> Path | None:
+    return None if run_dir is None or not any(Path(run_dir).glob("checkpoints/step-*")) else Path(run_dir)
+
+
+def _lora(config: Config) -> Lora | None:
+    return config.lora if config.method == "lora" else None
+
+
+def _loss(model: Any, batch: Any) -> Any:
+    inputs_BT, targets_BT = batch
+    logits_BTV = model(input_ids=inputs_BT, use_cache=False).logits
+    mean = sf.losses.cross_entropy(logits_BTV, targets_BT)
+    if model.training:
+        return mean
+    right = (logits_BTV.argmax(dim=-1) == targets_BT).sum()
+    return mean, {"accuracy": sf.Mean(right, mean.count)}
+
+
+def _targets_of(batch: Any) -> int:
+    return int((batch[1] >= 0).sum())
+
+
+def _as_usual(config: Config) -> Optimizer:
+    # LoRA's rate as in https://arxiv.org/abs/2305.14314, section 5; without weight decay
+    optimizer = config.optimizer
+    if optimizer.name != "adamw":
+        return optimizer
+    usual = {("lora", True): 2e-4, ("full", True): 2e-5, ("lora", False): 3e-3, ("full", False): 1e-3}
+    lr = usual[config.method, config.model is not None] if optimizer.lr is None else optimizer.lr
+    return replace(optimizer, lr=lr, weight_decay=optimizer.weight_decay or 0.0)
+
+
+def _refuse_wrong(config: Config) -> None:
+    data, lora = config.data, config.lora
+    refuse_all(
+        {
+            f"lora.rank = {lora.rank}: 1 or more": lora.rank < 1,
+            f"lora.alpha = {lora.alpha}: more than 0": lora.alpha is not None and not lora.alpha > 0,
+            f"lora.dropout = {lora.dropout}: at least 0 and below 1": not 0 <= lora.dropout < 1,
+            "lora.target_modules is empty: name some layers, or type --lora.target-modules all-linear": (
+                not lora.target_modules
+            ),
+            "method = full trains all weights, and the settings of lora have no effect\n"
+            "  leave them out, or type --method lora": config.method == "full" and lora != Lora(),
+            f"data.val_fraction = {data.val_fraction}: at least 0 and below 1": not 0 <= data.val_fraction < 1,
+            f"data.max_tokens = {data.max_tokens}: 2 or more": data.max_tokens is not None and data.max_tokens < 2,
+            "data.val_path needs data.path: without it, rows come from Python's documentation\n"
+            "  type --data.path FILE.jsonl too": data.val_path is not None and data.path is None,
+            "init_from has no effect: a model brings its own weights\n  type --model DIR": config.init_from is not None,
+        }
+    )
+
+
+def _refuse_vocabulary(corpus: texts.Corpus, base: Base) -> None:
+    rows = [each.tokens for each in (corpus.train, corpus.val) if each is not None]
+    largest, size = max(int(tokens.max()) for tokens in rows), base.config.get_text_config().vocab_size
+    if largest >= size:
+        raise sf.ConfigError(
+            f"the tokenizer writes token {largest}, and the model has {size} tokens\n"
+            "  they do not belong together, or tokens were added to the tokenizer alone\n"
+            "  use the model's own tokenizer, or resize the model: model.resize_token_embeddings(len(tokenizer))"
+        )

@@ -1,0 +1,437 @@
+"""The finetune recipe: its tokens, masks and losses against a plain loop, kills, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import surefoot as sf
+from rank_processes import Ranks
+from surefoot.recipes import finetune
+from surefoot.recipes.finetune import corpus as texts
+from surefoot.recipes.finetune import documentation
+from surefoot.recipes.finetune.conversations import read_conversations, rendered, split_conversations
+from surefoot.recipes.program import choose_checkpoint, find_program
+from surefoot.tracking.jsonl import records
+from tuned_runs import CHAT_TEMPLATE, FAMILIES, config, outcome, session, write_chat, write_model
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("peft", reason="peft is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("finetune")
+
+
+@pytest.fixture(scope="module")
+def chat(scratch: Path) -> Path:
+    return write_chat(scratch / "chat.jsonl")
+
+
+@pytest.fixture(scope="module")
+def model(scratch: Path) -> Path:
+    return write_model(scratch / "gpt2")
+
+
+def plain_losses(run: sf.Run, directory: Path, asked: finetune.Config) -> list[float]:
+    """A plain loop of transformers over the batches of a run: masks and labels as its users write them."""
+    from transformers import AutoModelForCausalLM
+
+    plain: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    if asked.method == "lora":
+        import peft
+
+        lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+        plain = peft.get_peft_model(plain, lora)
+        initial = run.state.model.state_dict()
+        plain.load_state_dict({name: initial[name] for name in plain.state_dict()})  # the same adapters
+    plain.train()
+    trained = [each for each in plain.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=5e-3, weight_decay=0.0)
+    data, losses = run.parts.pipeline.dataset, []
+    for step in range(8):
+        optimizer.param_groups[0]["lr"] = 5e-3 * run.parts.task.factors(step)
+        ids = np.concatenate([part for part, _ in run.parts.pipeline.plan.micro_batches(step)])
+        rows = [slice(data.starts[one], data.starts[one + 1]) for one in ids]
+        longest = max(row.stop - row.start for row in rows)
+        inputs, labels = torch.zeros(len(rows), longest, dtype=torch.long), torch.full((len(rows), longest), -100)
+        mask = torch.zeros(len(rows), longest, dtype=torch.long)
+        for nth, row in enumerate(rows):
+            size = row.stop - row.start
+            inputs[nth, :size] = torch.from_numpy(data.tokens[row])
+            mask[nth, :size] = 1
+            answer = torch.from_numpy(data.is_answer[row])
+            labels[nth, :size][answer] = inputs[nth, :size][answer]
+        loss = plain(input_ids=inputs, attention_mask=mask, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.fast("gpt2-lora")
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_losses_are_those_of_a_plain_loop(family: str, method: str, scratch: Path, chat: Path, tmp_path: Path) -> None:
+    """Micro-batches of similar length, padded apart, without a mask: as one padded batch with labels and mask."""
+    off = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0} if family == "gpt2" else {}
+    off |= {"dropout": 0.0} if family == "opt" else {}
+    directory = write_model(tmp_path / family, family, **off)
+    asked = config(
+        tmp_path / "run", directory, chat, method=method, **({"lora.dropout": 0.0} if method == "lora" else {})
+    )
+    run = finetune.build(asked)
+    expected = plain_losses(run, directory, asked)
+    run.train()
+    losses = [record["loss"] for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
+    np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-5)
+    assert losses[-1] < losses[0] - 0.1
+
+
+def test_only_answers_are_targets_and_rows_are_not_joined(model: Path, chat: Path) -> None:
+    asked = config(None, model, chat, **{"data.val_fraction": 0.0})
+    tokenizer = texts.load_tokenizer(model, template=None)
+    rows = texts.corpus(asked, tokenizer, context=128, default=None).train
+    inputs_BT, targets_BT = rows.gather(np.array([0, len(rows) - 1]), np.zeros(2, np.int64))
+    answers = [tokenizer.decode([each for each in row if each >= 0]) for row in targets_BT.tolist()]
+    assert answers == ["0 plus 4 is 4.<|endoftext|>\n", "9.<|endoftext|>\n10 does.<|endoftext|>\n"]
+    real = inputs_BT[0][: rows.lengths[0]].tolist()
+    assert (
+        tokenizer.decode(real) == "<|user|>\nWhat is 0 plus 4?<|endoftext|>\n<|assistant|>\n0 plus 4 is 4.<|endoftext|>"
+    )
+    last = texts.corpus(
+        config(None, model, chat, **{"data.val_fraction": 0.0, "data.train_on": "last"}),
+        tokenizer,
+        context=128,
+        default=None,
+    ).train
+    _, targets_BT = last.gather(np.array([len(last) - 1]), np.zeros(1, np.int64))
+    assert tokenizer.decode(targets_BT[targets_BT >= 0]) == "10 does.<|endoftext|>\n"
+
+
+def test_padding_changes_no_loss(model: Path, chat: Path) -> None:
+    run = finetune.build(config(None, model, chat, **{"lora.dropout": 0.0}))
+    data = run.parts.pipeline.dataset
+    ids = np.array([int(data.lengths.argmin()), int(data.lengths.argmax())])
+    assert data.lengths[ids[0]] < data.lengths[ids[1]]
+    net = run.state.model.eval()
+    apart = []
+    for one in ids:
+        inputs_BT, targets_BT = data.gather(np.array([one]), np.zeros(1, np.int64))
+        logits_BTV = net(input_ids=inputs_BT).logits
+        apart.append(F.cross_entropy(logits_BTV[0], targets_BT[0], reduction="sum"))
+    assert run.parts.task.loss is not None
+    loss: Any = run.parts.task.loss(net, data.gather(ids, np.zeros(2, np.int64)))
+    loss = loss[0]
+    torch.testing.assert_close(loss.total, torch.stack(apart).sum(), rtol=1e-5, atol=1e-5)
+
+
+# --- what a run leaves -------------------------------------------------------------------------------------------------
+
+
+def trained(run_dir: Path, model: Path, chat: Path, **changes: Any) -> sf.Run:
+    """A finished run of the command, whose directory alone is enough to use it."""
+    asked = config(run_dir, model, chat, **changes)
+    run, program = finetune.build(asked), find_program("finetune")
+    run.configuration = program.config_text(asked, {}, program.described)
+    run.train()
+    return run
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(input_ids=torch.arange(24).reshape(2, 12)).logits
+
+
+@pytest.mark.fast("gpt2-lora")
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_exported_model_is_the_trained_one(family: str, method: str, chat: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run = trained(tmp_path / "run", write_model(tmp_path / "base", family), chat, method=method)
+    expected = logits(run.state.model)
+    done = sf.load(tmp_path / "run").export()
+    exported = AutoModelForCausalLM.from_pretrained(done.directory)
+    assert exported.config.pad_token_id is None
+    assert exported.config.use_cache
+    torch.testing.assert_close(logits(exported), expected, rtol=1e-5, atol=1e-5)
+    tokenizer = AutoTokenizer.from_pretrained(done.directory)
+    assert tokenizer.chat_template == CHAT_TEMPLATE
+    heads = exported.get_input_embeddings().weight, exported.get_output_embeddings().weight
+    assert (heads[0] is heads[1]) == exported.config.tie_word_embeddings
+    if method == "full":
+        with pytest.raises(sf.ConfigError, match="no adapter"):
+            sf.load(tmp_path / "run").export(layout="peft")
+        return
+    from peft import AutoPeftModelForCausalLM
+
+    adapter = sf.load(tmp_path / "run").export(tmp_path / "adapter", layout="peft")
+    assert not (adapter.directory / "model.safetensors").exists()
+    torch.testing.assert_close(logits(AutoPeftModelForCausalLM.from_pretrained(adapter.directory)), expected)
+
+
+def test_it_answers_a_prompt_and_a_file_of_prompts(model: Path, chat: Path, tmp_path: Path) -> None:
+    """Once it has learnt the answers by heart, with a cache and without, in a batch and alone."""
+    rows = [{"instruction": f"Say {word}", "response": f"{word} {word}"} for word in ("one", "two", "six")]
+    chat = write_chat(tmp_path / "few.jsonl", rows)
+    learnt = {"length": "60 steps", "method": "full", "optimizer.lr": 1e-2, "data.val_fraction": 0.0}
+    directory = write_model(tmp_path / "base", attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
+    run_dir = tmp_path / "run"
+    run = trained(run_dir, directory, chat, **learnt, evaluate_every="60 steps", save_every="60 steps")
+    sample = run.sample()
+    assert sample == "Say one\n  reference: one one\n  output:    one one"
+    asked, program = config(run_dir, directory, chat, **learnt), find_program("finetune")
+    (tmp_path / "prompts.txt").write_text("Say six\nSay two\n")
+
+    def answers(*inputs: str, **options: Any) -> str:
+        request = program.names["Predict"](temperature=0.0, **options)
+        checkpoint = choose_checkpoint(run_dir, None)
+        return "".join(program.names["predict"](asked, request, inputs, run=run_dir, checkpoint=checkpoint))
+
+    assert answers("Say two") == "two two\n"
+    lines = answers("Say one", file=str(tmp_path / "prompts.txt")).splitlines()
+    assert [json.loads(line)["answer"] for line in lines] == ["one one", "six six", "two two"]
+    with pytest.raises(sf.ConfigError, match="predict needs a prompt"):
+        answers()
+    with pytest.raises(sf.ConfigError, match=r"a prompt has \d+ tokens, and the model takes 128"):
+        answers("Say two. " * 90)
+
+
+def test_checkpoints_of_adapters_are_small(chat: Path, tmp_path: Path) -> None:
+    """At most 2 % of a full one, in a model whose width is 192: rank 2, and AdamW's two moments of each adapter."""
+    directory = write_model(tmp_path / "base", "llama", hidden_size=192, intermediate_size=512, num_hidden_layers=4)
+    changes = {"length": "2 steps", "save_every": "1 steps", "evaluate_every": "2 steps", "sample_tokens": 0}
+    for method in ("lora", "full"):
+        rank = {"lora.rank": 1, "lora.target_modules": ("q_proj", "v_proj")} if method == "lora" else {}
+        trained(tmp_path / method, directory, chat, **changes, method=method, **rank)
+    sizes = {
+        method: sum(file.stat().st_size for file in (tmp_path / method / "checkpoints" / "step-00000002").iterdir())
+        for method in ("lora", "full")
+    }
+    assert sizes["lora"] <= 0.02 * sizes["full"], sizes
+
+
+# --- kills -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.fast("lora")
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_stopped_and_resumed_without_the_directory_of_its_model(method: str, chat: Path, tmp_path: Path) -> None:
+    """All that a resume needs is in the run's directory."""
+    directory = write_model(tmp_path / "base")
+    whole = config(tmp_path / "whole", directory, chat, method=method)
+    session_of(whole)
+    session_of(config(tmp_path / "run", directory, chat, method=method, stop_after="5 steps"))
+    for file in directory.iterdir():
+        file.unlink()
+    session_of(config(tmp_path / "run", directory, chat, method=method))
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+def session_of(asked: finetune.Config) -> None:
+    run_dir = Path(str(asked.run_dir))
+    with finetune.build(asked) as run:
+        for step in run:
+            with run_dir.with_suffix(".ids").open("a") as file:
+                file.write(f"[{step.index}, {[part.sample_ids.tolist() for part in step.micro_batches]}]\n")
+
+
+@pytest.fixture(scope="module")
+def processes(scratch: Path) -> Iterator[Ranks]:
+    """They fork from this process, which has imported transformers."""
+    import peft
+    import transformers
+
+    assert peft.LoraConfig
+    assert transformers.AutoModelForCausalLM
+    (scratch / "processes").mkdir()
+    with Ranks(scratch / "processes") as ranks:
+        yield ranks
+
+
+def status(processes: Ranks, **spec: Any) -> int:
+    (ended,) = processes.outcomes(processes.start(1, session, spec=spec))
+    assert ended.status in (0, -signal.SIGKILL), ended.text
+    return ended.status
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_killed_several_times_it_ends_with_the_same_bits(
+    method: str, processes: Ranks, model: Path, chat: Path, tmp_path: Path
+) -> None:
+    spec = {"model": str(model), "chat": str(chat), "changes": {"method": method}}
+    assert status(processes, run_dir=str(tmp_path / "whole"), **spec) == 0
+    for kill in ({"operation": 12}, {"pass": 3}, {"pass": 6}, {"operation": 40}, {"pass": 3}, {"operation": 25}):
+        assert status(processes, run_dir=str(tmp_path / "run"), **spec, **kill) == -signal.SIGKILL, kill
+    assert status(processes, run_dir=str(tmp_path / "run"), **spec) == 0
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------------
+
+WRONG_ROWS = {
+    '{"messages": [}': "is not JSON",
+    '["a"]': "a row that is a list",
+    '{"prompt": "a"}': "a row with the keys 'prompt'",
+    '{"messages": []}': "a row with the keys 'messages'",
+    '{"instruction": "a", "response": 3}': "a row with the keys 'instruction', 'response'",
+    '{"messages": [{"role": "user", "content": "a"}]}': "the conversation has no answer",
+    '{"messages": [{"role": "assistant", "content": "a"}]}': "the conversation begins with an answer",
+    '{"messages": [{"role": "bot", "content": "a"}]}': "message 1 has the role 'bot'",
+    '{"messages": [{"role": "user", "content": ["a"]}]}': 'message 1 is {"role": "user", "content": ["a"]}',
+    '{"instruction": "a", "response": " "}': "message 2, of the assistant, is empty",
+    '{"instruction": "a\\ud800", "response": "b"}': None,
+}
+
+
+@pytest.mark.parametrize("row", WRONG_ROWS)
+def test_a_wrong_row_is_named_by_its_line(row: str, tmp_path: Path) -> None:
+    file = tmp_path / "chat.jsonl"
+    good = json.dumps({"instruction": "a", "input": "b", "response": "c"})
+    file.write_text(f"{good}\n\n{row}\n")
+    if WRONG_ROWS[row] is None:
+        return
+    with pytest.raises(sf.DataError) as refused:
+        read_conversations(str(file), setting="data.path")
+    first, why, cure = str(refused.value).split("\n")
+    assert first.startswith(f"{file}, line 3: ")
+    assert str(WRONG_ROWS[row]) in first
+    assert why.startswith("  ")
+    assert cure.startswith(("  write", "  remove"))
+
+
+def test_a_row_with_an_input_asks_for_both(tmp_path: Path) -> None:
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"instruction": "a", "input": "b", "response": "c"}))
+    (row,) = read_conversations(str(tmp_path / "chat.jsonl"), setting="data.path")
+    assert [message["content"] for message in row.messages] == ["a\n\nb", "c"]
+
+
+def test_rows_with_the_same_prompt_are_in_the_same_part(tmp_path: Path) -> None:
+    rows = [{"instruction": f"{number // 3}", "response": f"{number}"} for number in range(60)]
+    read = read_conversations(str(write_chat(tmp_path / "chat.jsonl", rows)), setting="data.path")
+    training, held_out = split_conversations(read, val_fraction=0.2)
+    parts = [{row.messages[0]["content"] for row in part} for part in (training, held_out)]
+    assert not parts[0] & parts[1]
+    assert (len(parts[1]), len(training) + len(held_out)) == (4, 60)
+    with pytest.raises(sf.DataError, match="all would be for validation"):
+        split_conversations(read[:3], val_fraction=0.2)
+
+
+def refused(model: Path | None, chat: Path, **changes: Any) -> str:
+    with pytest.raises((sf.ConfigError, sf.DataError)) as problem:
+        finetune.build(config(None, model, chat, **changes))
+    return str(problem.value)
+
+
+def test_a_directory_that_is_no_model_is_refused(model: Path, chat: Path, tmp_path: Path) -> None:
+    assert "does not exist" in refused(tmp_path / "absent", chat)
+    place = tmp_path / "place"
+    place.mkdir()
+    assert "has no config.json" in refused(place, chat)
+    (place / "adapter_config.json").write_text("{}")
+    assert "has an adapter of peft" in refused(place, chat)
+    (place / "adapter_config.json").unlink()
+    (place / "config.json").write_text('{"model_type": "no-such-model"}')
+    assert "no weights in .safetensors files" in refused(place, chat)
+    shutil.copy(model / "model.safetensors", place)
+    assert "does not describe a model that transformers has" in refused(place, chat)
+    (place / "config.json").write_text('{"model_type": "t5"}')
+    assert "does not continue text" in refused(place, chat)
+    settings = json.loads((model / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps(settings | {"n_layer": 3}))
+    assert "has no tokenizer that transformers reads" in refused(place, chat)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(model / name, place)
+    assert "lack 12 tensors of its config.json" in refused(place, chat)
+    (place / "config.json").write_text(json.dumps(settings | {"vocab_size": 280}))
+    assert "the model has 280 tokens" in refused(place, chat)
+
+
+def test_wrong_settings_are_refused(model: Path, chat: Path) -> None:
+    assert "more than the model's context of 128" in refused(model, chat, **{"data.max_tokens": 129})
+    assert "type --lora.target-modules all-linear" in refused(model, chat, **{"lora.target_modules": ("q_proj",)})
+    assert "the settings of lora have no effect" in refused(model, chat, method="full", **{"lora.rank": 3})
+    assert "lora.rank = 0" in refused(model, chat, **{"lora.rank": 0})
+    assert "init_from has no effect" in refused(model, chat, init_from="runs/a")
+    assert "data.path = 'absent.jsonl' does not exist" in refused(model, Path("absent.jsonl"))
+
+
+def test_long_conversations_are_cut_at_their_end_skipped_or_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"instruction": "a", "response": "b"}, {"instruction": "a", "response": "b " * 80}]
+    rows += [{"instruction": "a " * 80, "response": "b"}]
+    chat = write_chat(tmp_path / "chat.jsonl", rows)
+    changes: dict[str, Any] = {"data.val_fraction": 0.0, "data.max_tokens": 40}
+    data = finetune.build(config(None, model, chat, **changes)).parts.pipeline.dataset
+    assert len(data) == 2
+    assert data.lengths.max() == 39
+    assert (
+        "1 of 3 training conversations are cut at their end to 40 tokens, and 1 are left out" in capsys.readouterr().err
+    )
+    data = finetune.build(config(None, model, chat, **changes, **{"data.on_long": "skip"})).parts.pipeline.dataset
+    assert len(data) == 1
+    assert "line 2: the conversation has" in refused(model, chat, **changes, **{"data.on_long": "error"})
+    only = write_chat(tmp_path / "only.jsonl", rows[2:])
+    assert "has an answer within 40 tokens" in refused(model, only, **changes)
+
+
+def test_templates(model: Path, chat: Path, tmp_path: Path) -> None:
+    """The tokenizer's own, a file, or a default, which needs an end token; padding needs no token of its own."""
+    file = tmp_path / "template.jinja"
+    file.write_text("{{ raise_exception('no roles here') }}")
+    text = refused(model, chat, **{"data.template": str(file)})
+    assert text.startswith(f"{chat}, line 1: the chat template fails: no roles here")
+    assert text.endswith("--data.template FILE")
+    assert "cannot be read" in refused(model, chat, **{"data.template": "absent.jinja"})
+    file.write_text("{{ messages[-1]['content'] }}")  # what stands before an answer is no part of the text
+    only = write_chat(tmp_path / "only.jsonl", [{"instruction": "a", "response": "b"}])
+    text = refused(model, only, **{"data.template": str(file), "data.val_fraction": 0.0})
+    assert "writes message 2 otherwise" in text
+    assert text.endswith("--data.template FILE")
+    bare = write_model(tmp_path / "bare", chat_template=None)
+    tokenizer = texts.load_tokenizer(bare, template=None)
+    assert tokenizer.pad_token is None
+    row = read_conversations(str(chat), setting="data.path")[0]
+    text, [(start, end)] = rendered(tokenizer, row, train_on="answers")
+    assert (text[:start], text[start:end]) == ("User: What is 0 plus 4?\nAssistant:", " 0 plus 4 is 4.<|endoftext|>\n")
+    settings = json.loads((bare / "tokenizer_config.json").read_text())
+    del settings["eos_token"]
+    (bare / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert "neither a chat template nor an end token" in refused(bare, chat)
+
+
+def test_a_template_that_rewrites_earlier_answers_needs_the_last_alone(model: Path, chat: Path, tmp_path: Path) -> None:
+    """As those that leave out what a model thought before its earlier answers."""
+    file = tmp_path / "template.jinja"
+    file.write_text(
+        "{% for message in messages %}{{ message['role'] }}:"
+        "{% if message['role'] == 'assistant' and loop.last %}<think></think>{% endif %}{{ message['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    text = refused(model, chat, **{"data.template": str(file)})
+    assert text.startswith(f"{chat}, line 36: the chat template writes message 3 otherwise")
+    assert text.endswith("--data.train-on last")
+    finetune.build(config(None, model, chat, **{"data.template": str(file), "data.train_on": "last"}))
+
+
+@pytest.mark.slow
+def test_questions_on_the_standard_library() -> None:
+    rows = {row.messages[0]["content"]: row.messages[1]["content"] for row in documentation.questions()}
+    assert rows["What is the module fnmatch for?"] == "Filename matching with shell patterns."
+    assert len(rows) > 1000

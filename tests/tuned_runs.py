@@ -1,0 +1,186 @@
+"""Tiny models of transformers with random weights, conversations, and runs of the finetune recipe that tests can kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import surefoot as sf
+from small_runs import KilledBeforeOperation
+from surefoot.checkpoint.filesystem import DISK
+from surefoot.checkpoint.store import Store
+from surefoot.config.tree import layered
+from surefoot.recipes import finetune
+from surefoot.tracking.jsonl import records
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 128},
+    "llama": LLAMA,
+    "qwen2": {**LLAMA, "tie_word_embeddings": True},
+    "mistral": {**LLAMA, "sliding_window": 16},
+    "opt": {
+        "hidden_size": 32,
+        "ffn_dim": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+        "word_embed_proj_dim": 32,
+    },
+    "gpt_neox": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+    },
+}
+ROWS = [
+    {"instruction": f"What is {one} plus {two}?", "response": f"{one} plus {two} is {one + two}."}
+    for one in range(7)
+    for two in range(4, 9)
+] + [
+    {
+        "messages": [
+            {"role": "system", "content": "Count."},
+            {"role": "user", "content": f"What follows {number}?"},
+            {"role": "assistant", "content": f"{number + 1}."},
+            {"role": "user", "content": "And then?"},
+            {"role": "assistant", "content": f"{number + 2} does."},
+        ]
+    }
+    for number in range(9)
+]
+
+
+def write_chat(path: Path, rows: list[Any] | None = None) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in (ROWS if rows is None else rows)))
+    return path
+
+
+def write_model(
+    directory: Path, family: str = "gpt2", *, chat_template: str | None = CHAT_TEMPLATE, **changes: Any
+) -> Path:
+    """A model with random weights and a tokenizer, as `save_pretrained` writes them."""
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    from surefoot.recipes.finetune.models import quiet
+
+    directory.mkdir(parents=True)
+    trained = sf.tokenizers.BPETokenizer.train([json.dumps(row) for row in ROWS], vocab_size=300)
+    (directory / "tokenizer.json").write_text(json.dumps(json.loads(trained.to_json())["tokenizer"]))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(directory / "tokenizer.json"), eos_token="<|endoftext|>", chat_template=chat_template
+    )
+    tokenizer.save_pretrained(directory)
+    size = {"vocab_size": trained.vocab_size, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    with torch.random.fork_rng(), quiet():
+        torch.manual_seed(11)
+        config = AutoConfig.for_model(family, **(size | FAMILIES[family] | changes))
+        model = AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for parameter in model.parameters():  # biases too, which start at 0
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        model.save_pretrained(directory)
+    return directory
+
+
+def config(run_dir: Path | None, model: Path | None, chat: Path | None, **changes: Any) -> finetune.Config:
+    small = {
+        "run_dir": None if run_dir is None else str(run_dir),
+        "model": None if model is None else str(model),
+        "data.path": None if chat is None else str(chat),
+        "length": "8 steps",
+        "batch_size": "192 tokens",
+        "micro_batch_size": "96 tokens",
+        "optimizer.lr": 5e-3,
+        "precision": "fp32",
+        "evaluate_every": "4 steps",
+        "save_every": "3 steps",
+        "log_every": "1 steps",
+        "layer_stats_every": None,
+        "lora.rank": 4,
+        "report": False,
+        "tensorboard": False,
+        "sample_tokens": 8,
+        "data.val_fraction": 0.1,
+    }
+    if changes.get("method") == "full":
+        del small["lora.rank"]
+    return layered(finetune.Config, [("test", small | changes)])[0]
+
+
+def session(spec: dict[str, Any]) -> None:
+    """One start of a run in a process of its own: killed in a forward pass, or before an operation of the disk."""
+    run_dir = Path(spec["run_dir"])
+    run = finetune.build(
+        config(run_dir, Path(spec["model"]), Path(spec["chat"]), **spec.get("changes", {}), check_state=False)
+    )
+    if "operation" in spec:
+        counted = KilledBeforeOperation(spec["operation"])
+        for name in KilledBeforeOperation.CHANGING:
+            setattr(DISK, name, _counting(getattr(DISK, name), counted))
+    if "pass" in spec:
+        left = [spec["pass"]]
+
+        def kill(module: Any, inputs: Any) -> None:
+            left[0] -= module.training
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        run.state.model.register_forward_pre_hook(kill)
+    with run:
+        for step in run:
+            with run_dir.with_suffix(".ids").open("a") as file:
+                ids = [part.sample_ids.tolist() for part in step.micro_batches]
+                file.write(json.dumps([step.index, ids]) + "\n")
+
+
+def _counting(method: Any, counted: KilledBeforeOperation) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
+        counted.left -= 1
+        if counted.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return method(*arguments, **named)
+
+    return call
+
+
+def outcome(run_dir: Path) -> dict[str, Any]:
+    """Everything that must be equal to the bit: tensors of the newest checkpoint, records, and the samples of each step."""
+    newest = Store(run_dir / "checkpoints").newest_intact()
+    assert newest is not None
+    tensors = {
+        f"{file}/{name}": sha256(each.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+        for file in newest[0].files
+        for name, each in newest[0].tensors(file).items()
+    }
+    shown = ("kind", "step", "loss", "grad_norm", "targets", "lr", "val/loss", "val/accuracy")
+    ids = dict(json.loads(line) for line in run_dir.with_suffix(".ids").read_text().splitlines())
+    return {
+        "step": newest[0].step,
+        "tensors": tensors,
+        "records": [
+            {key: record[key] for key in shown if key in record}
+            for record in records(run_dir / "metrics.jsonl")
+            if record["kind"] in ("train", "eval")
+        ],
+        "ids": ids,
+    }
