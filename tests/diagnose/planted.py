@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +273,8 @@ def leaking() -> dict[str, Any]:
     kept: list[Tensor] = []
 
     def keep(calls: int, found: Tensor) -> Tensor:
-        kept.append(torch.ones(400_000) * float(calls))
+        pages = mmap(-1, 1_600_000)  # new to the process; an allocator would hand out memory that earlier tests freed
+        kept.append(torch.frombuffer(pages, dtype=torch.float32).fill_(calls))
         return found
 
     return counting(keep)

@@ -331,6 +331,13 @@ PUBLISHED = [
     Threshold(
         "learning_rate.SMALLEST_FALL", 0.01, lambda x: not is_told("loss-not-falling", train(then(2.0, 2 * (1 - x))))
     ),
+    Threshold(
+        "learning_rate.UNCLEAR_FALL",
+        0.03,
+        lambda x: (
+            not is_as_bad_as("error", "loss-not-falling", train(lambda p: (2.0 + 0.4 * cycle(p)) * (1 - x * (p >= 15))))
+        ),
+    ),
     Threshold(  # a fall by so many standard errors of the difference of two quarters
         "learning_rate.CERTAIN",
         2.0,

@@ -14,6 +14,8 @@ FEWEST = 12
 """Minimum number of loss records: quarters of three, the fewest with a robust median."""
 SMALLEST_FALL = 0.01
 """Relative fall of the loss when a model has learned only the frequencies of the targets."""
+UNCLEAR_FALL = 0.03
+"""Relative fall that is no error, even if noise may explain it. Levels of a loss that does not fall vary by about 1%."""
 CERTAIN = 2.0
 """Minimum significance of a fall in standard errors. One run in twenty exceeds 2 by chance (5%)."""
 LITTLE = 0.25
@@ -80,9 +82,10 @@ def loss_not_falling(history: History) -> Verdict:
     share = history.targets.get("most_common_fraction")
     knows_already = isinstance(share, float) and 0 < share < 1 and 0 < loss.start < -0.5 * math.log(share)
     trained = history.described.identity.get("init_from") is not None or knows_already
+    is_unclear = loss.start - loss.best > UNCLEAR_FALL * abs(loss.start)
     return wrong(
-        "warning" if trained else "error",
-        f"The training loss has not fallen in {history.step:,} steps.",
+        "warning" if trained or is_unclear else "error",
+        f"The training loss has not {'clearly ' if is_unclear else ''}fallen in {history.step:,} steps.",
         (
             f"loss level {loss.start:.4g} at the start; "
             f"{', '.join(f'{quarter:.4g}' for quarter in loss.quarters[1:])} in the later quarters; standard error {loss.error:.2g}",

@@ -295,7 +295,7 @@ WRONG_ROWS = {
     '{"messages": [{"role": "bot", "content": "a"}]}': "message 1 has the role 'bot'",
     '{"messages": [{"role": "user", "content": ["a"]}]}': 'message 1 is {"role": "user", "content": ["a"]}',
     '{"instruction": "a", "response": " "}': "message 2, of the assistant, is empty",
-    '{"instruction": "a\\ud800", "response": "b"}': None,
+    '{"instruction": "a\\ud800", "response": "b"}': "message 1 has half a surrogate pair",
 }
 
 
@@ -304,13 +304,11 @@ def test_a_wrong_row_is_named_by_its_line(row: str, tmp_path: Path) -> None:
     file = tmp_path / "chat.jsonl"
     good = json.dumps({"instruction": "a", "input": "b", "response": "c"})
     file.write_text(f"{good}\n\n{row}\n")
-    if WRONG_ROWS[row] is None:
-        return
     with pytest.raises(sf.DataError) as refused:
         read_conversations(str(file), setting="data.path")
     first, why, cure = str(refused.value).split("\n")
     assert first.startswith(f"{file}, line 3: ")
-    assert str(WRONG_ROWS[row]) in first
+    assert WRONG_ROWS[row] in first
     assert why.startswith("  ")
     assert cure.startswith(("  write", "  remove"))
 

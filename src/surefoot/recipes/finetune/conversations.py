@@ -69,7 +69,8 @@ def _messages(line: str, where: str) -> list[Message]:
         case {"instruction": str(instruction), "response": str(response)}:
             more = row.get("input") or ""
             question = f"{instruction}\n\n{more}" if isinstance(more, str) and more.strip() else instruction
-            read = [{"role": "user", "content": question}, {"role": "assistant", "content": response}]
+            pair = [{"role": "user", "content": question}, {"role": "assistant", "content": response}]
+            read = [_message(message, where, nth) for nth, message in enumerate(pair, start=1)]
         case dict():
             keys = ", ".join(map(repr, row)) or "none"
             why = "needs 'messages' (a list), or 'instruction' and 'response' (texts)"
