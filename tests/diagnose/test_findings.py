@@ -653,6 +653,17 @@ def test_workers_to_try_are_those_that_keep_up() -> None:
     assert finding.numbers["workers"] == 3  # 2.4 s of reading for 0.8 s of training
 
 
+def test_the_body_of_a_loop_is_no_wait_and_workers_that_are_set_are_not_advised() -> None:
+    assert found("data-bound", history(train(data_wait_s=lambda _: 0.4, user_s=lambda _: 4.0))) is None
+    finding = found("data-bound", history(train(data_wait_s=lambda _: 2.4), processors=2, written={"workers": 2}))
+    assert finding is not None
+    assert not any("(now 2)" in advice for advice in finding.try_)
+    assert any("8 workers would be needed, but this machine has 2 processors" in advice for advice in finding.try_)
+    saving = found("saving-too-long", history(train(saving_s=lambda _: 0.2, training_s=lambda _: 1.2)))
+    assert saving is not None
+    assert "not known" not in str(saving)
+
+
 def test_memory_is_told_by_the_step_and_until_when() -> None:
     finding = found(
         "growing-memory",

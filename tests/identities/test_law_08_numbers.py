@@ -538,3 +538,15 @@ def test_samples_saves_and_code_of_the_users_count_in_the_time_that_is_left() ->
     remaining.add_event("save", 3.0)
     assert remaining.seconds(steps=100, evaluations=2.0, samples=2, saves=1) == 100 * 1.25 + 2 * 1.0 + 2 * 7.0 + 3.0
     assert remaining.seconds(steps=100, evaluations=0.0, save_every_s=50.0) == 125.0 + 2 * 3.0
+
+
+def test_no_step_that_is_checked_has_a_speed(tmp_path: Path) -> None:
+    """Time and targets of one step are in the same phase, also if each step has its own record, and after a resume."""
+    settings: dict[str, Any] = {"length": "5 steps", "log_every": "1 steps", "check_state": True}
+    build(tmp_path / "resumed", **settings, stop_after="1 steps").train()
+    build(tmp_path / "resumed", **settings).train()
+    build(tmp_path / "new", **settings).train()
+    for name in ("resumed", "new"):
+        records = training_records(tmp_path / name)
+        assert [record["step"] for record in records if record.get("starting_targets")] == [1, 2]
+        assert [record["step"] for record in records if "targets_per_s" in record] == [3, 4, 5]

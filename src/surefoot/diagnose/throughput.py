@@ -39,8 +39,9 @@ UNEVEN = 0.25
 def data_bound(history: History) -> Verdict:
     """Measure the fraction of step time spent waiting for data, without the first record, in which workers start."""
     described = history.described
-    waiting, training = (history.column(column).value[1:] for column in ("data_wait_s", "training_s"))
-    waited_s, trained_s = (float(spent[np.isfinite(spent)].sum()) for spent in (waiting, training))
+    waiting, training, user = (history.column(f"{phase}_s").value[1:] for phase in ("data_wait", "training", "user"))
+    waited_s, trained_s, user_s = (float(spent[np.isfinite(spent)].sum()) for spent in (waiting, training, user))
+    trained_s += user_s  # samples are loaded while a loop's body runs, too
     need(
         len(waiting) >= FEWEST // 4 and waited_s + trained_s >= LEAST_S,
         f"{len(waiting)} records with {waited_s + trained_s:.1f} s of training are too few",
@@ -52,12 +53,15 @@ def data_bound(history: History) -> Verdict:
     return wrong(
         "warning" if share >= MUCH_WAITING else "note",
         f"Steps spend {share:.0%} of their time waiting for data.",
-        (f"{waited_s:.1f} s of waiting, {trained_s:.1f} s of training, with {described.workers} workers",),
+        (
+            f"{waited_s:.1f} s of waiting, {trained_s:.1f} s of training{' and of the loop' if user_s else ''}, "
+            f"with {described.workers} workers",
+        ),
         causes=(
             "samples load more slowly than the model trains on them: decoding, augmentation, many small files, a slow disk",
         ),
         try_=(
-            described.typed("workers", min(workers, processors)),
+            described.typed("workers", min(workers, processors)) if described.workers < processors else "",
             f"{workers} workers would be needed, but this machine has {processors} processors: also make samples cheaper to load"
             if workers > processors
             else "",
@@ -161,13 +165,13 @@ def _overhead(history: History, column: str, limit: float, *, doing: str, settin
     spent_s = history.total(column)
     all_s = sum(history.total(each) for each in ("training_s", "data_wait_s", "evaluating_s", "saving_s"))
     need(all_s >= LEAST_S and len(history.train) >= 2, f"{all_s:.1f} s in {len(history.train)} records are too few")
-    share = spent_s / all_s
+    share, interval = spent_s / all_s, history.described.present(setting)
     well(share < limit, f"{doing.lower()} takes {share:.1%} of the time")
     return wrong(
         "warning" if all_s >= WORTH_S else "note",
         f"{doing} takes {share:.0%} of the time.",
         (f"{spent_s:.1f} s of {all_s:.1f} s",),
-        causes=(f"{doing.lower()} too often: {setting} is {history.described.present(setting) or 'not known'}",),
+        causes=(f"{doing.lower()} too often: {setting}{'' if interval is None else f' is {interval}'}",),
         try_=(
             _more_seldom(history, setting, share * (1 - WANTED) / (WANTED * (1 - share))),  # to reach WANTED
             "a smaller part of the split during training, all of it at the end (Split(at_end=True)); a larger Split(batch_size=...)"

@@ -94,6 +94,7 @@ class Periodic:
         values, skipped = self.run_state.meter.read(first_steps=first_steps)
         values |= derived(self.parts.settings.derived, values)
         times = self.run_state.clock.window()
+        self.run_state.clock.first_steps = [index for index in first_steps if index >= self.state.step]
         trained_s = times["training_s"] + times["data_wait_s"]
         counted = values.get("targets", 0.0) - values.get("starting_targets", 0.0)  # during `trained_s`
         values["samples"] = samples_of(plan, steps)

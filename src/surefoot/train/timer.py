@@ -35,7 +35,7 @@ class Clock:
         self.since = now()
         self.window_s: dict[str, float] = {}
         self.total_s: dict[str, float] = {}
-        self.first_steps: list[int] = []  # indexes of this window's steps in the phase "starting"
+        self.first_steps: list[int] = []  # indexes of unrecorded steps in the phase "starting"
 
     def start(self) -> None:
         """Enter the phase "data_wait"; the time since the last phase is not counted."""
@@ -52,7 +52,7 @@ class Clock:
         self.enter(self.phase)
         seconds = {f"{phase}_s": self.window_s.get(phase, 0.0) for phase in PHASES}
         self.total_s |= {phase: self.total_s.get(phase, 0.0) + spent for phase, spent in self.window_s.items()}
-        self.window_s, self.first_steps = {}, []
+        self.window_s = {}
         return seconds
 
     def all_s(self) -> float:
