@@ -35,7 +35,7 @@ MAX = {
     "files": 368,  # of .py
     "statements": 31_090,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 21_234,
+    "lines that `import surefoot.run.run` loads": 21_235,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid
