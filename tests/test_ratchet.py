@@ -31,11 +31,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 56_560,  # of .py, .pyi, .html and .css
+    "lines": 56_620,  # of .py, .pyi, .html and .css
     "files": 368,  # of .py
-    "statements": 31_090,  # without docstrings and texts below attributes
+    "statements": 31_115,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 21_235,
+    "lines that `import surefoot.run.run` loads": 21_265,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid

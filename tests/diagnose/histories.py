@@ -123,6 +123,7 @@ def healthy(**changes: Any) -> History:
         "step": 0,
         "targets": {"distinct": 10, "most_common_fraction": 0.1},
         "overlap": {"val": {"checked": 100, "overlapping": 0}},
+        "loss_contract": {"holds": True, "description": "holds: 2 for a batch, 2 for its two halves combined"},
     }
     losses = [1 + 3 * math.exp(-place) for place in range(1, 9)]
     return history([data], train(), scores(losses), layers(), **changes)

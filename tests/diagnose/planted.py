@@ -383,6 +383,11 @@ FAULTY = [
         own(lambda: with_labels(shuffled), optimizer=sf.optim.adamw(lr=1e-3)),
     ),
     Planted("own, labels constant", "constant-targets", own(lambda: with_labels(torch.zeros_like))),
+    Planted(
+        "own, a loss that is a sum",
+        "loss-contract",
+        own(loss=lambda model, batch: 0.01 * loss(model, batch) * len(batch[0]), micro_batch_size=8),
+    ),
     Planted("own, 97 % of labels the same", "constant-targets", own(lambda: with_labels(mostly_zero))),
     Planted("own, validation in training", "train-validation-overlap", own(lambda: sharing(1.0))),
     Planted("own, a twentieth of validation in training", "train-validation-overlap", own(lambda: sharing(0.05))),

@@ -155,6 +155,12 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
         ("error", lambda: history(train(), data(targets={"distinct": 1, "most_common_fraction": 1.0}))),
         ("warning", lambda: history(train(), data(targets={"distinct": 9, "most_common_fraction": 0.95}))),
     ],
+    "loss-contract": [
+        (
+            "warning",
+            lambda: history(train(), data(loss_contract={"holds": False, "description": "2 for a batch, 4 for"})),
+        ),
+    ],
     "dead-units": [
         ("warning", lambda: history(train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": 0.5}))),
         ("error", lambda: history(train(), layers(saturated_fraction=lambda _: {"1": 1.0}))),
@@ -302,6 +308,10 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
         lambda: history(train(), data(overlap={"train_data": {"checked": 100, "overlapping": 100, "same": True}})),
     ],
     "constant-targets": [lambda: history(train(), data(targets={"distinct": 2, "most_common_fraction": 0.94}))],
+    "loss-contract": [
+        lambda: history(train(), data(loss_contract={"holds": True, "description": "holds: 2 for a batch, 2 for"})),
+        lambda: history(train(), data(loss_contract={"holds": True, "description": "not checked: it draws numbers"})),
+    ],
     "dead-units": [
         lambda: history(train(), layers(zero_grad_row_fraction=lambda _: {"2.weight": 0.49})),
         lambda: history(

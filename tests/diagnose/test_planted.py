@@ -33,6 +33,7 @@ TIMED = ("data-bound", "evaluating-too-long", "saving-too-long", "falling-throug
     "planted",
     [pytest.param(one, marks=[pytest.mark.timing] * (one.fault in TIMED), id=one.name) for one in ALL],
 )
+@pytest.mark.filterwarnings("ignore:the loss of a batch")
 def test_every_planted_fault_is_found_and_no_healthy_run_is_called_broken(planted: Planted, tmp_path: Path) -> None:
     judge(planted, tmp_path / "run")
 

@@ -219,6 +219,12 @@ def test_a_sum_is_no_mean() -> None:
     assert loss_contract(run_of(loss=summed).parts)[0] is False
 
 
+def test_a_run_without_a_console_warns_of_a_loss_that_is_no_mean() -> None:
+    run = run_of(loss=summed, batch_size=8, micro_batch_size=4, length="1 step", console=False)
+    with pytest.warns(UserWarning, match="the loss of a batch is"):
+        run.train()
+
+
 @pytest.mark.parametrize("micro_batch_size", [1, 10])
 def test_what_cannot_be_cut_is_not_checked_and_says_so(micro_batch_size: int) -> None:
     class Texts:

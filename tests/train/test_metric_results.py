@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import torchmetrics
 
 import surefoot as sf
 from surefoot.train.metric_results import Messages
@@ -42,3 +43,78 @@ def test_outputs_of_kinds_with_the_same_name_and_of_arguments_by_name_come_back(
     found = messages.read(messages.written(held))
     assert found == held
     assert [type(one) for one in found] == [Found, Other, torch.Size]
+
+
+def fails(*_: object) -> float:
+    raise ValueError("a bug of one's own")
+
+
+class Failing(torchmetrics.Metric):
+    """A metric of torchmetrics with a bug in `update` or `compute`."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self.method = method
+
+    def update(self, *_: object) -> None:
+        if self.method == "update":
+            fails()
+
+    def compute(self) -> float:
+        return fails() if self.method == "compute" else 0.0
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [fails, sf.metrics.whole_split(fails), Failing("update"), Failing("compute")],
+    ids=lambda each: str(type(each)),
+)
+def test_an_error_in_a_metric_names_the_metric_and_the_split(metric: object) -> None:
+    with pytest.raises(ValueError, match="a bug of one's own") as raised:
+        evaluator_run(metric).evaluate("val")
+    assert "in the metric 'own'" in raised.value.__notes__
+    assert "in the evaluation of the split 'val'" in raised.value.__notes__
+
+
+def evaluator_run(metric: object) -> sf.Run:
+    rows = (torch.ones(4, 2), torch.zeros(4, 1))
+
+    def loss(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> object:
+        return torch.nn.functional.mse_loss(model(batch[0]), batch[1]), (model(batch[0]), batch[1])
+
+    return sf.Run(
+        model=torch.nn.Linear(2, 1),
+        loss=loss,
+        train_data=rows,
+        splits={"val": sf.Split(rows, metrics={"own": metric})},
+        batch_size=2,
+        length="2 steps",
+        optimizer=sf.optim.sgd(lr=0.1),
+        console=False,
+    )
+
+
+def test_an_error_in_a_step_names_the_step_and_the_samples() -> None:
+    calls = []
+
+    def loss(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        calls.append(len(batch[0]))
+        if len(calls) > 3:
+            fails()
+        return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    rows = (torch.ones(8, 2), torch.zeros(8, 1))
+    run = sf.Run(
+        model=torch.nn.Linear(2, 1),
+        loss=loss,
+        train_data=rows,
+        batch_size=2,
+        length="9 steps",
+        optimizer=sf.optim.sgd(lr=0.1),
+        order="sequential",
+        check_state=False,
+        console=False,
+    )
+    with pytest.raises(ValueError, match="a bug of one's own") as raised:
+        run.train()
+    assert raised.value.__notes__ == ["at step 3, samples 6, 7"]

@@ -39,7 +39,8 @@ class BatchLists:
     """
 
     def __init__(self, seed: int, sampler: Any, *, samples: int) -> None:
-        self.sampler, self.dataset_size, self.name = sampler, samples, type(sampler).__name__
+        self.sampler, self.dataset_size = sampler, samples
+        self.name = type(sampler.sampler if isinstance(sampler, Wraps) else sampler).__name__
         self.key, self.pieces = stream_key(seed, "order"), 1
         self.cached: dict[int, tuple[Ids, Ids, Ids]] = {}
         first, again, second = (self._read(epoch) for epoch in (0, 0, 1))

@@ -14,6 +14,7 @@ CHECKS: Sequence[Check] = (
     divergence.non_finite_steps,
     learning_rate.loss_not_falling,
     generalization.constant_targets,
+    gradients.loss_contract,
     generalization.overlap,
     layers.dead_units,
     gradients.vanishing_gradient,

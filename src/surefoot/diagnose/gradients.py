@@ -220,3 +220,30 @@ def _layers_that_grew(history: History) -> str:
     grew = {name: now / before for name, (before, now) in thirds.items() if before > 0 and now > GREW * before}
     parts = [f"{name} ({grew[name]:.3g}x)" for name in sorted(grew, key=lambda each: -grew[each])]
     return f"it grew most in {join_names(parts)}" if parts else ""
+
+
+@check("loss-contract")
+def loss_contract(history: History) -> Verdict:
+    """Check that the loss of a batch was the count-weighted mean over its halves when the run began."""
+    recorded = history.data.get("loss_contract")
+    contract = recorded if isinstance(recorded, dict) else {}
+    summary = str(contract.get("description", "")).partition("\n")[0]
+    need(summary, "steps had one micro-batch, so the loss of a batch was not compared with that of its halves")
+    well(
+        "holds" not in contract or bool(contract["holds"]),
+        f"the loss contract was {summary}" if "not checked" in summary else f"the loss contract {summary}",
+    )
+    return wrong(
+        "warning",
+        "The loss of a batch is not the mean over its samples, so gradients depend on the size of micro-batches.",
+        (summary,),
+        causes=(
+            "a sum, or a mean over something other than the counted targets",
+            "a loss that couples the samples of a batch",
+        ),
+        try_=(
+            "pass Run(count_fn=lambda batch: ...), or return sf.Mean(total, count)",
+            "for a contrastive loss: Run(loss=sf.losses.whole_batch(encode_fn, loss_fn))",
+        ),
+        numbers={},
+    )

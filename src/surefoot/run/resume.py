@@ -36,7 +36,7 @@ class OpenedRun:
     checkpoint: Checkpoint | None = None
     chosen: AutoChoices = field(default_factory=AutoChoices)
     state_check: "state_check.StateCheck | None" = None
-    loss_contract: str | None = None  # message for a new run with several micro-batches
+    loss_contract: tuple[bool, str] | None = None  # of a new run with several micro-batches: (holds, description)
     is_over: bool = False  # the run is complete: the session writes nothing
 
 
@@ -98,8 +98,7 @@ def _begin(parts: RunComponents) -> OpenedRun:
         from surefoot.train.state_check import loss_contract
 
         with suppress(Exception):  # the first step repeats and explains the error
-            holds, words = loss_contract(parts)
-            verdict = f"loss    contract {words}" if holds else f"warning: {words}"
+            verdict = loss_contract(parts)
     return OpenedRun(None, chosen, check, verdict)
 
 

@@ -1,6 +1,7 @@
 """One session of a run, with its loader, record files, signal handlers and torch settings. Each resume starts another session."""
 
 import signal
+import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING
@@ -77,7 +78,9 @@ class Session:
                 )
                 self.journal.sinks.insert(1, self.live_findings)  # after the console
             if self.journal.metrics is not None and now.checkpoint is None:
-                self._look_at_data()
+                self._look_at_data(now.loss_contract)
+            if now.loss_contract is not None and not now.loss_contract[0] and self.parts.console is None:
+                warnings.warn(now.loss_contract[1], stacklevel=2)
             self.parts.make_ready()
         except BaseException as problem:
             try:
@@ -90,7 +93,8 @@ class Session:
             return
         self.parts.say(messages.header(self.parts, chosen=now.chosen, resumed=now.checkpoint is not None))
         if now.loss_contract is not None:
-            self.parts.say(now.loss_contract)
+            holds, words = now.loss_contract
+            self.parts.say(f"loss    contract {words}" if holds else f"warning: {words}")
 
     def close(self, problem: BaseException | None) -> None:
         """Save unsaved steps, or report the `problem` that ended the session. Then release all resources."""
@@ -169,14 +173,17 @@ class Session:
             skipped, stopped_by = self.periodic.skipped, self.stop_requests.stopped_by
             parts.say(messages.ending(parts, evaluations, skipped=skipped, stopped_by=stopped_by, findings=findings))
 
-    def _look_at_data(self) -> None:
+    def _look_at_data(self, loss_contract: tuple[bool, str] | None) -> None:
         from surefoot.data.leakage_check import first_look
 
         pipeline, splits = self.parts.pipeline, self.parts.evaluator.splits
         own = {name: split.data for name, split in splits.items()}
         check = first_look(pipeline.checked, own, seed=pipeline.seed) | {"samples": pipeline.plan.samples}
         names = [name for name, split in splits.items() if split.loss]
-        self.journal.write({"kind": "data_check", "step": self.state.step, **check, "scored_by_training_loss": names})
+        record = {"kind": "data_check", "step": self.state.step, **check, "scored_by_training_loss": names}
+        if loss_contract is not None:
+            record["loss_contract"] = dict(zip(("holds", "description"), loss_contract, strict=True))
+        self.journal.write(record)
 
     def _happened(self, what: str) -> None:
         self.journal.write({"kind": "event", "step": self.state.step, "event": what, **self.run_state.clock.window()})

@@ -28,8 +28,22 @@ def explaining(step: Step | Callable[[], Step]) -> Iterator[None]:
         failed_step = step if isinstance(step, Step) else step()
         cause = explained(problem, step=failed_step.index, micro_batches=failed_step.micro_batches)
         if cause is None:
-            raise
+            samples = [int(each) for micro_batch in failed_step.micro_batches for each in micro_batch.sample_ids]
+            named = ", ".join(map(str, samples[:5])) + (" ..." if len(samples) > 5 else "")
+            with noting(f"at step {failed_step.index}, samples {named}"):
+                raise
         raise cause from problem
+
+
+@contextmanager
+def noting(what: str) -> Iterator[None]:
+    """Add a note, such as "in the metric 'f1'", to an exception of this block. The message of a `SurefootError` has it already."""
+    try:
+        yield
+    except Exception as problem:
+        if not isinstance(problem, SurefootError) and what not in getattr(problem, "__notes__", ()):
+            problem.add_note(what)
+        raise
 
 
 def explained(problem: Exception, *, step: int, micro_batches: Sequence[MicroBatch]) -> SurefootError | None:

@@ -29,6 +29,7 @@ from surefoot.metrics.contract import (
     refuse_twice,
     torchmetrics_in,
 )
+from surefoot.train.error_causes import noting
 
 
 class Results:
@@ -64,7 +65,10 @@ class Results:
     ) -> None:
         """Add a batch: the means of its loss, (outputs, targets) for the metrics, and the features of a coupled loss."""
         if pair is not None or self.coupled_loss is not None:
-            batch = [] if pair is None else [_on_cpu(metric.per_batch(*pair)) for _, metric in self.whole_split]
+            batch = []
+            for name, metric in [] if pair is None else self.whole_split:
+                with noting(f"in the metric {name!r}"):
+                    batch.append(_on_cpu(metric.per_batch(*(pair or ()))))
             self.collected.append([*batch, _on_cpu(features)] if self.coupled_loss is not None else batch)
             self.padding.append(is_padding)
             self.only_pair = pair if len(self.padding) == 1 and self.world is not None else None
@@ -73,11 +77,13 @@ class Results:
         computed: dict[str, Mean] = {}
         if pair is not None:
             for name, function in self.functions:
-                own = means_of(function(*pair), name, prefixed=self.prefixed)
+                with noting(f"in the metric {name!r}"):
+                    own = means_of(function(*pair), name, prefixed=self.prefixed)
                 refuse_twice([*computed, *own, *(["loss"] if "loss" in means else [])])
                 computed |= own
-            for _, metric in self.objects:
-                metric.update(*pair)
+            for name, metric in self.objects:
+                with noting(f"in the metric {name!r}"):
+                    metric.update(*pair)
         # a metric takes precedence over a mean that the loss logs under the same name
         add_each(self.sums, means | computed)
 
@@ -90,7 +96,9 @@ class Results:
         if self.objects and self.world is not None:
             self._share_few_batches(self.world)
         for name, metric in self.objects:
-            own = as_recorded(by_name(_on_host(metric.compute()), name, prefixed=self.prefixed))
+            with noting(f"in the metric {name!r}"):
+                computed = pytree.tree_map_only(Tensor, Tensor.tolist, metric.compute())
+                own = as_recorded(by_name(computed, name, prefixed=self.prefixed))
             refuse_twice([*values, *own])
             values |= own
         own = self._of_whole_split()
@@ -112,14 +120,15 @@ class Results:
             return {}
         batches = self.collected
         if self.world is not None:
-            batches = _collected_in_order(self.world, self.collected, self.padding)
+            batches = _collected_in_order(self.world, batches, self.padding)
 
         def computed() -> dict[str, Any]:
             values, columns = dict[str, Any](), list(zip(*batches, strict=True))
             if self.coupled_loss is not None:
                 values["loss"] = self.coupled_loss(list(columns.pop()))
             for (name, metric), parts in zip(self.whole_split, columns, strict=True):
-                own = by_name(metric.whole(*join_batches(parts)), name, prefixed=self.prefixed)
+                with noting(f"in the metric {name!r}"):
+                    own = by_name(metric.whole(*join_batches(parts)), name, prefixed=self.prefixed)
                 refuse_twice([*values, *own])
                 values |= own
             return as_recorded(values)
@@ -146,10 +155,6 @@ class Results:
 
 def _on_cpu(values: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), values)
-
-
-def _on_host(values: Any) -> Any:
-    return pytree.tree_map_only(Tensor, lambda tensor: tensor.tolist(), values)
 
 
 def _sums_of_ranks(world: World, sums: Mapping[str, Mean], diverged: DivergedError | None) -> dict[str, Any]:
@@ -207,7 +212,11 @@ class Messages:
 
     def _taken_apart(self, value: Any) -> Any:
         if value is None or isinstance(value, bool | int | float | str):
-            return value if type(value) in (type(None), bool, int, float, str) else _plain(value)
+            return (
+                value
+                if type(value) in (type(None), bool, int, float, str)
+                else next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))
+            )
         if isinstance(value, torch.Tensor):
             return {"tensor": _bytes(value)}
         if isinstance(value, np.ndarray | np.generic):
@@ -247,10 +256,6 @@ class Messages:
         if is_dataclass(cls):
             return cls(**dict(zip([field.name for field in fields(cls) if field.init], parts, strict=True)))
         return cls(*parts) if "_fields" in vars(cls) else cls(parts)  # a named tuple takes its parts as arguments
-
-
-def _plain(value: Any) -> Any:
-    return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))
 
 
 def _bytes(tensor: torch.Tensor) -> str:

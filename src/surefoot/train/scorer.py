@@ -19,6 +19,7 @@ from surefoot.metrics.contract import WholeSplitMetric, named_metrics
 from surefoot.metrics.multiple_choice import eagerly
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.compile import Compiling, sole_or_all
+from surefoot.train.error_causes import noting
 from surefoot.train.evaluate import Split, evaluate_batches, evaluation_mode, metric_by_batch, names_of_metrics
 from surefoot.train.loop import Loss, State
 from surefoot.train.precision import Precision
@@ -166,6 +167,7 @@ class Evaluator:
 @contextmanager
 def _naming(split: str) -> Iterator[None]:
     try:
-        yield
+        with noting(f"in the evaluation of the split {split!r}"):
+            yield
     except ConfigError as problem:
         raise ConfigError(f"split {split!r}: {str(problem).removeprefix('Split: ')}") from problem
