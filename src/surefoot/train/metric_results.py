@@ -116,11 +116,10 @@ class Results:
         return Mean(value * samples, samples) if isinstance(value, int | float) else None
 
     def _of_whole_split(self) -> dict[str, Any]:
-        if not (self.whole_split or self.coupled_loss) or (self.world is None and not self.collected):
+        batches, world = self.collected, self.world
+        if not (self.whole_split or self.coupled_loss) or (world is None and not batches):
             return {}
-        batches = self.collected
-        if self.world is not None:
-            batches = _collected_in_order(self.world, batches, self.padding)
+        batches = batches if world is None else _collected_in_order(world, batches, self.padding)
 
         def computed() -> dict[str, Any]:
             values, columns = dict[str, Any](), list(zip(*batches, strict=True))
@@ -133,7 +132,7 @@ class Results:
                 values |= own
             return as_recorded(values)
 
-        return computed() if self.world is None else _from_main_rank(self.world, computed)
+        return computed() if world is None else _from_main_rank(world, computed)
 
     def _fresh(self, metric: Any, *, shared: bool) -> Any:
         copy = deepcopy(metric).to(self.device)  # two splits may share the user's object
@@ -212,11 +211,8 @@ class Messages:
 
     def _taken_apart(self, value: Any) -> Any:
         if value is None or isinstance(value, bool | int | float | str):
-            return (
-                value
-                if type(value) in (type(None), bool, int, float, str)
-                else next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))
-            )
+            kinds = (type(None), bool, int, float, str)
+            return value if type(value) in kinds else next(kind(value) for kind in kinds[1:] if isinstance(value, kind))
         if isinstance(value, torch.Tensor):
             return {"tensor": _bytes(value)}
         if isinstance(value, np.ndarray | np.generic):
