@@ -31,7 +31,7 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 56_620,  # of .py, .pyi, .html and .css
+    "lines": 56_665,  # of .py, .pyi, .html and .css
     "files": 368,  # of .py
     "statements": 31_115,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
@@ -198,3 +198,16 @@ def renamed(commit: str = "01ed1786", *, drawn: int = 50) -> list[str]:
 
 if __name__ == "__main__":
     print(*renamed(), sep="\n")
+
+
+def test_every_public_function_and_class_has_a_docstring() -> None:
+    missing = [
+        f"{path.relative_to(SOURCE)}:{node.lineno} {node.name}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and not node.name.startswith("_")
+        and not any("overload" in ast.dump(each) for each in node.decorator_list)
+        and ast.get_docstring(node) is None
+    ]
+    assert not missing

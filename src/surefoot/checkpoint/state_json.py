@@ -218,6 +218,7 @@ def typed_state(state: Mapping[str, Any]) -> SavedState:
 
 @cache
 def hints_of(owner: type) -> dict[str, Any]:
+    """Return the type hints of a class with their annotations. The result is cached."""
     return get_type_hints(owner, include_extras=True)
 
 

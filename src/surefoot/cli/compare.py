@@ -16,6 +16,7 @@ _OUT = "runs/compare"
 
 
 def compare(arguments: list[str]) -> None:
+    """Run `surefoot compare`: train variants on the same data, or compare finished runs."""
     options, flags = verb_options(Compare, arguments, verb="compare")
     named, typed = options.what, {name for name, _ in by_flag(arguments)} & set(option_names(Compare))
     _check_score(options.metric)

@@ -33,6 +33,7 @@ class Completion:
 
 
 def completion(arguments: list[str]) -> None:
+    """Run `surefoot completion`: print the completion script of a shell."""
     missing = f"completion for which shell? {', '.join(get_args(Shell))}"
     options = only_options(Completion, arguments, verb="completion", missing=missing)
     print(_fish() if options.shell == "fish" else _bash(zsh=options.shell == "zsh"))

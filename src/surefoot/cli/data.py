@@ -37,6 +37,7 @@ class Prepare:
 
 
 def data(arguments: list[str]) -> None:
+    """Run `surefoot data prepare`: write token shards from text."""
     form = "surefoot data prepare OUT INPUT... --tokenizer NAME"
     if arguments[:1] != ["prepare"] and "help" not in dict(by_flag(arguments)):
         raise ConfigError(

@@ -28,6 +28,7 @@ class Diagnose(RunOption):
 
 
 def diagnose(arguments: list[str]) -> None:
+    """Run `surefoot diagnose`: print the findings of a run."""
     options = only_options(Diagnose, arguments, verb="diagnose")
     from surefoot.diagnose.checks import format_findings, verdicts
     from surefoot.diagnose.finding import Healthy, Unknown, worst_first

@@ -42,6 +42,7 @@ class Evaluate(processes.Several, SavedRunOptions):
 
 
 def evaluate(arguments: list[str]) -> None:
+    """Run `surefoot evaluate`: score a checkpoint on the splits of its run."""
     options, flags = verb_options(Evaluate, arguments, verb="evaluate", missing=WHICH_RUN)
     run_path, splits = find_run(options.run), options.split
     program, config = saved_settings(run_path, options, flags, verb="evaluate")

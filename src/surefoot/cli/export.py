@@ -36,6 +36,7 @@ class Export(RunOption):
 
 
 def export(arguments: list[str]) -> None:
+    """Run `surefoot export`: write the weights of a checkpoint in a layout of other programs."""
     options = only_options(Export, arguments, verb="export")
     done = SavedRun(find_run(options.run)).export(
         options.out,

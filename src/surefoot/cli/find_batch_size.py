@@ -24,6 +24,7 @@ class FindBatchSize(TriedRunOptions):
 
 
 def find_batch_size(arguments: list[str]) -> None:
+    """Run `surefoot find-batch-size`: find the largest micro-batch that fits into memory."""
     options, flags = tried_options(FindBatchSize, arguments, verb="find-batch-size")
     if options.batch_size is not None:
         batching(options.batch_size, None)

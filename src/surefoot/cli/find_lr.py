@@ -57,6 +57,7 @@ class FindLr(TriedRunOptions):
 
 
 def find_lr(arguments: list[str]) -> None:
+    """Run `surefoot find-lr`: raise the learning rate step by step, and suggest one."""
     options, flags = tried_options(FindLr, arguments, verb="find-lr")
     lowest, highest, count, out = options.min_lr, options.max_lr, options.steps, options.out
     from surefoot.report.figures import make_directory

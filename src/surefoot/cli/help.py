@@ -91,6 +91,7 @@ def settings_page(flags: Sequence[Flag]) -> str:
 
 
 def section(title: str, flags: Sequence[Flag], *, names: Collection[str] = ()) -> str:
+    """Return a titled section of the help text with a line or more per flag."""
     return "\n".join([f"{title.replace('_', ' ')}:", *(line for flag in flags for line in _lines(flag, names)), ""])
 
 

@@ -81,6 +81,7 @@ class Plan(MachineOptions, Several, ProgramOptions):
 
 
 def plan(arguments: list[str]) -> None:
+    """Run `surefoot plan`: print what a run would do, and train nothing."""
     flags_given = dict(by_flag(arguments))
     if "schedules" in flags_given and "help" not in flags_given:
         plan_schedules(arguments, foreign=set(option_names(Plan)) - set(option_names(PlanSchedules)))

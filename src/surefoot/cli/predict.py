@@ -31,6 +31,7 @@ class Predict(SavedRunOptions):
 
 
 def predict(arguments: list[str]) -> None:
+    """Run `surefoot predict`: use the trained model of a run on inputs."""
     options, flags = verb_options(Predict, arguments, verb="predict", missing=WHICH_RUN, help_goes_on=True)
     run_path = find_run(options.run)
     program, config = program_and_config(run_path, run_changed=options.run_changed_program)

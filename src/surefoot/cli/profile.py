@@ -36,6 +36,7 @@ class Profile(TriedRunOptions):
 
 
 def profile(arguments: list[str]) -> None:
+    """Run `surefoot profile`: measure where the time of a step goes."""
     options, flags = tried_options(Profile, arguments, verb="profile")
     from surefoot.profile.flops import parse_peak_flops
     from surefoot.profile.profile import measure

@@ -38,6 +38,7 @@ class Replay(ChangedProgramOption, RunOption):
 
 
 def replay(arguments: list[str]) -> None:
+    """Run `surefoot replay`: repeat one step of a run and show its values and gradients."""
     options, flags = verb_options(Replay, arguments, verb="replay", missing=WHICH_RUN)
     refuse_several(arguments, verb="replay")
     path, step = find_run(options.run), options.step

@@ -45,6 +45,7 @@ class Report:
 
 
 def report(arguments: list[str]) -> None:
+    """Run `surefoot report`: write one HTML page about runs, or serve it while they train."""
     options = only_options(Report, arguments, verb="report", missing=f"{WHICH_RUN}; or several runs")
     runs = [find_run(name) for name in options.runs]
     if options.watch:

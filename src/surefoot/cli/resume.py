@@ -29,6 +29,7 @@ class Resume(AcceptChange, Several, RunOption):
 
 
 def resume(arguments: list[str]) -> None:
+    """Run `surefoot resume`: continue a run from its newest intact checkpoint."""
     run = find_run(target(Resume, arguments, verb="resume"))
     program, before = read_program(run, resuming=True)
     if not (run / "checkpoints").is_dir():

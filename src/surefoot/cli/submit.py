@@ -92,6 +92,7 @@ class Submit(AcceptChange, ProgramOptions):
 
 
 def submit(arguments: list[str]) -> None:
+    """Run `surefoot submit`: send a run to a Slurm cluster."""
     missing = (
         "submit needs a recipe or a program: surefoot submit gpt --hours 12 --gpus-per-node 8 --run-dir runs/large"
     )

@@ -37,6 +37,7 @@ class Train(AcceptChange, Several, ProgramOptions):
 
 
 def train(arguments: list[str]) -> None:
+    """Run `surefoot train`: start the run of a recipe or program."""
     program, options, flags = program_options(Train, arguments, verb="train")
     config, origins = program_settings(program, options, flags, verb="train")
     start(

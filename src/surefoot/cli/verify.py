@@ -49,6 +49,7 @@ class Verify(ChangedProgramOption, RunOption):
 
 
 def verify(arguments: list[str]) -> None:
+    """Run `surefoot verify`: check the files of a run, and repeat some of its steps."""
     options, flags = verb_options(Verify, arguments, verb="verify", missing=WHICH_RUN)
     refuse_several(arguments, verb="verify", or_launched=True)
     run = find_run(options.run)

@@ -173,6 +173,7 @@ def automatic_choices(facts: Mapping[str, Any], *, settings: Container[str]) -> 
 
 
 def some_of(lines: list[str]) -> list[str]:
+    """Return the first three lines, and a line with the number of the others."""
     return [*lines[:3], *([f"... and {len(lines) - 3} more"] if len(lines) > 3 else [])]
 
 

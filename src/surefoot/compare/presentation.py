@@ -25,6 +25,7 @@ _ALIKE = 4  # maximum number of named variants that are as good as the best
 
 
 def text(comparison: Comparison) -> str:
+    """Return a comparison as a table for the terminal."""
     cells = _cells(comparison)
     return visible(
         "\n".join([_title(comparison), *text_table(cells, left=(0, len(cells[0]) - 1)), *_below(comparison)])
@@ -32,6 +33,7 @@ def text(comparison: Comparison) -> str:
 
 
 def markdown(comparison: Comparison) -> str:
+    """Return a comparison as a table in Markdown."""
     head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in _cells(comparison)]
     table = [f"| {' | '.join(line)} |" for line in (head, ["---", *["---:"] * (len(head) - 2), "---"], *rows)]
     return "\n".join([_title(comparison), "", *table, "", *(f"* {note}" for note in _below(comparison))]) + "\n"

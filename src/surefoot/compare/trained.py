@@ -115,6 +115,7 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
 
 
 def refuse_missing_score(score: tuple[Direction, str], record: Record, *, of: Path | str) -> None:
+    """Raise `ConfigError` if a record does not have a score."""
     if score[1] not in record:
         there = ", ".join(scores_in(record)) or "none"
         raise ConfigError(f"--metric {' '.join(score)!r}: {of} does not have this score; available: {there}")

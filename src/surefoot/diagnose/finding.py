@@ -65,6 +65,7 @@ class Finding:
 
 
 def wrapped(text: str, first: str, indent: int, *, width: int = _WIDE) -> list[str]:
+    """Wrap a text into lines, the first one after `first` and the others after `indent` spaces."""
     return TextWrapper(width, first, " " * indent, break_long_words=False, break_on_hyphens=False).wrap(text)
 
 

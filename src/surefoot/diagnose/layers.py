@@ -30,6 +30,7 @@ SQUASHING = ("Tanh", "Sigmoid", "Hardtanh", "Hardsigmoid", "Softsign", "LogSigmo
 
 
 def watched_steps(history: History) -> None:
+    """Require enough steps with layer statistics."""
     need(len(history.layers) >= WATCHED, f"{len(history.layers)} measured steps are too few (at least {WATCHED})")
 
 

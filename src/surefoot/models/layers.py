@@ -25,6 +25,7 @@ def check_shape(*claims: tuple[bool, str]) -> None:
 
 
 def rotary_problem(width: int, heads: int) -> str:
+    """Return the message for a width that rotary positions cannot divide."""
     return f"width = {width} must be a multiple of 2 x heads = {2 * heads}: rotary positions rotate pairs of channels"
 
 

@@ -222,10 +222,12 @@ class MLP(nn.Module):
 
 
 def norm_of(shape: Seq2SeqConfig) -> nn.LayerNorm | RMSNorm:
+    """Return the normalization of a layer's channels."""
     return RMSNorm(shape.width) if shape.norm == "rms" else nn.LayerNorm(shape.width, eps=1e-5)
 
 
 def channel_norm(shape: Seq2SeqConfig) -> RMSNorm | None:
+    """Return the normalization of queries and keys, or None if the model has none."""
     return RMSNorm(shape.width // shape.heads) if shape.qk_norm else None
 
 

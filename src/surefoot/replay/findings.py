@@ -159,6 +159,7 @@ _NAME = 30
 
 
 def sections(look: Look, *, samples: int) -> list[str]:
+    """Return the lines on micro-batches, samples, modules and parameters of a repeated step."""
     return [*_micro_batches(look), *_samples(look, samples), *_modules(look), *_parameters(look)]
 
 

@@ -121,6 +121,7 @@ def replay_step(parts: Components, step: int, *, path: Path, samples: int, say: 
 
 
 def refuse_step(step: int, length: int, *, where: Path) -> None:
+    """Raise `ConfigError` if a run does not have a step."""
     if not 0 <= step < length:
         raise ConfigError(f"--step {step}: {where} has steps 0 to {length - 1}")
 

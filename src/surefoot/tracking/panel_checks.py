@@ -14,6 +14,7 @@ _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 
 
 def check(holds: bool, otherwise: str) -> None:
+    """Raise `ConfigError` with the text `otherwise` unless a condition holds."""
     if not holds:
         raise ConfigError(f"a panel cannot be shown: {otherwise}")
 
@@ -42,6 +43,7 @@ def is_count(value: Any) -> bool:
 
 
 def check_count(parts: Sized, what: str) -> None:
+    """Raise `ConfigError` if a panel has too many parts to show."""
     check(len(parts) <= _MOST, f"{len(parts):,} {what}, but at most {_MOST:,} can be shown")
 
 

@@ -184,6 +184,7 @@ def other_format(path: Path) -> str | None:
 
 
 def refuse_other_format(path: Path) -> None:
+    """Raise `CheckpointError` if a run has a format that this version does not read."""
     if (why := other_format(path)) is not None:
         raise CheckpointError(why)
 
@@ -206,11 +207,13 @@ def standing_of(run: Path) -> Standing:
 
 
 def is_running(run: Path) -> bool:
+    """Return True if a living process trains a run."""
     return standing_of(run) == "running"
 
 
 @cache
 def surefoot_version() -> str:
+    """Return the version of the installed package, or 'unknown' if it is not installed."""
     try:
         return version("surefoot")
     except PackageNotFoundError:

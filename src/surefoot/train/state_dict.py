@@ -219,6 +219,7 @@ def restore_known(objects: Mapping[str, Any], checkpoint: Checkpoint) -> None:
 
 
 def parameter_names(model: nn.Module) -> dict[Tensor, str]:
+    """Return the name of each parameter of a model."""
     return {parameter: name for name, parameter in model.named_parameters()}
 
 

@@ -182,6 +182,7 @@ def readable_files(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]
 
 
 def first_names(names: Sequence[str]) -> str:
+    """Return the first ten names, and the number of all if there are more."""
     return ", ".join(names[:10]) + (f" ... ({len(names)})" if len(names) > 10 else "")
 
 

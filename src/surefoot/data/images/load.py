@@ -130,6 +130,7 @@ def load_images(
 
 
 def refuse_fraction(val_fraction: float) -> None:
+    """Raise `ConfigError` if a fraction for validation is not between 0 and 1."""
     if not 0 < val_fraction < 1:
         raise ConfigError(f"data.val_fraction = {val_fraction}: give a fraction between 0 and 1, such as 0.1")
 

@@ -169,6 +169,7 @@ def _close(*files: BinaryIO) -> None:
 
 
 def shard_name(first: int) -> str:
+    """Return the file name, without suffix, of the shard that begins with a row."""
     return f"rows-{first:012d}"
 
 
@@ -195,6 +196,7 @@ def recorded_head(directory: Path) -> int | None:
 
 
 def json_of(path: Path) -> Any:
+    """Return the dictionary in a JSON file, or None if the file is missing. Raises `DataError` if it is damaged."""
     try:
         text = read_regular(path)
     except FileNotFoundError:

@@ -86,6 +86,7 @@ class Stream:
 
 
 def as_stream(train_data: Any) -> Stream:
+    """Return training data as a `Stream` with the default settings, or unchanged if it is one."""
     return train_data if isinstance(train_data, Stream) else Stream(train_data)
 
 
@@ -115,6 +116,7 @@ def _not_a_source(source: Any) -> str | None:
 
 
 def iterator_of(source: Any) -> Iterator[Any]:
+    """Return an iterator over the rows of a source. Raises `DataError` if it is not iterable."""
     opened = source() if callable(source) and not isinstance(source, Iterable) else source
     if not isinstance(opened, Iterable):
         raise DataError(

@@ -28,12 +28,14 @@ Part = TypeVar("Part", str, np.ndarray)
 
 
 def no_such(path: Path, *, kind: str = "file or directory") -> DataError:
+    """Return the error for a missing path."""
     return DataError(
         f"no {kind} {path} (looked in {Path.cwd()})\n  check the spelling; a relative path starts at the current directory"
     )
 
 
 def is_utf_16(data: bytes) -> bool:
+    """Return True if text begins with the byte order mark of UTF-16."""
     return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 

@@ -108,6 +108,7 @@ def outline(config: Config) -> "sf.Run | None":
 
 
 def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
+    """Yield the tuned model's answer to each input."""
     base, tokenizer, model = _tuned(config, run, checkpoint, device=options.device)
     return answers(model, tokenizer, inputs, options, context=models.context_of(base.config))
 

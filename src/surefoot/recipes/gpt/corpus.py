@@ -158,6 +158,7 @@ def saved_tokenizer(path: Path) -> Any:
 
 
 def first_lines(text: str) -> str:
+    """Return the beginning of a text in lines of 92 characters."""
     beginning = text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]} ..."
     return "\n".join(beginning[start : start + 92] for start in range(0, len(beginning), 92))
 

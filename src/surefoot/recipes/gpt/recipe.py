@@ -223,6 +223,7 @@ def evaluate_questions(
 
 
 def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
+    """Yield the model's continuation of each input."""
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
     model, otherwise = _load_model(config, tokenizer, checkpoint, device=options.device), _prompt(config, tokenizer)
     return continuations(model, tokenizer, inputs, options, context=config.model.context, otherwise=otherwise)

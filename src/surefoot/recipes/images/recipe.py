@@ -148,6 +148,7 @@ def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]
 
 
 def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
+    """Yield the most likely classes of each image file."""
     from surefoot.train.compile import layout  # imports torch
     from surefoot.train.model_weights import load_weights  # imports torch
 

@@ -145,6 +145,7 @@ def network_shape(config: Config, *, source: int | None, target: int) -> Any:
 
 
 def predict(config: Config, options: Predict, inputs: Sequence[str], *, run: Path, checkpoint: Any) -> Iterator[str]:
+    """Yield the translation of each input."""
     from surefoot.train.model_weights import load_weights  # imports torch
 
     source, target = texts.saved_tokenizers(run)
