@@ -437,7 +437,7 @@ def stopping(**settings: Any) -> dict[str, Any]:
 
 
 MISTAKEN: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
-    "splits['val'] is a tuple: wrap the data in surefoot.Split": (2, lambda: {"splits": {"val": data()}}),
+    "splits['val'] is a tuple: wrap the data in sf.Split": (2, lambda: {"splits": {"val": data()}}),
     "split 'val': the data set is empty": (3, lambda: splits(data=data(0))),
     "split 'val': Unsized can only be iterated": (3, lambda: splits(data=Unsized())),
     "split 'a/b'": (2, lambda: splits("a/b")),

@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import warnings
@@ -196,8 +197,16 @@ def renamed(commit: str = "01ed1786", *, drawn: int = 50) -> list[str]:
     return random.Random(19).sample(sorted(now - before), drawn)
 
 
-if __name__ == "__main__":
-    print(*renamed(), sep="\n")
+def test_messages_call_the_package_sf_as_readme_does() -> None:
+    wrong = []
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                names = re.findall(r"(?<![\w/.-])surefoot\.[\w.]+\(|surefoot\.(?:Mean|Run|Split)\b", node.value)
+                wrong += [f"{path.relative_to(SOURCE)}:{node.lineno} {name}" for name in names]
+    assert not wrong
 
 
 def test_every_public_function_and_class_has_a_docstring() -> None:
@@ -211,3 +220,7 @@ def test_every_public_function_and_class_has_a_docstring() -> None:
         and ast.get_docstring(node) is None
     ]
     assert not missing
+
+
+if __name__ == "__main__":
+    print(*renamed(), sep="\n")

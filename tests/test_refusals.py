@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
         {"loss": lambda model, batch: (loss(model, batch), {"accuracy": 0.5})},
         sf.ConfigError,
         "the loss returned 'accuracy' as float",
-        "surefoot.Mean",
+        "sf.Mean",
     ),
     "a Tensor": ({"train_data": X}, sf.DataError, "a Tensor", r"\(inputs, targets\)"),
     "a tuple of arrays": (
@@ -194,7 +194,7 @@ def test_what_a_refusal_of_data_says_to_type_gives_the_samples(name: str, data: 
 def test_what_a_refusal_of_evaluate_and_of_a_class_says_to_type_works() -> None:
     with pytest.raises(sf.ConfigError) as refused:
         build(splits=(X, Y))
-    changes = eval(f"dict({str(refused.value).partition('write ')[2]})", {"surefoot": sf, "data": (X, Y), "dict": dict})
+    changes = eval(f"dict({str(refused.value).partition('write ')[2]})", {"sf": sf, "data": (X, Y), "dict": dict})
     assert set(build(**changes).evaluate()) == {"val/loss"}
     with pytest.raises(sf.ConfigError) as refused:
         build(model=nn.Linear)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from surefoot.verify.verdict import Verdict
     from surefoot.verify.verify import Steps, Watching
 
-_BY_SCRIPT = "only the script that built this run can rebuild it; add to it: print(surefoot.load(run).verify())"
+_BY_SCRIPT = "only the script that built this run can rebuild it; add to it: print(sf.load(run).verify())"
 
 
 def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False) -> SavedRun:
@@ -48,8 +48,8 @@ def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False
 
     if not isinstance(run, Run):
         raise ConfigError(
-            f"run is a {type(run).__name__}\n  load needs the directory of a run, or the surefoot.Run that trained it\n"
-            '  write surefoot.load("runs/a")'
+            f"run is a {type(run).__name__}\n  load needs the directory of a run, or the sf.Run that trained it\n"
+            '  write sf.load("runs/a")'
         )
     if run.parts.directory is None:
         raise ConfigError(

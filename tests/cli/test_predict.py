@@ -197,4 +197,4 @@ def test_a_program_that_predicts_nothing_says_so(
     main(["train", "program.py:build"])
     said = refused(capsys, "a", "x")
     assert "the program of runs/a defines no predict()" in said
-    assert "surefoot.load('runs/a').load_model(model)" in said
+    assert "sf.load('runs/a').load_model(model)" in said

@@ -109,6 +109,7 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_taken(trained: Path, com
         (["--step", "3", "--nproc", "2"], 2, "--nproc"),
         (["--step", "3", "--batch-size", "4"], 4, "batch_size was 8, now 4"),
         (["--step", "3", "--sampels", "4"], 2, "sampels"),
+        (["--stp", "3"], 2, "unknown setting --stp: did you mean --step?"),
     ],
 )
 def test_what_cannot_be_is_one_clear_error(
@@ -151,7 +152,7 @@ def test_the_run_of_a_script_is_replayed_in_that_script(command: Ran) -> None:
     run.train()
     status, _, error = command("replay", "script", "--step", "2")
     assert status == 2
-    assert "surefoot.load(run) has evaluate(), replay(step)" in error
+    assert "sf.load(run) has evaluate(), replay(step)" in error
     again = sf.load(faulty_runs.build(faulty_runs.Config(run_dir="script", length="4 steps"))).replay(step=2)
     assert again.logged is not None
     assert again.logged.equal

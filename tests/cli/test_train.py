@@ -297,7 +297,7 @@ def test_resuming_a_script_s_run_names_its_command(
         assert refused(verb, "plain") == 2
         said = capsys.readouterr().err
         assert "python 'my script.py' --fast" in said
-        assert "surefoot.load(run) has evaluate()" in said
+        assert "sf.load(run) has evaluate()" in said
     code = said.splitlines()[-1].strip().removeprefix("error: ")  # what it says works as it stands
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
     with torch.no_grad():

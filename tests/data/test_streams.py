@@ -525,8 +525,11 @@ def broken_after(rows: int) -> Any:
 
 def test_an_error_of_the_source_names_the_row_and_the_run_goes_on(uninterrupted: list[Any], tmp_path: Path) -> None:
     run_dir, ids = tmp_path / "run", tmp_path / "ids"
-    with pytest.raises(DataError, match="row 50 of the stream cannot be read: OSError: broken"):
+    with pytest.raises(DataError, match="row 50 of the stream cannot be read: OSError: broken") as raised:
         train(build(run_dir, broken_after(50)), ids)
+    (trace,) = raised.value.__notes__  # of the source alone
+    assert trace.count("Traceback") == 1
+    assert trace.endswith("OSError: broken\n")
     assert [json.loads(line) for line in ids.read_text().splitlines()] == uninterrupted[:6]
     train(build(run_dir), ids)
     together = {each[0]: each for each in map(json.loads, ids.read_text().splitlines())}

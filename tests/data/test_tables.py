@@ -215,9 +215,9 @@ def test_nulls_inside_a_list_are_refused() -> None:
             r"DatasetDict of train, test.*\n.*data\['train'\]",
         ),
         (lambda: {"train": [1], "val": [2]}, r"a dict of train, val.*\n.*data\['train'\]"),
-        (lambda: pyarrow.table(COLUMNS), r"a Table of pyarrow.*\n.*surefoot\.data\.Table\(table\)"),
-        (lambda: pandas.DataFrame(COLUMNS), r"a DataFrame of pandas.*\n.*surefoot\.data\.Table\(table\)"),
-        (lambda: "t.parquet", r"the path 't\.parquet'.*\n.*surefoot\.data\.Table\(path\)"),
+        (lambda: pyarrow.table(COLUMNS), r"a Table of pyarrow.*\n.*sf\.data\.Table\(table\)"),
+        (lambda: pandas.DataFrame(COLUMNS), r"a DataFrame of pandas.*\n.*sf\.data\.Table\(table\)"),
+        (lambda: "t.parquet", r"the path 't\.parquet'.*\n.*sf\.data\.Table\(path\)"),
     ],
 )
 def test_what_is_not_rows_is_refused_with_what_to_write(data: Any, text: str) -> None:

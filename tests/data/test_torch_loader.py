@@ -312,7 +312,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "its own generator": (
         lambda: loader(sampler=OwnGenerator(Rows())),
         {},
-        "train_data is a DataLoader whose BatchSampler lists other batches when it is read again",
+        "train_data is a DataLoader whose OwnGenerator lists other batches when it is read again",
     ),
     "too few weights": (
         lambda: loader(sampler=WeightedRandomSampler([1.0, 2.0], 8)),

@@ -494,7 +494,7 @@ def test_what_is_to_be_typed_can_be_typed_for_the_program_that_made_the_run() ->
     spike = train(lambda place: falling(place) + 4.0 * (place == 30))
     for program, replay, test in (
         ("recipe", "surefoot replay runs/a --step 309", "surefoot find-lr runs/a --checkpoint 0"),
-        ("script", "print(surefoot.load(run).replay(309))", "print(surefoot.tune.find_lr(run))"),
+        ("script", "print(sf.load(run).replay(309))", "print(sf.tune.find_lr(run))"),
     ):
         jumped, still = found("loss-spikes", history(spike, program=program)), history(train(flat), program=program)
         not_falling = found("loss-not-falling", still)

@@ -348,7 +348,7 @@ def a_number(outputs: Tensor, targets: Tensor) -> Tensor:
         ),
         ((), {"plateau": sf.ReduceLROnPlateau("min val/los", patience=3)}, "cannot monitor 'val/los': available"),
         (rows_last, {}, "split 'val': accuracy: outputs of shape"),
-        (a_number, {}, "(?s)split 'val': the metric 'a_number' returned a Tensor, .*return surefoot.Mean.*whole_split"),
+        (a_number, {}, "(?s)split 'val': the metric 'a_number' returned a Tensor, .*return sf.Mean.*whole_split"),
     ],
 )
 def test_wrong_metrics_and_names_are_refused_before_the_first_step(metrics: Any, settings: Any, message: str) -> None:

@@ -452,7 +452,7 @@ def test_a_metric_that_is_not_a_counted_mean_is_found_by_a_plan() -> None:
         return 0.5
 
     split = sf.Split((torch.zeros(9, 32), torch.zeros(9, dtype=torch.int64)), metrics=right)
-    with pytest.raises(sf.ConfigError, match=r"the metric 'right' returned a float.*\n  return surefoot\.Mean"):
+    with pytest.raises(sf.ConfigError, match=r"the metric 'right' returned a float.*\n  return sf\.Mean"):
         said(run_of(splits={"val": split}))
 
 

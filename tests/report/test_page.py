@@ -147,7 +147,7 @@ def test_a_page_of_a_scripts_run_evaluates_in_python(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('[program]\nkind = "script"\ncommand = ["mine.py"]\n')
     (tmp_path / "environment.json").write_text(json.dumps({"sessions": [{"command": ["mine.py"]}]}))
     again = commands(read_run(tmp_path), finished=True)["Evaluate it again"]
-    assert again.splitlines()[-1] == 'print(surefoot.load(run).evaluate(checkpoint="best"))'
+    assert again.splitlines()[-1] == 'print(sf.load(run).evaluate(checkpoint="best"))'
 
 
 def test_targets_are_called_what_the_run_calls_them(page: str) -> None:

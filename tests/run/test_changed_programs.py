@@ -117,7 +117,7 @@ def built(place: Path, old: str = "", new: str = "", *, own: str = "{}", folder:
     file = place / folder / "program.py"
     file.parent.mkdir(exist_ok=True)
     file.write_text(PROGRAM.replace(old, new) if old else PROGRAM)
-    names = names_in(file, function="build", form="def build() -> surefoot.Run")
+    names = names_in(file, function="build", form="def build() -> sf.Run")
     run: sf.Run = names["build"](str(place / "run"), **{**eval(own, names), **changes})
     return run
 

@@ -132,7 +132,7 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
     if not is_gpt2_layout(tensors):
         raise CheckpointError(
             f"{file} is not a GPT-2 model of transformers: it holds {', '.join(list(tensors)[:3])} ...\n"
-            "  to load the weights of a run: surefoot.load(RUN).load_model(model)"
+            "  to load the weights of a run: sf.load(RUN).load_model(model)"
         )
     saved_heads = _read_heads(file)
     if heads is not None and saved_heads not in (None, heads):

@@ -39,7 +39,7 @@ def predict(arguments: list[str]) -> None:
         raise ConfigError(
             f"the program of {run_path} defines no predict(), which would use its model\n"
             "  in Python, load its weights into your model:\n"
-            f"  surefoot.load({str(run_path)!r}).load_model(model)"
+            f"  sf.load({str(run_path)!r}).load_model(model)"
         )
     request, _ = configured(program.names["Predict"], [], flags, verb=f"predict {options.run} INPUT", own=[Predict])
     checkpoint = choose_checkpoint(run_path, options.checkpoint)

@@ -44,6 +44,8 @@ def replay(arguments: list[str]) -> None:
     path, step = find_run(options.run), options.step
     saved = SavedRun(path, read_program=lambda: saved_settings(path, options, flags, verb="replay"))
     if (step is None) is not options.bisect_nan:
+        if flags:  # --stp is a misspelled --step
+            saved_settings(path, options, flags, verb="replay")
         raise ConfigError(
             "replay needs either a step or --bisect-nan, which finds the first bad step\n"
             f"  surefoot replay {options.run} --step N, or surefoot replay {options.run} --bisect-nan"

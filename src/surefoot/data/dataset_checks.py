@@ -89,13 +89,13 @@ def _what_instead(dataset: Any, *, batch_size: int | None) -> tuple[str, str] | 
     if isinstance(dataset, Tensor):
         return "a Tensor", "give a tuple of tensors whose rows are samples: (inputs, targets), or (inputs,)"
     if isinstance(dataset, str | Path):
-        cure = "load it first: surefoot.data.load_documents(path), load_images(path), load_pairs(path), or torch.load(path)"
+        cure = "load it first: sf.data.load_documents(path), load_images(path), load_pairs(path), or torch.load(path)"
         if Path(dataset).suffix in (".parquet", ".arrow", ".feather"):
-            cure = "give its rows: surefoot.data.Table(path)"
+            cure = "give its rows: sf.data.Table(path)"
         return f"the path {str(dataset)!r}", cure
     package, name = type(dataset).__module__.partition(".")[0], type(dataset).__name__
     if package in ("pyarrow", "pandas", "polars") and name in ("Table", "RecordBatch", "DataFrame"):
-        return f"a {name} of {package}", "give its rows: surefoot.data.Table(table)"
+        return f"a {name} of {package}", "give its rows: sf.data.Table(table)"
     if isinstance(dataset, Mapping) and all(isinstance(part, Tensor) for part in dataset.values()):
         cure = "give a tuple of the tensors, (inputs, targets), or an object with __getitem__(index) and __len__()"
         return "a dictionary of tensors", cure

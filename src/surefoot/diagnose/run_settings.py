@@ -115,7 +115,7 @@ class RunDescription:
     @property
     def rate_test(self) -> str:
         """The command or code for a learning-rate test from step 0. A finished run has no next steps to test."""
-        in_script = "print(surefoot.tune.find_lr(run)) in the script that builds the run, with a new run_dir"
+        in_script = "print(sf.tune.find_lr(run)) in the script that builds the run, with a new run_dir"
         return in_script if self.program == "script" else f"surefoot find-lr {self.name} --checkpoint 0"
 
     def go_on(self, length: str = "") -> str:
@@ -139,7 +139,7 @@ class RunDescription:
         return self._typed_or_called(f"profile {self.name}", "profile.measure(run)")
 
     def _typed_or_called(self, command: str, call: str) -> str:
-        script = f"print(surefoot.{call}) in the script that builds the run"
+        script = f"print(sf.{call}) in the script that builds the run"
         return script if self.program == "script" else f"surefoot {command}"
 
     @property

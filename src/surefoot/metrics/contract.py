@@ -126,15 +126,15 @@ def means_of(result: Any, name: str, *, prefixed: bool) -> dict[str, Mean]:
         if not isinstance(mean, Mean):
             raise ConfigError(
                 f"the metric {name or 'without a name'!r} returned a {type(mean).__name__}, without the number of values it averages\n"
-                "  return surefoot.Mean(total, count), the sum over the batch and its number of values, or a dictionary of such means;\n"
-                "  or compute it once, over the whole split: metrics=surefoot.metrics.whole_split(function)"
+                "  return sf.Mean(total, count), the sum over the batch and its number of values, or a dictionary of such means;\n"
+                "  or compute it once, over the whole split: metrics=sf.metrics.whole_split(function)"
             )
         for part, number in {"total": mean.total, "count": mean.count}.items():
             if isinstance(number, Tensor) and number.numel() != 1:
                 raise ConfigError(
                     f"the metric {key!r} returned a Mean whose {part} is a tensor of shape {tuple(number.shape)}, not a scalar\n"
                     "  a mean needs the sum over the batch and its number of values, one number each\n"
-                    "  return surefoot.Mean(per_sample.sum(), per_sample.numel())"
+                    "  return sf.Mean(per_sample.sum(), per_sample.numel())"
                 )
     return means
 
@@ -243,8 +243,8 @@ def _refuse(metric: Any) -> None:
     if _updates(metric):
         raise ConfigError(
             f"Split: {name} is a metric object, but not from torchmetrics, so ranks cannot combine its state\n"
-            "  write a function of (outputs, targets) that returns surefoot.Mean(total, count),\n"
-            "  or compute it once: metrics=surefoot.metrics.whole_split(function)"
+            "  write a function of (outputs, targets) that returns sf.Mean(total, count),\n"
+            "  or compute it once: metrics=sf.metrics.whole_split(function)"
         )
     raise ConfigError(
         f"Split(metrics={metric!r}): a metric must be a function of (outputs, targets) or a torchmetrics object\n"

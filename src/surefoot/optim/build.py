@@ -222,7 +222,7 @@ def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parame
         raise ConfigError(
             "LBFGS cannot train parameters that are unfrozen during training\n"
             "  its state is vectors over all parameters, as many as there were\n"
-            "  set requires_grad before Run(...), or use another optimizer, such as surefoot.optim.adamw(...)"
+            "  set requires_grad before Run(...), or use another optimizer, such as sf.optim.adamw(...)"
         )
     for now, then in zip(
         (after, *inner_optimizers(after).values()), (before, *inner_optimizers(before).values()), strict=True

@@ -92,7 +92,7 @@ def step_with_closure(skip: ClosureStep, optimizer: Any, found_inf: Tensor, step
     if isinstance(optimizer, LBFGS) and not all(parameter.requires_grad for parameter in trained.parameters):
         raise ConfigError(
             "LBFGS moves all its parameters along one vector, so a parameter cannot be frozen during training\n"
-            "  set requires_grad before Run(...), or use another optimizer, such as surefoot.optim.adamw(...)"
+            "  set requires_grad before Run(...), or use another optimizer, such as sf.optim.adamw(...)"
         )
     own = set(trained.parameters)
     others = [(each, each.grad) for each in state.parameters if each not in own]

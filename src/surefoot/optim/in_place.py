@@ -128,7 +128,7 @@ def explain_missing_closure(optimizer: Optimizer, problem: Exception) -> None:
         raise ConfigError(
             f"{type(optimizer).__name__}.step() needs a closure: {first_line(problem)}\n"
             "  its signature gives the closure a default, so the run passed none\n"
-            "  write optimizer=surefoot.optim.with_closure(...) around the function that builds it"
+            "  write optimizer=sf.optim.with_closure(...) around the function that builds it"
         ) from problem
 
 
@@ -193,7 +193,7 @@ class Restoring:
     def _refused(self, what: str) -> ConfigError:
         return ConfigError(
             f"{self.name} stores {what} on the host, where a skipped step cannot be undone without waiting\n"
-            f"  use a fused or capturable optimizer, such as surefoot.optim.adamw(...), or train on the CPU"
+            f"  use a fused or capturable optimizer, such as sf.optim.adamw(...), or train on the CPU"
         )
 
 

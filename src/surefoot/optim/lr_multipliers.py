@@ -210,7 +210,7 @@ def misfits(lr_multipliers: Sequence[Any], optimizer: Declaration) -> list[str]:
     for rate in lr_multipliers:
         if not isinstance(rate, LRMultipliers):
             problems.append(
-                f"lr_multipliers = {rate!r}: use surefoot.optim.layer_decay(0.75), for example, or several in a list"
+                f"lr_multipliers = {rate!r}: use sf.optim.layer_decay(0.75), for example, or several in a list"
             )
         elif rate.like_adam_only and not optimizer.like_adam:
             setting = ", ".join(f"{key} = {value!r}" for key, value in rate.identity.items())

@@ -72,7 +72,7 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ConfigError(
             "SparseAdam takes only sparse gradients, which a run cannot sum, clip or check\n"
-            "  use surefoot.optim.adam(...), and nn.Embedding without sparse=True"
+            "  use sf.optim.adam(...), and nn.Embedding without sparse=True"
         )
     sgd = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
     if not all(fused_sgd_writes(each) for group in sgd if group.get("fused") for each in group["params"]):

@@ -112,7 +112,7 @@ class Trainable:
             raise ConfigError(
                 f"requires_grad of {_counted(thawed)} is now True, but their model has no optimizer ({first_and_last(thawed)})\n"
                 "  they would get gradients but no updates\n"
-                f"  give it one: Run(optimizer={{..., {thawed[0].partition('.')[0]!r}: surefoot.optim.adamw(...)}}), or keep it frozen"
+                f"  give it one: Run(optimizer={{..., {thawed[0].partition('.')[0]!r}: sf.optim.adamw(...)}}), or keep it frozen"
             )
         self._retrain(
             {

@@ -110,7 +110,7 @@ def plot_schedules(
     ['two.png', 'two.svg']
     """
     if not schedules:
-        raise ConfigError("no schedule to draw: give at least one, as {'cosine': surefoot.schedules.cosine('5%')}")
+        raise ConfigError("no schedule to draw: give at least one, as {'cosine': sf.schedules.cosine('5%')}")
     planned_length = length if isinstance(length, Length) else steps_alone(length)
     named = {name: bound(each, ({"lr": rate or 1.0, "betas": (0.9, 0.999)},)) for name, each in schedules.items()}
     return draw_traces(trace_schedules(named, planned_length), out=out, rate=rate)

@@ -90,7 +90,7 @@ class Program:
         run = self.build(*config)
         if not isinstance(run, Run):
             raise ConfigError(
-                f"{self.described.get('function', 'build')}() returned {type(run).__name__}, not a surefoot.Run:"
+                f"{self.described.get('function', 'build')}() returned {type(run).__name__}, not a sf.Run:"
                 " does it end in `return sf.Run(...)`?"
             )
         return run
@@ -137,8 +137,8 @@ def program_again(
         case {"kind": "script", "command": list(command)}:
             raise ConfigError(
                 f"{run} was built by a script, and only the script can rebuild it:\n  {shlex.join(command)}\n"
-                "  in the script, surefoot.load(run) has evaluate(), replay(step) and verify(); elsewhere, load its weights into a model:\n"
-                f"  surefoot.load({str(run)!r}).load_model(model)"
+                "  in the script, sf.load(run) has evaluate(), replay(step) and verify(); elsewhere, load its weights into a model:\n"
+                f"  sf.load({str(run)!r}).load_model(model)"
             )
     raise ConfigError("config.toml does not name the program of this run: [program] is missing or damaged")
 
@@ -236,7 +236,7 @@ def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
 
 def _in_file(path: Path, function: str) -> Program:
     import_torch()  # not while the user's file runs, which may switch the collection of garbage off
-    names = user_code.names_in(path, function=function, form=f"def {function}(...) -> surefoot.Run")
+    names = user_code.names_in(path, function=function, form=f"def {function}(...) -> sf.Run")
     path, build = path.resolve(), names[function]
     described = {"kind": "file", "path": str(path), "function": function, "sha256": user_code.digest(path)}
     return Program(build, _config_of(build, path), described, names)

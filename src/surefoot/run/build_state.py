@@ -99,7 +99,7 @@ def decided(
         if not (isinstance(spec, OptimizerSpec | Optimizer) or callable(spec)):
             raise ConfigError(
                 f"optimizer: {type(spec).__name__} is neither an optimizer specification nor a class or function that builds an optimizer\n"
-                "  pass surefoot.optim.adamw(lr=...), or functools.partial(torch.optim.AdamW, lr=...); the run supplies the parameters"
+                "  pass sf.optim.adamw(lr=...), or functools.partial(torch.optim.AdamW, lr=...); the run supplies the parameters"
             )
     foreign = [name for name in named if name not in models]
     if foreign or not named:
@@ -121,7 +121,7 @@ def _decided(
     if stays := [each for each, factor in factors.items() if factor == 0 and each in (trained or ())]:
         raise ConfigError(
             f"requires_grad of {stays[0]} is now True, but its learning rate is 0: it would get gradients and never change\n"
-            "  remove it from surefoot.optim.frozen(...) or from the lr_multipliers of 0, and freeze it with\n"
+            "  remove it from sf.optim.frozen(...) or from the lr_multipliers of 0, and freeze it with\n"
             "  requires_grad_(False) before Run(...): then it can be unfrozen during training"
         )
     if trained is None:

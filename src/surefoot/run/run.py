@@ -172,7 +172,7 @@ class Run(RunSettings):
         if unknown := [name for name in splits if name not in scoring.splits]:
             raise ConfigError(
                 f"split {unknown[0]!r} does not exist\n  splits of this run: {', '.join(scoring.splits) or 'none'}\n"
-                f"  add it: Run(splits={{{unknown[0]!r}: surefoot.Split(data)}})"
+                f"  add it: Run(splits={{{unknown[0]!r}: sf.Split(data)}})"
             )
         with self.parts.numerics():
             return numbers(scoring.scores(splits or scoring.names(at_end=False)))

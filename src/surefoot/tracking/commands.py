@@ -11,7 +11,7 @@ from surefoot.tracking.run_reader import RunFiles, Session
 
 # program names of an interactive session or a notebook
 _TYPED_IN = {"", "-", "-c", "ipykernel_launcher.py", "colab_kernel_launcher.py"}
-_SCRIPT = '# in the script that builds the run:\nprint(surefoot.load(run).evaluate(checkpoint="best"))'
+_SCRIPT = '# in the script that builds the run:\nprint(sf.load(run).evaluate(checkpoint="best"))'
 
 
 def resume_command(directory: Path) -> str:
@@ -27,7 +27,7 @@ def replay_command(directory: Path, step: int) -> str:
     """Return what a user can type, in a shell or in a script, to replay a step."""
     if by_command():
         return f"{typed(Path(sys.argv[0]))} replay {shlex.quote(str(directory))} --step {step}"
-    return f"print(surefoot.load(run).replay({step})) in the code that builds the run, instead of training it"
+    return f"print(sf.load(run).replay({step})) in the code that builds the run, instead of training it"
 
 
 def diagnose_command(directory: Path) -> str:

@@ -116,7 +116,7 @@ class Examples:
         check_texts(self.title, self.legend)
         check_count(self.examples, "examples")
         for one in self.examples:
-            check(isinstance(one, Example), f"an example is a {type(one).__name__}: give surefoot.report.Example(...)")
+            check(isinstance(one, Example), f"an example is a {type(one).__name__}: give sf.report.Example(...)")
             check_texts(one.source, one.reference, one.output)
             check_number(one.score, "a score")
             check(one.group in ("best", "worst", "random"), f"group is {one.group!r}: choose best, worst or random")
@@ -238,7 +238,7 @@ class ImageGrid:
         check_texts(self.title)
         check_count(self.images, "images")
         for one in self.images:
-            check(isinstance(one, Image), f"an image is a {type(one).__name__}: give surefoot.report.Image(...)")
+            check(isinstance(one, Image), f"an image is a {type(one).__name__}: give sf.report.Image(...)")
             check_png(one.png)
             check_texts(one.caption, *(name for name in (one.label, one.guess) if name is not None))
             check_number(one.loss, "the loss of an image", min_value=0.0)

@@ -79,9 +79,9 @@ def loss_parts(returned: Any) -> tuple[Any, Mapping[str, Mean], tuple[Any, Any] 
     else:
         what = f"({', '.join(type(part).__name__ for part in returned)})"
     raise ConfigError(
-        f"the loss returned {what}: after its mean, it may return (outputs, targets) or a dictionary of surefoot.Mean\n"
+        f"the loss returned {what}: after its mean, it may return (outputs, targets) or a dictionary of sf.Mean\n"
         "  for the metrics of a split: return loss, (outputs, targets)\n"
-        '  for the training records: return loss, {"accuracy": surefoot.Mean(right, count)}'
+        '  for the training records: return loss, {"accuracy": sf.Mean(right, count)}'
     )
 
 
@@ -122,7 +122,7 @@ def scalar(loss: Any) -> Tensor:
     if loss.ndim > 0:
         raise ConfigError(
             f"the loss is not a scalar but a tensor of shape {tuple(loss.shape)}: return its mean,\n"
-            "  or surefoot.Mean(total, count) if samples do not have one target each"
+            "  or sf.Mean(total, count) if samples do not have one target each"
         )
     raise ConfigError(
         "the loss does not depend on any trainable parameter: was it detached, or computed under no_grad?"

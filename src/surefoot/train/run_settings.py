@@ -54,7 +54,7 @@ def _schedule(value: Any, *, setting: str) -> None:
             f"  write sf.schedules.from_scheduler(lambda optimizer: {type(value).__name__}(optimizer, ...))"
         )
     if not isinstance(value, AnySchedule):
-        raise ConfigError(f"{setting} = {value!r} is not a schedule: use surefoot.schedules.cosine(...), for example")
+        raise ConfigError(f"{setting} = {value!r} is not a schedule: use sf.schedules.cosine(...), for example")
 
 
 def _name(value: Any) -> str:
@@ -80,18 +80,18 @@ def _splits(value: Any, *, setting: str) -> None:
     if not isinstance(value, Mapping):
         raise ConfigError(
             f"{setting} is a {type(value).__name__}: metrics are named SPLIT/METRIC, so each split needs a name\n"
-            f'  write {setting}={{"val": surefoot.Split(data)}}'
+            f'  write {setting}={{"val": sf.Split(data)}}'
         )
     for name, split in value.items():
         if not isinstance(split, Split):
-            raise ConfigError(f"{setting}[{name!r}] is a {type(split).__name__}: wrap the data in surefoot.Split(...)")
+            raise ConfigError(f"{setting}[{name!r}] is a {type(split).__name__}: wrap the data in sf.Split(...)")
 
 
 def _derived(value: Any, *, setting: str) -> None:
     if not isinstance(value, Mapping) or not all(map(callable, value.values())):
         raise ConfigError(
             f"{setting} = {value!r} must map names to functions\n"
-            f'  write {setting}={{"perplexity": surefoot.metrics.perplexity}}'
+            f'  write {setting}={{"perplexity": sf.metrics.perplexity}}'
         )
     refuse_own(value)
 

@@ -254,7 +254,7 @@ def loss_contract(parts: Components) -> tuple[bool, str]:
         f"the loss of a batch is {together:.6g}, but {halved:.6g} for its two halves combined"
         f" (with counts {halves[0].count} and {halves[1].count})\n"
         "  either the loss is not a mean over the counted targets: pass Run(count_fn=lambda batch: ...),\n"
-        "  or return surefoot.Mean(total, count); or it couples samples of a batch (a contrastive loss), so that it\n"
+        "  or return sf.Mean(total, count); or it couples samples of a batch (a contrastive loss), so that it\n"
         "  depends on the micro-batch size: write Run(loss=sf.losses.whole_batch(encode_fn, loss_fn))"
     )
 

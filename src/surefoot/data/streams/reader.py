@@ -22,7 +22,7 @@ import torch
 from surefoot.data.streams.shards import ENTRY, chained
 from surefoot.data.streams.stream import Stream, iterator_of
 from surefoot.data.workers import begin_process
-from surefoot.errors import DataError, SurefootError, first_line
+from surefoot.errors import DataError, SurefootError, behind, first_line
 from surefoot.seeding import seed_generators, stream_key
 
 _SENT_BYTES = 1 << 18  # rows of one message
@@ -90,7 +90,7 @@ def read_source(
                 saved_s = time.monotonic()
         outbox.put("e", b"")
     except Exception as problem:
-        failure = {"text": str(problem), "trace": "".join(traceback.format_exception(problem))}
+        failure = {"text": str(problem), "trace": "".join(traceback.format_exception(behind(problem) or problem))}
         if not isinstance(problem, SurefootError):
             failure["text"] = (
                 f"the source of the stream cannot be read: {type(problem).__name__}: {first_line(problem)}"

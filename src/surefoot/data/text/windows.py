@@ -165,7 +165,7 @@ def _arrays(tokens: Tokens | TokenShards, context: int) -> list[Tokens]:
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise DataError(
                 f"tokens must be a 1-dimensional array of integers, found {array.dtype} of shape {array.shape}\n"
-                "  encode text first: surefoot.tokenizers.ByteTokenizer().encode(text)"
+                "  encode text first: sf.tokenizers.ByteTokenizer().encode(text)"
             )
     return [array for array in arrays if len(array)] or [np.empty(0, np.int64)]
 

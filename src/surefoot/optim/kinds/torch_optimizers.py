@@ -63,7 +63,7 @@ KINDS = (
     _unnamed_kind(
         optim.Muon,
         count=1,
-        why_whole="it would orthogonalize each rank's rows separately; surefoot.optim.muon(...) gathers them",
+        why_whole="it would orthogonalize each rank's rows separately; sf.optim.muon(...) gathers them",
     ),
     _unnamed_kind(optim.Adafactor, why_whole="its row and column means, and its step sizes, need whole matrices"),
     OptimizerKind(
