@@ -204,7 +204,9 @@ def test_messages_call_the_package_sf_as_readme_does() -> None:
         docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-                names = re.findall(r"(?<![\w/.-])surefoot\.[\w.]+\(|surefoot\.(?:Mean|Run|Split)\b", node.value)
+                names = re.findall(
+                    r"(?<![\w/.-])surefoot\.[\w.]+\(|surefoot\.(?:Mean|Run|Split)\b|[=( ]surefoot\.$", node.value
+                )
                 wrong += [f"{path.relative_to(SOURCE)}:{node.lineno} {name}" for name in names]
     assert not wrong
 

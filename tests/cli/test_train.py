@@ -302,7 +302,7 @@ def test_resuming_a_script_s_run_names_its_command(
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
     with torch.no_grad():
         model[0].weight.zero_()
-    exec(code, {"surefoot": surefoot, "model": model})
+    exec(code, {"sf": surefoot, "model": model})
     assert model[0].weight.any()
 
 

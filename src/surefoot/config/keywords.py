@@ -135,7 +135,7 @@ def _refusal(name: str, word: str, value: Any, known: list[str]) -> str:
     cures += [f"write {near}={{}}" for near in difflib.get_close_matches(word, known, n=1)]
     lines = [
         f"{name}({word}={text}): {name} has no keyword {word}",
-        f"all keywords: help(surefoot.{name})" if len(known) > 20 else f"its keywords: {', '.join(known)}",
+        f"all keywords: help(sf.{name})" if len(known) > 20 else f"its keywords: {', '.join(known)}",
         *(cure.replace("{}", text).replace("{n}", text.strip('"')) for cure in cures[:1]),
     ]
     return "\n  ".join(lines)

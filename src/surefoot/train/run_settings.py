@@ -67,7 +67,7 @@ def _rule(value: Any, *, setting: str) -> None:
         raise ConfigError(
             f"{setting} = {value!r} must be an object of the class {rule.__name__}\n"
             "  the rule needs a metric to monitor, and a number of evaluations to wait for an improvement\n"
-            f'  write {setting}=surefoot.{rule.__name__}("min val/loss", patience=3)'
+            f'  write {setting}=sf.{rule.__name__}("min val/loss", patience=3)'
         )
 
 
