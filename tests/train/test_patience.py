@@ -449,8 +449,8 @@ def test_all_problems_are_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"plateau": "min val/loss"}, r'write plateau=surefoot\.ReduceLROnPlateau\("min val/loss", patience=3\)'),
-        ({"early_stopping": 3}, r'write early_stopping=surefoot\.EarlyStopping\("min val/loss", patience=3\)'),
+        ({"plateau": "min val/loss"}, r'write plateau=sf\.ReduceLROnPlateau\("min val/loss", patience=3\)'),
+        ({"early_stopping": 3}, r'write early_stopping=sf\.EarlyStopping\("min val/loss", patience=3\)'),
         ({"plateau": ReduceLROnPlateau("min test/loss", 3)}, "no split has that name; available: val"),
         ({"early_stopping": sf.EarlyStopping("min val/same", 2)}, "before the first learning-rate reduction"),
     ],
