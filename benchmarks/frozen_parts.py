@@ -1,8 +1,8 @@
 """How large the checkpoints of a run with frozen parameters are, and how long a save takes.
 
-    python benchmarks/frozen_parts.py [--short]
+    python benchmarks/frozen_parts.py [--short] [--rank 4]
 
-GPTs with AdamW train all parameters, or adapters of rank 4 (LoRA) beside every linear layer of their blocks. The adapters' run
+GPTs with AdamW train all parameters, or adapters (LoRA, by default of rank 4) beside every linear layer of their blocks. The adapters' run
 saves once with references to the first checkpoint, and once whole, as surefoot 0.1.0 did. Seconds are the least of three saves.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +25,7 @@ from surefoot.checkpoint.frozen import FrozenTensors
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 
-RANK, STEPS = 4, 4
+STEPS = 4
 SHAPES = {
     "4 x 128": GPTConfig(vocab_size=2048, context=128, layers=4, heads=4, width=128),
     "6 x 384": GPTConfig(vocab_size=2048, context=256, layers=6, heads=6, width=384),
@@ -33,25 +34,25 @@ SHAPES = {
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer with a trained update of rank 4."""
+    """A frozen linear layer with a trained update of low rank."""
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, layer: nn.Linear, rank: int) -> None:
         super().__init__()
         self.layer = layer.requires_grad_(False)
-        self.down = nn.Linear(layer.in_features, RANK, bias=False)
-        self.up = nn.Linear(RANK, layer.out_features, bias=False)
+        self.down = nn.Linear(layer.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, layer.out_features, bias=False)
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.add(self.layer(x), self.up(self.down(x)))
 
 
-def with_adapters(shape: GPTConfig) -> GPT:
+def with_adapters(shape: GPTConfig, *, rank: int) -> GPT:
     model = GPT(shape).requires_grad_(False)
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and ".blocks." in f".{name}":
             owner, _, own = name.rpartition(".")
-            setattr(model.get_submodule(owner), own, Adapted(module))
+            setattr(model.get_submodule(owner), own, Adapted(module, rank))
     return model
 
 
@@ -97,15 +98,18 @@ def save(shape: GPTConfig, build: Any, directory: Path) -> tuple[int, int, float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="the smallest model only")
-    shapes = dict(list(SHAPES.items())[: 1 if parser.parse_args().short else None])
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    parser.add_argument("--rank", type=int, default=4, help="of the adapters")
+    options = parser.parse_args()
+    shapes = dict(list(SHAPES.items())[: 1 if options.short else None])
+    adapted = partial(with_adapters, rank=options.rank)
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, adapters of rank {options.rank}")
     print(f"{'model':<18} {'checkpoint of':<22} {'MB':>9} {'copy, s':>8} {'write, s':>9}")
     for name, shape in shapes.items():
         with tempfile.TemporaryDirectory(dir=Path.cwd()) as out:
             full = save(shape, GPT, Path(out) / "full")
             with patch.object(FrozenTensors, "bases", lambda *_: []):
-                whole = save(shape, with_adapters, Path(out) / "whole")
-            referring = save(shape, with_adapters, Path(out) / "referring")
+                whole = save(shape, adapted, Path(out) / "whole")
+            referring = save(shape, adapted, Path(out) / "referring")
         for label, (_, size, copy_s, write_s) in {
             "all parameters": full,
             "adapters, whole": whole,

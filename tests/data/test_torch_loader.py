@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 import surefoot as sf
+from rank_processes import Ranks
 from surefoot.data.workers import Workers
 
 SAMPLES = 48
@@ -437,3 +439,29 @@ def test_a_split_takes_the_part_and_the_data_that_its_sampler_reads() -> None:
 def test_a_split_of_a_loader_that_reads_otherwise_is_refused(data: Any, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(sf.ConfigError, match=text):
         sf.Split(data(), **changes)
+
+
+# --- two ranks -------------------------------------------------------------------------------------------------------
+
+
+def ids_with_distributed_sampler(shuffle: bool, replicas: int) -> list[list[int]]:
+    rows = Rows()
+    share = DistributedSampler(rows, replicas, rank=int(os.environ.get("RANK", "0")), shuffle=shuffle)
+    run = sf.Run(
+        model=lambda: nn.Linear(4, 3),
+        loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+        train_data=DataLoader(rows, batch_size=8 // replicas, sampler=share),
+        optimizer=sf.optim.sgd(lr=0.1),
+        length="9 steps",
+        console=False,
+    )
+    with run:
+        return [[int(each) for part in step.micro_batches for each in part.sample_ids] for step in run]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_two_ranks_with_a_distributed_sampler_share_the_batches_of_one_process(shuffle: bool, ranks: Ranks) -> None:
+    first, second = ranks(2, ids_with_distributed_sampler, shuffle=shuffle, replicas=2)
+    alone = ids_with_distributed_sampler(shuffle=shuffle, replicas=1)
+    assert [one + other for one, other in zip(first, second, strict=True)] == alone
+    assert all(len(one) == len(other) == 4 for one, other in zip(first, second, strict=True))
