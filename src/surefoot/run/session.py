@@ -79,7 +79,8 @@ class Session:
                 self.journal.sinks.insert(1, self.live_findings)  # after the console
             if self.journal.metrics is not None and now.checkpoint is None:
                 self._look_at_data(now.loss_contract)
-            if now.loss_contract is not None and not now.loss_contract[0] and self.parts.console is None:
+            is_silent = self.parts.console is None and self.parts.world.is_main
+            if is_silent and now.loss_contract is not None and not now.loss_contract[0]:
                 warnings.warn(now.loss_contract[1], stacklevel=2)
             self.parts.make_ready()
         except BaseException as problem:
