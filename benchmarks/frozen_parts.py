@@ -108,15 +108,15 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=Path.cwd()) as out:
             full = save(shape, GPT, Path(out) / "full")
             with patch.object(FrozenTensors, "bases", lambda *_: []):
-                whole = save(shape, adapted, Path(out) / "whole")
+                standalone = save(shape, adapted, Path(out) / "whole")
             referring = save(shape, adapted, Path(out) / "referring")
         for label, (_, size, copy_s, write_s) in {
             "all parameters": full,
-            "adapters, whole": whole,
+            "adapters, whole": standalone,
             "adapters, referring": referring,
         }.items():
             print(f"{name:<18} {label:<22} {size / 1e6:>9.3f} {copy_s:>8.3f} {write_s:>9.3f}")
-        print(f"{'':<18} {referring[1] / full[1]:.2%} of all parameters, {referring[1] / whole[1]:.2%} of whole")
+        print(f"{'':<18} {referring[1] / full[1]:.2%} of all parameters, {referring[1] / standalone[1]:.2%} of whole")
 
 
 if __name__ == "__main__":

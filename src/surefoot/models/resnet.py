@@ -63,6 +63,7 @@ class ResNet(nn.Module):
                 nn.init.zeros_(getattr(module, f"bn{module.convolutions}").weight)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
+        """Return the logits, (B, K), of float images (B, C, H, W)."""
         x_BCHW = channels_side_by_side(images_BCHW) if self.channels_last else images_BCHW
         x_BCHW = F.relu(self.bn1(self.conv1(x_BCHW)), inplace=True)
         if self.stem == "imagenet":

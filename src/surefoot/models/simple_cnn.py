@@ -43,6 +43,7 @@ class SimpleCNN(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
+        """Return the logits, (B, K), of float images (B, C, H, W)."""
         x_BCHW = channels_side_by_side(images_BCHW) if self.channels_last else images_BCHW
         for block in self.blocks:
             x_BCHW = block(x_BCHW)

@@ -125,6 +125,7 @@ class BPETokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
+        """Build the tokenizer from the text of `to_json`. Raises `DataError` for any other text."""
         return cls(_from_library(json.dumps(parse_description(text, "bpe")["tokenizer"]), where="the description"))
 
     def to_json(self) -> str:

@@ -72,6 +72,7 @@ class ByteTokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
+        """Build the tokenizer from the text of `to_json`. Raises `DataError` for any other text."""
         parse_description(text, "bytes")
         return cls()
 
@@ -137,6 +138,7 @@ class CharacterTokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
+        """Build the tokenizer from the text of `to_json`. Raises `DataError` for any other text."""
         return cls(str(parse_description(text, "characters")["characters"]))
 
 
