@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,8 @@ def plan_data(settings: RunSettings, data: data_pipeline.TrainData, world: World
         if why is not None:
             raise CheckpointError(why)
     sizes = data_pipeline.planned_sizes(data, settings.micro_batch_size, ranks=world.ranks, began=began)
-    tape = data_pipeline.tape_of(settings, data, world, run_dir=out, sizes=sizes)
+    say = partial(print, flush=True) if settings.console and world.is_main else None
+    tape = data_pipeline.tape_of(settings, data, world, run_dir=out, sizes=sizes, say=say)
     data = data if tape is None else replace(data, dataset=tape)
     samples = check_samples(data.dataset, seed=seed, batch_size=sizes.batch_size) if tape is None else tape.samples
     plan = data_pipeline.data_plan(data.dataset, order=data.order, seed=seed, samples=samples, sizes=sizes)
