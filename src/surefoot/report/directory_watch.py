@@ -1,0 +1,309 @@
+"""The runs of a directory for a page that is updated: rows from the cache at once, new records from a thread."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from surefoot.diagnose.alert import Alert
+from surefoot.diagnose.checks import verdicts
+from surefoot.diagnose.finding import Finding, worst_first
+from surefoot.diagnose.reading import description_of
+from surefoot.errors import SurefootError, first_line
+from surefoot.report.charts import Chart, Line, axes
+from surefoot.report.headline import headline, state_of
+from surefoot.report.page import coordinates, render
+from surefoot.report.run_charts import points_of
+from surefoot.report.run_signals import Request, signal_run
+from surefoot.report.series import ReportedRun
+from surefoot.report.several_runs import overlaid_charts
+from surefoot.report.thinned import BROKEN, Row, ThinnedRun, prune_cache, read_head, read_thinned
+from surefoot.tracking.run_reader import RunFiles, Settings, is_running, read_run
+
+EVERY_S = 2.0
+_MOST_RUNS = 500  # the newest
+_MOST_OPEN = 16  # runs whose curves stay in memory
+_MOST_DRAWN = 12  # runs whose curves are overlaid
+_MOST_METRICS = 12
+_DEPTH = 2  # `compare` writes its runs into a directory of its own
+_OF_FINDING = ("name", "severity", "message", "step", "evidence", "try")
+_SPARKS = 24  # stretches of the small curve of a row
+_FINDINGS_S, _TIMES_AS_LONG = 10.0, 100  # seconds between two checks of a run, and in durations of a check
+_SAVED_S = 30.0  # between two writes of the cache
+
+
+@dataclass(eq=False)
+class WatchedRun:
+    """A run of the directory. `row` is None until records are read."""
+
+    path: Path
+    name: str
+    key: str  # in addresses of the page
+    began: float = 0.0
+    stamp: tuple[Any, ...] = ()  # size and time of its records, and whether it is running
+    read: tuple[Any, ...] | None = None  # the stamp when all records were read
+    row: Row | None = None
+    fraction: float = 0.0  # of its records that are read
+    note: str = ""  # the answer to a request
+    stopped: int = 0  # the process that was asked to stop
+    watched: bool = False  # it was running since the page exists, so that its findings are sent
+    files: RunFiles | None = None
+    checked_at: float = 0.0
+    saved_at: float = 0.0
+    dirty: bool = False  # read further than the cache
+
+    @property
+    def running(self) -> bool:
+        return bool(self.stamp) and self.stamp[-1] is True
+
+    @property
+    def state(self) -> str:
+        """The state of the last row, corrected by who holds the lock now."""
+        state = self.row["state"] if self.row is not None else "dead"
+        if state in ("running", "dead") or (self.running and self.read != self.stamp):
+            return "running" if self.running else "lost"
+        return state
+
+
+class DirectoryWatch:
+    """The page of a directory of runs. `look` lists the runs, `work` reads some of the new records; `start` does both in a thread."""
+
+    def __init__(self, directory: Path, *, alert: Alert | None = None, say: Callable[[str], None] = print) -> None:
+        self.directory, self.alert, self.say = directory, alert, say
+        self.runs: dict[str, WatchedRun] = {}
+        self.open: dict[str, ThinnedRun] = {}  # the last used is last
+        self.lock, self.asking = threading.Lock(), threading.Lock()
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._follow, name="surefoot reads runs", daemon=True)
+
+    def look(self) -> None:
+        """List the runs and the sizes of their records. A new run gets its row from the cache."""
+        newest: list[tuple[float, Path]] = []
+        for path in _runs_in(self.directory, _DEPTH):
+            with suppress(OSError):
+                newest.append((_began(path), path))
+        paths = {}
+        for began, path in sorted(newest, reverse=True)[:_MOST_RUNS]:
+            name = str(path.relative_to(self.directory))
+            paths[sha256(os.fsencode(name)).hexdigest()[:16]] = began, path, name
+        runs = {}
+        for key, (began, path, name) in paths.items():
+            run = self.runs.get(key) or self._from_cache(WatchedRun(path, name, key))
+            run.began, run.stamp = began, _stamp(path)
+            run.watched |= run.running
+            runs[key] = run
+        with self.lock:
+            self.runs = runs
+            for key in self.open.keys() - runs.keys():
+                del self.open[key]
+
+    def work(self) -> bool:
+        """Read a part of the new records of each running run, and of one other run; return True if there are more."""
+        waiting = [run for run in list(self.runs.values()) if run.read != run.stamp]
+        others = [run for run in waiting if not run.running]
+        more = len(others) > 1
+        for run in [run for run in waiting if run.running] + others[:1]:
+            if self.over.is_set():
+                break
+            with self.lock:
+                more |= self._advance(run)
+        return more
+
+    def start(self) -> None:
+        self.look()
+        prune_cache()
+        self.thread.start()
+
+    def close(self) -> None:
+        """End the thread and write the cache of the runs that were read since."""
+        self.over.set()
+        if self.thread.is_alive():
+            self.thread.join()
+        with self.lock:
+            for key in list(self.open):
+                self._put_away(key)
+
+    def page(self, chosen: Sequence[str], *, script: str, policy: str) -> tuple[str, tuple[Any, ...]]:
+        """Return the page with the curves of the chosen runs overlaid, and a value that differs if the page does."""
+        runs = self.runs  # replaced as a whole: a page without curves waits for no reading
+        drawn = [runs[key] for key in chosen if key in runs][:_MOST_DRAWN]
+        shown = [(run.key, run.stamp, run.state, run.fraction, run.note, run.row) for run in runs.values()]
+        charts: list[Chart] = []
+        if drawn:
+            with self.lock:
+                charts = self._charts(drawn)
+        values = {
+            "title": self.directory.resolve().name,
+            "runs": list(runs.values()),
+            "series": {run.key: index for index, run in enumerate(drawn)},
+            "running": sum(run.running for run in runs.values()),
+            "charts": charts,
+            "most": _MOST_DRAWN,
+        }
+        common = {"script": script, "policy": policy, "state": "", "left_out": ""}
+        return render("directory.html", common, [values]), (shown, [run.key for run in drawn])
+
+    def _charts(self, drawn: Sequence[WatchedRun]) -> list[Chart]:
+        curves = [self._opened(run).recorded for run in drawn]
+        reported = [
+            ReportedRun(_no_files(run.path), recorded, {}, (), run.running)
+            for run, recorded in zip(drawn, curves, strict=True)
+        ]
+        names = list(dict.fromkeys(name for recorded in curves for name in recorded.scores))[:_MOST_METRICS]
+        return overlaid_charts([run.name for run in drawn], reported, names, max(20, 300 // len(drawn)))
+
+    def request(self, key: str, request: Request) -> str:
+        """Signal the process of a run, and return the answer. Raises `ConfigError` if there is no process that may be signaled."""
+        with self.asking:
+            run = self.runs[key]
+            try:
+                if run.stopped and request == "stop" and run.running:
+                    run.note = (
+                        f"process {run.stopped} was asked to stop before, and a second signal would not let it save"
+                    )
+                    return run.note
+                number, when = signal_run(run.path, request), time.strftime("%H:%M:%S")
+            except SurefootError as problem:
+                run.note = first_line(problem)
+                raise
+            run.stopped = number if request == "stop" else run.stopped
+            run.note = f"process {number} was asked to {'save' if request == 'save' else 'save and stop'} at {when}"
+            return run.note
+
+    def _follow(self) -> None:
+        while not self.over.is_set():
+            more = False
+            try:
+                self.look()
+                more = self.work()
+            except Exception as problem:  # the page goes on with what it has
+                self.say(f"note: {self.directory} could not be read: {type(problem).__name__}: {problem}")
+            for line in self.alert.problems() if self.alert is not None else ():
+                self.say(line)
+            self.over.wait(0.0 if more else EVERY_S)
+
+    def _from_cache(self, run: WatchedRun) -> WatchedRun:
+        if (head := read_head(run.path)) is not None:
+            run.row, run.fraction = head["row"], 1.0
+            with suppress(OSError):
+                status = (run.path / "metrics.jsonl").stat()
+                if head["file"] == [status.st_dev, status.st_ino] and head["seen"] == [
+                    status.st_size,
+                    status.st_mtime_ns,
+                ]:
+                    run.read = (*head["seen"], False)
+        return run
+
+    def _opened(self, run: WatchedRun) -> ThinnedRun:
+        thinned = self.open.pop(run.key, None) or read_thinned(run.path)
+        while len(self.open) >= _MOST_OPEN:
+            self._put_away(next(iter(self.open)))
+        self.open[run.key] = thinned
+        return thinned
+
+    def _put_away(self, key: str) -> None:
+        thinned, run = self.open.pop(key), self.runs.get(key)
+        if run is not None and run.row is not None and run.dirty:
+            self._save(run, thinned)
+
+    def _save(self, run: WatchedRun, thinned: ThinnedRun) -> None:
+        assert run.row is not None
+        thinned.save(run.row)
+        run.saved_at, run.dirty = time.monotonic(), False
+
+    def _advance(self, run: WatchedRun) -> bool:
+        stamp, thinned = run.stamp, self._opened(run)
+        try:
+            more = thinned.advance()
+        except OSError as problem:
+            run.read, run.note = stamp, f"metrics.jsonl cannot be read: {problem.strerror or problem}"
+            return False
+        now, run.dirty = time.monotonic(), True
+        is_due = not more and (now >= run.checked_at or not run.running)
+        if run.files is None or is_due:
+            run.files = read_run(run.path)
+        findings = self._findings(run, thinned) if is_due else None
+        run.fraction = min(1.0, thinned.offset / max(1, thinned.seen[0]))
+        run.row = _row(run, thinned, findings)
+        if not more:
+            run.read = stamp
+            if not run.running or now - run.saved_at >= _SAVED_S:
+                self._save(run, thinned)
+        return more
+
+    def _findings(self, run: WatchedRun, thinned: ThinnedRun) -> list[Finding]:
+        started = time.monotonic()
+        try:
+            history = thinned.collected.history(description_of(run.path))
+            findings = worst_first(verdicts(history, broken=lambda _check, _problem: None))
+        except BROKEN:  # records that another program wrote
+            findings = []
+        ended = time.monotonic()
+        run.checked_at = ended + max(_FINDINGS_S, _TIMES_AS_LONG * (ended - started))
+        alerted = run.row["alerted"] if run.row is not None else []
+        for finding in findings:
+            if self.alert is not None and run.watched and finding.severity == "error" and finding.name not in alerted:
+                self.alert.send(finding, run=run.path, step=thinned.recorded.last_step)
+        return findings
+
+
+def _row(run: WatchedRun, thinned: ThinnedRun, findings: Sequence[Finding] | None) -> Row:
+    """Return what the page shows of a run; `findings` None keeps those of the last row."""
+    recorded, before = thinned.recorded, run.row
+    reported = ReportedRun(run.files or _no_files(run.path), recorded, {}, (), run.running)
+    main = headline(reported)
+    curve = None if main is None else recorded.scores.get(main.name) or recorded.train["loss"]
+    line = Line("", points_of(curve, _SPARKS))
+    both = axes(Chart("", "", (line,)))
+    listed = before["findings"] if before is not None else []
+    alerted = before["alerted"] if before is not None else []
+    if findings is not None:
+        listed = [{name: each[name] for name in _OF_FINDING} for each in map(Finding.to_dict, findings)]
+        alerted = [*alerted, *(each.name for each in findings if each.severity == "error" and each.name not in alerted)]
+    return Row(
+        step=recorded.last_step,
+        planned=reported.files.planned_steps,
+        state=state_of(reported),
+        records=recorded.count,
+        eta_s=recorded.eta_s,
+        metric=None if main is None else main.name,
+        last=None if main is None else main.last,
+        best=None if main is None else main.best,
+        best_step=None if main is None else main.best_step,
+        spark=[] if both is None else [list(point) for point in coordinates(line, *both)],
+        findings=listed,
+        alerted=alerted,
+    )
+
+
+def _runs_in(directory: Path, depth: int) -> Iterator[Path]:
+    with suppress(OSError):
+        for entry in os.scandir(directory):
+            path = Path(entry.path)
+            if entry.name.startswith(".") or not entry.is_dir():
+                continue
+            if (path / "config.toml").exists() or (path / "metrics.jsonl").exists():
+                yield path
+            elif depth > 1 and not entry.is_symlink():
+                yield from _runs_in(path, depth - 1)
+
+
+def _began(path: Path) -> float:
+    file = path / "config.toml"
+    return (file if file.exists() else path / "metrics.jsonl").stat().st_mtime
+
+
+def _stamp(path: Path) -> tuple[Any, ...]:
+    with suppress(OSError):
+        status = (path / "metrics.jsonl").stat()
+        return status.st_size, status.st_mtime_ns, is_running(path)
+    return 0, 0, is_running(path)
+
+
+def _no_files(path: Path) -> RunFiles:
+    return RunFiles(path, Settings({}, {}, {}, {}), (), (), 0, None, ())
