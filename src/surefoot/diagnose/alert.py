@@ -115,7 +115,7 @@ class Alert:
                 """Follow no redirect: it would arrive as GET, without the finding."""
 
         headers = {"Content-Type": "application/json", "User-Agent": "surefoot"}
-        with build_opener(Stay).open(Request(self.target, data=body, headers=headers), timeout=_PATIENCE_S):  # noqa: S310
+        with build_opener(Stay).open(Request(self.target, data=body, headers=headers), timeout=_PATIENCE_S):
             pass
 
     def _run(self, body: bytes) -> None:
