@@ -72,7 +72,7 @@ class CountedFile(io.BufferedReader):
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     counted = Counted()
     monkeypatch.setattr(thinned, "open_regular", counted.open)
-    yield counted
+    return counted
 
 
 def append(run: Path, *more: dict[str, Any]) -> int:
@@ -100,7 +100,7 @@ def same(run: ThinnedRun, path: Path) -> None:
 
 @pytest.mark.parametrize("most_bytes", [600, 5_000, 1_000_000])
 def test_slices_of_any_size_read_what_the_report_reads(tmp_path: Path, most_bytes: int) -> None:
-    told = falling(2000) + [layers(2000), train(2010, float("nan")), {"kind": "event", "step": 2010, "event": "failed"}]
+    told = [*falling(2000), layers(2000), train(2010, float("nan")), {"kind": "event", "step": 2010, "event": "failed"}]
     path = written(tmp_path / "run", told)
     same(read_all(ThinnedRun(path), most_bytes=most_bytes), path)
 
