@@ -126,8 +126,7 @@ def test_all_text_of_a_run_is_escaped(tmp_path: Path) -> None:
     written(tmp_path / "runs" / name, [*falling(100, **{HOSTILE: 3.0}), *hostile], config=CONFIG)
     watch = looked(tmp_path / "runs")
     page = text_of(watch, key_of(watch, name))
-    assert "script" not in {tag for tag, _ in Elements(page).found}
-    assert not re.search(r"<img|onerror=[^&]*>", page.replace("&lt;img", ""))
+    assert not {"script", "img"} & {tag for tag, _ in Elements(page).found}
     assert "&lt;script&gt;" in page
 
 
@@ -236,7 +235,6 @@ def test_the_page_needs_the_token_and_a_name_of_this_machine(asked: Asked) -> No
         f"/{TOKEN[:-1]}/",
         f"/{TOKEN}/save",
         f"/{TOKEN}/../",
-        f"//{TOKEN}/",
         "/\u00fc/",
     ):
         assert asked(path.encode().decode("latin-1"))[0] == 404

@@ -3,9 +3,8 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,15 @@ from surefoot.diagnose.alert import Alert
 from surefoot.diagnose.checks import verdicts
 from surefoot.diagnose.finding import Finding, worst_first
 from surefoot.diagnose.reading import description_of
-from surefoot.errors import SurefootError, first_line
-from surefoot.report.charts import Chart, Line, axes
-from surefoot.report.headline import headline, state_of
-from surefoot.report.page import coordinates, render
-from surefoot.report.run_charts import points_of
+from surefoot.errors import ConfigError, SurefootError, first_line
+from surefoot.report.charts import Chart
+from surefoot.report.page import render
 from surefoot.report.run_signals import Request, signal_run
 from surefoot.report.series import ReportedRun
 from surefoot.report.several_runs import overlaid_charts
-from surefoot.report.thinned import BROKEN, Row, ThinnedRun, prune_cache, read_head, read_thinned
-from surefoot.tracking.run_reader import RunFiles, Settings, is_running, read_run
+from surefoot.report.thinned import BROKEN, ThinnedRun, prune_cache, read_head, read_thinned
+from surefoot.report.watched_run import WatchedRun, began_at, no_files, row_of, runs_in, stamp_of
+from surefoot.tracking.run_reader import lock_holder, read_run
 
 EVERY_S = 2.0
 _MOST_RUNS = 500  # the newest
@@ -31,43 +29,8 @@ _MOST_OPEN = 16  # runs whose curves stay in memory
 _MOST_DRAWN = 12  # runs whose curves are overlaid
 _MOST_METRICS = 12
 _DEPTH = 2  # `compare` writes its runs into a directory of its own
-_OF_FINDING = ("name", "severity", "message", "step", "evidence", "try")
-_SPARKS = 24  # stretches of the small curve of a row
 _FINDINGS_S, _TIMES_AS_LONG = 10.0, 100  # seconds between two checks of a run, and in durations of a check
 _SAVED_S = 30.0  # between two writes of the cache
-
-
-@dataclass(eq=False)
-class WatchedRun:
-    """A run of the directory. `row` is None until records are read."""
-
-    path: Path
-    name: str
-    key: str  # in addresses of the page
-    began: float = 0.0
-    stamp: tuple[Any, ...] = ()  # size and time of its records, and whether it is running
-    read: tuple[Any, ...] | None = None  # the stamp when all records were read
-    row: Row | None = None
-    fraction: float = 0.0  # of its records that are read
-    note: str = ""  # the answer to a request
-    stopped: int = 0  # the process that was asked to stop
-    watched: bool = False  # it was running since the page exists, so that its findings are sent
-    files: RunFiles | None = None
-    checked_at: float = 0.0
-    saved_at: float = 0.0
-    dirty: bool = False  # read further than the cache
-
-    @property
-    def running(self) -> bool:
-        return bool(self.stamp) and self.stamp[-1] is True
-
-    @property
-    def state(self) -> str:
-        """The state of the last row, corrected by who holds the lock now."""
-        state = self.row["state"] if self.row is not None else "dead"
-        if state in ("running", "dead") or (self.running and self.read != self.stamp):
-            return "running" if self.running else "lost"
-        return state
 
 
 class DirectoryWatch:
@@ -84,9 +47,9 @@ class DirectoryWatch:
     def look(self) -> None:
         """List the runs and the sizes of their records. A new run gets its row from the cache."""
         newest: list[tuple[float, Path]] = []
-        for path in _runs_in(self.directory, _DEPTH):
+        for path in runs_in(self.directory, _DEPTH):
             with suppress(OSError):
-                newest.append((_began(path), path))
+                newest.append((began_at(path), path))
         paths = {}
         for began, path in sorted(newest, reverse=True)[:_MOST_RUNS]:
             name = str(path.relative_to(self.directory))
@@ -94,7 +57,7 @@ class DirectoryWatch:
         runs = {}
         for key, (began, path, name) in paths.items():
             run = self.runs.get(key) or self._from_cache(WatchedRun(path, name, key))
-            run.began, run.stamp = began, _stamp(path)
+            run.began, run.stamp = began, stamp_of(path)
             run.watched |= run.running
             runs[key] = run
         with self.lock:
@@ -151,7 +114,7 @@ class DirectoryWatch:
     def _charts(self, drawn: Sequence[WatchedRun]) -> list[Chart]:
         curves = [self._opened(run).recorded for run in drawn]
         reported = [
-            ReportedRun(_no_files(run.path), recorded, {}, (), run.running)
+            ReportedRun(no_files(run.path), recorded, {}, (), run.running)
             for run, recorded in zip(drawn, curves, strict=True)
         ]
         names = list(dict.fromkeys(name for recorded in curves for name in recorded.scores))[:_MOST_METRICS]
@@ -162,11 +125,8 @@ class DirectoryWatch:
         with self.asking:
             run = self.runs[key]
             try:
-                if run.stopped and request == "stop" and run.running:
-                    run.note = (
-                        f"process {run.stopped} was asked to stop before, and a second signal would not let it save"
-                    )
-                    return run.note
+                if request == "stop" and run.stopped and run.stopped == lock_holder(run.path):
+                    raise ConfigError(f"process {run.stopped} was asked before: a second signal would not let it save")
                 number, when = signal_run(run.path, request), time.strftime("%H:%M:%S")
             except SurefootError as problem:
                 run.note = first_line(problem)
@@ -189,14 +149,9 @@ class DirectoryWatch:
 
     def _from_cache(self, run: WatchedRun) -> WatchedRun:
         if (head := read_head(run.path)) is not None:
-            run.row, run.fraction = head["row"], 1.0
-            with suppress(OSError):
-                status = (run.path / "metrics.jsonl").stat()
-                if head["file"] == [status.st_dev, status.st_ino] and head["seen"] == [
-                    status.st_size,
-                    status.st_mtime_ns,
-                ]:
-                    run.read = (*head["seen"], False)
+            run.row, run.fraction, run.alerted = head["row"], 1.0, head["row"]["alerted"]
+            if head["row"]["state"] != "running":  # the findings of a run that was killed differ
+                run.read = (*head["seen"], False)
         return run
 
     def _opened(self, run: WatchedRun) -> ThinnedRun:
@@ -229,7 +184,7 @@ class DirectoryWatch:
             run.files = read_run(run.path)
         findings = self._findings(run, thinned) if is_due else None
         run.fraction = min(1.0, thinned.offset / max(1, thinned.seen[0]))
-        run.row = _row(run, thinned, findings)
+        run.row = row_of(run, thinned, findings)
         if not more:
             run.read = stamp
             if not run.running or now - run.saved_at >= _SAVED_S:
@@ -245,65 +200,8 @@ class DirectoryWatch:
             findings = []
         ended = time.monotonic()
         run.checked_at = ended + max(_FINDINGS_S, _TIMES_AS_LONG * (ended - started))
-        alerted = run.row["alerted"] if run.row is not None else []
-        for finding in findings:
-            if self.alert is not None and run.watched and finding.severity == "error" and finding.name not in alerted:
+        for finding in findings if self.alert is not None and run.watched else ():
+            if finding.severity == "error" and finding.name not in run.alerted:
                 self.alert.send(finding, run=run.path, step=thinned.recorded.last_step)
+                run.alerted.append(finding.name)
         return findings
-
-
-def _row(run: WatchedRun, thinned: ThinnedRun, findings: Sequence[Finding] | None) -> Row:
-    """Return what the page shows of a run; `findings` None keeps those of the last row."""
-    recorded, before = thinned.recorded, run.row
-    reported = ReportedRun(run.files or _no_files(run.path), recorded, {}, (), run.running)
-    main = headline(reported)
-    curve = None if main is None else recorded.scores.get(main.name) or recorded.train["loss"]
-    line = Line("", points_of(curve, _SPARKS))
-    both = axes(Chart("", "", (line,)))
-    listed = before["findings"] if before is not None else []
-    alerted = before["alerted"] if before is not None else []
-    if findings is not None:
-        listed = [{name: each[name] for name in _OF_FINDING} for each in map(Finding.to_dict, findings)]
-        alerted = [*alerted, *(each.name for each in findings if each.severity == "error" and each.name not in alerted)]
-    return Row(
-        step=recorded.last_step,
-        planned=reported.files.planned_steps,
-        state=state_of(reported),
-        records=recorded.count,
-        eta_s=recorded.eta_s,
-        metric=None if main is None else main.name,
-        last=None if main is None else main.last,
-        best=None if main is None else main.best,
-        best_step=None if main is None else main.best_step,
-        spark=[] if both is None else [list(point) for point in coordinates(line, *both)],
-        findings=listed,
-        alerted=alerted,
-    )
-
-
-def _runs_in(directory: Path, depth: int) -> Iterator[Path]:
-    with suppress(OSError):
-        for entry in os.scandir(directory):
-            path = Path(entry.path)
-            if entry.name.startswith(".") or not entry.is_dir():
-                continue
-            if (path / "config.toml").exists() or (path / "metrics.jsonl").exists():
-                yield path
-            elif depth > 1 and not entry.is_symlink():
-                yield from _runs_in(path, depth - 1)
-
-
-def _began(path: Path) -> float:
-    file = path / "config.toml"
-    return (file if file.exists() else path / "metrics.jsonl").stat().st_mtime
-
-
-def _stamp(path: Path) -> tuple[Any, ...]:
-    with suppress(OSError):
-        status = (path / "metrics.jsonl").stat()
-        return status.st_size, status.st_mtime_ns, is_running(path)
-    return 0, 0, is_running(path)
-
-
-def _no_files(path: Path) -> RunFiles:
-    return RunFiles(path, Settings({}, {}, {}, {}), (), (), 0, None, ())

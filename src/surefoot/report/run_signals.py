@@ -47,9 +47,9 @@ def signal_run(run: Path, request: Request) -> int:
 
 
 def _has_open(number: int, file: Path) -> bool:
-    with suppress(OSError):
+    with suppress(OSError), os.scandir(f"/proc/{number}/fd") as handles:
         status = file.stat()
-        for handle in os.scandir(f"/proc/{number}/fd"):
+        for handle in handles:
             with suppress(OSError):
                 if os.path.samestat(handle.stat(), status):
                     return True
