@@ -235,9 +235,8 @@ def test_the_page_needs_the_token_and_a_name_of_this_machine(asked: Asked) -> No
         f"/{TOKEN[:-1]}/",
         f"/{TOKEN}/save",
         f"/{TOKEN}/../",
-        "/\u00fc/",
     ):
-        assert asked(path.encode().decode("latin-1"))[0] == 404
+        assert asked(path)[0] == 404
     for host in ("elsewhere.example", f"elsewhere.example:{port}", "127.0.0.1", f"127.0.0.1:{port + 1}"):
         assert asked(f"/{TOKEN}/", Host=host)[0] == 421
 

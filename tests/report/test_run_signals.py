@@ -58,7 +58,7 @@ def test_the_buttons_save_and_stop_a_run(tmp_path: Path, ranks: Ranks, monkeypat
     asked = max(saved(run))
     assert wait_until(lambda: recorded() and watch.runs[key].row["step"] > asked + 3)  # it goes on
     assert f"process {pid} was asked to save and stop" in watch.request(key, "stop")
-    with pytest.raises(ConfigError, match="asked before|no process|handles no signals"):
+    with pytest.raises(ConfigError, match=r"asked before|no process|handles no signals"):
         watch.request(key, "stop")  # a second signal would lose the last steps
     (ended,) = ranks.outcomes(place)
     assert ended.status == 130

@@ -9,10 +9,9 @@ from typing import Annotated, NoReturn
 
 from tyro.conf import Positional, arg
 
-from surefoot.cli.options import WHICH_RUN, find_run, limited, only_options
+from surefoot.cli.options import WHICH_RUN, AlertOption, find_run, limited, only_options
 from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path
-from surefoot.diagnose.alert import Alert, AlertOption
 from surefoot.errors import ConfigError
 
 _DRAWN = 8  # charts in the picture
@@ -94,6 +93,7 @@ def _is_directory_of_runs(path: Path) -> bool:
 
 
 def _watch_directory(directory: Path, *, port: int, alert: str | None) -> NoReturn:
+    from surefoot.diagnose.alert import Alert
     from surefoot.report.directory_watch import DirectoryWatch
     from surefoot.report.live_server import create_directory_server
 

@@ -23,15 +23,6 @@ _AT_END_S = 12.0  # for all alerts that are left when the session ends
 _MOST_WAITING = 100
 
 
-@dataclass(frozen=True, kw_only=True)
-class AlertOption:
-    """The option of verbs that send findings."""
-
-    alert: str | None = None
-    """Send each finding of severity error once, as JSON: to a web address (POST), or to a command's standard input. Holds for
-    this session."""
-
-
 @dataclass(eq=False)
 class Alert:
     """A target of alerts: "https://..." or a command with arguments, which no shell reads. Raises `ConfigError` for anything else.

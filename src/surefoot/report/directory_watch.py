@@ -200,8 +200,9 @@ class DirectoryWatch:
             findings = []
         ended = time.monotonic()
         run.checked_at = ended + max(_FINDINGS_S, _TIMES_AS_LONG * (ended - started))
-        for finding in findings if self.alert is not None and run.watched else ():
-            if finding.severity == "error" and finding.name not in run.alerted:
+        for finding in findings:
+            is_new = finding.severity == "error" and finding.name not in run.alerted
+            if self.alert is not None and run.watched and is_new:
                 self.alert.send(finding, run=run.path, step=thinned.recorded.last_step)
                 run.alerted.append(finding.name)
         return findings
