@@ -90,6 +90,9 @@ class DirectoryWatch:
         with self.lock:
             for key in list(self.open):
                 self._put_away(key)
+        if self.alert is not None:
+            self.alert.close()
+            self._say_problems()
 
     def page(self, chosen: Sequence[str], *, script: str, policy: str) -> tuple[str, tuple[Any, ...]]:
         """Return the page with the curves of the chosen runs overlaid, and a value that differs if the page does."""
@@ -143,9 +146,12 @@ class DirectoryWatch:
                 more = self.work()
             except Exception as problem:  # the page goes on with what it has
                 self.say(f"note: {self.directory} could not be read: {type(problem).__name__}: {problem}")
-            for line in self.alert.problems() if self.alert is not None else ():
-                self.say(line)
+            self._say_problems()
             self.over.wait(0.0 if more else EVERY_S)
+
+    def _say_problems(self) -> None:
+        for line in self.alert.problems() if self.alert is not None else ():
+            self.say(line)
 
     def _from_cache(self, run: WatchedRun) -> WatchedRun:
         if (head := read_head(run.path)) is not None:
