@@ -42,6 +42,31 @@ def write_records(file: Path, count: int) -> None:
         out.write(json.dumps({"kind": "event", "step": count, "event": "finished"}) + "\n")
 
 
+def measured(runs: Path, rounds: int) -> tuple[list[float], list[float], list[float], list[int]]:
+    """Milliseconds until a process has its address, of its first page, and of one with curves; and the bytes of both."""
+    command = [sys.executable, "-m", "surefoot", "report", "--watch", str(runs)]
+    starts, answers, chosen, sizes = list[float](), list[float](), list[float](), [0, 0]
+    for _ in range(rounds):
+        began = perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            address = re.match(r"open http://([\d.]+):(\d+)(\S+)", process.stdout.readline())
+            assert address is not None
+            starts.append(1000 * (perf_counter() - began))
+            host, port, path = address.groups()
+            key = ""
+            for index, times in enumerate((answers, chosen)):
+                began = perf_counter()
+                connection = HTTPConnection(host, int(port))
+                connection.request("GET", path + f"?run={key}" * index)
+                page = connection.getresponse().read()
+                times.append(1000 * (perf_counter() - began))
+                sizes[index], (key, *_) = len(page), re.findall(r'data-run="(\w+)"', page.decode())
+                assert b"reading its records" not in page
+            process.terminate()
+    return starts, answers, chosen, sizes
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=50)
@@ -76,28 +101,7 @@ def main() -> None:
         for run in watch.runs.values():
             thinned.path = run.path
             thinned.save(row)
-        command = [sys.executable, "-m", "surefoot", "report", "--watch", str(runs)]
-        starts, answers, chosen = [], [], []
-        for _ in range(options.rounds):
-            began = perf_counter()
-            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-                assert process.stdout is not None
-                found = re.match(r"open http://([\d.]+):(\d+)(\S+)", process.stdout.readline())
-                assert found is not None
-                starts.append(1000 * (perf_counter() - began))
-                host, port, path = found.groups()
-                keys = []
-                for query, times in (("", answers), ("?run=KEY", chosen)):
-                    began = perf_counter()
-                    connection = HTTPConnection(host, int(port))
-                    connection.request("GET", path + query.replace("KEY", keys[0] if keys else ""))
-                    page = connection.getresponse().read()
-                    times.append(1000 * (perf_counter() - began))
-                    keys = re.findall(r'data-run="(\w+)"', page.decode())
-                    assert len(keys) == options.runs
-                    assert page.count(b"reading its records") == 0
-                    sizes = [*locals().get("sizes", []), len(page)][-2:]
-                process.terminate()
+        starts, answers, chosen, sizes = measured(runs, options.rounds)
         print(
             f"{options.runs} runs of {options.records:,} records ({size / 1e6:.0f} MB each), from the cache, server times:\n"
             f"first page: median {median(answers):.0f} ms, worst {max(answers):.0f} ms, {sizes[0] / 1000:.0f} kB\n"

@@ -9,7 +9,8 @@ from typing import Annotated, NoReturn
 
 from tyro.conf import Positional, arg
 
-from surefoot.cli.options import WHICH_RUN, AlertOption, find_run, limited, only_options
+from surefoot.cli.diagnose import AlertOption
+from surefoot.cli.options import WHICH_RUN, find_run, limited, only_options
 from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError

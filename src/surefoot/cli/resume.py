@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from surefoot.cli.options import AlertOption, RunOption, find_run, flag_text, target, verb_options
+from surefoot.cli.diagnose import AlertOption
+from surefoot.cli.options import RunOption, find_run, flag_text, target, verb_options
 from surefoot.cli.processes import Several, among_settings, as_before
 from surefoot.cli.settings import read_settings
 from surefoot.cli.train import AcceptChange, start

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.cli.options import AlertOption, ProgramOptions
+from surefoot.cli.diagnose import AlertOption
+from surefoot.cli.options import ProgramOptions
 from surefoot.cli.processes import Several, program_options, settled, start_several
 from surefoot.cli.settings import program_settings
 from surefoot.errors import ConfigError

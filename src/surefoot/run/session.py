@@ -70,8 +70,7 @@ class Session:
                     self.parts.directory, step=self.state.step, saved=now.checkpoint, unit=unit, tensorboard=tensorboard
                 )
                 self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.identity)
-            is_told = self.parts.console is not None or self.parts.alert is not None
-            if is_told and self.parts.world.is_main and not self.is_over:
+            if (self.parts.console or self.parts.alert) and self.parts.world.is_main and not self.is_over:
                 from surefoot.run.live_findings import live_findings_of  # imports all checks
 
                 self.live_findings = live_findings_of(
