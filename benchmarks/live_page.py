@@ -98,8 +98,8 @@ def main() -> None:
         cold_s = perf_counter() - began
         thinned, row = read_thinned(first.path), first.row
         assert row is not None
-        for run in watch.runs.values():
-            thinned.path = run.path
+        for watched in watch.runs.values():
+            thinned.path = watched.path
             thinned.save(row)
         starts, answers, chosen, sizes = measured(runs, options.rounds)
         print(
