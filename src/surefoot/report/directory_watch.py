@@ -157,7 +157,7 @@ class DirectoryWatch:
         if (head := read_head(run.path)) is not None:
             run.row, run.fraction, run.alerted = head["row"], 1.0, head["row"]["alerted"]
             if head["row"]["state"] != "running":  # the findings of a run that was killed differ
-                run.read = (*head["seen"], False)
+                run.read = (*head["size_and_time"], False)
         return run
 
     def _opened(self, run: WatchedRun) -> ThinnedRun:
@@ -189,7 +189,7 @@ class DirectoryWatch:
         if run.files is None or is_due:
             run.files = read_run(run.path)
         findings = self._findings(run, thinned) if is_due else None
-        run.fraction = min(1.0, thinned.offset / max(1, thinned.seen[0]))
+        run.fraction = min(1.0, thinned.offset / max(1, thinned.size_and_time[0]))
         run.row = row_of(run, thinned, findings)
         if not more:
             run.read = stamp

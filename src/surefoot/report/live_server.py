@@ -69,8 +69,8 @@ def create_directory_server(watch: DirectoryWatch, *, port: int = 0, token: str)
     """Create a server of the page of a directory. Its paths begin with the token, which only the person at the terminal knows."""
 
     def rest_of(path: str) -> str | None:
-        given, slash, rest = path.removeprefix("/").partition("/")
-        return rest if compare_digest(given.encode(errors="replace"), token.encode()) and slash else None
+        prefix, slash, rest = path.removeprefix("/").partition("/")
+        return rest if compare_digest(prefix.encode(errors="replace"), token.encode()) and slash else None
 
     def find(path: str) -> tuple[bytes, str] | None:
         page, _, query = path.partition("?")

@@ -27,7 +27,7 @@ _LONGEST = 8_000_000  # bytes of one line; a longer line is not a record
 _FORMAT = f"surefoot run cache 1 {surefoot_version()}"
 _TAIL_BYTES = 256  # compared to notice that a file was replaced
 _MOST_FILES = 2_000  # of the cache; the oldest are deleted
-_PLACE = ("file", "offset", "searched", "seen", "resumed_at", "resumed_steps")
+_PLACE = ("file", "offset", "searched", "size_and_time", "resumed_at", "resumed_steps")
 _UNDRAWN = ("sample", "layer_stats")
 _CURVES = ("train", "users", "scores")
 _SCALARS = ("skipped", "last_step", "count", "eta_s", "over")
@@ -59,7 +59,7 @@ class Head(TypedDict):
     file: list[int]  # device and inode
     offset: int
     searched: int
-    seen: list[int]  # size and time of the last change
+    size_and_time: list[int]  # size and time of the last change
     tail: str  # hexadecimal
     rest: str  # hash of the other lines
     resumed_at: list[int]
@@ -77,7 +77,7 @@ class ThinnedRun:
     file: list[int] = field(default_factory=lambda: [0, 0])
     offset: int = 0  # bytes of the lines in `recorded`
     searched: int = 0  # bytes in which all resumes are known
-    seen: list[int] = field(default_factory=lambda: [0, 0])
+    size_and_time: list[int] = field(default_factory=lambda: [0, 0])
     tail: bytes = b""  # the last bytes before `offset`
     resumed_at: list[int] = field(default_factory=list)
     resumed_steps: list[int] = field(default_factory=list)
@@ -91,7 +91,7 @@ class ThinnedRun:
             if self.file != identity or self.offset > size or file.read(len(self.tail)) != self.tail:
                 self._start_over()
                 self.resumed_at, self.resumed_steps, self.searched = [], [], 0
-            self.file, self.seen = identity, [size, status.st_mtime_ns]
+            self.file, self.size_and_time = identity, [size, status.st_mtime_ns]
             if size - self.offset > most_bytes and self.searched < size:
                 file.seek(self.searched)
                 if self._search(iter(lambda: file.readline(_LONGEST), b""), self.searched):
