@@ -136,9 +136,9 @@ def test_a_target_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("target", "why"),
     [
-        ("ftp://example.org/x", "no web address"),
-        ("https:///x", "no web address"),
-        ("https://a b", "no web address"),
+        ("ftp://example.org/x", "not a web address"),
+        ("https:///x", "not a web address"),
+        ("https://a b", "not a web address"),
         ("no-such-command --x", "neither a web address nor a command"),
         ("", "neither a web address nor a command"),
         ("python3 'x", "close the quotation mark"),

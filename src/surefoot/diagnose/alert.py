@@ -43,7 +43,7 @@ class Alert:
             url = urlsplit(self.target)
             if url.scheme not in ("http", "https") or not url.hostname or any(map(str.isspace, self.target)):
                 raise ConfigError(
-                    f"--alert {url.scheme}://... is no web address: an alert is sent by http or https\n"
+                    f"--alert {url.scheme}://... is not a web address: alerts are sent by http or https\n"
                     "  write --alert https://HOST/PATH, or a command: --alert 'python3 alert.py'"
                 )
             self.name = f"{url.scheme}://{url.hostname}"
@@ -52,7 +52,7 @@ class Alert:
             self.command = shlex.split(self.target)
         except ValueError as problem:
             raise ConfigError(
-                f"--alert {self.target!r} is no command: {problem}\n  close the quotation mark"
+                f"--alert {self.target!r} is not a command: {problem}\n  close the quotation mark"
             ) from problem
         if not self.command or shutil.which(self.command[0]) is None:
             raise ConfigError(

@@ -98,7 +98,7 @@ class DirectoryWatch:
         """Return the page with the curves of the chosen runs overlaid, and a value that differs if the page does."""
         runs = self.runs  # replaced as a whole: a page without curves waits for no reading
         drawn = [runs[key] for key in chosen if key in runs][:_MOST_DRAWN]
-        shown = [(run.key, run.stamp, run.state, run.fraction, run.note, run.row) for run in runs.values()]
+        signatures = [(run.key, run.stamp, run.state, run.fraction, run.note, run.row) for run in runs.values()]
         charts: list[Chart] = []
         if drawn:
             with self.lock:
@@ -112,7 +112,7 @@ class DirectoryWatch:
             "most": _MOST_DRAWN,
         }
         common = {"script": script, "policy": policy, "state": "", "left_out": ""}
-        return render("directory.html", common, [values]), (shown, [run.key for run in drawn])
+        return render("directory.html", common, [values]), (signatures, [run.key for run in drawn])
 
     def _charts(self, drawn: Sequence[WatchedRun]) -> list[Chart]:
         curves = [self._opened(run).recorded for run in drawn]
@@ -124,7 +124,7 @@ class DirectoryWatch:
         return overlaid_charts([run.name for run in drawn], reported, names, max(20, 300 // len(drawn)))
 
     def request(self, key: str, request: Request) -> str:
-        """Signal the process of a run, and return the answer. Raises `ConfigError` if there is no process that may be signaled."""
+        """Signal the process of a run, and return the answer. Raises `ConfigError` as `signal_run` does."""
         with self.asking:
             run = self.runs[key]
             try:

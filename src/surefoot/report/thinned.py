@@ -27,7 +27,7 @@ _LONGEST = 8_000_000  # bytes of one line; a longer line is not a record
 _FORMAT = f"surefoot run cache 1 {surefoot_version()}"
 _TAIL_BYTES = 256  # compared to notice that a file was replaced
 _MOST_FILES = 2_000  # of the cache; the oldest are deleted
-_PLACE = ("file", "offset", "searched", "size_and_time", "resumed_at", "resumed_steps")
+_POSITION = ("file", "offset", "searched", "size_and_time", "resumed_at", "resumed_steps")
 _UNDRAWN = ("sample", "layer_stats")
 _CURVES = ("train", "users", "scores")
 _SCALARS = ("skipped", "last_step", "count", "eta_s", "over")
@@ -35,7 +35,7 @@ BROKEN = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, 
 
 
 class Row(TypedDict):
-    """What the page of a directory shows of a run before its curves are loaded."""
+    """The values of a run on the page of a directory, without its curves."""
 
     step: int
     planned: int | None
@@ -52,7 +52,7 @@ class Row(TypedDict):
 
 
 class Head(TypedDict):
-    """The first line of a cache file: what was read of the run's records, and the row."""
+    """The first line of a cache file: the position in the run's records, and the row."""
 
     format: str
     run: str
@@ -143,7 +143,7 @@ class ThinnedRun:
         self.recorded, self.collected, self.offset, self.tail = Recorded(), RecordCollector(times=1), 0, b""
 
     def save(self, row: Row) -> None:
-        """Write the cache; a disk that takes no cache is no error."""
+        """Write the cache; a failure is ignored."""
         series = {
             kind: {name: curve.to_json() for name, curve in getattr(self.recorded, kind).items()} for kind in _CURVES
         }
@@ -157,7 +157,7 @@ class ThinnedRun:
             "tail": self.tail.hex(),
             "rest": _digest(rest),
         }
-        first = json.dumps(head | {name: getattr(self, name) for name in _PLACE}).encode()
+        first = json.dumps(head | {name: getattr(self, name) for name in _POSITION}).encode()
         with suppress(OSError):
             file = _cache_file(self.path)
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -165,14 +165,14 @@ class ThinnedRun:
 
 
 def read_head(path: Path) -> Head | None:
-    """Return the first part of a run's cache, or None if there is none that this version wrote for this run."""
+    """Return the head of a run's cache, or None without a cache that this version wrote for this run."""
     with suppress(*BROKEN), open_regular(_cache_file(path)) as file:
         return _head(path, file)
     return None
 
 
 def read_thinned(path: Path) -> ThinnedRun:
-    """Return a run as its cache describes it, or without records if there is no usable cache."""
+    """Return a run with the content of its cache, or without records if the cache is absent or unusable."""
     with suppress(*BROKEN), open_regular(_cache_file(path)) as file:
         head, rest = _head(path, file), file.read()
         if head is not None and _digest(rest) == head["rest"]:
@@ -185,7 +185,7 @@ def read_thinned(path: Path) -> ThinnedRun:
             for record in map(parse_record, records):
                 if record is not None:  # added without `add`, which would thin the records again
                     collected.kinds.setdefault(record["kind"], []).append(record)
-                values: dict[str, Any] = {name: head[name] for name in _PLACE}  # type: ignore[literal-required]
+                values: dict[str, Any] = {name: head[name] for name in _POSITION}  # type: ignore[literal-required]
             return ThinnedRun(path, recorded, collected, tail=bytes.fromhex(head["tail"]), **values)
     return ThinnedRun(path)
 

@@ -47,7 +47,7 @@ class WatchedRun:
 
     @property
     def state(self) -> str:
-        """The state of the last row, corrected by who holds the lock now."""
+        """The state of the last row, corrected by the current holder of the lock."""
         state = self.row["state"] if self.row is not None else "dead"
         if state in ("running", "dead") or (self.running and self.read != self.stamp):
             return "running" if self.running else "lost"
