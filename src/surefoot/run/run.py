@@ -109,7 +109,8 @@ class Run(RunSettings):
         """Execute the steps one after another and yield each step. Its checkpoint is saved after the loop body."""
         if self.parts.task.loss is None:
             raise ConfigError(
-                "this run has no loss: pass Run(loss=...), or execute the steps yourself with `for step in run.steps():`"
+                "this run has no loss: pass Run(loss=...), or execute the steps yourself with `for step in run.steps():`\n"
+                "  a model that computes its own loss, as in transformers, needs Run(loss=sf.losses.of_model)"
             )
         return self._open("for step in run").steps(opened=False)
 
