@@ -93,7 +93,7 @@ def load_model(model: nn.Module, state: ModelState, *, where: str, same_ties: bo
     return copy_into(model, state, where=where)
 
 
-def _changed_ties(before: Mapping[str, str], live: Mapping[str, Tensor]) -> list[str]:
+def _changed_ties(before: Mapping[str, str], live: dict[str, Any]) -> list[str]:
     first = {id(value): name for name, value in reversed(live.items())}
     now = {name: first[id(value)] for name, value in live.items() if first[id(value)] != name}
     lost = [name for name in before if name in live and name not in now]

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from safetensors.torch import save
 from torch import nn
@@ -21,13 +22,13 @@ def file_of(model: str) -> str:
     return "adapter.json" if model == "model" else f"adapter-{model}.json"
 
 
-def adapter_files(models: Mapping[str, nn.Module]) -> dict[str, str]:
+def adapter_files(models: Mapping[str, nn.Module]) -> dict[str, str | bytes]:
     """Return the description of each peft model's active adapter by file: its configuration, and its tensors' names in the model."""
     if "peft" not in sys.modules:
         return {}
     from peft import PeftModel, get_peft_model_state_dict
 
-    files = {}
+    files: dict[str, str | bytes] = {}
     for name, model in models.items():
         if not isinstance(model, PeftModel) or not isinstance(model.active_adapter, str):
             continue
@@ -40,18 +41,18 @@ def adapter_files(models: Mapping[str, nn.Module]) -> dict[str, str]:
     return files
 
 
-def _config(model: nn.Module, adapter: str) -> dict[str, object]:
-    config = model.peft_config[adapter]  # type: ignore[index]
+def _config(model: Any, adapter: str) -> dict[str, object]:
+    config = model.peft_config[adapter]
     with TemporaryDirectory() as scratch:
         config.save_pretrained(scratch)  # knows which settings peft reads again
-        written: dict[str, object] = json.loads(Path(scratch, CONFIG).read_text(encoding="utf-8"))
-    inner = model.get_base_model()  # type: ignore[operator]
+        settings: dict[str, object] = json.loads(Path(scratch, CONFIG).read_text(encoding="utf-8"))
+    inner = model.get_base_model()
     if config.task_type is None:
-        written["auto_mapping"] = {
+        settings["auto_mapping"] = {
             "base_model_class": type(inner).__name__,
             "parent_library": type(inner).__module__,
         }
-    return written | {"inference_mode": True}
+    return settings | {"inference_mode": True}
 
 
 def write_adapter(run: Path, source: Checkpoint, file: str, out: Path, *, model: str) -> list[str]:

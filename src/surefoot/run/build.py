@@ -116,12 +116,16 @@ def plan_data(settings: RunSettings, data: data_pipeline.TrainData, world: World
 def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: Plan) -> Models:
     """Build the models with the run's seed and rank 0's weights, and plan the training of each model. Collective."""
     optimizer, device = settings.optimizer, world.device
-    models, compiled_names = assembly.built_models(settings.model, seed=settings.seed, device=device, precision=settings.precision)
+    models, compiled_names = assembly.built_models(
+        settings.model, seed=settings.seed, device=device, precision=settings.precision
+    )
     equal_from_main(models, world)
     notes = assembly.set_to_train(models, trained=optimizer if isinstance(optimizer, Mapping) else models)
     if compiled_names:  # by the user: the run compiles them, so that resumed steps are compiled alike
         data_pipeline.refuse_compiled(plan.pipeline.plan, plan.pipeline.data, compiled=True)
-        notes.append(f"{', '.join(compiled_names)} was passed compiled: the run compiles its models itself (compile = True)")
+        notes.append(
+            f"{', '.join(compiled_names)} was passed compiled: the run compiles its models itself (compile = True)"
+        )
     if settings.sync_batch_norm:
         models = assembly.with_synchronized_norms(models, plan.pipeline.sizes)
         notes += ["sync_batch_norm has no effect in one process"] * (world.size == 1)
@@ -132,7 +136,10 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
         from surefoot.train.activation_checkpointing import compute_again, in_words
 
         recomputed = in_words(how, compute_again(models, how, blocks=settings.activation_checkpointing_modules))
-    precision, compiles = chosen_precision(settings.precision, device), compiling(settings.compile or bool(compiled_names))
+    precision, compiles = (
+        chosen_precision(settings.precision, device),
+        compiling(settings.compile or bool(compiled_names)),
+    )
     return Models(models, precision, compiles, parallel, decisions, architecture, recomputed, notes)
 
 

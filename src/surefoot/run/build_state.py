@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,9 @@ def built_models(
     for index, (name, source) in enumerate((model if isinstance(model, Mapping) else {"model": model}).items()):
         with untouched(), device if device.type == "meta" else nullcontext():  # the meta device allocates no memory
             seed_generators(fold(stream_key(seed, "model"), index))
-            built_model = source if isinstance(source, nn.Module) or not callable(source) else _called(name, source)
+            built_model: Any = (
+                source if isinstance(source, nn.Module) or not callable(source) else _called(name, source)
+            )
         if not isinstance(built_model, nn.Module):
             refuse_other_than_model(name, built_model)
         built_model, was_compiled = uncompiled(built_model)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, jit, nn
 
@@ -12,12 +12,14 @@ _PARALLEL = ("torch.nn.parallel.", "torch.distributed.")
 _LEGACY_QUANTIZED = ("torch.ao.", "torch.nn.quantized", "torch.nn.qat", "torch.nn.intrinsic")
 
 
-def refuse_other_than_model(name: str, source: Any) -> None:
+def refuse_other_than_model(name: str, source: Any) -> NoReturn:
     """Raise `ConfigError` for what is neither a module nor a callable, such as a configuration or the name of a model."""
     kind = type(source).__name__
     if isinstance(source, str):
         why = f"{source!r}, a text\n  surefoot has no list of models, and downloads nothing"
-        cure = f"pass a function: lambda: timm.create_model({source!r}), or lambda: AutoModel.from_pretrained({source!r})"
+        cure = (
+            f"pass a function: lambda: timm.create_model({source!r}), or lambda: AutoModel.from_pretrained({source!r})"
+        )
     elif isinstance(source, Tensor):
         why = "a Tensor\n  weights alone have no forward; a dictionary names several models"
         cure = "pass the model, and its weights by Run(init_from=FILE) or load_state_dict"
