@@ -292,7 +292,10 @@ def test_a_base_that_was_lost_during_the_run_is_written_again(replaced: bool, tm
     assert verify(path(run, 8)) == []
 
 
-def test_a_save_that_failed_is_no_base(tmp_path: Path) -> None:
+@pytest.mark.parametrize("factor", [1.0, 2.0, 0.5])
+def test_a_save_that_failed_is_no_base(factor: float, tmp_path: Path) -> None:
+    """The save between two changes fails. A `factor` of 2 restores the weight of step 0, but not the bias."""
+
     class Full(Disk):
         full = False
 
@@ -305,14 +308,18 @@ def test_a_save_that_failed_is_no_base(tmp_path: Path) -> None:
 
     def fill(step: int, model: nn.Module) -> None:
         rewrite(step, model)
+        if step == 5:
+            model.get_parameter("trunk.weight").data.mul_(factor)
         run.parts.checkpointing.writer.wait()
         disk.full = step == 4  # a save follows the loop's body
 
     run = build(tmp_path, disk=disk, keep_last=9)
     train(run, fill)
     assert Store(tmp_path / "checkpoints").steps() == [0, 2, 6, 8]
-    assert own(tmp_path, 6) == HEAD | {"trunk.weight", "trunk.bias"}
+    assert own(tmp_path, 6) == HEAD | {"trunk.bias"} | ({"trunk.weight"} if factor != 2.0 else set())
     assert read_bases(path(tmp_path, 8)) == {0, 6}
+    weight = run.state.model.get_parameter("trunk.weight")
+    assert torch.equal(tensors(tmp_path, 8)["model/trunk.weight"], weight)
 
 
 def test_a_checkpoint_written_twice_is_not_its_own_base(tmp_path: Path) -> None:

@@ -641,6 +641,21 @@ def test_what_was_compared_with_a_part_of_the_training_data_is_told_as_the_least
         assert finding.message.startswith(f"{begun} of val")
 
 
+def test_a_loss_that_is_no_goal_is_not_judged_by_its_fall() -> None:
+    pair = {name: {"name": "adam", "lr": 1e-3} for name in ("generator", "critic")}
+    risen = train(lambda place: 1.0 + 0.01 * place + 0.01 * wobble(place))
+    around_zero = train(lambda place: 0.5 * (place > 20) + 2.0 * wobble(place))
+    for records, changes, checked in (
+        ([*data(has_loss=False), *risen], {"optimizer": pair}, False),
+        ([*data(has_loss=True), *risen], {"optimizer": pair}, True),  # one loss for both
+        ([*data(has_loss=False), *risen], {}, True),
+        (around_zero, {}, False),
+    ):
+        values = history(records, **changes)
+        assert isinstance(verdict("loss-not-falling", values), Finding if checked else Unknown)
+        assert (found("rate-too-high", values) is not None) == checked
+
+
 def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
     lost = verdict("ended-early", history(saved_step=600))
     assert isinstance(lost, Unknown)

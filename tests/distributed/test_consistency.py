@@ -33,6 +33,17 @@ def test_ranks_of_other_configurations_are_refused_and_the_fields_named(ranks: R
     assert "and" in text
 
 
+def of_other_data() -> None:
+    generator = torch.Generator().manual_seed(int(os.environ["RANK"]))
+    world_runs.built(train_data=sf.Split(tuple(torch.randn(24, 6, generator=generator) for _ in range(3))).data).train()
+
+
+def test_ranks_of_other_data_are_refused_and_the_seed_named(ranks: Ranks) -> None:
+    text = refusal(ranks.outcomes(ranks.start(2, of_other_data)))
+    assert "data.sha256: rank 0 has '" in text
+    assert "seed the random numbers that make the data" in text
+
+
 def of_another(which: str, values: list[Any], run_dir: str) -> None:
     """Each rank with its own value of one argument, which decides what ranks do together before they are compared as runs."""
     value = values[int(os.environ["RANK"])]

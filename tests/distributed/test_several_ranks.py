@@ -335,3 +335,27 @@ def handed_over() -> torch.Tensor:
     run = world_runs.built(model=world_runs.Net().double(), steps=3)
     run.train()
     return run.state.models["model"].get_parameter("hidden.weight").detach()
+
+
+def with_a_summed_loss() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sf.Run(
+        model=torch.nn.Linear(4, 1),
+        loss=lambda model, batch: model(batch[0]).square().sum(),
+        train_data=(torch.randn(16, 4, generator=generator),),
+        batch_size=8,
+        micro_batch_size=2,
+        optimizer=sf.optim.sgd(lr=0.001),
+        length="1 step",
+        parallel="ddp",
+        device="cpu",
+        console=False,
+    ).train()
+
+
+def test_rank_0_alone_warns_of_a_broken_loss_contract_and_names_the_users_line(ranks: Ranks) -> None:
+    first, second = ranks.outcomes(ranks.start(2, with_a_summed_loss))
+    assert [first.status, second.status] == [0, 0]
+    assert first.text.count("UserWarning: the loss of a batch") == 1
+    assert f"{Path(__file__).name}:" in first.text.split("UserWarning: the loss of a batch")[0].splitlines()[-1]
+    assert "UserWarning" not in second.text

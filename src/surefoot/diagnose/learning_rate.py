@@ -53,6 +53,11 @@ class Course:
         """True if the loss ever fell below its start by more than the noise."""
         return self.start - self.best > max(CERTAIN * math.sqrt(2) * self.error, SMALLEST_FALL * abs(self.start))
 
+    @property
+    def is_around_zero(self) -> bool:
+        """True if the loss begins at 0, up to the noise, as a policy loss with normalized returns does. Its fall shows nothing."""
+        return abs(self.start) < CERTAIN * self.error
+
 
 def course(loss: Series) -> Course:
     """Summarize a loss of at least `FEWEST` records. The start is the first quarter's median, or a much higher first value."""
@@ -76,8 +81,10 @@ def _too_few(history: History) -> str:
 def loss_not_falling(history: History) -> Verdict:
     """Compare the loss in later quarters of the run with its start."""
     need(len(history.loss) >= FEWEST and history.step > 2 * history.described.warmup, _too_few(history))
+    need(not _has_opposed_losses(history), _OPPOSED)
     loss = course(history.loss)
     well(loss.fallen, f"the loss fell from {loss.start:.4g} to {loss.best:.4g}")
+    need(not loss.is_around_zero, _AROUND_ZERO)
     # half the cross-entropy of guessing without inputs, which is at least -log of the commonest target's share
     share = history.targets.get("most_common_fraction")
     knows_already = isinstance(share, float) and 0 < share < 1 and 0 < loss.start < -0.5 * math.log(share)
@@ -114,8 +121,7 @@ def rate_too_high(history: History) -> Verdict:
     signs: list[tuple[Severity, str]] = []
     if ratio > WILD:
         signs.append(("warning", _RATIO.format(ratio)))
-    if len(loss) >= FEWEST:
-        quarters = course(loss)
+    if len(loss) >= FEWEST and not _has_opposed_losses(history) and not (quarters := course(loss)).is_around_zero:
         began = level(loss.value[:3])
         if max(began, quarters.quarters[0]) - loss.value[0] > 6 * noise(loss.value):  # rose at once; 6: not chance
             began = float(loss.value[0])
@@ -197,6 +203,16 @@ def rate_too_low(history: History) -> Verdict:
 
 _MAY_RISE = ("cosine_restarts", "one_cycle", "joined", "from_function", "from_scheduler")
 _RATIO = "a step at high learning rates changes the weights by {:.2g} of their norm (usual: 1e-4 to 1e-2)"
+
+
+_OPPOSED = (
+    "the steps of this run have losses of several optimizers, which may oppose each other: judge it by its metrics"
+)
+_AROUND_ZERO = "the loss varies around 0 from the start, as policy losses do: judge the run by its metrics"
+
+
+def _has_opposed_losses(history: History) -> bool:
+    return history.data.get("has_loss") is False and history.described.optimizer_count > 1
 
 
 def _rebound(history: History) -> str:

@@ -60,6 +60,11 @@ class RunDescription:
         return optimizer if "name" in optimizer else _mapping(next(iter(optimizer.values()), {}))
 
     @property
+    def optimizer_count(self) -> int:
+        optimizer = _mapping(self.identity.get("optimizer"))
+        return 1 if "name" in optimizer else len(optimizer)
+
+    @property
     def lr(self) -> float | None:
         rate = self.optimizer.get("lr")
         return float(rate) if isinstance(rate, int | float) else None

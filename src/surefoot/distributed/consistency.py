@@ -33,6 +33,7 @@ def check_same_on_all_ranks(world: World, settings: Mapping[str, Any]) -> None:
         for name in dict.fromkeys([*first, *other])
         if first.get(name) != other.get(name)
     ]
+    of_data = any(problem.startswith("data.sha256:") for problem in problems)
     listed = problems if len(problems) <= 3 else [*problems[:2], f"and {len(problems) - 2} more"]
     if problems:
         raise ConfigError(
@@ -41,6 +42,7 @@ def check_same_on_all_ranks(world: World, settings: Mapping[str, Any]) -> None:
                     "the ranks were started with different configurations",
                     *listed,
                     "start all ranks with the same command and files",
+                    *(["seed the random numbers that make the data, as in torch.manual_seed(0)"] * of_data),
                 ]
             )
         )

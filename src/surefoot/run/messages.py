@@ -3,6 +3,7 @@
 import math
 import shlex
 import sys
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -249,3 +250,11 @@ def _parameters(model: torch.nn.Module) -> str:
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     frozen = sum(parameter.numel() for parameter in model.parameters()) - trained
     return f"{trained:,} trainable parameters" + (f", {frozen:,} frozen" if frozen else "")
+
+
+def warn(message: str) -> None:
+    """Issue a `UserWarning` that names the first line of the stack outside surefoot."""
+    level, frame, package = 1, sys._getframe(), str(Path(__file__).parents[1])
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)

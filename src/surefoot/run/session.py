@@ -1,7 +1,6 @@
 """One session of a run, with its loader, record files, signal handlers and torch settings. Each resume starts another session."""
 
 import signal
-import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING
@@ -81,7 +80,7 @@ class Session:
                 self._look_at_data(now.loss_contract)
             is_silent = self.parts.console is None and self.parts.world.is_main
             if is_silent and now.loss_contract is not None and not now.loss_contract[0]:
-                warnings.warn(now.loss_contract[1], stacklevel=2)
+                messages.warn(now.loss_contract[1])
             self.parts.make_ready()
         except BaseException as problem:
             try:
@@ -182,6 +181,7 @@ class Session:
         check = first_look(pipeline.checked, own, seed=pipeline.seed) | {"samples": pipeline.plan.samples}
         names = [name for name, split in splits.items() if split.loss]
         record = {"kind": "data_check", "step": self.state.step, **check, "scored_by_training_loss": names}
+        record["has_loss"] = self.parts.task.loss is not None
         if loss_contract is not None:
             record["loss_contract"] = dict(zip(("holds", "description"), loss_contract, strict=True))
         self.journal.write(record)
