@@ -211,9 +211,9 @@ class SavedRun:
         the file's metadata lists their other names. The layout "gpt2" stores a `GPT` of the family gpt2 as transformers'
         GPT2LMHeadModel, with config.json. "transformers" writes the model of a finetune run, with merged adapters, and "peft" the
         adapter alone, of any run that trained a model of peft. "auto" is "transformers" for finetune runs, otherwise "native".
-        Weights larger than `max_file` are split into several files with an index. `out` defaults to RUN/export. `model` selects one of several models. The run's tokenizers are
-        copied. The checkpoint's bytes are verified before use. Raises `CheckpointError` if a file cannot be read or written, and
-        `ConfigError` if an argument does not fit the run.
+        Weights larger than `max_file` are split into several files with an index. `out` defaults to RUN/export. `model` selects one
+        of several models. The run's tokenizers are copied. The checkpoint's bytes are verified before use. Raises `CheckpointError`
+        if a file cannot be read or written, and `ConfigError` if an argument does not fit the run.
         """
         from surefoot.export.export import export
 

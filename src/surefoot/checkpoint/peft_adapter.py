@@ -1,7 +1,6 @@
 """The adapter of a peft model: a description in the run's directory, from which an export writes peft's files without the program."""
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,8 +23,6 @@ def file_of(model: str) -> str:
 
 def adapter_files(models: Mapping[str, nn.Module]) -> dict[str, str | bytes]:
     """Return the description of each peft model's active adapter by file: its configuration, and its tensors' names in the model."""
-    if "peft" not in sys.modules:
-        return {}
     from peft import PeftModel, get_peft_model_state_dict
 
     files: dict[str, str | bytes] = {}
@@ -56,7 +53,7 @@ def _config(model: Any, adapter: str) -> dict[str, object]:
 
 
 def write_adapter(run: Path, source: Checkpoint, file: str, out: Path, *, model: str) -> list[str]:
-    """Write the adapter of a checkpoint's model as peft reads it; return the file names. Raises `ConfigError` if there is none."""
+    """Write the adapter of a checkpoint's model as peft reads it; return the file names. Raises `ConfigError` without an adapter."""
     description = run / file_of(model)
     if not description.is_file():
         raise ConfigError(
@@ -66,7 +63,7 @@ def write_adapter(run: Path, source: Checkpoint, file: str, out: Path, *, model:
     settings = json.loads(description.read_text(encoding="utf-8"))
     if unlike := [key for key, own in settings["tensors"].items() if own is None]:
         raise ConfigError(
-            f"layout = peft: {unlike[0]} is no tensor of the model, but computed from several\n"
+            f"layout = peft: {unlike[0]} is not a tensor of the model, but computed from several\n"
             f"  adapters of the type {settings['config'].get('peft_type')} are written by peft alone\n"
             "  type sf.load(RUN).load_model(...).save_pretrained(DIR) in a program"
         )

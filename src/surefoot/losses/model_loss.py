@@ -18,7 +18,7 @@ def of_model(model: Any, batch: Any) -> Any:
     The batch is a dictionary of the model's arguments, with labels. Integer labels are counted unless they are -100; a causal
     language model of transformers has no target for the first position, because it predicts the next one. Without integer labels
     the loss is a mean over samples. The metrics of a split get (logits, labels) with classes in dimension 1, and for a causal
-    model the logits that predict each label. Raises `ConfigError` if the batch is no dictionary, or if the model returns no loss.
+    model the logits that predict each label. Raises `ConfigError` if the batch is not a dictionary, or if the model returns no loss.
 
     >>> import torch
     >>> class Net(torch.nn.Linear):
@@ -50,12 +50,12 @@ def of_model(model: Any, batch: Any) -> Any:
         shifted = batch.get("shift_labels")
         labels = labels[..., 1:] if shifted is None else shifted
         logits = logits[..., : labels.shape[-1], :] if isinstance(logits, Tensor) else None
-    whole = not labels.is_floating_point()
-    count = (labels != _IGNORED).sum() if whole else None
+    has_classes = not labels.is_floating_point()
+    count = (labels != _IGNORED).sum() if has_classes else None
     counted = mean if count is None else Mean(mean * count, count)
     if not isinstance(logits, Tensor):
         return counted
-    return counted, (logits.movedim(-1, 1) if whole and 2 < logits.ndim == labels.ndim + 1 else logits, labels)
+    return counted, (logits.movedim(-1, 1) if has_classes and 2 < logits.ndim == labels.ndim + 1 else logits, labels)
 
 
 def _entry(output: Any, name: str) -> Any:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.checkpoint.changes import change_names
-from surefoot.checkpoint.peft_adapter import adapter_files
 from surefoot.config.parallel import Strategy, strategy_for
 from surefoot.config.paths import local_path
 from surefoot.config.setting import identity_of, shared_by_ranks
@@ -22,6 +21,7 @@ from surefoot.optim.build import base_groups, optimizer_identity, refuse_without
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import Models, Plan, RunComponents
+from surefoot.run.model_kinds import described_adapters
 from surefoot.run.validate import check_settings, json_settings
 from surefoot.schedules.joined import bound
 from surefoot.schedules.lr_schedule import constant
@@ -123,9 +123,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
     notes = assembly.set_to_train(models, trained=optimizer if isinstance(optimizer, Mapping) else models)
     if compiled_names:  # by the user: the run compiles them, so that resumed steps are compiled alike
         data_pipeline.refuse_compiled(plan.pipeline.plan, plan.pipeline.data, compiled=True)
-        notes.append(
-            f"{', '.join(compiled_names)} was passed compiled: the run compiles its models itself (compile = True)"
-        )
+        notes.append(f"{', '.join(compiled_names)} was compiled: the run compiles its models itself (compile = True)")
     if settings.sync_batch_norm:
         models = assembly.with_synchronized_norms(models, plan.pipeline.sizes)
         notes += ["sync_batch_norm has no effect in one process"] * (world.size == 1)
@@ -223,7 +221,7 @@ def assemble(
         console=console,
         rank_log=log,
         computed_again=models.recomputed,
-        files=checked_files(settings.extra_files or {}) | adapter_files(state.models),
+        files=checked_files(settings.extra_files or {}) | described_adapters(state.models),
         example=settings.predict_example,
         trackers=trackers_of(settings.trackers, out=settings.run_dir),
         accept_change=change_names(settings.accept_change),

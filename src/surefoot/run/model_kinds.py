@@ -83,7 +83,7 @@ def refuse_kind(name: str, model: nn.Module, *, on_meta: bool) -> None:
         if module.startswith(_LEGACY_QUANTIZED):
             raise ConfigError(
                 f"model: {where} is a {type(part).__name__} of torch.ao.quantization\n"
-                "  its packed weights and observers are no tensors of fixed shape, so a checkpoint cannot restore them\n"
+                "  its packed weights and observers are not tensors of fixed shape, so a checkpoint cannot restore them\n"
                 "  quantize with torchao: torchao.quantization.quantize_(model, Int8WeightOnlyConfig()), and train adapters or a head"
             )
     if empty and not on_meta:
@@ -98,3 +98,12 @@ def refuse_kind(name: str, model: nn.Module, *, on_meta: bool) -> None:
             "  autograd cannot train or read such a tensor\n"
             "  build the model outside torch.inference_mode(), or pass its class or a function"
         )
+
+
+def described_adapters(models: Mapping[str, nn.Module]) -> dict[str, str | bytes]:
+    """Return files that describe the adapters of peft models, from which `surefoot export --layout peft` writes them."""
+    if "peft" not in sys.modules:
+        return {}
+    from surefoot.checkpoint.peft_adapter import adapter_files
+
+    return adapter_files(models)

@@ -110,7 +110,7 @@ class Run(RunSettings):
         if self.parts.task.loss is None:
             raise ConfigError(
                 "this run has no loss: pass Run(loss=...), or execute the steps yourself with `for step in run.steps():`\n"
-                "  a model that computes its own loss, as in transformers, needs Run(loss=sf.losses.of_model)"
+                "  for a model with its own loss, as in transformers: Run(loss=sf.losses.of_model)"
             )
         return self._open("for step in run").steps(opened=False)
 
@@ -137,8 +137,7 @@ class Run(RunSettings):
         refuse_training_at_import()
         if self.session is not None:
             raise ConfigError("this run is already open")
-        session = Session(self.parts, configuration=self.configuration)
-        session.open()
+        (session := Session(self.parts, configuration=self.configuration)).open()
         self.session = session
         return self
 
