@@ -79,21 +79,13 @@ def planned_sizes(
     return sizes.of_equal_samples(train.lengths) if isinstance(train.lengths, int) else sizes
 
 
-def tape_of(
-    settings: Any,
-    data: TrainData,
-    world: World,
-    *,
-    run_dir: Path | None,
-    sizes: Batching,
-    say: Callable[[str], None] | None = None,
-) -> "Tape | None":
+def tape_of(settings: Any, data: TrainData, world: World, *, run_dir: Path | None, sizes: Batching) -> "Tape | None":
     """Return the tape of training data that are a stream, or None (see `opening.build_tape`). Collective."""
     if not is_stream(data.dataset):
         return None
     from surefoot.data.streams.opening import build_tape
 
-    return build_tape(settings, data, world, run_dir=run_dir, sizes=sizes, say=say)
+    return build_tape(settings, data, world, run_dir=run_dir, sizes=sizes)
 
 
 def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batching) -> MicroBatches:

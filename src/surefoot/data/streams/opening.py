@@ -29,15 +29,7 @@ _ABANDONED_S = 3600.0
 PREFIX = "surefoot-tape-"
 
 
-def build_tape(
-    settings: Any,
-    data: Any,
-    world: World,
-    *,
-    run_dir: Path | None,
-    sizes: Batching,
-    say: Callable[[str], None] | None = None,
-) -> Tape:
+def build_tape(settings: Any, data: Any, world: World, *, run_dir: Path | None, sizes: Batching) -> Tape:
     """Return the tape of a run: the recorded one, read only, or a new one in a temporary directory. Collective.
 
     Raises `ConfigError` for a length in epochs if the stream declares no number of rows, and `DataError` if its first rows cannot
@@ -80,7 +72,7 @@ def build_tape(
         tape.recorder = recorder
         weakref.finalize(tape, _end_temporary, recorder, Path(directory), os.getpid())
     _check_visible(Path(directory), world)
-    tape.say = say
+    tape.say = partial(print, flush=True) if settings.console and world.is_main else None
     check_samples(tape.beginning(), seed=seed)
     return tape
 
