@@ -171,9 +171,13 @@ def test_a_finding_is_sent_once_and_only_errors_are(hook: Hook) -> None:
 def test_a_resumed_run_does_not_send_its_old_findings(hook: Hook) -> None:
     records = skipping()
     alert = Alert(hook.address)
-    live = LiveFindings(described(standing="running"), say=print, command=None, alert=alert, earlier=records[:-5])
-    for record in records[-5:]:
+    old, new = records[:-5], records[-5:]
+    live = LiveFindings(
+        described(standing="running"), say=print, command=None, alert=alert, earlier=old, now=lambda: 0.0
+    )
+    for record in new:
         live.write(record)
+    assert "non-finite-steps" in {finding.name for finding in live.at_end() if finding.severity == "error"}
     live.close()
     assert "non-finite-steps" not in [body["finding"]["name"] for *_, body in hook.got]
 
@@ -257,7 +261,10 @@ def test_the_page_of_a_directory_sends_the_findings_of_runs_that_it_has_seen_run
     looked()
     looked()
     watch.close()
+    directory.open()  # resumed
     watch = DirectoryWatch(tmp_path / "runs", alert=Alert(hook.address))  # it knows from the cache what was sent
+    looked()
+    directory.close()
     looked()
     watch.close()
     sent = [(Path(body["run"]).name, body["finding"]["name"]) for *_, body in hook.got]
