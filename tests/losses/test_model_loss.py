@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -151,3 +152,43 @@ def test_other_libraries_with_the_same_form_work_too() -> None:
     mean, _ = sf.losses.of_model(net := Net(3, 2), batch)
     assert torch.allclose(mean.value, net(**batch).loss)
     assert int(mean.count) == 3
+
+
+class Classifier(torch.nn.Linear):
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        logits = super().forward(x)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def trained(model: Any, loss: Any, micro_batch_size: int) -> Any:
+    inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    rows = [{"x": x, "labels": label} for x, label in zip(inputs, (0, 1, 2, 0, -100, -100, 1, 2), strict=True)]
+    run = sf.Run(
+        model=model,
+        loss=loss,
+        train_data=rows,
+        batch_size=8,
+        micro_batch_size=micro_batch_size,
+        optimizer=sf.optim.sgd(lr=0.1),
+        length="3 steps",
+        seed=3,
+        console=False,
+    )
+    losses = []
+    with run:
+        for step in run:
+            losses.append(float(step.loss))
+    return losses
+
+
+def test_a_micro_batch_without_targets_adds_nothing() -> None:
+    whole = trained(partial(Classifier, 4, 3), sf.losses.of_model, 8)
+    assert trained(partial(Classifier, 4, 3), sf.losses.of_model, 1) == pytest.approx(whole, rel=1e-5)
+
+
+def test_several_models_need_a_loss_that_names_one() -> None:
+    models = {"first": partial(Classifier, 4, 3), "second": partial(Classifier, 4, 3)}
+    with pytest.raises(sf.ConfigError, match=r"several models(?s:.*)models\["):
+        trained(models, sf.losses.of_model, 8)
+    with pytest.raises(sf.ConfigError, match="several models"):
+        sf.losses.of_model({"first": Classifier(4, 3)}, {})

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from surefoot.errors import ConfigError
@@ -29,6 +30,12 @@ def of_model(model: Any, batch: Any) -> Any:
     >>> int(of_model(Net(2, 4), batch)[0].count)
     2
     """
+    if not callable(model):
+        raise ConfigError(
+            "loss = sf.losses.of_model: this run has several models, and of_model calls one\n"
+            "  only your own function knows which of them has the loss\n"
+            '  write loss=lambda models, batch: sf.losses.of_model(models["name"], batch)'
+        )
     if not isinstance(batch, Mapping):
         raise ConfigError(
             f"loss = sf.losses.of_model: a batch is a {type(batch).__name__}, and the model is called as model(**batch)\n"
@@ -52,7 +59,8 @@ def of_model(model: Any, batch: Any) -> Any:
         logits = logits[..., : labels.shape[-1], :] if isinstance(logits, Tensor) else None
     has_classes = not labels.is_floating_point()
     count = (labels != _IGNORED).sum() if has_classes else None
-    counted = mean if count is None else Mean(mean * count, count)
+    # torch's mean over no target is NaN
+    counted = mean if count is None else Mean(torch.where(count > 0, mean, 0.0) * count, count)
     if not isinstance(logits, Tensor):
         return counted
     return counted, (logits.movedim(-1, 1) if has_classes and 2 < logits.ndim == labels.ndim + 1 else logits, labels)
