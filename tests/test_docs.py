@@ -152,6 +152,7 @@ def noisy(samples: int, seed: int) -> TensorDataset:
     return TensorDataset(F.one_hot(labels, 16).float() + torch.randn(samples, 16, generator=generator), labels)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # by torch.compile
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if page.name not in RUN_ELSEWHERE and "python" in dict(blocks(page))],

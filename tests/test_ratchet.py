@@ -32,11 +32,11 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 56_700,  # of .py, .pyi, .html and .css
-    "files": 368,  # of .py
-    "statements": 31_135,  # without docstrings and texts below attributes
+    "lines": 57_995,  # of .py, .pyi, .html and .css
+    "files": 376,  # of .py
+    "statements": 31_985,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
-    "lines that `import surefoot.run.run` loads": 21_275,
+    "lines that `import surefoot.run.run` loads": 21_437,
     "modules that train/loop.py needs": 30,
 }
 # README, docs, help, docstrings, messages: words in a sentence on average, sentences above 35 words, and with a turn to avoid

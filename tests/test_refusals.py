@@ -205,7 +205,7 @@ def test_what_a_refusal_of_evaluate_and_of_a_class_says_to_type_works() -> None:
 def test_a_model_that_fails_of_itself_raises_what_it_raised() -> None:
     with pytest.raises(TypeError, match="unsupported operand"):
         build(model=lambda: nn.Linear(4, 3 + "x"))  # type: ignore[operator]
-    with pytest.raises(sf.ConfigError, match=r"is a NoneType, neither an nn\.Module nor"):
+    with pytest.raises(sf.ConfigError, match=r"is a NoneType\n  a model is an nn\.Module"):
         build(model=None)
 
 

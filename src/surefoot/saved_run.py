@@ -209,11 +209,11 @@ class SavedRun:
         `checkpoint` is "newest" (the newest intact checkpoint), "best", or a step. `weights="auto"` selects the averaged weights
         if the run has averaged weights. The layout "native" keeps the model's parameter names. Tied tensors are stored once, and
         the file's metadata lists their other names. The layout "gpt2" stores a `GPT` of the family gpt2 as transformers'
-        GPT2LMHeadModel, with config.json. "transformers" writes the model of a finetune run, with merged adapters, and "peft" its
-        adapter alone. "auto" is "transformers" for finetune runs, otherwise "native". Weights larger than `max_file` are split into
-        several files with an index. `out` defaults to RUN/export. `model` selects one of several models. The run's tokenizers are
-        copied. The checkpoint's bytes are verified before use. Raises `CheckpointError` if a file cannot be read or written, and
-        `ConfigError` if an argument does not fit the run.
+        GPT2LMHeadModel, with config.json. "transformers" writes the model of a finetune run, with merged adapters, and "peft" the
+        adapter alone, of any run that trained a model of peft. "auto" is "transformers" for finetune runs, otherwise "native".
+        Weights larger than `max_file` are split into several files with an index. `out` defaults to RUN/export. `model` selects one
+        of several models. The run's tokenizers are copied. The checkpoint's bytes are verified before use. Raises `CheckpointError`
+        if a file cannot be read or written, and `ConfigError` if an argument does not fit the run.
         """
         from surefoot.export.export import export
 

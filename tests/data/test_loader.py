@@ -249,10 +249,24 @@ def test_a_batch_without_rows_asks_for_a_count():
         fed([1.0, 2.0], 0, 1, collate=sum)
 
 
-def test_ids_cannot_be_written_to():
-    micro_batch = fed(made("tuple"), 0, 1)[0][0]
-    with pytest.raises(ValueError, match="read-only"):
-        micro_batch.sample_ids[0] = 3
+@pytest.mark.filterwarnings("error")
+def test_ids_are_copies_that_torch_takes_without_a_warning():
+    plan = Order(0, samples=20, batch_size=2)
+    before = [plan.ids(step)[0].tolist() for step in range(4)]
+    for step in feed_of(plan):
+        assert torch.as_tensor(step[0].sample_ids).tolist() == before.pop(0)
+        step[0].sample_ids[:] = step[0].epochs[:] = -1
+    assert [ids.tolist() for ids in (plan.ids(0)[0], plan.ids(3)[0])] == [fed_ids(0), fed_ids(3)]
+
+
+def feed_of(plan):
+    feed = Feed(made("tuple"), plan, seed=0, micro_batch_size=2, device=CPU)
+    feed.start(0)
+    return [feed.micro_batches(step) for step in range(4)]
+
+
+def fed_ids(step):
+    return Order(0, samples=20, batch_size=2).ids(step)[0].tolist()
 
 
 def test_a_step_out_of_order_is_refused():

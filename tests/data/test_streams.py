@@ -7,8 +7,10 @@ import json
 import os
 import random
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import stream_runs
 import surefoot as sf
+from forked import Forked
 from rank_processes import Ranks
 from stream_runs import build, endless, finite, row, train
 from surefoot.data.streams import opening
@@ -702,6 +705,76 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     gc.collect()
     assert not list(tmp_path.glob(f"{PREFIX}*"))
+
+
+def stalling(marker: Path) -> Iterator[Any]:
+    yield row(0)
+    marker.touch()
+    time.sleep(60.0)
+
+
+def test_the_next_stream_removes_the_temporary_tape_of_a_killed_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with open(os.devnull, "w") as nowhere:
+        builds = [partial(build, None, partial(stalling, tmp_path / name)) for name in ("killed", "alive")]
+        processes = [Forked(each, stdout=nowhere) for each in builds]
+    for each in processes:
+        each.stdin.close()
+    assert wait_until(lambda: all((tmp_path / name).exists() for name in ("killed", "alive")))
+    tapes = {tape.stat().st_mtime_ns: tape for tape in tmp_path.glob(f"{PREFIX}*")}
+    os.kill(processes[0].pid, signal.SIGTERM)
+    assert processes[0].wait() == -signal.SIGTERM
+    assert len(tapes) == 2
+    build(None)
+    assert {*tapes.values()} <= {*tmp_path.glob(f"{PREFIX}*")}  # too young to be removed
+    for tape in tapes.values():
+        os.utime(tape, (0, 0))
+    build(None)
+    (left,) = {*tapes.values()} & {*tmp_path.glob(f"{PREFIX}*")}
+    os.kill(processes[1].pid, signal.SIGKILL)
+    processes[1].wait()
+    build(None)
+    assert not left.exists()
+
+
+def late(marker: Path) -> Iterator[Any]:
+    wait_until(marker.exists)
+    yield from finite(100)()
+
+
+def test_a_stream_whose_first_row_is_late_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("surefoot.data.streams.tape._SLOW_S", 0.0)
+    printed = list[str]()
+    monkeypatch.setattr("builtins.print", lambda *text, **_: (printed.append(str(text[0])), (tmp_path / "go").touch()))
+    build(None, partial(late, tmp_path / "go"), console=True)
+    assert printed[0] == "waiting for row 7 of the stream: its source gives no row"
+
+
+def test_batches_of_other_libraries_are_no_rows() -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"x": list(range(12))}).to_iterable_dataset(num_shards=3)
+    for batches in (rows.batch(4), rows.with_format("torch").batch(4), rows.batch(4).map(dict).shuffle(seed=0).take(2)):
+        with pytest.raises(
+            DataError, match=r"batches of 4 rows, .*\n  leave out its batching, and write Run\(batch_size=4\)"
+        ):
+            sf.data.Stream(batches)
+    unbatched = rows.batch(4).map(lambda batch: {"x": list(itertools.chain(*batch["x"]))}, batched=True)
+    for single in (rows, rows.batch(by_column="x"), unbatched, lambda: iter(rows.batch(4))):
+        sf.data.Stream(single)
+    webdataset = pytest.importorskip("webdataset")
+    shards = webdataset.WebDataset("rows.tar", shardshuffle=False).decode().to_tuple("x")
+    sf.data.Stream(shards.batched(4).unbatched())
+    for batches, size in (
+        (shards.batched(4), 4),
+        (shards.batched(batchsize=5), 5),
+        (webdataset.WebLoader(shards, batch_size=3), 3),
+    ):
+        with pytest.raises(DataError, match=f"batches of {size} rows"):
+            sf.data.Stream(batches)
 
 
 @pytest.mark.slow

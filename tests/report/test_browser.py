@@ -18,6 +18,7 @@ from PIL import Image
 
 from pages import titles
 from surefoot.report import live_server
+from surefoot.report.directory_watch import DirectoryWatch
 from surefoot.report.write import page_of, write_page
 from surefoot.tracking.jsonl import line
 from waiting import HANG_S
@@ -117,3 +118,26 @@ def test_a_page_that_is_watched_exchanges_itself(tmp_path: Path, monkeypatch: py
     assert re.findall(r"ended at step ([\d,]+)", seen.document)[0] in [
         f"{1000 + 10 * place:,}" for place in range(2, len(made))
     ]
+
+
+@pytest.mark.slow
+def test_the_page_of_a_directory_draws_what_its_address_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("a", "<script>console.error(1)<"):
+        written(tmp_path / "runs" / name, falling(100))
+    watch = DirectoryWatch(tmp_path / "runs")
+    watch.start()
+    with live_server.create_directory_server(watch, token="token") as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            address = f"http://127.0.0.1:{server.server_address[1]}/token/?run={next(iter(watch.runs))}"
+            seen = Seen(address, tmp_path, "--virtual-time-budget=12000")
+        finally:
+            server.shutdown()
+            thread.join()
+            watch.close()
+    assert seen.console == []
+    assert seen.hosts == {"127.0.0.1"}
+    assert seen.document.count("data-run=") == 2
+    assert titles(seen.document) == ["Curves"]

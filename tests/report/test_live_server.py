@@ -99,3 +99,32 @@ def test_ctrl_c_ends_watching_with_130_and_says_so(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, complaint = process.communicate(timeout=HANG_S)
     assert (process.returncode, complaint) == (130, "\nserver stopped\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")
+def test_a_directory_is_watched_and_its_address_differs_each_time(tmp_path: Path) -> None:
+    written(tmp_path / "runs" / "a", [train(1), train(2)], config="seed = 1")
+    command = [sys.executable, "-c", "from surefoot.cli.main import main; main()", "report", "--watch"]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    tokens = set()
+    for _ in range(2):
+        process = subprocess.Popen(
+            [*command, str(tmp_path / "runs")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert process.stdout is not None
+        address = re.match(r"open http://127.0.0.1:(\d+)/([\w-]{22})/ on this machine;", process.stdout.readline())
+        assert address is not None
+        tokens.add(address[2])
+        for path, status in ((f"/{address[2]}/", 200), ("/", 404)):
+            connection = http.client.HTTPConnection("127.0.0.1", int(address[1]), timeout=HANG_S)
+            connection.request("GET", path)
+            assert connection.getresponse().status == status
+            connection.close()
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate(timeout=HANG_S)
+        assert (process.returncode, complaint) == (130, "\nserver stopped\n")
+    assert len(tokens) == 2

@@ -70,10 +70,14 @@ def model_tensors(model: nn.Module, *, include_unsharded: bool = True, without: 
     return ModelState(tensors, aliases, extra, {name: rows for name, (_, rows) in local.items() if rows is not None})
 
 
-def load_model(model: nn.Module, state: ModelState, *, where: str) -> Callable[[], None]:
-    """Load complete tensors into a model, or raise `CheckpointError` with all differences; return the check of `copy_into`."""
+def load_model(model: nn.Module, state: ModelState, *, where: str, same_ties: bool = True) -> Callable[[], None]:
+    """Load complete tensors into a model, or raise `CheckpointError` with all differences; return the check of `copy_into`.
+
+    With `same_ties`, tensors that were one (tied) must be one in the model, and others must not.
+    """
     saved, live = without_extra_state(_with_aliases(state)), without_extra_state(live_state(model)[0])
-    problems = [
+    problems = _changed_ties(state.aliases, live) if same_ties else []
+    problems += [
         f"{name} {list(saved[name].shape)} is saved, but not in this model" for name in saved if name not in live
     ]
     problems += [
@@ -87,6 +91,16 @@ def load_model(model: nn.Module, state: ModelState, *, where: str) -> Callable[[
     if problems:
         raise CheckpointError(f"{where} holds another model\n  " + "\n  ".join(shortened(problems)))
     return copy_into(model, state, where=where)
+
+
+def _changed_ties(before: Mapping[str, str], live: dict[str, Any]) -> list[str]:
+    first = {id(value): name for name, value in reversed(live.items())}
+    now = {name: first[id(value)] for name, value in live.items() if first[id(value)] != name}
+    lost = [name for name in before if name in live and name not in now]
+    new = [name for name in now if name not in before]
+    return [f"{name} was tied to {before[name]}, and is now a parameter of its own" for name in lost] + [
+        f"{name} was a parameter of its own, and is now tied to {now[name]}" for name in new
+    ]
 
 
 def copy_into(

@@ -8,6 +8,15 @@ from surefoot.cli.options import RunOption, find_run, only_options
 
 
 @dataclass(frozen=True, kw_only=True)
+class AlertOption:
+    """The option of subcommands that look for findings while a run trains."""
+
+    alert: str | None = None
+    """Send each finding of severity error once, as JSON: to a web address (POST), or to the standard input of a command.
+    Only for this session."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Diagnose(RunOption):
     """Report problems of a run from its records: for each finding its values
     and steps, likely causes, and settings to try with their current values. The

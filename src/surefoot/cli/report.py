@@ -1,12 +1,15 @@
 """`surefoot report RUN...`: an HTML page or pictures of one or several runs, or a page served during training."""
 
+import secrets
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from socketserver import ThreadingTCPServer
+from typing import Annotated, NoReturn
 
 from tyro.conf import Positional, arg
 
+from surefoot.cli.diagnose import AlertOption
 from surefoot.cli.options import WHICH_RUN, find_run, limited, only_options
 from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path
@@ -16,7 +19,7 @@ _DRAWN = 8  # charts in the picture
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(AlertOption):
     """Write an HTML page about a run: a one-sentence summary, findings, loss and
     metrics, learning rate, norms, speed, memory and time, layers, settings, example
     outputs, and the commands that repeat the run. The page is one file of at most
@@ -30,6 +33,7 @@ class Report:
       surefoot report latest
       surefoot report runs/a runs/b --out compared.html
       surefoot report runs/mine --watch
+      surefoot report --watch runs/
     """
 
     runs: Positional[Annotated[tuple[str, ...], arg(metavar="RUN ...")]] = ()
@@ -39,31 +43,29 @@ class Report:
     png: bool = False
     """Also draw the main curves as .png and .svg beside the page."""
     watch: bool = False
-    """Serve the page on this machine and update it while the run trains."""
+    """Serve the page on this machine and update it while the run trains. The page of a directory of runs shows all of
+    them, with buttons that save and stop a run."""
     port: int | None = limited(None, min_value=0)
     """Port of --watch. Default: a free port."""
 
 
 def report(arguments: list[str]) -> None:
     """Run `surefoot report`: write one HTML page about runs, or serve it while they train."""
+    if "--watch" in arguments:  # also before the directory
+        arguments = [*(word for word in arguments if word != "--watch"), "--watch"]
     options = only_options(Report, arguments, verb="report", missing=f"{WHICH_RUN}; or several runs")
+    if options.watch and (options.out is not None or options.png):
+        raise ConfigError("--watch serves the page and writes no file: leave out --out and --png")
+    if options.watch and len(options.runs) == 1 and _is_directory_of_runs(local_path(options.runs[0], setting="RUN")):
+        _watch_directory(Path(options.runs[0]), port=options.port or 0, alert=options.alert)
+    if options.alert is not None:
+        raise ConfigError("--alert needs the page of a directory of runs: surefoot report --watch runs/ --alert TARGET")
     runs = [find_run(name) for name in options.runs]
     if options.watch:
-        if options.out is not None or options.png:
-            raise ConfigError("--watch serves the page and writes no file: leave out --out and --png")
-        from surefoot.report.live_server import HERE, create_server
+        from surefoot.report.live_server import create_server
 
         with create_server(runs, port=options.port or 0) as server:
-            try:
-                print(
-                    f"open http://{HERE}:{server.server_address[1]}/ on this machine; Ctrl-C stops the server",
-                    flush=True,
-                )
-                server.serve_forever()
-            except KeyboardInterrupt:
-                print("\nserver stopped", file=sys.stderr)
-                sys.exit(130)
-        return
+            _serve(server)
     if options.port is not None:
         raise ConfigError("--port needs --watch")
     if options.png:
@@ -85,6 +87,37 @@ def report(arguments: list[str]) -> None:
         figures, title = (several["overlaid"], several["title"]) if several else (charts(first), first.files.name)
         for file in draw(figures[:_DRAWN], target.with_suffix(""), title=title):
             print(f"written: {file}")
+
+
+def _is_directory_of_runs(path: Path) -> bool:
+    return path.is_dir() and not (path / "config.toml").exists() and not (path / "metrics.jsonl").exists()
+
+
+def _watch_directory(directory: Path, *, port: int, alert: str | None) -> NoReturn:
+    from surefoot.diagnose.alert import Alert
+    from surefoot.report.directory_watch import DirectoryWatch
+    from surefoot.report.live_server import create_directory_server
+
+    receiver, token = None if alert is None else Alert(alert), secrets.token_urlsafe(16)
+    watch = DirectoryWatch(directory, alert=receiver, say=lambda text: print(text, file=sys.stderr))
+    watch.start()
+    try:
+        with create_directory_server(watch, port=port, token=token) as server:
+            _serve(server, f"{token}/")
+    finally:
+        watch.close()
+
+
+def _serve(server: ThreadingTCPServer, path: str = "") -> NoReturn:
+    from surefoot.report.live_server import HERE
+
+    address = f"http://{HERE}:{server.server_address[1]}/{path}"
+    try:
+        print(f"open {address} on this machine; Ctrl-C stops the server", flush=True)
+        server.serve_forever()
+    except KeyboardInterrupt:
+        print("\nserver stopped", file=sys.stderr)
+    sys.exit(130)
 
 
 def _could_have_panels(run: Path) -> bool:

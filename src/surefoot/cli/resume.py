@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from surefoot.cli.diagnose import AlertOption
 from surefoot.cli.options import RunOption, find_run, flag_text, target, verb_options
 from surefoot.cli.processes import Several, among_settings, as_before
 from surefoot.cli.settings import read_settings
@@ -15,7 +16,7 @@ from surefoot.recipes.program import read_program
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resume(AcceptChange, Several, RunOption):
+class Resume(AcceptChange, AlertOption, Several, RunOption):
     """Resume a run from its newest intact checkpoint, with the same bits as if it had
     never stopped. Settings that do not affect results may change: --workers,
     --log-every, --save-every, --keep-last, --stop-after, --time-limit,
@@ -58,5 +59,6 @@ def resume(arguments: list[str]) -> None:
         command=["resume", *arguments],
         several=as_before(options, arguments, toml.program(text)),
         accepted=options.accept_change,
+        alert=options.alert,
         only=run,
     )

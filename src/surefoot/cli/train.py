@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from surefoot.cli.diagnose import AlertOption
 from surefoot.cli.options import ProgramOptions
 from surefoot.cli.processes import Several, program_options, settled, start_several
 from surefoot.cli.settings import program_settings
@@ -22,7 +23,7 @@ class AcceptChange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(AcceptChange, Several, ProgramOptions):
+class Train(AcceptChange, AlertOption, Several, ProgramOptions):
     """Train a run, or resume it if --run-dir holds its checkpoint. Recipes are
     gpt, translation and images. Every setting is a flag and a key of a TOML file;
     surefoot train gpt --help lists them. Flags override --config, --config
@@ -41,7 +42,14 @@ def train(arguments: list[str]) -> None:
     program, options, flags = program_options(Train, arguments, verb="train")
     config, origins = program_settings(program, options, flags, verb="train")
     start(
-        program, config, origins, flags, command=["train", *arguments], several=options, accepted=options.accept_change
+        program,
+        config,
+        origins,
+        flags,
+        command=["train", *arguments],
+        several=options,
+        accepted=options.accept_change,
+        alert=options.alert,
     )
 
 
@@ -54,11 +62,16 @@ def start(
     command: list[str],
     several: Several,
     accepted: str | None,
+    alert: str | None = None,
     only: Path | None = None,
 ) -> None:
     """Build and train a run, or run `command` in several processes. `only` is the required directory of a resumed run."""
     if only is not None:
         program.refuse_changed_files(config, run=only, resuming=True)
+    if alert is not None:
+        from surefoot.diagnose.alert import Alert
+
+        Alert(alert)  # refused before anything is read
     program.check(config)
     accept_change: tuple[str, ...] = ()
     if accepted is not None:
@@ -78,6 +91,7 @@ def start(
         example="INPUT"
         if run.parts.example is None and {"predict", "Predict"} <= program.names.keys()
         else run.parts.example,
+        alert=alert,
         accept_change=(*run.parts.accept_change, *accept_change),
     )
     run.train()

@@ -127,11 +127,9 @@ class Feed:
             if not len(ids) and self.shared:
                 substitute = next(nth for nth, (piece_ids, _) in enumerate(pieces) if len(piece_ids))
                 batch = self._read(step, substitute, *pieces[substitute])
-            # protect the plan's arrays; only after gathering, because torch warns about read-only arrays
-            ids.flags.writeable = epochs.flags.writeable = False
             targets = self._count(batch, ids) if len(ids) else 0  # on the host, before a batch may move itself
             there = batch if self.device.type == "cpu" else to_device(batch, self.device, pin=self.pins)
-            micro_batches.append(MicroBatch(there, targets, index, ids, epochs))
+            micro_batches.append(MicroBatch(there, targets, index, ids.copy(), epochs.copy()))  # not the plan's arrays
         return micro_batches
 
     def _count(self, batch: Any, ids: Ids) -> int:

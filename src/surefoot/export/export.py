@@ -11,6 +11,7 @@ import torch
 from surefoot.checkpoint.format import Checkpoint, Damage
 from surefoot.checkpoint.gpt2 import SETTINGS, gpt2_settings, named_in_gpt2
 from surefoot.checkpoint.manifest import MANIFEST, logical_name
+from surefoot.checkpoint.peft_adapter import write_adapter
 from surefoot.checkpoint.reader import read_manifest
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.tensor_file import Stored
@@ -83,7 +84,10 @@ def export(
     if writes is not None and layout in ("auto", "transformers", "peft"):
         written = writes(run=run, checkpoint=source, out=out, layout=layout, max_bytes=limit)
         return ExportResult(out, tuple(written), source.step, averaged, tuple(damaged))
-    if layout in ("transformers", "peft"):
+    if layout == "peft":
+        written = write_adapter(run, source, file, out, model=model)
+        return ExportResult(out, tuple(written), source.step, averaged, tuple(damaged))
+    if layout == "transformers":
         raise ConfigError(
             f"layout = {layout}: {run} was not started by surefoot train finetune\n"
             "  only this recipe trains a model of transformers\n  type --layout native"

@@ -4,3 +4,4 @@ from .dense import linear_cross_entropy as linear_cross_entropy
 from .mixing import MixedBatch as MixedBatch
 from .mixing import mixup as mixup
 from .mixing import mixup_cross_entropy as mixup_cross_entropy
+from .model_loss import of_model as of_model

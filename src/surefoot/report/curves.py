@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -70,6 +71,24 @@ class Curve:
             self.buckets = buckets = [_merge(a, b) for a, b in zip(buckets[::2], buckets[1::2], strict=True)]
             self.size *= 2
         buckets.append(Stretch(step, value, step, value, float(step), value, 1))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the curve as JSON values."""
+        rows = [(b.low_at, b.low, b.high_at, b.high, b.steps, b.total, b.count) for b in self.buckets]
+        values = {name: getattr(self, name) for name in ("stretches", "size", "count", "first", "last", "strange")}
+        return values | {"buckets": rows}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Curve":
+        """Restore a curve from the values of `to_json`.
+
+        >>> curve = Curve()
+        >>> curve.add(3, 0.5)
+        >>> Curve.from_json(curve.to_json()).points()
+        [(3, 0.5)]
+        """
+        ends = {name: values[name] and (values[name][0], values[name][1]) for name in ("first", "last")}
+        return cls(**values | ends | {"buckets": [Stretch(*row) for row in values["buckets"]]})
 
     def points(self, stretches: int | None = None) -> list[tuple[int, float]]:
         """Return the extrema of each stretch, and the curve's end points. `stretches` limits the number of stretches."""

@@ -1,21 +1,27 @@
-"""A server for the page of a running run, for browsers on this machine. The page is rendered again after new records.
+"""A server for the page of running runs or of a directory of runs, for browsers on this machine.
 
-Other paths, methods and host names are refused, so that a foreign website cannot read the page by DNS rebinding.
+Other paths, methods and host names are refused, so that a foreign website cannot read the page by DNS rebinding. The page
+of a directory has buttons, so that its address contains a token, and a POST must name this server as its origin.
 """
 
 import hashlib
 import os
 import threading
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from hmac import compare_digest
 from http.server import BaseHTTPRequestHandler
+from importlib import resources
 from pathlib import Path
 from socketserver import ThreadingTCPServer
+from urllib.parse import parse_qs
 
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, SurefootError
+from surefoot.report.directory_watch import DirectoryWatch
 from surefoot.report.page import POLICY
+from surefoot.report.run_signals import Request
 from surefoot.report.write import page_of
 from surefoot.tracking.run_reader import is_running
 
@@ -23,70 +29,74 @@ HERE = "127.0.0.1"
 EVERY_S = 3.0
 _PATIENCE_S = 10.0  # timeout of a request
 _LAST_PORT = 65_535
+_MOST_POSTED = 100  # bytes
+_REQUESTS: dict[str, Request] = {"save": "save", "stop": "stop"}  # by the last part of the path
 _SHOWN = {"metrics.jsonl", "config.toml", "environment.json", "panels.json", "crash", "checkpoints"}
-# the script replaces the body without a reload: scroll position, toggles, focus and open details stay
-_SCRIPT = """
-(function () {
-  var tag = "";
-  function key(one) {
-    var figure = one.closest("figure"), label = one.closest("label,details").textContent;
-    return (figure ? figure.id : "") + "\\n" + label.trim().split("\\n")[0];
-  }
-  function exchange(body) {
-    var before = new Map(), all = "input,details", focus = document.activeElement;
-    focus = focus.matches("input") ? key(focus) : "";
-    document.querySelectorAll(all).forEach(function (one) {
-      before.set(key(one), one);
-    });
-    document.body.replaceChildren.apply(document.body, body.childNodes);
-    document.querySelectorAll(all).forEach(function (one) {
-      var old = before.get(key(one));
-      if (old && old.matches("input")) one.checked = old.checked;
-      if (old && old.matches("details")) one.open = old.open;
-      if (key(one) === focus) one.focus({preventScroll: true});
-    });
-  }
-  function look() {
-    fetch("/", {headers: tag ? {"If-None-Match": tag} : {}, cache: "no-store"}).then(function (answer) {
-      tag = answer.headers.get("ETag") || "";
-      return answer.status === 200 ? answer.text() : "";
-    }).then(function (text) {
-      if (text) {
-        var page = new DOMParser().parseFromString(text, "text/html");
-        document.documentElement.dataset.state = page.documentElement.dataset.state;
-        document.title = page.title;
-        exchange(page.body);
-      }
-      setTimeout(look, EVERY_MS);
-    }).catch(function () {
-      setTimeout(look, EVERY_MS);
-    });
-  }
-  setTimeout(look, EVERY_MS);
-})();
-""".replace("EVERY_MS", str(round(1000 * EVERY_S)))
+_SCRIPT = (
+    (resources.files("surefoot.report") / "live.js")
+    .read_text(encoding="utf-8")
+    .replace("EVERY_MS", str(round(1000 * EVERY_S)))
+)
 _HASH = b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
 _POLICY = f"{POLICY}; script-src 'sha256-{_HASH}'; connect-src 'self'"
 
 
+Find = Callable[[str], tuple[bytes, str] | None]
+"""From a path of an address to the page and its tag, or None."""
+Act = Callable[[str, str], tuple[int, str]]
+"""From the path and body of a POST to the status and text of the answer."""
+
+
 def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer:
     """Create a server of the page on the loopback interface. The caller calls `serve_forever`. Port 0 selects a free port."""
-    if port > _LAST_PORT:
-        raise ConfigError(
-            f"--port {port} does not exist: the highest port is {_LAST_PORT}\n  choose another --port, or omit --port for a free one"
-        )
     lock = threading.Lock()
 
     @lru_cache(maxsize=1)
     def page_at(signatures: tuple[object, ...]) -> tuple[bytes, str]:
-        tag = hashlib.sha256(repr(signatures).encode()).hexdigest()[:16]
-        return page_of(paths, script=_SCRIPT, policy=_POLICY).encode(), f'"{tag}"'
+        return page_of(paths, script=_SCRIPT, policy=_POLICY).encode(), _tag(signatures)
 
-    def now() -> tuple[bytes, str]:
+    def find(path: str) -> tuple[bytes, str] | None:
+        if path != "/":
+            return None
         with lock:
-            return page_at(tuple(_signature(path) for path in paths))
+            return page_at(tuple(_signature(each) for each in paths))
 
-    now()
+    find("/")
+    return _server(find, port=port)
+
+
+def create_directory_server(watch: DirectoryWatch, *, port: int = 0, token: str) -> ThreadingTCPServer:
+    """Create a server of the page of a directory. Its paths begin with the token, which only the person at the terminal knows."""
+
+    def rest_of(path: str) -> str | None:
+        prefix, slash, rest = path.removeprefix("/").partition("/")
+        return rest if compare_digest(prefix.encode(errors="replace"), token.encode()) and slash else None
+
+    def find(path: str) -> tuple[bytes, str] | None:
+        page, _, query = path.partition("?")
+        if rest_of(page) != "":
+            return None
+        text, differs = watch.page(parse_qs(query).get("run", []), script=_SCRIPT, policy=_POLICY)
+        return text.encode(), _tag(differs)
+
+    def act(path: str, key: str) -> tuple[int, str]:
+        request = _REQUESTS.get(rest_of(path) or "")
+        if request is None or key not in watch.runs:
+            return 404, "no such run or request"
+        try:
+            return 200, watch.request(key, request)
+        except SurefootError as problem:
+            return 409, str(problem)
+
+    find(f"/{token}/")  # loads the templates
+    return _server(find, act, port=port)
+
+
+def _server(find: Find, act: Act | None = None, *, port: int) -> ThreadingTCPServer:
+    if port > _LAST_PORT:
+        raise ConfigError(
+            f"--port {port} does not exist: the highest port is {_LAST_PORT}\n  choose another --port, or omit --port for a free one"
+        )
 
     class Handler(BaseHTTPRequestHandler):
         timeout = _PATIENCE_S
@@ -95,19 +105,34 @@ def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer
         def do_GET(self) -> None:
             if self.headers.get("Host") not in allowed:
                 self.send_error(421, "Misdirected Request")
-            elif self.path != "/":
+            elif (answer := find(self.path)) is None:
                 self.send_error(404)
             else:
-                page, tag = now()
+                page, tag = answer
                 same = self.headers.get("If-None-Match") == tag
-                self.send_response(304 if same else 200)
-                for name, value in _HEADERS:
-                    self.send_header(name, value)
-                self.send_header("ETag", tag)
-                self.send_header("Content-Length", "0" if same else str(len(page)))
-                self.end_headers()
-                if not same:
-                    self.wfile.write(page)
+                self._answer(304 if same else 200, b"" if same else page, tag)
+
+        def do_POST(self) -> None:
+            size = self.headers.get("Content-Length", "")
+            if act is None:
+                self.send_error(501)
+            elif self.headers.get("Host") not in allowed:
+                self.send_error(421, "Misdirected Request")
+            elif self.headers.get("Origin", "").removeprefix("http://") not in allowed:
+                self.send_error(403, "a page of another origin")  # browsers name the origin of each POST
+            elif not size.isdecimal() or int(size) > _MOST_POSTED:
+                self.send_error(413)
+            else:
+                status, text = act(self.path, self.rfile.read(int(size)).decode(errors="replace"))
+                self._answer(status, text.encode(), "", kind="text/plain; charset=utf-8")
+
+        def _answer(self, status: int, content: bytes, tag: str, *, kind: str = "text/html; charset=utf-8") -> None:
+            self.send_response(status)
+            for name, text in (("Content-Type", kind), *_HEADERS, *([("ETag", tag)] if tag else [])):
+                self.send_header(name, text)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
 
         def log_message(self, format: str, *args: object) -> None:
             """Write no log, because the only client is a person on this machine."""
@@ -126,8 +151,11 @@ def create_server(paths: Sequence[Path], *, port: int = 0) -> ThreadingTCPServer
     return server
 
 
+def _tag(differs: object) -> str:
+    return f'"{hashlib.sha256(repr(differs).encode()).hexdigest()[:16]}"'
+
+
 _HEADERS = (
-    ("Content-Type", "text/html; charset=utf-8"),
     ("Content-Security-Policy", f"{_POLICY}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
     ("Cache-Control", "no-store"),
     ("X-Content-Type-Options", "nosniff"),

@@ -21,6 +21,7 @@ from surefoot.optim.build import base_groups, optimizer_identity, refuse_without
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import Models, Plan, RunComponents
+from surefoot.run.model_kinds import described_adapters
 from surefoot.run.validate import check_settings, json_settings
 from surefoot.schedules.joined import bound
 from surefoot.schedules.lr_schedule import constant
@@ -115,9 +116,14 @@ def plan_data(settings: RunSettings, data: data_pipeline.TrainData, world: World
 def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: Plan) -> Models:
     """Build the models with the run's seed and rank 0's weights, and plan the training of each model. Collective."""
     optimizer, device = settings.optimizer, world.device
-    models = assembly.built_models(settings.model, seed=settings.seed, device=device, precision=settings.precision)
+    models, compiled_names = assembly.built_models(
+        settings.model, seed=settings.seed, device=device, precision=settings.precision
+    )
     equal_from_main(models, world)
     notes = assembly.set_to_train(models, trained=optimizer if isinstance(optimizer, Mapping) else models)
+    if compiled_names:  # by the user: the run compiles them, so that resumed steps are compiled alike
+        data_pipeline.refuse_compiled(plan.pipeline.plan, plan.pipeline.data, compiled=True)
+        notes.append(f"{', '.join(compiled_names)} was compiled: the run compiles its models itself (compile = True)")
     if settings.sync_batch_norm:
         models = assembly.with_synchronized_norms(models, plan.pipeline.sizes)
         notes += ["sync_batch_norm has no effect in one process"] * (world.size == 1)
@@ -128,7 +134,10 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
         from surefoot.train.activation_checkpointing import compute_again, in_words
 
         recomputed = in_words(how, compute_again(models, how, blocks=settings.activation_checkpointing_modules))
-    precision, compiles = chosen_precision(settings.precision, device), compiling(settings.compile)
+    precision, compiles = (
+        chosen_precision(settings.precision, device),
+        compiling(settings.compile or bool(compiled_names)),
+    )
     return Models(models, precision, compiles, parallel, decisions, architecture, recomputed, notes)
 
 
@@ -212,7 +221,7 @@ def assemble(
         console=console,
         rank_log=log,
         computed_again=models.recomputed,
-        files=checked_files(settings.extra_files or {}),
+        files=checked_files(settings.extra_files or {}) | described_adapters(state.models),
         example=settings.predict_example,
         trackers=trackers_of(settings.trackers, out=settings.run_dir),
         accept_change=change_names(settings.accept_change),

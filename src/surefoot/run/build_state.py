@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.optim.param_groups import parameter_groups
 from surefoot.optim.trainable import Trainable
 from surefoot.run.components import Models
+from surefoot.run.model_kinds import refuse_kind, refuse_other_than_model, uncompiled
 from surefoot.schedules.joined import AnySchedule
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.batch_norm_buffers import BatchStatistics
@@ -34,17 +36,24 @@ from surefoot.train.run_settings import Model
 
 def built_models(
     model: Model | Mapping[str, Model], *, seed: int, device: torch.device, precision: str
-) -> dict[str, nn.Module]:
-    """Return the models by name ("model" for a single model) on their device and in their dtype. Factories run with seeded generators."""
+) -> tuple[dict[str, nn.Module], list[str]]:
+    """Return the models by name ("model" for a single model) on their device and in their dtype, and the names of compiled ones.
+
+    Factories run with seeded generators. Models are returned without the wrappers of `torch.compile`.
+    """
     built: dict[str, nn.Module] = {}
+    compiled_names: list[str] = []
     for index, (name, source) in enumerate((model if isinstance(model, Mapping) else {"model": model}).items()):
         with untouched(), device if device.type == "meta" else nullcontext():  # the meta device allocates no memory
             seed_generators(fold(stream_key(seed, "model"), index))
-            built_model = source if isinstance(source, nn.Module) or not callable(source) else _called(name, source)
-        if not isinstance(built_model, nn.Module):
-            raise ConfigError(
-                f"model: {name!r} is a {type(built_model).__name__}, neither an nn.Module nor a callable that returns one"
+            built_model: Any = (
+                source if isinstance(source, nn.Module) or not callable(source) else _called(name, source)
             )
+        if not isinstance(built_model, nn.Module):
+            refuse_other_than_model(name, built_model)
+        built_model, was_compiled = uncompiled(built_model)
+        refuse_kind(name, built_model, on_meta=device.type == "meta")
+        compiled_names += [name] * was_compiled
         if lazy := [part for part, parameter in built_model.named_parameters() if is_lazy(parameter)]:
             raise ConfigError(
                 f"model: {lazy[0]} of {name!r} has no shape yet (a lazy module), so no optimizer can train it\n"
@@ -52,7 +61,7 @@ def built_models(
             )
         convert = FORMATS[precision].convert if precision in FORMATS and device.type != "meta" else None
         built[name] = (built_model if convert is None else convert(built_model, device)).to(device)
-    return built
+    return built, compiled_names
 
 
 def _called(name: str, build: Callable[[], nn.Module]) -> nn.Module:

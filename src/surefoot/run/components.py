@@ -34,6 +34,7 @@ class RunComponents(Components):
     files: dict[str, str | bytes]  # additional files of the run's directory, by name
     example: str | None  # an example input for `surefoot predict`
     trackers: tuple[str, ...]  # names
+    alert: str | None = None  # where this session sends findings of severity error
 
     @cached_property
     def writes_tensorboard(self) -> bool:

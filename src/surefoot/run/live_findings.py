@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from surefoot.config.toml import program
+from surefoot.diagnose.alert import Alert
 from surefoot.diagnose.checks import in_a_line, verdicts
 from surefoot.diagnose.finding import SEVERITIES, Check, Finding, worst_first
 from surefoot.diagnose.reading import RecordCollector
@@ -44,10 +45,12 @@ class LiveFindings:
         *,
         say: Callable[[str], None],
         command: str | None,
+        alert: Alert | None = None,
         earlier: Iterable[Record] = (),
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.described, self.say, self.command, self.now = described, say, command, now
+        self.alert, self.alerted = alert, set[str]()  # names of findings
         self.collected = RecordCollector(times=1)
         self.reported: dict[str, _Reported] = {}
         self.broken: set[Check] = set()
@@ -56,7 +59,14 @@ class LiveFindings:
         self.waiting: list[Record] = []  # until `earlier` is read
 
     def write(self, record: Record) -> None:
-        """Add a record, and print new findings if a check is due. Never raises."""
+        """Add a record, and print and send new findings if a check is due. Never raises."""
+        self._take(record)
+        if self.alert is not None:
+            if record["kind"] == "event":  # a session that failed looks for findings nowhere else
+                self.at_end()
+            self._say_problems(self.alert)
+
+    def _take(self, record: Record) -> None:
         try:
             if self.earlier is not None:
                 self.waiting.append(record)
@@ -74,7 +84,9 @@ class LiveFindings:
         """Return the findings of the completed run without notes, the most severe first. Never raises."""
         try:
             self._go_on()
-            findings = verdicts(self.collected.history(replace(self.described, standing="over")), broken=self._warn_of)
+            history = self.collected.history(replace(self.described, standing="over"))
+            findings = verdicts(history, broken=self._warn_of)
+            self._send(worst_first(findings), history.step)
         except Exception as problem:
             self._give_up(problem)
             return []
@@ -90,7 +102,20 @@ class LiveFindings:
         return text if self.command is None else f"{text}: {self.command}"
 
     def close(self) -> None:
-        """Do nothing, because no file is open."""
+        """Wait a few seconds for alerts that are being sent."""
+        if self.alert is not None:
+            self.alert.close()
+            self._say_problems(self.alert)
+
+    def _send(self, findings: Iterable[Finding], step: int) -> None:
+        for finding in findings:
+            if self.alert is not None and finding.severity == "error" and finding.name not in self.alerted:
+                self.alerted.add(finding.name)
+                self.alert.send(finding, run=self.described.name, step=step)
+
+    def _say_problems(self, alert: Alert) -> None:
+        for text in alert.problems():
+            self.say(text)
 
     def _go_on(self) -> None:
         earlier, self.earlier = self.earlier or (), None
@@ -98,6 +123,7 @@ class LiveFindings:
         if before.kinds:
             self.collected = before
             _, findings = self._current_findings()
+            self.alerted = {finding.name for finding in findings if finding.severity == "error"}
             self.reported = {finding.name: _Reported(SEVERITIES.index(finding.severity)) for finding in findings}
         for record in self.waiting:
             self.collected.add(record)
@@ -105,6 +131,7 @@ class LiveFindings:
 
     def _remark(self) -> None:
         step, findings = self._current_findings()
+        self._send(findings, step)
         new = None
         for finding in findings:
             severity, before = SEVERITIES.index(finding.severity), self.reported.get(finding.name)
@@ -188,4 +215,5 @@ def live_findings_of(parts: RunComponents, configuration: str | None, *, resumed
         from surefoot.report.series import Recorded
 
         parts.console.collector = Recorded()  # the records of all sessions
-    return LiveFindings(described, say=parts.say, command=command, earlier=earlier)
+    alert = None if parts.alert is None else Alert(parts.alert)
+    return LiveFindings(described, say=parts.say, command=command, alert=alert, earlier=earlier)

@@ -109,7 +109,8 @@ class Run(RunSettings):
         """Execute the steps one after another and yield each step. Its checkpoint is saved after the loop body."""
         if self.parts.task.loss is None:
             raise ConfigError(
-                "this run has no loss: pass Run(loss=...), or execute the steps yourself with `for step in run.steps():`"
+                "this run has no loss: pass Run(loss=...), or execute the steps yourself with `for step in run.steps():`\n"
+                "  for a model with its own loss, as in transformers: Run(loss=sf.losses.of_model)"
             )
         return self._open("for step in run").steps(opened=False)
 
@@ -136,8 +137,7 @@ class Run(RunSettings):
         refuse_training_at_import()
         if self.session is not None:
             raise ConfigError("this run is already open")
-        session = Session(self.parts, configuration=self.configuration)
-        session.open()
+        (session := Session(self.parts, configuration=self.configuration)).open()
         self.session = session
         return self
 

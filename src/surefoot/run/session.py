@@ -69,13 +69,13 @@ class Session:
                     self.parts.directory, step=self.state.step, saved=now.checkpoint, unit=unit, tensorboard=tensorboard
                 )
                 self.journal.follow(self.parts.trackers, self.parts.directory, settings=self.parts.identity)
-            if self.parts.console is not None and self.parts.world.is_main and not self.is_over:
+            if (self.parts.console or self.parts.alert) and self.parts.world.is_main and not self.is_over:
                 from surefoot.run.live_findings import live_findings_of  # imports all checks
 
                 self.live_findings = live_findings_of(
                     self.parts, self.configuration, resumed=now.checkpoint is not None
                 )
-                self.journal.sinks.insert(1, self.live_findings)  # after the console
+                self.journal.sinks.insert(self.parts.console is not None, self.live_findings)  # after the console
             if self.journal.metrics is not None and now.checkpoint is None:
                 self._look_at_data(now.loss_contract)
             is_silent = self.parts.console is None and self.parts.world.is_main

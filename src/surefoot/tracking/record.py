@@ -41,7 +41,8 @@ KINDS: dict[str, dict[str, Any]] = {
     | {"zero_grad_row_fraction": _BY_NAME, "saturated_fraction": _BY_NAME, "activation_rms": _BY_NAME},
     # the check of the data before the first step (`first_look`)
     "data_check": {"step": int, "samples": int, "checked": int, "targets": dict[str, Any]}
-    | {"overlap": dict[str, dict[str, Any]], "scored_by_training_loss": list[str], "loss_contract": dict[str, Any]},
+    | {"overlap": dict[str, dict[str, Any]], "scored_by_training_loss": list[str]}
+    | {"has_loss": bool, "loss_contract": dict[str, Any]},
     # an event of the run: how a session ended
     "event": _SPENT | {"step": int, "event": str},
     # a resume from this step; earlier records of later steps are superseded

@@ -215,10 +215,20 @@ def environment() -> dict[str, Any]:
         "numpy": np.__version__,
         "processors": os.cpu_count(),
         "memory_bytes": machine_memory_bytes(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [Path(sys.argv[0]).name, *_recorded(sys.argv[1:])],
         "directory": os.getcwd(),
         "git_commit": _git_commit(),
     }
+
+
+def _recorded(arguments: list[str]) -> list[str]:
+    """Leave out --alert, which is for one session, and whose address may be a secret."""
+    after = [False, *(word == "--alert" for word in arguments)]
+    return [
+        word
+        for word, is_target in zip(arguments, after, strict=False)
+        if not is_target and word != "--alert" and not word.startswith("--alert=")
+    ]
 
 
 def machine_memory_bytes() -> int | None:

@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import re
 import struct
 import sys
@@ -191,10 +192,17 @@ def refuse_other_format(path: Path) -> None:
 
 def standing_of(run: Path) -> Standing:
     """Return "running" if a process is training in the directory, else "over" or "unknown", without acquiring the lock."""
-    if run.resolve() in HELD:  # opening and closing the lock file would release the lock
-        return "running"
-    if sys.platform == "win32":
+    if (holder := lock_holder(run)) is None:
         return "unknown"
+    return "over" if holder == 0 else "running"
+
+
+def lock_holder(run: Path) -> int | None:
+    """Return the process that has locked a run's directory: 0 if none has, -1 if it has no number here, None if that is unknown."""
+    if run.resolve() in HELD:  # opening and closing the lock file would release the lock
+        return os.getpid()
+    if sys.platform == "win32":
+        return None
     import fcntl
 
     whole_file = (0, 0, 0, fcntl.F_WRLCK, 0) if _DARWIN else (fcntl.F_WRLCK, 0, 0, 0, 0)
@@ -202,8 +210,10 @@ def standing_of(run: Path) -> Standing:
         with open_regular(run / ".lock") as lock:
             answer = struct.unpack(_FLOCK, fcntl.fcntl(lock, fcntl.F_GETLK, struct.pack(_FLOCK, *whole_file)))
     except OSError:  # the lock is missing, belongs to another user, or the file system has no locks
-        return "unknown"
-    return "over" if answer[3 if _DARWIN else 0] == fcntl.F_UNLCK else "running"
+        return None
+    if answer[3 if _DARWIN else 0] == fcntl.F_UNLCK:
+        return 0
+    return max(-1, answer[2 if _DARWIN else 4]) or -1  # 0: a process of another container
 
 
 def is_running(run: Path) -> bool:

@@ -34,7 +34,7 @@ def load_weights(
     file, where = file_name("model" if is_trained else "ema", name), f"step {checkpoint.step}"
     if file not in checkpoint.files:
         raise CheckpointError(f"{where} has no {file}; available: {', '.join(sorted(checkpoint.files))}")
-    module_state.load_model(model, model_state(checkpoint, file, name), where=where)()
+    module_state.load_model(model, model_state(checkpoint, file, name), where=where, same_ties=False)()
     return model.to(device_called(device)).eval()
 
 

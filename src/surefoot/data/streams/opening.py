@@ -20,10 +20,12 @@ from surefoot.data.streams.recorder import Recorder
 from surefoot.data.streams.shards import recorded_head
 from surefoot.data.streams.stream import Stream, as_stream
 from surefoot.data.streams.tape import Tape
+from surefoot.data.streams.writer import is_unlocked
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DataError, SurefootError
 
 _VISIBLE_S = 5.0  # for which a network file system may hide new files
+_ABANDONED_S = 3600.0
 PREFIX = "surefoot-tape-"
 
 
@@ -54,6 +56,7 @@ def build_tape(settings: Any, data: Any, world: World, *, run_dir: Path | None, 
         if own is not None and (head := recorded_head(own)) is not None:
             return str(own), False, head
         if stream.directory is None:
+            _remove_abandoned(Path(tempfile.gettempdir()))
             temporary = tempfile.mkdtemp(prefix=PREFIX)
         else:  # a directory that all machines see
             temporary = str(local_path(stream.directory, setting="directory") / f"{PREFIX}{os.getpid()}")
@@ -69,6 +72,7 @@ def build_tape(settings: Any, data: Any, world: World, *, run_dir: Path | None, 
         tape.recorder = recorder
         weakref.finalize(tape, _end_temporary, recorder, Path(directory), os.getpid())
     _check_visible(Path(directory), world)
+    tape.say = partial(print, flush=True) if settings.console and world.is_main else None
     check_samples(tape.beginning(), seed=seed)
     return tape
 
@@ -144,6 +148,14 @@ def _check_visible(directory: Path, world: World) -> None:
             f"rank {hidden[0]} cannot see the tape {directory} that rank 0 writes\n"
             "  several machines need a directory that they share: sf.data.Stream(source, directory=...)"
         )
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Remove the temporary tapes whose process was killed, at least an hour after their last shard."""
+    for path in directory.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if not path.is_symlink() and time.time() - path.stat().st_mtime > _ABANDONED_S and is_unlocked(path):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _end_temporary(recorder: Recorder, directory: Path, pid: int) -> None:

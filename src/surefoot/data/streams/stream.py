@@ -102,6 +102,12 @@ def _not_a_source(source: Any) -> str | None:
             "  give its data set: train_data=loader.dataset, with Run(batch_size=..., collate_fn=loader.collate_fn)\n"
             "  or keep its workers: DataLoader(dataset, batch_size=None, num_workers=...)"
         )
+    if (batch_size := _batched_by(source)) is not None:
+        return (
+            f"the rows of this {name} are batches of {batch_size} rows, and a tape records samples\n"
+            f"  leave out its batching, and write Run(batch_size={batch_size})\n"
+            "  or, if such a group is one sample, give a generator function: def rows(): yield from dataset"
+        )
     if isinstance(source, Iterator) or (isinstance(source, Iterable) and iter(source) is source):
         return (
             f"{name} can be iterated only once, so a resumed run could not read it again\n"
@@ -112,6 +118,24 @@ def _not_a_source(source: Any) -> str | None:
             f"{name} is neither an iterable with a fixed order nor a function that returns an iterator\n"
             "  give an IterableDataset, a generator function, or a data set with __getitem__ and __len__ without Stream"
         )
+    return None
+
+
+def _batched_by(source: Any) -> Any:
+    """Return the batch size of the last stage that batches rows, in a pipeline of datasets or webdataset, or None."""
+    stage = getattr(source, "_ex_iterable", None)
+    while stage is not None:
+        function = getattr(stage, "function", None)
+        if getattr(stage, "batched", False):
+            own = getattr(function, "__name__", "") in ("_batch_fn", "_batch_arrow_table")
+            return stage.batch_size if own and str(function.__module__).startswith("datasets.") else None
+        stage = getattr(stage, "ex_iterable", None)
+    stages = getattr(source, "pipeline", None)
+    for stage in reversed(stages if isinstance(stages, list) else []):
+        if isinstance(stage, DataLoader):
+            return stage.batch_size
+        if (kind := getattr(getattr(stage, "f", None), "__name__", "")) in ("_batched", "_unbatched"):
+            return stage.args[0] if kind == "_batched" else None
     return None
 
 

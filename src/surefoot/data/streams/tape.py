@@ -18,7 +18,7 @@ from surefoot.data.streams.stream import Stream
 from surefoot.errors import DataError
 
 _PAUSE_S = 0.0005, 0.02  # first and longest time between two looks at the files
-_SLOW_S = 20.0  # before a message that a row is awaited
+_SLOW_S = 10.0  # before a message that a row is awaited
 
 
 class Arrival:

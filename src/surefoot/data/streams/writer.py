@@ -206,6 +206,17 @@ def _locked(directory: Path) -> IO[bytes]:
     return lock
 
 
+def is_unlocked(directory: Path) -> bool:
+    """Return True if no process records into the directory of a tape. Raises `OSError` if this cannot be known."""
+    if directory.resolve() in _RECORDED or sys.platform == "win32":
+        return False
+    import fcntl
+
+    with os.fdopen(open_no_follow(directory / ".lock", os.O_RDWR), "r+b") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return True
+
+
 def _unwritable(directory: Path, problem: OSError) -> DataError:
     return DataError(
         f"the tape {directory} cannot be written: {problem.strerror or problem}\n"

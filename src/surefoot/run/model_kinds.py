@@ -1,0 +1,109 @@
+"""Kinds of models that users pass: a compiled one is unwrapped, and one that cannot be trained or saved is refused by name."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from torch import Tensor, jit, nn
+
+from surefoot.errors import ConfigError
+
+_PARALLEL = ("torch.nn.parallel.", "torch.distributed.")
+_LEGACY_QUANTIZED = ("torch.ao.", "torch.nn.quantized", "torch.nn.qat", "torch.nn.intrinsic")
+
+
+def refuse_other_than_model(name: str, source: Any) -> NoReturn:
+    """Raise `ConfigError` for what is neither a module nor a callable, such as a configuration or the name of a model."""
+    kind = type(source).__name__
+    if isinstance(source, str):
+        why = f"{source!r}, a text\n  surefoot has no list of models, and downloads nothing"
+        cure = (
+            f"pass a function: lambda: timm.create_model({source!r}), or lambda: AutoModel.from_pretrained({source!r})"
+        )
+    elif isinstance(source, Tensor):
+        why = "a Tensor\n  weights alone have no forward; a dictionary names several models"
+        cure = "pass the model, and its weights by Run(init_from=FILE) or load_state_dict"
+    elif any(base.__module__.startswith("transformers.") for base in type(source).__mro__):
+        classes = getattr(source, "architectures", None) or ["AutoModelForCausalLM"]
+        maker = f"{classes[0]}.from_config" if classes[0].startswith("Auto") else classes[0]
+        why = f"a {kind}\n  a configuration of transformers does not say which head the model has"
+        cure = f"pass a function that builds the model: lambda: {maker}(config)"
+    else:
+        why = f"a {kind}\n  a model is an nn.Module, or a function that returns one"
+        cure = "pass an nn.Module, or lambda: MyNet(...)"
+    raise ConfigError(f"model: {name!r} is {why}\n  {cure}")
+
+
+def uncompiled(model: nn.Module) -> tuple[nn.Module, bool]:
+    """Return a model without the wrappers of `torch.compile`, and True if it had any. Wrapped submodules are replaced in the model.
+
+    These wrappers put `_orig_mod.` into the names of weights.
+
+    >>> import torch
+    >>> layer = nn.Linear(1, 1)
+    >>> uncompiled(layer) == (layer, False)
+    True
+    """
+    if "torch._dynamo" not in sys.modules:
+        return model, False
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    wrapped = [each for each in model.modules() if isinstance(each, OptimizedModule)]
+    while isinstance(model, OptimizedModule):
+        model = model._orig_mod
+    for parent in list(model.modules()) if wrapped else ():
+        for key, child in parent._modules.items():
+            inner = child
+            while isinstance(inner, OptimizedModule):
+                inner = inner._orig_mod
+            parent._modules[key] = inner
+    return model, bool(wrapped)
+
+
+def refuse_kind(name: str, model: nn.Module, *, on_meta: bool) -> None:
+    """Raise `ConfigError` for a model whose state a checkpoint cannot hold, or whose wrapper would compete with the run."""
+    tensors: Mapping[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    empty = [key for key, each in tensors.items() if each.is_meta]
+    inferred = [key for key, each in tensors.items() if each.is_inference()]
+    for part_name, part in model.named_modules():
+        where = f"{name}.{part_name}" if part_name else name
+        module = type(part).__module__
+        if isinstance(part, jit.ScriptModule):
+            raise ConfigError(
+                f"model: {where} is a {type(part).__name__} of TorchScript\n"
+                "  its hidden state and its source code cannot be checked at a resume\n"
+                "  pass the module that was scripted or traced"
+            )
+        if module.startswith(_PARALLEL) and not part_name:
+            raise ConfigError(
+                f"model: {name} is wrapped by {type(part).__name__}\n"
+                "  the run itself shares steps among processes, and weights would be named module.*\n"
+                "  pass the module inside: model.module, and choose Run(parallel=...)"
+            )
+        if module.startswith(_LEGACY_QUANTIZED):
+            raise ConfigError(
+                f"model: {where} is a {type(part).__name__} of torch.ao.quantization\n"
+                "  its packed weights and observers are not tensors of fixed shape, so a checkpoint cannot restore them\n"
+                "  quantize with torchao: torchao.quantization.quantize_(model, Int8WeightOnlyConfig()), and train adapters or a head"
+            )
+    if empty and not on_meta:
+        raise ConfigError(
+            f"model: {empty[0]} of {name!r} is on the meta device, so it has no values\n"
+            "  the run would train uninitialized memory\n"
+            "  build the model outside torch.device('meta'), or pass its class or a function"
+        )
+    if inferred:
+        raise ConfigError(
+            f"model: {inferred[0]} of {name!r} was built in torch.inference_mode()\n"
+            "  autograd cannot train or read such a tensor\n"
+            "  build the model outside torch.inference_mode(), or pass its class or a function"
+        )
+
+
+def described_adapters(models: Mapping[str, nn.Module]) -> dict[str, str | bytes]:
+    """Return files that describe the adapters of peft models, from which `surefoot export --layout peft` writes them."""
+    if "peft" not in sys.modules:
+        return {}
+    from surefoot.checkpoint.peft_adapter import adapter_files
+
+    return adapter_files(models)

@@ -1,0 +1,281 @@
+"""Kinds of models: a run that is killed and resumed ends with the bits of one that is left alone; others are refused by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import surefoot as sf
+from forked import Forked
+from surefoot.checkpoint import Store
+from surefoot.errors import CheckpointError, ConfigError
+
+LAST, WIDTH, CLASSES = 8, 8, 4
+INPUTS = torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(0))
+LABELS = torch.randint(CLASSES, (32,), generator=torch.Generator().manual_seed(1))
+Body = Callable[[sf.Run, sf.Step], None]
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, dropout, and a head."""
+
+    def __init__(self, *, tied: bool = True) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.drop, self.head = nn.Dropout(0.2), nn.Linear(WIDTH, CLASSES)
+        if tied:
+            self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(torch.tanh(self.b(torch.tanh(self.a(x))))))
+
+
+class MoCo(nn.Module):
+    """Queries, keys by a momentum encoder, and a queue of keys: https://arxiv.org/abs/1911.05722."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 4)
+        self.key.load_state_dict(self.query.state_dict())
+        self.key.requires_grad_(False)
+        self.register_buffer("queue", F.normalize(torch.randn(16, 4), dim=1))
+        self.register_buffer("filled", torch.zeros((), dtype=torch.long))
+        self.queue: Tensor
+        self.filled: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        queries = F.normalize(self.query(x), dim=1)
+        with torch.no_grad():
+            keys = F.normalize(self.key(x + 0.1 * torch.randn_like(x)), dim=1)
+        logits = torch.cat([(queries * keys).sum(1, keepdim=True), queries @ self.queue.clone().T], dim=1)
+        if self.training:
+            rows = (self.filled + torch.arange(len(keys))) % len(self.queue)
+            self.queue[rows] = keys
+            self.filled += len(keys)
+        return F.cross_entropy(logits / 0.2, torch.zeros(len(x), dtype=torch.long))
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        for key, query in zip(self.key.parameters(), self.query.parameters(), strict=True):
+            key.lerp_(query, 0.1)
+
+
+def classify(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def distill(models: Any, batch: Any) -> Tensor:
+    logits = models["student"](batch[0])
+    with torch.no_grad():
+        targets = models["teacher"](batch[0]).softmax(-1)
+    return F.cross_entropy(logits, batch[1]) + F.cross_entropy(logits, targets)
+
+
+def nothing(run: sf.Run, step: sf.Step) -> None:
+    pass
+
+
+def follow_student(run: sf.Run, step: sf.Step) -> None:
+    pairs = zip(run.state.models["teacher"].parameters(), run.state.models["student"].parameters(), strict=True)
+    with torch.no_grad():
+        for teacher, student in pairs:
+            teacher.lerp_(student, 0.1)
+
+
+def unfreeze(run: sf.Run, step: sf.Step) -> None:
+    run.state.model.get_submodule("a").requires_grad_(step.index >= 3)
+
+
+def frozen_trunk() -> nn.Module:
+    model = Tied()
+    model.a.requires_grad_(False)
+    return model
+
+
+def instance() -> Tied:
+    """The same weights in every process, as of a pretrained model."""
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        return Tied()
+
+
+def two() -> dict[str, Any]:
+    teacher = instance().eval().requires_grad_(False)
+    models = {"student": Tied, "teacher": teacher}
+    return {"model": models, "loss": distill, "optimizer": {"student": sf.optim.adamw(lr=1e-2)}}
+
+
+KINDS: dict[str, tuple[Callable[[], dict[str, Any]], Body]] = {
+    "tied": (lambda: {"model": Tied, "ema": 0.9}, nothing),
+    "teacher": (two, nothing),
+    "EMA teacher": (two, follow_student),
+    "queue": (
+        lambda: {"model": MoCo, "loss": lambda model, batch: model(batch[0])},
+        lambda run, step: run.state.model.follow(),  # type: ignore[operator]
+    ),
+    "unfrozen at step 3": (lambda: {"model": frozen_trunk, "ema": 0.9}, unfreeze),
+}
+
+
+def build(run_dir: Path | None, **changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {"model": Tied, "loss": classify, "optimizer": sf.optim.adamw(lr=1e-2), "device": "cpu"}
+    settings |= {"console": False, "report": False, "tensorboard": False, "save_every": "2 steps", "keep_last": 9}
+    settings |= {"train_data": (INPUTS, LABELS), "batch_size": 8, "length": f"{LAST} steps", "run_dir": run_dir}
+    return sf.Run(**(settings | changes))
+
+
+def train(run: sf.Run, body: Body = nothing, *, dies_at: int | None = None) -> sf.Run:
+    with run:
+        for step in run:
+            body(run, step)
+            if step.index + 1 == dies_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+    return run
+
+
+def kill(call: Callable[[], object]) -> None:
+    with Forked(call, stdout=subprocess.PIPE) as process:
+        assert process.wait() == -signal.SIGKILL
+
+
+def tensors(run: Path, step: int = LAST) -> dict[str, Tensor]:
+    checkpoint = Store(run / "checkpoints").at(step)
+    every = {f"{file}/{name}": each for file in checkpoint.files for name, each in checkpoint.tensors(file).items()}
+    return {name: each for name, each in every.items() if not name.startswith("state/meter")}  # has times
+
+
+def assert_equal_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+@pytest.mark.parametrize("dies_at", [3, 6])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_run_ends_with_the_same_bits(kind: str, dies_at: int, tmp_path: Path) -> None:
+    settings, body = KINDS[kind]
+    train(build(tmp_path / "alone", **settings()), body)
+    kill(lambda: train(build(tmp_path / "killed", **settings()), body, dies_at=dies_at))
+    train(build(tmp_path / "killed", **settings()), body)
+    assert_equal_bits(tensors(tmp_path / "alone"), tensors(tmp_path / "killed"))
+
+
+def own(run: Path, step: int, file: str) -> set[str]:
+    return set(load_file(run / "checkpoints" / f"step-{step:08d}" / f"{file}.safetensors"))
+
+
+def test_a_tied_weight_is_once_in_checkpoint_optimizer_and_export(tmp_path: Path) -> None:
+    run = train(build(tmp_path))
+    assert own(tmp_path, LAST, "model") == {"a.weight", "head.weight", "head.bias"}
+    groups = run.state.optimizers["model"].optimizer.param_groups
+    assert sum(len(group["params"]) for group in groups) == 3
+    assert not any(name.startswith("b.") for name in own(tmp_path, LAST, "optimizer"))
+    sf.load(tmp_path).export(tmp_path.parent / "exported")
+    assert set(load_file(tmp_path.parent / "exported" / "model.safetensors")) == own(tmp_path, LAST, "model")
+
+
+@pytest.mark.parametrize("was_tied", [True, False])
+def test_a_tie_that_a_resume_would_break_or_make_is_named(was_tied: bool, tmp_path: Path) -> None:
+    train(build(tmp_path, model=lambda: Tied(tied=was_tied), stop_after="2 steps"))
+    words = (
+        "b.weight was tied to a.weight, and is now a parameter of its own"
+        if was_tied
+        else ("b.weight was a parameter of its own, and is now tied to a.weight|this optimizer does not train it")
+    )
+    with pytest.raises(CheckpointError, match=words):
+        train(build(tmp_path, model=lambda: Tied(tied=not was_tied)))
+
+
+def test_an_untied_model_may_be_used_with_tied_weights(tmp_path: Path) -> None:
+    train(build(tmp_path, length="2 steps"))
+    used = sf.load(tmp_path).load_model(lambda: Tied(tied=False))
+    assert torch.equal(used.get_parameter("a.weight"), used.get_parameter("b.weight"))
+
+
+def test_a_frozen_teacher_is_written_once_keeps_its_mode_and_has_no_optimizer(tmp_path: Path) -> None:
+    run = train(build(tmp_path, **two()))
+    assert set(run.state.optimizers) == {"student"}
+    assert not any(part.training for part in run.state.models["teacher"].modules())
+    assert own(tmp_path, 0, "model-teacher") == {"a.weight", "head.weight", "head.bias"}
+    assert own(tmp_path, LAST, "model-teacher") == set()
+
+
+def test_a_frozen_trunk_is_written_again_only_after_it_is_unfrozen(tmp_path: Path) -> None:
+    train(build(tmp_path, model=frozen_trunk), unfreeze)
+    assert "a.weight" not in own(tmp_path, 2, "model")
+    assert "a.weight" in own(tmp_path, 4, "model")  # unfrozen for step 4, and then trained
+    assert "a.weight" in own(tmp_path, LAST, "model")
+
+
+def compiled(part: nn.Module) -> Any:
+    return torch.compile(part, backend="eager")
+
+
+def inside() -> nn.Module:
+    model = Tied()
+    model.a = compiled(model.a)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("model", [lambda: compiled(Tied()), inside], ids=["model", "submodule"])
+def test_a_compiled_model_is_unwrapped_and_compiled_by_the_run(model: Callable[[], nn.Module], tmp_path: Path) -> None:
+    run = build(tmp_path, model=model)
+    assert list(run.state.model.state_dict()) == list(Tied().state_dict())
+    assert run.parts.compiling.on
+    assert not build(None, model=Tied).parts.compiling.on
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_a_compiled_model_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
+    train(build(tmp_path / "alone", model=torch.compile(instance())))
+    kill(lambda: train(build(tmp_path / "killed", model=torch.compile(instance())), dies_at=5))
+    train(build(tmp_path / "killed", model=torch.compile(instance())))
+    assert_equal_bits(tensors(tmp_path / "alone"), tensors(tmp_path / "killed"))
+    assert own(tmp_path / "killed", LAST, "model") == {"a.weight", "head.weight", "head.bias"}
+
+
+def on_meta() -> nn.Module:
+    with torch.device("meta"):
+        return Tied()
+
+
+def inferred() -> nn.Module:
+    with torch.inference_mode():
+        return Tied()
+
+
+def quantized() -> nn.Module:
+    first = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear})
+    return nn.Sequential(first, nn.Linear(8, 4))
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "DataParallel": (lambda: nn.DataParallel(Tied()), "wrapped by DataParallel"),
+    "TorchScript": (lambda: torch.jit.script(nn.Linear(8, 4)), "RecursiveScriptModule of TorchScript"),
+    "torch.ao": (quantized, r"model\.0\.0 is a Linear of torch\.ao\.quantization"),
+    "meta": (on_meta, "a.weight of 'model' is on the meta device"),
+    "inference": (inferred, "a.weight of 'model' was built in torch.inference_mode"),
+    "name": (lambda: "resnet18", "'resnet18', a text"),
+    "weights": (lambda: Tied().state_dict(), "'a.weight' is a Tensor"),
+    "number": (lambda: 3, "'model' is a int"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # deprecated kinds warn
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_trained_or_saved_is_refused_in_three_lines(kind: str) -> None:
+    make, words = REFUSED[kind]
+    with pytest.raises(ConfigError, match=words) as refusal:
+        build(None, model=make())
+    assert len(str(refusal.value).splitlines()) == 3
