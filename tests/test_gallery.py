@@ -86,6 +86,7 @@ ARGUMENTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {"distillation": lambda
 SCHEDULERS: dict[str, Callable[..., Any]] = {  # the factors are proved in tests/schedules
     "bert_classification": LambdaLR,
     "gpt2_lora_chat": LambdaLR,
+    "image_folder": LambdaLR,
     "mnist": lambda optimizer, _: StepLR(optimizer, 20, gamma=0.7),
 }
 SLOW = ("bert_classification", "gpt2_lora_chat", "time_series")  # imports of seconds; an LSTM under LBFGS
