@@ -22,6 +22,14 @@ from gallery import EXAMPLES, NAMES, Plain, batches, example, train_plainly
 from rank_processes import Ranks
 from surefoot.tracking.jsonl import records
 
+
+def matrices_decayed(parameters: Any) -> SGD:
+    """Return the optimizer of timm's train.py, which decays no bias and no parameter of a norm."""
+    matrices, others = ([each for each in parameters if (each.ndim > 1) == is_matrix] for is_matrix in (True, False))
+    groups = [{"params": matrices, "weight_decay": 2e-5}, {"params": others, "weight_decay": 0.0}]
+    return SGD(groups, lr=0.05, momentum=0.9, fused=True)
+
+
 STEPS = 6
 SMALL: dict[str, Any] = {
     "device": "cpu",
@@ -46,7 +54,7 @@ OPTIMIZERS: dict[str, dict[str, Callable[..., Any]]] = {
     "gpt2_lora_chat": {"model": partial(AdamW, lr=1e-2, weight_decay=0.0, fused=True)},
     "gradient_surgery": {"model": partial(adam, lr=1e-2)},
     "graph_network": {"model": partial(adam, lr=0.01, weight_decay=5e-4)},
-    "image_folder": {"model": partial(SGD, lr=0.05, momentum=0.9, fused=True)},
+    "image_folder": {"model": matrices_decayed},
     "mnist": {"model": partial(Adadelta, lr=1.0)},
     "multi_task": {"model": partial(adam, lr=1e-2)},
     "reinforce": {"model": partial(adam, lr=1e-2)},
@@ -78,6 +86,7 @@ ARGUMENTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {"distillation": lambda
 SCHEDULERS: dict[str, Callable[..., Any]] = {  # the factors are proved in tests/schedules
     "bert_classification": LambdaLR,
     "gpt2_lora_chat": LambdaLR,
+    "image_folder": LambdaLR,
     "mnist": lambda optimizer, _: StepLR(optimizer, 20, gamma=0.7),
 }
 SLOW = ("bert_classification", "gpt2_lora_chat", "time_series")  # imports of seconds; an LSTM under LBFGS

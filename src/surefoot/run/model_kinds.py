@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from torch import Tensor, jit, nn
+from torch.nn.parameter import is_lazy
 
 from surefoot.errors import ConfigError
 
@@ -64,7 +65,7 @@ def refuse_kind(name: str, model: nn.Module, *, on_meta: bool) -> None:
     """Raise `ConfigError` for a model whose state a checkpoint cannot hold, or whose wrapper would compete with the run."""
     tensors: Mapping[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     empty = [key for key, each in tensors.items() if each.is_meta]
-    inferred = [key for key, each in tensors.items() if each.is_inference()]
+    inferred = [key for key, each in tensors.items() if not is_lazy(each) and each.is_inference()]
     for part_name, part in model.named_modules():
         where = f"{name}.{part_name}" if part_name else name
         module = type(part).__module__
