@@ -19,7 +19,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import torch
 
 import surefoot
 from fresh_interpreters import EVERYTHING

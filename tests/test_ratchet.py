@@ -32,7 +32,7 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 57_996,  # of .py, .pyi, .html and .css
+    "lines": 58_001,  # of .py, .pyi, .html and .css
     "files": 376,  # of .py
     "statements": 31_986,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
