@@ -1,5 +1,6 @@
 """Answers of a fine-tuned model to prompts, for `surefoot predict`. Imports no torch."""
 
+import inspect
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -56,13 +57,17 @@ def with_logits(model: Any) -> Any:
     from torch import Tensor, nn
     from transformers import DynamicCache
 
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # of an adapter
+    # transformers 5.24 renamed the argument
+    keyword = "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
+
     class Logits(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.model = model
 
         def forward(self, tokens_BT: Tensor, cache: Any = None) -> Any:
-            return self.model(input_ids=tokens_BT, past_key_values=cache, use_cache=cache is not None).logits
+            return self.model(input_ids=tokens_BT, use_cache=cache is not None, **{keyword: cache}).logits
 
         def new_cache(self, _batch: int) -> Any:
             return DynamicCache(config=model.config)
