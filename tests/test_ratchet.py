@@ -32,9 +32,9 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 58_006,  # of .py, .pyi, .html and .css
+    "lines": 58_048,  # of .py, .pyi, .html and .css
     "files": 376,  # of .py
-    "statements": 31_989,  # without docstrings and texts below attributes
+    "statements": 32_022,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 21_437,
     "modules that train/loop.py needs": 30,

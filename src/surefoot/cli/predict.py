@@ -15,7 +15,8 @@ from surefoot.recipes.program import choose_checkpoint, program_and_config
 class Predict(SavedRunOptions):
     """Run a trained model on inputs. A gpt run continues prompts: it streams the
     continuation of one prompt, and prints a JSON object for each of several prompts
-    or lines of --file. A translation run prints one line for each line of its
+    or lines of --file. A finetune run answers prompts, and without a prompt holds a
+    conversation on a terminal. A translation run prints one line for each line of its
     inputs, --file or standard input. An images run prints the likeliest classes of
     picture files, resized like its training data. The input - reads standard input.
     For the options of one run: surefoot predict RUN --help.

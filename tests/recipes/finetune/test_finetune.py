@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from rank_processes import Ranks
 from surefoot.recipes import finetune
 from surefoot.recipes.finetune import corpus as texts
 from surefoot.recipes.finetune import documentation
+from surefoot.recipes.finetune import predict as predict_module
 from surefoot.recipes.finetune.conversations import read_conversations, rendered, split_conversations
 from surefoot.recipes.program import choose_checkpoint, find_program
 from surefoot.tracking.jsonl import records
@@ -184,7 +187,9 @@ def test_the_exported_model_is_the_trained_one(family: str, method: str, chat: P
     torch.testing.assert_close(logits(AutoPeftModelForCausalLM.from_pretrained(adapter.directory)), expected)
 
 
-def test_it_answers_a_prompt_and_a_file_of_prompts(model: Path, chat: Path, tmp_path: Path) -> None:
+def test_it_answers_a_prompt_and_a_file_of_prompts(
+    model: Path, chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once it has learnt the answers by heart, with a cache and without, in a batch and alone."""
     rows = [{"instruction": f"Say {word}", "response": f"{word} {word}"} for word in ("one", "two", "six")]
     chat = write_chat(tmp_path / "few.jsonl", rows)
@@ -209,6 +214,23 @@ def test_it_answers_a_prompt_and_a_file_of_prompts(model: Path, chat: Path, tmp_
         answers()
     with pytest.raises(sf.ConfigError, match=r"a prompt has \d+ tokens, and the model takes 128"):
         answers("Say two. " * 90)
+
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    prompts = list[Any]()
+    tokens_of = predict_module.prompt_tokens
+    monkeypatch.setattr(
+        predict_module, "prompt_tokens", lambda owner, turns: (prompts.append(turns), tokens_of(owner, turns))[1]
+    )
+    monkeypatch.setattr("sys.stdin", Terminal("Say two\n\n" + "Say one. " * 90 + "\nSay six\nSay one\n" * 3))
+    lines = answers(max_new_tokens=8).splitlines()
+    assert lines[:2] == ["a conversation; Ctrl-D ends it", "> two two"]
+    assert re.fullmatch(r"> > \(\d+ tokens, and the model takes 128 with the answer: write less\)", lines[2])
+    assert any("> (the context is full: the model no longer reads the oldest turns)" in line for line in lines)
+    assert lines[-1] == "> "
+    assert ["Say two", "two two", "Say six"] in [[each["content"] for each in turns] for turns in prompts]
 
 
 def test_checkpoints_of_adapters_are_small(chat: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,13 +26,21 @@ class Predict(Continue):
 def answers(
     model: Any, tokenizer: Any, inputs: Sequence[str], options: Predict, *, context: int | None
 ) -> Iterator[str]:
-    """Yield the answers to inputs and file lines. One input yields pieces of text; several yield one JSON object per line."""
+    """Yield the answers to inputs and file lines. One input yields pieces of text; several yield one JSON object per line.
+
+    Without inputs, a terminal holds a conversation.
+    """
     prompts = prompts_of(inputs, options.file)
+    first: list[Message] = [] if options.system is None else [{"role": "system", "content": options.system}]
+    settings: dict[str, Any] = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "seed")}
+    settings |= {"context": context or _UNLIMITED, "eos_id": stop_token(tokenizer), "use_cache": True}
+    if not prompts and sys.stdin is not None and sys.stdin.isatty():
+        yield from conversation(model, tokenizer, first, options.max_new_tokens, settings)
+        return
     if not prompts:
         raise sf.ConfigError(
             'predict needs a prompt, which the model answers\n  type surefoot predict RUN "What is a list?"'
         )
-    first: list[Message] = [] if options.system is None else [{"role": "system", "content": options.system}]
     encoded = [prompt_tokens(tokenizer, [*first, {"role": "user", "content": prompt}]) for prompt in prompts]
     longest, limit = max(map(len, encoded)), context or _UNLIMITED
     if longest >= limit:
@@ -39,9 +48,7 @@ def answers(
             f"a prompt has {longest:,} tokens, and the model takes {limit:,} with the answer\n"
             "  it was trained with as many positions\n  shorten the prompt"
         )
-    settings: dict[str, Any] = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "seed")}
-    settings |= {"context": limit, "max_new_tokens": min(options.max_new_tokens, limit - longest)}
-    settings |= {"eos_id": stop_token(tokenizer), "use_cache": True}
+    settings["max_new_tokens"] = min(options.max_new_tokens, limit - longest)
     if len(prompts) == 1 and options.file is None:
         yield from _pieces(tokenizer, sf.generate.stream(with_logits(model), encoded[0], **settings))
         yield "\n"
@@ -50,6 +57,40 @@ def answers(
     for prompt, before, after in zip(prompts, encoded, drawn, strict=True):
         answer = {"prompt": prompt, "answer": decoded(tokenizer, after[len(before) :])}
         yield json.dumps(answer, ensure_ascii=False) + "\n"
+
+
+def conversation(
+    model: Any, tokenizer: Any, first: Sequence[Message], max_new_tokens: int, settings: dict[str, Any]
+) -> Iterator[str]:
+    """Yield the answers to lines of standard input, each after all earlier ones. The oldest turns are left out if the context is full."""
+    yield "a conversation; Ctrl-D ends it\n"
+    turns, logits, limit = list[Message](), with_logits(model), settings["context"]
+    while True:
+        yield "> "
+        if not (line := sys.stdin.readline()):
+            yield "\n"
+            return
+        turn: Message = {"role": "user", "content": line.strip()}
+        if not turn["content"]:
+            continue
+        if (alone := len(prompt_tokens(tokenizer, [*first, turn]))) >= limit:
+            yield f"({alone:,} tokens, and the model takes {limit:,} with the answer: write less)\n"
+            continue
+        turns.append(turn)
+        tokens, earlier = prompt_tokens(tokenizer, [*first, *turns]), len(turns)
+        while limit - len(tokens) < min(max_new_tokens, limit // 2) and len(turns) > 1:
+            del turns[:2]  # a question and its answer
+            tokens = prompt_tokens(tokenizer, [*first, *turns])
+        if len(turns) < earlier:
+            yield "(the context is full: the model no longer reads the oldest turns)\n"
+        drawn = sf.generate.stream(logits, tokens, **settings, max_new_tokens=min(max_new_tokens, limit - len(tokens)))
+        answer = ""
+        for piece in _pieces(tokenizer, drawn):
+            answer += piece
+            yield piece
+        yield "\n"
+        turns.append({"role": "assistant", "content": answer.strip()})
+        settings["seed"] += 1
 
 
 def with_logits(model: Any) -> Any:
