@@ -16,10 +16,10 @@ class Predict(SavedRunOptions):
     """Run a trained model on inputs. A gpt run continues prompts: it streams the
     continuation of one prompt, and prints a JSON object for each of several prompts
     or lines of --file. A finetune run answers prompts, and without a prompt holds a
-    conversation on a terminal. A translation run prints one line for each line of its
-    inputs, --file or standard input. An images run prints the likeliest classes of
-    picture files, resized like its training data. The input - reads standard input.
-    For the options of one run: surefoot predict RUN --help.
+    conversation on a terminal. A translation run prints one line for each line of
+    its inputs, --file or standard input. An images run prints the likeliest classes
+    of picture files, resized like its training data. The input - reads standard
+    input. For the options of one run: surefoot predict RUN --help.
 
       surefoot predict runs/mine "def " --max-new-tokens 100 --temperature 0.7
       surefoot predict runs/mine --file prompts.txt
