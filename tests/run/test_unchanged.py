@@ -63,7 +63,7 @@ def everything(run: sf.Run) -> dict[str, Any]:
         "gradients": [parameter.grad for parameter in state.parameters],
         "modes": [[part.training for part in model.modules()] for model in models],
         "step": state.step,
-        "statistics": (state.buffers.passes, state.buffers.before, state.buffers.changes),
+        "statistics": (state.buffers.passes, state.buffers.started),
         "precision": (whole.precision.name, whole.precision.open, whole.precision.tensors(), run.parts.identity),
         "meter": (whole.meter.table(), whole.meter.logged_table()),
         "bad steps": whole.meter.skipped_in_a_row,

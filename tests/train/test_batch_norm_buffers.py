@@ -80,3 +80,94 @@ def test_floating_buffers_move_by_the_mean_of_the_passes_and_others_once(world: 
     assert torch.equal(model.added, moved)
     assert torch.equal(model.added.signbit(), moved.signbit())
     assert (int(model.passes), bool(model.flag)) == ((7, False) if skipped else (8, True))
+
+
+class Masked(nn.Module):
+    """A constant mask of one megabyte, a counter, and a running mean that is assigned anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((512, 512), float("-inf")).triu(1))
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("running", torch.zeros(3))
+
+    def forward(self, amounts: Tensor) -> None:
+        self.count += 1
+        self.running = 0.5 * self.running + amounts
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_step_writes_no_buffer_that_its_passes_left_alone(passes: int) -> None:
+    model = Masked()
+    statistics, mask = BatchStatistics([model]), model.mask.clone()
+    for _ in range(2):
+        version = model.mask._version
+        for _ in range(passes):
+            statistics.start_pass()
+            model(torch.ones(3))
+            statistics.end_pass()
+        assert model.mask._version == version
+        statistics.finish(torch.zeros(()))
+    assert torch.equal(model.mask, mask)
+    assert int(model.count) == 2
+    assert model.running.tolist() == [1.5] * 3
+
+
+@pytest.mark.parametrize("write", [lambda mask: mask.data.fill_(2.0), lambda mask: mask.numpy().fill(2.0)])
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_bad_step_undoes_what_autograd_does_not_see(passes: int, write: Any) -> None:
+    """`.data` and NumPy change a buffer without changing its version."""
+    model = Masked()
+    statistics, mask = BatchStatistics([model]), model.mask.clone()
+    for index in range(passes):
+        statistics.start_pass()
+        assert torch.equal(model.mask, mask), f"pass {index} starts from the buffers of the step"
+        write(model.mask)
+        statistics.end_pass()
+    statistics.finish(torch.ones(()))
+    assert torch.equal(model.mask, mask)
+
+
+def test_a_buffer_may_have_another_shape_in_the_next_step() -> None:
+    model = Masked()
+    statistics = BatchStatistics([model])
+    for size in (3, 5):
+        model.running = torch.zeros(size)
+        for _ in range(2):
+            statistics.start_pass()
+            model(torch.arange(float(size)))
+            statistics.end_pass()
+        statistics.finish(torch.zeros(()))
+        assert model.running.tolist() == list(range(size))
+
+
+def test_passes_that_are_repeated_within_a_step_change_nothing() -> None:
+    model = Masked()
+    statistics = BatchStatistics([model])
+    statistics.start_pass()
+    model(torch.ones(3))
+    statistics.end_pass()
+    with statistics.repeated():
+        statistics.start_pass()
+        assert model.running.tolist() == [0.0] * 3
+        model(torch.full((3,), 9.0))
+        statistics.end_pass()
+    assert model.running.tolist() == [1.0] * 3
+    statistics.start_pass()
+    model(torch.full((3,), 3.0))
+    statistics.end_pass()
+    statistics.finish(torch.zeros(()))
+    assert model.running.tolist() == [2.0] * 3
+
+
+def test_a_pass_that_fails_is_undone_where_the_pass_before_it_changed_nothing() -> None:
+    model = Masked()
+    statistics, mask = BatchStatistics([model]), model.mask.clone()
+    for _ in range(2):
+        statistics.start_pass()
+        model(torch.ones(3))
+        statistics.end_pass()
+    statistics.start_pass()
+    model.mask.fill_(2.0)  # and then an exception
+    statistics.undo()
+    assert torch.equal(model.mask, mask)

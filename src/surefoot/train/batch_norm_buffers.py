@@ -4,16 +4,78 @@ Each micro-batch starts from the buffers at the start of the step. The step then
 over all micro-batches and other buffers to the last value. A skipped step restores all buffers.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from surefoot.optim.in_place import read_on_cpu
+
 if TYPE_CHECKING:
     from surefoot.distributed.world import World
+
+_LARGE = 65_536  # elements of a buffer that is compared alone: most large buffers are constants, such as masks
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
+
+
+class _Group:
+    """Buffers of one device and dtype: their values at the start of a step, and the sum of their changes, each in one tensor."""
+
+    def __init__(self, indices: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        self.indices, self.shapes = indices, [tensors[index].shape for index in indices]
+        self.sizes = [shape.numel() for shape in self.shapes]
+        self.before = torch.empty(sum(self.sizes), dtype=tensors[indices[0]].dtype, device=tensors[indices[0]].device)
+        self.views = self.split(self.before)
+        self.change: Tensor | None = None  # None: no pass changed a bit. Integers and flags: the last value
+        self.is_unchanged = False  # the buffers have the bits of `before`
+        self.is_float = self.before.is_floating_point()
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        """Return a view of `flat` for each buffer."""
+        return [part.view(shape) for part, shape in zip(torch.split(flat, self.sizes), self.shapes, strict=True)]
+
+    def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensors[index] for index in self.indices]
+
+    def collect(self, tensors: Sequence[Tensor]) -> None:
+        """Add the change of one pass."""
+        now = torch.cat([tensor.reshape(-1) for tensor in self.of(tensors)])
+        if now.numel() >= _LARGE and now.is_cpu and now.element_size() in _BITS:
+            bits = _BITS[now.element_size()]
+            self.is_unchanged = torch.equal(now.view(bits), self.before.view(bits))
+            if self.is_unchanged:
+                return
+        if not self.is_float:
+            self.change = now
+            return
+        change = torch.where(now == self.before, 0.0, now - self.before)  # inf - inf is NaN
+        self.change = change if self.change is None else self.change + change
+
+    def mean(self, passes: int) -> Tensor:
+        """Return the buffers moved by the mean change."""
+        if self.change is None or not self.is_float:
+            return self.before if self.change is None else self.change
+        # averages changes, so that an unchanged buffer keeps its bits: (x + x + x) / 3 may differ from x
+        return torch.where(self.change == 0, self.before, self.before + self.change / passes)
+
+    def own_change(self, passes: int) -> Tensor:
+        """Return the sum of changes over the passes; of flags, whether they flipped."""
+        if self.change is None:
+            return torch.zeros_like(self.before)
+        if self.before.dtype == torch.bool:
+            return self.change ^ self.before
+        return self.change if self.is_float else (self.change - self.before) * passes
+
+    def moved(self, mean: Tensor) -> Tensor:
+        """Return the buffers moved by the mean change of all ranks. Counters move by it too; a flag flips if any pass flipped it."""
+        if self.before.dtype == torch.bool:
+            after = self.before ^ (mean > 0)
+        else:
+            after = (self.before + (mean if self.is_float else mean.round())).to(self.before.dtype)
+        return torch.where(mean == 0, self.before, after)
 
 
 class BatchStatistics:
@@ -29,101 +91,121 @@ class BatchStatistics:
             for name, buffer in module._buffers.items()
             if buffer is not None and name not in module._non_persistent_buffers_set
         ]
-        self.before: list[Tensor] = []
-        self.changes: list[Tensor] = []
-        self.passes = 0
+        self.groups: list[_Group] = []
+        self.kinds: list[Any] = []  # shapes, dtypes and devices of the buffers in `groups`
+        self.started, self.passes, self.collected = (
+            False,
+            0,
+            0,
+        )  # passes of this step, and those whose change is in `groups`
 
     def start_pass(self) -> None:
         """Save the buffers before a step's first forward pass; restore them before each later pass."""
         if not self.owners:
             return
-        if not self.before:
-            self.before = [buffer.clone() for buffer in self.tensors()]
+        tensors = self.tensors()
+        if self.started:
+            self._collect(tensors)
+            self._write(tensors, [group.before for group in self.groups])
         else:
-            for buffer, before in zip(self.tensors(), self.before, strict=True):
-                buffer.copy_(before)
+            kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+            if kinds != self.kinds:
+                self.kinds, self.groups = kinds, _groups(tensors)
+            for group in self.groups:
+                torch._foreach_copy_(group.views, group.of(tensors))
+            self.started = True
+        for group in self.groups:
+            group.is_unchanged = False  # the pass that follows may change them
 
     def end_pass(self, *, counted: bool = True) -> None:
-        """Add the buffer changes of one forward and backward pass. Set `counted` to False for a micro-batch without targets."""
+        """Count one forward and backward pass. Set `counted` to False for a micro-batch without targets."""
         if not self.owners or not counted:
             return
         self.passes += 1
-        changes = [
-            torch.where(now == before, 0.0, now - before) if now.is_floating_point() else now  # inf - inf is NaN
-            for now, before in zip(self.tensors(), self.before, strict=True)
-        ]
-        if self.passes > 1:
-            changes = [
-                before + change if change.is_floating_point() else change
-                for before, change in zip(self.changes, changes, strict=True)
-            ]
-        self.changes = changes
+        if self.passes > 1:  # a step of one pass needs no change
+            self._collect(self.tensors())
 
     @contextmanager
     def repeated(self) -> Iterator[None]:
         """Discard the changes of passes inside the block, which repeat the passes so far at other weights."""
-        now = [buffer.clone() for buffer in self.tensors()]
-        before, changes, passes = self.before, self.changes, self.passes
+        tensors = self.tensors()
+        self._collect(tensors)
+        now, changes = [tensor.clone() for tensor in tensors], [group.change for group in self.groups]
+        passes = self.passes
         try:
             yield
         finally:
-            for buffer, numbers in zip(self.tensors(), now, strict=True):
-                buffer.copy_(numbers)
-            self.before, self.changes, self.passes = before, changes, passes
+            for tensor, numbers in zip(self.tensors(), now, strict=True):
+                tensor.copy_(numbers)
+            for group, change in zip(self.groups, changes, strict=True):
+                group.change = change
+            self.passes = self.collected = passes
 
     def finish(self, skipped: Tensor) -> None:
         """Set each buffer to its mean over the passes, or restore the buffer if `skipped` (a device tensor) is 1.0."""
-        if not self.before:  # no buffers, or a step without targets
+        if not self.started:  # no buffers, or a step without targets
             return
-        applied = (skipped == 0).to(self.before[0].device)  # `skipped` is on the CPU if the weights are
-        if self.world is not None:
-            self._finish_together(self.world, applied)
+        if self.world is None and self.passes == 1 and skipped.is_cpu:  # `skipped` is on the CPU if the weights are
+            self.undo() if read_on_cpu(skipped) != 0 else self._forget()
+            return
+        tensors = self.tensors()
+        self._collect(tensors)
+        after = self._means() if self.world is None else self._means_of_ranks(self.world)
+        if skipped.is_cpu:
+            self._write(tensors, after if read_on_cpu(skipped) == 0 else [group.before for group in self.groups])
         else:
-            for buffer, before, change in zip(self.tensors(), self.before, self.changes, strict=True):
-                # averages changes, so that an unchanged buffer keeps its bits: (x + x + x) / 3 may differ from x
-                averaged = self.passes > 1 and buffer.is_floating_point()
-                after = torch.where(change == 0, before, before + change / self.passes) if averaged else buffer
-                buffer.copy_(torch.where(applied, after, before))
-        self.before, self.changes, self.passes = [], [], 0
+            applied = [(skipped == 0).to(group.before.device) for group in self.groups]
+            every = zip(self.groups, applied, after, strict=True)
+            self._write(tensors, [torch.where(flag, moved, group.before) for group, flag, moved in every])
+        self._forget()
 
-    def _finish_together(self, world: "World", applied: Tensor) -> None:
-        wide = torch.float32 if applied.device.type == "mps" else torch.float64
-        sums = torch.cat(
-            [change.reshape(-1).to(wide) for change in self._own_changes()]
-            + [torch.full_like(applied, self.passes, dtype=wide).reshape(1)]
-        )
+    def _means(self) -> list[Tensor]:
+        return [group.mean(self.passes) for group in self.groups]
+
+    def _means_of_ranks(self, world: "World") -> list[Tensor]:
+        device = self.groups[0].before.device
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        own = [group.own_change(self.passes).to(wide) for group in self.groups]
+        sums = torch.cat([*own, torch.full((1,), self.passes, dtype=wide, device=device)])
         world.add_up(sums)
-        changes, passes = torch.split(sums[:-1], [before.numel() for before in self.before]), sums[-1].clamp(min=1)
-        for buffer, before, flat in zip(self.tensors(), self.before, changes, strict=True):
-            change = flat.reshape(before.shape)
-            mean = change / passes  # counters move by it too; a flag flips if any pass flipped it
-            if before.dtype == torch.bool:
-                moved = before ^ (change > 0)
-            elif before.is_floating_point():
-                moved = (before + mean).to(before.dtype)
-            else:
-                moved = before + mean.round().to(before.dtype)
-            buffer.copy_(torch.where(applied, torch.where(mean == 0, before, moved), before))
-
-    def _own_changes(self) -> list[Tensor]:
-        if not self.passes:
-            return [torch.zeros_like(before) for before in self.before]
+        passes = sums[-1].clamp(min=1)
         return [
-            change
-            if before.is_floating_point()
-            else change ^ before
-            if before.dtype == torch.bool
-            else (change - before) * self.passes
-            for change, before in zip(self.changes, self.before, strict=True)
+            group.moved(change / passes)
+            for group, change in zip(self.groups, torch.split(sums[:-1], [len(each) for each in own]), strict=True)
         ]
 
     def undo(self) -> None:
         """Restore the buffers that were changed by passes without an update."""
-        for buffer, before in zip(self.tensors(), self.before, strict=False):
-            buffer.copy_(before)
-        self.before, self.changes, self.passes = [], [], 0
+        if self.started:
+            self._write(self.tensors(), [group.before for group in self.groups])
+            self._forget()
 
     def tensors(self) -> list[Tensor]:
         """Return aliases to write to. Writing counts as a change for autograd, except in norms."""
         every = ((module._buffers[name], is_norm) for module, name, is_norm in self.owners)
         return [buffer.data if is_norm else buffer.detach() for buffer, is_norm in every if buffer is not None]
+
+    def _collect(self, tensors: Sequence[Tensor]) -> None:
+        if self.collected < self.passes:
+            for group in self.groups:
+                group.collect(tensors)
+            self.collected = self.passes
+
+    def _write(self, tensors: Sequence[Tensor], flats: Sequence[Tensor]) -> None:
+        for group, flat in zip(self.groups, flats, strict=True):
+            if flat is group.before and group.is_unchanged:
+                continue
+            torch._foreach_copy_(group.of(tensors), group.views if flat is group.before else group.split(flat))
+
+    def _forget(self) -> None:
+        self.started, self.passes, self.collected = False, 0, 0
+        for group in self.groups:
+            group.change = None
+
+
+def _groups(tensors: Sequence[Tensor]) -> list[_Group]:
+    indices: dict[Any, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        alone = index if tensor.numel() >= _LARGE else None
+        indices.setdefault((tensor.device, tensor.dtype, alone), []).append(index)
+    return [_Group(group, tensors) for group in indices.values()]
