@@ -76,6 +76,13 @@ def add_each(sums: dict[str, Any], further: Mapping[str, Mean]) -> None:
         sums[name] = sums[name] + mean.detach() if name in sums else mean.detach()
 
 
+def add_read(sums: dict[str, Any], further: Mapping[str, Mean]) -> None:
+    """Add means to those in `sums` by name, in place, as Python numbers if they are on the CPU, where reading is cheaper."""
+    for name, mean in further.items():
+        read = Mean(_read_on_cpu(mean.total), _read_on_cpu(mean.count))
+        sums[name] = sums[name] + read if name in sums else read
+
+
 def as_logged(name: str, value: Any) -> Any:
     """Return a detached copy of a value that the user logs. Raises `ConfigError` if the value is not a scalar."""
     if isinstance(value, Mean):
@@ -88,6 +95,10 @@ def as_logged(name: str, value: Any) -> Any:
         return float(value.__float__())
     except (AttributeError, TypeError, ValueError) as problem:  # str has no __float__
         raise ConfigError(f"{name!r} cannot be logged: {value!r} is not a number") from problem
+
+
+def _read_on_cpu(value: Tensor | float) -> Tensor | float:
+    return value.item() if isinstance(value, Tensor) and value.is_cpu else _detached(value)
 
 
 def _detached(value: Tensor | float) -> Tensor | float:

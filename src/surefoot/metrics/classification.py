@@ -30,8 +30,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Mean:
             " the second dimension must be the classes\n"
             "  if classes are last, use: lambda outputs, targets: sf.metrics.accuracy(outputs.movedim(-1, 1), targets)"
         )
-    counted = targets >= 0
-    return Mean(((guesses == targets) & counted).sum(), counted.sum())
+    return Mean((guesses == targets).sum(), (targets >= 0).sum())  # no guess is below 0
 
 
 def top_k_accuracy(outputs: Tensor, targets: Tensor, *, k: int = 1) -> Mean:

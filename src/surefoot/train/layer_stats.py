@@ -126,7 +126,8 @@ class Layers:
 
     def read(self, watched: Watched, *, count: Tensor | float) -> Record | None:
         """Return the record of a finished step of `count` targets, or None if nothing was updated. Waits for the device. Collective."""
-        by_rank = self.world.gathered(self._own(watched, count))
+        own = self._own(watched, count)
+        by_rank = self.world.gathered(own) if self.world.size > 1 else [own]
         gradients = {name: self._norm("gradient", name, by_rank) for name in by_rank[0]["gradient"]}
         if not by_rank[0]["weight"]:
             return None
@@ -145,11 +146,17 @@ class Layers:
         }
 
     def _own(self, watched: Watched, count: Tensor | float) -> dict[str, Any]:
+        modules = watched.activity.by_module
+        norms = {("gradient", name): norm for named in watched.gradients.values() for name, norm in named.items()}
+        norms |= {("weight", name): norm for name, norm in watched.weights.items()}
+        norms |= {("update", name): norm for name, norm in watched.updates.items()}
+        sizes = _fetched(norms)  # one wait for the device, not one for each kind; weights may be on another device
+        outputs = _fetched({(name, nth): norm for name, each in modules.items() for nth, norm in enumerate(each.norms)})
         factors = {optimizer: abs(float(factor)) for optimizer, factor in watched.factors.items()}
         gradients = {
-            name: norm * factors[optimizer]
-            for optimizer, norms in watched.gradients.items()
-            for name, norm in _fetched(norms).items()
+            name: sizes["gradient", name] * factors[optimizer]
+            for optimizer, named in watched.gradients.items()
+            for name in named
         }
         used = _fetched({name: number for name, (number, _) in watched.rows_used.items()})
         noise = None
@@ -157,18 +164,15 @@ class Layers:
             (factor,) = factors.values() or (math.nan,)
             small_count, norm = (float(held) for held in watched.first)
             noise = [small_count, float(count), norm * factor / self.local_times]
-        modules = watched.activity.by_module
-        calls = {name: range(len(each.norms)) for name, each in modules.items()}
-        sizes = _fetched({(name, nth): modules[name].norms[nth] for name in calls for nth in calls[name]})
         flat = _fetched({name: torch.stack(each.flat).sum() for name, each in modules.items() if each.flat})
         return {
             "gradient": gradients,
-            "weight": _fetched(watched.weights),
-            "update": _fetched(watched.updates),
+            "weight": {name: sizes["weight", name] for name in watched.weights},
+            "update": {name: sizes["update", name] for name in watched.updates},
             "rows": {name: [int(used[name]), rows] for name, (_, rows) in watched.rows_used.items()},
             "modules": {
                 name: {
-                    "norm": math.hypot(*(sizes[name, nth] for nth in calls[name])),
+                    "norm": math.hypot(*(outputs[name, nth] for nth in range(len(each.norms)))),
                     "flat": flat.get(name),
                     "numbers": each.numbers,
                 }

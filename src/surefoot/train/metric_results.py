@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DivergedError
-from surefoot.mean import Mean, add_each, summed
+from surefoot.mean import Mean, add_read, summed
 from surefoot.metrics.contract import (
     MetricFunction,
     WholeSplitMetric,
@@ -85,7 +85,7 @@ class Results:
                 with noting(f"in the metric {name!r}"):
                     metric.update(*pair)
         # a metric takes precedence over a mean that the loss logs under the same name
-        add_each(self.sums, means | computed)
+        add_read(self.sums, means | computed)
 
     def values(self, diverged: DivergedError | None = None) -> dict[str, Any]:
         """Return each metric by name. Collective. All ranks raise `DivergedError` if one rank passes its error as `diverged`."""

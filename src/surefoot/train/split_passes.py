@@ -24,6 +24,7 @@ class SplitPasses:
         self, model: Any, loss: Loss | None, *, predict: Callable[[Any, Any], tuple[Any, Any]] | None, needs_pair: bool
     ) -> None:
         self.model, self.loss, self.predict, self.needs_pair = model, loss, predict, needs_pair
+        self.coupled = loss if isinstance(loss, CoupledLoss) else None
         self.last_call: tuple[Any, Tensor, int] | None = None  # input, output and the output's version
         self.hook: Any = None
 
@@ -35,33 +36,39 @@ class SplitPasses:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.hook is not None:
-            self.hook.remove()
+        self._remove_hook()
 
     def coupled_loss(self, precision: Precision, group: int | None = None) -> Callable[[list[Any]], float] | None:
         """Return what computes a coupled loss from the features of all batches, or None for a mean over samples."""
-        if not isinstance(self.loss, CoupledLoss):
+        if self.coupled is None:
             return None
         from surefoot.train.gradient_cache import loss_of_groups
 
-        return partial(loss_of_groups, self.loss.loss_fn, self.model, precision=precision, group=group)
+        return partial(loss_of_groups, self.coupled.loss_fn, self.model, precision=precision, group=group)
 
     def of(self, batch: MicroBatch) -> tuple[dict[str, Mean], tuple[Any, Any] | None, Any]:
         """Return the means of the loss, (outputs, targets), and the features of a coupled loss. Calls the model once without `predict`."""
         pair = None if self.predict is None or not self.needs_pair else self._predicted(batch.batch)
         means, features = dict[str, Mean](), None
-        if isinstance(self.loss, CoupledLoss):
-            features = self.loss.encode_fn(self.model, batch.batch)
+        if self.coupled is not None:
+            features = self.coupled.encode_fn(self.model, batch.batch)
             is_pair = isinstance(features, tuple) and len(features) == 2
             pair = features if pair is None and self.needs_pair and is_pair else pair
         elif self.loss is not None:
             mean, beside, loss_pair = loss_parts(self.loss(self.model, batch.batch))
             means = {"loss": _counted(mean, batch.count), **beside}
-            pair = loss_pair if pair is None and self.needs_pair else pair
+            if pair is None and self.needs_pair and loss_pair is not None:
+                pair = loss_pair
+                self._remove_hook()
         if self.needs_pair and pair is None:
             pair = self._default_pair(batch.batch)
         self.last_call = None
         return means, pair, features
+
+    def _remove_hook(self) -> None:
+        if self.hook is not None:
+            self.hook.remove()
+            self.hook = None
 
     def _predicted(self, batch: Any) -> tuple[Any, Any]:
         assert self.predict is not None
@@ -101,4 +108,5 @@ def _counted(mean: Any, count: int) -> Mean:
         refuse_other_than_tensor(mean)
     if mean.ndim > 0:
         raise ConfigError(f"the loss is not a scalar but a tensor of shape {tuple(mean.shape)}: return its mean")
-    return Mean(mean.detach().double() * count if count else 0.0, count)
+    total = mean.item() if mean.is_cpu else mean.detach().double()  # reading a CPU tensor waits for no device
+    return Mean(total * count if count else 0.0, count)
