@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from socketserver import ThreadingTCPServer
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from tyro.conf import Positional, arg
 
@@ -121,11 +121,13 @@ def _serve(server: ThreadingTCPServer, path: str = "") -> NoReturn:
 
 
 def _could_have_panels(run: Path) -> bool:
-    from surefoot.report.series import read_reported_run
     from surefoot.tracking.panels_file import FILE
+    from surefoot.tracking.run_reader import is_running, read_records, read_run
 
-    reported = read_reported_run(run)
-    kind, finished = reported.files.config.program.get("kind"), (reported.recorded.over or "").startswith("finished")
-    has_panels = kind == "recipe" or (kind == "file" and not finished)  # a finished run has written its panels
-    has_checkpoint = any((run / "checkpoints").glob("step-*"))
-    return has_panels and has_checkpoint and not (run / FILE).exists() and not reported.running
+    kind, has_checkpoint = read_run(run).config.program.get("kind"), any((run / "checkpoints").glob("step-*"))
+    if kind not in ("recipe", "file") or not has_checkpoint or (run / FILE).exists() or is_running(run):
+        return False
+    last: dict[str, Any] = {}
+    for last in read_records(run) if kind == "file" else ():
+        pass
+    return not str(last.get("event", "")).startswith("finished")  # a finished run has written its panels

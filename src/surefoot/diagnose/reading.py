@@ -3,9 +3,13 @@
 The newest checkpoint provides the settings, and config.toml adds further settings. Unreadable records are skipped.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from surefoot.config.paths import local_path
 from surefoot.diagnose.history import History, loss_applied
@@ -60,29 +64,43 @@ class RecordCollector:
     """A collector that builds a history during training, with at most `times` x `MOST` records of each kind."""
 
     def __init__(self, records: Iterable[Record] = (), *, times: int = 5) -> None:
-        self.kinds: dict[str, list[Record]] = {}
+        self.kinds: dict[str, list[Record]] = {}  # of training records, those after `older`
+        self.older = _MergedRecords()
         self.times = times
+        self.add_all(records)
+
+    def add_all(self, records: Iterable[Record]) -> None:
+        """Keep records in order. Beyond the limit of a kind, its older half is thinned. Samples are dropped."""
         for record in records:
-            self.add(record)
+            kind = record["kind"]
+            if kind == "sample":
+                continue
+            if kind == "resume":  # a resume clears the end of the earlier sessions
+                self.kinds.pop("event", None)
+            of_kind = self.kinds.setdefault(kind, [])
+            of_kind.append(record)
+            limit = self.times * MOST.get(kind, len(of_kind))
+            if kind == "train" and self.older.count + len(of_kind) > limit:
+                self.older.append(of_kind)
+                self.older.halve(self.older.count // 2)
+                of_kind.clear()
+            elif len(of_kind) > limit:
+                older = len(of_kind) // 2 // 2 * 2
+                of_kind[:older] = thinned(of_kind[:older])
 
     def add(self, record: Record) -> None:
-        """Keep a record. Beyond the limit of its kind, the older half is thinned. Samples are dropped."""
-        kind = record["kind"]
-        if kind == "sample":
-            return
-        if kind == "resume":  # a resume clears the end of the earlier sessions
-            self.kinds.pop("event", None)
-        records = self.kinds.setdefault(kind, [])
-        records.append(record)
-        if len(records) > self.times * MOST.get(kind, len(records)):
-            older = len(records) // 2 // 2 * 2
-            records[:older] = thinned(records[:older])
+        """Keep one record, as `add_all` does."""
+        self.add_all([record])
+
+    def by_kind(self) -> dict[str, list[Record]]:
+        """Return all kept records by kind."""
+        return self.kinds | ({"train": self.older.records() + self.kinds["train"]} if self.older.count else {})
 
     def history(self, described: RunDescription) -> History:
         """Return the collected records by kind, with the description of their run."""
+        kinds = self.by_kind()
         train, scores, layers, data, events, resumed = (
-            tuple(self.kinds.get(kind, ()))
-            for kind in ("train", "eval", "layer_stats", "data_check", "event", "resume")
+            tuple(kinds.get(kind, ())) for kind in ("train", "eval", "layer_stats", "data_check", "event", "resume")
         )
         return History(
             described,
@@ -93,6 +111,105 @@ class RecordCollector:
             data=data[-1] if data else {},
             resumed=tuple(record["step"] for record in resumed),
         )
+
+
+class _MergedRecords:
+    """Training records as one array per value, so that `halve` merges thousands of pairs at once, as `thinned` merges one.
+
+    A record with another value than the usual numbers stays a dictionary, in `odd` by its index.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.columns: dict[str, tuple[NDArray[Any], NDArray[np.bool_]]] = {}  # values, and where they are present
+        self.odd: dict[int, Record] = {}
+
+    def append(self, records: Sequence[Record]) -> None:
+        odd = {index for index, record in enumerate(records) if "loss_applied" in record}
+        for name in dict.fromkeys(chain(self.columns, chain.from_iterable(records))):
+            if name == "kind":
+                continue
+            values = [record.get(name) for record in records]
+            kinds = set(map(type, values))
+            known = self.columns.get(name)
+            whole = int in kinds if known is None else known[0].dtype == np.int64
+            number = int if whole and name not in _AVERAGED else float
+            present = np.array([type(value) is number for value in values]) if kinds != {number} else None
+            if present is not None:
+                odd |= {index for index in np.flatnonzero(~present).tolist() if name in records[index]}
+                values = [value if type(value) is number else number(0) for value in values]
+            try:
+                array = np.array(values, dtype=np.int64 if number is int else np.float64)
+            except OverflowError:  # an integer of more than 64 bits
+                odd |= set(range(len(records)))
+                array, present = np.zeros(len(records), dtype=np.int64), np.zeros(len(records), dtype=np.bool_)
+            present = np.ones(len(records), dtype=np.bool_) if present is None else present
+            before = (np.zeros(self.count, dtype=array.dtype), np.zeros(self.count, dtype=np.bool_))
+            joined = [np.concatenate(pair) for pair in zip(known or before, (array, present), strict=True)]
+            self.columns[name] = (joined[0], joined[1])
+        self.odd |= {self.count + index: records[index] for index in odd}
+        self.count += len(records)
+
+    def halve(self, count: int) -> None:
+        """Merge pairs of the first `count` records, without the last one if `count` is odd."""
+        pairs = count // 2
+        pair_of_odd = dict.fromkeys(index // 2 for index in self.odd if index < 2 * pairs)
+        odd = {pair: _as_one(self._record(2 * pair), self._record(2 * pair + 1)) for pair in pair_of_odd}
+        self.odd = odd | {index - pairs: record for index, record in self.odd.items() if index >= 2 * pairs}
+        parts = {
+            name: tuple(part[start : 2 * pairs : 2] for start in (0, 1) for part in column)
+            for name, column in self.columns.items()
+        }
+        with np.errstate(all="ignore"):
+            merged = _merged_pairs(parts, pairs)
+        self.columns = {
+            name: (
+                np.concatenate([merged[name][0], values[2 * pairs :]]),
+                np.concatenate([merged[name][1], present[2 * pairs :]]),
+            )
+            for name, (values, present) in self.columns.items()
+        }
+        self.count -= pairs
+
+    def records(self) -> list[Record]:
+        names = list(self.columns)
+        columns = [values.tolist() for values, _ in self.columns.values()]
+        present = [flags.tolist() for _, flags in self.columns.values()]
+        every = zip(zip(*columns, strict=True), zip(*present, strict=True), strict=True)
+        return [
+            self.odd.get(index) or {"kind": "train", **dict(compress(zip(names, values, strict=True), flags))}
+            for index, (values, flags) in enumerate(every)
+        ]
+
+    def _record(self, index: int) -> Record:
+        values = {name: column[index].item() for name, (column, present) in self.columns.items() if present[index]}
+        return self.odd.get(index) or {"kind": "train", **values}
+
+
+def _merged_pairs(
+    parts: Mapping[str, tuple[NDArray[Any], ...]], pairs: int
+) -> dict[str, tuple[NDArray[Any], NDArray[np.bool_]]]:
+    """Return each column of `_as_one` for many pairs: `parts` are values and presence of the first, then of the second records."""
+    ones, nothing = np.ones(pairs), np.zeros(pairs, dtype=np.bool_)
+    first, has_first, second, has_second = parts.get("targets", (ones, nothing, ones, nothing))
+    share, of_other = np.where(has_first, first, 1), np.where(has_second, second, 1)
+    total = share + of_other
+    total = np.where(total == 0, 1, total)
+    first, has_first, second, has_second = parts.get("loss_max", (ones, nothing, ones, nothing))
+    first_is_largest = np.where(has_first, first, 0) > np.where(has_second, second, 0)
+    merged = {}
+    for name, (one, has_one, other, has_other) in parts.items():
+        values, both = np.where(has_other, other, one), has_one & has_other
+        if name in _SUMMED:
+            values = np.where(both, one + other, values)
+        elif name in _LARGEST:
+            values = np.where(both, np.where(other > one, other, one), values)
+        elif name in _AVERAGED:
+            values = np.where(both, (one * share + other * of_other) / total, values)
+        elif name in ("loss_max", "loss_max_step"):
+            values = np.where(first_is_largest & has_one, one, values)
+        merged[name] = (values, has_one | has_other)
+    return merged
 
 
 def thinned(records: Sequence[Record]) -> list[Record]:

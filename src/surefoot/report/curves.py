@@ -1,13 +1,16 @@
 """A curve of any length in bounded memory, with its points to draw, its extrema and its smoothed form."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 STRETCHES = 300  # a long curve has 300 to 600 stretches, each drawn as two points
 _STRANGE = 50  # steps with a non-finite value that are stored
+_LONG = 64  # points of a stretch from which on NumPy merges them faster than a loop
 
 
 @dataclass(slots=True)
@@ -68,9 +71,40 @@ class Curve:
             stretch.count += 1
             return
         if len(buckets) == 2 * self.stretches:
-            self.buckets = buckets = [_merge(a, b) for a, b in zip(buckets[::2], buckets[1::2], strict=True)]
-            self.size *= 2
-        buckets.append(Stretch(step, value, step, value, float(step), value, 1))
+            self._halve()
+        self.buckets.append(Stretch(step, value, step, value, float(step), value, 1))
+
+    def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Add many values, as `add` does one by one; the sum of a stretch may be rounded in another order."""
+        numbers, position = np.array(values, dtype=np.float64), 0
+        is_finite = bool(np.isfinite(numbers).all())
+        while position < len(values):
+            free = self.size - self.buckets[-1].count if self.buckets else 0
+            if not free and len(self.buckets) == 2 * self.stretches:
+                self._halve()
+                continue
+            part = slice(position, min(position + (free or self.size), len(values)))
+            if is_finite and part.stop - position >= _LONG:
+                self._add_part(steps[part], numbers[part])
+            else:
+                for step, value in zip(steps[part], values[part], strict=True):
+                    self.add(step, value)
+            position = part.stop
+
+    def _add_part(self, steps: Sequence[int], values: NDArray[np.float64]) -> None:
+        low, high = int(values.argmin()), int(values.argmax())
+        sums = float(sum(steps)), float(values.sum())
+        part = Stretch(steps[low], float(values[low]), steps[high], float(values[high]), *sums, len(values))
+        if self.buckets and self.buckets[-1].count < self.size:
+            self.buckets[-1] = _merge(self.buckets[-1], part)
+        else:
+            self.buckets.append(part)
+        self.count += len(values)
+        self.first, self.last = self.first or (steps[0], float(values[0])), (steps[-1], float(values[-1]))
+
+    def _halve(self) -> None:
+        self.buckets = [_merge(a, b) for a, b in zip(self.buckets[::2], self.buckets[1::2], strict=True)]
+        self.size *= 2
 
     def to_json(self) -> dict[str, Any]:
         """Return the curve as JSON values."""

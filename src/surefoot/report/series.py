@@ -1,8 +1,9 @@
 """The content of a run's records for a report, collected from one record at a time."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, compress, groupby
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -10,7 +11,7 @@ from surefoot.errors import ConfigError
 from surefoot.report.curves import Curve
 from surefoot.report.heatmap import Layers
 from surefoot.tracking.record import OWN, PHASES, Phase, Record, scores_in
-from surefoot.tracking.run_reader import RunFiles, is_running, read_records, read_run, refuse_other_format
+from surefoot.tracking.run_reader import RunFiles, is_running, read_blocks, read_run, refuse_other_format
 
 _DRAWN = {"loss", "grad_norm", "grad_norm_max", "clip_fraction", "lr", "targets_per_s"}
 _DRAWN |= {"host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes"}
@@ -81,6 +82,32 @@ class Recorded:
                 self.ending_spent_s = _add_seconds({}, record)
                 self._tell(Event(step, record["event"][:_LONGEST_EVENT]))
 
+    def add_all(self, records: Sequence[Record]) -> None:
+        """Add records in order. Neighboring training records without skipped steps are added column by column."""
+        for is_usual, group in groupby(records, key=_is_usual):
+            if is_usual:
+                self._add_columns(list(group))
+            else:
+                for record in group:
+                    self.add(record)
+
+    def _add_columns(self, records: Sequence[Record]) -> None:
+        steps = [record["step"] for record in records]
+        for name in dict.fromkeys(chain.from_iterable(records)):
+            if name not in _DRAWN and name in OWN:
+                continue
+            curves, values = self.train if name in _DRAWN else self.users, [record.get(name) for record in records]
+            are_numbers = list(map(_is_number, values))
+            if any(are_numbers) and (curve := _curve(curves, name)) is not None:
+                curve.extend(list(compress(steps, are_numbers)), list(compress(values, are_numbers)))
+        for phase in PHASES:
+            seconds = [number for record in records if _is_number(number := record.get(f"{phase}_s"))]
+            if finite := [number for number in seconds if math.isfinite(number)]:
+                self.trained_spent_s[phase] = sum(finite, self.trained_spent_s.get(phase, 0.0))
+        self.targets = sum(map(_timed_targets, records), self.targets)
+        self.eta_s = _number_in(records[-1], "eta_s")
+        self.count, self.last_step, self.over = self.count + len(records), max(self.last_step, *steps), None
+
     def _add_train(self, step: int, record: Record) -> None:
         for name, value in record.items():
             if _is_number(value) and (name in _DRAWN or name not in OWN):
@@ -89,7 +116,7 @@ class Recorded:
         if _is_number(applied) and applied and not math.isfinite(record.get("loss") or 0.0):
             self._add(self.train, "loss", step, applied)  # 0 if no step was applied
         _add_seconds(self.trained_spent_s, record)
-        self.targets += (_number_in(record, "targets") or 0.0) - (_number_in(record, "starting_targets") or 0.0)
+        self.targets += _timed_targets(record)
         self.eta_s = _number_in(record, "eta_s")
         skipped, steps = record.get("skipped"), record.get("skipped_steps")
         if isinstance(skipped, int) and skipped > 0:
@@ -100,10 +127,8 @@ class Recorded:
             self._tell(Event(step, f"{subject} skipped because of a non-finite gradient or loss{which}{more}"))
 
     def _add(self, curves: dict[str, Curve], name: str, step: int, value: float) -> None:
-        if name not in curves and len(curves) < _MOST_CURVES:
-            curves[name] = Curve()
-        if name in curves:
-            curves[name].add(step, value)
+        if (curve := _curve(curves, name)) is not None:
+            curve.add(step, value)
 
     def _add_sample(self, step: int, text: str) -> None:
         cut = text if len(text) <= _LONGEST_SAMPLE else f"{text[:_LONGEST_SAMPLE]} \u2026"
@@ -149,19 +174,18 @@ class ReportedRun:
         return str(self.files.sessions[-1].get("count_unit", "targets")) if self.files.sessions else "targets"
 
 
-def read_reported_run(path: Path, *, also: Callable[[Record], object] = lambda record: None) -> ReportedRun:  # noqa: ARG005
-    """Read a run for a report and call `also` with each record. Raises `ConfigError` if the directory does not exist."""
+def read_reported_run(path: Path, *, also: Callable[[list[Record]], object] = lambda records: None) -> ReportedRun:  # noqa: ARG005
+    """Read a run for a report and call `also` with all records, many at once. Raises `ConfigError` if the directory does not exist."""
     if not path.is_dir():
         raise ConfigError(f"{path} is not the directory of a run")
     refuse_other_format(path)
     files, recorded, data = read_run(path), Recorded(), dict[str, Any]()
     problems = list(files.problems)
     try:
-        for record in read_records(path):
-            if record["kind"] == "data_check":
-                data = record
-            recorded.add(record)
-            also(record)
+        for records in read_blocks(path):
+            data = next((record for record in reversed(records) if record["kind"] == "data_check"), data)
+            recorded.add_all(records)
+            also(records)
     except OSError as problem:
         problems.insert(0, f"metrics.jsonl cannot be read: {problem.strerror or problem}")
     return ReportedRun(files, recorded, data, tuple(problems), is_running(path))
@@ -173,6 +197,20 @@ def _add_seconds(spent_s: dict[str, float], record: Record) -> dict[str, float]:
         if seconds is not None and math.isfinite(seconds):
             spent_s[phase] = spent_s.get(phase, 0.0) + seconds
     return spent_s
+
+
+def _curve(curves: dict[str, Curve], name: str) -> Curve | None:
+    if name not in curves and len(curves) < _MOST_CURVES:
+        curves[name] = Curve()
+    return curves.get(name)
+
+
+def _is_usual(record: Record) -> bool:
+    return record["kind"] == "train" and not record.get("skipped") and "loss_applied" not in record
+
+
+def _timed_targets(record: Record) -> float:
+    return (_number_in(record, "targets") or 0.0) - (_number_in(record, "starting_targets") or 0.0)
 
 
 def _number_in(record: Record, name: str) -> float | None:

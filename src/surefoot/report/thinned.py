@@ -7,7 +7,7 @@ A file with another hash, format, version or run is ignored. Nothing is written 
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -19,7 +19,7 @@ from surefoot.config.paths import open_regular, user_cache, write_whole
 from surefoot.diagnose.reading import RecordCollector
 from surefoot.report.curves import Curve
 from surefoot.report.series import Recorded
-from surefoot.tracking.jsonl import line, parse_record
+from surefoot.tracking.jsonl import line, parse_lines, parse_record
 from surefoot.tracking.run_reader import surefoot_version
 
 SLICE_BYTES = 2_000_000  # read at once
@@ -108,8 +108,7 @@ class ThinnedRun:
         if self._search(lines, self.offset):
             self._start_over()
             return True
-        for text in lines:
-            self._add(text)
+        self._add(lines)
         self.tail = (self.tail + chunk[:end])[-_TAIL_BYTES:]
         return is_full and self.offset < size
 
@@ -128,16 +127,19 @@ class ThinnedRun:
                 supersedes |= record["step"] < self.recorded.last_step
         return supersedes
 
-    def _add(self, text: bytes) -> None:
-        self.offset += len(text)
-        record, later = parse_record(text), bisect_right(self.resumed_at, self.offset)
-        if record is None or (
-            record["kind"] != "event" and record["step"] > min(self.resumed_steps[later:], default=record["step"])
-        ):
-            return
-        is_drawn = record["kind"] not in _UNDRAWN
-        self.recorded.add(record if is_drawn else {"kind": "", "step": record["step"]})
-        self.collected.add(record)
+    def _add(self, lines: Sequence[bytes]) -> None:
+        records = []
+        for text, record in zip(lines, parse_lines(lines), strict=True):
+            self.offset += len(text)
+            later = bisect_right(self.resumed_at, self.offset)
+            if record is not None and (
+                record["kind"] == "event" or record["step"] <= min(self.resumed_steps[later:], default=record["step"])
+            ):
+                records.append(record)
+        self.recorded.add_all(
+            [{"kind": "", "step": each["step"]} if each["kind"] in _UNDRAWN else each for each in records]
+        )
+        self.collected.add_all(records)
 
     def _start_over(self) -> None:
         self.recorded, self.collected, self.offset, self.tail = Recorded(), RecordCollector(times=1), 0, b""
@@ -148,7 +150,7 @@ class ThinnedRun:
             kind: {name: curve.to_json() for name, curve in getattr(self.recorded, kind).items()} for kind in _CURVES
         }
         series["scalars"] = {name: getattr(self.recorded, name) for name in _SCALARS}
-        records = [line(record) for kind in self.collected.kinds.values() for record in kind]
+        records = [line(record) for kind in self.collected.by_kind().values() for record in kind]
         rest = "\n".join([json.dumps(series), *records]).encode(errors="backslashreplace")
         head = {
             "format": _FORMAT,

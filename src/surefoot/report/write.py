@@ -68,11 +68,11 @@ def _with_findings(path: Path) -> tuple[ReportedRun, list[Finding]]:
     collected, run_findings = RecordCollector(), list[Finding]()
     fault: Exception | None = None
 
-    def collect(record: Record) -> None:
+    def collect(records: list[Record]) -> None:
         nonlocal fault
         try:
             if fault is None:
-                collected.add(record)
+                collected.add_all(records)
         except Exception as problem:
             fault = problem
 

@@ -8,12 +8,14 @@ import json
 import math
 import os
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from hashlib import sha256
-from io import FileIO
+from io import BytesIO, FileIO
+from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from surefoot.config.paths import open_no_follow, open_regular
 from surefoot.tracking.record import Record
@@ -156,18 +158,50 @@ def stream_records(path: Path, *, size_bytes: int | None = None) -> Iterator[Rec
 
     Incomplete lines, invalid lines, lines appended meanwhile, and bytes beyond the first `size_bytes` are skipped.
     """
+    return chain.from_iterable(record_blocks(path, size_bytes=size_bytes))
+
+
+def record_blocks(path: Path, *, size_bytes: int | None = None) -> Iterator[list[Record]]:
+    """Yield what `stream_records` yields, many records at once."""
     ends, steps, size = _resumed(path, size_bytes)
     for index in range(len(steps) - 2, -1, -1):  # the earliest step of all resumes from here on
         steps[index] = min(steps[index], steps[index + 1])
     end = 0
-    with open_regular(path) as file:
-        while end < size and (text := file.readline(_LONGEST)):
+    for lines in _lines(path):
+        if end >= size:
+            return
+        records = parse_lines(lines)
+        if (
+            bisect_right(ends, end) == len(steps) and end + sum(map(len, lines)) <= size
+        ):  # the usual block: no resume follows
+            end += sum(map(len, lines))
+            yield [record for record in records if record is not None]
+            continue
+        block = []
+        for text, record in zip(lines, records, strict=True):
+            if end >= size:
+                break
             end += len(text)
-            record, later = parse_record(text), bisect_right(ends, end)
+            later = bisect_right(ends, end)
             if record is None:
                 continue
             if later == len(steps) or record["step"] <= steps[later] or record["kind"] == "event":
-                yield record
+                block.append(record)
+        yield block
+
+
+def _lines(path: Path) -> Iterator[list[bytes]]:
+    """Yield the lines of a file, about a megabyte at once; a longer line than `_LONGEST` is yielded in parts."""
+    rest = b""
+    with open_regular(path) as file:
+        while chunk := file.read(_READ_BYTES):
+            end = chunk.rfind(b"\n") + 1
+            if end or len(rest) >= _LONGEST:
+                yield BytesIO(rest + chunk[:end]).readlines()
+                rest = b""
+            rest += chunk[end:]
+    if rest:
+        yield [rest]
 
 
 def resume_count(path: Path) -> int:
@@ -177,8 +211,13 @@ def resume_count(path: Path) -> int:
 
 def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], int]:
     ends, steps, size = list[int](), list[int](), 0
-    with open_regular(path) as file:
-        while (most_bytes is None or size < most_bytes) and (text := file.readline(_LONGEST)):
+    for lines in _lines(path):
+        if not any(b'"resume"' in text for text in lines) and most_bytes is None:
+            size += sum(map(len, lines))
+            continue
+        for text in lines:
+            if most_bytes is not None and size >= most_bytes:
+                return ends, steps, size
             size += len(text)
             record = parse_record(text) if b'"resume"' in text else None
             if record is not None and record["kind"] == "resume":
@@ -187,12 +226,39 @@ def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], 
     return ends, steps, size
 
 
+def parse_lines(lines: Sequence[bytes]) -> list[Record | None]:
+    """Parse each line as `parse_record` does. Lines as surefoot writes them are parsed together, which takes half the time."""
+    if all(map(_is_usual, lines)):
+        with suppress(ValueError, RecursionError):
+            together: list[Any] = _decoder()(b"[" + b",".join(lines) + b"]")
+            if len(together) == len(lines):
+                return [_checked(record) for record in together]
+    return [parse_record(text) for text in lines]
+
+
+def _is_usual(text: bytes) -> bool:
+    return text.startswith(b'{"kind": "') and text.endswith(b"}\n")
+
+
+@cache
+def _decoder() -> Callable[[bytes], Any]:
+    """Return orjson's decoder if orjson is installed: several times faster, and equal for numbers below 2^64."""
+    try:
+        from orjson import loads
+    except ImportError:
+        return json.loads
+    return loads
+
+
 def parse_record(text: bytes) -> Record | None:
     """Parse a line as a record and restore its non-finite values; return None if the line is not a record."""
     try:
-        record = _decoded(text.decode())
+        return _checked(_decoded(text.decode()))
     except (ValueError, RecursionError):
         return None
+
+
+def _checked(record: Any) -> Record | None:
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         return None
     if type(record.get("step")) is not int or record["step"] < 0:  # excludes booleans

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -22,7 +23,7 @@ from surefoot.checkpoint.state_json import SavedState, misshapen, parse_state, t
 from surefoot.config.paths import open_regular, read_regular
 from surefoot.config.toml import origins, program, values
 from surefoot.errors import CheckpointError, ConfigError, first_line
-from surefoot.tracking.jsonl import stream_records
+from surefoot.tracking.jsonl import record_blocks
 from surefoot.tracking.record import Record
 
 Standing = Literal["running", "over", "unknown"]
@@ -122,8 +123,13 @@ def read_run(path: Path) -> RunFiles:
 
 def read_records(path: Path) -> Iterator[Record]:
     """Yield the records of a run, or nothing if the file is missing; raise `OSError` if the file is unreadable."""
+    return chain.from_iterable(read_blocks(path))
+
+
+def read_blocks(path: Path) -> Iterator[list[Record]]:
+    """Yield what `read_records` yields, many records at once."""
     metrics = path / "metrics.jsonl"
-    return stream_records(metrics) if metrics.exists() else iter(())
+    return record_blocks(metrics) if metrics.exists() else iter(())
 
 
 def read_settings(path: Path) -> Settings:
