@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ import surefoot as sf
 from diagnose.histories import falling, train, wobble
 from in_one import in_one
 from surefoot.diagnose.checks import findings
-from surefoot.diagnose.reading import description_of, history_in
+from surefoot.diagnose.reading import MOST, RecordCollector, description_of, history_in, thinned
 from surefoot.diagnose.run_settings import kinds_of_models, kinds_of_modules
 from surefoot.tracking.jsonl import line
 from surefoot.tracking.run_directory import RunDirectory
@@ -156,3 +158,56 @@ def test_a_run_trains_while_its_lock_is_held_by_this_process_or_another(tmp_path
         assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "running False\n"
     held.close()
     assert standing_of(tmp_path / "run") == "over"
+
+
+def mixed(random: Random, count: int) -> list[dict[str, Any]]:
+    """Training records: the first has a value of its own, and some lack values, have large integers, or were skipped."""
+    records = []
+    for step in range(1, count + 1):
+        record: dict[str, Any] = {
+            "kind": "train",
+            "step": step,
+            "loss": random.gauss(2, 1),
+            "grad_norm_max": random.random(),
+        }
+        record |= {
+            "targets": random.choice([0.0, 3.0, 7.0]),
+            "samples": 4,
+            "training_s": random.random(),
+            "note": step / 3,
+        }
+        record |= {"skipped": 0, "loss_max": random.choice([0.0, 1.0, 2.0, math.nan]), "loss_max_step": step}
+        if step == 1:
+            record["starting_targets"] = 5.0
+        if random.random() < 0.1:
+            record.pop(random.choice(["loss", "note", "targets", "grad_norm_max", "loss_max"]))
+        if random.random() < 0.05:
+            record |= {"skipped": 2, "skipped_steps": [step, step + 1], "loss": math.inf, "loss_applied": 1.5}
+        if random.random() < 0.02:
+            record |= random.choice(
+                [{"samples": 1 << 70}, {"samples": 1.5}, {"note": None}, {"note": "text"}, {"loss": 2}]
+            )
+        records.append(record)
+    return records
+
+
+@pytest.mark.parametrize("limit", [5, 16, 21])
+@pytest.mark.parametrize("seed", range(4))
+def test_records_merged_in_arrays_are_those_merged_pair_by_pair(
+    seed: int, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MOST, "train", limit)
+    records = mixed(Random(seed), 150)
+    expected: list[dict[str, Any]] = []
+    for record in records:
+        expected.append(record)
+        if len(expected) > limit:
+            older = len(expected) // 2 // 2 * 2
+            expected[:older] = thinned(expected[:older])
+    for parts in ([records], [records[:70], records[70:]], [[record] for record in records]):
+        collected = RecordCollector(times=1)
+        for part in parts:
+            collected.add_all(part)
+        assert repr([sorted(each.items()) for each in collected.by_kind()["train"]]) == repr(
+            [sorted(each.items()) for each in expected]  # NaN is not equal to itself, but its text is
+        )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 
 from surefoot.report.curves import Curve, smooth
+from surefoot.report.series import Recorded
 
 
 def curve(values: list[float], stretches: int = 300) -> Curve:
@@ -70,3 +72,36 @@ def test_smoothing_weighs_each_stretch_by_its_values() -> None:
     values = [generator.gauss(5, 1) for _ in range(6000)]
     found = [value for _, value in smooth(curve(values))]
     assert max(abs(value - 5) for value in found) < 0.5
+
+
+@pytest.mark.parametrize("part", [1, 63, 64, 1000, 7777])
+def test_many_values_at_once_are_those_added_one_by_one(part: int) -> None:
+    generator = random.Random(part)
+    values = [float(generator.randrange(50)) for _ in range(20_000)]
+    values[12_345] = math.nan
+    made, expected = Curve(40), curve(values, 40)
+    for start in range(0, len(values), part):
+        made.extend(range(start, min(start + part, len(values))), values[start : start + part])
+    assert made.to_json() == expected.to_json()  # sums of whole numbers are exact in any order
+
+
+def test_many_records_at_once_are_those_added_one_by_one() -> None:
+    generator, records = random.Random(0), list[dict[str, Any]]()
+    for step in range(1, 2001):
+        record = {"kind": "train", "step": step, "loss": float(step % 9), "training_s": 0.25, "mine": step}
+        record |= generator.choice([{}, {"targets": 4.0}, {"lr": None}, {"mine": "text"}, {"starting_targets": 1.0}])
+        records.append(
+            record | ({"skipped": 1, "skipped_steps": [step], "loss_applied": 2.0} if step % 97 == 0 else {})
+        )
+        records += [{"kind": "eval", "step": step, "val/loss": 1.0}] if step % 50 == 0 else []
+        records += [{"kind": "resume", "step": step}] if step % 400 == 0 else []
+    one_by_one, at_once = Recorded(), Recorded()
+    for record in records:
+        one_by_one.add(record)
+    for start in range(0, len(records), 333):
+        at_once.add_all(records[start : start + 333])
+    for kind in ("train", "users", "scores"):
+        curves = [{n: c.to_json() for n, c in getattr(each, kind).items()} for each in (at_once, one_by_one)]
+        assert curves[0] == curves[1]
+        vars(at_once)[kind] = vars(one_by_one)[kind] = None
+    assert vars(at_once) | {"layers": None} == vars(one_by_one) | {"layers": None}

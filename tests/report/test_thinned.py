@@ -116,7 +116,7 @@ def test_what_a_resume_supersedes_is_dropped(tmp_path: Path, most_bytes: int, la
         read_all(run, most_bytes=most_bytes)
     same(run, path)
     assert run.recorded.train["loss"].last == (390, 9.0)
-    history = [record["step"] for record in run.collected.kinds["train"]]
+    history = [record["step"] for record in run.collected.by_kind()["train"]]
     assert history == [record["step"] for record in records(path / "metrics.jsonl") if record["kind"] == "train"]
 
 
@@ -159,7 +159,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     path = written(tmp_path / "run", [train(step, 1.0 + step % 7) for step in range(1, 9000)])
     run = read_all(ThinnedRun(path))
     assert len(run.recorded.train["loss"].buckets) <= 600
-    assert len(run.collected.kinds["train"]) <= 2000
+    assert len(run.collected.by_kind()["train"]) <= 2000
 
 
 def saved(tmp_path: Path, cache: Path) -> tuple[Path, Path]:

@@ -139,8 +139,8 @@ def test_what_earlier_sessions_wrote_is_read_at_the_first_record_of_training_and
     assert read == []
     made.write(records[30])
     assert read == [0]
-    assert made.collected.kinds["train"] == records[:31]
-    assert [len(made.collected.kinds[kind]) for kind in ("train", "layer_stats")] == [31, 1]
+    assert made.collected.by_kind()["train"] == records[:31]
+    assert [len(made.collected.by_kind()[kind]) for kind in ("train", "layer_stats")] == [31, 1]
 
 
 def test_a_fault_in_a_finding_is_said_once_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_memory_is_bounded_and_sums_extremes_and_the_best_are_kept() -> None:
         held.add(record)
     for place, loss in enumerate(losses):
         held.add({"kind": "eval", "step": place, "val/loss": loss})
-    assert all(len(kept) <= MOST.get(kind, 1) for kind, kept in held.kinds.items())
+    assert all(len(kept) <= MOST.get(kind, 1) for kind, kept in held.by_kind().items())
     history = held.history(described())
     assert history.total("targets") == 80 * 9000
     assert history.total("skipped") == 9
@@ -196,14 +196,14 @@ def test_a_record_without_a_number_where_one_is_usual_ends_nothing() -> None:
     made = of(said, earlier=odd)
     made.at_end()
     assert said == []
-    assert len(made.collected.kinds["train"]) <= MOST["train"]
+    assert len(made.collected.by_kind()["train"]) <= MOST["train"]
 
 
 def test_records_that_cannot_be_collected_end_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(records: Any) -> Any:
+    def wrong(*_: Any) -> Any:
         raise TypeError("of ours")
 
-    monkeypatch.setattr("surefoot.diagnose.reading.thinned", wrong)
+    monkeypatch.setattr("surefoot.diagnose.reading._MergedRecords.halve", wrong)
     said: list[str] = []
     made = of(said, earlier=train(count=2100))
     made.write(train()[0])

@@ -11,6 +11,7 @@ import pytest
 
 from in_one import in_one
 from surefoot.report.series import read_reported_run
+from surefoot.tracking import jsonl
 from surefoot.tracking.jsonl import records, stream_records
 from written_runs import falling, layers, scores, train, written
 
@@ -99,3 +100,26 @@ def test_a_run_of_many_records_is_read_in_little_memory(tmp_path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 3_500_000  # 20 curves of at most 600 stretches: as many for any longer run
+
+
+@pytest.mark.parametrize("library", ["json", "orjson"])
+def test_lines_parsed_together_are_those_parsed_one_by_one(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "_decoder", lambda: pytest.importorskip(library).loads)
+    usual = [f"{json.dumps(record)}\n".encode() for record in falling(20)]
+    number = b'{"kind": "train", "step": 3, "loss": %s}\n'
+    numbers = [
+        number % each for each in (b"0.1", b"1e-7", b"-0.0", b"5e-324", b"2", b"1e999", b"NaN", b"18446744073709551615")
+    ]
+    texts = [
+        b'{"kind": "sample", "step": 1, "text": %s}\n' % text
+        for text in (b'"\xc3\xa9"', b'"\\ud800"', b'"\\u00e9\r"', b'"\xff"')
+    ]
+    strange = [b'{"kind": "train", "step": 3, "loss": null, "nonfinite": {"loss": "inf"}}\n', b'{"kind": "train"}\n']
+    torn = [
+        usual[0][:20],
+        b"\n",
+        b'{"kind": "a", "step": 1}, {"kind": "b", "step": 2}\n',
+        b'{"kind": "a", "step": 1, "x": [\n',
+    ]
+    for lines in (usual, *([*usual[:2], each, usual[2]] for each in numbers + texts + strange + torn)):
+        assert repr(jsonl.parse_lines(lines)) == repr([jsonl.parse_record(text) for text in lines])

@@ -3,6 +3,7 @@
 import secrets
 import sys
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from socketserver import ThreadingTCPServer
 from typing import Annotated, Any, NoReturn
@@ -127,7 +128,6 @@ def _could_have_panels(run: Path) -> bool:
     kind, has_checkpoint = read_run(run).config.program.get("kind"), any((run / "checkpoints").glob("step-*"))
     if kind not in ("recipe", "file") or not has_checkpoint or (run / FILE).exists() or is_running(run):
         return False
-    last: dict[str, Any] = {}
-    for last in read_records(run) if kind == "file" else ():
-        pass
+    records = read_records(run) if kind == "file" else iter(())
+    last = reduce(lambda _, record: record, records, dict[str, Any]())
     return not str(last.get("event", "")).startswith("finished")  # a finished run has written its panels

@@ -96,13 +96,12 @@ class Recorded:
         for name in dict.fromkeys(chain.from_iterable(records)):
             if name not in _DRAWN and name in OWN:
                 continue
-            curves, values = self.train if name in _DRAWN else self.users, [record.get(name) for record in records]
-            are_numbers = list(map(_is_number, values))
-            if any(are_numbers) and (curve := _curve(curves, name)) is not None:
-                curve.extend(list(compress(steps, are_numbers)), list(compress(values, are_numbers)))
+            curves, (at, values) = self.train if name in _DRAWN else self.users, _column(records, steps, name)
+            if values and (curve := _curve(curves, name)) is not None:
+                curve.extend(at, values)
         for phase in PHASES:
-            seconds = [number for record in records if _is_number(number := record.get(f"{phase}_s"))]
-            if finite := [number for number in seconds if math.isfinite(number)]:
+            finite = [number for number in _column(records, steps, f"{phase}_s")[1] if math.isfinite(number)]
+            if finite:
                 self.trained_spent_s[phase] = sum(finite, self.trained_spent_s.get(phase, 0.0))
         self.targets = sum(map(_timed_targets, records), self.targets)
         self.eta_s = _number_in(records[-1], "eta_s")
@@ -197,6 +196,15 @@ def _add_seconds(spent_s: dict[str, float], record: Record) -> dict[str, float]:
         if seconds is not None and math.isfinite(seconds):
             spent_s[phase] = spent_s.get(phase, 0.0) + seconds
     return spent_s
+
+
+def _column(records: Sequence[Record], steps: Sequence[int], name: str) -> tuple[Sequence[int], Sequence[float]]:
+    """Return the steps and values of the records whose value `name` is a number."""
+    values: list[Any] = [record.get(name) for record in records]
+    if set(map(type, values)) <= {int, float}:
+        return steps, values
+    are_numbers = list(map(_is_number, values))
+    return list(compress(steps, are_numbers)), list(compress(values, are_numbers))
 
 
 def _curve(curves: dict[str, Curve], name: str) -> Curve | None:

@@ -21,6 +21,7 @@ from surefoot.config.paths import open_no_follow, open_regular
 from surefoot.tracking.record import Record
 
 _READ_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 16  # of lines that are parsed together
 _LONGEST = 8_000_000  # bytes of one line; a longer line is not a record
 _decoded = json.JSONDecoder().decode  # json.loads would detect the encoding of each text first
 
@@ -191,10 +192,10 @@ def record_blocks(path: Path, *, size_bytes: int | None = None) -> Iterator[list
 
 
 def _lines(path: Path) -> Iterator[list[bytes]]:
-    """Yield the lines of a file, about a megabyte at once; a longer line than `_LONGEST` is yielded in parts."""
+    """Yield the lines of a file, many at once; a longer line than `_LONGEST` is yielded in parts."""
     rest = b""
     with open_regular(path) as file:
-        while chunk := file.read(_READ_BYTES):
+        while chunk := file.read(_BLOCK_BYTES):
             end = chunk.rfind(b"\n") + 1
             if end or len(rest) >= _LONGEST:
                 yield BytesIO(rest + chunk[:end]).readlines()
