@@ -105,7 +105,7 @@ def test_a_run_of_many_records_is_read_in_little_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("library", ["json", "orjson"])
 def test_lines_parsed_together_are_those_parsed_one_by_one(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "_decoder", lambda: pytest.importorskip(library).loads)
-    usual = [f"{json.dumps(record)}\n".encode() for record in falling(20)]
+    usual = [f"{json.dumps(record)}\n".encode() for record in falling(400)]
     number = b'{"kind": "train", "step": 3, "loss": %s}\n'
     numbers = [
         number % each for each in (b"0.1", b"1e-7", b"-0.0", b"5e-324", b"2", b"1e999", b"NaN", b"18446744073709551615")
