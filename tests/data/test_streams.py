@@ -849,10 +849,13 @@ def test_a_class_and_a_loader_of_batches_are_no_stream() -> None:
         sf.data.Stream(Plain)
 
 
-@pytest.mark.parametrize("split", [endless, Plain(), sf.data.Stream(endless)])
-def test_a_split_is_a_list_of_rows(split: Any) -> None:
-    with pytest.raises(DataError, match=r"split 'val'(.|\n)*list\(itertools.islice\("):
-        build(None, splits={"val": sf.Split(split)})
+@pytest.mark.parametrize("data", [endless, Plain(), sf.data.Stream(endless)])
+def test_a_split_is_a_list_of_rows_and_the_error_can_be_typed(data: Any) -> None:
+    with pytest.raises(DataError, match=r"split 'val'(.|\n)*list\(itertools.islice\(") as refused:
+        build(None, splits={"val": sf.Split(data)})
+    *_, cure = str(refused.value).splitlines()
+    rows = eval(cure[cure.index("list(") : cure.index(", or")], {"itertools": itertools, "data": data})
+    build(None, splits={"val": sf.Split(rows)})
 
 
 def test_a_decode_fn_with_a_generator_of_its_own_is_refused() -> None:
