@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,14 +18,16 @@ from rank_processes import Ranks
 from stream_runs import Disk, build, finite, row
 from surefoot.data.loader import StoppedError
 from surefoot.data.streams import reader
+from surefoot.data.streams import tape as tape_module
 from surefoot.data.streams.reader import COMPARED
 from surefoot.data.streams.recorder import Recorder
 from surefoot.data.streams.rows import decode, encode
-from surefoot.data.streams.shards import ENTRY, ZERO, DroppedError, Shards, chained
+from surefoot.data.streams.shards import ENTRY, ZERO, DroppedError, Shards, chained, shards_in
 from surefoot.data.streams.stream import Stream
 from surefoot.data.streams.tape import Tape
 from surefoot.data.streams.writer import TapeWriter
 from surefoot.errors import ConfigError, DataError
+from surefoot.seeding import untouched
 from waiting import HangLimit
 
 BATCH = 8  # rows of a step
@@ -67,6 +73,19 @@ def tape_of(directory: Path, *, rows: int = ROWS, is_live: bool = False) -> Tape
 
 
 # --- the disk --------------------------------------------------------------------------------------------------------
+
+
+def test_the_rows_of_the_first_step_have_a_shard_of_their_own_however_they_arrive(tmp_path: Path) -> None:
+    writer = TapeWriter(tmp_path, head=BATCH, limit_bytes=8_000_000)
+    for rows in (range(5), range(5, 20), range(20, 30)):
+        entries, together, digest = b"", b"", writer.digest
+        for number in rows:
+            together += (encoded := encode([number, bytes(150)]))
+            digest = chained(digest, encoded)
+            entries += ENTRY.pack(writer.end + len(together), digest)
+        writer.append(memoryview(entries), memoryview(together))
+    assert shards_in(tmp_path) == [0, BATCH]
+    assert rows_on(tmp_path) == list(range(30))
 
 
 def test_at_every_moment_each_entry_has_its_row(tmp_path: Path) -> None:
@@ -184,6 +203,21 @@ def test_dropped_rows_are_those_before_a_step_and_this_step_is_named(tmp_path: P
     assert sum(file.stat().st_size for file in tmp_path.glob("rows-*")) == pytest.approx(run.writer.size_bytes, abs=500)
 
 
+def test_a_second_epoch_needs_rows_that_were_not_dropped(tmp_path: Path) -> None:
+    run, tape = dropped_by_run(tmp_path / "dropped", lambda: 9)
+    run.writer.finish()
+    with pytest.raises(DataError, match=rf"after {ROWS} rows, and its second epoch needs the rows before {tape.first_kept()}"):
+        tape.end_of_stream(ROWS)
+    recorded(tmp_path / "complete").finish()
+    assert tape_of(tmp_path / "complete").end_of_stream(ROWS) == ROWS
+
+
+def test_an_epoch_of_declared_rows_waits_for_no_row_behind_it(tmp_path: Path) -> None:
+    recorded(tmp_path, rows=24)
+    tape = Tape(Stream(finite(24), samples=24), tmp_path, head=BATCH, samples=24, is_live=False)
+    assert [tape.end_of_stream(last) for last in (7, 23, 24, 70)] == 4 * [24]
+
+
 @pytest.mark.parametrize(
     ("saved_step", "needed_from"),
     [(lambda: 3, 3 * BATCH), (lambda: None, 0), (None, ROWS - 9 * BATCH)],
@@ -222,7 +256,15 @@ def test_a_full_tape_still_takes_the_row_that_a_step_waits_for(tmp_path: Path, m
 # --- a request to stop -----------------------------------------------------------------------------------------------
 
 
-def test_behind_a_stop_no_row_is_appended_and_every_reader_stops_at_it(tmp_path: Path) -> None:
+def test_behind_a_stop_no_row_is_appended_and_every_reader_stops_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = itertools.count()
+
+    def sleep(seconds: float) -> None:
+        assert next(looks) < 100, "it waits for a row that never comes"
+        time.sleep(seconds)
+
     def stalling() -> Iterator[Any]:
         yield from map(row, range(10))
         import threading
@@ -234,6 +276,7 @@ def test_behind_a_stop_no_row_is_appended_and_every_reader_stops_at_it(tmp_path:
     other = tape_of(tmp_path, is_live=True)  # of another rank
     try:
         assert tape.wait(row=9)
+        monkeypatch.setattr(tape_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
         tape.stop_requested = lambda: True
         with pytest.raises(StoppedError):
             tape.wait(row=10)
@@ -323,6 +366,33 @@ def test_the_source_is_compared_with_the_last_rows_of_the_tape(source: Any, note
     assert note in notes.texts[0]
     if "WARNING" not in note:
         assert next(rows)["name"] == "row 40"
+
+
+@pytest.mark.parametrize(
+    ("samples", "last"),
+    [(50, b"e"), (None, b"xrow 60 of the stream cannot be read: OSError: broken")],
+    ids=["declared", "broken"],
+)
+def test_the_reader_counts_on_behind_the_tape(
+    samples: int | None, last: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> Iterator[Any]:
+        yield from map(row, range(60))
+        raise OSError("broken")
+
+    for module, name in ((reader, "begin_process"), (reader.torch, "set_num_threads")):
+        monkeypatch.setattr(module, name, lambda *_, **__: None)  # in this process
+    own, other = multiprocessing.Pipe(duplex=False)
+    with untouched():
+        reader.read_source(Stream(broken, samples=samples), other, os.getpid(), 0, (40, 0, ZERO), {}, [])
+    other.close()
+    messages = list[bytes]()
+    with suppress(EOFError):
+        while True:
+            messages.append(own.recv_bytes())
+    rows = sum(int.from_bytes(message[1:5], "little") for message in messages if message[:1] == b"r")
+    assert rows == (samples or 60) - 40
+    assert messages[-1].replace(b'{"text": "', b"").startswith(last)
 
 
 def test_the_writer_of_a_fork_is_left_alone(tmp_path: Path) -> None:

@@ -303,7 +303,6 @@ def test_a_signal_ends_a_run_whose_source_gives_no_row(
     assert lines(run_dir) == {each[0]: each for each in uninterrupted}
 
 
-@pytest.mark.slow
 def test_rows_that_a_power_failure_tore_are_read_again(uninterrupted: list[Any], tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     losses = train(build(run_dir, stop_after="9 steps"))
@@ -354,6 +353,12 @@ def test_without_its_tape_or_with_another_decode_fn_a_run_is_not_resumed(tmp_pat
     with pytest.raises(DataError, match=r"the tape of this run is missing: (.|\n)*its checkpoint has read 16 rows"):
         train(build(run_dir))
     assert not (run_dir / "tape").exists()
+    (tmp_path / "tape").rename(run_dir / "tape")
+    for file in (run_dir / "tape").glob("rows-*"):
+        if file.stem != "rows-000000000000":
+            file.unlink()
+    with pytest.raises(DataError, match="is not that of the checkpoint, which has read 16 rows: it has 8 rows"):
+        train(build(run_dir))
 
 
 # --- two ranks -------------------------------------------------------------------------------------------------------
@@ -648,7 +653,6 @@ def test_a_stream_that_ends_behind_dropped_rows_is_an_error(tmp_path: Path) -> N
         train(build(tmp_path / "run", lambda: itertools.islice(heavy(), 300), **HEAVY))
 
 
-@pytest.mark.slow
 def test_epochs_that_do_not_fit_on_the_tape_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"the tape is full after \d+ rows"):
         train(build(tmp_path / "run", heavy, **(HEAVY | {"stream": {"tape_size": "1 MB", "samples": 240}})))
