@@ -72,7 +72,9 @@ class Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(BrokenPipeError):  # an end of the file would not do: the reader of a stream may hold the pipe, too
+        with suppress(
+            BrokenPipeError
+        ):  # an end of the file would not do: the reader of a stream may hold the pipe, too
             self.questions.write("\n")
             self.questions.close()
         self.answers.close()

@@ -206,7 +206,9 @@ def test_dropped_rows_are_those_before_a_step_and_this_step_is_named(tmp_path: P
 def test_a_second_epoch_needs_rows_that_were_not_dropped(tmp_path: Path) -> None:
     run, tape = dropped_by_run(tmp_path / "dropped", lambda: 9)
     run.writer.finish()
-    with pytest.raises(DataError, match=rf"after {ROWS} rows, and its second epoch needs the rows before {tape.first_kept()}"):
+    with pytest.raises(
+        DataError, match=rf"after {ROWS} rows, and its second epoch needs the rows before {tape.first_kept()}"
+    ):
         tape.end_of_stream(ROWS)
     recorded(tmp_path / "complete").finish()
     assert tape_of(tmp_path / "complete").end_of_stream(ROWS) == ROWS
