@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,7 +29,7 @@ from surefoot.data.streams.tape import Tape
 from surefoot.data.streams.writer import TapeWriter
 from surefoot.errors import ConfigError, DataError
 from surefoot.seeding import untouched
-from waiting import HangLimit
+from waiting import HangLimit, wait_until
 
 BATCH = 8  # rows of a step
 ROWS = 100
@@ -255,6 +256,45 @@ def test_a_full_tape_still_takes_the_row_that_a_step_waits_for(tmp_path: Path, m
         tape.close()
 
 
+def test_a_source_that_is_faster_than_the_run_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounded: 1,000 bytes and a row wait, and what is being sent; not the whole source."""
+
+    class SlowPipe:
+        def send_bytes(self, message: bytes) -> None:
+            assert wait_until(lambda: not source.is_alive() or bool(outbox.changed._waiters))  # type: ignore[attr-defined]
+            waiting.append(outbox.waiting_bytes)
+
+    def put_all() -> None:
+        for _ in range(200):
+            outbox.put("r", bytes(300))
+
+    monkeypatch.setattr(reader, "_WAITING_BYTES", 1_000)
+    monkeypatch.setattr(reader, "_SENT_BYTES", 1)
+    waiting = list[int]()
+    source = threading.Thread(target=put_all)
+    outbox = reader._Outbox(SlowPipe(), 0, ZERO)  # type: ignore[arg-type]
+    source.start()
+    source.join()
+    outbox.close()
+    assert len(waiting) == 200
+    assert 900 < max(waiting) < 1_000 + 300
+
+
+def test_a_disk_that_fails_is_an_error_and_not_the_end_of_the_stream(tmp_path: Path) -> None:
+    class Full(Disk):
+        def append(self, handle: int, data: memoryview) -> None:
+            raise OSError(28, "No space left on device")
+
+    tape = tape_of(tmp_path, is_live=True, rows=20)
+    tape.recorder = Recorder(tape.stream, tmp_path, batch_size=BATCH, seed=0, workers=0)
+    tape.recorder.writer.disk = Full()
+    try:
+        with pytest.raises(DataError, match="row 0 cannot be written to the tape .*: No space left on device"):
+            tape.wait(row=0)
+    finally:
+        tape.close()
+
+
 # --- a request to stop -----------------------------------------------------------------------------------------------
 
 
@@ -269,8 +309,6 @@ def test_behind_a_stop_no_row_is_appended_and_every_reader_stops_at_it(
 
     def stalling() -> Iterator[Any]:
         yield from map(row, range(10))
-        import threading
-
         threading.Event().wait()
 
     tape = Tape(Stream(stalling), tmp_path, head=BATCH, samples=ROWS, is_live=True)

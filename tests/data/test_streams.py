@@ -551,7 +551,7 @@ def test_a_reader_that_is_killed_is_an_error(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(DataError, match="has ended unexpectedly"):
-        train(build(tmp_path / "run", dying))
+        train(build(tmp_path / "run", dying, time_limit="5 min"))  # a hang ends
 
 
 # --- the end of a stream, and epochs -----------------------------------------------------------------------------------
