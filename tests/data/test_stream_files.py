@@ -155,6 +155,15 @@ def test_a_second_writer_goes_on_behind_the_last_row_and_cuts_at_damage(tmp_path
     assert rows_on(tmp_path) == list(range(70))
 
 
+def test_a_kill_between_the_two_files_of_a_shard_leaves_none_of_them(tmp_path: Path) -> None:
+    recorded(tmp_path, rows=20).close()
+    for half in ("rows-000000000012.bin", "rows-000000000020.bin"):  # of a shard that was dropped, and of a new one
+        (tmp_path / half).touch()
+    append(TapeWriter(tmp_path, head=BATCH, limit_bytes=8_000), range(20, 25))
+    assert not (tmp_path / "rows-000000000012.bin").exists()
+    assert rows_on(tmp_path) == list(range(25))
+
+
 def open_writer(directory: str) -> str:
     try:
         TapeWriter(Path(directory), head=BATCH, limit_bytes=8_000)
@@ -288,6 +297,8 @@ def test_a_disk_that_fails_is_an_error_and_not_the_end_of_the_stream(tmp_path: P
     tape = tape_of(tmp_path, is_live=True, rows=20)
     tape.recorder = Recorder(tape.stream, tmp_path, batch_size=BATCH, seed=0, workers=0)
     tape.recorder.writer.disk = Full()
+    looks = itertools.count()
+    tape.stop_requested = lambda: next(looks) > 1_000  # it waits for a row that never comes
     try:
         with pytest.raises(DataError, match="row 0 cannot be written to the tape .*: No space left on device"):
             tape.wait(row=0)

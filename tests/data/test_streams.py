@@ -271,6 +271,31 @@ def test_killed_anywhere_a_run_ends_with_the_same_bits(
     assert Shards(run_dir / "tape").intact() == (Shards(run_dir / "tape").look(), None)
 
 
+END = {"rows": 19}  # the third step has three rows of the first epoch, and five of the second
+FULL = {"heavy": 8_000, "stream": {"tape_size": "1 MB"}}  # shards of 125 kB, of which the oldest are dropped
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kill",
+    [
+        *({"pass": at, "workers": 2} | END for at in (5, 6)),
+        {"source_kills_at": 18, "workers": 2} | END,
+        *({"operation": at, "path": path} | FULL for path in (".bin", ".idx") for at in (2, 6, 9)),
+        *({"pass": at} | FULL for at in (30, 39)),
+    ],
+    ids=str,
+)
+def test_killed_at_the_end_of_a_stream_or_at_a_border_of_shards_a_run_ends_with_the_same_bits(
+    kill: dict[str, Any], session: Callable[..., int], tmp_path: Path
+) -> None:
+    again = {key: setting for key, setting in kill.items() if key in (*END, *FULL)}
+    assert session(tmp_path / "whole", **again) == 0
+    assert session(tmp_path / "run", **kill) == SIGKILLED
+    assert session(tmp_path / "run", **again) == 0
+    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
+
+
 @pytest.mark.slow
 def test_several_kills_in_one_run(session: Callable[..., int], uninterrupted: list[Any], tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
