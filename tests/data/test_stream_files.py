@@ -300,7 +300,7 @@ def test_a_disk_that_fails_is_an_error_and_not_the_end_of_the_stream(tmp_path: P
     looks = itertools.count()
     tape.stop_requested = lambda: next(looks) > 1_000  # it waits for a row that never comes
     try:
-        with pytest.raises(DataError, match="row 0 cannot be written to the tape .*: No space left on device"):
+        with pytest.raises(DataError, match=r"row 0 cannot be written to the tape .*: No space left on device"):
             tape.wait(row=0)
     finally:
         tape.close()

@@ -93,7 +93,7 @@ def read_split_loader(
         raise ConfigError(
             f"Split: data is a DataLoader with a {sampler}, which may read a sample twice or not at all\n"
             "  a split evaluates every sample once, so that its metrics do not depend on the order\n"
-            f"  pass the data set: sf.Split(loader.dataset{own}), or a torch.utils.data.Subset of it"
+            f"  pass the data set, or a torch.utils.data.Subset: sf.Split(loader.dataset{own})"
         )
     own_size = loader.batch_sampler.batch_size  # type: ignore[union-attr]  # of one rank, as in a split
     return {
