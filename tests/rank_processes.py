@@ -72,7 +72,11 @@ class Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.questions.close()
+        with suppress(
+            BrokenPipeError
+        ):  # an end of the file would not do: the reader of a stream may hold the pipe, too
+            self.questions.write("\n")
+            self.questions.close()
         self.answers.close()
         os.waitpid(self.server, 0)
 
@@ -230,7 +234,7 @@ def _serve(questions: IO[str], answers: IO[str]) -> None:
         if not ready:
             continue
         line = questions.readline()
-        if not line:
+        if not line.strip():
             break
         asked = json.loads(line)
         _import_for_all()

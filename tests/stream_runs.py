@@ -134,7 +134,9 @@ def session(spec: dict[str, Any]) -> None:
     parent = os.getpid()
 
     def source() -> Iterator[dict[str, Any]]:
-        for each in endless():
+        heavy = bytes(spec.get("heavy", 100))
+        for each in itertools.islice(endless(), spec.get("rows")):
+            each["bytes"] = heavy
             if each["name"] == f"row {spec.get('stalls_at')}":
                 threading.Event().wait()
             if each["name"] == f"row {spec.get('source_kills_at')}":

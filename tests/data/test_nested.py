@@ -108,7 +108,7 @@ def test_a_batch_that_pins_itself_is_pinned() -> None:
 def test_rows_are_selected_in_every_container_that_has_one_per_sample() -> None:
     batch = {"x": Sealed(torch.arange(3)), "e": Encoding(ids=torch.arange(6).reshape(3, 2)), "text": ["a", "b", "c"]}
     few = select_rows(batch, [2, 0], of=3)
-    assert few["x"].x.tolist(), few["e"]["ids"].tolist() == ([2, 0], [[4, 5], [0, 1]])
+    assert (few["x"].x.tolist(), few["e"]["ids"].tolist()) == ([2, 0], [[4, 5], [0, 1]])
     assert few["text"] == ["c", "a"]
     assert batch["text"] == ["a", "b", "c"]
     assert describe_sample(select_rows(batch["e"], [1], of=3)) == "batch['ids']  (2)  2, 3"

@@ -12,11 +12,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, pad_sequence
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data.distributed import DistributedSampler
 
 import surefoot as sf
 from rank_processes import forks, on_ranks
@@ -77,6 +81,44 @@ def encoded(x: Tensor, y: int) -> Any:
     from transformers import BatchEncoding
 
     return BatchEncoding({"x": x, "y": y})
+
+
+def picture(x: Tensor) -> Image.Image:
+    return Image.fromarray((64 * x + 128).clamp(0, 255).to(torch.uint8).reshape(2, 2).numpy())
+
+
+def stacked(samples: list[tuple[Image.Image, int]]) -> tuple[Tensor, Tensor]:
+    pictures, labels = zip(*samples, strict=True)
+    return torch.from_numpy(np.stack([*map(np.array, pictures)])).flatten(1) / 255, torch.tensor(labels)
+
+
+def hugging_face_images(directory: Path) -> Any:
+    path = directory / "images"
+    if not path.exists():
+        columns = {"x": [picture(row) for row in INPUTS], "y": LABELS.tolist()}
+        features = datasets.Features({"x": datasets.Image(), "y": datasets.Value("int64")})
+        datasets.disable_progress_bars()
+        datasets.Dataset.from_dict(columns, features=features).save_to_disk(path)
+    return datasets.load_from_disk(path).with_format("torch")
+
+
+def loader(sampler: Any) -> dict[str, Any]:
+    """The training data of a run, and the settings that its loader decides."""
+    rows: Any = Rows(lambda x, y: (x + torch.rand(FEATURES), y))
+    return {
+        "train_data": DataLoader(rows, batch_size=4, sampler=sampler, num_workers=1),
+        "loss": of_pair,
+        "batch_size": None,
+        "workers": None,
+    }
+
+
+def of_pair(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def of_images(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch["x"].flatten(1) / 255), batch["y"])
 
 
 def of_mapping(model: nn.Module, batch: Any) -> Tensor:
@@ -152,6 +194,16 @@ KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
         "count_fn": lambda batch: len(batch.nodes),
         "loss": of_graphs,
     },
+    "PIL images": lambda _: {
+        "train_data": Rows(lambda x, y: (picture(x), y)),
+        "collate_fn": stacked,
+        "loss": of_pair,
+    },
+    "PIL images of hugging face": lambda at: {"train_data": hugging_face_images(at), "loss": of_images},
+    "a loader of a part": lambda _: loader(SubsetRandomSampler(range(1, SAMPLES - 2))),
+    "a loader of weights": lambda _: loader(WeightedRandomSampler(LABELS + 0.5, 9, replacement=False)),
+    "a loader of some": lambda _: loader(RandomSampler(LABELS, num_samples=9)),  # type: ignore[arg-type]
+    "a loader of ranks": lambda _: loader(DistributedSampler(LABELS, num_replicas=1, rank=0)),  # type: ignore[arg-type]
 }
 
 
@@ -168,7 +220,9 @@ def build(kind: str, directory: Path, **changes: Any) -> sf.Run:
         "console": False,
         "report": False,
     }
-    return sf.Run(**(settings | KINDS[kind](directory) | changes))
+    of_kind = KINDS[kind](directory)
+    of_kind["loss"] = changes.get("loss", of_kind["loss"])
+    return sf.Run(**(settings | changes | of_kind))
 
 
 def session(kind: str, directory: Path, name: str, *, workers: int, killed_at: int | None) -> None:

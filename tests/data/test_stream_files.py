@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,15 +19,17 @@ from rank_processes import Ranks
 from stream_runs import Disk, build, finite, row
 from surefoot.data.loader import StoppedError
 from surefoot.data.streams import reader
+from surefoot.data.streams import tape as tape_module
 from surefoot.data.streams.reader import COMPARED
 from surefoot.data.streams.recorder import Recorder
 from surefoot.data.streams.rows import decode, encode
-from surefoot.data.streams.shards import ENTRY, ZERO, DroppedError, Shards, chained
+from surefoot.data.streams.shards import ENTRY, ZERO, DroppedError, Shards, chained, shards_in
 from surefoot.data.streams.stream import Stream
 from surefoot.data.streams.tape import Tape
 from surefoot.data.streams.writer import TapeWriter
 from surefoot.errors import ConfigError, DataError
-from waiting import HangLimit
+from surefoot.seeding import untouched
+from waiting import HangLimit, wait_until
 
 BATCH = 8  # rows of a step
 ROWS = 100
@@ -67,6 +74,19 @@ def tape_of(directory: Path, *, rows: int = ROWS, is_live: bool = False) -> Tape
 
 
 # --- the disk --------------------------------------------------------------------------------------------------------
+
+
+def test_the_rows_of_the_first_step_have_a_shard_of_their_own_however_they_arrive(tmp_path: Path) -> None:
+    writer = TapeWriter(tmp_path, head=BATCH, limit_bytes=8_000_000)
+    for rows in (range(5), range(5, 20), range(20, 30)):
+        entries, together, digest = b"", b"", writer.digest
+        for number in rows:
+            together += (encoded := encode([number, bytes(150)]))
+            digest = chained(digest, encoded)
+            entries += ENTRY.pack(writer.end + len(together), digest)
+        writer.append(memoryview(entries), memoryview(together))
+    assert shards_in(tmp_path) == [0, BATCH]
+    assert rows_on(tmp_path) == list(range(30))
 
 
 def test_at_every_moment_each_entry_has_its_row(tmp_path: Path) -> None:
@@ -135,6 +155,15 @@ def test_a_second_writer_goes_on_behind_the_last_row_and_cuts_at_damage(tmp_path
     assert rows_on(tmp_path) == list(range(70))
 
 
+def test_a_kill_between_the_two_files_of_a_shard_leaves_none_of_them(tmp_path: Path) -> None:
+    recorded(tmp_path, rows=20).close()
+    for half in ("rows-000000000012.bin", "rows-000000000020.bin"):  # of a shard that was dropped, and of a new one
+        (tmp_path / half).touch()
+    append(TapeWriter(tmp_path, head=BATCH, limit_bytes=8_000), range(20, 25))
+    assert not (tmp_path / "rows-000000000012.bin").exists()
+    assert rows_on(tmp_path) == list(range(25))
+
+
 def open_writer(directory: str) -> str:
     try:
         TapeWriter(Path(directory), head=BATCH, limit_bytes=8_000)
@@ -184,6 +213,23 @@ def test_dropped_rows_are_those_before_a_step_and_this_step_is_named(tmp_path: P
     assert sum(file.stat().st_size for file in tmp_path.glob("rows-*")) == pytest.approx(run.writer.size_bytes, abs=500)
 
 
+def test_a_second_epoch_needs_rows_that_were_not_dropped(tmp_path: Path) -> None:
+    run, tape = dropped_by_run(tmp_path / "dropped", lambda: 9)
+    run.writer.finish()
+    with pytest.raises(
+        DataError, match=rf"after {ROWS} rows, and its second epoch needs the rows before {tape.first_kept()}"
+    ):
+        tape.end_of_stream(ROWS)
+    recorded(tmp_path / "complete").finish()
+    assert tape_of(tmp_path / "complete").end_of_stream(ROWS) == ROWS
+
+
+def test_an_epoch_of_declared_rows_waits_for_no_row_behind_it(tmp_path: Path) -> None:
+    recorded(tmp_path, rows=24)
+    tape = Tape(Stream(finite(24), samples=24), tmp_path, head=BATCH, samples=24, is_live=False)
+    assert [tape.end_of_stream(last) for last in (7, 23, 24, 70)] == 4 * [24]
+
+
 @pytest.mark.parametrize(
     ("saved_step", "needed_from"),
     [(lambda: 3, 3 * BATCH), (lambda: None, 0), (None, ROWS - 9 * BATCH)],
@@ -219,14 +265,61 @@ def test_a_full_tape_still_takes_the_row_that_a_step_waits_for(tmp_path: Path, m
         tape.close()
 
 
+def test_a_source_that_is_faster_than_the_run_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounded: 1,000 bytes and a row wait, and what is being sent; not the whole source."""
+
+    class SlowPipe:
+        def send_bytes(self, message: bytes) -> None:
+            assert wait_until(lambda: not source.is_alive() or bool(outbox.changed._waiters))  # type: ignore[attr-defined]
+            waiting.append(outbox.waiting_bytes)
+
+    def put_all() -> None:
+        for _ in range(200):
+            outbox.put("r", bytes(300))
+
+    monkeypatch.setattr(reader, "_WAITING_BYTES", 1_000)
+    monkeypatch.setattr(reader, "_SENT_BYTES", 1)
+    waiting = list[int]()
+    source = threading.Thread(target=put_all)
+    outbox = reader._Outbox(SlowPipe(), 0, ZERO)  # type: ignore[arg-type]
+    source.start()
+    source.join()
+    outbox.close()
+    assert len(waiting) == 200
+    assert 900 < max(waiting) < 1_000 + 300
+
+
+def test_a_disk_that_fails_is_an_error_and_not_the_end_of_the_stream(tmp_path: Path) -> None:
+    class Full(Disk):
+        def append(self, handle: int, data: memoryview) -> None:
+            raise OSError(28, "No space left on device")
+
+    tape = tape_of(tmp_path, is_live=True, rows=20)
+    tape.recorder = Recorder(tape.stream, tmp_path, batch_size=BATCH, seed=0, workers=0)
+    tape.recorder.writer.disk = Full()
+    looks = itertools.count()
+    tape.stop_requested = lambda: next(looks) > 1_000  # it waits for a row that never comes
+    try:
+        with pytest.raises(DataError, match=r"row 0 cannot be written to the tape .*: No space left on device"):
+            tape.wait(row=0)
+    finally:
+        tape.close()
+
+
 # --- a request to stop -----------------------------------------------------------------------------------------------
 
 
-def test_behind_a_stop_no_row_is_appended_and_every_reader_stops_at_it(tmp_path: Path) -> None:
+def test_behind_a_stop_no_row_is_appended_and_every_reader_stops_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = itertools.count()
+
+    def sleep(seconds: float) -> None:
+        assert next(looks) < 100, "it waits for a row that never comes"
+        time.sleep(seconds)
+
     def stalling() -> Iterator[Any]:
         yield from map(row, range(10))
-        import threading
-
         threading.Event().wait()
 
     tape = Tape(Stream(stalling), tmp_path, head=BATCH, samples=ROWS, is_live=True)
@@ -234,6 +327,7 @@ def test_behind_a_stop_no_row_is_appended_and_every_reader_stops_at_it(tmp_path:
     other = tape_of(tmp_path, is_live=True)  # of another rank
     try:
         assert tape.wait(row=9)
+        monkeypatch.setattr(tape_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
         tape.stop_requested = lambda: True
         with pytest.raises(StoppedError):
             tape.wait(row=10)
@@ -323,6 +417,33 @@ def test_the_source_is_compared_with_the_last_rows_of_the_tape(source: Any, note
     assert note in notes.texts[0]
     if "WARNING" not in note:
         assert next(rows)["name"] == "row 40"
+
+
+@pytest.mark.parametrize(
+    ("samples", "last"),
+    [(50, b"e"), (None, b"xrow 60 of the stream cannot be read: OSError: broken")],
+    ids=["declared", "broken"],
+)
+def test_the_reader_counts_on_behind_the_tape(
+    samples: int | None, last: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> Iterator[Any]:
+        yield from map(row, range(60))
+        raise OSError("broken")
+
+    for module, name in ((reader, "begin_process"), (reader.torch, "set_num_threads")):
+        monkeypatch.setattr(module, name, lambda *_, **__: None)  # in this process
+    own, other = multiprocessing.Pipe(duplex=False)
+    with untouched():
+        reader.read_source(Stream(broken, samples=samples), other, os.getpid(), 0, (40, 0, ZERO), {}, [])
+    other.close()
+    messages = list[bytes]()
+    with suppress(EOFError):
+        while True:
+            messages.append(own.recv_bytes())
+    rows = sum(int.from_bytes(message[1:5], "little") for message in messages if message[:1] == b"r")
+    assert rows == (samples or 60) - 40
+    assert messages[-1].replace(b'{"text": "', b"").startswith(last)
 
 
 def test_the_writer_of_a_fork_is_left_alone(tmp_path: Path) -> None:

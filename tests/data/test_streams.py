@@ -24,6 +24,7 @@ import surefoot as sf
 from forked import Forked
 from rank_processes import Ranks
 from stream_runs import build, endless, finite, row, train
+from surefoot.data import leakage_check
 from surefoot.data.streams import opening
 from surefoot.data.streams.opening import PREFIX
 from surefoot.data.streams.rows import NotRecordableError, decode, encode
@@ -270,6 +271,31 @@ def test_killed_anywhere_a_run_ends_with_the_same_bits(
     assert Shards(run_dir / "tape").intact() == (Shards(run_dir / "tape").look(), None)
 
 
+END = {"rows": 19}  # the third step has three rows of the first epoch, and five of the second
+FULL = {"heavy": 8_000, "stream": {"tape_size": "1 MB"}}  # shards of 125 kB, of which the oldest are dropped
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kill",
+    [
+        *({"pass": at, "workers": 2} | END for at in (5, 6)),
+        {"source_kills_at": 18, "workers": 2} | END,
+        *({"operation": at, "path": path} | FULL for path in (".bin", ".idx") for at in (2, 6, 9)),
+        *({"pass": at} | FULL for at in (30, 39)),
+    ],
+    ids=str,
+)
+def test_killed_at_the_end_of_a_stream_or_at_a_border_of_shards_a_run_ends_with_the_same_bits(
+    kill: dict[str, Any], session: Callable[..., int], tmp_path: Path
+) -> None:
+    again = {key: setting for key, setting in kill.items() if key in (*END, *FULL)}
+    assert session(tmp_path / "whole", **again) == 0
+    assert session(tmp_path / "run", **kill) == SIGKILLED
+    assert session(tmp_path / "run", **again) == 0
+    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
+
+
 @pytest.mark.slow
 def test_several_kills_in_one_run(session: Callable[..., int], uninterrupted: list[Any], tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
@@ -303,7 +329,6 @@ def test_a_signal_ends_a_run_whose_source_gives_no_row(
     assert lines(run_dir) == {each[0]: each for each in uninterrupted}
 
 
-@pytest.mark.slow
 def test_rows_that_a_power_failure_tore_are_read_again(uninterrupted: list[Any], tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     losses = train(build(run_dir, stop_after="9 steps"))
@@ -354,6 +379,12 @@ def test_without_its_tape_or_with_another_decode_fn_a_run_is_not_resumed(tmp_pat
     with pytest.raises(DataError, match=r"the tape of this run is missing: (.|\n)*its checkpoint has read 16 rows"):
         train(build(run_dir))
     assert not (run_dir / "tape").exists()
+    (tmp_path / "tape").rename(run_dir / "tape")
+    for file in (run_dir / "tape").glob("rows-*"):
+        if file.stem != "rows-000000000000":
+            file.unlink()
+    with pytest.raises(DataError, match="is not that of the checkpoint, which has read 16 rows: it has 8 rows"):
+        train(build(run_dir))
 
 
 # --- two ranks -------------------------------------------------------------------------------------------------------
@@ -545,7 +576,7 @@ def test_a_reader_that_is_killed_is_an_error(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(DataError, match="has ended unexpectedly"):
-        train(build(tmp_path / "run", dying))
+        train(build(tmp_path / "run", dying, time_limit="5 min"))  # a hang ends
 
 
 # --- the end of a stream, and epochs -----------------------------------------------------------------------------------
@@ -648,7 +679,6 @@ def test_a_stream_that_ends_behind_dropped_rows_is_an_error(tmp_path: Path) -> N
         train(build(tmp_path / "run", lambda: itertools.islice(heavy(), 300), **HEAVY))
 
 
-@pytest.mark.slow
 def test_epochs_that_do_not_fit_on_the_tape_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"the tape is full after \d+ rows"):
         train(build(tmp_path / "run", heavy, **(HEAVY | {"stream": {"tape_size": "1 MB", "samples": 240}})))
@@ -849,10 +879,13 @@ def test_a_class_and_a_loader_of_batches_are_no_stream() -> None:
         sf.data.Stream(Plain)
 
 
-@pytest.mark.parametrize("split", [endless, Plain(), sf.data.Stream(endless)])
-def test_a_split_is_a_list_of_rows(split: Any) -> None:
-    with pytest.raises(DataError, match=r"split 'val'(.|\n)*list\(itertools.islice\("):
-        build(None, splits={"val": sf.Split(split)})
+@pytest.mark.parametrize("data", [endless, Plain(), sf.data.Stream(endless)])
+def test_a_split_is_a_list_of_rows_and_the_error_can_be_typed(data: Any) -> None:
+    with pytest.raises(DataError, match=r"split 'val'(.|\n)*list\(itertools.islice\(") as refused:
+        build(None, splits={"val": sf.Split(data)})
+    *_, cure = str(refused.value).splitlines()
+    rows = eval(cure[cure.index("list(") : cure.index(", or")], {"itertools": itertools, "data": data})
+    build(None, splits={"val": sf.Split(rows)})
 
 
 def test_a_decode_fn_with_a_generator_of_its_own_is_refused() -> None:
@@ -866,7 +899,10 @@ def test_batches_in_tokens_are_refused() -> None:
         build(None, batch_size="64 tokens", micro_batch_size=None)
 
 
-def test_rows_of_a_split_in_the_first_rows_of_the_stream_are_found(tmp_path: Path) -> None:
+def test_rows_of_a_split_in_the_first_rows_of_the_stream_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leakage_check, "perf_counter", lambda: 0.0)  # however busy the machine is
     plain_rows = {"decode_fn": lambda each: (each["x"], each["y"])}
     held_out = [(row(number)["x"], row(number)["y"]) for number in range(4)]
     train(build(tmp_path / "run", stream=plain_rows, splits={"val": sf.Split(held_out)}, length="2 steps"))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import os
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -225,14 +229,28 @@ def test_the_batches_of_an_unknown_sampler_are_the_steps() -> None:
 
 NAMED: dict[str, dict[str, Any]] = {
     "drop_last (no sample is dropped)": {"drop_last": True},
-    "generator (seed= seeds the order)": {"generator": torch.Generator(), "shuffle": True},
+    "generator (seed= of the run)": {"generator": torch.Generator(), "shuffle": True},
     "worker_init_fn (each sample is seeded)": {"worker_init_fn": print},
     "timeout (a hanging worker is named, and the run waits)": {"timeout": 3, "num_workers": 1},
     "multiprocessing_context (fork on Linux)": {"multiprocessing_context": "fork", "num_workers": 1},
     "prefetch_factor (2 micro-batches per worker)": {"prefetch_factor": 4, "num_workers": 1},
-    "in_order=False (steps come in order)": {"in_order": False, "num_workers": 1},
+    "in_order=False (batches come in order)": {"in_order": False, "num_workers": 1},
     "pin_memory_device (device=)": {"pin_memory_device": "cuda"},
 }
+
+
+TAKEN = {
+    *("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn"),
+    *("pin_memory", "persistent_workers"),
+}
+
+
+def test_every_argument_of_a_loader_is_taken_or_named_here_and_on_the_page() -> None:
+    arguments = {*inspect.signature(DataLoader).parameters}
+    assert arguments == TAKEN | {text.split("=")[0].split(" ")[0] for text in NAMED}, "one of a newer torch?"
+    page = (Path(__file__).parents[2] / "docs/guides/data.md").read_text()
+    rows = page[page.index("## A DataLoader") : page.index("### Batches of a sampler")]
+    assert [name for name in arguments if not re.search(rf"`{name}\b", rows)] == []
 
 
 @pytest.mark.parametrize("text", NAMED)
@@ -254,6 +272,15 @@ def test_what_a_distributed_sampler_says_of_drops_and_seeds_is_named() -> None:
     ):
         run = build(loader(sampler=DistributedSampler(Rows(), **given, **settings)))  # type: ignore[arg-type]
         assert run.parts.pipeline.data.about.endswith(text)
+
+
+def test_what_is_not_taken_from_the_loader_of_a_split_is_named() -> None:
+    splits = {"val": sf.Split(loader(drop_last=True, worker_init_fn=print)), "test": sf.Split(loader(shuffle=True))}
+    lost = "drop_last (no sample is dropped), worker_init_fn (each sample is seeded)"
+    own = f"the DataLoader of split 'val'; not taken: {lost}"
+    assert build(Rows(), batch_size=8, splits=splits).parts.pipeline.data.about == own
+    order = "a DataLoader; order: sequential, as its SequentialSampler"
+    assert build(loader(), splits=splits).parts.pipeline.data.about == f"{order}; {own}"
 
 
 def test_what_is_taken_or_changes_nothing_is_not_named() -> None:
@@ -439,6 +466,27 @@ def test_a_split_takes_the_part_and_the_data_that_its_sampler_reads() -> None:
 def test_a_split_of_a_loader_that_reads_otherwise_is_refused(data: Any, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(sf.ConfigError, match=text):
         sf.Split(data(), **changes)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        loader(sampler=WeightedRandomSampler([1.0] * SAMPLES, 8)),
+        loader(sampler=RandomSampler(Rows(), num_samples=5), collate_fn=twice),
+        loader(batch_sampler=[[1, 1]]),
+        loader(Stream(), collate_fn=twice),
+        loader(Stream(), batch_size=None),
+    ],
+)
+def test_what_to_write_for_a_refused_split_can_be_typed_as_it_stands(given: DataLoader[Any]) -> None:
+    with pytest.raises(sf.ConfigError) as refused:
+        sf.Split(given)
+    *_, cure = str(refused.value).splitlines()
+    typed = cure[cure.index("sf.Split(") :].split(", or")[0]
+    split = eval(typed, {"sf": sf, "itertools": itertools, "loader": given})
+    assert split.batch_size == given.batch_size
+    assert (split.collate_fn is twice) == (given.collate_fn is twice)
+    build(Rows(), batch_size=8, splits={"val": split})
 
 
 # --- two ranks -------------------------------------------------------------------------------------------------------

@@ -143,6 +143,18 @@ def test_targets_a_second_times_seconds_are_targets(tmp_path: Path) -> None:
         assert record["samples_per_s"] * seconds == pytest.approx(record["samples"] - of_first, rel=1e-12)
 
 
+def test_records_of_lanes_count_the_samples_of_each_step(tmp_path: Path) -> None:
+    """40 samples in 9 lanes: an epoch is four steps of nine samples and one of four."""
+    with build(tmp_path / "run", order="lanes", batch_size=9, micro_batch_size=3) as run:
+        sizes = [len(ids_of(step)) for step in run]
+
+    assert sizes == [9, 9, 9, 9, 4, 9, 9, 9, 9, 4, 9, 9]
+    for record, window in zip(training_records(tmp_path / "run"), (sizes[1:5], sizes[5:10], sizes[10:]), strict=True):
+        seconds, first = record["training_s"] + record["data_wait_s"], 9 * (record["step"] == 5)
+        assert record["samples"] == sum(window) + first
+        assert record["samples_per_s"] * seconds == pytest.approx(sum(window), rel=1e-12)
+
+
 def test_values_of_the_users_own_are_averaged_over_the_interval(tmp_path: Path) -> None:
     run = build(tmp_path / "run")
     with run:

@@ -60,9 +60,10 @@ def check_samples(dataset: Any, *, seed: int, batch_size: int | None = None) -> 
         raise DataError(f"the tensors of a data set differ in length: {', '.join(str(len(part)) for part in dataset)}")
     gather = gather_fn(dataset)
     if isinstance(dataset, IterableDataset) or (gather is None and not hasattr(dataset, "__getitem__")):
+        iterated = "data" if hasattr(dataset, "__iter__") else "data()"  # of a function
         raise DataError(
             f"{name} can only be iterated, so its samples have no numbers; only train_data by itself may be a stream\n"
-            "  read a part of it into a list: list(itertools.islice(data, 1000)), or add __getitem__(index) and __len__()"
+            f"  read a part of it into a list: list(itertools.islice({iterated}, 1000)), or add __getitem__(index) and __len__()"
         )
     samples = count_samples(dataset)
     if samples == 0:

@@ -1,7 +1,7 @@
 """Data pipeline of a run: batch sizes, the plan of samples, and the feed that reads the samples."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,6 +86,12 @@ def tape_of(settings: Any, data: TrainData, world: World, *, run_dir: Path | Non
     from surefoot.data.streams.opening import build_tape
 
     return build_tape(settings, data, world, run_dir=run_dir, sizes=sizes)
+
+
+def with_splits(data: TrainData, splits: Mapping[str, Any]) -> TrainData:
+    """Return the training data with a text that also names what is not taken from the splits' loaders."""
+    own = [f"the DataLoader of split {name!r}{split.untaken}" for name, split in splits.items() if split.untaken]
+    return replace(data, about="; ".join([data.about, *own] if data.about else own))
 
 
 def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batching) -> MicroBatches:

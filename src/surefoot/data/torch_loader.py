@@ -13,6 +13,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
     default_collate,
+    default_convert,
 )
 from torch.utils.data.distributed import DistributedSampler
 
@@ -76,7 +77,15 @@ def read_loader(
 def read_split_loader(
     loader: DataLoader[Any], batch_size: int | None, workers: int | None, collate_fn: Any
 ) -> dict[str, Any]:
-    """Return the data set, batch size, workers and collate function of a split's `DataLoader`. A split has every sample once."""
+    """Return the parts of a `Split` that its `DataLoader` sets. A split has every sample once."""
+    own = f", batch_size={loader.batch_size}" if loader.batch_size else ""
+    own += "" if loader.collate_fn in (default_collate, default_convert) else ", collate_fn=loader.collate_fn"
+    if isinstance(loader.dataset, IterableDataset):
+        raise ConfigError(
+            f"Split: data is a DataLoader of {type(loader.dataset).__name__}, which can only be iterated\n"
+            "  a split evaluates samples that have numbers; only train_data may be a stream\n"
+            f"  read a part of it into a list: sf.Split(list(itertools.islice(loader.dataset, 1000)){own})"
+        )
     _check_kind(loader, "Split(data)")
     known = _known_order(loader)
     if known is None or known.order not in ("sequential", "shuffled"):
@@ -84,7 +93,7 @@ def read_split_loader(
         raise ConfigError(
             f"Split: data is a DataLoader with a {sampler}, which may read a sample twice or not at all\n"
             "  a split evaluates every sample once, so that its metrics do not depend on the order\n"
-            "  pass the data set: sf.Split(loader.dataset, batch_size=...), or wrap it in torch.utils.data.Subset"
+            f"  pass the data set, or a torch.utils.data.Subset: sf.Split(loader.dataset{own})"
         )
     own_size = loader.batch_sampler.batch_size  # type: ignore[union-attr]  # of one rank, as in a split
     return {
@@ -92,6 +101,7 @@ def read_split_loader(
         "batch_size": _either("Split: batch_size", batch_size, own_size, "batch_size"),
         "workers": _either("Split: workers", workers, loader.num_workers, "num_workers"),
         "collate_fn": _collate(loader, collate_fn, name="Split: collate_fn") or default_collate,
+        "untaken": _untaken(loader),
     }
 
 
@@ -196,13 +206,13 @@ def _untaken(loader: DataLoader[Any]) -> str:
     drops = [each.drop_last for each in (batches, share) if isinstance(each, BatchSampler | DistributedSampler)]
     reasons = {
         "drop_last (no sample is dropped)": type(batches) is BatchSampler and any(drops),
-        "generator (seed= seeds the order)": bool(loader.generator or draws),
+        "generator (seed= of the run)": bool(loader.generator or draws),
         "the sampler's seed (seed= of the run)": share is not None and share.shuffle and share.seed != 0,
         "worker_init_fn (each sample is seeded)": loader.worker_init_fn is not None,
         "timeout (a hanging worker is named, and the run waits)": loader.timeout > 0,
         "multiprocessing_context (fork on Linux)": loader.multiprocessing_context is not None,
         f"prefetch_factor ({_PREFETCHED} micro-batches per worker)": loader.prefetch_factor not in (None, _PREFETCHED),
-        "in_order=False (steps come in order)": not loader.in_order,
+        "in_order=False (batches come in order)": not loader.in_order,
         "pin_memory_device (device=)": bool(loader.pin_memory_device),
     }
     untaken = [text for text, is_set in reasons.items() if is_set]

@@ -103,6 +103,7 @@ def plan_data(settings: RunSettings, data: data_pipeline.TrainData, world: World
     splits = settings.splits or {}
     for name, split in splits.items():
         check_split(name, split.data, seed=seed)
+    data = data_pipeline.with_splits(data, splits)
     steering = [name for name, split in splits.items() if not split.at_end]
     return Plan(
         data_pipeline.DataPipeline(data, plan, sizes, seed, world, settings.count_fn, tape),

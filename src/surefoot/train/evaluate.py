@@ -58,6 +58,7 @@ class Split:
     at_end: bool = False
     workers: int | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
+    untaken: str = field(default="", init=False, repr=False, compare=False)  # what is not taken from a DataLoader
 
     def __post_init__(self) -> None:
         if isinstance(self.data, DataLoader):

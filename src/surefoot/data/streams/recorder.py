@@ -59,8 +59,10 @@ class Recorder:
 
     def demand(self, rows: int) -> None:
         """Say that training reads the rows before `rows`; start the reader if rows will soon be missing."""
+        if rows <= self.demanded:  # each row of a step asks, and waking the thread takes longer than reading the row
+            return
         with self.changed:
-            self.demanded = max(self.demanded, rows)
+            self.demanded = rows
             self.changed.notify_all()
             if self.thread is None and not self.writer.has_ended and self.failure is None and self._is_wanted():
                 self._start_reader()

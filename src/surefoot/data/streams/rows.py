@@ -134,6 +134,7 @@ def _array(kind: str, row: bytearray, start: int, name: str, shape: Any = ()) ->
     if torch_dtype is not None:
         if not size:
             return torch.empty(shape, dtype=torch_dtype), 0
-        return torch.frombuffer(row, dtype=torch_dtype, count=count, offset=start).reshape(shape), size
+        flat = torch.frombuffer(row, dtype=torch_dtype, count=count, offset=start)
+        return (flat if len(shape) == 1 else flat.reshape(shape)), size
     array = np.frombuffer(row, dtype, count, start) if size else np.empty(count, dtype)
     return (array[0] if kind == "n" else array.reshape(shape)), size

@@ -136,7 +136,7 @@ class Shards:
 
 class _Shard:
     def __init__(self, directory: Path, first: int) -> None:
-        self.first, self.path, self.index = first, directory / shard_name(first), bytearray()
+        self.first, self.path, self.index, self.size = first, directory / shard_name(first), bytearray(), 0
         with ExitStack() as unless_complete:
             self.entry_file = unless_complete.enter_context(open_regular(self.path.with_suffix(".idx")))
             self.row_file = open_regular(self.path.with_suffix(".bin"))
@@ -158,7 +158,9 @@ class _Shard:
 
     def read(self, start: int, stop: int) -> bytearray | None:
         base = ENTRY.unpack_from(self.index, 0)[0]
-        if not base <= start <= stop <= base + os.fstat(self.row_file.fileno()).st_size:
+        if stop - base > self.size:  # a file of rows only grows
+            self.size = os.fstat(self.row_file.fileno()).st_size
+        if not base <= start <= stop <= base + self.size:
             return None
         return bytearray(_read_at(self.row_file.fileno(), start - base, stop - base))
 

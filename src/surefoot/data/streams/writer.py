@@ -83,6 +83,9 @@ class TapeWriter:
             if first >= self.rows and not self.has_ended:
                 self._remove(first)
         self.sizes = {first: self._size(first) for first in shards_in(self.directory)}  # bytes of shards
+        for path in self.directory.glob("rows-*.bin"):  # a kill left half of a new shard, or of a dropped one
+            if _OWN_FILES.fullmatch(path.name) and not path.with_suffix(".idx").exists():
+                self.disk.remove(path)
         if not self.has_ended:
             self._new_shard()  # hides torn rows at the end of the last one
 
