@@ -132,8 +132,8 @@ class _MergedRecords:
             values = [record.get(name) for record in records]
             kinds = set(map(type, values))
             known = self.columns.get(name)
-            whole = int in kinds if known is None else known[0].dtype == np.int64
-            number = int if whole and name not in _AVERAGED else float
+            are_whole = int in kinds if known is None else known[0].dtype == np.int64
+            number = int if are_whole and name not in _AVERAGED else float
             present = np.array([type(value) is number for value in values]) if kinds != {number} else None
             if present is not None:
                 odd |= {index for index in np.flatnonzero(~present).tolist() if name in records[index]}
