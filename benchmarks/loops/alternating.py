@@ -27,7 +27,7 @@ def paired_seconds(
                     next(loop)
                 spent.append(now() - begin)
             pairs.append(tuple(spent))
-        for loop in loops:
+        for loop in reversed(loops):
             loop.close()  # type: ignore[attr-defined]  # a generator
     return pairs[WARMUP:]
 
