@@ -129,3 +129,21 @@ def test_a_process_that_the_user_forked_does_not_hold_up_the_end_of_a_run() -> N
     os.kill(forked, signal.SIGKILL)
     os.waitpid(forked, 0)
     assert still_runs
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0), (0, 2, 1)])
+def test_runs_that_overlap_leave_the_handlers_of_before_in_any_order(order: tuple[int, ...]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    runs = [Signals(lambda: "", say=lambda text: None) for _ in range(3)]
+    for run in runs:
+        run.install()
+    still_open = list(runs)
+    for index in order:
+        runs[index].restore()
+        still_open.remove(runs[index])
+        if still_open:
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait_until(lambda: still_open[-1].stop == signal.SIGTERM)
+            still_open[-1].stop = None
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.set_wakeup_fd(-1) == -1

@@ -46,14 +46,23 @@ class Signals:
             self.previous[number] = signal.signal(number, self._on_stop)
         if hasattr(signal, "SIGUSR1"):  # not on Windows
             self.previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_save)
+        _installed.append(self)
 
     def restore(self) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
+        if self.answering is None:
+            return
+        later = next(iter(_installed[_installed.index(self) + 1 :]), None)
+        _installed.remove(self)
+        if later is None:
+            for number, handler in self.previous.items():
+                signal.signal(number, handler)
+        else:  # a run that began during this one has its handlers on top, and puts back those of before
+            later.previous = self.previous
+            assert later.answering is not None
+            later.answering.previous, self.answering.previous = self.answering.previous, None
         self.previous = {}
-        if self.answering is not None:
-            self.answering.close()
-            self.answering = None
+        self.answering.close()
+        self.answering = None
 
     def _on_stop(self, number: int, _frame: FrameType | None) -> None:
         if self.stop is not None:
@@ -93,14 +102,15 @@ class _Answering:
         self.answer = answer
         self.receiver, self.sender = socket.socketpair()
         self.sender.setblocking(False)
-        self.previous = signal.set_wakeup_fd(self.sender.fileno(), warn_on_full_buffer=False)
+        self.previous: int | None = signal.set_wakeup_fd(self.sender.fileno(), warn_on_full_buffer=False)
         _wakeup_fds.add(self.sender.fileno())
         _leave_children_out()
         self.thread = threading.Thread(target=self._listen, name="surefoot answers signals", daemon=True)
         self.thread.start()
 
     def close(self) -> None:
-        signal.set_wakeup_fd(self.previous)
+        if self.previous is not None:
+            signal.set_wakeup_fd(self.previous)
         _wakeup_fds.discard(self.sender.fileno())
         self.sender.shutdown(socket.SHUT_RDWR)  # closing does not end the thread while a forked process has the socket
         self.sender.close()
@@ -118,6 +128,7 @@ class _Answering:
                     self.answer(STOP[number])
 
 
+_installed: list[Signals] = []  # of open runs, in the order of their starts
 _wakeup_fds: set[int] = set()  # the sockets that Python writes to
 
 
