@@ -143,7 +143,7 @@ def test_runs_that_overlap_leave_the_handlers_of_before_in_any_order(order: tupl
         still_open.remove(runs[index])
         if still_open:
             os.kill(os.getpid(), signal.SIGTERM)
-            wait_until(lambda: still_open[-1].stop == signal.SIGTERM)
+            assert wait_until(lambda: still_open[-1].stop == signal.SIGTERM)
             still_open[-1].stop = None
     assert signal.getsignal(signal.SIGTERM) == before
     assert signal.set_wakeup_fd(-1) == -1
