@@ -109,26 +109,41 @@ def vision() -> None:
         pytest.skip(f"timm does not load beside this torch: {problem}")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in NAMES])
-def test_a_script_is_its_plain_loop(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    module, run = built(name, run_dir=tmp_path / "run", log_every="1 steps")
+def trained_both(name: str, place: Path, **changes: Any) -> tuple[sf.Run, list[float], sf.Run, list[float]]:
+    """Train a script, and the plain loop over the same batches; return both runs and the loss of each step. Only the script
+    has the `changes`."""
+    module, run = built(name, run_dir=place / "run", log_every="1 steps", **changes)
     inputs = batches(built(name)[1])
     module.train(run)
-    losses = [record["loss"] for record in records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
+    losses = [record["loss"] for record in records(place / "run" / "metrics.jsonl") if record["kind"] == "train"]
 
     plain_module, plain_run = built(name)
     plain = Plain(plain_run, inputs, OPTIMIZERS[name])
     if name in SCHEDULERS:
         plain.schedulers = [SCHEDULERS[name](plain.optimizers["model"], plain_run.parts.task.factors)]
     plain_losses = train_plainly(plain_module, plain)
-
-    tolerance = NOT_BIT_EQUAL.get(name, 0.0)
     assert len(losses) == run.state.step == len(inputs) > 0
+    return run, losses, plain_run, plain_losses
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in NAMES])
+def test_a_script_is_its_plain_loop(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run, losses, plain_run, plain_losses = trained_both(name, tmp_path)
+    tolerance = NOT_BIT_EQUAL.get(name, 0.0)
     torch.testing.assert_close(losses, plain_losses, rtol=tolerance, atol=0)
     for model, reference in zip(run.state.models.values(), plain_run.state.models.values(), strict=True):
         torch.testing.assert_close(model.state_dict(), reference.state_dict(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["clip", "simclr"])
+def test_a_contrastive_script_in_micro_batches_has_the_losses_of_a_plain_loop_over_the_whole_batch(
+    name: str, tmp_path: Path
+) -> None:
+    run, losses, _, plain_losses = trained_both(name, tmp_path, micro_batch_size=8)
+    assert run.parts.settings.batch_size == 4 * 8
+    torch.testing.assert_close(losses, plain_losses, rtol=1e-6, atol=0)  # sums in another order
 
 
 def session(name: str, run_dir: str, kill_at: int) -> None:

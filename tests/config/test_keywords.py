@@ -41,6 +41,7 @@ def refusal(constructor: Callable[..., Any], **keywords: Any) -> str:
         ({"gradient_accumulation_steps": 4}, "micro_batch_size=batch_size // 4"),
         ({"train_dataset": [1]}, "train_data=..."),
         ({"max_grad_norm": 1.0}, 'clip="norm 1.0"'),
+        ({"eval_every": "1 epochs"}, 'evaluate_every="1 epochs"'),
         ({"fp16": True}, 'precision="fp16"'),
         ({"bf16": True}, 'precision="bf16"'),
         (

@@ -62,12 +62,13 @@ def key_of(watch: DirectoryWatch, name: str) -> str:
 def test_all_runs_are_there_with_their_states_the_newest_first(runs: Path) -> None:
     watch = looked(runs)
     states = {run.name: run.state for run in watch.runs.values()}
-    assert states == {"stopped": "stopped", "sweep/finished": "finished", "killed": "lost"}
+    assert states == {"stopped": "stopped", "sweep/finished": "finished", "killed": "dead"}
     began = [run.began for run in watch.runs.values()]
     assert began == sorted(began, reverse=True)
     page = text_of(watch)
     Elements(page)
-    assert re.findall(r'<span class="state \w+"[^>]*>(\w+)', page) == [run.state for run in watch.runs.values()]
+    said = [run.state.replace("dead", "not running") for run in watch.runs.values()]
+    assert re.findall(r'<span class="state \w+"[^>]*>([^<]+)', page) == said
     assert "data-ask" not in page  # nothing to ask of what is not running
     assert "<dd>200<small> of 200</small></dd>" in page
 
@@ -83,7 +84,7 @@ def test_a_run_that_is_locked_is_running_until_it_is_not(runs: Path) -> None:
     finally:
         directory.close()
     watch.look()
-    assert run.state == "lost"
+    assert run.state == "dead"
     while watch.work():
         pass
     assert run.row is not None
@@ -114,6 +115,7 @@ def test_findings_are_those_of_diagnose_and_stay_in_the_cache(runs: Path) -> Non
         assert row is not None
         assert (row["findings"][0]["name"], row["findings"][0]["severity"]) == ("diverged", "error")
         assert '<b class="error">diverged</b>' in text_of(one)
+        assert all(text in text_of(one) for text in (row["findings"][0]["causes"][0], row["findings"][0]["try"][0]))
     assert sorted(each.name for each in path.iterdir()) == ["config.toml", "metrics.jsonl"]
 
 
@@ -168,6 +170,16 @@ def test_a_running_run_goes_on_and_a_deleted_one_goes(runs: Path) -> None:
         "sweep/finished": 200,
     }
     assert watch.page([], script="", policy="")[1] != before
+
+
+def test_a_link_to_a_run_is_shown_and_a_link_to_a_directory_is_not_followed(runs: Path, tmp_path: Path) -> None:
+    outside = written(tmp_path / "elsewhere" / "run", falling(30), config=CONFIG)
+    for name, target in (("link", outside), ("others", outside.parent), ("sweep/loop", runs)):
+        (runs / name).symlink_to(target)
+    watch = looked(runs)
+    assert {run.name for run in watch.runs.values()} == {"stopped", "sweep/finished", "killed", "link"}
+    assert "<dd>30<small> of 200</small></dd>" in text_of(watch)
+    assert sorted(each.name for each in outside.iterdir()) == ["config.toml", "metrics.jsonl"]
 
 
 def test_records_of_another_program_are_a_row_and_no_error(runs: Path) -> None:

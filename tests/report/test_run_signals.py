@@ -1,10 +1,11 @@
-"""The buttons of the page: a real run saves and stops, and no process is signaled that does not train the run; 4 seconds."""
+"""The buttons of the page: a real run saves and stops with the same bits, and no other process is signaled; 5 seconds."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,20 +25,28 @@ from waiting import wait_until
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the buttons need Linux")
 
 
+SETTINGS = {"length": "4000 steps", "save_every": "100000 steps", "splits": None, "early_stopping": None}
+
+
 def slow_run(run_dir: str) -> None:
     def slow(model, batch):
         time.sleep(0.02)
         return loss(model, batch)
 
-    settings = {"length": "4000 steps", "save_every": "100000 steps", "splits": None, "early_stopping": None}
-    train(build(run_dir, loss=slow, console=True, **settings))
+    train(build(run_dir, loss=slow, console=True, **SETTINGS))
 
 
 def saved(run: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in run.glob("checkpoints/step-*") if (path / "manifest.json").exists())
 
 
-def test_the_buttons_save_and_stop_a_run(tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def weights(run: Path, step: int) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in run.glob(f"checkpoints/step-{step:08}/*.safetensors")}
+
+
+def test_the_buttons_save_and_stop_a_run_and_change_no_bit(
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run = tmp_path / "runs" / "a"
     place = ranks.start(1, slow_run, run_dir=str(run))
@@ -68,6 +77,11 @@ def test_the_buttons_save_and_stop_a_run(tmp_path: Path, ranks: Ranks, monkeypat
     assert watch.runs[key].state == "stopped"
     with pytest.raises(ConfigError, match="no process trains"):
         watch.request(key, "stop")
+    last = max(saved(run))
+    unwatched = build(tmp_path / "unwatched", stop_after=f"{last} steps", **SETTINGS)
+    train(unwatched)
+    assert len(weights(run, last)) == 4
+    assert weights(run, last) == weights(tmp_path / "unwatched", last)
 
 
 @pytest.fixture
@@ -137,6 +151,33 @@ def test_a_process_with_the_number_of_one_on_another_machine_is_left_alone(
     monkeypatch.setattr(run_signals, "lock_holder", lambda _: -1)
     with pytest.raises(ConfigError, match="another container or on another machine"):
         signal_run(tmp_path / "run", "stop")
+
+
+@pytest.fixture
+def open_to_all() -> Iterator[Path]:
+    """A directory that other users may enter, as they may not enter `tmp_path`."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        yield Path(place)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root can become another user")
+def test_a_process_of_another_user_is_left_alone_and_the_message_says_why(forked, open_to_all: Path) -> None:
+    run = RunDirectory(open_to_all / "run")
+    pid = forked(lambda: (handling(), run.open()))
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.setuid(65534)
+            signal_run(run.path, "stop")
+        except ConfigError as refused:
+            os.write(write, str(refused).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        assert answer.read() == f"process {pid}, which trains {run.path}, cannot be signaled: Permission denied"
 
 
 def test_a_number_that_was_given_to_another_process_is_noticed(

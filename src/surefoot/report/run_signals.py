@@ -47,7 +47,7 @@ def signal_run(run: Path, request: Request) -> int:
 
 
 def _has_open(number: int, file: Path) -> bool:
-    with suppress(OSError), os.scandir(f"/proc/{number}/fd") as handles:
+    with suppress(FileNotFoundError, ProcessLookupError), os.scandir(f"/proc/{number}/fd") as handles:
         status = file.stat()
         for handle in handles:
             with suppress(OSError):

@@ -17,7 +17,7 @@ from surefoot.report.thinned import Row, ThinnedRun
 from surefoot.tracking.run_reader import RunFiles, Settings, is_running
 
 _SPARKS = 24  # stretches of the small curve of a row
-_OF_FINDING = ("name", "severity", "message", "step", "evidence", "try")
+_OF_FINDING = ("name", "severity", "message", "step", "evidence", "causes", "try")
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class WatchedRun:
         """The state of the last row, corrected by the current holder of the lock."""
         state = self.row["state"] if self.row is not None else "dead"
         if state in ("running", "dead") or (self.running and self.read != self.stamp):
-            return "running" if self.running else "lost"
+            return "running" if self.running else "dead"
         return state
 
 
