@@ -34,7 +34,7 @@ TOP = {
 MAX = {
     "lines": 58_048,  # of .py, .pyi, .html and .css
     "files": 376,  # of .py
-    "statements": 32_022,  # without docstrings and texts below attributes
+    "statements": 32_028,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 21_437,
     "modules that train/loop.py needs": 30,
