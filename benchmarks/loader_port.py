@@ -8,13 +8,15 @@ console, records, TensorBoard, checkpoints, layers watched, every sample seeded.
 With workers it is wall time, which their reading hides in both loops.
 
 `tiny` samples are rows of two tensors, which a data set of one's own returns; `tensors` is a `TensorDataset` of the same;
-`arrays` are 28x28 bytes that become a normalized tensor; `torch` and `numpy` flip each such picture at random, by a draw from
-torch's or NumPy's global generator.
+`arrays` are 28x28 bytes that become a normalized tensor; `torch`, `numpy` and `python` flip each such picture at random, by a draw
+from that global generator. `sequential`, `weighted` and `batches` are `tiny` samples with `shuffle=False`, a `WeightedRandomSampler`,
+and a `batch_sampler` of random batches.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -29,7 +31,7 @@ import torch.nn.functional as F
 from loops.models import BATCH, CLASSES, MLP
 from loops.training import CLIP, RATE, WINDOW, Rows
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset, WeightedRandomSampler
 
 import surefoot as sf
 
@@ -69,6 +71,19 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], nn.Module]]] = {
     "arrays": (Arrays, perceptron),
     "torch": (lambda: Arrays(lambda: torch.rand(()).item()), perceptron),
     "numpy": (lambda: Arrays(lambda: float(np.random.random())), perceptron),
+    "python": (lambda: Arrays(random.random), perceptron),
+    **dict.fromkeys(("sequential", "weighted", "batches"), (lambda: Rows(*tensors()), MLP)),
+}
+
+
+def weighted() -> WeightedRandomSampler:
+    return WeightedRandomSampler(np.random.default_rng(0).random(SAMPLES).tolist(), SAMPLES)
+
+
+WAYS: dict[str, Callable[[], dict[str, Any]]] = {  # of a DataLoader; other cases shuffle
+    "sequential": lambda: {"batch_size": BATCH, "drop_last": True},
+    "weighted": lambda: {"batch_size": BATCH, "sampler": weighted(), "drop_last": True},
+    "batches": lambda: {"batch_sampler": BatchSampler(RandomSampler(range(SAMPLES)), BATCH, drop_last=True)},
 }
 
 
@@ -77,10 +92,8 @@ def loss(model: Any, batch: Any) -> Tensor:
 
 
 def loader(case: str, workers: int) -> DataLoader[Any]:
-    dataset = CASES[case][0]()
-    return DataLoader(
-        dataset, batch_size=BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0, drop_last=True
-    )
+    way = WAYS[case]() if case in WAYS else {"batch_size": BATCH, "shuffle": True, "drop_last": True}
+    return DataLoader(CASES[case][0](), num_workers=workers, persistent_workers=workers > 0, **way)
 
 
 def plain(case: str, workers: int) -> Iterator[None]:
@@ -155,7 +168,7 @@ def main() -> None:
             measured = ratios(case, workers, arguments.seconds)
             low, _, high = quantiles(measured, n=4)
             print(
-                f"{case:<8} {workers} workers  {median(measured):.3f}  ({low:.3f} to {high:.3f}, {len(measured)})",
+                f"{case:<10} {workers} workers  {median(measured):.3f}  ({low:.3f} to {high:.3f}, {len(measured)})",
                 flush=True,
             )
 

@@ -115,13 +115,7 @@ class LazySeeding:
                 torch.default_generator.manual_seed(0)
 
     def drawn(self) -> bool:
-        # other draws of NumPy take 100 times as long
-        numbers: dict[str, Callable[[], float]] = {
-            "python": random.random,
-            "numpy": np.random.random,
-            "torch": _torch_number,
-        }
-        undrawn = [name for name in self.undrawn if numbers[name]() == _AFTER_0[name]]
+        undrawn = [name for name in self.undrawn if _NUMBERS[name]() == _AFTER_0[name]]
         if is_drawn := undrawn != self.undrawn:
             self.undrawn = [name for name in undrawn if name != "torch"]  # torch's seed is cheap
         return is_drawn
@@ -130,7 +124,15 @@ class LazySeeding:
         """Return the function that seeds the drawn generators and torch's with 64 bits, or None if no generator was drawn from."""
         if "torch" in self.undrawn:
             return None
-        return _SEED_FNS[tuple(self.undrawn)]
+        of_torch = seed_torch if torch.cuda.is_initialized() or _mps() else torch.default_generator.manual_seed  # type: ignore[no-untyped-call]
+        match self.undrawn:
+            case ["python", "numpy"]:
+                return of_torch
+            case ["python"]:
+                return lambda bits: (np.random.seed(bits & 0xFFFFFFFF), of_torch(bits))
+            case ["numpy"]:
+                return lambda bits: (random.seed(bits), of_torch(bits))
+        return seed_generators
 
 
 @contextmanager
@@ -178,23 +180,8 @@ def _mps() -> bool:
     return torch.backends.mps.is_available()
 
 
-def _torch_number() -> float:
-    return torch.rand((), dtype=torch.float64).item()
-
-
-def _seed_python_and_torch(bits: int) -> None:
-    random.seed(bits)
-    seed_torch(bits)
-
-
-def _seed_numpy_and_torch(bits: int) -> None:
-    np.random.seed(bits & 0xFFFFFFFF)
-    seed_torch(bits)
-
-
-_SEED_FNS = {
-    ("python", "numpy"): seed_torch,
-    ("python",): _seed_numpy_and_torch,
-    ("numpy",): _seed_python_and_torch,
-    (): seed_generators,
-}  # by the names of the generators that nothing was drawn from
+_NUMBERS: dict[str, Callable[[], float]] = {
+    "python": random.random,
+    "numpy": np.random.random,  # other draws of NumPy take 100 times as long
+    "torch": lambda: torch.rand((), dtype=torch.float64).item(),
+}

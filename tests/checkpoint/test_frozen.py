@@ -5,8 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import surefoot as sf
+from medium import NEEDS_ROOM, Faulty, failing, killed_for_real
 from surefoot.checkpoint import Checkpoint, Store
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.checkpoint.frozen import FrozenTensors
@@ -204,43 +209,74 @@ def test_every_use_of_a_run_follows_the_reference(tmp_path: Path) -> None:
     assert read_bases(tmp_path / "other" / "step-00000008") == set()
 
 
-def test_a_lost_or_changed_base_is_named_by_every_use_of_a_run(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def damage_base(how: str, base: Path) -> str:
+    """Damage the checkpoint that others refer to; return the message that names it."""
+    file = base / "model.safetensors"
+    match how:
+        case "flipped byte":
+            flip_last(file)
+            return "step-00000000/model.safetensors: hash differs"
+        case "truncated":
+            os.truncate(file, file.stat().st_size - 1)
+            return "step-00000000/model.safetensors: [0-9]+ bytes long, but [0-9]+ bytes were saved"
+        case "deleted file":
+            file.unlink()
+            return "step-00000000/model.safetensors: missing"
+        case "flipped byte of the manifest":
+            flip_last(base / MANIFEST)
+            return "step-00000000, which has 3 of its frozen tensors, is damaged: manifest.json: "
+    shutil.rmtree(base)
+    return "step-00000000, which has 3 of its frozen tensors, is missing"
+
+
+def flip_last(file: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.fast("flipped byte", "deleted")
+@pytest.mark.parametrize(
+    "how", ["flipped byte", "truncated", "deleted file", "flipped byte of the manifest", "deleted"]
+)
+def test_a_lost_or_changed_base_is_named_by_every_use_of_a_run(how: str, tmp_path: Path) -> None:
+    run, started = tmp_path / "run", tmp_path / "started"
     train(build(run, ema=None))
+    train(build(started, init_from=str(run), ema=None, stop_after="4 steps"))
+    again = sf.load(build(run, ema=None, splits={"val": sf.Split((torch.randn(8, 6), torch.randn(8, 1)))}))
     uses: dict[str, Callable[[], Any]] = {
         "resume": lambda: train(build(run, ema=None, length="10 steps")),
         "load_model": lambda: sf.load(run).load_model(Net()),
+        "average": lambda: sf.load(run).load_model(Net(), checkpoint="average 2"),
         "export": lambda: sf.load(run).export(tmp_path / "out"),
-        "init_from": lambda: train(build(None, init_from=str(run), ema=None)),
+        "evaluate": lambda: again.evaluate("val"),
+        "init_from": lambda: train(build(tmp_path / "new", init_from=str(run), ema=None)),
         "init_from a checkpoint": lambda: train(build(None, init_from=str(path(run, 8)), ema=None)),
     }
-    file = path(run, 0) / "model.safetensors"
-    data = file.read_bytes()
-    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    shutil.copytree(path(run, 0), tmp_path / "copy")
+    why = damage_base(how, path(run, 0))
     for use in uses.values():
-        with pytest.raises(
-            CheckpointError, match=r"step-00000008 is damaged \(step-00000000/model.safetensors: hash differs\)"
-        ):
-            use()
-    problems = [str(problem) for problem in sf.load(run).verify(windows=0).problems]
-    assert sum("step-00000000/model.safetensors: hash differs" in problem for problem in problems) == 2
-    file.write_bytes(data)
-    path(run, 0).rename(tmp_path / "lost")
-    why = r"step-00000008 is damaged \(step-00000000, which has 3 of its frozen tensors, is missing\)"
-    for use in uses.values():
-        with pytest.raises(CheckpointError, match=why) as error:
+        with pytest.raises(CheckpointError, match=rf"step-0000000[68] is damaged \({why}") as error:
             use()
         assert len(str(error.value).splitlines()) <= 5
-    train(build(tmp_path / "another", ema=None, seed=1, length="2 steps"))
-    shutil.copytree(path(tmp_path / "another", 0), path(run, 0))
-    with pytest.raises(
-        CheckpointError, match="step-00000000, which has 3 of its frozen tensors, is another checkpoint"
-    ):
-        Store(run / "checkpoints").at(8)
-    shutil.rmtree(path(run, 0))
-    (tmp_path / "lost").rename(path(run, 0))
+    problems = [str(problem) for problem in sf.load(run).verify(windows=0).problems]
+    assert len([problem for problem in problems if re.search(why, problem)]) >= 2
+    train(build(started, init_from=str(run), ema=None))  # has its own frozen tensors, and goes on
+    assert read_bases(path(started, 8)) == {0}
+    shutil.rmtree(path(run, 0), ignore_errors=True)
+    (tmp_path / "copy").rename(path(run, 0))
     for use in uses.values():
         use()
+
+
+def test_another_checkpoint_in_the_place_of_a_base_is_named(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(build(run, ema=None))
+    train(build(tmp_path / "another", ema=None, seed=1, length="2 steps"))
+    shutil.rmtree(path(run, 0))
+    path(tmp_path / "another", 0).rename(path(run, 0))
+    checkpoint, damaged = Store(run / "checkpoints").newest_intact() or pytest.fail("nothing")
+    assert (checkpoint.step, [damage.path.name[-1] for damage in damaged]) == (0, ["8", "6"])
+    assert all("step-00000000, which has 3 of its frozen tensors, is another" in str(damage) for damage in damaged)
 
 
 def test_a_checkpoint_copied_alone_says_what_it_lacks_and_where_to_put_it(tmp_path: Path) -> None:
@@ -322,6 +358,103 @@ def test_a_save_that_failed_is_no_base(factor: float, tmp_path: Path) -> None:
     assert torch.equal(tensors(tmp_path, 8)["model/trunk.weight"], weight)
 
 
+def gradual(step: int, model: nn.Module) -> None:
+    """Gradual unfreezing: the trunk's weight is trained in steps 2 and 8, and the table in steps 2 and 3."""
+    if step in (1, 2, 3, 7):
+        model.get_parameter("trunk.weight").requires_grad_(step in (1, 7))
+        model.get_parameter("table").requires_grad_(step < 3)
+
+
+def build_gradual(run_dir: Path, **changes: Any) -> sf.Run:
+    """A run that keeps the first checkpoint, the newest, the best one (of step 4), and what these refer to."""
+    generator = torch.Generator().manual_seed(1)
+    val = sf.Split((torch.randn(8, 6, generator=generator), torch.randn(8, 1, generator=generator)))
+    best = {"splits": {"val": val}, "best": "min val/loss", "evaluate_every": "2 steps"}
+    return build(run_dir, **{"keep_last": 1, "ema": None} | best | changes)
+
+
+def assert_complete(run: Path, expected: dict[int, dict[str, Tensor]]) -> None:
+    """Every checkpoint has all of its tensors, with the bits of the undisturbed run, and the best one is there."""
+    store = Store(run / "checkpoints")
+    for step in store.steps():
+        assert verify(path(run, step)) == []
+        assert same(tensors(run, step), expected[step])
+    if (intact := store.newest_intact()) is not None:
+        assert intact[1] == []
+        assert intact[0].saved.best_step in {None, *store.steps()}
+
+
+OPERATIONS = {"min val/loss": 122, None: 138}  # on files, in all saves of the run, by `best`
+EVERY, FEW = (
+    range(1, max(OPERATIONS.values()) + 1),
+    [53, 77, 101],
+)  # a base is referred to, the next is written, the first is pruned
+posix = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Tensor]]:
+    """The tensors of every checkpoint of a run that no fault has met."""
+    run = tmp_path_factory.mktemp("undisturbed")
+    train(build_gradual(run / "all", keep_last=9), gradual)
+    assert [read_bases(path(run / "all", step)) for step in (2, 4, 6, 8)] == [{0}, {0, 2}, {0}, {0, 6}]
+    for best, steps in (("min val/loss", [0, 2, 4, 6, 8]), (None, [0, 6, 8])):
+        disk = Faulty(Disk(), failing(0), at=0, for_good=False)
+        train(build_gradual(run / f"{best}", best=best, disk=disk), gradual)
+        assert (Store(run / f"{best}" / "checkpoints").steps(), disk.operations) == (steps, OPERATIONS[best])
+    return {step: tensors(run / "all", step) for step in (0, 2, 4, 6, 8)}
+
+
+def killed_in_gradual(run: Path, best: str | None, at: int) -> bool:
+    """Whether the run was killed before this operation on files."""
+    if (child := os.fork()) == 0:
+        try:
+            train(build_gradual(run, best=best, disk=Faulty(Disk(), killed_for_real, at=at, for_good=False)), gradual)
+        finally:
+            os._exit(0)
+    return os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+@posix
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.fast("few-none")
+@pytest.mark.parametrize("best", OPERATIONS, ids=["best", "none"])
+@pytest.mark.parametrize("operations", [FEW, EVERY], ids=["few", "every"])
+def test_gradual_unfreezing_killed_at_any_operation_of_its_saves_keeps_what_it_refers_to(
+    operations: Sequence[int], best: str | None, undisturbed: dict[int, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    for at in operations:
+        run = tmp_path / str(at)
+        assert killed_in_gradual(run, best, at) == (at <= OPERATIONS[best])
+        assert_complete(run, undisturbed)
+        train(build_gradual(run, best=best), gradual)
+        assert_complete(run, undisturbed)
+        assert Store(run / "checkpoints").steps()[-1] == LAST
+
+
+@pytest.mark.fast("few-5")
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("operations", [FEW, EVERY], ids=["few", "every"])
+def test_gradual_unfreezing_goes_on_after_any_operation_of_its_saves_failed(
+    operations: Sequence[int], number: int, undisturbed: dict[int, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    """A save between two changes of frozen values fails: the checkpoints before stay, and the next save has all that changed."""
+    for at in operations:
+        run, only = tmp_path / str(at), NEEDS_ROOM if number == errno.ENOSPC else None
+        disk = Faulty(Disk(), failing(number), at=at, only=only, for_good=False)
+        built = build_gradual(run, best=None, disk=disk)
+        with suppress(CheckpointError), built:  # of the last save
+            for step in built:
+                gradual(step.index + 1, built.state.model)
+                built.parts.checkpointing.writer.wait()
+                assert_complete(run, undisturbed)
+        assert only or disk.happened
+        assert_complete(run, undisturbed)
+        train(build_gradual(run, best=None), gradual)
+        assert_complete(run, undisturbed)
+        assert Store(run / "checkpoints").steps()[-1] == LAST
+
+
 def test_a_checkpoint_written_twice_is_not_its_own_base(tmp_path: Path) -> None:
     store = Store(tmp_path)
     frozen = FrozenTensors(store, World(torch.device("cpu")))
@@ -357,6 +490,18 @@ def test_nothing_is_pruned_that_a_manifest_may_name_which_cannot_be_read_now(tmp
         store.intact |= {3, 4}
         store.save(Checkpoint(5, weight))
         assert store.steps() == left
+
+
+def test_a_checkpoint_that_is_kept_as_a_base_keeps_its_own_bases(tmp_path: Path) -> None:
+    store = Store(tmp_path, keep_last=1)
+    names, bases = ["a", "b", "c"], list[Base]()
+    for step, name in enumerate(names, start=1):  # each has one tensor, and the older ones have the others
+        store.save(Checkpoint(step, {"model": {name: torch.full((2,), float(step))}}, bases=bases[-1:]))
+        bases.append(Base(step, store.digests[step], {"model": [name]}))
+    assert store.steps() == [1, 2, 3]
+    assert not [problem for step in store.steps() for problem in verify(store.path(step))]
+    store.save(Checkpoint(4, {"model": {"a": torch.ones(2)}}))
+    assert store.steps() == [4]
 
 
 def test_tensors_of_a_save_that_failed_are_not_taken_as_stored(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ class FrozenTensors:
         self.stored: dict[_Key, tuple[int, list[Any]]] = {}
         self.pending: dict[_Key, tuple[int, list[Any]]] = {}  # written by the last save, which may fail
         self.digests: dict[int, str] = {}  # of manifests that an earlier session has written
+        self.chained = set[int]()  # checkpoints that need others than step 0, and so are no bases
         self._factors: dict[torch.device, Tensor] = {}
 
     def resumed(self, checkpoint: Checkpoint, frozen: Frozen) -> None:
@@ -51,6 +52,7 @@ class FrozenTensors:
             for key, fingerprint in self._fingerprints(frozen).items()
         }
         self.digests = {base.step: base.sha256 for base in checkpoint.bases}
+        self.chained = {checkpoint.step} if any(self.digests) else set()
         if checkpoint.directory is not None:
             self.digests[checkpoint.step] = read_manifest(checkpoint.directory, disk=self.store.disk).sha256
 
@@ -79,10 +81,14 @@ class FrozenTensors:
                 *({(file, name) for file, name in each} for each in self.world.gathered(sorted(same & sharded)))
             )
             same = (same - sharded) | on_all
+        through_others = any(self.stored[key][0] in self.chained for key in same)
+        if any(self.world.gathered(through_others)) if sharded else through_others:  # write all again: the next base
+            same = {key for key in same if self.stored[key][0] == 0}
         self.pending = {key: (step, fingerprint) for key, fingerprint in now.items() if key not in same}
         tensors: dict[int, dict[str, list[str]]] = {}
         for file, name in sorted(same):
             tensors.setdefault(self.stored[file, name][0], {}).setdefault(file, []).append(name)
+        self.chained = self.chained - {step} | ({step} if any(tensors) else set())
         return [Base(each, digests.get(each, ""), tensors[each]) for each in sorted(tensors)]
 
     def _has(self, step: int, digest: str) -> bool:

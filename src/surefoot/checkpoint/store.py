@@ -199,6 +199,7 @@ class Store:
         bases = set[int]().union(*(self._bases_of(step) for step in steps if old and step not in old))
         for step in reversed(old):  # a base goes after the checkpoints that refer to it
             if step in bases:
+                bases |= self._bases_of(step)
                 continue
             try:
                 self.guard()

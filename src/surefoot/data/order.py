@@ -17,6 +17,10 @@ _ROUNDS = 6
 _ROUNDS_SMALL = 10  # for at most six bits, which mix less per round: all orders become equally likely
 # positions computed per NumPy call: after a jump, and for consecutive steps
 _FIRST_SAMPLES, _BLOCK_SAMPLES = 512, 16384
+# of SplitMix64; arrays without dimensions are faster than scalars
+_GAMMA, _FACTOR, _LAST_FACTOR, *_SHIFTS = (
+    np.array(number, np.uint64) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 30, 27, 31)
+)
 
 
 @runtime_checkable
@@ -155,10 +159,12 @@ def folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.ui
     >>> int(folded(np.array([7], np.uint64), np.array([3], np.uint64))[0]) == fold(7, 3)
     True
     """
-    mixed = keys + np.uint64(0x9E3779B97F4A7C15) + parts  # wraps at 64 bits, as intended
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    mixed = keys + parts + _GAMMA  # wraps at 64 bits, as intended
+    mixed ^= mixed >> _SHIFTS[0]
+    mixed *= _FACTOR
+    mixed ^= mixed >> _SHIFTS[1]
+    mixed *= _LAST_FACTOR
+    return mixed ^ (mixed >> _SHIFTS[2])
 
 
 def sample_bits(key: int, ids: Ids, epochs: Ids) -> NDArray[np.uint64]:
@@ -168,7 +174,7 @@ def sample_bits(key: int, ids: Ids, epochs: Ids) -> NDArray[np.uint64]:
     >>> int(sample_bits(7, np.array([3]), np.array([1]))[0]) == fold(7, 1, 3)
     True
     """
-    return folded(folded(np.full(len(ids), key, np.uint64), epochs.astype(np.uint64)), ids.astype(np.uint64))
+    return folded(folded(np.array([key], np.uint64), epochs.astype(np.uint64)), ids.astype(np.uint64))
 
 
 class Blocks:
