@@ -34,7 +34,7 @@ def build():
         train_data=data.train,
         splits={"val": sf.Split(data.val, metrics=sf.metrics.accuracy)},
         batch_size=32,
-        length="3 epochs",
+        length="1 epochs",
         optimizer=sf.optim.sgd(lr=0.05, momentum=0.9, weight_decay=2e-5),
         schedule=sf.schedules.cosine(warmup="5%"),
         best="max val/accuracy",
