@@ -148,6 +148,8 @@ def session(spec: dict[str, Any]) -> None:
         run.state.model.register_forward_pre_hook(kill)
     with run:
         for step in run:
+            if run.rank > 0:
+                continue
             with run_dir.with_suffix(".ids").open("a") as file:
                 ids = [part.sample_ids.tolist() for part in step.micro_batches]
                 file.write(json.dumps([step.index, ids]) + "\n")

@@ -426,7 +426,7 @@ def test_steps_of_ones_own_and_batches_by_tokens_are_not_compiled() -> None:
     assert own.compile == "the training step is custom"
     pairs = sf.data.TokenPairs([[4, 5, 6]] * 9, [[4, 5, 6]] * 9)
     tokens = auto_precision.settle_choices(built(train_data=pairs, batch_size="32 tokens", compile="auto").parts)
-    assert tokens.compile == "batches by tokens change shape in almost every step"
+    assert tokens.compile == "batches padded to their longest row change shape in almost every step"
 
 
 @pytest.mark.usefixtures("compiling")

@@ -29,7 +29,7 @@ class TriedRunOptions(ChangedProgramOption, ProgramOptions):
     """The run to measure: a new run, or an existing run at a checkpoint."""
 
     what: Positional[Annotated[str, arg(metavar="RECIPE|FILE.py:build|RUN")]]
-    """gpt, translation or images; your own function that returns a surefoot.Run; or an existing run."""
+    """gpt, translation, images or finetune; your own function that returns a surefoot.Run; or an existing run."""
     checkpoint: str | None = None
     """Checkpoint of an existing run: newest, best, or a step."""
 

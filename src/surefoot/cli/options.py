@@ -65,7 +65,7 @@ class ProgramOptions:
     """The program to run, and a file of its settings."""
 
     what: Positional[Annotated[str, arg(metavar="RECIPE|FILE.py:build")]]
-    """gpt, translation or images; or your own function that returns a surefoot.Run."""
+    """gpt, translation, images or finetune; or your own function that returns a surefoot.Run."""
     config: str | None = None
     """A TOML file of settings."""
 

@@ -108,7 +108,7 @@ def plan(arguments: list[str]) -> None:
     from surefoot.train.state_check import loss_contract
 
     with planned_for(ranks if ranks > 1 else 0):
-        run = build_run(program, config)
+        run = build_run(program.for_plan(), config)
     if config is not None:
         _print_configuration(config, origins)
     for section in summary.sections(run.parts):

@@ -128,13 +128,21 @@ def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batchin
     return Cut(plan, sizes.micro_batch_size)
 
 
+def varied_batches(plan: MicroBatches, data: TrainData) -> str:
+    """Return a name of the batches if they change shape in almost every step, so that compiled code would be compiled for each, else ""."""
+    if getattr(data.dataset, "pads_to_longest", False):
+        return "batches padded to their longest row"
+    if isinstance(plan, Buckets):
+        return "batches sized in tokens"
+    return f"the batches of {data.order.name}" if data.lists_batches and data.order.kinds > _FEW_SHAPES else ""
+
+
 def refuse_compiled(plan: MicroBatches, data: TrainData, *, compiled: bool) -> None:
     """Raise `ConfigError` if compiled code would get a new shape in almost every step."""
-    if compiled and (isinstance(plan, Buckets) or (data.lists_batches and data.order.kinds > _FEW_SHAPES)):
-        whose = "batches sized in tokens" if isinstance(plan, Buckets) else f"the batches of {data.order.name}"
+    if compiled and (whose := varied_batches(plan, data)):
+        cure = ", or give batch_size in samples" if "tokens" in whose else ""
         raise ConfigError(
-            f"compile: {whose} change shape in almost every step, and each shape would be compiled\n"
-            "  omit --compile, or give batch_size in samples"
+            f"compile: {whose} change shape in almost every step, and each shape would be compiled\n  omit --compile{cure}"
         )
 
 

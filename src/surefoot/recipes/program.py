@@ -32,7 +32,7 @@ _SHARED = ("auto", "ddp", "fsdp")  # strategies that share the model's training
 @dataclass(frozen=True)
 class Program:
     """A function that builds a run, its settings dataclass or None, and its entry in config.toml. `names` maps the module's names to
-    values. PRESETS, `check`, `predict`, `Predict`, `evaluate_questions` and `outline` (a run without data) are optional."""
+    values. PRESETS, `check`, `predict`, `Predict`, `evaluate_questions`, `outline` (a run without data) and `planned` are optional."""
 
     build: Callable[..., Any]
     config: type[Any] | None
@@ -76,6 +76,10 @@ class Program:
         function = self._of_config("outline")
         outline: Run | None = None if function is None else function(*config)
         return self.run(*config) if outline is None else outline
+
+    def for_plan(self) -> "Program":
+        """Return the program with the module's `planned(config: Config)` for `build`, if any: a build that trains nothing."""
+        return dataclasses.replace(self, build=self._of_config("planned") or self.build)
 
     def _of_config(self, name: str) -> Callable[..., Any] | None:
         function = self.names.get(name)

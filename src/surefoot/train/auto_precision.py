@@ -99,13 +99,15 @@ def _choice(parts: "Components") -> Choice:
 
 
 def _compile_choice(parts: "Components") -> tuple[bool, bool, str]:
+    from surefoot.data.pipeline import varied_batches
+
     on = COMPILE.get(parts.device.type)
     if parts.task.loss is None:
         return False, True, "the training step is custom"
     if any(trained.takes_closure for trained in parts.state.optimizers.values()):
         return False, True, "the optimizer evaluates a closure"
-    if isinstance(parts.pipeline.plan, Buckets):
-        return False, True, "batches by tokens change shape in almost every step"
+    if varied := varied_batches(parts.pipeline.plan, parts.pipeline.data):
+        return False, True, f"{varied} change shape in almost every step"
     if on is None or parts.parallel.kind == "fsdp":
         return False, False, f"not measured on {parts.device.type} with parallel = {parts.parallel.kind}"
     return on, True, f"{'faster' if on else 'no faster'} in measurements"

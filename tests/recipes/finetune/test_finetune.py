@@ -18,11 +18,13 @@ import torch.nn.functional as F
 
 import surefoot as sf
 from rank_processes import Ranks
-from surefoot.recipes import finetune
+from surefoot.cli.main import main
+from surefoot.recipes import finetune, gpt
 from surefoot.recipes.finetune import corpus as texts
 from surefoot.recipes.finetune import documentation
 from surefoot.recipes.finetune import predict as predict_module
 from surefoot.recipes.finetune.conversations import read_conversations, rendered, split_conversations
+from surefoot.recipes.gpt import corpus as gpt_corpus
 from surefoot.recipes.program import choose_checkpoint, find_program
 from surefoot.tracking.jsonl import records
 from tuned_runs import CHAT_TEMPLATE, FAMILIES, config, outcome, session, write_chat, write_model
@@ -226,11 +228,26 @@ def test_it_answers_a_prompt_and_a_file_of_prompts(
     )
     monkeypatch.setattr("sys.stdin", Terminal("Say two\n\n" + "Say one. " * 90 + "\nSay six\nSay one\n" * 3))
     lines = answers(max_new_tokens=8).splitlines()
-    assert lines[:2] == ["a conversation; Ctrl-D ends it", "> two two"]
+    assert lines[:2] == ["a conversation; Ctrl-C ends an answer, Ctrl-D the conversation", "> two two"]
     assert re.fullmatch(r"> > \(\d+ tokens, and the model takes 128 with the answer: write less\)", lines[2])
     assert any("> (the context is full: the model no longer reads the oldest turns)" in line for line in lines)
     assert lines[-1] == "> "
     assert ["Say two", "two two", "Say six"] in [[each["content"] for each in turns] for turns in prompts]
+
+    class Interrupted(Terminal):
+        def readline(self, _: int | None = -1) -> str:  # type: ignore[override]
+            if not (line := super().readline()):
+                raise KeyboardInterrupt
+            return line
+
+    def pieces(*_: Any) -> Iterator[str]:
+        yield "two"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdin", Interrupted("Say two\nSay six\n"))
+    monkeypatch.setattr(predict_module, "_pieces", pieces)
+    assert answers().splitlines()[1:] == ["> two", "> two", "> "]
+    assert [each["content"] for each in prompts[-1]] == ["Say two", "two", "Say six"]
 
 
 def test_checkpoints_of_adapters_are_small(chat: Path, tmp_path: Path) -> None:
@@ -389,6 +406,10 @@ def test_wrong_settings_are_refused(model: Path, chat: Path) -> None:
     assert "lora.rank = 0" in refused(model, chat, **{"lora.rank": 0})
     assert "init_from has no effect" in refused(model, chat, init_from="runs/a")
     assert "data.path = 'absent.jsonl' does not exist" in refused(model, Path("absent.jsonl"))
+    for size in ({}, {"batch_size": 4, "micro_batch_size": 2}):
+        text = refused(model, chat, compile=True, **size)
+        assert text.startswith("compile: batches padded to their longest row change shape in almost every step")
+        assert text.endswith("\n  omit --compile")
 
 
 def test_long_conversations_are_cut_at_their_end_skipped_or_refused(
@@ -448,6 +469,20 @@ def test_a_template_that_rewrites_earlier_answers_needs_the_last_alone(model: Pa
     assert text.startswith(f"{chat}, line 36: the chat template writes message 3 otherwise")
     assert text.endswith("--data.train-on last")
     finetune.build(config(None, model, chat, **{"data.template": str(file), "data.train_on": "last"}))
+
+
+@pytest.mark.slow
+def test_a_plan_without_a_model_trains_and_writes_nothing(
+    chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its parameters are those of the small GPT that a run would train first."""
+    monkeypatch.chdir(tmp_path)
+    main(["plan", "finetune", "--data.path", str(chat), "--length", "2 steps", "--batch-size", "64 tokens"])
+    assert list(tmp_path.iterdir()) == []
+    plan = capsys.readouterr()
+    assert "training starts with a small GPT in runs/finetune-base" in plan.err
+    assert "1,088,256 frozen  1,219,328" in plan.out
+    assert documentation.small_config().vocab_size == gpt_corpus.corpus(gpt.Data()).tokenizer.vocab_size
 
 
 @pytest.mark.slow

@@ -30,6 +30,8 @@ class Dialogues:
     ([[5, 6], [5, 0]], [[-100, 7], [8, -100]])
     """
 
+    pads_to_longest = True  # batches differ in shape
+
     def __init__(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]], *, padding: int) -> None:
         tokens = [np.asarray(row, dtype=np.int32) for row, _ in rows]
         answers = [np.asarray(answer, dtype=bool) for _, answer in rows]

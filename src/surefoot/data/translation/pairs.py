@@ -32,6 +32,8 @@ class TokenPairs:
     ([[9, 2, 0], [7, 8, 2]], [[1, 6, 6, 2], [1, 5, 2, 0]], [[3, 2], [2, 3]])
     """
 
+    pads_to_longest = True  # batches differ in shape
+
     def __init__(
         self,
         sources: Sequence[Sequence[int] | Tokens],

@@ -12,6 +12,7 @@ from surefoot.config.paths import write_whole
 from surefoot.recipes import gpt
 from surefoot.recipes.finetune.conversations import DEFAULT_TEMPLATE, Conversation
 from surefoot.recipes.finetune.corpus import tokenizer_files
+from surefoot.recipes.gpt import corpus as gpt_corpus
 from surefoot.recipes.optimizer_settings import Optimizer, note
 
 _CONTEXT = 256  # tokens of the small GPT
@@ -58,14 +59,24 @@ def _first_paragraph(node: ast.Module | ast.FunctionDef | ast.ClassDef) -> str:
 def small_model(run_dir: str | Path | None, *, seed: int, device: str) -> Path:
     """Train a small GPT by the gpt recipe, in a directory beside `run_dir`, unless it is there. Return its files for transformers."""
     directory = Path(tempfile.mkdtemp() if run_dir is None else f"{run_dir}-base")
-    if not (directory / "export" / _LAST).is_file():
+    if not is_trained(run_dir):
         note(f"note: no model is named (--model DIR), so a small GPT is trained first, in {directory}")
         run = _trained(directory, seed=seed, device=device)
         if run.rank == 0:
             sf.load(directory).export(layout="gpt2")
-            _write_tokenizer(directory)
+            _write_tokenizer((directory / gpt_corpus.TOKENIZER).read_text(encoding="utf-8"), directory / "export")
         run.parts.world.from_main(None)  # the other ranks wait for the files
     return directory / "export"
+
+
+def is_trained(run_dir: str | Path | None) -> bool:
+    """Return True if the small GPT of `run_dir` has been trained and exported."""
+    return run_dir is not None and Path(f"{run_dir}-base", "export", _LAST).is_file()
+
+
+def write_small_tokenizer(directory: Path) -> None:
+    """Write the tokenizer of the small GPT into a directory. Nothing is trained but the tokenizer, which is cached."""
+    _write_tokenizer(gpt_corpus.corpus(gpt.Data()).tokenizer.to_json(), directory)
 
 
 def small_config() -> Any:
@@ -73,9 +84,8 @@ def small_config() -> Any:
     from transformers import GPT2Config
 
     shape = gpt.Model(family="gpt2", context=_CONTEXT)
-    return GPT2Config(
-        n_layer=shape.layers, n_head=shape.heads, n_embd=shape.width, n_positions=_CONTEXT, vocab_size=2048
-    )
+    sizes = {"n_layer": shape.layers, "n_head": shape.heads, "n_embd": shape.width, "n_positions": _CONTEXT}
+    return GPT2Config(**sizes, vocab_size=2048, bos_token_id=0, eos_token_id=0)
 
 
 def _trained(directory: Path, *, seed: int, device: str) -> Any:
@@ -99,15 +109,14 @@ def _trained(directory: Path, *, seed: int, device: str) -> Any:
     return run
 
 
-def _write_tokenizer(directory: Path) -> None:
+def _write_tokenizer(text: str, directory: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    saved = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch, "tokenizer.json")
-        file.write_text(json.dumps(saved["tokenizer"]), encoding="utf-8")
+        file.write_text(json.dumps(json.loads(text)["tokenizer"]), encoding="utf-8")
         tokenizer = PreTrainedTokenizerFast(
             tokenizer_file=str(file), eos_token="<|endoftext|>", chat_template=DEFAULT_TEMPLATE
         )
-    for name, text in sorted(tokenizer_files(tokenizer).items(), key=lambda each: each[0] == _LAST):
-        write_whole(directory / "export" / name, text.encode())
+    for name, contents in sorted(tokenizer_files(tokenizer).items(), key=lambda each: each[0] == _LAST):
+        write_whole(directory / name, contents.encode())

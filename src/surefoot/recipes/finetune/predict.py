@@ -4,6 +4,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,31 +64,36 @@ def conversation(
     model: Any, tokenizer: Any, first: Sequence[Message], max_new_tokens: int, settings: dict[str, Any]
 ) -> Iterator[str]:
     """Yield the answers to lines of standard input, each after all earlier ones. The oldest turns are left out if the context is full."""
-    yield "a conversation; Ctrl-D ends it\n"
+    yield "a conversation; Ctrl-C ends an answer, Ctrl-D the conversation\n"
     turns, logits, limit = list[Message](), with_logits(model), settings["context"]
     while True:
         yield "> "
-        if not (line := sys.stdin.readline()):
+        line = ""
+        with suppress(KeyboardInterrupt):
+            line = sys.stdin.readline()
+        if not line:
             yield "\n"
             return
         turn: Message = {"role": "user", "content": line.strip()}
         if not turn["content"]:
             continue
-        if (alone := len(prompt_tokens(tokenizer, [*first, turn]))) >= limit:
-            yield f"({alone:,} tokens, and the model takes {limit:,} with the answer: write less)\n"
-            continue
         turns.append(turn)
-        tokens, earlier = prompt_tokens(tokenizer, [*first, *turns]), len(turns)
-        while limit - len(tokens) < min(max_new_tokens, limit // 2) and len(turns) > 1:
-            del turns[:2]  # a question and its answer
+        answer, earlier = "", len(turns)
+        with suppress(KeyboardInterrupt):
+            if (alone := len(prompt_tokens(tokenizer, [*first, turn]))) >= limit:
+                yield f"({alone:,} tokens, and the model takes {limit:,} with the answer: write less)\n"
+                turns.pop()
+                continue
             tokens = prompt_tokens(tokenizer, [*first, *turns])
-        if len(turns) < earlier:
-            yield "(the context is full: the model no longer reads the oldest turns)\n"
-        drawn = sf.generate.stream(logits, tokens, **settings, max_new_tokens=min(max_new_tokens, limit - len(tokens)))
-        answer = ""
-        for piece in _pieces(tokenizer, drawn):
-            answer += piece
-            yield piece
+            while limit - len(tokens) < min(max_new_tokens, limit // 2) and len(turns) > 1:
+                del turns[:2]  # a question and its answer
+                tokens = prompt_tokens(tokenizer, [*first, *turns])
+            if len(turns) < earlier:
+                yield "(the context is full: the model no longer reads the oldest turns)\n"
+            count = min(max_new_tokens, limit - len(tokens))
+            for piece in _pieces(tokenizer, sf.generate.stream(logits, tokens, **settings, max_new_tokens=count)):
+                answer += piece
+                yield piece
         yield "\n"
         turns.append({"role": "assistant", "content": answer.strip()})
         settings["seed"] += 1

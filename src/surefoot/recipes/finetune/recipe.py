@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import surefoot as sf
@@ -15,7 +16,7 @@ from surefoot.recipes.finetune import documentation, models
 from surefoot.recipes.finetune.config import BEST, MEANT_FOR, Config, Lora
 from surefoot.recipes.finetune.predict import Predict, answers, decoded, prompt_tokens, stop_token, with_logits
 from surefoot.recipes.gpt.corpus import first_lines
-from surefoot.recipes.optimizer_settings import Optimizer, refuse_default_data
+from surefoot.recipes.optimizer_settings import Optimizer, note, refuse_default_data
 
 
 def check(config: Config) -> list[Any]:
@@ -32,9 +33,29 @@ def check(config: Config) -> list[Any]:
 
 
 def build(config: Config) -> "sf.Run":
-    """Build the run of a configuration without starting it."""
+    """Build the run of a configuration without starting it. Without a model, a small GPT is trained first."""
+    check(config)
+    return _built(config, _base(config))
+
+
+def planned(config: Config) -> "sf.Run":
+    """Build the run that `surefoot plan` describes. Without a model, it has the shape of the small GPT, which is not trained."""
+    check(config)
+    if config.model is not None or documentation.is_trained(config.run_dir) or _started_run(config.run_dir):
+        return _built(config, _base(config))
+    note(
+        f"note: no model is named (--model DIR): training starts with a small GPT in {config.run_dir}-base;\n  this plan has its shape"
+    )
+    shape = documentation.small_config()
+    with TemporaryDirectory() as directory:
+        documentation.write_small_tokenizer(Path(directory))
+        return _built(
+            config, Base(shape, shape.to_json_string(), None, Path(directory), config.data.template, _name(config))
+        )
+
+
+def _built(config: Config, base: "Base") -> "sf.Run":
     _, optimizer, schedule, *_ = check(config)
-    base = _base(config)
     default = documentation.questions() if config.data.path is None else None
     tokenizer = texts.load_tokenizer(base.tokenizer, template=base.template)
     corpus = texts.corpus(config, tokenizer, context=models.context_of(base.config), default=default)
