@@ -210,6 +210,8 @@ CASES: dict[str, dict[str, Any]] = {
     "unused": {"kind": "clip", "micro_batch_size": 4, "strategy": "ddp", "find_unused_parameters": True},
     "sharded-4": {"kind": "clip", "micro_batch_size": 4, "strategy": "fsdp"},
     "sharded-12": {"kind": "clip", "micro_batch_size": 12, "strategy": "fsdp"},
+    "dropout": {"kind": "dropout", "micro_batch_size": 4},
+    "sharded dropout": {"kind": "dropout", "micro_batch_size": 4, "strategy": "fsdp"},
 }
 
 
