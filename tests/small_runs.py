@@ -188,7 +188,8 @@ def session(spec: dict[str, Any]) -> None:
             return loss(model, batch)
 
         changes |= {"loss": signalling_loss, "check_state": False}
-    train(build(run_dir, **changes), run_dir.with_suffix(".ids"))
+    is_main = os.environ.get("RANK", "0") == "0"
+    train(build(run_dir, **changes), run_dir.with_suffix(".ids") if is_main else None)
 
 
 def outcome(run_dir: Path) -> dict[str, Any]:

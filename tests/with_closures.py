@@ -1,4 +1,4 @@
-"""Optimizers that need a closure, as people write them, and a run small enough to compare them with plain loops."""
+"""Optimizers as people write them, with a closure or without, and a run small enough to compare them with plain loops."""
 
 from __future__ import annotations
 
@@ -64,6 +64,22 @@ class Twice(torch.optim.Optimizer):
         return loss
 
 
+class HeavyBall(torch.optim.Optimizer):
+    """As in somebody's package: parameters move through `.data`, and a list in the state counts on the host."""
+
+    def __init__(self, params: Any, lr: float = 0.1, beta: float = 0.9) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for each in group["params"]:
+                state = self.state[each]
+                state["ball"] = state.get("ball", 0) * group["beta"] + each.grad
+                state.setdefault("norms", []).append(float(each.grad.norm()))
+                each.data = each.data - group["lr"] * state["ball"]
+
+
 CLOSURES: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "lbfgs": partial(torch.optim.LBFGS, lr=0.3, max_iter=4, history_size=3),
     "lbfgs with a line search": partial(torch.optim.LBFGS, max_iter=3, line_search_fn="strong_wolfe"),
@@ -74,6 +90,8 @@ CLOSURES: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 def source(name: str) -> Any:
     """What a run gets as `optimizer=`."""
+    if name == "of a package":
+        return HeavyBall
     return sf.optim.with_closure(CLOSURES[name]) if name == "sam" else CLOSURES[name]
 
 

@@ -1,4 +1,4 @@
-"""Sessions of `small_runs`, each in a process of its own that is forked from one that has imported torch."""
+"""Sessions of `small_runs`, each in processes of its own that are forked from one that has imported torch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rank_processes import Ranks
 
 
 class Zygote:
-    """Runs sessions of `small_runs` on one rank of `ranks`; `run` returns the exit status, negative for a signal."""
+    """Runs sessions of `small_runs` on `size` ranks; `run` returns their one exit status, negative for a signal."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: Ranks, size: int = 1) -> None:
+        self.ranks, self.size = ranks, size
 
     def run(self, run_dir: Path, **spec: Any) -> int:
         """One session of the run in `out`; keys as in `small_runs.session`, or after_s=... for a kill by the clock."""
-        place = self.ranks.start(1, small_runs.session, spec={"run_dir": str(run_dir), **spec})
+        place = self.ranks.start(self.size, small_runs.session, spec={"run_dir": str(run_dir), **spec})
         if "after_s" in spec:
             time.sleep(spec["after_s"])
             if not (place / "status-0").exists():
                 os.kill(int((place / "pid-0").read_text()), spec.get("signal", signal.SIGKILL))
-        (outcome,) = self.ranks.outcomes(place)
-        return outcome.status
+        (status,) = {outcome.status for outcome in self.ranks.outcomes(place)}
+        return status

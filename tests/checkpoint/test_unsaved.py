@@ -479,16 +479,19 @@ class CarriedByLoss:
         return F.cross_entropy(y, batch[1])
 
 
+@pytest.mark.parametrize("level", [1, 3])
 @pytest.mark.parametrize("where", ["model", "loss"])
 def test_a_value_that_is_carried_from_step_to_step_is_refused_though_the_first_step_begins_anew(
-    where: str, tmp_path: Path
+    where: str, level: int, tmp_path: Path
 ) -> None:
     x, y = data()
     goes_on = torch.ones(ROWS, 1)
     goes_on[:8] = 0
     own = {"model": Carried} if where == "model" else {"loss": CarriedByLoss()}
+    run = build(tmp_path / "run", train_data=(torch.cat([x, goes_on], 1), y), order="sequential", **own)
     with pytest.raises(sf.ConfigError, match=f"{where}.carried changes in every pass"):
-        build(tmp_path / "run", train_data=(torch.cat([x, goes_on], 1), y), order="sequential", **own).train()
+        run.train() if level == 1 else make_steps(run)
+    assert run.state.step <= 2
 
 
 # --- where it is looked for ------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+from surefoot.train import gradient_cache
 
 SAMPLES, FEATURES, WIDTH = 48, 6, 5
 
@@ -134,9 +137,26 @@ def trained(kind: str = "clip", **changes: Any) -> dict[str, Any]:
     return {"steps": steps, "weights": weights(run), "scores": scores}
 
 
+def session(run_dir: str, *, is_killed: bool, **changes: Any) -> dict[str, Tensor]:
+    """Train to the end, or to a kill between the two passes of step 4; the checkpoints are of even steps."""
+    compute = gradient_cache.CachedLoss._compute
+
+    def compute_or_die(cached: Any, passes: Any) -> None:
+        compute(cached, passes)
+        if is_killed and cached.step.index == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    gradient_cache.CachedLoss._compute = compute_or_die  # type: ignore[method-assign]
+    settings: dict[str, Any] = {"length": "6 steps", "save_every": "2 steps", "log_every": "1 steps"}
+    run = build(run_dir=run_dir, **(settings | changes))
+    run.train()
+    return weights(run)
+
+
 def trained_with(kind: str, **changes: Any) -> dict[str, Any]:
     """As `trained`, with a split whose batches are cut elsewhere; for ranks, which take JSON alone."""
-    first, second = (each[:40] for each in data())
+    dtype = torch.float64 if changes.get("double", True) else torch.float32
+    first, second = (each[:40] for each in data(dtype))
     if changes.pop("few", False):  # of eight micro-batches five have no target
         changes["count_fn"] = lambda batch: len(batch[0]) * int(batch[0][0, 0] > 0.3)
     strategy = changes.pop("strategy", None)

@@ -20,7 +20,6 @@ from rank_processes import Ranks
 from surefoot.data.loader import MicroBatch
 from surefoot.seeding import fold, seed_generators
 from surefoot.tracking.jsonl import records
-from surefoot.train import gradient_cache
 from surefoot.train.loop import Step
 
 
@@ -210,6 +209,16 @@ CASES: dict[str, dict[str, Any]] = {
     "unused": {"kind": "clip", "micro_batch_size": 4, "strategy": "ddp", "find_unused_parameters": True},
     "sharded-4": {"kind": "clip", "micro_batch_size": 4, "strategy": "fsdp"},
     "sharded-12": {"kind": "clip", "micro_batch_size": 12, "strategy": "fsdp"},
+    "dropout": {"kind": "dropout", "micro_batch_size": 4},
+    "sharded dropout": {"kind": "dropout", "micro_batch_size": 4, "strategy": "fsdp"},
+    "bf16": {"kind": "dropout", "micro_batch_size": 4, "double": False, "precision": "bf16"},
+    "sharded bf16": {
+        "kind": "dropout",
+        "micro_batch_size": 4,
+        "double": False,
+        "precision": "bf16",
+        "strategy": "fsdp",
+    },
 }
 
 
@@ -223,11 +232,12 @@ def test_two_ranks_compute_what_one_process_computes(name: str, on_two_ranks: di
     alone = trained_with(
         **{key: value for key, value in CASES[name].items() if key not in ("strategy", "find_unused_parameters")}
     )
+    limit = 1e-13 if CASES[name].get("double", True) else 1e-6  # of float32's weights
     for together in on_two_ranks[name]:
-        assert largest(together["weights"], alone["weights"]) < 1e-13
+        assert largest(together["weights"], alone["weights"]) < limit
         for own, other in zip(together["steps"], alone["steps"], strict=True):
-            assert own == pytest.approx(other, rel=1e-12)
-        assert together["scores"] == pytest.approx(alone["scores"], rel=1e-12)
+            assert own == pytest.approx(other, rel=10 * limit)
+        assert together["scores"] == pytest.approx(alone["scores"], rel=10 * limit)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 24, 40])
@@ -246,41 +256,38 @@ def test_a_split_s_loss_is_the_mean_over_groups_of_the_batch_size(batch_size: in
 
 
 def test_a_killed_run_ends_with_the_same_bits_and_replays_as_recorded(tmp_path: Path) -> None:
-    def built(name: str, **changes: Any) -> sf.Run:
-        settings = {
-            "length": "6 steps",
-            "save_every": "2 steps",
-            "log_every": "1 steps",
-            "layer_stats_every": "2 steps",
-        }
-        return build("norm", micro_batch_size=8, run_dir=tmp_path / name, **(settings | changes))
+    def run_in(name: str, **changes: Any) -> dict[str, Tensor]:
+        settings = {"kind": "norm", "micro_batch_size": 8, "layer_stats_every": "2 steps"}
+        return coupled_runs.session(str(tmp_path / name), **(settings | changes))
 
-    def killed() -> None:
-        compute = gradient_cache.CachedLoss._compute
-
-        def compute_or_die(cached: Any, passes: Any) -> None:
-            compute(cached, passes)
-            if cached.step.index == 4:  # between the first passes and the second
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        gradient_cache.CachedLoss._compute = compute_or_die  # type: ignore[method-assign]
-        built("killed").train()
-
-    whole = built("whole")
-    whole.train()
+    whole = run_in("whole", is_killed=False)
     with open(os.devnull, "w") as nowhere:
-        process = Forked(killed, stdout=nowhere)
+        process = Forked(lambda: run_in("killed", is_killed=True), stdout=nowhere)
         process.stdin.close()
     assert process.wait() == -signal.SIGKILL
-    resumed = built("killed")
-    resumed.train()
-    assert largest(coupled_runs.weights(resumed), coupled_runs.weights(whole)) == 0.0
+    assert largest(run_in("killed", is_killed=False), whole) == 0.0
     losses = [
         {each["step"]: each["loss"] for each in records(tmp_path / name / "metrics.jsonl") if each["kind"] == "train"}
         for name in ("whole", "killed")
     ]
     assert losses[0] == losses[1]
-    assert "match the record bit for bit" in str(sf.load(built("whole")).replay(step=3))
+    rebuilt = build("norm", micro_batch_size=8, run_dir=tmp_path / "whole", length="6 steps")
+    assert "match the record bit for bit" in str(sf.load(rebuilt).replay(step=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_ranks_of_such_a_loss_killed_in_a_step_end_with_the_same_bits(
+    strategy: str, ranks: Ranks, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"kind": "dropout", "micro_batch_size": 4, "parallel": strategy}
+    whole = ranks(2, coupled_runs.session, run_dir=str(tmp_path / "whole"), is_killed=False, **settings)
+    settings["run_dir"] = str(tmp_path / "killed")
+    killed = ranks.outcomes(ranks.start(2, coupled_runs.session, is_killed=True, **settings))
+    assert {outcome.status for outcome in killed} == {-signal.SIGKILL}
+    assert (tmp_path / "killed" / "checkpoints" / "step-00000002").exists()
+    for own, other in zip(ranks(2, coupled_runs.session, is_killed=False, **settings), whole, strict=True):
+        assert largest(own, other) == 0.0
 
 
 def test_a_resume_with_another_function_in_the_loss_is_refused(tmp_path: Path) -> None:

@@ -330,16 +330,27 @@ def test_the_momentum_of_an_inner_optimizer_is_saved(tmp_path: Path) -> None:
     assert again.base_optimizer.param_groups is again.param_groups
 
 
-@pytest.mark.fast("[23]-lbfgs")
+@pytest.mark.fast("[45]-lbfgs")
 @pytest.mark.parametrize("name", ["lbfgs", "sam"])
-@pytest.mark.parametrize("kills", [[23], pytest.param([4, 30, 21], marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("kills", [[45], [4, 38, 9]], ids=str)
 def test_killed_inside_a_closure_a_run_ends_with_the_same_bits(
     name: str, kills: list[int], ranks: Ranks, tmp_path: Path
 ) -> None:
-    zygote = Zygote(ranks)
+    killed_and_resumed(Zygote(ranks), name, kills, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kill"), [("lbfgs", 23), ("sam", 12), ("of a package", 7)])
+def test_two_ranks_killed_in_a_step_end_with_the_same_bits(name: str, kill: int, ranks: Ranks, tmp_path: Path) -> None:
+    killed_and_resumed(Zygote(ranks, 2), name, [kill], tmp_path)
+
+
+def killed_and_resumed(zygote: Zygote, name: str, kills: list[int], tmp_path: Path) -> None:
+    """Each kill is before that pass of a session; the last session begins from the optimizer state of several steps."""
     assert zygote.run(tmp_path / "whole", optimizer=name) == 0
     for at in kills:
         assert zygote.run(tmp_path / "killed", optimizer=name, **{"pass": at}) == -9
+    assert max((tmp_path / "killed" / "checkpoints").glob("step-*")).name >= "step-00000004"
     assert zygote.run(tmp_path / "killed", optimizer=name) == 0
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
 
@@ -397,6 +408,13 @@ def test_a_step_with_another_required_argument_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"(?s)Odd\.step needs the argument temperature.*subclass"):
         build(partial(Odd, lr=0.1))
 
+    class ByName(torch.optim.SGD):
+        def step(self, *, closure: Any) -> None:  # type: ignore[override]
+            closure()
+
+    with pytest.raises(ConfigError, match=r"(?s)ByName\.step needs the argument closure, but a run calls step\(\)"):
+        build(partial(ByName, lr=0.1))
+
 
 def test_a_closure_that_the_signature_hides_is_explained() -> None:
     with pytest.raises(ConfigError, match=r"(?s)SAM\.step\(\) needs a closure.*with_closure"):
@@ -416,6 +434,10 @@ def test_plan_prints_the_way_a_step_is_undone_and_the_memory() -> None:
     [
         ({"precision": "fp16"}, r"(?s)precision = fp16: LBFGS evaluates the loss several times.*bf16"),
         ({"compile": True}, r"(?s)compile = True: LBFGS evaluates the loss several times.*leave compile out"),
+        (
+            {"parallel": "fsdp"},
+            r"(?s)parallel = fsdp: LBFGS cannot train shards.*compares whole gradients.*parallel=.ddp",
+        ),
         ({"clip": "auto 0.9"}, r"(?s)clip = 'auto 0.9': LBFGS evaluates the loss several times.*norm 1.0"),
     ],
 )

@@ -16,24 +16,7 @@ import surefoot as sf
 from rank_processes import Ranks
 from surefoot.errors import ConfigError
 from surefoot.plan.summary import parameters_by_group
-from with_closures import Batch, batches, bits, build, data, loss, losses, net, weights
-
-
-class HeavyBall(torch.optim.Optimizer):
-    """As in somebody's package: parameters move through `.data`, and a list in the state counts on the host."""
-
-    def __init__(self, params: Any, lr: float = 0.1, beta: float = 0.9) -> None:
-        super().__init__(params, {"lr": lr, "beta": beta})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for each in group["params"]:
-                state = self.state[each]
-                state["ball"] = state.get("ball", 0) * group["beta"] + each.grad
-                state.setdefault("norms", []).append(float(each.grad.norm()))
-                each.data = each.data - group["lr"] * state["ball"]
-
+from with_closures import Batch, HeavyBall, batches, bits, build, data, loss, losses, net, weights
 
 MAKERS: dict[str, Any] = {
     "Adagrad": torch.optim.Adagrad,
@@ -67,6 +50,18 @@ def plain(model: nn.Module, optimizer: torch.optim.Optimizer, steps: list[Batch]
         optimizer.step()
         values.append(float(value.detach()))
     return values
+
+
+def test_every_optimizer_of_torch_is_compared_with_a_plain_loop_or_refused() -> None:
+    """Muon takes only matrices: its refusal, as SparseAdam's, is below; LBFGS has a file of tests."""
+    classes = {
+        each
+        for each in vars(torch.optim).values()
+        if isinstance(each, type) and issubclass(each, torch.optim.Optimizer)
+    }
+    compared = {type(make([{"params": [nn.Parameter(torch.ones(2, 2))]}])) for make in MAKERS.values()}
+    others = {torch.optim.Optimizer, torch.optim.Muon, torch.optim.SparseAdam, torch.optim.LBFGS}
+    assert classes == compared - {HeavyBall} | others
 
 
 @EVERY
@@ -258,6 +253,10 @@ class NeedsRate(torch.optim.SGD):
         (lambda params: torch.optim.SGD([each for each in params if each.ndim > 1]), r"(?s)'ndim'.*groups\[0\]"),
         (lambda params: "adam", "returned a str, not a torch.optim.Optimizer"),
         (partial(torch.optim.AdamW, lr=-1.0), "rejects its settings: Invalid learning rate"),
+        (
+            torch.optim.Muon,
+            r"(?s)Muon only supports 2D parameters.*for a whole model: optimizer=sf\.optim\.muon\(lr=1e-2\)",
+        ),
         (torch.optim.SparseAdam, r"(?s)SparseAdam takes only sparse gradients.*sf|surefoot\.optim\.adam"),
         (sf.optim.adamw, r"(?s)received the function adamw itself.*write optimizer=sf\.optim\.adamw\(lr=1e-3\)"),
         ("adamw", r"(?s)str is neither an optimizer specification nor a class or function.*functools\.partial"),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import small_runs
 import surefoot as sf
+import with_closures
 from in_one import in_one
 from surefoot.cli.main import main
 from surefoot.models.gpt import GPT
@@ -105,6 +106,55 @@ def test_what_is_slow_is_seen_where_it_is_and_all_phases_add_up(monkeypatch: pyt
         assert {name: seconds for name, seconds in lap.items() if seconds} == pytest.approx(planted)
     assert steps.watch.stack == []  # each phase that was begun was ended
     assert clock() == pytest.approx(sum(sum(lap.values()) for lap in laps))
+
+
+class SlowTwice(with_closures.Twice):
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        slept(0.03)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "own_s", "evaluations"),
+    [
+        (lambda groups: SlowTwice(groups, lr=0.1), 0.03, 2),
+        # its rate is not 0, at which a line search would divide by 0, and no search would evaluate anything again
+        (lambda groups: torch.optim.LBFGS(groups, max_iter=3), 0.0, 3),
+        (lambda groups: torch.optim.LBFGS(groups, max_iter=3, line_search_fn="strong_wolfe"), 0.0, 3),
+    ],
+    ids=["twice", "lbfgs", "line search"],
+)
+def test_the_passes_of_a_closure_are_in_the_phases_of_passes(
+    optimizer: Any, own_s: float, evaluations: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = plain(model=lambda: Slow(0.003, 0.006), loss=loss, micro_batch_size=8, optimizer=optimizer)
+    before = with_closures.weights(run.state.model)
+    with unchanged(run) as parts:
+        assert not [each.name for each in variants(parts, ("fused", "compile"))]  # neither takes a closure
+        steps = stepping(parts)
+        clock = LogicalClock()
+        steps.watch.now = clock
+        monkeypatch.setattr(time, "sleep", clock.advance)
+        lap = steps.make()
+    passes = {name: evaluations * each_s for name, each_s in (("forward", 0.003), ("loss", 0.012), ("backward", 0.006))}
+    planted = passes | {"optimizer": own_s}
+    assert {name: lap.get(name, 0.0) for name in planted} == pytest.approx(planted)
+    assert sum(lap.values()) == pytest.approx(sum(planted.values()))
+    assert all(map(torch.equal, with_closures.weights(run.state.model), before))
+
+
+def test_the_state_of_an_inner_optimizer_and_lists_of_tensors_are_optimizer_state() -> None:
+    held = {}
+    for name in ("sam", "lbfgs"):
+        run = with_closures.build(with_closures.source(name))
+        with unchanged(run) as parts:
+            steps = stepping(parts)
+            for _ in range(6):
+                steps.make()
+            held[name] = memory_line(steps.make, parts.state, parts.device).peak.optimizer
+    copy = 4 * 67  # bytes of the parameters
+    assert held["sam"] == 2 * copy  # the weights before a step, and the momentum of SGD
+    assert 0 <= held["lbfgs"] - 8 * copy < 64  # 3 pairs, a direction and a gradient; a few numbers
 
 
 @pytest.fixture(scope="module")

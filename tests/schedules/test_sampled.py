@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR
 
 import surefoot as sf
 from forked import Forked
@@ -90,6 +91,78 @@ SCHEDULERS = {
 }
 
 
+# at least one of each class of torch.optim.lr_scheduler that depends on the step alone
+OF_TORCH = {
+    **SCHEDULERS,
+    "by factors": lambda optimizer: lr_scheduler.MultiplicativeLR(optimizer, lambda step: 1 - step / 20),
+    "polynomial": lambda optimizer: lr_scheduler.PolynomialLR(optimizer, 8, power=2.0),
+    "of each group": lambda optimizer: lr_scheduler.LambdaLR(
+        optimizer, [lambda step: 1 / (1 + step) for _ in optimizer.param_groups]
+    ),
+    "restarts to a rate": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3, eta_min=0.01),
+    "in three phases": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=STEPS, three_phase=True),
+    "cyclic, rates alone": lambda optimizer: lr_scheduler.CyclicLR(
+        optimizer, 0.01, 0.1, 4, mode="triangular2", cycle_momentum=False
+    ),
+    "chained sequence": lambda optimizer: lr_scheduler.ChainedScheduler(
+        [SCHEDULERS["in sequence"](optimizer), SCHEDULERS["relative"](optimizer)], optimizer=optimizer
+    ),
+    "of averaging": lambda optimizer: SWALR(optimizer, swa_lr=0.01, anneal_epochs=5),
+}
+OF_A_METRIC = {"ReduceLROnPlateau": lr_scheduler.ReduceLROnPlateau}
+ABSTRACT = {"LRScheduler", "_LRScheduler"}
+
+
+def classes_within(scheduler: Any) -> set[str]:
+    return {type(scheduler).__name__}.union(*map(classes_within, vars(scheduler).get("_schedulers", ())))
+
+
+def assert_taken(build: Any, name: str, *, optimizers: Any = ("sgd", "adam")) -> set[str]:
+    """The table has each step's rate and momentum of a plain loop, for one group and for two."""
+    within = set[str]()
+    for kind in optimizers:
+        for count in (1, 2):
+            groups = [{"params": [torch.zeros(1)]} for _ in range(count)]
+            optimizer: Any = (
+                torch.optim.SGD(groups, lr=LR, momentum=0.9) if kind == "sgd" else torch.optim.Adam(groups, lr=LR)
+            )
+            own = {"lr": LR, "momentum": 0.9} if kind == "sgd" else {"lr": LR, "betas": (0.9, 0.999)}
+            schedule = bound(from_scheduler(build), (own,) * count)
+            factor, momentum = schedule.factors(LENGTH), schedule.momentum(LENGTH) or (lambda step: 0.9)
+            with warnings.catch_warnings(action="ignore"):
+                scheduler = build(optimizer)
+                for step in range(STEPS):
+                    group = optimizer.param_groups[0]
+                    assert LR * factor(step) == pytest.approx(group["lr"], rel=1e-12, abs=1e-15), (name, step)
+                    assert momentum(step) == pytest.approx(group["momentum"] if kind == "sgd" else group["betas"][0]), (
+                        name
+                    )
+                    if step < STEPS - 1:
+                        optimizer.step()
+                        scheduler.step()
+            within |= classes_within(scheduler)
+    return within
+
+
+def assert_refused(build: Any, name: str) -> None:
+    with pytest.raises(
+        sf.ConfigError, match=rf"(?s){name}\.step\(\) needs metrics.*Run\(plateau=sf\.ReduceLROnPlateau"
+    ):
+        bound(from_scheduler(build), ({"lr": LR},)).factors(LENGTH)
+
+
+def test_every_scheduler_of_torch_is_taken_or_refused_by_name() -> None:
+    taken = set[str]().union(*(assert_taken(build, name) for name, build in OF_TORCH.items()))
+    for name, build in OF_A_METRIC.items():
+        assert_refused(build, name)
+    schedulers = {
+        name
+        for name, each in vars(lr_scheduler).items()
+        if isinstance(each, type) and issubclass(each, lr_scheduler.LRScheduler)
+    }
+    assert schedulers == taken - {"SWALR"} | OF_A_METRIC.keys() | ABSTRACT
+
+
 @in_one
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -152,10 +225,15 @@ def test_a_scheduler_with_rates_of_its_own_is_refused_for_groups_of_two_rates() 
     groups = ({"lr": 0.1, "momentum": 0.9}, {"lr": 0.01, "momentum": 0.9})
 
     assert bound(relative, groups).factors(LENGTH)(5) == pytest.approx(0.1)
-    with pytest.raises(
-        sf.ConfigError, match=r"(?s)different factors at step 1: .*such as eta_min or max_lr\?\n.*from_function"
-    ):
-        bound(absolute, groups).factors(LENGTH)
+    lambdas = from_scheduler(
+        lambda optimizer: lr_scheduler.LambdaLR(optimizer, [lambda step: 1.0, lambda step: 0.9**step])
+    )
+    for schedule, name in ((absolute, "CosineAnnealingLR"), (lambdas, "LambdaLR")):
+        with pytest.raises(
+            sf.ConfigError,
+            match=rf"(?s){name} gives parameter groups different factors at step 1: .*lambda for each group.*\n.*from_function",
+        ):
+            bound(schedule, groups).factors(LENGTH)
 
 
 def unfit(optimizer: Any) -> Any:
@@ -296,30 +374,37 @@ def test_a_killed_run_ends_with_the_same_bits_and_plan_replay_and_verify_know_th
     assert "learning rates of 12 records: they match the schedule" in str(whole.verify())
 
 
-NAMES = (
-    "get_constant_schedule_with_warmup",
-    "get_linear_schedule_with_warmup",
-    "get_cosine_schedule_with_warmup",
-    "get_cosine_with_hard_restarts_schedule_with_warmup",
-    "get_polynomial_decay_schedule_with_warmup",
-    "get_inverse_sqrt_schedule",
-    "get_wsd_schedule",
-)
+# arguments of the schedules of transformers that depend on the step alone
+OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "get_adafactor_schedule": {},
+    "get_constant_schedule": {},
+    "get_constant_schedule_with_warmup": {"num_warmup_steps": 3},
+    "get_cosine_schedule_with_warmup": {"num_warmup_steps": 3, "num_training_steps": STEPS},
+    "get_cosine_with_hard_restarts_schedule_with_warmup": {"num_warmup_steps": 3, "num_training_steps": STEPS, "num_cycles": 2},
+    "get_cosine_with_min_lr_schedule_with_warmup": {"num_warmup_steps": 3, "num_training_steps": STEPS, "min_lr": 1e-3},
+    "get_cosine_with_min_lr_schedule_with_warmup_lr_rate": {
+        "num_warmup_steps": 3, "num_training_steps": STEPS, "min_lr_rate": 0.1, "warmup_lr_rate": 0.2
+    },
+    "get_inverse_sqrt_schedule": {"num_warmup_steps": 3},
+    "get_linear_schedule_with_warmup": {"num_warmup_steps": 3, "num_training_steps": STEPS},
+    "get_polynomial_decay_schedule_with_warmup": {"num_warmup_steps": 3, "num_training_steps": STEPS},
+    "get_wsd_schedule": {"num_warmup_steps": 3, "num_training_steps": STEPS, "num_decay_steps": 4},
+    "get_scheduler": {"name": "cosine", "num_warmup_steps": 3, "num_training_steps": STEPS},
+}  # fmt: skip
 
 
 @pytest.mark.slow
 def test_schedulers_of_transformers_are_reproduced() -> None:
-    """Each trains what a plain loop with it trains; importing transformers takes seconds."""
-    transformers = pytest.importorskip("transformers")
-    arguments = {name: {"num_warmup_steps": 3, "num_training_steps": STEPS} for name in NAMES}
-    for name in ("get_constant_schedule_with_warmup", "get_inverse_sqrt_schedule"):
-        arguments[name].pop("num_training_steps")
-    arguments["get_wsd_schedule"] |= {"num_decay_steps": 4}
-    for name in NAMES:
-
-        def scheduler(optimizer: Any, name: str = name) -> Any:
-            return getattr(transformers, name)(optimizer, **arguments[name])
-
-        found = trained(optimizer=sf.optim.adam(LR), schedule=from_scheduler(scheduler))
-        expected = plain_loop(lambda weights: torch.optim.Adam(weights, lr=LR), scheduler)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7, msg=name)
+    """Each of `get_*schedule*` has the table of a plain loop, or needs a metric; importing transformers takes seconds."""
+    optimization: Any = pytest.importorskip("transformers.optimization")
+    of_a_metric = {"get_reduce_on_plateau_schedule": "ReduceLROnPlateau", "get_greedy_schedule": "GreedyLR"}
+    for name, arguments in OF_TRANSFORMERS.items():
+        assert_taken(
+            lambda optimizer, name=name, own=arguments: getattr(optimization, name)(optimizer=optimizer, **own), name
+        )
+    for name, scheduler in of_a_metric.items():
+        assert_refused(getattr(optimization, name), scheduler)
+    names = {name for name in vars(optimization) if name.startswith("get_") and "schedule" in name}
+    assert names == OF_TRANSFORMERS.keys() | of_a_metric.keys()
+    for kind in optimization.SchedulerType:  # of `TrainingArguments.lr_scheduler_type`
+        assert optimization.TYPE_TO_SCHEDULER_FUNCTION[kind].__name__ in names

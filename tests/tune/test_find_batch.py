@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import surefoot as sf
+import with_closures
 from small_runs import build
 from surefoot.tune.batch_size_search import SizeTrial, recommend, search_sizes
 from surefoot.tune.find_batch import what_changes_with_it
@@ -307,3 +308,31 @@ def test_throughput_counts_every_pass_and_the_update(monkeypatch: pytest.MonkeyP
     assert rates[8] == pytest.approx(8 / 0.006)
     assert rates[1] == pytest.approx(8 / 0.020)
     assert found.recommended.size == 8
+
+
+def test_a_step_with_a_closure_counts_all_its_evaluations_and_its_whole_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a learning rate of 0, a line search divides by 0, and LBFGS without one stops at once and keeps no history."""
+    from surefoot.train import scratch
+    from surefoot.tune import micro_batch_trial
+
+    now = [0.0]
+    for module, clock in ((micro_batch_trial, "perf_counter"), (scratch, "perf_counter"), (scratch, "process_time")):
+        monkeypatch.setattr(module, clock, lambda: now[0])
+
+    def slow(model: Any, batch: Any) -> Tensor:
+        now[0] += 0.002
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    for name, evaluations in (("twice", 2), ("lbfgs with a line search", 3)):
+        run = with_closures.build(with_closures.source(name), loss=slow)
+        before = with_closures.weights(run.state.model)
+        found = sf.tune.find_batch_size(run, memory="1 GB")
+        rates = {row.size: row.samples_per_s or 0.0 for row in found.tried}
+        assert rates[8] == pytest.approx(8 / (0.002 * evaluations))
+        assert rates[1] == pytest.approx(1 / (0.002 * evaluations))
+        assert all(map(torch.equal, with_closures.weights(run.state.model), before))
+        if name != "twice":
+            state = 4 * 67 * (2 * 100 + 2)  # a history of 100 pairs, of 67 parameters
+            assert all((row.memory_bytes or 0) > state for row in found.tried)

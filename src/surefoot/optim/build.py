@@ -42,6 +42,7 @@ class RunOptimizer:
     bad_in_a_row: Tensor  # on the device; above Task.max_bad_steps, all later updates are skipped
     gradients: Callable[[], list[Tensor]]  # for the norm, the clipping and the update
     takes_closure: bool = False
+    evaluations: int = 0  # by its closures, so far
 
     def set_rate(self, factor: float, *, momentum: float | None) -> None:
         """Set each group's learning rate to `factor` times its base value, and its momentum (or Adam's beta1)."""

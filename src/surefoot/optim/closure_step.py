@@ -4,7 +4,7 @@
 again at other weights, with the same samples and seeds. Such an optimizer decides on the host, so its step waits for the device.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.optim import LBFGS, Optimizer
 
 from surefoot.errors import ConfigError
 from surefoot.optim.clipping import Clip, clear, gradient_norm, present
-from surefoot.optim.kinds.kind import inner_optimizers
+from surefoot.optim.kinds.kind import inner_optimizers, state_tensors
 
 # evaluates a training step again: returns its mean loss, and the factor that its gradients still need
 Evaluate = Callable[[Any], tuple[Tensor, Tensor | float]]
@@ -111,6 +111,7 @@ def step_with_closure(skip: ClosureStep, optimizer: Any, found_inf: Tensor, step
         clear(state.parameters)
         with torch.enable_grad():
             again, factor = skip.evaluate(step)
+        trained.evaluations += 1
         gradients = present(trained.parameters)
         norm = step._task.ranks.whole_norm(gradient_norm(gradients, factor=factor))
         last = again + norm
@@ -148,7 +149,7 @@ class _Copies:
 
     def all_finite(self, last: Tensor) -> bool:
         parameters = [parameter for parameter, _ in self.parameters]
-        states = [tensor for optimizer, _, _ in self.optimizers for tensor in _tensors(dict(optimizer.state))]
+        states = state_tensors(self.optimizers[0][0])
         return all(bool(torch.isfinite(tensor.detach()).all()) for tensor in [last, *parameters, *states])
 
     @torch.no_grad()
@@ -175,11 +176,3 @@ def _copied(nested: Any) -> Any:
     if isinstance(nested, dict):
         return {key: _copied(each) for key, each in nested.items()}
     return type(nested)(map(_copied, nested)) if type(nested) in (list, tuple) else nested
-
-
-def _tensors(nested: Any) -> Iterator[Tensor]:
-    if isinstance(nested, Tensor):
-        yield nested
-    elif isinstance(nested, dict | list | tuple):
-        for each in nested.values() if isinstance(nested, dict) else nested:
-            yield from _tensors(each)

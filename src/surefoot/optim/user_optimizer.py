@@ -56,8 +56,8 @@ def takes_closure(optimizer: Optimizer) -> bool:
     """
     name, _self, *arguments = type(optimizer).__name__, *inspect.signature(type(optimizer).step).parameters.values()
     of_caller = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    required = [each.name for each in arguments if each.default is each.empty and each.kind not in of_caller]
-    if others := [each for each in required if "closure" not in each]:
+    required = [each for each in arguments if each.default is each.empty and each.kind not in of_caller]
+    if others := [each.name for each in required if "closure" not in each.name or each.kind is each.KEYWORD_ONLY]:
         raise ConfigError(
             f"optimizer: {name}.step needs the argument {others[0]}, but a run calls step() or step(closure)\n"
             f"  write a subclass whose step(self, closure=None) supplies {others[0]}"
@@ -174,10 +174,12 @@ def from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
             ) from None
         if not frame.f_globals["__name__"].startswith("torch.optim"):
             raise
+        instead = "use valid values, such as betas at least 0 and below 1, lr and eps at least 0"
+        if "2D parameters" in str(problem):  # torch.optim.Muon
+            instead = "for a whole model: optimizer=sf.optim.muon(lr=1e-2), which trains other parameters with AdamW"
         raise ConfigError(
             f"optimizer: the factory's optimizer rejects its settings: {first_line(problem)}\n"
-            "  use valid values, such as betas at least 0 and below 1, lr and eps at least 0"
-            + line_of_user(problem.__traceback__)
+            f"  {instead}{line_of_user(problem.__traceback__)}"
         ) from None
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(

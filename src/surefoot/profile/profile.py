@@ -41,8 +41,10 @@ def measure(
 ) -> Profile:
     """Measure time and memory of a run's steps, and variants that may be faster.
 
-    Steps use the run's data from its current step on, with a learning rate of 0. Afterwards the run and its directory are the
-    same, bit for bit. `steps` are timed after a warm-up, two more run under torch's profiler, and the operations of one more are
+    Steps use the run's data from its current step on, with a learning rate of 0; only an optimizer with a closure keeps its rate.
+    Afterwards the run and its directory are the same, bit for bit.
+
+    `steps` are timed after a warm-up, two more run under torch's profiler, and the operations of one more are
     counted. Each variant in `speedups` (`surefoot.profile.variants.NAMES`) alternates with the unchanged run, step by step.
 
     out: a directory for profile.json, profile.txt and trace.json.gz, and with matplotlib memory.png and .svg. If None, nothing is written.

@@ -97,7 +97,7 @@ class Profile:
 
     @property
     def flops_per_s(self) -> float:
-        """The model's operations per second: one forward and backward pass over the time of the whole step."""
+        """The model's operations per second: its forward and backward passes over the time of the whole step."""
         return self.flops.model / self.phases.step_s
 
     @property

@@ -14,6 +14,7 @@ from torch.autograd.profiler import record_function
 from surefoot.data.loader import Feed, MicroBatch
 from surefoot.distributed.strategy import Alone
 from surefoot.train.loop import State, Step, Task, forward_backward, update
+from surefoot.train.scratch import zero_rates
 from surefoot.train.step_watch import LossWatch
 
 REST = "rest"
@@ -96,11 +97,11 @@ def stopwatch(device: torch.device) -> Stopwatch:
 
 
 class Stepping:
-    """Consecutive steps of a run that change no weight, since the learning rate is 0."""
+    """Consecutive steps of a run, with the rates of `zero_rates`."""
 
     def __init__(self, task: Task, state: State, feed: Feed, watch: Stopwatch) -> None:
         self.plain_state, self.feed, self.watch = state, feed, watch
-        self.task = replace(task, factors=lambda _: 0.0)
+        self.task = zero_rates(task, state)
         self.begin(state.step)
 
     def begin(self, step: int) -> None:

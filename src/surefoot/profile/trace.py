@@ -16,6 +16,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from surefoot.memory import tensor_bytes
+from surefoot.optim.kinds.kind import state_tensors
 from surefoot.profile.timed_step import RANGE, REST
 from surefoot.report.figures import COLORS, drawing, write
 from surefoot.train.loop import State
@@ -146,9 +147,8 @@ def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> 
             hooks.callback(parameter.register_post_accumulate_grad_hook(note_gradient).remove)  # type: ignore[no-untyped-call]
         trace = run_profiler(make, device, shapes=False)
     models, averages = state.models.values(), [average.model for average in state.ema_models.values()]
-    states = [entries for trained in state.optimizers.values() for entries in trained.optimizer.state.values()]
     own = tensor_bytes(parameter for model in models for parameter in model.parameters())
-    optimizer = tensor_bytes(value for entries in states for value in entries.values() if isinstance(value, Tensor))
+    optimizer = tensor_bytes(each for trained in state.optimizers.values() for each in state_tensors(trained.optimizer))
     buffers = tensor_bytes(buffer for model in (*models, *averages) for buffer in model.buffers())
     buffers += tensor_bytes(parameter for average in averages for parameter in average.parameters())
     at_least = own + optimizer + buffers

@@ -141,7 +141,9 @@ def _fused(parts: RunComponents) -> list[Variant]:
     slow = {
         name: trained
         for name, trained in parts.state.optimizers.items()
-        if type(trained.optimizer) in _FUSED and not all(group.get("fused") for group in trained.optimizer.param_groups)
+        if type(trained.optimizer) in _FUSED
+        and not trained.takes_closure
+        and not all(group.get("fused") for group in trained.optimizer.param_groups)
     }
     if not slow or parts.device.type not in ("cpu", "cuda"):
         return []
@@ -201,7 +203,8 @@ def _without_recompute(parts: RunComponents) -> list[Variant]:
 
 
 def _compiled(parts: RunComponents) -> list[Variant]:
-    if parts.compiled or isinstance(parts.pipeline.plan, Buckets) or parts.world.size > 1:
+    takes_closure = any(trained.takes_closure for trained in parts.state.optimizers.values())
+    if parts.compiled or takes_closure or isinstance(parts.pipeline.plan, Buckets) or parts.world.size > 1:
         return []
 
     return [

@@ -32,6 +32,7 @@ from surefoot.train.batch_norm_buffers import BatchStatistics
 from surefoot.train.loop import State, Step, forward_backward
 from surefoot.train.precision import FORMATS
 from surefoot.train.run_settings import Model
+from surefoot.train.step_watch import UNWATCHED, LossWatch
 
 
 def built_models(
@@ -219,7 +220,8 @@ def built_state(
 
 def evaluated_again(step: Step) -> tuple[Tensor, Tensor | float]:
     """Repeat the evaluation of a step at the current weights, with its samples and seeds, and record nothing."""
-    again = Step(step.index, step.micro_batches, step._task, step.state)
+    watch = step._watch if isinstance(step._watch, LossWatch) else UNWATCHED  # others measure the first evaluation
+    again = Step(step.index, step.micro_batches, step._task, step.state, _watch=watch)
     assert step._pending is not None  # in its update
     mean = forward_backward(again, step._pending[2])
     assert again._pending is not None

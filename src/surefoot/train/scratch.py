@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from time import perf_counter, process_time
 from typing import Any
 
@@ -68,6 +69,12 @@ def preserved(
             for parameter, trained, gradient in flags:
                 parameter.requires_grad_(trained)
                 parameter.grad = gradient
+
+
+def zero_rates(task: Task, state: State) -> Task:
+    """Return the task with a learning rate of 0. Rates stay if an optimizer gets a closure, since they steer its evaluations."""
+    takes_closure = any(trained.takes_closure for trained in state.optimizers.values())
+    return task if takes_closure else replace(task, factors=lambda _: 0.0)
 
 
 def timed_pass(task: Task, state: State, micro_batch: MicroBatch) -> tuple[float, int]:

@@ -40,8 +40,8 @@ class StateCheck:
     """A check that checkpoints contain all state that the first two steps of a new run change.
 
     A value that the second of two equal passes changes is state. A value that only the first pass changes is a cache. The
-    two passes use step 1, and follow a pass of step 0: a hidden state may begin anew in step 0. In a user's own steps, all
-    passes use step 0.
+    two passes use step 1, and follow a pass of step 0: a hidden state may begin anew in step 0. In a user's own steps, these passes
+    follow step 1, and three passes of step 0 follow step 0.
     `user_state` holds the objects of `run.register_state`. The checks are collective and raise `ConfigError`.
     """
 
@@ -52,7 +52,8 @@ class StateCheck:
     exact: bool  # equal passes give equal bits
     inner: Watch = UNWATCHED  # another observer of the step
     has_passed: bool = False
-    losses: list[tuple[Loss, MicroBatch]] = field(default_factory=list)  # of the first step
+    losses: list[tuple[Loss, MicroBatch]] = field(default_factory=list)  # of the step so far
+    earlier: list[MicroBatch] = field(default_factory=list)  # of step 0, by its calls of `forward_backward`
     updates: list[list[Observation]] = field(default_factory=list)  # before and after each update of a step
     changed: set[str] = field(default_factory=set)  # by the updates of the first step
     steps: int = 2  # number of watched steps
@@ -60,17 +61,17 @@ class StateCheck:
     def check_beginning(self, pipeline: DataPipeline) -> None:
         """Compare passes of the run's own loss before step 0, once per run."""
         if self.task.loss is not None and not self.has_passed:
-            self.check_passes((self.task.loss, pipeline.first()), then=pipeline.first(1))
+            self.check_passes((self.task.loss, pipeline.first(), pipeline.first(1)))
 
     def check_passes(
-        self, *passes: tuple[Loss, MicroBatch | None], then: MicroBatch | None = None, after_step: bool = False
+        self, *passes: tuple[Loss, MicroBatch | None, MicroBatch | None], after_step: bool = False
     ) -> None:
         """Compare the states after two passes of this rank's micro-batch, once per run. If a pass fails, the step reports the error.
 
-        The two passes follow another pass of the micro-batch. They use `then` if every rank has one, otherwise the same micro-batch.
+        The two passes follow a pass of the first micro-batch. They use the second one if every rank has one, otherwise the first.
         Containers that are empty `after_step` are not state: they pass values from one loss of a step to another.
         """
-        for loss, micro_batch in () if self.has_passed else passes:
+        for loss, micro_batch, then in () if self.has_passed else passes:
             able, goes_on = (each is not None and each.count > 0 for each in (micro_batch, then))
             ranks = self.world.gathered((able, goes_on))
             if not all(able for able, _ in ranks) or micro_batch is None:
@@ -97,7 +98,12 @@ class StateCheck:
         self.changed = {name for each in self.updates for name in changes(*each, exact=self.exact)}
         if step.index:
             refuse_unsaved(self.world.gathered(sorted(changed & self.changed)), when="in every update")
-        self.check_passes(*self.losses, after_step=True)
+        own, has_passed = [micro_batch for _, micro_batch in self.losses], self.has_passed
+        firsts = self.earlier + own[len(self.earlier) :]
+        losses = [loss for loss, _ in self.losses]
+        self.check_passes(*zip(losses, firsts, own, strict=False), after_step=True)
+        if not step.index:
+            self.has_passed, self.earlier = has_passed, own
         self.losses, self.updates = [], []
 
     def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:

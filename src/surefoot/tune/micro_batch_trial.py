@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from surefoot.config.batch_size import Batching
 from surefoot.data.buckets import Buckets
@@ -18,11 +17,12 @@ from surefoot.data.order import Ids
 from surefoot.errors import first_line
 from surefoot.memory import peak, tensor_bytes
 from surefoot.optim.clipping import clear
+from surefoot.optim.kinds.kind import state_bytes, state_tensors
 from surefoot.run.components import RunComponents
 from surefoot.tracking.format import shortened
 from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import Step, forward_backward, update
-from surefoot.train.scratch import timed_pass
+from surefoot.train.scratch import timed_pass, zero_rates
 from surefoot.tune.batch_size_search import SizeTrial
 
 ONE_VALUE = "batch normalization needs more than one value per channel"
@@ -44,16 +44,17 @@ class _FixedPlan:
 
 
 class Trial:
-    """Steps of one run with micro-batches of any size. The learning rate is 0, so that training does not diverge."""
+    """Steps of one run with micro-batches of any size, and the rates of `zero_rates`, so that training does not diverge."""
 
     def __init__(self, parts: RunComponents, sizes: Batching) -> None:
         self.parts, self.state, self.target = parts, parts.state, sizes
-        self.task = replace(parts.task, factors=lambda _: 0.0)
+        self.task = zero_rates(parts.task, parts.state)
         # memory is counted per operator, which compiled code hides; an uncompiled step needs at least as much
         is_hidden = parts.compiled and parts.device.type != "cuda"
         self.measured_task = replace(self.task, forward=sole_or_all(self.state.models)) if is_hidden else self.task
         self.failed: Exception | None = None
         self.update_s: float | None = None
+        self.evaluations = 1  # of each step; more with a closure
 
     def sizes(self) -> list[int]:
         """Return the divisors of the batch size, from the smallest that fits the longest sample."""
@@ -62,13 +63,12 @@ class Trial:
         return [size for size in range(min_size, total + 1) if total % size == 0]
 
     def standing_bytes(self) -> int:
-        """Return the bytes of models, weight averages and optimizer state; before the first update optimizer state may be missing."""
+        """Return the bytes of models, weight averages and optimizer state; unknown state is missing before the first update."""
         models = [*self.state.models.values(), *(average.model for average in self.state.ema_models.values())]
-        states = [entries for trained in self.state.optimizers.values() for entries in trained.optimizer.state.values()]
+        optimizers = [trained.optimizer for trained in self.state.optimizers.values()]
         weights = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
-        return tensor_bytes(
-            [*weights, *(entry for state in states for entry in state.values() if isinstance(entry, Tensor))]
-        )
+        states = [max(state_bytes(each) or 0, tensor_bytes(state_tensors(each))) for each in optimizers]
+        return tensor_bytes(weights) + sum(states)
 
     def attempt(self, size: int, *, limit_bytes: int) -> SizeTrial:
         """Run and measure steps with micro-batches of one size. If a step fails, `problem` of the result holds the reason."""
@@ -108,13 +108,14 @@ class Trial:
         if memory_bytes > limit_bytes:
             return SizeTrial(size, pieces, memory_bytes, problem="does not fit")
         if self.update_s is None:
-            self.update_s = median(self._step(self.task, [timed[0]]) for _ in range(_ROUNDS))
+            update_s = median(self._step(self.task, [timed[0]]) for _ in range(_ROUNDS))
+            self.update_s = update_s if self.evaluations == 1 else 0.0  # most of it is passes, which are counted below
         targets = sum(timed_pass(self.task, self.state, micro_batch)[1] for micro_batch in timed)
         samples = sum(len(micro_batch.sample_ids) for micro_batch in timed)
         start_s, times = perf_counter(), list[float]()
         while len(times) < _ROUNDS and (len(times) < 2 or perf_counter() - start_s < _ENOUGH_S):
             times.append(sum(timed_pass(self.task, self.state, micro_batch)[0] for micro_batch in timed))
-        steps_s = pieces * median(times) + self.update_s * len(timed)  # seconds of len(timed) steps
+        steps_s = pieces * self.evaluations * median(times) + self.update_s * len(timed)  # seconds of len(timed) steps
         return SizeTrial(size, pieces, memory_bytes, pieces * samples / steps_s, pieces * targets / steps_s)
 
     def _micro_batches(self, size: int) -> tuple[list[MicroBatch], list[MicroBatch]]:
@@ -137,10 +138,14 @@ class Trial:
         step = Step(self.state.step, micro_batches, task, self.state)
         forward_backward(step)
         _wait(step)
-        start_s = perf_counter()
+        start_s, before = perf_counter(), self._closure_evaluations()
         update(step)
         _wait(step)
+        self.evaluations = max(self.evaluations, 1 + self._closure_evaluations() - before)
         return perf_counter() - start_s
+
+    def _closure_evaluations(self) -> int:
+        return sum(trained.evaluations for trained in self.state.optimizers.values())
 
 
 def _wait(step: Step) -> None:

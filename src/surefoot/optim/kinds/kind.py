@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from surefoot.distributed.shards import shard_shape
 from surefoot.errors import ConfigError
@@ -82,6 +83,12 @@ def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
     """Return the optimizers that an optimizer has as attributes, such as SAM's `base_optimizer`."""
     inner = {name: each for name, each in vars(optimizer).items() if isinstance(each, Optimizer)}
     return inner | {f"{name}.{deep}": each for name in inner for deep, each in inner_optimizers(inner[name]).items()}
+
+
+def state_tensors(optimizer: Optimizer) -> list[Tensor]:
+    """Return the tensors in the state of an optimizer and of its inner optimizers."""
+    states = [[*each.state.values()] for each in (optimizer, *inner_optimizers(optimizer).values())]
+    return [leaf for leaf in pytree.tree_leaves(states) if isinstance(leaf, Tensor)]
 
 
 def state_bytes(optimizer: Any, *, shards: int = 1) -> int | None:
