@@ -19,15 +19,12 @@ import argparse
 import random
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
-from io import StringIO
-from statistics import median, quantiles
-from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from loops.alternating import paired_seconds, ratio_text
 from loops.models import BATCH, CLASSES, MLP
 from loops.training import CLIP, RATE, WINDOW, Rows
 from torch import Tensor, nn
@@ -35,7 +32,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, T
 
 import surefoot as sf
 
-SAMPLES, STEPS, PAIR, WARMUP = 32_768, 1_000_000, 25, 4
+SAMPLES, STEPS, PAIR = 32_768, 1_000_000, 25
 
 
 class Arrays(Dataset[tuple[Tensor, int]]):
@@ -133,26 +130,6 @@ def surefoot(case: str, workers: int, place: str) -> Iterator[None]:
             yield
 
 
-def ratios(case: str, workers: int, seconds: float) -> list[float]:
-    """Of each pair of stretches, the time of surefoot's by that of the plain loop's; what either prints is dropped."""
-    now = perf_counter if workers else process_time
-    pairs: list[list[float]] = []
-    with tempfile.TemporaryDirectory() as place, redirect_stdout(StringIO()):
-        loops = [surefoot(case, workers, place), plain(case, workers)]
-        end = perf_counter() + seconds
-        while perf_counter() < end or len(pairs) < 2 * WARMUP:
-            spent = []
-            for loop in loops:
-                begin = now()
-                for _ in range(PAIR):
-                    next(loop)
-                spent.append(now() - begin)
-            pairs.append(spent)
-        for loop in loops:
-            loop.close()  # type: ignore[attr-defined]
-    return [ours / other for ours, other in pairs[WARMUP:]]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each case")
@@ -165,12 +142,10 @@ def main() -> None:
     )
     for workers in map(int, arguments.workers.split(",")):
         for case in arguments.of.split(","):
-            measured = ratios(case, workers, arguments.seconds)
-            low, _, high = quantiles(measured, n=4)
-            print(
-                f"{case:<10} {workers} workers  {median(measured):.3f}  ({low:.3f} to {high:.3f}, {len(measured)})",
-                flush=True,
-            )
+            with tempfile.TemporaryDirectory() as place:
+                loops = [surefoot(case, workers, place), plain(case, workers)]
+                pairs = paired_seconds(loops, steps=PAIR, seconds=arguments.seconds, wall=workers > 0)
+            print(f"{case:<10} {workers} workers  {ratio_text(pairs, steps=PAIR)}", flush=True)
 
 
 if __name__ == "__main__":

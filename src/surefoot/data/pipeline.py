@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from surefoot.data.streams.tape import Tape
 
 
-_FEW_SHAPES = 2  # a full batch, and the last of an epoch
-
-
 @dataclass(frozen=True)
 class TrainData:
     """The training data set and how it is read, by the settings of the run or by its `DataLoader`."""
@@ -126,24 +123,6 @@ def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batchin
     if isinstance(train, Mixture):
         plan = MixtureOrder(seed, sizes=train.sizes, weights=train.weights, batch_size=sizes.batch_size)
     return Cut(plan, sizes.micro_batch_size)
-
-
-def varied_batches(plan: MicroBatches, data: TrainData) -> str:
-    """Return a name of the batches if they change shape in almost every step, so that compiled code would be compiled for each, else ""."""
-    if getattr(data.dataset, "pads_to_longest", False):
-        return "batches padded to their longest row"
-    if isinstance(plan, Buckets):
-        return "batches sized in tokens"
-    return f"the batches of {data.order.name}" if data.lists_batches and data.order.kinds > _FEW_SHAPES else ""
-
-
-def refuse_compiled(plan: MicroBatches, data: TrainData, *, compiled: bool) -> None:
-    """Raise `ConfigError` if compiled code would get a new shape in almost every step."""
-    if compiled and (whose := varied_batches(plan, data)):
-        cure = ", or give batch_size in samples" if "tokens" in whose else ""
-        raise ConfigError(
-            f"compile: {whose} change shape in almost every step, and each shape would be compiled\n  omit --compile{cure}"
-        )
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from surefoot.tracking.console import RankLog, Screen
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.tracking.run_directory import RunDirectory, checked_files
 from surefoot.tracking.run_reader import began_with, other_format
-from surefoot.train.compile import Layout, compiled, compiling, layout, sole_or_all
+from surefoot.train.compile import Layout, compiled, compiling, layout, refuse_compiled, sole_or_all
 from surefoot.train.components import printed
 from surefoot.train.loop import State, Task
 from surefoot.train.patience import feedback, watched
@@ -96,7 +96,7 @@ def plan_data(settings: RunSettings, data: data_pipeline.TrainData, world: World
     data = data if tape is None else replace(data, dataset=tape)
     samples = check_samples(data.dataset, seed=seed, batch_size=sizes.batch_size) if tape is None else tape.samples
     plan = data_pipeline.data_plan(data.dataset, order=data.order, seed=seed, samples=samples, sizes=sizes)
-    data_pipeline.refuse_compiled(plan, data, compiled=settings.compile is True)
+    refuse_compiled(plan, data, compiled=settings.compile is True)
     # sizes of an epoch and of a step in samples, or in steps if the samples per step vary
     of_epoch, of_step = (plan.samples, sizes.batch_size) if plan.steps is None else (plan.steps, 1)
     times = timetable(settings, samples_per_epoch=of_epoch, batch_size=of_step)
@@ -123,7 +123,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
     equal_from_main(models, world)
     notes = assembly.set_to_train(models, trained=optimizer if isinstance(optimizer, Mapping) else models)
     if compiled_names:  # by the user: the run compiles them, so that resumed steps are compiled alike
-        data_pipeline.refuse_compiled(plan.pipeline.plan, plan.pipeline.data, compiled=True)
+        refuse_compiled(plan.pipeline.plan, plan.pipeline.data, compiled=True)
         notes.append(f"{', '.join(compiled_names)} was compiled: the run compiles its models itself (compile = True)")
     if settings.sync_batch_norm:
         models = assembly.with_synchronized_norms(models, plan.pipeline.sizes)

@@ -12,67 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
-from io import BytesIO, FileIO
+from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from surefoot.config.paths import open_no_follow, open_regular
+from surefoot.config.paths import open_regular
+from surefoot.tracking.appended_file import READ_BYTES, AppendedFile
 from surefoot.tracking.record import Record
 
-_READ_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 16  # of lines that are parsed together
 _LONGEST = 8_000_000  # bytes of one line; a longer line is not a record
 _decoded = json.JSONDecoder().decode  # json.loads would detect the encoding of each text first
-
-
-class AppendedFile:
-    """A file opened for appending; bytes that cannot be written stay in memory until the next call."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.waiting = path, b""
-        self.file = self._opened()
-
-    def read(self, start: int, length: int) -> bytes:
-        self.file.seek(start)
-        return self.file.read(length)
-
-    def append(self, content: bytes) -> None:
-        """Append bytes without buffering; if `append` raises `OSError`, unwritten bytes stay in memory."""
-        self.waiting += content
-        while self.waiting:  # one write may accept only a part
-            self.waiting = self.waiting[self.file.write(self.waiting) :]
-
-    def was_deleted(self) -> bool:
-        return not is_named(self.path, self.file)
-
-    def make_again(self) -> None:
-        """Create the deleted file again, with its content."""
-        deleted, start = self.file, 0
-        self.file = self._opened()
-        self.file.truncate(0)
-        deleted.seek(0)
-        while chunk := deleted.read(_READ_BYTES):  # an open file stays readable after its deletion
-            start += self.file.write(chunk)
-        deleted.close()
-
-    def close(self) -> None:
-        """Close the file; raise `OSError` if bytes are lost."""
-        try:
-            self.append(b"")
-        finally:
-            self.file.close()
-
-    def _opened(self) -> FileIO:
-        return os.fdopen(open_no_follow(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+b", buffering=0)
-
-
-def is_named(path: Path, file: IO[bytes]) -> bool:
-    """Return True if an open file is still the one at `path`."""
-    try:
-        return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
 
 
 class JsonLines:
@@ -86,8 +37,8 @@ class JsonLines:
         if noted_bytes <= whole_lines < self.length:
             self.appended.file.truncate(whole_lines)
             self.length = whole_lines
-        for start in range(0, self.length, _READ_BYTES):
-            self.hash.update(self.appended.read(start, min(_READ_BYTES, self.length - start)))
+        for start in range(0, self.length, READ_BYTES):
+            self.hash.update(self.appended.read(start, min(READ_BYTES, self.length - start)))
         if whole_lines < self.length:
             self._append(b"\n")
 
@@ -98,7 +49,7 @@ class JsonLines:
     def holds(self, length: int, digest: str) -> bool:
         """Return True if the file still begins with the bytes that a checkpoint recorded."""
         begin, start = sha256(), 0
-        while start < length and (chunk := self.appended.read(start, min(length - start, _READ_BYTES))):
+        while start < length and (chunk := self.appended.read(start, min(length - start, READ_BYTES))):
             begin.update(chunk)
             start += len(chunk)
         return start == length and begin.hexdigest() == digest
@@ -118,7 +69,7 @@ class JsonLines:
     def _whole_lines(self) -> int:
         end = self.length
         while end > 0:
-            start = max(0, end - _READ_BYTES)
+            start = max(0, end - READ_BYTES)
             chunk = self.appended.read(start, end - start)
             if b"\n" in chunk:
                 return start + chunk.rindex(b"\n") + 1

@@ -21,7 +21,7 @@ import torch
 from surefoot.checkpoint.filesystem import DISK
 from surefoot.config.paths import open_no_follow, write_whole
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.tracking.jsonl import is_named
+from surefoot.tracking.appended_file import is_named
 from surefoot.tracking.run_reader import HELD, Session, read_sessions, surefoot_version
 
 _DIRECTORIES = ("checkpoints", "crash", "logs", "tape", "tensorboard", "trackers")

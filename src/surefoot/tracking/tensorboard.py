@@ -13,9 +13,10 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from surefoot.config.paths import make_no_follow, open_regular
+from surefoot.tracking.appended_file import AppendedFile
 from surefoot.tracking.external.registry import numbers_in
 from surefoot.tracking.format import compact
-from surefoot.tracking.jsonl import AppendedFile, resume_count, stream_records
+from surefoot.tracking.jsonl import resume_count, stream_records
 from surefoot.tracking.record import Record
 
 _CELL = 28  # pixels per matrix cell
