@@ -83,6 +83,17 @@ def add_read(sums: dict[str, Any], further: Mapping[str, Mean]) -> None:
         sums[name] = sums[name] + read if name in sums else read
 
 
+def refuse_tensors(mean: Mean, returned: str) -> None:
+    """Raise `ConfigError` if the total or the count is a tensor of several numbers; `returned` begins the message."""
+    for part, number in (("total", mean.total), ("count", mean.count)):
+        if isinstance(number, Tensor) and number.numel() != 1:
+            raise ConfigError(
+                f"{returned} a Mean whose {part} is a tensor of shape {tuple(number.shape)}, not a scalar\n"
+                "  a mean needs the sum over the batch and its number of values, one number each\n"
+                "  return sf.Mean(per_sample.sum(), per_sample.numel())"
+            )
+
+
 def as_logged(name: str, value: Any) -> Any:
     """Return a detached copy of a value that the user logs. Raises `ConfigError` if the value is not a scalar."""
     if isinstance(value, Mean):

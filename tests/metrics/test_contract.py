@@ -202,6 +202,27 @@ def test_a_loss_with_anything_else_beside_it_is_refused(returned: Any) -> None:
         sf.evaluate(model(), sf.Split(data()), loss=wrong)
 
 
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        ({"accuracy": 0.5}, r"'accuracy' as float: .*dictionary of sf.Mean"),
+        ({"accuracy": sf.Mean(1, 2), "recall": torch.ones(())}, r"'recall' as Tensor: .*dictionary of sf.Mean"),
+        ({"accuracy": sf.Mean(torch.ones(5), 5)}, r"'accuracy' as a Mean whose total is a tensor of shape \(5,\)"),
+        ({"accuracy": sf.Mean(5.0, torch.ones(5))}, r"'accuracy' as a Mean whose count is a tensor of shape \(5,\)"),
+        ([1, 2], r"\(Tensor, list\): .*return loss, \(outputs, targets\)"),
+        (torch.ones(5), r"\(Tensor, Tensor\): .*return loss, \(outputs, targets\)"),
+        (sf.Mean(1.0, 2), r"\(Tensor, Mean\): .*return loss, \{"),
+        (None, r"\(Tensor, NoneType\): .*return loss, \{"),
+    ],
+)
+def test_a_second_value_of_a_loss_that_is_neither_is_refused_in_the_first_step(second: Any, says: str) -> None:
+    run = run_of(lambda model, batch: (plain(model, batch), second))
+    with pytest.raises(sf.ConfigError, match=rf"(?s)^the loss returned {says}") as refused:
+        run.train()
+    assert len(str(refused.value).splitlines()) == 3
+    assert run.state.step == 0
+
+
 def run_of(loss: Any, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": Counting,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from surefoot.errors import ConfigError
-from surefoot.mean import Mean
+from surefoot.mean import Mean, refuse_tensors
 
 
 @runtime_checkable
@@ -129,13 +129,7 @@ def means_of(result: Any, name: str, *, prefixed: bool) -> dict[str, Mean]:
                 "  return sf.Mean(total, count), the sum over the batch and its number of values, or a dictionary of such means;\n"
                 "  or compute it once, over the whole split: metrics=sf.metrics.whole_split(function)"
             )
-        for part, number in {"total": mean.total, "count": mean.count}.items():
-            if isinstance(number, Tensor) and number.numel() != 1:
-                raise ConfigError(
-                    f"the metric {key!r} returned a Mean whose {part} is a tensor of shape {tuple(number.shape)}, not a scalar\n"
-                    "  a mean needs the sum over the batch and its number of values, one number each\n"
-                    "  return sf.Mean(per_sample.sum(), per_sample.numel())"
-                )
+        refuse_tensors(mean, f"the metric {key!r} returned")
     return means
 
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from surefoot.errors import ConfigError
-from surefoot.mean import Mean
+from surefoot.mean import Mean, refuse_tensors
 from surefoot.tracking.record import refuse_own
 
 _TORCH_LOSSES = ("torch.nn.functional", "torch.nn.modules.loss")
@@ -74,6 +74,8 @@ def loss_parts(returned: Any) -> tuple[Any, Mapping[str, Mean], tuple[Any, Any] 
         wrong = [name for name, mean in returned[1].items() if not isinstance(mean, Mean)]
         if not wrong:
             refuse_own(returned[1])
+            for name, mean in returned[1].items():
+                refuse_tensors(mean, f"the loss returned {name!r} as")
             return returned[0], returned[1], None
         what = f"{wrong[0]!r} as {type(returned[1][wrong[0]]).__name__}"
     else:
