@@ -114,6 +114,5 @@ def refuse_compiled(plan: MicroBatches, data: TrainData, *, compiled: bool) -> N
     """Raise `ConfigError` if compiled code would get a new shape in almost every step."""
     if compiled and (whose := varied_batches(plan, data)):
         cure = ", or give batch_size in samples" if "tokens" in whose else ""
-        raise ConfigError(
-            f"compile: {whose} change shape in almost every step, and each shape would be compiled\n  omit --compile{cure}"
-        )
+        why = f"{whose} change shape in almost every step, and each shape would be compiled"
+        raise ConfigError(f"compile: {why}\n  omit --compile{cure}")

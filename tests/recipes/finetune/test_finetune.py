@@ -422,6 +422,8 @@ def test_long_conversations_are_cut_at_their_end_skipped_or_refused(
     data = finetune.build(config(None, model, chat, **changes)).parts.pipeline.dataset
     assert len(data) == 2
     assert data.lengths.max() == 39
+    first = texts.load_tokenizer(model, template=None).decode(data.tokens[data.starts[1] : data.starts[1] + 39])
+    assert first.startswith("<|user|>\na<|endoftext|>\n<|assistant|>\nb b ")
     assert (
         "1 of 3 training conversations are cut at their end to 40 tokens, and 1 are left out" in capsys.readouterr().err
     )
