@@ -192,7 +192,7 @@ def _tables_of_scheduler(factory: Callable[[Any], Any], groups: Groups, steps: i
                     f"schedule: {name} gives parameter groups different factors at step {step}: {factors[0]:g} and"
                     f" {next(each for each in factors if each != factors[0]):g}\n"
                     "  a schedule is one factor for all groups; does it have a lambda for each group, or absolute rates such as eta_min?\n"
-                    "  give each group its own lr, and use sf.schedules.from_function, whose factor multiplies each of them"
+                    "  give each group its own lr, and use sf.schedules.from_function, whose factor multiplies each lr"
                 )
             rates.append(_factor(factors[0], step, name))
             momenta.append(_momentum(optimizer.param_groups[0]))
