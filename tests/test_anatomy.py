@@ -33,7 +33,7 @@ def test_the_page_is_what_the_script_makes(made: str) -> None:
     written, numbers = parted((ROOT / "docs" / "explained" / "anatomy.md").read_text())
     words, found = parted(made)
     assert words == written, "run python benchmarks/anatomy.py --write"
-    # equal on the machine that made the page; elsewhere sixty steps of other rounding lie between
+    # equal on the machine that made the page; elsewhere forty steps of other rounding lie between
     assert found == pytest.approx(numbers, rel=0.02), "run python benchmarks/anatomy.py --write"
 
 

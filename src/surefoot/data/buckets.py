@@ -9,6 +9,7 @@ from surefoot.errors import DataError
 from surefoot.seeding import fold, stream_key
 
 _WIDER = 1.1  # largest ratio of the longest to the shortest sample of a bucket
+_FEW_SHAPES = 2  # a full batch, and the last of an epoch
 _NOISE = 3.0  # tokens: samples of a bucket are in random order if their total lengths differ by less
 
 
@@ -99,3 +100,12 @@ def _buckets(lengths: Ids, tokens: int) -> list[tuple[int, int, int]]:
             buckets.append((first, first + size, length))
             first, size, shortest = first + size, 0, following
     return buckets
+
+
+def varied_batches(plan: Any, data: Any) -> str:
+    """Return a name of the batches if they change shape in almost every step, so that compiled code would be compiled for each, else ""."""
+    if getattr(data.dataset, "pads_to_longest", False):
+        return "batches padded to their longest row"
+    if isinstance(plan, Buckets):
+        return "batches sized in tokens"
+    return f"the batches of {data.order.name}" if data.lists_batches and data.order.kinds > _FEW_SHAPES else ""

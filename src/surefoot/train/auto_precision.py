@@ -99,7 +99,7 @@ def _choice(parts: "Components") -> Choice:
 
 
 def _compile_choice(parts: "Components") -> tuple[bool, bool, str]:
-    from surefoot.train.compile import varied_batches
+    from surefoot.data.buckets import varied_batches
 
     on = COMPILE.get(parts.device.type)
     if parts.task.loss is None:

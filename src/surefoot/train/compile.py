@@ -11,12 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.data.buckets import Buckets
-from surefoot.data.order import MicroBatches
-from surefoot.data.pipeline import TrainData
+from surefoot.data.buckets import varied_batches
 from surefoot.errors import ConfigError
-
-_FEW_SHAPES = 2  # a full batch, and the last of an epoch
 
 
 @dataclass
@@ -101,16 +97,7 @@ def sole_or_all(named: Mapping[str, Any]) -> Any:
     return named["model"] if list(named) == ["model"] else dict(named)
 
 
-def varied_batches(plan: MicroBatches, data: TrainData) -> str:
-    """Return a name of the batches if they change shape in almost every step, so that compiled code would be compiled for each, else ""."""
-    if getattr(data.dataset, "pads_to_longest", False):
-        return "batches padded to their longest row"
-    if isinstance(plan, Buckets):
-        return "batches sized in tokens"
-    return f"the batches of {data.order.name}" if data.lists_batches and data.order.kinds > _FEW_SHAPES else ""
-
-
-def refuse_compiled(plan: MicroBatches, data: TrainData, *, compiled: bool) -> None:
+def refuse_compiled(plan: Any, data: Any, *, compiled: bool) -> None:
     """Raise `ConfigError` if compiled code would get a new shape in almost every step."""
     if compiled and (whose := varied_batches(plan, data)):
         cure = ", or give batch_size in samples" if "tokens" in whose else ""
