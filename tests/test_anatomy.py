@@ -41,7 +41,7 @@ def test_the_numbers_of_the_page_agree_with_each_other(made: str) -> None:
     losses = [float(found) for found in re.findall(r"mean loss ([\d.]+)", made)]
     (whole,) = (float(found) for found in re.findall(r"loss of the step ([\d.]+)", made))
     assert whole == pytest.approx(sum(losses) / 2, rel=1e-4)
-    (row,) = re.findall(r"The row of this step: 30, ([\d.]+), 64, ([\d.]+), ", made)
+    (row,) = re.findall(r"The row of this step: 20, ([\d.]+), 64, ([\d.]+), ", made)
     assert float(row[0]) == whole
     assert f"norm {row[1]};" in made
     moves = re.search(
