@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
-from rank_processes import Ranks
+from rank_processes import Ranks, on_ranks
 from small_runs import outcome
 from surefoot.errors import ConfigError, DivergedError
 from surefoot.optim.user_optimizer import takes_closure
@@ -434,16 +434,21 @@ def test_plan_prints_the_way_a_step_is_undone_and_the_memory() -> None:
     [
         ({"precision": "fp16"}, r"(?s)precision = fp16: LBFGS evaluates the loss several times.*bf16"),
         ({"compile": True}, r"(?s)compile = True: LBFGS evaluates the loss several times.*leave compile out"),
-        (
-            {"parallel": "fsdp"},
-            r"(?s)parallel = fsdp: LBFGS cannot train shards.*compares whole gradients.*parallel=.ddp",
-        ),
         ({"clip": "auto 0.9"}, r"(?s)clip = 'auto 0.9': LBFGS evaluates the loss several times.*norm 1.0"),
     ],
 )
 def test_settings_that_do_not_fit_a_closure_are_refused_by_name(changes: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         build(torch.optim.LBFGS, **changes)
+
+
+def test_shards_do_not_fit_a_closure_and_are_refused_by_name() -> None:
+    def refuse(_: int) -> None:  # in a process of its own, which keeps its process group
+        match = r"(?s)parallel = fsdp: LBFGS cannot train shards.*compares whole gradients.*parallel=.ddp"
+        with pytest.raises(ConfigError, match=match):
+            build(torch.optim.LBFGS, parallel="fsdp")
+
+    assert on_ranks(1, refuse) == [0]
 
 
 def test_compile_auto_stays_off() -> None:
