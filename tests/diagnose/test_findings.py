@@ -477,7 +477,7 @@ def test_steps_of_which_none_was_applied_have_no_loss_of_zero() -> None:
     assert len(lost.loss) == 50
     finding = found("diverged", lost)
     assert finding is not None
-    assert "the last finite loss: 1." in finding.evidence[0]
+    assert "last finite loss: 1." in finding.evidence[0]
     assert found("ended-early", lost) is None  # of which all is said
 
 

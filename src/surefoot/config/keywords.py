@@ -133,11 +133,9 @@ def _refusal(name: str, word: str, value: Any, known: list[str]) -> str:
     if word in _NO_KEYWORD and "train_data" in known:
         cures.append(_NO_KEYWORD[word])
     cures += [f"write {near}={{}}" for near in difflib.get_close_matches(word, known, n=1)]
-    if isinstance(value, str) and not value.isdecimal():  # "3 epochs" is a whole value
-        cures = [re.sub(r'"[^"]*{n}[^"]*"', "{}", cure) for cure in cures]
     lines = [
         f"{name}({word}={text}): {name} has no keyword {word}",
         f"all keywords: help(sf.{name})" if len(known) > 20 else f"its keywords: {', '.join(known)}",
-        *(cure.replace("{}", text).replace("{n}", text.strip('"')) for cure in cures[:1]),
+        *(re.sub(r'([hps]) \w+"', r'\1"', a.replace("{}", text).replace("{n}", text.strip('"'))) for a in cures[:1]),
     ]
     return "\n  ".join(lines)

@@ -36,9 +36,7 @@ def diverged(history: History) -> Verdict:
     if (history.ended_by or "").startswith("diverged") or _bad_at_the_end(history) > history.described.max_bad_steps:
         skipped = skipped_steps(history)
         first_bad = next((step for step in reversed(skipped) if step - 1 not in skipped), history.step)
-        last_loss = (
-            f"the last finite loss: {loss.value[-1]:.4g} (record of step {loss.step[-1]:,})" if len(loss) else ""
-        )
+        last_loss = f"last finite loss: {loss.value[-1]:.4g} (record of step {loss.step[-1]:,})" if len(loss) else ""
         message = f"The run diverged: no loss or gradient was finite from step {first_bad:,} on."
         return _divergence(history, first_bad, message, last_loss or "no finite loss is recorded", bad=True)
     need(len(loss) >= FEWEST, f"{len(loss)} loss records are too few (at least {FEWEST})")
