@@ -124,7 +124,9 @@ class LazySeeding:
         """Return the function that seeds the drawn generators and torch's with 64 bits, or None if no generator was drawn from."""
         if "torch" in self.undrawn:
             return None
-        of_torch = seed_torch if torch.cuda.is_initialized() or _mps() else torch.default_generator.manual_seed  # type: ignore[no-untyped-call]
+        # a build with CUDA may initialize it while a later sample of the micro-batch is read
+        has_devices = torch.backends.cuda.is_built() or _mps()  # type: ignore[no-untyped-call]
+        of_torch = seed_torch if has_devices else torch.default_generator.manual_seed
         match self.undrawn:
             case ["python", "numpy"]:
                 return of_torch

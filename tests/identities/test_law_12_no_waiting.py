@@ -27,7 +27,7 @@ from surefoot.train.step_watch import UNWATCHED
 
 STEPS = 10
 # some of torch's optimizers read their own counters; those with a closure read by design
-ALLOWED = ("read_on_cpu", "step_unless_on_cpu", "step_with_closure")
+ALLOWED = ("read_on_cpu", "equal_on_cpu", "step_unless_on_cpu", "step_with_closure")
 READING_OPERATORS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique2"}
 READING_METHODS = {
     *("item", "tolist", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__"),

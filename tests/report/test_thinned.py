@@ -214,3 +214,10 @@ def test_nothing_is_written_into_the_run_and_a_cache_that_cannot_be_written_is_n
     read_all(ThinnedRun(path)).save(ROW)
     assert sorted(path.rglob("*")) == before
     assert read_thinned(path).recorded.count == 0
+
+
+def test_a_cache_without_records_for_diagnose_is_read(tmp_path: Path, cache: Path) -> None:
+    path = written(tmp_path / "run", [{"kind": "sample", "step": 3, "text": "a"}])
+    run = read_all(ThinnedRun(path))
+    run.save(ROW)
+    assert read_thinned(path).recorded.count == run.recorded.count == 1

@@ -147,3 +147,17 @@ def test_runs_that_overlap_leave_the_handlers_of_before_in_any_order(order: tupl
             still_open[-1].stop = None
     assert signal.getsignal(signal.SIGTERM) == before
     assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_handler_of_the_user_between_two_runs_stays() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    first, second = (Signals(lambda: "", say=lambda text: None) for _ in range(2))
+    first.install()
+    signal.signal(signal.SIGTERM, mine := lambda number, frame: None)
+    second.install()
+    first.restore()
+    second.restore()
+    try:
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)

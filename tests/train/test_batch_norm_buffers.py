@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from surefoot.errors import ConfigError
 from surefoot.train.batch_norm_buffers import BatchStatistics
 
 
@@ -171,3 +173,97 @@ def test_a_pass_that_fails_is_undone_where_the_pass_before_it_changed_nothing() 
     model.mask.fill_(2.0)  # and then an exception
     statistics.undo()
     assert torch.equal(model.mask, mask)
+
+
+class Extremes(nn.Module):
+    """A running minimum that begins at infinity, a large counter, and the last of some amounts."""
+
+    def __init__(self, count: int = 3) -> None:
+        super().__init__()
+        self.register_buffer("low", torch.full((3,), float("inf")))
+        self.register_buffer("moved", torch.full((3,), 1000.0))
+        self.register_buffer("last", torch.zeros(count, dtype=torch.int64))
+
+    def forward(self, amount: float) -> None:
+        self.low.clamp_(max=amount)
+        self.moved.fill_(amount)
+        self.last.fill_(int(amount))
+
+
+class OnDevice:
+    """A flag that is read on a device only."""
+
+    def __init__(self, flag: Tensor) -> None:
+        self.flag, self.is_cpu = flag, False
+
+    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
+        return self.flag == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("skipped", [0.0, 1.0])
+def test_one_pass_leaves_its_own_bits_on_a_device_too(skipped: float) -> None:
+    model = Extremes()
+    statistics, flag = BatchStatistics([model]), OnDevice(torch.tensor(skipped))
+    statistics.start_pass()
+    model(0.1)
+    statistics.end_pass()
+    expected = [each.clone() for each in model.buffers()]
+    statistics.finish(flag)  # type: ignore[arg-type]
+    if skipped:
+        assert model.low.tolist() == [float("inf")] * 3
+        assert model.moved.tolist() == [1000.0] * 3
+    else:
+        assert all(torch.equal(one, other) for one, other in zip(model.buffers(), expected, strict=True))
+
+
+@pytest.mark.parametrize("count", [3, 70_000])
+def test_an_integer_buffer_of_any_size_has_its_last_value(count: int) -> None:
+    model = Extremes(count)
+    statistics = BatchStatistics([model])
+    for amount in (5.0, 0.0):  # the last pass leaves what the step began with
+        statistics.start_pass()
+        model(amount)
+        statistics.end_pass()
+    statistics.finish(torch.zeros(()))
+    assert model.last.eq(0).all()
+
+
+def test_integers_of_several_ranks_stay_exact() -> None:
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.tensor(2**60 + 1))
+
+    model, world = Large(), SimpleNamespace(size=2, add_up=lambda sums: sums.mul_(2))
+    statistics = BatchStatistics([model], world=world)  # type: ignore[arg-type]
+    statistics.start_pass()
+    model.count += 2  # type: ignore[operator]
+    statistics.end_pass()
+    statistics.finish(torch.zeros(()))
+    assert int(model.count) == 2**60 + 3  # type: ignore[arg-type]
+
+
+def test_a_skipped_step_undoes_what_repeated_passes_left_alone() -> None:
+    model = Masked()
+    statistics, mask = BatchStatistics([model]), model.mask.clone()
+    statistics.start_pass()
+    model.mask.fill_(5.0)
+    statistics.end_pass()
+    with statistics.repeated():
+        statistics.start_pass()
+        statistics.end_pass()
+    assert model.mask.eq(5.0).all()
+    statistics.finish(torch.ones(()))
+    assert torch.equal(model.mask, mask)
+
+
+def test_a_buffer_that_appears_within_a_step_is_refused() -> None:
+    model = Masked()
+    statistics = BatchStatistics([model])
+    model.count = None  # type: ignore[assignment]
+    statistics.start_pass()
+    model.count = torch.tensor(1)
+    with pytest.raises(ConfigError, match=r"(?s)became None, or was None.*register_buffer"):
+        statistics.finish(torch.zeros(()))

@@ -82,7 +82,9 @@ class FrozenTensors:
             )
             same = (same - sharded) | on_all
         through_others = any(self.stored[key][0] in self.chained for key in same)
-        if any(self.world.gathered(through_others)) if sharded else through_others:  # write all again: the next base
+        if (
+            any(self.world.gathered(through_others)) if sharded else through_others
+        ):  # this checkpoint is to need at most step 0
             same = {key for key in same if self.stored[key][0] == 0}
         self.pending = {key: (step, fingerprint) for key, fingerprint in now.items() if key not in same}
         tensors: dict[int, dict[str, list[str]]] = {}

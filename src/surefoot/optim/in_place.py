@@ -84,7 +84,7 @@ def replace(target: Tensor, value: Tensor, *, found_inf: Tensor | None) -> None:
 
 
 def read_on_cpu(number: Tensor) -> float:
-    """Return a CPU scalar's value, or raise `RuntimeError`. During a step, only this function reads tensors (decision 0033).
+    """Return a CPU scalar's value, or raise `RuntimeError`. In a step, only this and `equal_on_cpu` read tensors (decision 0033).
 
     >>> read_on_cpu(torch.tensor(0.5))
     0.5
@@ -92,6 +92,17 @@ def read_on_cpu(number: Tensor) -> float:
     if not number.is_cpu:
         raise RuntimeError(f"read_on_cpu received a tensor on {number.device}")
     return number.item()
+
+
+def equal_on_cpu(one: Tensor, other: Tensor) -> bool:
+    """Return whether two CPU tensors are equal; raise `RuntimeError` for another device. See `read_on_cpu`.
+
+    >>> equal_on_cpu(torch.zeros(2), torch.zeros(2))
+    True
+    """
+    if not (one.is_cpu and other.is_cpu):
+        raise RuntimeError(f"equal_on_cpu received tensors on {one.device} and {other.device}")
+    return torch.equal(one, other)
 
 
 def by_group(move: Callable[[Any, list[Tensor], dict[str, Any], Tensor | None], None]) -> Callable[..., Any]:

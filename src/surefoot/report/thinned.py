@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, TypedDict
 
@@ -104,7 +105,7 @@ class ThinnedRun:
             if most_bytes < _LONGEST:
                 return self.advance(most_bytes=_LONGEST)
             end = len(chunk)  # no record
-        lines = chunk[:end].splitlines(keepends=True)
+        lines = BytesIO(chunk[:end]).readlines()  # `splitlines` would also split at a carriage return
         if self._search(lines, self.offset):
             self._start_over()
             return True
@@ -184,10 +185,10 @@ def read_thinned(path: Path) -> ThinnedRun:
             for kind in _CURVES:
                 setattr(recorded, kind, {name: Curve.from_json(curve) for name, curve in series[kind].items()})
             collected = RecordCollector(times=1)
+            values: dict[str, Any] = {name: head[name] for name in _POSITION}  # type: ignore[literal-required]
             for record in map(parse_record, records):
                 if record is not None:  # added without `add`, which would thin the records again
                     collected.kinds.setdefault(record["kind"], []).append(record)
-                values: dict[str, Any] = {name: head[name] for name in _POSITION}  # type: ignore[literal-required]
             return ThinnedRun(path, recorded, collected, tail=bytes.fromhex(head["tail"]), **values)
     return ThinnedRun(path)
 

@@ -52,14 +52,15 @@ class Signals:
         if self.answering is None:
             return
         later = next(iter(_installed[_installed.index(self) + 1 :]), None)
-        _installed.remove(self)
         if later is None:
             for number, handler in self.previous.items():
                 signal.signal(number, handler)
         else:  # a run that began during this one has its handlers on top, and puts back those of before
-            later.previous = self.previous
+            own = (self._on_stop, self._on_save)
+            later.previous |= {number: each for number, each in self.previous.items() if later.previous[number] in own}
             assert later.answering is not None
             later.answering.previous, self.answering.previous = self.answering.previous, None
+        _installed.remove(self)
         self.previous = {}
         self.answering.close()
         self.answering = None

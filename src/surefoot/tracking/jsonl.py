@@ -194,11 +194,11 @@ def _is_usual(text: bytes) -> bool:
 
 @cache
 def _decoder() -> Callable[[bytes], Any]:
-    """Return orjson's decoder if orjson is installed: several times faster, and equal for numbers below 2^64."""
+    """Return orjson's decoder if orjson is installed: several times faster, and equal but for integers of more than 64 bits."""
     try:
         from orjson import loads
     except ImportError:
-        return json.loads
+        return lambda content: json.loads(content.decode())  # given bytes, json.loads would accept lone surrogates
     return loads
 
 

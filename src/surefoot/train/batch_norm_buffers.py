@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from surefoot.optim.in_place import read_on_cpu
+from surefoot.errors import ConfigError
+from surefoot.optim.in_place import equal_on_cpu, read_on_cpu
 
 if TYPE_CHECKING:
     from surefoot.distributed.world import World
@@ -25,7 +26,8 @@ class _Group:
     """Buffers of one device and dtype: their values at the start of a step, and the sum of their changes, each in one tensor."""
 
     def __init__(self, indices: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        self.indices, self.shapes = indices, [tensors[index].shape for index in indices]
+        self.indices = indices
+        self.shapes = [tensors[index].shape for index in indices]
         self.sizes = [shape.numel() for shape in self.shapes]
         self.before = torch.empty(sum(self.sizes), dtype=tensors[indices[0]].dtype, device=tensors[indices[0]].device)
         self.views = self.split(self.before)
@@ -40,13 +42,18 @@ class _Group:
     def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensors[index] for index in self.indices]
 
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the buffers in one tensor."""
+        return torch.cat([tensor.reshape(-1) for tensor in self.of(tensors)])
+
     def collect(self, tensors: Sequence[Tensor]) -> None:
         """Add the change of one pass."""
-        now = torch.cat([tensor.reshape(-1) for tensor in self.of(tensors)])
+        now = self.join(tensors)
         if now.numel() >= _LARGE and now.is_cpu and now.element_size() in _BITS:
             bits = _BITS[now.element_size()]
-            self.is_unchanged = torch.equal(now.view(bits), self.before.view(bits))
+            self.is_unchanged = equal_on_cpu(now.view(bits), self.before.view(bits))
             if self.is_unchanged:
+                self.change = self.change if self.is_float else None
                 return
         if not self.is_float:
             self.change = now
@@ -73,8 +80,10 @@ class _Group:
         """Return the buffers moved by the mean change of all ranks. Counters move by it too; a flag flips if any pass flipped it."""
         if self.before.dtype == torch.bool:
             after = self.before ^ (mean > 0)
+        elif self.is_float:
+            after = (self.before + mean).to(self.before.dtype)
         else:
-            after = (self.before + (mean if self.is_float else mean.round())).to(self.before.dtype)
+            after = self.before + mean.round().to(self.before.dtype)
         return torch.where(mean == 0, self.before, after)
 
 
@@ -139,6 +148,7 @@ class BatchStatistics:
                 tensor.copy_(numbers)
             for group, change in zip(self.groups, changes, strict=True):
                 group.change = change
+                group.is_unchanged = False
             self.passes = self.collected = passes
 
     def finish(self, skipped: Tensor) -> None:
@@ -149,8 +159,11 @@ class BatchStatistics:
             self.undo() if read_on_cpu(skipped) != 0 else self._forget()
             return
         tensors = self.tensors()
-        self._collect(tensors)
-        after = self._means() if self.world is None else self._means_of_ranks(self.world)
+        if self.world is None and self.passes == 1:
+            after = [group.join(tensors) for group in self.groups]  # with the bits of the pass
+        else:
+            self._collect(tensors)
+            after = self._means() if self.world is None else self._means_of_ranks(self.world)
         if skipped.is_cpu:
             self._write(tensors, after if read_on_cpu(skipped) == 0 else [group.before for group in self.groups])
         else:
@@ -183,7 +196,14 @@ class BatchStatistics:
     def tensors(self) -> list[Tensor]:
         """Return aliases to write to. Writing counts as a change for autograd, except in norms."""
         every = ((module._buffers[name], is_norm) for module, name, is_norm in self.owners)
-        return [buffer.data if is_norm else buffer.detach() for buffer, is_norm in every if buffer is not None]
+        tensors = [buffer.data if is_norm else buffer.detach() for buffer, is_norm in every if buffer is not None]
+        if self.started and len(tensors) != len(self.kinds):
+            raise ConfigError(
+                "a buffer became None, or was None, within a step\n"
+                "  a skipped step restores all buffers, so each needs a tensor from the first pass on\n"
+                "  register it with a tensor: self.register_buffer(name, torch.zeros(...))"
+            )
+        return tensors
 
     def _collect(self, tensors: Sequence[Tensor]) -> None:
         if self.collected < self.passes:

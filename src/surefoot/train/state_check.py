@@ -40,8 +40,8 @@ class StateCheck:
     """A check that checkpoints contain all state that the first two steps of a new run change.
 
     A value that the second of two equal passes changes is state. A value that only the first pass changes is a cache. The
-    two passes use step 1, and follow a pass of step 0: a hidden state may begin anew in step 0. In a user's own steps, these passes
-    follow step 1, and three passes of step 0 follow step 0.
+    two passes use step 1, and follow a pass of step 0: a hidden state may begin anew in step 0. In a user's own steps, this check
+    runs after step 1. An earlier check after step 0 uses only the samples of step 0.
     `user_state` holds the objects of `run.register_state`. The checks are collective and raise `ConfigError`.
     """
 
