@@ -788,3 +788,11 @@ def test_no_bad_step_in_a_row_is_a_limit_too() -> None:
     assert RunDescription(identity={"max_bad_steps": 0}).max_bad_steps == 0
     assert RunDescription(identity={"max_bad_steps": 3}).max_bad_steps == 3
     assert RunDescription().max_bad_steps == 5
+
+
+def test_a_stream_that_is_waited_for_gets_no_advice_about_workers() -> None:
+    records = train(data_wait_s=lambda _: 2.4)
+    finding = found("data-bound", history(records, data={"type": "Tape"}, processors=8))
+    assert finding is not None
+    assert "rows of the stream" in finding.message
+    assert not any("workers=" in each for each in finding.try_)

@@ -18,6 +18,7 @@ import surefoot as sf
 from forked import Forked
 from in_one import in_one
 from surefoot.config.durations import Length
+from surefoot.errors import ConfigError
 from surefoot.plan.summary import learning_rates
 from surefoot.schedules.joined import bound
 
@@ -408,3 +409,22 @@ def test_schedulers_of_transformers_are_reproduced() -> None:
     assert names == OF_TRANSFORMERS.keys() | of_a_metric.keys()
     for kind in optimization.SchedulerType:  # of `TrainingArguments.lr_scheduler_type`
         assert optimization.TYPE_TO_SCHEDULER_FUNCTION[kind].__name__ in names
+
+
+def one_cycle(total_steps: int) -> sf.schedules.Schedule:
+    return sf.schedules.from_scheduler(
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=total_steps)
+    )
+
+
+def test_a_scheduler_planned_for_fewer_steps_is_refused_with_the_number_to_write() -> None:
+    length = Length(steps=12, samples_per_epoch=8, batch_size=1)
+    with pytest.raises(ConfigError, match=r"(?s)planned for 10 steps, and the run has 12: write total_steps=12"):
+        one_cycle(10).factors(length)
+
+
+def test_a_scheduler_planned_for_more_steps_is_noted() -> None:
+    length = Length(steps=12, samples_per_epoch=8, batch_size=1)
+    notes = [one_cycle(steps).resolved(length).note for steps in (12, 20)]
+    assert notes[0] is None
+    assert "planned for 20 steps, but the run has 12" in str(notes[1])

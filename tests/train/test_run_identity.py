@@ -15,7 +15,8 @@ COOLING = sf.schedules.wsd(cooldown="5 steps")
 
 def resume(before: int, now: int, *, steps_done: int, schedule: object) -> None:
     length = Length(steps=now, samples_per_epoch=8, batch_size=1)
-    refuse_another_length({"length": f"{before} steps"}, length, schedule=schedule, step=steps_done, where="runs/a")  # type: ignore[arg-type]
+    saved = {"length": f"{before} steps"}
+    refuse_another_length(saved, {}, length, schedule=schedule, step=steps_done, where="runs/a")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -60,3 +61,12 @@ def test_another_length_is_refused_with_the_reason_in_the_second_line(
     assert first == f"cannot resume runs/a: length was {before} steps, now {now} steps"
     assert second == why
     assert last.startswith("  start a new run from its weights")
+
+
+def test_another_batch_size_is_named_where_it_makes_another_length() -> None:
+    saved, now = {"length": "80 steps", "batch_size": 32}, {"length": "40 steps", "batch_size": 64}
+    length = Length(steps=40, samples_per_epoch=512, batch_size=64)
+    with pytest.raises(
+        CheckpointError, match=r"(?s)batch_size was 32, now 64.*also length was '80 steps', now '40 steps'"
+    ):
+        refuse_another_length(saved, now, length, schedule=sf.schedules.linear(), step=80, where="runs/a")

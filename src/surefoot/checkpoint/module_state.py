@@ -57,6 +57,10 @@ def local_tensors(model: nn.Module, names: Collection[str]) -> dict[str, tuple[T
     return {name: held_of(live[name]) for name in unique.values() if name in names}
 
 
+class OtherModelError(CheckpointError):
+    """Raised if a checkpoint holds the tensors of another model."""
+
+
 def model_tensors(model: nn.Module, *, include_unsharded: bool = True, without: Collection[str] = ()) -> ModelState:
     """Return a host copy of a model's state. Without `include_unsharded`, only this rank's shards are copied.
 
@@ -89,7 +93,7 @@ def load_model(model: nn.Module, state: ModelState, *, where: str, same_ties: bo
         elif saved[name].dtype != live[name].dtype:
             problems.append(f"{name} was {saved[name].dtype}, now {live[name].dtype}")
     if problems:
-        raise CheckpointError(f"{where} holds another model\n  " + "\n  ".join(shortened(problems)))
+        raise OtherModelError(f"{where} holds another model\n  " + "\n  ".join(shortened(problems, 2)))
     return copy_into(model, state, where=where)
 
 

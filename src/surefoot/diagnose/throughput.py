@@ -48,6 +48,19 @@ def data_bound(history: History) -> Verdict:
     )
     share = waited_s / (waited_s + trained_s)
     well(share < WAITING, f"steps spend {share:.1%} of their time waiting for data")
+    data = described.identity.get("data")
+    if isinstance(data, dict) and data.get("type") == "Tape":
+        return wrong(
+            "warning" if share >= MUCH_WAITING else "note",
+            f"Steps spend {share:.0%} of their time waiting for the rows of the stream.",
+            (f"{waited_s:.1f} s of waiting, {trained_s:.1f} s of training",),
+            causes=(
+                "one process reads the source, more slowly than the model trains",
+                "rows are decoded in the training process",
+            ),
+            try_=("a source that gives rows faster; workers do not read a source",),
+            numbers={"share": share},
+        )
     workers = workers_needed(waited_s, trained_s, workers=described.workers)
     processors = described.processors or workers
     return wrong(

@@ -68,7 +68,7 @@ def build(settings: RunSettings) -> RunComponents:
         refuse_closures(state.optimizers.values(), scaled=scaled, compiled=is_compiled)
     plan = replace(plan, schedule=bound(plan.schedule, base_groups(state.optimizers.values())))
     if console is not None:
-        for line in [*models.notes, *assembly.notes(state.optimizers, settings.schedule or constant())]:
+        for line in [*models.notes, *assembly.notes(state.optimizers, plan.schedule)]:
             console.say(in_user_syntax(f"note: {line}"))
     return assemble(settings, plan, models, state, console, log)
 

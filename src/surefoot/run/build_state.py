@@ -27,6 +27,7 @@ from surefoot.optim.trainable import Trainable
 from surefoot.run.components import Models
 from surefoot.run.model_kinds import refuse_kind, refuse_other_than_model, uncompiled
 from surefoot.schedules.joined import AnySchedule
+from surefoot.schedules.sampled import Sampled
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.batch_norm_buffers import BatchStatistics
 from surefoot.train.loop import State, Step, forward_backward
@@ -241,9 +242,9 @@ def _averages(model: nn.Module, plan: TrainingPlan, optimizer: Optimizer, ema: f
 
 
 def notes(optimizers: Mapping[str, RunOptimizer], schedule: AnySchedule) -> list[str]:
-    """Return a note for each optimizer with built-in weight averaging if the schedule lowers its learning rate."""
+    """Return notes: a scheduler that does not reach its end, and averaging optimizers whose learning rate is lowered."""
     shape = schedule.to_dict()["shape"]
-    return [
+    return ([schedule.note] if isinstance(schedule, Sampled) and schedule.note else []) + [
         f"{kind.name} needs no learning-rate decay, but {shape} lowers the learning rate: --schedule.name constant"
         for kind in (kind_of(trained.optimizer) for trained in optimizers.values())
         if shape != "constant" and kind is not None and kind.average is not None

@@ -11,6 +11,7 @@ import torch
 
 from surefoot.checkpoint import module_state as contents
 from surefoot.checkpoint.format import Checkpoint
+from surefoot.checkpoint.module_state import OtherModelError
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.toml import with_choices
 from surefoot.distributed.shards import held_of, plain_tensors
@@ -151,7 +152,13 @@ def _go_on(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) 
     where, main, flags = parts.where(checkpoint), parts.world.is_main, trainable.flags
     at_beginning = state_check.has_small_loss(parts) and _at_beginning(parts, saving, checkpoint)
     parts.fingerprints = state_check.fingerprints(parts, at_beginning=at_beginning)
-    state_dict.restore(parts.run_state, checkpoint, where=where, main=main)
+    try:
+        state_dict.restore(parts.run_state, checkpoint, where=where, main=main)
+    except OtherModelError as problem:
+        cure = "the model of a run cannot change: choose another --run-dir"
+        if _is_untrained(parts, checkpoint):
+            cure = f"no step was trained yet: choose another --run-dir, or delete this one: {_deleting(parts)}"
+        raise CheckpointError(f"{problem}\n  {cure}") from problem
     parts.follow_trainable()
     as_saved = [f"{line}, as in the checkpoint" for line in trainable.changes(flags)]
     for line in [] if parts.finished else [*as_saved, *parts.notes(checkpoint)]:
@@ -159,6 +166,11 @@ def _go_on(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) 
     _warn_of_weights_not_finite(parts, f"step-{checkpoint.step:08d}")
     parts.refuse_another_architecture(checkpoint)  # after `restore`, which names mismatched tensors
     _compare_program(parts, checkpoint)
+
+
+def _deleting(parts: RunComponents) -> str:
+    assert parts.directory is not None
+    return f"rm -r {shlex.quote(str(parts.directory.path))}"
 
 
 def _warn_of_weights_not_finite(parts: RunComponents, checkpoint: str) -> None:

@@ -56,17 +56,25 @@ class Sampled:
         """Return the shape and a hash of the factors in float32; a resume compares the hashes."""
         if self.steps is None:
             return {"shape": self.shape}
-        numbers = [array("f", table).tobytes() for table in self._tables if table is not None]
+        numbers = [array("f", table).tobytes() for table in self._tables[:2] if table is not None]
         return {"shape": self.shape, "factors": sha256(b"".join(numbers)).hexdigest()[:12]}
+
+    @property
+    def note(self) -> str | None:
+        """A note if the scheduler is planned for more steps than the run has; None otherwise."""
+        planned, steps = None if self.steps is None else self._tables[2], self.steps or 0
+        if planned is None or planned <= steps:
+            return None
+        return f"the scheduler is planned for {planned:,} steps, but the run has {steps:,} and ends before: total_steps={steps}"
 
     def _for(self, length: Length) -> "Sampled":
         return self if self.steps is not None and self.steps >= length.steps else self.resolved(length)
 
     @cached_property
-    def _tables(self) -> tuple[Table, Table | None]:
+    def _tables(self) -> tuple[Table, Table | None, int | None]:
         steps = self.steps or 1
         if self.shape == "from_function":
-            return array("d", [_factor_of(self.source, step) for step in range(steps)]), None
+            return array("d", [_factor_of(self.source, step) for step in range(steps)]), None, None
         return _tables_of_scheduler(self.source, self.groups, steps)
 
 
@@ -149,7 +157,10 @@ def _factor(value: Any, step: int, name: str) -> float:
     return factor
 
 
-def _tables_of_scheduler(factory: Callable[[Any], Any], groups: Groups, steps: int) -> tuple[Table, Table | None]:
+def _tables_of_scheduler(
+    factory: Callable[[Any], Any], groups: Groups, steps: int
+) -> tuple[Table, Table | None, int | None]:
+    """Return the factors, the momenta if they change, and the scheduler's own number of steps if it has one."""
     from torch import zeros
     from torch.optim import Optimizer
 
@@ -179,12 +190,18 @@ def _tables_of_scheduler(factory: Callable[[Any], Any], groups: Groups, steps: i
             raise _failed(name, problem, advice, when="when it is built") from problem
         name = type(scheduler).__name__
         advance = _advance(scheduler, optimizer)
+        planned = getattr(scheduler, "total_steps", None)  # of OneCycleLR
         for step in range(steps):
             try:
                 if step:
                     advance()
             except Exception as problem:  # for example OneCycleLR with too few total_steps
                 advice = "its step() is called once per optimizer step, not once per epoch"
+                if isinstance(planned, int) and planned < steps:
+                    advice = (
+                        f"it is planned for {planned} steps, and the run has {steps}: write total_steps={steps}\n"
+                        "  each step of a run is full and no sample is dropped, so len(loader) times epochs may be another number"
+                    )
                 raise _failed(name, problem, advice, when=f"at step {step} of {steps}") from problem
             factors = [own["lr"] / group["lr"] for own, group in zip(optimizer.param_groups, groups, strict=True)]
             if any(not math.isclose(factor, factors[0], rel_tol=1e-9, abs_tol=1e-12) for factor in factors):
@@ -203,7 +220,8 @@ def _tables_of_scheduler(factory: Callable[[Any], Any], groups: Groups, steps: i
                 f"schedule: {name} changes the optimizer's {changed[0]}\n"
                 "  a schedule changes only learning rates and momentum; change other settings in your own training loop"
             )
-    return rates, momenta if any(each != _momentum(groups[0]) for each in momenta) else None
+    changing = momenta if any(each != _momentum(groups[0]) for each in momenta) else None
+    return rates, changing, planned if isinstance(planned, int) else None
 
 
 def _momentum(group: Mapping[str, Any]) -> float:

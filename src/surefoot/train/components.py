@@ -171,7 +171,7 @@ class Components:
             if saved.get("plateau") and own.get("plateau"):
                 saved["plateau"] = saved["plateau"] | {"scored": own["plateau"]["scored"]}
         refuse_other_data(saved, own, where=where)
-        refuse_another_length(saved, self.length, schedule=schedule, step=checkpoint.step, where=where)
+        refuse_another_length(saved, own, self.length, schedule=schedule, step=checkpoint.step, where=where)
         self.timetable.every = cadences(self.settings, length=began)
         described = self.identity | {"schedule": schedule.to_dict(), "schedule_of_steps": began.steps}
         if self.run_state.feedback is not None:

@@ -59,7 +59,9 @@ def refuse_other_data(saved: Described, now: Described, *, where: str) -> None:
     )
 
 
-def refuse_another_length(saved: Described, length: Length, *, schedule: AnySchedule, step: int, where: str) -> None:
+def refuse_another_length(
+    saved: Described, now: Described, length: Length, *, schedule: AnySchedule, step: int, where: str
+) -> None:
     """Raise `CheckpointError` if a run saved after `step` steps cannot continue with another length.
 
     `schedule` is in steps; its percentages refer to the length with which the run began. The learning rates of runs of two
@@ -68,6 +70,9 @@ def refuse_another_length(saved: Described, length: Length, *, schedule: AnySche
     before = int(str(saved["length"]).split()[0])
     if before == length.steps:
         return
+    if saved.get("batch_size") != now.get("batch_size"):  # a length in epochs is another number of steps then
+        names = ("batch_size", "micro_batch_size", "length")
+        refuse_differences(*({name: each.get(name) for name in names} for each in (saved, now)), where=where)
     shorter = replace(length, steps=min(before, length.steps))
     shared, misfit = 0, ""
     try:

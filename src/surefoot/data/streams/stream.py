@@ -111,7 +111,7 @@ def _not_a_source(source: Any) -> str | None:
     if isinstance(source, Iterator) or (isinstance(source, Iterable) and iter(source) is source):
         return (
             f"{name} can be iterated only once, so a resumed run could not read it again\n"
-            "  give the function that returns it, without calling it: Stream(rows) instead of Stream(rows())"
+            "  give the function that returns it, without calling it: rows instead of rows()"
         )
     if isinstance(source, set | frozenset) or not (callable(source) or isinstance(source, Iterable)):
         return (
