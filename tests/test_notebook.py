@@ -26,8 +26,10 @@ hangs = False
 inputs = torch.linspace(-1, 1, 256)[:, None]
 
 def loss(model, batch):
-    while hangs and torch.is_grad_enabled():
-        time.sleep(0.005)
+    if hangs and torch.is_grad_enabled():
+        print("in a step")
+        while hangs:
+            time.sleep(0.005)
     time.sleep(0.005)
     return (model(batch[0]) - batch[1]).square().mean()
 
@@ -43,7 +45,7 @@ PROGRESS, ANSWERED = "<progress ", "Ctrl-C: finishing this step"
 INTERRUPTED = {  # cells, and the texts in their outputs at which the button is pressed
     "run.train()\nprint('not reached')": [PROGRESS],
     "in_memory.train()": [PROGRESS],
-    "hangs = True\nrun.train()": ["resuming at step", ANSWERED],
+    "hangs = True\nrun.train()": ["in a step", ANSWERED],
 }
 OTHERS = ["hangs = False\nrun.train()", "in_memory.train()  # goes on", "run", "sf.load('run')", "in_memory"]
 COMPARED = """
