@@ -15,6 +15,7 @@ from time import perf_counter, process_time
 from typing import Literal
 
 import torch
+from loops.conditions import reported
 from torch import Tensor, nn
 
 from surefoot.memory import in_words, peak
@@ -80,6 +81,7 @@ if __name__ == "__main__":
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     place = torch.device(asked.device)
-    for build, inputs, name in (gpt(place), resnet(place)):
-        print(name)
-        print("\n".join(measure(build, inputs, place, rounds=asked.rounds)), flush=True)
+    with reported():
+        for build, inputs, name in (gpt(place), resnet(place)):
+            print(name)
+            print("\n".join(measure(build, inputs, place, rounds=asked.rounds)), flush=True)

@@ -1,10 +1,11 @@
 """Every benchmark in its short form, one after the other, and what the last lines of each say: `make bench`. Writes no result.
 
-    python benchmarks/bench.py [--data DIRECTORY] [--only overhead,costs]
+    python benchmarks/bench.py [--data DIRECTORY] [--only overhead,costs] [--busy]
 
 DIRECTORY holds the data of those that need any: tinyshakespeare/input.txt, fashion-mnist/ and multi30k/. A benchmark whose data
-are not there is left out, with a line that says so. The figures of a short form are rough: few rounds, small sizes. Leaves with 1 where a
-benchmark failed.
+are not there is left out, with a line that says so. The figures of a short form are rough: few rounds, small sizes. The line below
+them says how fast the machine was, and how many cores other programs used. With more than 0.3 no figure is printed, unless --busy
+is there. Leaves with 1 where a benchmark failed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+
+import torch
+from loops.conditions import BEGINNING, Conditions
 
 HERE = Path(__file__).parent
 MOST_S = 300.0  # of one of them
@@ -33,6 +37,9 @@ class Benchmark:
 
 BENCHMARKS = {
     "overhead": Benchmark("overhead.py", 1),
+    "typical": Benchmark("typical.py", 10, arguments=("--seconds", "3")),
+    "loader port": Benchmark("loader_port.py", 10, arguments=("--seconds", "3", "--workers", "0")),
+    "tape": Benchmark("tape.py", 3, arguments=("--seconds", "3")),
     "machine": Benchmark("machine.py", 4),
     "quality": Benchmark("quality.py", 3, data="tinyshakespeare/input.txt"),
     "fashion-mnist": Benchmark("fashion_mnist.py", 2, data="fashion-mnist"),
@@ -51,20 +58,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, help="the directory that holds the data sets' directories")
     parser.add_argument("--only", default=",".join(BENCHMARKS))
+    parser.add_argument("--busy", action="store_true", help="print figures that other programs disturbed")
     arguments = parser.parse_args()
-    names, failed = arguments.only.split(","), []
+    torch.set_num_threads(1)
+    names, failed, disturbed = arguments.only.split(","), [], []
     if unknown := [name for name in names if name not in BENCHMARKS]:
         parser.error(f"--only {','.join(unknown)}: the benchmarks are {', '.join(BENCHMARKS)}")
     for name in names:
         begun = perf_counter()
+        conditions = Conditions()
+        conditions.begin()
         lines, good = told(BENCHMARKS[name], arguments.data)
+        conditions.end()
         if not good:
             failed.append(name)
+        elif not conditions.is_quiet:
+            disturbed.append(name)
+            if not arguments.busy:
+                lines = []
+        lines.append(str(conditions))
         for place, line in enumerate(lines):
             print(
                 f"{'' if place else name:<14} {'' if place else f'{perf_counter() - begun:.0f} s':>6}  {line}",
                 flush=True,
             )
+    if disturbed and not arguments.busy:
+        print(f"no figures, since other programs ran: {', '.join(disturbed)}")
+        print(f"  run them again when the machine is idle, or add --busy: --only {','.join(disturbed)}")
     if failed:
         print(f"failed: {', '.join(failed)}")
         sys.exit(1)
@@ -87,7 +107,8 @@ def told(asked: Benchmark, data: Path | None) -> tuple[list[str], bool]:
         return [
             f"FAILED with {ended.returncode}: {line}" for line in ended.stderr.strip().splitlines()[-1:] or [""]
         ], False
-    return [line for line in ended.stdout.splitlines() if line.strip()][-asked.lines :], True
+    printed = [line for line in ended.stdout.splitlines() if line.strip() and not line.startswith(BEGINNING)]
+    return printed[-asked.lines :], True
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from growing import feed, plan, read, resume, save, start
 from growing.told import Told
+from loops.conditions import reported
 
 COSTS: dict[str, Callable[..., Told]] = {
     "resume": resume.told,
@@ -101,4 +102,5 @@ def bars(axes: Any, told: Told, colour: Any) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with reported():
+        main()

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from loops.conditions import reported
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -224,4 +225,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with reported():
+        main()

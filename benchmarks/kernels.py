@@ -14,6 +14,7 @@ from time import perf_counter
 
 import torch
 import torch.nn.functional as F
+from loops.conditions import reported
 from torch import Tensor
 
 from surefoot.losses.dense import linear_cross_entropy
@@ -77,4 +78,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with reported():
+        main()

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from loops.alternating import paired_seconds, ratio_text
+from loops.conditions import reported
 from loops.models import BATCH, CLASSES, MLP
 from loops.training import CLIP, RATE, WINDOW, Rows
 from torch import Tensor, nn
@@ -149,4 +150,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with reported():
+        main()

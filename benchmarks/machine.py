@@ -29,6 +29,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
+from loops.conditions import reported
 from plain_gpt import PlainGPT
 from plain_translator import Translator
 from torch import Tensor, nn
@@ -270,4 +271,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with reported():
+        main()

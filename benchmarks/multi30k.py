@@ -32,6 +32,7 @@ from typing import Any
 import sacrebleu
 import torch
 import torch.nn.functional as F
+from loops.conditions import reported
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
@@ -270,4 +271,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with reported():
+        main()

@@ -26,6 +26,7 @@ from unittest.mock import Mock, patch
 import numpy as np
 import torch
 import torch.nn.functional as F
+from loops.conditions import reported
 from loops.models import BATCH, CLASSES, FEATURES, MLP, SAMPLES
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -129,4 +130,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with reported():
+        main()

@@ -17,6 +17,7 @@ from time import process_time
 from typing import Any
 
 import torch
+from loops.conditions import reported
 
 import surefoot as sf
 from surefoot.optim.optimizers import OptimizerSpec
@@ -91,4 +92,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with reported():
+        main()

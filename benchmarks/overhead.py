@@ -24,6 +24,7 @@ from statistics import median
 from time import perf_counter, process_time
 
 import torch
+from loops.conditions import reported
 from loops.models import gpt, mlp
 from loops.peers import PEERS, Loop, Peer, differs, outcome
 
@@ -126,4 +127,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with reported():
+        main()

@@ -37,6 +37,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from loops.conditions import reported
 
 from surefoot.tracking.jsonl import records
 
@@ -197,4 +198,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with reported():
+        main()

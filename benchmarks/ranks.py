@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from loops.conditions import reported
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -144,4 +145,5 @@ def shared(directory: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    with reported(int(os.environ.get("WORLD_SIZE", "1")), speaks=os.environ.get("RANK", "0") == "0"):
+        main()

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from loops.alternating import paired_seconds, ratio_text
+from loops.conditions import reported
 from torch import Tensor, nn
 
 import surefoot as sf
@@ -106,4 +107,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with reported():
+        main()

@@ -32,6 +32,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from loops.alternating import paired_seconds, ratio_text
+from loops.conditions import reported
 from loops.models import CLASSES, MLP, SAMPLES, VOCABULARY
 from loops.training import CLIP, RATE, WINDOW
 from PIL import Image
@@ -373,4 +374,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with reported():
+        main()
