@@ -39,6 +39,7 @@ from torch.utils.data import DataLoader
 
 import surefoot as sf
 from surefoot.config.tree import layered
+from surefoot.memory import instruction_set
 from surefoot.recipes import translation as recipe
 from surefoot.tokenizers.subwords import BEGIN, END, PADDING
 
@@ -46,6 +47,7 @@ PRESET = layered(recipe.Config, [("preset", recipe.PRESETS["multi30k"])])[0]
 HEADS, WIDTH, HIDDEN = PRESET.model.heads, PRESET.model.width, PRESET.model.mlp_width
 LAYERS, LONGEST = (PRESET.model.encoder_layers, PRESET.model.decoder_layers), PRESET.data.max_target_tokens
 Rows = tuple[Tensor, Tensor]  # a source and a target
+PRECISION = "fp32" if instruction_set() == "none" else "bf16"
 PACE_STEPS, SPARE = 40, 0.98  # steps to measure the pace with, after ten that are not; how much of the time is planned
 
 
@@ -141,7 +143,7 @@ def translated(
 
 def built(preset: str, asked: argparse.Namespace, *, steps: int) -> sf.Run:
     """surefoot's run of a preset, without a directory; nothing is scored while it trains."""
-    changes: dict[str, Any] = {"data.path": asked.data, "seed": asked.seed, "run_dir": None}
+    changes: dict[str, Any] = {"data.path": asked.data, "seed": asked.seed, "run_dir": None, "precision": PRECISION}
     changes |= {"length": f"{steps} steps", "evaluate_every": "100%"}
     return recipe.build(layered(recipe.Config, [("preset", recipe.PRESETS[preset]), ("benchmark", changes)])[0])
 

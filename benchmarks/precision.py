@@ -40,10 +40,10 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.config.speed_table import BF16_WORTH_IT, LAYOUT_WORTH_IT, Facts
+from surefoot.memory import instruction_set
 from surefoot.profile.profile import interval
 from surefoot.recipes.translation.corpus import cross_entropy, targets_of
 from surefoot.train.auto_precision import run_facts
-from surefoot.train.precision import instruction_set
 
 TABLE = Path(__file__).parents[1] / "src" / "surefoot" / "config" / "speed_table.py"
 RESULTS = Path(__file__).parent / "results" / "precision.txt"

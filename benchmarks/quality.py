@@ -39,8 +39,10 @@ import numpy as np
 import torch
 from loops.conditions import reported
 
+from surefoot.memory import instruction_set
 from surefoot.tracking.jsonl import records
 
+PRECISION = "fp32" if instruction_set() == "none" else "bf16"
 GPU_LOSS = 1.4697
 _NANOGPT = shlex.split(  # its README, "I only have a macbook"
     "train.py config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64 "
@@ -93,7 +95,9 @@ class Trained:
 def surefoot(flags: str, *, text: Path, seed: int, environment: dict[str, str]) -> Trained:
     """One run of `surefoot train gpt --preset shakespeare` with these flags."""
     with tempfile.TemporaryDirectory() as directory:
-        command = shlex.split("-m surefoot train gpt --preset shakespeare --precision bf16 --evaluate-every 100%")
+        command = shlex.split(
+            f"-m surefoot train gpt --preset shakespeare --precision {PRECISION} --evaluate-every 100%"
+        )
         command += shlex.split(f"--cloze-questions 0 --sample-tokens 0 --seed {seed} {flags}")
         command += ["--data.path", str(text), "--run-dir", f"{directory}/run"]
         wall_s, printed = _ran(command, environment=environment)

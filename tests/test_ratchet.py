@@ -32,9 +32,9 @@ TOP = {
     "saved_run.py",
 }
 MAX = {
-    "lines": 58_656,  # of .py, .pyi, .html and .css
+    "lines": 58_667,  # of .py, .pyi, .html and .css
     "files": 377,  # of .py
-    "statements": 32_454,  # without docstrings and texts below attributes
+    "statements": 32_462,  # without docstrings and texts below attributes
     "files above 260 lines": 5,
     "lines that `import surefoot.run.run` loads": 21_748,
     "modules that train/loop.py needs": 30,

@@ -1,4 +1,4 @@
-"""Free memory of a device, peak memory of a code block, and conversion between bytes and text."""
+"""Free memory of a device, peak memory of a code block, bytes as text, and the CPU's instructions for bf16."""
 
 import os
 import re
@@ -193,3 +193,19 @@ def _text(file: Path) -> str:
         return file.read_text()
     except OSError:
         return ""
+
+
+def instruction_set() -> str:
+    """Return the CPU's best bf16 instructions as "amx_bf16", "avx512_bf16", "arm_bf16", "none" or "unknown"."""
+    try:
+        has = torch.cpu.get_capabilities()
+    except AttributeError:  # torch 2.11 may lack it; drop when a later one is the minimum
+        return "unknown"
+    if has.get("architecture") != "x86_64":
+        return "arm_bf16" if has.get("bf16") else "none" if "bf16" in has else "unknown"
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()  # of the instructions that oneDNN uses
+    unlimited = limit in ("", "ALL", "DEFAULT")
+    if has.get("amx_bf16") and (unlimited or "AMX" in limit):
+        return "amx_bf16"
+    allowed = unlimited or any(name in limit for name in ("AMX", "AVX10", "BF16", "FP16"))
+    return "avx512_bf16" if has.get("avx512_bf16") and allowed else "none"

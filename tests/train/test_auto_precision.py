@@ -22,10 +22,11 @@ from surefoot.cli.settings import configured
 from surefoot.config import speed_table
 from surefoot.config.speed_table import BF16_WORTH_IT, Facts, Row, look_up
 from surefoot.config.toml import with_choices
+from surefoot.memory import instruction_set
 from surefoot.plan import summary
 from surefoot.recipes import gpt, images, translation
 from surefoot.train import auto_precision
-from surefoot.train.precision import instruction_set, precision
+from surefoot.train.precision import precision
 
 VERSION = ".".join(torch.__version__.split(".")[:2])
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "precision.txt"
@@ -359,18 +360,25 @@ def test_bf16_on_a_processor_without_it_trains_and_one_line_names_what_is_quicke
     assert "bf16 is slow" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("recipe", [gpt, images, translation])
+def test_no_preset_names_a_precision_that_a_processor_may_lack(recipe: Any) -> None:
+    assert [name for name, preset in recipe.PRESETS.items() if "precision" in preset] == []
+
+
+@pytest.mark.parametrize("instructions", ["amx_bf16", "avx512_bf16"])
 @pytest.mark.parametrize(
-    ("recipe", "preset"),
+    ("layers", "width", "rows", "positions"),
     [
-        (gpt, "shakespeare"),
-        (images, "fashion-mnist"),
-        (images, "fashion-mnist-fast"),
-        (translation, "multi30k"),
-        (translation, "multi30k-fast"),
+        ("attention", 128, 2048, 256),  # gpt --preset shakespeare
+        ("convolution, channels last", 192, 200_704, 1),  # images --preset fashion-mnist
+        ("convolution, channels last", 128, 200_704, 1),  # images --preset fashion-mnist-fast
     ],
 )
-def test_presets_whose_published_figures_were_made_in_bf16_name_it(recipe: Any, preset: str) -> None:
-    assert recipe.PRESETS[preset]["precision"] == "bf16"
+def test_presets_with_figures_in_bf16_get_it_where_it_was_measured(
+    instructions: str, layers: str, width: int, rows: int, positions: int
+) -> None:
+    facts = Facts(instructions, "2.13", layers, width, rows, positions)
+    assert look_up(facts).precision == "bf16"
 
 
 # --- the table in the source ------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from surefoot.distributed.shards import Rows, shard_shape
+from surefoot.memory import instruction_set
 
 _TOGETHER = 1 << 24  # elements of a batch: larger matrices fill a device by themselves
 
@@ -33,7 +34,8 @@ def orthogonal(matrices: Sequence[Tensor], how: Sequence[NewtonSchulz]) -> list[
     """Return approximately U V^T in bfloat16 for each matrix U S V^T; `how` has one entry per matrix.
 
     Matrices of equal shape, after transposition if necessary, are multiplied in one batch. This takes 33% less time for a small
-    GPT on the CPU. On the CPU, the bits equal those of torch's Muon for each matrix alone.
+    GPT on the CPU. On the CPU, the bits equal those of torch's Muon for each matrix alone. A processor without bf16 instructions
+    multiplies in float32 and rounds each product to bfloat16, which is 10 times as fast there; sums differ in their order.
 
     >>> (direction,) = orthogonal([torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, -4.0]])], [NewtonSchulz()])
     >>> [round(value, 1) for value in direction.flatten().tolist()]
@@ -67,7 +69,10 @@ def batches(shapes: Sequence[Sequence[int]], how: Sequence[NewtonSchulz]) -> lis
 
 
 def working_bytes(shapes: Sequence[Sequence[int]]) -> int:
-    """Return the bytes of the largest of the `batches`: its inputs, X before and after an iteration, and two products A."""
+    """Return the bytes of the largest of the `batches`: its inputs, X before and after an iteration, and two products A.
+
+    A processor without bf16 instructions needs up to twice as many.
+    """
     max_bytes = 0
     for indices in batches(shapes, [NewtonSchulz()] * len(shapes)):
         height, width = min(shapes[indices[0]]), max(shapes[indices[0]])
@@ -139,10 +144,21 @@ def update_bytes(shapes: Sequence[tuple[int, ...]], ranks: int) -> int:
 def _iterate(matrices: list[Tensor], how: NewtonSchulz) -> Sequence[Tensor]:
     (a, b, c), x = how.coefficients, torch.stack(matrices)
     x /= torch.stack([matrix.norm() for matrix in matrices]).clamp(min=how.eps)[:, None, None]  # now all S are below 1
+    rounded = _unchanged
+    if x.device.type == "cpu" and instruction_set() == "none":
+        x, rounded = x.float(), _rounded
     for _ in range(how.steps):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.unbind()
+        gram = rounded(x @ x.mT)
+        x = rounded(torch.baddbmm(x, rounded(torch.baddbmm(gram, gram, gram, beta=b, alpha=c)), x, beta=a))
+    return x.bfloat16().unbind()
+
+
+def _unchanged(product: Tensor) -> Tensor:
+    return product
+
+
+def _rounded(product: Tensor) -> Tensor:
+    return product.copy_(product.bfloat16())
 
 
 def _multiplications(shape: tuple[int, ...]) -> int:

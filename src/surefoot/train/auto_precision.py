@@ -17,7 +17,8 @@ from surefoot.config import speed_table
 from surefoot.config.speed_table import COMPILE, Choice, Facts, look_up
 from surefoot.data.buckets import Buckets
 from surefoot.data.nested import tensors
-from surefoot.train.precision import Precision, instruction_set, precision
+from surefoot.memory import instruction_set
+from surefoot.train.precision import Precision, precision
 
 if TYPE_CHECKING:  # at run time these modules import clocks
     from surefoot.data.loader import MicroBatch

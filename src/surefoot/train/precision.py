@@ -4,7 +4,6 @@ The loss scale is updated on the device, because `torch.amp.GradScaler` reads it
 (law 12). A new precision needs an entry of `FORMATS` and a choice of the setting `precision`.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from surefoot.config.extras import needed_for
 from surefoot.config.speed_table import CUDA_BF16_FROM
 from surefoot.errors import ConfigError
+from surefoot.memory import instruction_set
 from surefoot.optim.param_groups import hidden_matrices
 
 _FP8_FROM = (8, 9)  # Ada and Hopper
@@ -108,22 +108,6 @@ class Precision:
         if self.loss_scale is not None:
             self.loss_scale.scale = tensors["scale"].to(self.device)
             self.loss_scale.good_steps = tensors["good_steps"].to(self.device)
-
-
-def instruction_set() -> str:
-    """Return the CPU's best bf16 instructions as "amx_bf16", "avx512_bf16", "arm_bf16", "none" or "unknown"."""
-    try:
-        has = torch.cpu.get_capabilities()
-    except AttributeError:  # torch 2.11 may lack it; drop when a later one is the minimum
-        return "unknown"
-    if has.get("architecture") != "x86_64":
-        return "arm_bf16" if has.get("bf16") else "none" if "bf16" in has else "unknown"
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()  # of the instructions that oneDNN uses
-    unlimited = limit in ("", "ALL", "DEFAULT")
-    if has.get("amx_bf16") and (unlimited or "AMX" in limit):
-        return "amx_bf16"
-    allowed = unlimited or any(name in limit for name in ("AMX", "AVX10", "BF16", "FP16"))
-    return "avx512_bf16" if has.get("avx512_bf16") and allowed else "none"
 
 
 def precision(name: str, device: torch.device) -> Precision:

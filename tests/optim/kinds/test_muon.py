@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from surefoot.optim import newton_schulz
 from surefoot.optim.build import build_optimizer
 from surefoot.optim.kinds.muon import MuonWithAdamW
 from surefoot.optim.param_groups import Group, hidden_matrices, parameter_groups, split_hidden
@@ -38,7 +39,8 @@ def names(model, hidden):
 
 
 @pytest.mark.parametrize("adamw_lr", [None, 0.001])
-def test_it_is_torchs_two_optimizers_side_by_side(adamw_lr):
+def test_it_is_torchs_two_optimizers_side_by_side(adamw_lr, monkeypatch):
+    monkeypatch.setattr(newton_schulz, "instruction_set", lambda: "unknown")  # as torch multiplies
     ours, theirs = net(), net()
     optimizer = built(ours, adamw_lr=adamw_lr)
     muon = torch.optim.Muon(

@@ -87,7 +87,7 @@ class MuonWithAdamW(Optimizer):
 
 
 class BatchedMuon(Optimizer):
-    """`torch.optim.Muon` (2.13), bit-identical on the CPU, with matrices of one shape orthogonalized together.
+    """`torch.optim.Muon` (2.13), with matrices of one shape orthogonalized together: see `orthogonal` for its bits on the CPU.
 
     Its parameters are all unsharded, or all `Shard`s of matrices. With shards, a step is collective, and momentum stays sharded.
     If the attribute `found_inf` (equal on every rank) is 1, a step changes no bit.

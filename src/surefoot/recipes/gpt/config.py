@@ -151,7 +151,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "length": "1700 steps",
         "batch_size": 8,
         "cloze_questions": 200,
-        "precision": "bf16",  # as in the published figures (docs/decisions/0042-auto-reads-a-table.md)
         "clip": "off",
         "optimizer.name": "muon",
         "optimizer.lr": 0.015,

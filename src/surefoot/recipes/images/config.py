@@ -104,7 +104,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "augmentation.randaugment": 0,
         "batch_size": 256,
         "length": "14 epochs",
-        "precision": "bf16",  # as in the published figures (docs/decisions/0042-auto-reads-a-table.md)
         "evaluate_every": "1 epochs",
         "model.width": 48,
         "optimizer.name": "muon",

@@ -122,7 +122,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model.activation": "relu2",
         "batch_size": "4096 tokens",
         "length": "3000 steps",
-        "precision": "bf16",  # as in the published figures (docs/decisions/0042-auto-reads-a-table.md)
         "evaluate_every": "10%",
         "optimizer.name": "muon",
         "optimizer.lr": 1e-2,
