@@ -1,6 +1,6 @@
 """Means stored as (total, count) and divided once at the end. A mean of means is wrong if the parts differ in size."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +106,20 @@ def as_logged(name: str, value: Any) -> Any:
         return float(value.__float__())
     except (AttributeError, TypeError, ValueError) as problem:  # str has no __float__
         raise ConfigError(f"{name!r} cannot be logged: {value!r} is not a number") from problem
+
+
+def read_numbers(tensors: Sequence[Tensor]) -> list[float]:
+    """Return the numbers in 0-dimensional tensors. Waits once for each device and dtype.
+
+    >>> read_numbers([torch.tensor(0.5), torch.tensor(3)])
+    [0.5, 3]
+    """
+    kinds = {(tensor.device, tensor.dtype) for tensor in tensors if not tensor.is_cpu}
+    numbers = {}
+    for kind in kinds:
+        own = [index for index, tensor in enumerate(tensors) if (tensor.device, tensor.dtype) == kind]
+        numbers |= zip(own, torch.stack([tensors[index].detach() for index in own]).tolist(), strict=True)
+    return [tensor.item() if tensor.is_cpu else numbers[index] for index, tensor in enumerate(tensors)]
 
 
 def _read_on_cpu(value: Tensor | float) -> Tensor | float:

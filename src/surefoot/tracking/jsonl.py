@@ -23,6 +23,7 @@ from surefoot.tracking.record import Record
 
 _BLOCK_BYTES = 1 << 16  # of lines that are parsed together
 _LONGEST = 8_000_000  # bytes of one line; a longer line is not a record
+_encoded = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 _decoded = json.JSONDecoder().decode  # json.loads would detect the encoding of each text first
 
 
@@ -83,6 +84,8 @@ def line(record: Record) -> str:
     >>> line({"step": 3, "loss": float("nan"), "norms": {"up": float("inf")}})
     '{"step": 3, "loss": null, "norms": {"up": null}, "nonfinite": {"loss": "nan", "norms/up": "inf"}}'
     """
+    with suppress(ValueError):  # nearly every record is finite
+        return _encoded(record)
     plain: Record = {}
     strange: dict[str, str] = {}
     for name, value in record.items():
@@ -93,7 +96,7 @@ def line(record: Record) -> str:
             plain[name], strange[name] = None, repr(value)
         else:
             plain[name] = value
-    return json.dumps(plain | ({"nonfinite": strange} if strange else {}), allow_nan=False, ensure_ascii=False)
+    return _encoded(plain | ({"nonfinite": strange} if strange else {}))
 
 
 def _is_strange(value: object) -> bool:
