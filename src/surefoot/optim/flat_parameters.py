@@ -77,6 +77,7 @@ class FlatAdamW:
         with torch.no_grad():
             self.joined, self.steps, self.groups = lay_out([group["params"] for group in optimizer.param_groups])
         self.pieces = [piece for flat in self.groups for piece in flat.pieces]
+        self.one = torch.ones(())  # torch adds two tensors twice as fast as a tensor and a number
 
     def gradients(self) -> list[Tensor]:
         """Return all gradients in one flat tensor, or group by group if a group is updated parameter by parameter."""
@@ -104,8 +105,10 @@ class FlatAdamW:
                     group[APART] = True
                     for parameter, piece in zip(flat.parameters, flat.pieces, strict=True):
                         parameter.grad = piece  # `piece` holds the clipped gradient
-            moved_on = torch.rsub(found_inf, 1.0)
             together = not self._any_apart()
+            if together and read_on_cpu(found_inf) != 0:
+                return
+            moved_on = self.one if together else torch.rsub(found_inf, 1.0)
             if together:
                 self.steps.add_(moved_on)
             for index, (group, flat) in enumerate(zip(optimizer.param_groups, self.groups, strict=True)):
