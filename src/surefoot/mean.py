@@ -108,18 +108,23 @@ def as_logged(name: str, value: Any) -> Any:
         raise ConfigError(f"{name!r} cannot be logged: {value!r} is not a number") from problem
 
 
-def read_numbers(tensors: Sequence[Tensor]) -> list[float]:
-    """Return the numbers in 0-dimensional tensors. Waits once for each device and dtype.
+def read_numbers(values: Sequence[Tensor | float | None]) -> list[float | None]:
+    """Return the numbers in 0-dimensional tensors, and other values as they are. Waits once for each device and dtype.
 
-    >>> read_numbers([torch.tensor(0.5), torch.tensor(3)])
-    [0.5, 3]
+    >>> read_numbers([torch.tensor(0.5), 2, torch.tensor(3)])
+    [0.5, 2, 3]
     """
-    kinds = {(tensor.device, tensor.dtype) for tensor in tensors if not tensor.is_cpu}
-    numbers = {}
-    for kind in kinds:
-        own = [index for index, tensor in enumerate(tensors) if (tensor.device, tensor.dtype) == kind]
-        numbers |= zip(own, torch.stack([tensors[index].detach() for index in own]).tolist(), strict=True)
-    return [tensor.item() if tensor.is_cpu else numbers[index] for index, tensor in enumerate(tensors)]
+    on_device: dict[Any, list[int]] = {}
+    for index, value in enumerate(values):
+        if isinstance(value, Tensor) and not value.is_cpu:
+            on_device.setdefault((value.device, value.dtype), []).append(index)
+    read = {}
+    for own in on_device.values():
+        read |= zip(own, torch.stack([values[index].detach() for index in own]).tolist(), strict=True)
+    return [
+        value if not isinstance(value, Tensor) else value.item() if value.is_cpu else read[index]
+        for index, value in enumerate(values)
+    ]
 
 
 def _read_on_cpu(value: Tensor | float) -> Tensor | float:

@@ -2,6 +2,9 @@
 
 Each micro-batch starts from the buffers at the start of the step. The step then sets floating-point buffers to the mean
 over all micro-batches and other buffers to the last value. A skipped step restores all buffers.
+
+On the CPU, a large buffer is not copied while torch's version counter says that nothing wrote to it. Batch norms, `.data` and NumPy
+write past the counter, so norms are always copied, and other buffers are compared with their copy now and then (decision 0066).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,17 +22,22 @@ if TYPE_CHECKING:
     from surefoot.distributed.world import World
 
 _LARGE = 65_536  # elements of a buffer that is compared alone: most large buffers are constants, such as masks
+_COMPARED_EVERY = 64  # steps, and after 1, 2, 4, 8, 16 and 32 steps
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
 class _Group:
     """Buffers of one device and dtype: their values at the start of a step, and the sum of their changes, each in one tensor."""
 
-    def __init__(self, indices: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        self.indices = indices
+    def __init__(self, indices: Sequence[int], tensors: Sequence[Tensor], *, of_norm: bool) -> None:
+        self.indices, first = indices, tensors[indices[0]]
+        self.is_large = first.numel() >= _LARGE and first.is_cpu and first.element_size() in _BITS
+        self.is_counted = self.is_large and not of_norm and not first.is_inference()  # no write passed the counter so far
+        self.copied: tuple[Tensor, int] | None = None  # the copied buffer, whose memory is not freed, and its version
+        self.steps = 0  # since then
         self.shapes = [tensors[index].shape for index in indices]
         self.sizes = [shape.numel() for shape in self.shapes]
-        self.before = torch.empty(sum(self.sizes), dtype=tensors[indices[0]].dtype, device=tensors[indices[0]].device)
+        self.before = torch.empty(sum(self.sizes), dtype=first.dtype, device=first.device)
         self.views = self.split(self.before)
         self.change: Tensor | None = None  # None: no pass changed a bit. Integers and flags: the last value
         self.is_unchanged = False  # the buffers have the bits of `before`
@@ -46,15 +54,42 @@ class _Group:
         """Return the buffers in one tensor."""
         return torch.cat([tensor.reshape(-1) for tensor in self.of(tensors)])
 
+    def save(self, tensors: Sequence[Tensor]) -> None:
+        """Copy the buffers, unless the copy of an earlier step is still right."""
+        if self._unwritten(tensors):
+            self.steps += 1
+            due = self.steps % _COMPARED_EVERY == 0 or self.steps in (1, 2, 4, 8, 16, 32)
+            if not due or self._equal(tensors):
+                return
+            self.is_counted = False
+        torch._foreach_copy_(self.views, self.of(tensors))
+        if self.is_counted:
+            (tensor,) = self.of(tensors)
+            self.copied, self.steps = (tensor, tensor._version), 0
+
+    def is_constant(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether no pass of this step has written to the buffer, and none of the first steps wrote past the counter."""
+        return self.steps > 1 and self._unwritten(tensors)
+
+    def _unwritten(self, tensors: Sequence[Tensor]) -> bool:
+        if not self.is_counted or self.copied is None:
+            return False
+        now, (then, version) = tensors[self.indices[0]], self.copied
+        return now._version == version and now.data_ptr() == then.data_ptr() and now.stride() == then.stride()
+
+    def _equal(self, tensors: Sequence[Tensor]) -> bool:
+        now, bits = tensors[self.indices[0]].reshape(-1), _BITS[self.before.element_size()]
+        return equal_on_cpu(now.view(bits), self.before.view(bits))
+
     def collect(self, tensors: Sequence[Tensor]) -> None:
         """Add the change of one pass."""
-        now = self.join(tensors)
-        if now.numel() >= _LARGE and now.is_cpu and now.element_size() in _BITS:
-            bits = _BITS[now.element_size()]
-            self.is_unchanged = equal_on_cpu(now.view(bits), self.before.view(bits))
+        if self.is_large:
+            self.is_unchanged = self.is_constant(tensors) or self._equal(tensors)
             if self.is_unchanged:
                 self.change = self.change if self.is_float else None
                 return
+            self.is_counted = self.is_counted and not self._unwritten(tensors)
+        now = self.join(tensors)
         if not self.is_float:
             self.change = now
             return
@@ -119,9 +154,9 @@ class BatchStatistics:
         else:
             kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
             if kinds != self.kinds:
-                self.kinds, self.groups = kinds, _groups(tensors)
+                self.kinds, self.groups = kinds, _groups(tensors, [is_norm for _, _, is_norm in self.owners])
             for group in self.groups:
-                torch._foreach_copy_(group.views, group.of(tensors))
+                group.save(tensors)
             self.started = True
         for group in self.groups:
             group.is_unchanged = False  # the pass that follows may change them
@@ -190,6 +225,9 @@ class BatchStatistics:
     def undo(self) -> None:
         """Restore the buffers that were changed by passes without an update."""
         if self.started:
+            for (module, name, _), (shape, dtype, device) in zip(self.owners, self.kinds, strict=True):
+                if (buffer := module._buffers[name]) is not None and buffer.shape != shape:
+                    module._buffers[name] = torch.empty(shape, dtype=dtype, device=device)
             self._write(self.tensors(), [group.before for group in self.groups])
             self._forget()
 
@@ -213,7 +251,7 @@ class BatchStatistics:
 
     def _write(self, tensors: Sequence[Tensor], flats: Sequence[Tensor]) -> None:
         for group, flat in zip(self.groups, flats, strict=True):
-            if flat is group.before and group.is_unchanged:
+            if flat is group.before and (group.is_unchanged or group.is_constant(tensors)):
                 continue
             torch._foreach_copy_(group.of(tensors), group.views if flat is group.before else group.split(flat))
 
@@ -223,9 +261,9 @@ class BatchStatistics:
             group.change = None
 
 
-def _groups(tensors: Sequence[Tensor]) -> list[_Group]:
+def _groups(tensors: Sequence[Tensor], of_norms: Sequence[bool]) -> list[_Group]:
     indices: dict[Any, list[int]] = {}
     for index, tensor in enumerate(tensors):
         alone = index if tensor.numel() >= _LARGE else None
         indices.setdefault((tensor.device, tensor.dtype, alone), []).append(index)
-    return [_Group(group, tensors) for group in indices.values()]
+    return [_Group(group, tensors, of_norm=of_norms[group[0]]) for group in indices.values()]
