@@ -325,7 +325,9 @@ def flat(case: Case) -> Iterator[None]:
     weights = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
     gradients = torch.zeros_like(weights)
     sizes = [p.numel() for p in parameters]
-    for p, own, gradient in zip(parameters, weights.detach().split(sizes), gradients.split(sizes), strict=True):
+    for p, own, gradient in zip(
+        parameters, torch.split(weights.detach(), sizes), torch.split(gradients, sizes), strict=True
+    ):
         p.data, p.grad = own.view_as(p), gradient.view_as(p)
     weights.grad = gradients
     optimizer = torch.optim.AdamW([weights], lr=RATE, fused=True)
@@ -333,7 +335,7 @@ def flat(case: Case) -> Iterator[None]:
     step = 0
     while True:
         order = torch.randperm(len(inputs))
-        for rows_of_batch in order[: len(order) // case.batch_size * case.batch_size].split(case.batch_size):
+        for rows_of_batch in order[: len(order) // case.batch_size * case.batch_size].view(-1, case.batch_size):
             gradients.zero_()
             value = loss(model, (inputs.index_select(0, rows_of_batch), targets.index_select(0, rows_of_batch)))
             value.backward()  # type: ignore[no-untyped-call]

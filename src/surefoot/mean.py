@@ -108,21 +108,21 @@ def as_logged(name: str, value: Any) -> Any:
         raise ConfigError(f"{name!r} cannot be logged: {value!r} is not a number") from problem
 
 
-def read_numbers(values: Sequence[Tensor | float | None]) -> list[float | None]:
-    """Return the numbers in 0-dimensional tensors, and other values as they are. Waits once for each device and dtype.
+def read_numbers(values: Sequence[Tensor | float]) -> list[float]:
+    """Return the numbers in 0-dimensional tensors, and other numbers as they are. Waits once for each device and dtype.
 
     >>> read_numbers([torch.tensor(0.5), 2, torch.tensor(3)])
     [0.5, 2, 3]
     """
-    on_device: dict[Any, list[int]] = {}
+    waiting: dict[Any, dict[int, Tensor]] = {}
     for index, value in enumerate(values):
         if isinstance(value, Tensor) and not value.is_cpu:
-            on_device.setdefault((value.device, value.dtype), []).append(index)
-    read = {}
-    for own in on_device.values():
-        read |= zip(own, torch.stack([values[index].detach() for index in own]).tolist(), strict=True)
+            waiting.setdefault((value.device, value.dtype), {})[index] = value.detach()
+    read = dict[int, float]()
+    for own in waiting.values():
+        read |= zip(own, torch.stack([*own.values()]).tolist(), strict=True)
     return [
-        value if not isinstance(value, Tensor) else value.item() if value.is_cpu else read[index]
+        read[index] if index in read else value.item() if isinstance(value, Tensor) else value
         for index, value in enumerate(values)
     ]
 

@@ -22,7 +22,7 @@ from surefoot.tracking.appended_file import READ_BYTES, AppendedFile
 from surefoot.tracking.record import Record
 
 _BLOCK_BYTES = 1 << 16  # of lines that are parsed together
-_LONGEST = 8_000_000  # bytes of one line; a longer line is not a record
+LONGEST_LINE = 8_000_000  # bytes of one line; a longer line is not a record
 _encoded = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 _decoded = json.JSONDecoder().decode  # json.loads would detect the encoding of each text first
 
@@ -146,12 +146,12 @@ def record_blocks(path: Path, *, size_bytes: int | None = None) -> Iterator[list
 
 
 def _lines(path: Path) -> Iterator[list[bytes]]:
-    """Yield the lines of a file, many at once; a longer line than `_LONGEST` is yielded in parts."""
+    """Yield the lines of a file, many at once; a longer line than `LONGEST_LINE` is yielded in parts."""
     rest = b""
     with open_regular(path) as file:
         while chunk := file.read(_BLOCK_BYTES):
             end = chunk.rfind(b"\n") + 1
-            if end or len(rest) >= _LONGEST:
+            if end or len(rest) >= LONGEST_LINE:
                 yield BytesIO(rest + chunk[:end]).readlines()
                 rest = b""
             rest += chunk[end:]

@@ -4,7 +4,7 @@ Each micro-batch starts from the buffers at the start of the step. The step then
 over all micro-batches and other buffers to the last value. A skipped step restores all buffers.
 
 On the CPU, a large buffer is not copied while torch's version counter says that nothing wrote to it. Batch norms, `.data` and NumPy
-write past the counter, so norms are always copied, and other buffers are compared with their copy now and then (decision 0066).
+write past the counter, so norms are always copied, and other buffers are compared with their copy now and then (decision 0033).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,9 @@ class _Group:
     def __init__(self, indices: Sequence[int], tensors: Sequence[Tensor], *, of_norm: bool) -> None:
         self.indices, first = indices, tensors[indices[0]]
         self.is_large = first.numel() >= _LARGE and first.is_cpu and first.element_size() in _BITS
-        self.is_counted = self.is_large and not of_norm and not first.is_inference()  # no write passed the counter so far
+        self.is_counted = (
+            self.is_large and not of_norm and not first.is_inference()
+        )  # no write passed the counter so far
         self.copied: tuple[Tensor, int] | None = None  # the copied buffer, whose memory is not freed, and its version
         self.steps = 0  # since then
         self.shapes = [tensors[index].shape for index in indices]

@@ -103,10 +103,7 @@ class Meter:
             for name, value in values.items():
                 mean = value if isinstance(value, Mean) else Mean(value, 1)
                 rows_by_name.setdefault(name, []).append((float(index), mean.total, mean.count))
-        return {
-            name: torch.from_numpy(_table(rows))
-            for name, rows in rows_by_name.items()
-        }
+        return {name: torch.from_numpy(_table(rows)) for name, rows in rows_by_name.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         return {"rows": self.table(), **{f"logged/{name}": table for name, table in self.logged_table().items()}}
@@ -148,5 +145,5 @@ def _mean(values: Iterable[Tensor | None]) -> Tensor | None:
 
 
 def _table(rows: Sequence[Sequence[Tensor | float | None]]) -> NDArray[np.float64]:
-    numbers = read_numbers([number for row in rows for number in row])
-    return np.array(numbers, dtype=np.float64).reshape(len(rows), len(rows[0]) if rows else _COLUMNS)  # None is NaN
+    numbers = read_numbers([math.nan if number is None else number for row in rows for number in row])
+    return np.array(numbers, dtype=np.float64).reshape(len(rows), len(rows[0]) if rows else _COLUMNS)
