@@ -57,20 +57,21 @@ class Activity:
         values = output[0] if isinstance(output, list | tuple) and output else output
         if type(values) is not Tensor or not values.is_floating_point() or not values.numel():
             return
-        with torch.no_grad():
-            values = values.detach()
-            activity = self.by_module.setdefault(name, ModuleActivity())
-            activity.norms.append(
-                torch.linalg.vector_norm(values)
-                if values.dtype == torch.float32
-                else torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
-            )
-            activity.numbers += values.numel()
-            flat = FLAT_ENDS.get(type(module))
-            if flat is not None:
-                where = flat(module, inputs[0] if inputs and type(inputs[0]) is Tensor else None, values)
-                if where is not None:
-                    activity.flat.append(torch.count_nonzero(where))
+        values = values.detach()  # in a step, this takes less time than `torch.no_grad()`
+        activity = self.by_module.get(name)
+        if activity is None:
+            activity = self.by_module[name] = ModuleActivity()
+        activity.norms.append(
+            torch.linalg.vector_norm(values)
+            if values.dtype == torch.float32
+            else torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
+        )
+        activity.numbers += values.numel()
+        flat = FLAT_ENDS.get(type(module))
+        if flat is not None:
+            where = flat(module, inputs[0] if inputs and type(inputs[0]) is Tensor else None, values)
+            if where is not None:
+                activity.flat.append(torch.count_nonzero(where))
 
 
 def observed(model: nn.Module) -> dict[str, nn.Module]:

@@ -51,13 +51,12 @@ class Watched:
 
         return watched
 
-    @torch.no_grad()
     def before(self, names: Iterable[str], factor: Tensor | float) -> None:
         """Record the norms of gradients and weights, and copy the weights for `after`."""
         for name in names:
             parameters = self.parameters[name]
             weights = [p.detach() for p in parameters.values()]
-            graded = {key: p.grad for key, p in parameters.items() if p.grad is not None}
+            graded = {key: p.grad.detach() for key, p in parameters.items() if p.grad is not None}
             norms = _norms([*graded.values(), *weights])
             self.gradients[name] = dict(zip(graded, norms, strict=False))
             self.factors[name] = factor
@@ -65,7 +64,6 @@ class Watched:
             self.rows_used |= {key: (_used_rows(p), p.shape[0]) for key, p in graded.items() if p.ndim > 1}
             self._copies[name] = [p.clone() for p in weights]
 
-    @torch.no_grad()
     def after(self, names: Iterable[str]) -> None:
         """Record the norm of each parameter's change since `before`; the norm is 0 if the update was skipped."""
         for name in names:
