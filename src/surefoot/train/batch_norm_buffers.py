@@ -2,9 +2,7 @@
 
 Each micro-batch starts from the buffers at the start of the step. The step then sets floating-point buffers to the mean
 over all micro-batches and other buffers to the last value. A skipped step restores all buffers.
-
-On the CPU, a large buffer is not copied while torch's version counter says that nothing wrote to it. Batch norms, `.data` and NumPy
-write past the counter, so norms are always copied, and other buffers are compared with their copy now and then (decision 0033).
+A large buffer that nothing writes to is not copied at each step on the CPU (decision 0033).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from surefoot.distributed.world import World
 
 _LARGE = 65_536  # elements of a buffer that is compared alone: most large buffers are constants, such as masks
-_COMPARED_EVERY = 64  # steps, and after 1, 2, 4, 8, 16 and 32 steps
+_COMPARED_EVERY = 64  # steps: batch norms, `.data` and NumPy write past torch's version counter
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
@@ -31,12 +29,6 @@ class _Group:
 
     def __init__(self, indices: Sequence[int], tensors: Sequence[Tensor], *, of_norm: bool) -> None:
         self.indices, first = indices, tensors[indices[0]]
-        self.is_large = first.numel() >= _LARGE and first.is_cpu and first.element_size() in _BITS
-        self.is_counted = (
-            self.is_large and not of_norm and not first.is_inference()
-        )  # no write passed the counter so far
-        self.copied: tuple[Tensor, int] | None = None  # the copied buffer, whose memory is not freed, and its version
-        self.steps = 0  # since then
         self.shapes = [tensors[index].shape for index in indices]
         self.sizes = [shape.numel() for shape in self.shapes]
         self.before = torch.empty(sum(self.sizes), dtype=first.dtype, device=first.device)
@@ -44,6 +36,10 @@ class _Group:
         self.change: Tensor | None = None  # None: no pass changed a bit. Integers and flags: the last value
         self.is_unchanged = False  # the buffers have the bits of `before`
         self.is_float = self.before.is_floating_point()
+        self.is_large = self.before.numel() >= _LARGE and first.is_cpu and first.element_size() in _BITS
+        # one buffer, and so far no write passed its version counter
+        self.is_counted = self.is_large and len(indices) == 1 and not of_norm and not first.is_inference()
+        self.copied, self.version, self.steps = first, -1, 0  # a reference, so that no other buffer gets its memory
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """Return a view of `flat` for each buffer."""
@@ -60,38 +56,35 @@ class _Group:
         """Copy the buffers, unless the copy of an earlier step is still right."""
         if self._unwritten(tensors):
             self.steps += 1
-            due = self.steps % _COMPARED_EVERY == 0 or self.steps in (1, 2, 4, 8, 16, 32)
-            if not due or self._equal(tensors):
+            if (self.steps > 2 and self.steps % _COMPARED_EVERY) or self._has_bits_of(self.join(tensors)):
                 return
             self.is_counted = False
         torch._foreach_copy_(self.views, self.of(tensors))
         if self.is_counted:
-            (tensor,) = self.of(tensors)
-            self.copied, self.steps = (tensor, tensor._version), 0
+            self.copied, self.steps = tensors[self.indices[0]], 0
+            self.version = self.copied._version
 
     def is_constant(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether no pass of this step has written to the buffer, and none of the first steps wrote past the counter."""
         return self.steps > 1 and self._unwritten(tensors)
 
     def _unwritten(self, tensors: Sequence[Tensor]) -> bool:
-        if not self.is_counted or self.copied is None:
-            return False
-        now, (then, version) = tensors[self.indices[0]], self.copied
-        return now._version == version and now.data_ptr() == then.data_ptr() and now.stride() == then.stride()
+        now, then = tensors[self.indices[0]], self.copied
+        is_same = self.is_counted and now.data_ptr() == then.data_ptr() and now.stride() == then.stride()
+        return is_same and now._version == self.version
 
-    def _equal(self, tensors: Sequence[Tensor]) -> bool:
-        now, bits = tensors[self.indices[0]].reshape(-1), _BITS[self.before.element_size()]
-        return equal_on_cpu(now.view(bits), self.before.view(bits))
+    def _has_bits_of(self, now: Tensor) -> bool:
+        return equal_on_cpu(*(each.view(_BITS[each.element_size()]) for each in (now, self.before)))
 
     def collect(self, tensors: Sequence[Tensor]) -> None:
         """Add the change of one pass."""
-        if self.is_large:
-            self.is_unchanged = self.is_constant(tensors) or self._equal(tensors)
-            if self.is_unchanged:
-                self.change = self.change if self.is_float else None
-                return
-            self.is_counted = self.is_counted and not self._unwritten(tensors)
-        now = self.join(tensors)
+        is_constant = self.is_constant(tensors)
+        now = self.before if is_constant else self.join(tensors)
+        self.is_unchanged = is_constant or (self.is_large and self._has_bits_of(now))
+        if self.is_unchanged:
+            self.change = self.change if self.is_float else None
+            return
+        self.is_counted = self.is_counted and not self._unwritten(tensors)
         if not self.is_float:
             self.change = now
             return
@@ -139,11 +132,7 @@ class BatchStatistics:
         ]
         self.groups: list[_Group] = []
         self.kinds: list[Any] = []  # shapes, dtypes and devices of the buffers in `groups`
-        self.started, self.passes, self.collected = (
-            False,
-            0,
-            0,
-        )  # passes of this step, and those whose change is in `groups`
+        self.started, self.passes, self.collected = False, 0, 0  # the latter: passes whose change is in `groups`
 
     def start_pass(self) -> None:
         """Save the buffers before a step's first forward pass; restore them before each later pass."""
@@ -200,7 +189,9 @@ class BatchStatistics:
             after = [group.join(tensors) for group in self.groups]  # with the bits of the pass
         else:
             self._collect(tensors)
-            after = self._means() if self.world is None else self._means_of_ranks(self.world)
+            after = (
+                self._means_of_ranks(self.world) if self.world else [group.mean(self.passes) for group in self.groups]
+            )
         if skipped.is_cpu:
             self._write(tensors, after if read_on_cpu(skipped) == 0 else [group.before for group in self.groups])
         else:
@@ -208,9 +199,6 @@ class BatchStatistics:
             every = zip(self.groups, applied, after, strict=True)
             self._write(tensors, [torch.where(flag, moved, group.before) for group, flag, moved in every])
         self._forget()
-
-    def _means(self) -> list[Tensor]:
-        return [group.mean(self.passes) for group in self.groups]
 
     def _means_of_ranks(self, world: "World") -> list[Tensor]:
         device = self.groups[0].before.device
